@@ -1,0 +1,177 @@
+"""The checks of what a caller passes: every message names the parameter, its range and the value."""
+
+from collections.abc import Iterable, Sequence
+from numbers import Integral
+
+from .windows import PROTOCOLS, Protocol
+
+START_CHOICES = (True, False, "once", "every")
+# Errors name this many offending texts and count the rest.
+NAMED_TEXTS = 10
+
+
+def check_texts(texts: Iterable[str], name: str = "predictions") -> list[str]:
+    """Return the texts as a list, or say which of them are none."""
+    if isinstance(texts, str | bytes):
+        raise TypeError(
+            f"`{name}` must be a list of strings, got one {type(texts).__name__}, which would be "
+            f"scored character by character. Put it in a list: {name}=[text]."
+        )
+    try:
+        texts = list(texts)
+    except TypeError:
+        raise TypeError(
+            f"`{name}` must be a list of strings, got {type(texts).__name__}."
+        ) from None
+    if not texts:
+        raise ValueError(f"`{name}` must hold at least one text, got an empty list.")
+    others = [number for number, text in enumerate(texts) if not isinstance(text, str)]
+    if others:
+        kinds = sorted({type(texts[number]).__name__ for number in others})
+        raise TypeError(
+            f"`{name}` must hold strings only, got {', '.join(kinds)} at {positions(others)}."
+        )
+    broken = [number for number, text in enumerate(texts) if not _is_unicode(text)]
+    if broken:
+        raise ValueError(
+            f"`{name}` must be valid Unicode, but there are lone surrogates at {positions(broken)}. "
+            "Decode the bytes with errors='replace'."
+        )
+    return texts
+
+
+def positions(numbers: Sequence[int]) -> str:
+    """Name the places of texts in a message: all of them, up to a point."""
+    named = ", ".join(str(number) for number in numbers[:NAMED_TEXTS])
+    more = len(numbers) - NAMED_TEXTS
+    places = "position" if len(numbers) == 1 else "positions"
+    return f"{places} {named}" + (f" and {more} more" if more > 0 else "")
+
+
+def check_protocol(name: str, max_length, stride, add_start_token, separator) -> Protocol:
+    """Return the protocol of a name, refusing arguments that its tool has no setting for."""
+    if not isinstance(name, str) or name not in PROTOCOLS:
+        raise ValueError(f"`protocol` must be one of {', '.join(PROTOCOLS)}, got {name!r}.")
+    protocol = PROTOCOLS[name]
+    given = {
+        "max_length": max_length is not None,
+        "stride": stride is not None,
+        "add_start_token": add_start_token is not True,
+        "separator": separator is not None,
+    }
+    for argument, is_given in given.items():
+        if is_given and argument not in protocol.knobs:
+            raise ValueError(
+                f"`{argument}` must be left out with protocol={name!r}: {protocol.source} has no such "
+                f"setting. It takes {', '.join(protocol.knobs)}."
+            )
+    _check_start_token(add_start_token, protocol)
+    if max_length is not None:
+        check_whole_number("max_length", max_length, 2)
+    if stride is not None:
+        check_whole_number("stride", stride, 1)
+    if separator is not None and not isinstance(separator, str):
+        raise TypeError(f"`separator` must be a string, got {separator!r}.")
+    return protocol
+
+
+def check_whole_number(name: str, value, low: int, hint: str = "") -> None:
+    if isinstance(value, bool) or not isinstance(value, Integral):
+        raise TypeError(f"`{name}` must be a whole number from {low} on, got {value!r}.{hint}")
+    if value < low:
+        raise ValueError(f"`{name}` must be at least {low}, got {value}.{hint}")
+
+
+def _check_start_token(value, protocol: Protocol) -> None:
+    choices = (True, False) if protocol.name == "stock" else START_CHOICES
+    if not any(
+        value is choice or (value == choice and isinstance(value, str)) for choice in choices
+    ):
+        raise ValueError(
+            f"`add_start_token` must be one of {', '.join(repr(choice) for choice in choices)}, "
+            f"got {value!r}."
+        )
+
+
+def check_stride(stride: int, max_length: int, start: str) -> None:
+    """Refuse a stride that would skip tokens."""
+    if start == "every" and not 1 <= stride <= max_length - 1:
+        raise ValueError(
+            f"`stride` must be between 1 and max_length-1={max_length - 1} when every window begins "
+            f"with a start token, got {stride}. Lower it, or pass add_start_token='once'."
+        )
+    if not 1 <= stride <= max_length:
+        raise ValueError(
+            f"`stride` must be between 1 and max_length={max_length}, got {stride}. A larger one "
+            "would skip tokens."
+        )
+
+
+def check_model_source(
+    model_id, model, tokenizer, device, dtype, model_kwargs, tokenizer_kwargs
+) -> None:
+    """Exactly one of a name and a live model, with what belongs to it."""
+    if (model_id is None) == (model is None):
+        got = "neither" if model_id is None else "both"
+        raise ValueError(f"`model_id` or `model` must be given, and only one of them, got {got}.")
+    for name, value in (("model_kwargs", model_kwargs), ("tokenizer_kwargs", tokenizer_kwargs)):
+        if value is not None and not isinstance(value, dict):
+            raise TypeError(f"`{name}` must be a dict of from_pretrained arguments, got {value!r}.")
+    if model is None:
+        _check_model_id(model_id, device, dtype, model_kwargs or {})
+    else:
+        _check_live_model(tokenizer, device, dtype, model_kwargs, tokenizer_kwargs)
+
+
+def _check_model_id(model_id, device, dtype, model_kwargs) -> None:
+    if not isinstance(model_id, str) or not model_id:
+        raise TypeError(
+            f"`model_id` must be the name of a model on the Hub or a folder, got {model_id!r}. "
+            "Pass a loaded model as `model`."
+        )
+    for name, value in (("device", device), ("dtype", dtype)):
+        twins = {"device": ("device_map",), "dtype": ("dtype", "torch_dtype")}[name]
+        clash = [twin for twin in twins if twin in model_kwargs]
+        if value is not None and clash:
+            raise ValueError(
+                f"`{name}` must be left out when `model_kwargs` holds {clash[0]!r}, got {value!r}."
+            )
+
+
+def _check_live_model(tokenizer, device, dtype, model_kwargs, tokenizer_kwargs) -> None:
+    if tokenizer is None:
+        raise ValueError("`tokenizer` must be given with `model`, got None.")
+    for name, value in (
+        ("device", device),
+        ("dtype", dtype),
+        ("model_kwargs", model_kwargs),
+        ("tokenizer_kwargs", tokenizer_kwargs),
+    ):
+        if value is not None:
+            raise ValueError(
+                f"`{name}` must be left out with `model`, which is used as it is, got {value!r}. "
+                "Prepare the model before passing it."
+            )
+
+
+def check_word_counts(word_counts, num_texts: int) -> list[int] | None:
+    if word_counts is None:
+        return None
+    if isinstance(word_counts, str) or not isinstance(word_counts, Iterable):
+        raise TypeError(f"`word_counts` must be a list of whole numbers, got {word_counts!r}.")
+    word_counts = list(word_counts)
+    if len(word_counts) != num_texts:
+        raise ValueError(
+            f"`word_counts` must hold one number per text, {num_texts}, got {len(word_counts)}."
+        )
+    for count in word_counts:
+        check_whole_number("word_counts", count, 1)
+    return [int(count) for count in word_counts]
+
+
+def _is_unicode(text: str) -> bool:
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        return False
+    return True

@@ -1,0 +1,301 @@
+"""A causal language model and its tokenizer: loaded, checked, and measured for their limits.
+
+Whatever would make every number wrong without a sound is refused here: weights that the checkpoint
+does not hold, a model that sees the tokens it predicts, a window past the position table.
+"""
+
+import re
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+import transformers
+from packaging.version import Version
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+# Attributes under which configurations state how many tokens the model was built for.
+LIMIT_NAMES = (
+    "max_position_embeddings",
+    "n_positions",
+    "n_ctx",
+    "seq_length",
+    "max_seq_len",
+    "max_sequence_length",
+    "max_target_positions",
+    "model_max_length",
+)
+# Tokenizers without a limit state one of about 1e30.
+LARGEST_LIMIT = 10**9
+# Longest window for a model that states no limit, unless `max_length` is given.
+UNLIMITED_WINDOW = 2048
+# What a tokenizer must share with its model to come from the same place.
+SHARED_KWARGS = (
+    "revision",
+    "token",
+    "trust_remote_code",
+    "cache_dir",
+    "local_files_only",
+    "subfolder",
+)
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+PROBE_LENGTH = 8
+
+
+@dataclass(frozen=True)
+class ContextLimit:
+    """How many tokens a model takes.
+
+    Attributes:
+        length: the stated limit, or None.
+        table: entries of the model's learned position table, or None; no window may pass it.
+    """
+
+    length: int | None
+    table: int | None
+
+
+def resolve_device(device: str | torch.device | None) -> torch.device:
+    """The device to load a model on; None picks an accelerator if there is one."""
+    if device is None:
+        if torch.cuda.is_available():
+            return torch.device("cuda")
+        return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
+    if not isinstance(device, str | torch.device):
+        raise TypeError(f"`device` must be a string such as 'cpu' or 'cuda:0', got {device!r}.")
+    try:
+        resolved = torch.device("cuda" if device == "gpu" else device)
+    except RuntimeError:
+        raise ValueError(
+            f"`device` must be 'cpu', 'gpu', 'cuda', 'cuda:<number>' or 'mps', got {device!r}."
+        ) from None
+    present = {
+        "cpu": 1,
+        "cuda": torch.cuda.device_count(),
+        "mps": int(torch.backends.mps.is_available()),
+    }.get(resolved.type, 0)
+    if (resolved.index or 0) >= present:
+        raise ValueError(
+            f"`device` must name a device of this machine, got {device!r}, but there "
+            f"{'is no such device' if not present else f'are only {present} of its kind'}. "
+            "Pass `device=None` to choose automatically."
+        )
+    return resolved
+
+
+def resolve_dtype(dtype: str | torch.dtype | None) -> torch.dtype | str:
+    """The dtype to load weights in; None stands for float32, as in the stock metric.
+
+    Transformers 5 would otherwise evaluate a bfloat16 checkpoint in bfloat16 without a word.
+    """
+    if dtype is None:
+        return torch.float32
+    if isinstance(dtype, str) and dtype in DTYPES:
+        return DTYPES[dtype]
+    if dtype == "auto" or dtype in DTYPES.values():
+        return dtype
+    raise ValueError(
+        f"`dtype` must be 'auto', 'float32', 'bfloat16', 'float16' or the torch dtype of that "
+        f"name, got {dtype!r}."
+    )
+
+
+def load_tokenizer(model_id: str, tokenizer_kwargs: dict, model_kwargs: dict):
+    """Load the tokenizer from where the model comes from, unless `tokenizer_kwargs` differ."""
+    shared = {key: model_kwargs[key] for key in SHARED_KWARGS if key in model_kwargs}
+    kwargs = {"trust_remote_code": False} | shared | tokenizer_kwargs
+    try:
+        return AutoTokenizer.from_pretrained(model_id, **kwargs)
+    except (OSError, ValueError, KeyError, ImportError) as error:
+        raise ValueError(
+            f"The tokenizer of `model_id`={model_id!r} could not be loaded: {error}"
+        ) from error
+
+
+def load_model(
+    model_id: str, device: torch.device | None, dtype: torch.dtype | str | None, model_kwargs: dict
+) -> torch.nn.Module:
+    """Load a causal language model, complete with all of its weights, on its device.
+
+    Args:
+        device: None leaves the model where `model_kwargs` (device_map, quantization_config) put it.
+        dtype: None leaves it to `model_kwargs`.
+
+    Raises:
+        ValueError: no causal language model, nothing found, or weights missing.
+    """
+    kwargs = {"trust_remote_code": False} | model_kwargs
+    if dtype is not None:
+        # Renamed in transformers 4.56.
+        name = "dtype" if Version(transformers.__version__) >= Version("4.56") else "torch_dtype"
+        kwargs[name] = dtype
+    config_kwargs = {key: kwargs[key] for key in SHARED_KWARGS if key in kwargs}
+    try:
+        config = kwargs.get("config") or AutoConfig.from_pretrained(model_id, **config_kwargs)
+        check_decoder(config, f"`model_id`={model_id!r}")
+        model, report = AutoModelForCausalLM.from_pretrained(
+            model_id, output_loading_info=True, **kwargs
+        )
+    except (OSError, ValueError, KeyError, ImportError, RuntimeError) as error:
+        raise ValueError(f"`model_id`={model_id!r} could not be loaded: {error}") from error
+    missing = sorted(report["missing_keys"]) + sorted(str(key) for key in report["mismatched_keys"])
+    if missing:
+        raise ValueError(
+            f"`model_id`={model_id!r} must hold all weights of its architecture, but {len(missing)} "
+            f"are missing or of another shape (first: {missing[0]}); they would be random numbers. "
+            "Check that the checkpoint is complete and its config.json belongs to it."
+        )
+    model.eval()
+    return model if device is None or is_placed(model) else model.to(device)
+
+
+def is_placed(model: torch.nn.Module) -> bool:
+    """Whether the model's placement is somebody else's business: dispatched or quantised."""
+    return bool(getattr(model, "hf_device_map", None) or getattr(model, "is_quantized", False))
+
+
+def input_device(model: torch.nn.Module) -> torch.device:
+    """Where the model expects token ids."""
+    embeddings = _embeddings(model)
+    parameter = next(
+        embeddings.parameters() if embeddings is not None else model.parameters(), None
+    )
+    # An offloaded model's weights are on "meta"; its hooks move the ids where they are needed.
+    if parameter is None or parameter.device.type == "meta":
+        return torch.device("cpu")
+    return parameter.device
+
+
+def check_decoder(config, name: str) -> None:
+    """Refuse encoder-decoder models, which do not read the text that they score."""
+    if getattr(config, "is_encoder_decoder", False):
+        raise ValueError(
+            f"{name} must be a causal (decoder-only) language model, got the encoder-decoder "
+            f"architecture {getattr(config, 'model_type', '?')!r}."
+        )
+
+
+def num_embeddings(model: torch.nn.Module) -> int | None:
+    """Entries of the token embedding table: ids must be below it."""
+    embeddings = _embeddings(model)
+    if embeddings is not None and hasattr(embeddings, "num_embeddings"):
+        return embeddings.num_embeddings
+    return getattr(_text_config(model), "vocab_size", None)
+
+
+def context_limit(model: torch.nn.Module, tokenizer) -> ContextLimit:
+    """Find how many tokens the model takes: by its configuration, else by its tokenizer."""
+    config = _text_config(model)
+    stated = [getattr(config, name, None) for name in LIMIT_NAMES]
+    stated.append(getattr(tokenizer, "model_max_length", None))
+    limits = [int(n) for n in stated if isinstance(n, int | float) and 0 < n < LARGEST_LIMIT]
+    table = position_table(model)
+    # A table that is not named in the configuration still binds.
+    length = min([*limits[:1], table] if table else limits[:1], default=None)
+    return ContextLimit(length, table)
+
+
+def position_table(model: torch.nn.Module) -> int | None:
+    """Tokens that the model's learned or precomputed absolute positions reach, or None."""
+    sizes = []
+    for name, module in model.named_modules():
+        if isinstance(module, torch.nn.Embedding) and re.search(
+            r"wpe|pos(ition)?_?(emb|enc)|embed_pos", name
+        ):
+            # OPT and its kin keep the first entries of the table for padding.
+            sizes.append(module.num_embeddings - int(getattr(module, "offset", 0) or 0))
+    for name, buffer in model.named_buffers():
+        if name.endswith("embed_positions") and buffer.ndim == 2:  # GPT-J, CodeGen
+            sizes.append(buffer.shape[0])
+    return min(sizes, default=None)
+
+
+def resolve_max_length(
+    limit: ContextLimit, max_length: int | None, cap: int | None, longest: int
+) -> int:
+    """The window in tokens: the one asked for, or the model's limit.
+
+    Args:
+        max_length: the argument; checked to be a whole number from 2 on.
+        cap: the protocol's own window, which the model's limit may shorten; None for the limit.
+        longest: tokens of the longest text, start token included.
+
+    Raises:
+        ValueError: past a position table; or no limit known and a text longer than 2048 tokens.
+    """
+    if max_length is None:
+        if limit.length is not None:
+            return min(limit.length, cap or limit.length)
+        if longest > UNLIMITED_WINDOW and cap is None:
+            raise ValueError(
+                f"`max_length` must be given: the model states no limit and a text has {longest} "
+                f"tokens, more than {UNLIMITED_WINDOW}. Pass the window to slide over it, for "
+                f"example `max_length={UNLIMITED_WINDOW}`."
+            )
+        return cap or UNLIMITED_WINDOW
+    if limit.table is not None and max_length > limit.table:
+        raise ValueError(
+            f"`max_length` must be between 2 and {limit.table}, the entries of the model's position "
+            f"table, got {max_length}. Longer texts are slid over, not cut."
+        )
+    if limit.length is not None and max_length > limit.length:
+        warnings.warn(
+            f"`max_length`={max_length} is past the {limit.length} tokens that the model states as "
+            "its limit; its perplexity may be far worse there.",
+            stacklevel=2,
+        )
+    return max_length
+
+
+@torch.inference_mode()
+def check_causal(model: torch.nn.Module, name: str) -> None:
+    """Refuse a model that looks ahead: change the last token, and earlier logits must not move.
+
+    BERT-like models load as "causal" ones and would predict tokens that they see.
+    """
+    ids = probe_ids(model).repeat(2, 1)  # (2, T)
+    ids[1, -1] = (ids[1, -1] + 1) % max(2, num_embeddings(model) or 2)
+    logits = model(input_ids=ids).logits[:, :-1].float().nan_to_num()  # (2, T - 1, V)
+    moved = (logits[0] - logits[1]).abs().max().item()
+    # Half-precision kernels may round two rows of a batch differently; real leaks are far larger.
+    tolerance = 1e-4 if next(model.parameters(), ids.float()).dtype == torch.float32 else 3e-2
+    if moved > tolerance * max(logits.abs().max().item(), 1e-3):
+        raise ValueError(
+            f"{name} must be a causal language model, but its prediction for a token changes with "
+            "the tokens after it: it is a masked or bidirectional model, or its configuration "
+            "lacks is_decoder=True."
+        )
+
+
+def probe_ids(model: torch.nn.Module) -> torch.Tensor:
+    """A short row of ordinary token ids (1, T), to see how the model behaves."""
+    length = min(PROBE_LENGTH, position_table(model) or PROBE_LENGTH)
+    size = num_embeddings(model) or length + 1
+    spread = torch.arange(1, length + 1) * max(1, size // (length + 2)) % size
+    return spread[None].to(input_device(model))
+
+
+@contextmanager
+def evaluating(model: torch.nn.Module) -> Iterator[None]:
+    """Switch a model to evaluation mode, and every module of it back afterwards."""
+    training = [module for module in model.modules() if module.training]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module in training:
+            module.training = True
+
+
+def _text_config(model: torch.nn.Module):
+    """The configuration of the language part; multimodal models nest it."""
+    config = getattr(model, "config", None)
+    return config.get_text_config() if hasattr(config, "get_text_config") else config
+
+
+def _embeddings(model: torch.nn.Module):
+    try:
+        return model.get_input_embeddings()
+    except (AttributeError, NotImplementedError):
+        return None

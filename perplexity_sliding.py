@@ -1,0 +1,557 @@
+"""Perplexity of texts of any length under a causal language model, with a sliding window.
+
+The face of the metric: its documentation, its arguments and the order of work.  Windows are planned
+in windows.py, scored in scoring.py and summed up in results.py.
+"""
+
+import os
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import datasets
+import evaluate
+import numpy as np
+import torch
+import transformers
+
+from .arguments import (
+    check_model_source,
+    check_protocol,
+    check_stride,
+    check_texts,
+    check_whole_number,
+    check_word_counts,
+    positions,
+)
+from .fingerprints import model_revision, tokenizer_digest
+from .loading import (
+    check_causal,
+    check_decoder,
+    context_limit,
+    evaluating,
+    input_device,
+    load_model,
+    load_tokenizer,
+    num_embeddings,
+    probe_ids,
+    resolve_device,
+    resolve_dtype,
+    resolve_max_length,
+)
+from .results import TextScores, exp, signature, summarize
+from .scoring import Row, Scorer
+from .tokenization import (
+    TokenizedText,
+    concatenate,
+    prepends_start_token,
+    resolve_start,
+    start_token_id,
+    tokenize,
+    without_start_token,
+)
+from .windows import Protocol, Window, guide_weights, plan_windows, resolve_stride
+
+__version__ = "0.1.0"
+
+_DESCRIPTION = """\
+Perplexity of texts of any length under a causal language model.
+
+A text longer than the model's context is read in overlapping windows that slide over it, and every
+token is scored exactly once, given the tokens before it in its window. Perplexity is the
+exponential of the mean negative log-likelihood per token, in nats. `protocol` reproduces the
+numbers of other tools, whose windows differ.
+"""
+
+_KWARGS_DESCRIPTION = """
+Args:
+    predictions (list of str): the texts.
+    model_id (str): a causal language model on the Hub, or a folder. Also taken from the
+        configuration name: `evaluate.load("user/perplexity_sliding", "openai-community/gpt2")`.
+    batch_size (int): windows of `max_length` tokens in one forward pass; shorter windows share
+        their room. Defaults to 16.
+    add_start_token (bool or str): whether the first token is scored too, given the tokenizer's
+        start token. "once" puts it before the text, "every" at the head of every window, where it
+        takes one of the places; True means "every" where the tokenizer itself prepends one when
+        it encodes, and "once" elsewhere. Defaults to True.
+    device (str): "cpu", "gpu", "cuda", "cuda:1", "mps"; an accelerator if there is one by default.
+    max_length (int): tokens in a window, the model's limit by default.
+    stride (int): tokens from one window to the next, 1 to `max_length`; half the window by default.
+        Smaller strides give each token more context and cost more.
+    model (torch.nn.Module): a live model instead of `model_id`; left as it was found.
+    tokenizer: the tokenizer of `model`, or one to use instead of that of `model_id`.
+    dtype (str or torch.dtype): what to load the weights in: "float32" (the default), "bfloat16",
+        "float16", or "auto" for that of the checkpoint.
+    model_kwargs (dict): more arguments for the model's `from_pretrained`: revision, device_map,
+        quantization_config, token, attn_implementation, trust_remote_code, …
+    tokenizer_kwargs (dict): the same for the tokenizer, which by default shares revision, token
+        and the like with the model.
+    return_token_scores (bool): also return every token's score. Defaults to False.
+    protocol (str): whose windows to use: "sliding" (the default), "transformers-docs",
+        "transformers-docs-weighted", "stock", "lm-eval", "paloma", "llama.cpp", "gptq",
+        "exllamav2", "megatron", "mlx-lm".
+    separator (str): joins the texts into one before anything else. By default each is scored on
+        its own; protocols that join do so by themselves.
+    word_counts (list of int): original words (or tokens) of each text, to normalise by.
+    logits_memory (int): bytes that logits may take at a time. Defaults to 512 MiB.
+
+Returns:
+    dict of plain Python numbers:
+        perplexities (list of float): of each text.
+        mean_perplexity (float): their mean, as in the stock metric.
+        perplexity (float): of all texts together: exp(total_nll / num_tokens), unless the
+            protocol aggregates in another way.
+        perplexity_stderr (float or None): its standard error, the texts (or the parts of a single
+            long text) taken as the sample.
+        perplexity_interval (list of float or None): 95 % confidence interval.
+        total_nll (float): negative log-likelihood in nats.
+        num_tokens, num_windows (int): tokens scored, windows run.
+        bits_per_byte, byte_perplexity, bits_per_character, word_perplexity (float): independent
+            of the tokenizer.
+        adjusted_perplexity (float): per original word, with `word_counts`.
+        tool_stderr (float): the ± that the tool prints, with protocols that have one.
+        token_scores (list of dict): with `return_token_scores`, for each text the equally long
+            lists tokens, offsets (characters of the text), nll (nats; None where unscored) and
+            context_length (tokens seen; 0 where unscored).
+        signature, signature_short (str): what was measured, and how.
+
+Raises:
+    TypeError, ValueError: bad arguments or texts; nothing is computed and texts that were added
+        with `add` or `add_batch` are kept.
+
+Examples:
+    A model that finds all 32 tokens of its vocabulary equally likely has perplexity 32:
+
+    >>> import evaluate, torch, transformers
+    >>> from tokenizers import Tokenizer, models, pre_tokenizers
+    >>> vocabulary = {word: number for number, word in enumerate("a b c d e f g h".split())}
+    >>> words = Tokenizer(models.WordLevel(vocabulary, unk_token="a"))
+    >>> words.pre_tokenizer = pre_tokenizers.Whitespace()
+    >>> tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=words, bos_token="a")
+    >>> config = transformers.GPT2Config(
+    ...     vocab_size=32, n_positions=8, n_embd=8, n_layer=1, n_head=1)
+    >>> model = transformers.GPT2LMHeadModel(config)
+    >>> _ = torch.nn.init.zeros_(model.transformer.wte.weight)
+    >>> metric = evaluate.load("perplexity_sliding.py")
+    >>> texts = ["a b c d e f g h a b c d e f g h", "b a d"]
+    >>> results = metric.compute(predictions=texts, model=model, tokenizer=tokenizer, stride=4)
+    >>> round(results["perplexity"], 4)
+    32.0
+
+    Every token is scored exactly once, whatever the stride:
+
+    >>> results["num_tokens"], results["num_windows"]
+    (19, 5)
+"""
+
+_CITATION = """\
+@article{jelinek1977perplexity,
+  title = {Perplexity—a measure of the difficulty of speech recognition tasks},
+  author = {Jelinek, Fred and Mercer, Robert L. and Bahl, Lalit R. and Baker, James K.},
+  journal = {The Journal of the Acoustical Society of America},
+  volume = {62},
+  year = {1977}
+}
+"""
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """A model in use, and what was found out about it."""
+
+    model: torch.nn.Module
+    tokenizer: object
+    name: str
+    description: str
+    revision: str
+
+
+@evaluate.utils.file_utils.add_start_docstrings(_DESCRIPTION, _KWARGS_DESCRIPTION)
+class PerplexitySliding(evaluate.Metric):
+    """Sliding-window perplexity as a Hugging Face `evaluate` metric."""
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self._kept: list[str] = []  # texts of a compute that failed
+        self._received: list[str] = []
+        self._loaded: tuple[object, LoadedModel] | None = None
+
+    def _info(self):
+        return evaluate.MetricInfo(
+            description=_DESCRIPTION,
+            citation=_CITATION,
+            inputs_description=_KWARGS_DESCRIPTION,
+            features=datasets.Features({"predictions": datasets.Value("string")}),
+            reference_urls=["https://huggingface.co/docs/transformers/perplexity"],
+        )
+
+    def __len__(self):
+        return super().__len__() + len(self._kept)
+
+    def add(self, *, prediction=None, reference=None, **kwargs):
+        """Add one text, refusing at once what is none.
+
+        Args:
+            prediction: the text. `predictions` is accepted as well, as `evaluate` itself does.
+        """
+        text = kwargs.pop("predictions", prediction)
+        check_texts([text])
+        self._restore()
+        super().add(prediction=text, **kwargs)
+
+    def add_batch(self, *, predictions=None, references=None, **kwargs):
+        """Add texts, refusing at once what is none.
+
+        Args:
+            predictions: the texts.
+        """
+        texts = check_texts(predictions)
+        self._restore()
+        super().add_batch(predictions=texts, **kwargs)
+
+    def compute(self, *, predictions=None, references=None, **kwargs):
+        """Compute the perplexity of the texts added so far and of those given.
+
+        When it fails, texts that had been added are kept for the next call.
+
+        Args:
+            predictions: the texts.
+        """
+        if predictions is not None:
+            predictions = check_texts(predictions)
+        self._restore()
+        if predictions is None and not len(self):
+            raise ValueError(
+                "`predictions` must be given: a list of at least one text, or add texts with "
+                "`add_batch` first."
+            )
+        try:
+            return super().compute(predictions=predictions, **kwargs)
+        except BaseException:
+            given = len(predictions or ())
+            self._kept = self._received[: len(self._received) - given]
+            self._discard_cache()
+            raise
+        finally:
+            self._received = []
+
+    def _restore(self) -> None:
+        """Put back the texts of a compute that failed."""
+        if self._kept:
+            kept, self._kept = self._kept, []
+            super().add_batch(predictions=kept)
+
+    def _discard_cache(self) -> None:
+        """Remove the Arrow files and locks that evaluate leaves behind when a compute fails."""
+        self.data = self.writer = self.buf_writer = None
+        for lock, path in zip(self.filelocks or (), self.file_paths or ()):
+            lock.release()
+            for leftover in (path, path + ".lock"):
+                if os.path.exists(leftover):
+                    os.remove(leftover)
+        self.filelocks = self.file_paths = None
+
+    def _compute(
+        self,
+        predictions,
+        model_id=None,
+        batch_size=16,
+        add_start_token=True,
+        device=None,
+        max_length=None,
+        stride=None,
+        model=None,
+        tokenizer=None,
+        dtype=None,
+        model_kwargs=None,
+        tokenizer_kwargs=None,
+        return_token_scores=False,
+        protocol="sliding",
+        separator=None,
+        word_counts=None,
+        logits_memory=2**29,
+    ):
+        self._received = list(predictions)
+        word_counts = check_word_counts(word_counts, len(predictions))
+        rule = check_protocol(protocol, max_length, stride, add_start_token, separator)
+        check_whole_number("batch_size", batch_size, 1)
+        check_whole_number("logits_memory", logits_memory, 1)
+        if model_id is None and model is None and self.config_name != "default":
+            model_id = self.config_name
+        check_model_source(
+            model_id, model, tokenizer, device, dtype, model_kwargs, tokenizer_kwargs
+        )
+        if model is None:
+            loaded = self._load(
+                model_id, tokenizer, device, dtype, model_kwargs or {}, tokenizer_kwargs or {}
+            )
+        else:
+            loaded = adopt(model, tokenizer)
+        with evaluating(loaded.model):
+            check_causal(loaded.model, loaded.description)
+            texts, streams = read(
+                loaded.tokenizer, predictions, rule, separator, return_token_scores
+            )
+            plan = make_plan(loaded, rule, streams, max_length, stride, add_start_token)
+            streams = [plan.without_doubled_start(stream) for stream in streams]
+            windows = [plan.windows(stream) for stream in streams]
+            check_scorable(streams, windows, plan)
+            check_ids(streams, num_embeddings(loaded.model))
+            scorer = Scorer(
+                loaded.model,
+                input_device(loaded.model),
+                probe_ids(loaded.model),
+                batch_size * plan.max_length,
+                logits_memory,
+            )
+            nlls = score_windows(scorer, streams, windows, plan)
+        if word_counts is not None and len(streams) < len(word_counts):
+            word_counts = [sum(word_counts)]
+        result = summarize(
+            list(
+                map(text_scores, texts, streams, windows, nlls, word_counts or [None] * len(texts))
+            ),
+            rule.aggregate,
+            rule.error,
+            block_tokens=plan.max_length,
+            word_counts_given=word_counts is not None,
+        )
+        if return_token_scores:
+            name_tokens = loaded.tokenizer.convert_ids_to_tokens
+            result["token_scores"] = [
+                token_scores(name_tokens, *scored) for scored in zip(streams, windows, nlls)
+            ]
+        return result | describe(loaded, plan)
+
+    def _load(self, model_id, tokenizer, device, dtype, model_kwargs, tokenizer_kwargs):
+        """Load a model, or take the one of the last compute if it is the very same."""
+        key = (
+            model_id,
+            id(tokenizer),
+            device,
+            dtype,
+            model_kwargs,
+            tokenizer_kwargs,
+            folder_state(model_id),
+        )
+        if self._loaded is not None and self._loaded[0] == key:
+            return self._loaded[1]
+        self._loaded = None  # its memory is needed for the next
+        placed = "device_map" in model_kwargs or "quantization_config" in model_kwargs
+        typed = bool({"dtype", "torch_dtype", "quantization_config"} & set(model_kwargs))
+        target = None if placed and device is None else resolve_device(device)
+        weights = None if typed and dtype is None else resolve_dtype(dtype)
+        if tokenizer is None:
+            tokenizer = load_tokenizer(model_id, tokenizer_kwargs, model_kwargs)
+        model = load_model(model_id, target, weights, model_kwargs)
+        commit = getattr(model.config, "_commit_hash", None)
+        loaded = LoadedModel(
+            model, tokenizer, model_id, f"`model_id`={model_id!r}", model_revision(model, commit)
+        )
+        self._loaded = key, loaded
+        return loaded
+
+
+def adopt(model, tokenizer) -> LoadedModel:
+    """Take a live model and its tokenizer as they are."""
+    if not isinstance(model, torch.nn.Module):
+        raise TypeError(
+            f"`model` must be a loaded torch model, got {type(model).__name__}. Pass a name or a "
+            "folder as `model_id`."
+        )
+    if not callable(tokenizer) or not hasattr(tokenizer, "convert_ids_to_tokens"):
+        raise TypeError(
+            f"`tokenizer` must be a transformers tokenizer, got {type(tokenizer).__name__}."
+        )
+    config = getattr(model, "config", None)
+    check_decoder(config, "`model`")
+    name = getattr(config, "_name_or_path", "") or type(model).__name__
+    return LoadedModel(model, tokenizer, name, "`model`", model_revision(model, None))
+
+
+def folder_state(model_id: str) -> tuple:
+    """Names, sizes and times of a local model's files: a retrained one must be loaded again."""
+    if not os.path.isdir(model_id):
+        return ()
+    entries = sorted(os.scandir(model_id), key=lambda entry: entry.name)
+    return tuple((e.name, e.stat().st_size, e.stat().st_mtime_ns) for e in entries if e.is_file())
+
+
+def read(tokenizer, texts, rule, separator, with_offsets) -> tuple[list[str], list[TokenizedText]]:
+    """Tokenize the texts, each on its own or joined; return what was joined, and its tokens."""
+    separator = rule.join if separator is None else separator
+    if separator == "tokens" and rule.join == "tokens":
+        parts = tokenize(tokenizer, texts, rule.encoding, with_offsets)
+        return ["".join(texts)], [concatenate(parts, texts)]
+    if separator is not None:
+        texts = [separator.join(texts)]
+    return texts, tokenize(tokenizer, texts, rule.encoding, with_offsets)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A protocol with its numbers filled in for one model."""
+
+    protocol: Protocol
+    max_length: int
+    stride: int
+    start: str
+    start_id: int | None
+
+    def windows(self, text: TokenizedText) -> list[Window]:
+        return list(
+            plan_windows(len(text), self.max_length, self.stride, self.start, self.protocol.name)
+        )
+
+    def without_doubled_start(self, text: TokenizedText) -> TokenizedText:
+        if self.protocol.name != "sliding" or self.start_id is None:
+            return text  # other tools score a start token that the text itself begins with
+        return without_start_token(text, self.start_id)
+
+
+def make_plan(loaded, rule, streams, max_length, stride, add_start_token) -> Plan:
+    """Fill in what the protocol leaves to the model and to the caller."""
+    start = choose_start(loaded.tokenizer, rule, add_start_token)
+    start_id = start_token_id(loaded.tokenizer, rule.start_is) if start != "none" else None
+    if start != "none" and start_id is None:
+        raise ValueError(
+            f"`tokenizer` must have a start token ({rule.start_is}) for protocol={rule.name!r}."
+        )
+    longest = max(len(stream) for stream in streams) + (start_id is not None)
+    limit = context_limit(loaded.model, loaded.tokenizer)
+    max_length = resolve_max_length(limit, max_length, rule.max_length, longest)
+    stride = resolve_stride(rule, stride, max_length)
+    check_stride(stride, max_length, start)
+    return Plan(rule, max_length, stride, start, start_id)
+
+
+def choose_start(tokenizer, rule: Protocol, add_start_token: bool | str) -> str:
+    """Where the start token stands: the user's choice where the protocol leaves it."""
+    if rule.start == "chosen":
+        return resolve_start(tokenizer, add_start_token)
+    if rule.start == "replace" and not prepends_start_token(tokenizer):
+        return "none"
+    return rule.start
+
+
+def check_scorable(streams, windows, plan: Plan) -> None:
+    """Refuse texts in which there is nothing to score, naming all of them."""
+    rule = plan.protocol
+    barren = [number for number, own in enumerate(windows) if len(own) < rule.min_windows]
+    if not barren:
+        return
+    if rule.last == "dropped":
+        raise ValueError(
+            f"`predictions` must have at least {rule.min_windows * plan.max_length} tokens with "
+            f"protocol={rule.name!r}, which drops what does not fill a window of {plan.max_length}, "
+            f"got {len(streams[0])}. Pass a smaller `max_length` or more text."
+        )
+    need = "2 tokens" if plan.start == "none" else "1 token"
+    raise ValueError(
+        f"`predictions` must hold texts of at least {need}, got shorter ones at "
+        f"{positions(barren)}. Remove them"
+        + (", or pass add_start_token=True to score single tokens." if need[0] == "2" else ".")
+    )
+
+
+def check_ids(streams: list[TokenizedText], size: int | None) -> None:
+    """Refuse token ids that the model has no embedding for."""
+    if size is None:
+        return
+    beyond = [number for number, stream in enumerate(streams) if stream.ids.max(initial=0) >= size]
+    if beyond:
+        largest = max(int(streams[number].ids.max()) for number in beyond)
+        raise ValueError(
+            f"`tokenizer` must give token ids below {size}, the entries of the model's embedding "
+            f"table, got {largest} in the texts at {positions(beyond)}. It belongs to another model."
+        )
+
+
+def score_windows(scorer: Scorer, streams, windows, plan: Plan) -> list[list[np.ndarray]]:
+    """Score the windows of all texts together, longest first, and show how it goes."""
+    flat = [(number, window) for number, own in enumerate(windows) for window in own]
+    lengths = [window.num_inputs for _, window in flat]
+
+    def row(place: int) -> Row:
+        number, window = flat[place]
+        ids = streams[number].ids
+        inputs = ids[window.begin : window.end - 1]
+        if window.start_token:
+            inputs = np.concatenate([[plan.start_id], inputs])
+        return Row(inputs, ids[window.first : window.end])
+
+    nlls: list[np.ndarray | None] = [None] * len(flat)
+    total, count = 0.0, 0
+    with evaluate.logging.tqdm(total=sum(lengths), unit="token", desc="Scoring") as progress:
+        for places, scored in scorer.score(row, lengths):
+            for place, nll in zip(places, scored):
+                nlls[place] = nll
+                total, count = total + float(nll.sum(dtype=np.float64)), count + len(nll)
+                if np.isnan(nll).any():
+                    number, window = flat[place]
+                    raise ValueError(
+                        f"The model gave NaN for the text at position {number}, in its tokens "
+                        f"{window.first} to {window.end - 1}. Its weights hold NaN, or it overflows "
+                        "in its dtype: load it with dtype='float32'."
+                    )
+            progress.set_postfix(perplexity=f"{exp(total / count):.2f}", refresh=False)
+            progress.update(sum(lengths[place] for place in places))
+    ends = np.cumsum([len(own) for own in windows])
+    return [nlls[end - len(own) : end] for end, own in zip(ends, windows)]
+
+
+def text_scores(text, stream, windows, nlls, word_count) -> TextScores:
+    """Hand a text's scores and its units over to results.py."""
+    complete = sum(map(len, nlls)) == len(stream)
+    return TextScores(
+        window_nlls=nlls,
+        guide_weights=guide_weights(windows),
+        num_tokens=len(stream) - (0 if complete else stream.num_added),
+        num_bytes=len(text.encode("utf-8")),
+        num_characters=len(text),
+        # lm-evaluation-harness counts words so, the empty ones at the ends included.
+        num_words=len(re.split(r"\s+", text)) if word_count is None else word_count,
+    )
+
+
+def token_scores(
+    name_tokens: Callable, stream: TokenizedText, windows: list[Window], nlls: list[np.ndarray]
+) -> dict[str, list]:
+    """List every token of a text with its score, `None` where it has none."""
+    nll: list[float | None] = [None] * len(stream)
+    context = [0] * len(stream)
+    for window, own in zip(windows, nlls):
+        targets = range(window.first, window.end)
+        nll[window.first : window.end] = own.astype(float).tolist()
+        context[window.first : window.end] = map(window.context_length, targets)
+    offsets = [None] * len(stream) if stream.offsets is None else stream.offsets.tolist()
+    return {
+        "tokens": name_tokens(stream.ids.tolist()),
+        "offsets": offsets,
+        "nll": nll,
+        "context_length": context,
+    }
+
+
+def describe(loaded: LoadedModel, plan: Plan) -> dict[str, str]:
+    """The signature of a measurement, long and short."""
+    rule = plan.protocol
+    start = plan.start if plan.start_id is None else f"{plan.start}({plan.start_id})"
+    line, short = signature(
+        {
+            "model": os.path.basename(os.path.normpath(loaded.name))
+            if os.path.isdir(loaded.name)
+            else loaded.name,
+            "revision": loaded.revision,
+            "tokenizer": tokenizer_digest(loaded.tokenizer),
+            "protocol": rule.name,
+            "window": plan.max_length,
+            "stride": plan.stride,
+            "start": start,
+            "dtype": str(next(loaded.model.parameters()).dtype).removeprefix("torch."),
+            "version": __version__,
+            "transformers": transformers.__version__,
+            "torch": torch.__version__,
+        }
+    )
+    return {"signature": line, "signature_short": short}

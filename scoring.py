@@ -1,0 +1,286 @@
+"""A causal language model as a scorer: windows of token ids in, negative log-likelihoods out.
+
+Windows of all texts are pooled, sorted by length, right-padded and run in batches; a causal model
+needs no mask for padding on the right.  Only the rows that are scored go through the vocabulary
+head, a block of them at a time, so that logits never fill the memory.  Log-likelihoods are taken in
+float32 whatever the model runs in: in bfloat16 they would come in steps.
+"""
+
+import inspect
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+# Rows of logits computed at once on a CPU: enough for an efficient product, few enough that the
+# loss finds them in cache.
+CPU_BLOCK_ROWS = 128
+# Tokens in a forward pass on a CPU, beyond which larger batches only cost cache misses.
+CPU_BATCH_TOKENS = 2048
+OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "not enough memory")
+
+
+class Row(NamedTuple):
+    """One window as the scorer sees it.
+
+    Attributes:
+        inputs: token ids to read (T,), the start token included.
+        targets: token ids to score (R,), each predicted from one of the last R rows.
+    """
+
+    inputs: np.ndarray
+    targets: np.ndarray
+
+
+class Scorer:
+    """Negative log-likelihoods of windows under one model.
+
+    Args:
+        model: a causal language model in evaluation mode.
+        device: where it takes its token ids.
+        probe: a short row of token ids (1, T) to find out with how the model's head is reached.
+        batch_tokens: tokens in one forward pass, padding included; a longer window runs alone.
+        logits_memory: bytes that logits and the loss over them may take.
+    """
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        device: torch.device,
+        probe: torch.Tensor,
+        batch_tokens: int,
+        logits_memory: int,
+    ):
+        self.model = model
+        self.device = device
+        self.batch_tokens = (
+            min(batch_tokens, CPU_BATCH_TOKENS) if device.type == "cpu" else batch_tokens
+        )
+        self.head = choose_head(model, probe)
+        # A row of logits exists in the model's dtype, in float32, and once more inside the loss.
+        self.block_rows = max(1, logits_memory // (self.head.vocabulary * 12))
+        if device.type == "cpu" and isinstance(self.head, BodyThenHead):
+            self.block_rows = min(self.block_rows, CPU_BLOCK_ROWS)
+
+    @torch.inference_mode()
+    def score(
+        self, row: Callable[[int], Row], lengths: Sequence[int]
+    ) -> Iterator[tuple[list[int], list[np.ndarray]]]:
+        """Score windows, longest first; yield after every batch.
+
+        Args:
+            row: gives the window of a number, 0 to len(lengths) - 1.
+            lengths: tokens that each window reads.
+
+        Yields:
+            (numbers of the windows, their nlls): one float32 array in nats per window.
+
+        Raises:
+            MemoryError: a single window does not fit.
+        """
+        waiting = batches(lengths, self.batch_tokens)[::-1]
+        running = None  # collected once the next batch is launched, so that a GPU never waits
+        while waiting:
+            numbers = waiting.pop()
+            if len(numbers) > 1 and len(numbers) * lengths[numbers[0]] > self.batch_tokens:
+                waiting += [numbers[len(numbers) // 2 :], numbers[: len(numbers) // 2]]
+                continue
+            try:
+                launched = numbers, self._launch([row(number) for number in numbers])
+            except (RuntimeError, MemoryError) as error:
+                if not is_out_of_memory(error):
+                    raise
+                self._lower_batch(len(numbers), lengths[numbers[0]], error)
+                waiting.append(numbers)
+                continue
+            if running is not None:
+                yield running[0], collect(*running[1])
+            running = launched
+        if running is not None:
+            yield running[0], collect(*running[1])
+
+    def _launch(self, rows: list[Row]) -> tuple[torch.Tensor, list[int]]:
+        """Score a batch; return the nlls of all its rows, on the device, and how many each has."""
+        ids = np.full((len(rows), max(len(row.inputs) for row in rows)), rows[0].inputs[0])
+        for line, row in zip(ids, rows):
+            line[: len(row.inputs)] = row.inputs  # right padding
+        scored = [
+            np.arange(len(row.inputs) - len(row.targets), len(row.inputs)) + number * ids.shape[1]
+            for number, row in enumerate(rows)
+        ]
+        blocks = self.head(
+            self._to_device(ids),  # (B, T)
+            self._to_device(np.concatenate(scored)),  # (R,), counting through B * T
+            self._to_device(np.concatenate([row.targets for row in rows])),  # (R,)
+            self.block_rows,
+        )
+        nlls = torch.cat([token_nll(logits, targets) for logits, targets in blocks])
+        return nlls, [len(row.targets) for row in rows]
+
+    def _to_device(self, array: np.ndarray) -> torch.Tensor:
+        tensor = torch.from_numpy(array)
+        if self.device.type != "cuda":
+            return tensor.to(self.device)
+        return tensor.pin_memory().to(self.device, non_blocking=True)
+
+    def _lower_batch(self, num_windows: int, length: int, error: Exception) -> None:
+        """After running out of memory: halve the batch for the rest, or give up on one window."""
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+        if num_windows == 1:
+            raise MemoryError(
+                f"One window of {length} tokens does not fit in the memory of {self.device}: lower "
+                "`max_length`, load the model in a smaller `dtype`, or lower `logits_memory`."
+            ) from error
+        self.batch_tokens = (num_windows // 2) * length
+        warnings.warn(
+            f"Out of memory with {num_windows} windows of {length} tokens in a batch; going on "
+            f"with {num_windows // 2}. Pass a smaller `batch_size` to avoid the detour.",
+            stacklevel=2,
+        )
+
+
+def collect(nlls: torch.Tensor, counts: list[int]) -> list[np.ndarray]:
+    """Bring the nlls of a batch to the host, one array a window."""
+    return np.split(nlls.cpu().numpy(), np.cumsum(counts)[:-1])
+
+
+def batches(lengths: Sequence[int], batch_tokens: int) -> list[list[int]]:
+    """Group windows of like lengths, longest first, so that hardly any padding is run.
+
+    Each group takes at most `batch_tokens` tokens once padded to its longest, or holds one window.
+    """
+    groups: list[list[int]] = []
+    for number in np.argsort(-np.asarray(lengths), kind="stable").tolist():
+        if groups and (len(groups[-1]) + 1) * lengths[groups[-1][0]] <= batch_tokens:
+            groups[-1].append(number)
+        else:
+            groups.append([number])
+    return groups
+
+
+def token_nll(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """Negative log-likelihood (R,) in nats, float32, of targets (R,) under logits (R, V)."""
+    return torch.nn.functional.cross_entropy(logits.float(), targets, reduction="none")
+
+
+def is_out_of_memory(error: Exception) -> bool:
+    return isinstance(error, MemoryError | torch.OutOfMemoryError) or any(
+        phrase in str(error).lower() for phrase in OUT_OF_MEMORY
+    )
+
+
+class BodyThenHead:
+    """Run the body of a model once, then the rest of its forward over blocks of the scored rows.
+
+    The rest is the model's own: its vocabulary head with whatever follows (soft caps, scales,
+    casts).  It is given the hidden states of the scored rows in the place of the body's output, so
+    no row is projected that is not scored, and no more than a block of logits exists at a time.
+    """
+
+    def __init__(self, model, vocabulary):
+        self.model = model
+        self.body = model.base_model
+        self.vocabulary = vocabulary
+        self.model_kwargs = forward_kwargs(model)
+        self.body_kwargs = forward_kwargs(self.body)
+
+    def __call__(self, ids, scored, targets, block_rows):
+        output = self.body(ids, **self.body_kwargs)
+        hidden = output.last_hidden_state.flatten(0, 1)[scored]  # (R, D)
+        for rows, labels in zip(hidden.split(block_rows), targets.split(block_rows)):
+            with replaced_forward(self.body, type(output)(last_hidden_state=rows[None])):
+                logits = self.model(labels[None], **self.model_kwargs).logits  # (1, R', V)
+            yield logits[0], labels
+
+
+class WholeForward:
+    """Run the model's forward as it is, asking for no more rows of logits than it lets one.
+
+    For models that are built in another way.  Rows are asked for by index where the model takes
+    `logits_to_keep` so, else all are computed and the rest dropped.
+    """
+
+    def __init__(self, model, vocabulary, takes_index):
+        self.model = model
+        self.vocabulary = vocabulary
+        self.takes_index = takes_index
+        self.kwargs = forward_kwargs(model)
+
+    def __call__(self, ids, scored, targets, block_rows):
+        length = ids.shape[1]
+        per_pass = max(1, block_rows // length)  # windows whose logits fit in memory together
+        for first in range(0, len(ids), per_pass):
+            part = ids[first : first + per_pass]
+            mine = (scored >= first * length) & (scored < (first + per_pass) * length)
+            logits = self._logits(part, scored[mine] - first * length)
+            yield from zip(logits.split(block_rows), targets[mine].split(block_rows))
+
+    def _logits(self, ids, rows):
+        """Logits (R, V) of the wanted rows, which count through all rows of `ids` (B, T)."""
+        if not self.takes_index:
+            return self.model(ids, **self.kwargs).logits.flatten(0, 1)[rows]
+        places = rows % ids.shape[1]
+        kept = torch.unique(places)  # sorted; windows of a batch want nearly the same places
+        logits = self.model(ids, logits_to_keep=kept, **self.kwargs).logits  # (B, K, V)
+        return logits[rows // ids.shape[1], torch.searchsorted(kept, places)]
+
+
+@torch.inference_mode()
+def choose_head(model: torch.nn.Module, probe: torch.Tensor) -> BodyThenHead | WholeForward:
+    """Find the cheapest way to a model's logits that gives what its plain forward gives."""
+    expected = model(probe, **forward_kwargs(model)).logits  # (1, T, V)
+    vocabulary = expected.shape[-1]
+    if (
+        isinstance(getattr(model, "base_model", model), torch.nn.Module)
+        and model.base_model is not model
+    ):
+        by_body = BodyThenHead(model, vocabulary)
+        if _reaches(by_body, probe, expected):
+            return by_body
+    by_index = WholeForward(model, vocabulary, takes_index=True)
+    if "logits_to_keep" in forward_parameters(model) and _reaches(by_index, probe, expected):
+        return by_index
+    return WholeForward(model, vocabulary, takes_index=False)
+
+
+def _reaches(head, probe: torch.Tensor, expected: torch.Tensor) -> bool:
+    """Whether a way to the logits gives the expected ones for the later rows of the probe."""
+    length = probe.shape[1]
+    scored = torch.arange(length // 2, length, device=probe.device)
+    expected = expected[0, length // 2 :].float().nan_to_num()
+    try:
+        logits = torch.cat([rows for rows, _ in head(probe, scored, probe[0, scored], length)])
+    except (TypeError, AttributeError, RuntimeError, ValueError, IndexError, KeyError):
+        return False  # a body or a forward of another kind
+    if logits.shape != expected.shape:
+        return False
+    difference = (logits.float().nan_to_num() - expected).abs().max()
+    return bool(difference <= 1e-3 * expected.abs().max())
+
+
+@contextmanager
+def replaced_forward(module: torch.nn.Module, output) -> Iterator[None]:
+    """Let a module return `output` instead of running."""
+    own = module.__dict__.get("forward")  # accelerate puts its hooks there
+    module.forward = lambda *args, **kwargs: output
+    try:
+        yield
+    finally:
+        if own is None:
+            del module.forward
+        else:
+            module.forward = own
+
+
+def forward_parameters(module: torch.nn.Module) -> set[str]:
+    return set(inspect.signature(module.forward).parameters)
+
+
+def forward_kwargs(module: torch.nn.Module) -> dict:
+    """Arguments that save the module work nobody asked for, as far as it has them."""
+    wanted = {"use_cache": False, "return_dict": True}
+    return {name: value for name, value in wanted.items() if name in forward_parameters(module)}

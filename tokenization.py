@@ -1,0 +1,151 @@
+"""From texts to token ids: what is encoded, which start token there is, what is joined.
+
+Knows tokenizers, not models.  Arrays are numpy's: ids (N,), offsets (N, 2) in characters of the
+original text.
+"""
+
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import numpy as np
+
+# Texts handed to the tokenizer in one call: enough to keep its threads busy, few enough that the
+# Python lists it returns stay small.
+TEXTS_PER_CALL = 1024
+
+
+@dataclass(frozen=True)
+class TokenizedText:
+    """One stream of tokens to plan windows over.
+
+    Attributes:
+        ids: token ids (N,), without the start token.
+        offsets: first and one-past-last character of each token (N, 2), or None where the
+            tokenizer does not say.
+        num_added: how many of the ids are special tokens that the tokenizer added by itself.
+    """
+
+    ids: np.ndarray
+    offsets: np.ndarray | None
+    num_added: int
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+
+def prepends_start_token(tokenizer) -> bool:
+    """Whether the tokenizer itself puts its start token before a text that it encodes."""
+    if tokenizer.bos_token_id is None:
+        return False
+    with unchanged(tokenizer):
+        encoded = tokenizer("a", padding=False, truncation=False)["input_ids"]
+        plain = tokenizer("a", padding=False, truncation=False, add_special_tokens=False)[
+            "input_ids"
+        ]
+    return len(encoded) > len(plain) and encoded[0] == tokenizer.bos_token_id
+
+
+def start_token_id(tokenizer, kind: str) -> int | None:
+    """The id of the start token: "bos", "eos", or "bos or eos"; None where there is none."""
+    if kind == "bos":
+        return tokenizer.bos_token_id
+    if kind == "bos or eos" and tokenizer.bos_token_id is not None:
+        return tokenizer.bos_token_id
+    return tokenizer.eos_token_id
+
+
+def resolve_start(tokenizer, add_start_token: bool | str) -> str:
+    """Turn the argument `add_start_token` into "none", "once" or "every".
+
+    True means "every" where the tokenizer itself prepends a start token: models trained so expect
+    one in each window.  A tokenizer without a start token gets none, as in the stock metric.
+    """
+    if add_start_token is False:
+        return "none"
+    if tokenizer.bos_token_id is None:
+        warnings.warn(
+            "The tokenizer has no start token (bos_token), so none is put before the texts and "
+            "their first tokens are not scored. Pass `add_start_token=False` to silence this.",
+            stacklevel=2,
+        )
+        return "none"
+    if add_start_token is True:
+        return "every" if prepends_start_token(tokenizer) else "once"
+    return add_start_token
+
+
+def tokenize(
+    tokenizer, texts: list[str], encoding: str = "plain", with_offsets: bool = False
+) -> list[TokenizedText]:
+    """Encode each text, untruncated, without padding.
+
+    Args:
+        encoding: "plain" for the text alone, "default" with the tokenizer's special tokens.
+        with_offsets: keep character offsets, where the tokenizer gives them.
+    """
+    special = encoding == "default"
+    added = tokenizer.num_special_tokens_to_add() if special else 0
+    with_offsets = with_offsets and tokenizer.is_fast
+    tokenized = []
+    with unchanged(tokenizer):
+        for first in range(0, len(texts), TEXTS_PER_CALL):
+            encoded = tokenizer(
+                texts[first : first + TEXTS_PER_CALL],
+                add_special_tokens=special,
+                padding=False,
+                truncation=False,
+                return_attention_mask=False,
+                return_token_type_ids=False,
+                return_offsets_mapping=with_offsets,
+                verbose=False,  # "Token indices sequence length is longer than…" is no news here
+            )
+            ids = [np.asarray(row, dtype=np.int64) for row in encoded["input_ids"]]
+            offsets = (
+                [
+                    np.asarray(row, dtype=np.int64).reshape(-1, 2)
+                    for row in encoded["offset_mapping"]
+                ]
+                if with_offsets
+                else [None] * len(ids)
+            )
+            tokenized += [TokenizedText(*pair, added) for pair in zip(ids, offsets)]
+    return tokenized
+
+
+def concatenate(parts: list[TokenizedText], texts: list[str]) -> TokenizedText:
+    """Join the tokens of several texts into one stream; offsets count through `texts` joined."""
+    ids = np.concatenate([part.ids for part in parts])
+    num_added = sum(part.num_added for part in parts)
+    if any(part.offsets is None for part in parts):
+        return TokenizedText(ids, None, num_added)
+    starts = np.cumsum([0] + [len(text) for text in texts[:-1]])
+    offsets = np.concatenate([part.offsets + start for part, start in zip(parts, starts)])
+    return TokenizedText(ids, offsets, num_added)
+
+
+def without_start_token(text: TokenizedText, start_id: int) -> TokenizedText:
+    """Drop a start token written out at the head of the text, so that there are never two."""
+    if len(text) == 0 or text.ids[0] != start_id:
+        return text
+    offsets = None if text.offsets is None else text.offsets[1:]
+    return TokenizedText(text.ids[1:], offsets, text.num_added)
+
+
+@contextmanager
+def unchanged(tokenizer) -> Iterator[None]:
+    """Give a tokenizer back with the truncation and padding that its owner had set.
+
+    Calling a fast tokenizer with `padding=False` switches its backend's padding off for good.
+    """
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if not hasattr(backend, "no_padding"):
+        yield
+        return
+    truncation, padding = backend.truncation, backend.padding
+    try:
+        yield
+    finally:
+        backend.no_truncation() if truncation is None else backend.enable_truncation(**truncation)
+        backend.no_padding() if padding is None else backend.enable_padding(**padding)

@@ -1,0 +1,294 @@
+"""Which tokens a model reads and which of them it scores: window plans and protocols.
+
+Integers only: no text, no tensor, no model.  A text of N tokens x[0..N-1] becomes a list of
+windows; each is one row of a forward pass.  The perplexities that tools report for the same model
+and text differ because their windows do, and every one of them is a row of `PROTOCOLS` over the
+one planner `plan_windows`.
+"""
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+
+class Window(NamedTuple):
+    """One forward pass over part of a text, and the targets it scores.
+
+    With `begin=2, first=4, end=7` (and no start token), the model reads x[2..5] and scores x[4..6],
+    each predicted from the row of the token before it::
+
+        INPUT   x2  x3  x4  x5
+        PRED        .   x4  x5  x6
+
+    Attributes:
+        begin: first token of the text that is read.
+        first: first target that is scored.
+        end: one past the last target; x[end - 1] is scored but not read.
+        start_token: whether the start token stands before x[begin].
+    """
+
+    begin: int
+    first: int
+    end: int
+    start_token: bool = False
+
+    @property
+    def num_inputs(self) -> int:
+        """Tokens read, the start token included: the length of the row fed to the model."""
+        return self.end - 1 - self.begin + self.start_token
+
+    @property
+    def num_targets(self) -> int:
+        return self.end - self.first
+
+    def context_length(self, target: int) -> int:
+        """Tokens that the prediction of x[target] sees, the start token included."""
+        return target - self.begin + self.start_token
+
+
+@dataclass(frozen=True)
+class Protocol:
+    """One tool's way to measure perplexity.
+
+    Attributes:
+        name: the value of `protocol=`.
+        source: whose number this is.
+        max_length: tokens in a window; None stands for the model's own limit, which also caps a
+            number given here.
+        stride: distance between the first tokens of two windows; None stands for `max_length`,
+            "half" for half of it.
+        encoding: "plain" encodes the text alone, "default" with the special tokens that the
+            tokenizer adds by itself; those are then part of the text.
+        start: the start token: "chosen" by the user's `add_start_token`, "once" before the text,
+            "replace" for the first token of every window if the tokenizer adds one by itself, or
+            "none".
+        start_is: which token that is: "bos", "bos or eos", or "eos".
+        scores_next: a window also scores the token after it, from its last row, and so reads
+            `max_length` tokens instead of `max_length - 1`.
+        scores: "new" tokens, those that no window before has scored, or the "second half" of
+            each window.
+        last: what becomes of a last window that the text does not fill: it stays "short", it is
+            moved left to "full" context, it is "dropped", or, with "cut", the text ends with its
+            first window.
+        join: None scores every text on its own; a string joins the texts with it first; "tokens"
+            joins their token ids.
+        aggregate: how token scores become the perplexity: over all "tokens", the mean of
+            "window means", that mean weighted as the guide does ("guide weights"), the mean of
+            the "texts", or over all tokens with Megatron's "capped" mean.
+        error: the ± that the tool prints: "population" (llama.cpp), "sample" (mlx-lm) or None.
+        min_windows: fewest windows that the tool accepts a text with.
+        knobs: the arguments that the tool has a setting for.
+    """
+
+    name: str
+    source: str
+    max_length: int | None = None
+    stride: int | str | None = None
+    encoding: str = "plain"
+    start: str = "none"
+    start_is: str = "bos"
+    scores_next: bool = False
+    scores: str = "new"
+    last: str = "short"
+    join: str | None = None
+    aggregate: str = "tokens"
+    error: str | None = None
+    min_windows: int = 1
+    knobs: tuple[str, ...] = ("max_length",)
+
+
+PROTOCOLS = {
+    protocol.name: protocol
+    for protocol in (
+        Protocol(
+            "sliding",
+            source="this metric",
+            stride="half",
+            start="chosen",
+            knobs=("max_length", "stride", "add_start_token", "separator"),
+        ),
+        Protocol(
+            "transformers-docs",
+            source="transformers guide, mean of window means (2022-2024)",
+            stride="half",
+            encoding="default",
+            join="\n\n",
+            aggregate="window means",
+            knobs=("max_length", "stride", "separator"),
+        ),
+        Protocol(
+            "transformers-docs-weighted",
+            source="transformers guide, present form",
+            stride="half",
+            encoding="default",
+            join="\n\n",
+            aggregate="guide weights",
+            knobs=("max_length", "stride", "separator"),
+        ),
+        Protocol(
+            "stock",
+            source="evaluate's own perplexity metric",
+            start="chosen",
+            last="cut",
+            aggregate="texts",
+            knobs=("max_length", "add_start_token"),
+        ),
+        Protocol(
+            "lm-eval",
+            source="lm-evaluation-harness, loglikelihood_rolling",
+            encoding="default",
+            start="once",
+            start_is="bos or eos",
+            scores_next=True,
+            last="full",
+        ),
+        Protocol(
+            "paloma",
+            source="Paloma and OLMo-Eval",
+            max_length=2048,
+            start="once",
+            start_is="eos",
+            scores_next=True,
+            last="full",
+        ),
+        Protocol(
+            "llama.cpp",
+            source="llama.cpp, llama-perplexity",
+            max_length=512,
+            encoding="default",
+            start="replace",
+            scores="second half",
+            last="dropped",
+            join="\n\n",
+            error="population",
+            min_windows=2,
+            knobs=("max_length", "separator"),
+        ),
+        Protocol(
+            "gptq",
+            source="GPTQ and AWQ papers",
+            max_length=2048,
+            encoding="default",
+            last="dropped",
+            join="\n\n",
+            knobs=("max_length", "separator"),
+        ),
+        Protocol(
+            "exllamav2",
+            source="ExLlamaV2, --standard_perplexity",
+            stride=512,
+            last="dropped",
+            join="\n\n",
+            knobs=("max_length", "separator"),
+        ),
+        Protocol(
+            "megatron",
+            source="Megatron-LM, zero-shot evaluation",
+            stride=32,
+            scores_next=True,
+            join="\n\n",
+            aggregate="capped",
+            knobs=("max_length", "stride", "separator"),
+        ),
+        Protocol(
+            "mlx-lm",
+            source="mlx-lm, mlx_lm.perplexity",
+            max_length=512,
+            encoding="default",
+            last="dropped",
+            join="tokens",
+            error="sample",
+        ),
+    )
+}
+
+
+def resolve_stride(protocol: Protocol, stride: int | None, max_length: int) -> int:
+    """The stride in tokens: the one given, or the protocol's own, capped by the window."""
+    if stride is not None:
+        return stride
+    if protocol.stride == "half":
+        return max(1, max_length // 2)
+    return min(protocol.stride or max_length, max_length)
+
+
+def plan_windows(
+    num_tokens: int, max_length: int, stride: int, start: str = "none", protocol: str = "sliding"
+) -> Iterator[Window]:
+    """Plan the windows over a text of `num_tokens` tokens.
+
+    Under "sliding", window k holds the tokens from k * stride on, `max_length` places in all; a
+    token is scored in the first window that reaches it, given everything before it there.  With
+    `stride == max_length` windows share no token, so the first token of a later one is scored
+    from the last row of the window before it.  Every token with a predecessor is scored exactly
+    once for every stride.
+
+    Args:
+        num_tokens: N, without the start token.
+        max_length: places in a window, from 2 on.
+        stride: 1 to `max_length`; with `start="every"`, to `max_length - 1`.
+        start: "none"; "once", before the text; "every", at the head of each window; "replace",
+            in the place of each window's first token.
+        protocol: a key of `PROTOCOLS`; decides which targets count and what becomes of the last
+            window.
+
+    Yields:
+        windows in the order of the text, each with at least one target.
+    """
+    rule = PROTOCOLS[protocol]
+    if start == "every":
+        # The start token takes a place, and gives the first token of each window a predecessor.
+        spans = _spans(num_tokens, max_length - 1, stride, rule.last, lead=0)
+        return (Window(begin, first, end, True) for begin, first, end in spans)
+    scores_next = rule.scores_next or (rule.name == "sliding" and stride == max_length)
+    width = max_length + scores_next
+    if start == "once":
+        spans = _spans(num_tokens + 1, width, stride, rule.last)
+        return (_after_start_token(*span) for span in spans)
+    spans = _spans(num_tokens, width, stride, rule.last)
+    if rule.scores == "second half":
+        spans = ((begin, begin + max_length // 2 + 1, end) for begin, _, end in spans)
+        spans = (span for span in spans if span[1] < span[2])
+    replaced = start == "replace"
+    return (Window(begin + replaced, first, end, replaced) for begin, first, end in spans)
+
+
+def _spans(
+    length: int, width: int, stride: int, last: str, lead: int = 1
+) -> Iterator[tuple[int, int, int]]:
+    """Yield `(begin, first, end)`: windows of `width` tokens, each scoring what is new in it.
+
+    `lead` is how many tokens of its own a window needs before its first target.
+    """
+    scored = 0
+    for begin in range(0, length, stride):
+        end = begin + width
+        if end > length:
+            if last == "dropped":
+                return
+            if last == "full":
+                begin = max(0, length - width)
+            end = length
+        first = max(scored, begin + lead)
+        if first < end:
+            yield begin, first, end
+        scored = end
+        if end == length or last == "cut":
+            return
+
+
+def _after_start_token(begin: int, first: int, end: int) -> Window:
+    """Turn a span over [start token] + text into a window over the text."""
+    return Window(max(begin - 1, 0), first - 1, end - 1, begin == 0)
+
+
+def guide_weights(windows: list[Window]) -> list[int]:
+    """The weights that the transformers guide, in its present form, gives the window losses.
+
+    It counts the labels of the window that are not masked, less one for the shift; the shift
+    costs a label only where the window's first token is among them, so later windows of
+    overlapping plans weigh one too little, and nothing at stride 1.
+    """
+    ends = [0] + [window.end for window in windows]
+    return [end - previous_end - 1 for previous_end, end in itertools.pairwise(ends)]
