@@ -154,6 +154,11 @@ def _check_live_model(tokenizer, device, dtype, model_kwargs, tokenizer_kwargs) 
             )
 
 
+def check_callback(callback) -> None:
+    if callback is not None and not callable(callback):
+        raise TypeError(f"`callback` must be callable, got {callback!r}.")
+
+
 def check_word_counts(word_counts, num_texts: int) -> list[int] | None:
     if word_counts is None:
         return None

@@ -6,7 +6,6 @@ in windows.py, scored in scoring.py and summed up in results.py.
 
 import os
 import re
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import datasets
@@ -16,6 +15,7 @@ import torch
 import transformers
 
 from .arguments import (
+    check_callback,
     check_model_source,
     check_protocol,
     check_stride,
@@ -40,7 +40,7 @@ from .loading import (
     resolve_max_length,
 )
 from .results import TextScores, exp, signature, summarize
-from .scoring import Row, Scorer
+from .scoring import Row, Scorer, TokenColumns
 from .tokenization import (
     TokenizedText,
     concatenate,
@@ -94,6 +94,11 @@ Args:
         its own; protocols that join do so by themselves.
     word_counts (list of int): original words (or tokens) of each text, to normalise by.
     logits_memory (int): bytes that logits may take at a time. Defaults to 512 MiB.
+    num_alternatives (int): also return each token's rank and this many of the likeliest tokens in
+        its place, in `token_scores`. Defaults to 0.
+    callback (callable): called after every batch with an object that has `done` and `total`
+        (tokens through the model) and `perplexity` (so far). An exception it raises ends the
+        compute; texts that were added are kept.
 
 Returns:
     dict of plain Python numbers:
@@ -105,14 +110,17 @@ Returns:
             long text) taken as the sample.
         perplexity_interval (list of float or None): 95 % confidence interval.
         total_nll (float): negative log-likelihood in nats.
-        num_tokens, num_windows (int): tokens scored, windows run.
+        num_tokens, num_windows, num_forward_tokens (int): tokens scored, windows run, and the
+            tokens they read, which is the cost.
         bits_per_byte, byte_perplexity, bits_per_character, word_perplexity (float): independent
             of the tokenizer.
         adjusted_perplexity (float): per original word, with `word_counts`.
         tool_stderr (float): the ± that the tool prints, with protocols that have one.
         token_scores (list of dict): with `return_token_scores`, for each text the equally long
             lists tokens, offsets (characters of the text), nll (nats; None where unscored) and
-            context_length (tokens seen; 0 where unscored).
+            context_length (tokens seen; 0 where unscored); with `num_alternatives` also rank (1
+            for the likeliest) and alternatives ([decoded token, nll] pairs, likeliest first); and
+            windows, the plan: begin (first token read), first and end (tokens scored), start_token.
         signature, signature_short (str): what was measured, and how.
 
 Raises:
@@ -270,12 +278,17 @@ class PerplexitySliding(evaluate.Metric):
         separator=None,
         word_counts=None,
         logits_memory=2**29,
+        num_alternatives=0,
+        callback=None,
     ):
         self._received = list(predictions)
+        with_tokens = return_token_scores or num_alternatives
         word_counts = check_word_counts(word_counts, len(predictions))
         rule = check_protocol(protocol, max_length, stride, add_start_token, separator)
         check_whole_number("batch_size", batch_size, 1)
         check_whole_number("logits_memory", logits_memory, 1)
+        check_whole_number("num_alternatives", num_alternatives, 0)
+        check_callback(callback)
         if model_id is None and model is None and self.config_name != "default":
             model_id = self.config_name
         check_model_source(
@@ -289,9 +302,7 @@ class PerplexitySliding(evaluate.Metric):
             loaded = adopt(model, tokenizer)
         with evaluating(loaded.model):
             check_causal(loaded.model, loaded.description)
-            texts, streams = read(
-                loaded.tokenizer, predictions, rule, separator, return_token_scores
-            )
+            texts, streams = read(loaded.tokenizer, predictions, rule, separator, with_tokens)
             plan = make_plan(loaded, rule, streams, max_length, stride, add_start_token)
             streams = [plan.without_doubled_start(stream) for stream in streams]
             windows = [plan.windows(stream) for stream in streams]
@@ -303,8 +314,10 @@ class PerplexitySliding(evaluate.Metric):
                 probe_ids(loaded.model),
                 batch_size * plan.max_length,
                 logits_memory,
+                num_alternatives,
             )
-            nlls = score_windows(scorer, streams, windows, plan)
+            scores = score_windows(scorer, streams, windows, plan, callback)
+        nlls = [[columns.nll for columns in own] for own in scores]
         if word_counts is not None and len(streams) < len(word_counts):
             word_counts = [sum(word_counts)]
         result = summarize(
@@ -316,10 +329,10 @@ class PerplexitySliding(evaluate.Metric):
             block_tokens=plan.max_length,
             word_counts_given=word_counts is not None,
         )
-        if return_token_scores:
-            name_tokens = loaded.tokenizer.convert_ids_to_tokens
+        result["num_forward_tokens"] = sum(w.num_inputs for own in windows for w in own)
+        if with_tokens:
             result["token_scores"] = [
-                token_scores(name_tokens, *scored) for scored in zip(streams, windows, nlls)
+                token_scores(loaded.tokenizer, *scored) for scored in zip(streams, windows, scores)
             ]
         return result | describe(loaded, plan)
 
@@ -467,7 +480,23 @@ def check_ids(streams: list[TokenizedText], size: int | None) -> None:
         )
 
 
-def score_windows(scorer: Scorer, streams, windows, plan: Plan) -> list[list[np.ndarray]]:
+@dataclass(frozen=True)
+class Progress:
+    """How far a compute has come, as `callback` is told after every batch.
+
+    Attributes:
+        done, total: tokens that went and that have to go through the model.
+        perplexity: of the tokens scored so far, longest windows first.
+    """
+
+    done: int
+    total: int
+    perplexity: float
+
+
+def score_windows(
+    scorer: Scorer, streams, windows, plan: Plan, callback
+) -> list[list[TokenColumns]]:
     """Score the windows of all texts together, longest first, and show how it goes."""
     flat = [(number, window) for number, own in enumerate(windows) for window in own]
     lengths = [window.num_inputs for _, window in flat]
@@ -480,24 +509,34 @@ def score_windows(scorer: Scorer, streams, windows, plan: Plan) -> list[list[np.
             inputs = np.concatenate([[plan.start_id], inputs])
         return Row(inputs, ids[window.first : window.end])
 
-    nlls: list[np.ndarray | None] = [None] * len(flat)
-    total, count = 0.0, 0
-    with evaluate.logging.tqdm(total=sum(lengths), unit="token", desc="Scoring") as progress:
-        for places, scored in scorer.score(row, lengths):
-            for place, nll in zip(places, scored):
-                nlls[place] = nll
-                total, count = total + float(nll.sum(dtype=np.float64)), count + len(nll)
-                if np.isnan(nll).any():
-                    number, window = flat[place]
-                    raise ValueError(
-                        f"The model gave NaN for the text at position {number}, in its tokens "
-                        f"{window.first} to {window.end - 1}. Its weights hold NaN, or it overflows "
-                        "in its dtype: load it with dtype='float32'."
-                    )
-            progress.set_postfix(perplexity=f"{exp(total / count):.2f}", refresh=False)
-            progress.update(sum(lengths[place] for place in places))
+    scores: list[TokenColumns | None] = [None] * len(flat)
+    nll_sum, num_scored, done, total = 0.0, 0, 0, sum(lengths)
+    with evaluate.logging.tqdm(total=total, unit="token", desc="Scoring") as bar:
+        for places, batch in scorer.score(row, lengths):
+            for place, columns in zip(places, batch):
+                check_numbers(columns.nll, *flat[place])
+                scores[place] = columns
+                nll_sum += float(columns.nll.sum(dtype=np.float64))
+                num_scored += len(columns.nll)
+            step = sum(lengths[place] for place in places)
+            done += step
+            perplexity = exp(nll_sum / num_scored)
+            bar.set_postfix(perplexity=f"{perplexity:.2f}", refresh=False)
+            bar.update(step)
+            if callback is not None:
+                callback(Progress(done, total, perplexity))
     ends = np.cumsum([len(own) for own in windows])
-    return [nlls[end - len(own) : end] for end, own in zip(ends, windows)]
+    return [scores[end - len(own) : end] for end, own in zip(ends, windows)]
+
+
+def check_numbers(nll: np.ndarray, number: int, window: Window) -> None:
+    """Refuse NaN, naming the text; infinity is a result."""
+    if np.isnan(nll).any():
+        raise ValueError(
+            f"The model gave NaN for the text at position {number}, in its tokens {window.first} to "
+            f"{window.end - 1}. Its weights hold NaN, or it overflows in its dtype: load it with "
+            "dtype='float32'."
+        )
 
 
 def text_scores(text, stream, windows, nlls, word_count) -> TextScores:
@@ -515,22 +554,32 @@ def text_scores(text, stream, windows, nlls, word_count) -> TextScores:
 
 
 def token_scores(
-    name_tokens: Callable, stream: TokenizedText, windows: list[Window], nlls: list[np.ndarray]
+    tokenizer, stream: TokenizedText, windows: list[Window], scores: list[TokenColumns]
 ) -> dict[str, list]:
     """List every token of a text with its score, `None` where it has none."""
-    nll: list[float | None] = [None] * len(stream)
-    context = [0] * len(stream)
-    for window, own in zip(windows, nlls):
-        targets = range(window.first, window.end)
-        nll[window.first : window.end] = own.astype(float).tolist()
-        context[window.first : window.end] = map(window.context_length, targets)
     offsets = [None] * len(stream) if stream.offsets is None else stream.offsets.tolist()
-    return {
-        "tokens": name_tokens(stream.ids.tolist()),
+    columns = {
+        "tokens": tokenizer.convert_ids_to_tokens(stream.ids.tolist()),
         "offsets": offsets,
-        "nll": nll,
-        "context_length": context,
+        "nll": [None] * len(stream),
+        "context_length": [0] * len(stream),
     }
+    with_alternatives = scores[0].rank is not None
+    if with_alternatives:
+        columns |= {"rank": [None] * len(stream), "alternatives": [None] * len(stream)}
+    for window, own in zip(windows, scores):
+        scored = slice(window.first, window.end)
+        columns["nll"][scored] = own.nll.tolist()
+        columns["context_length"][scored] = map(
+            window.context_length, range(window.first, window.end)
+        )
+        if with_alternatives:
+            columns["rank"][scored] = own.rank.tolist()
+            columns["alternatives"][scored] = [
+                [[tokenizer.decode([top]), nll] for top, nll in zip(ids, nlls)]
+                for ids, nlls in zip(own.top_ids.tolist(), own.top_nll.tolist())
+            ]
+    return columns | {"windows": [window._asdict() for window in windows]}
 
 
 def describe(loaded: LoadedModel, plan: Plan) -> dict[str, str]:

@@ -35,6 +35,22 @@ class Row(NamedTuple):
     targets: np.ndarray
 
 
+class TokenColumns(NamedTuple):
+    """Scores of a window's R targets.
+
+    Attributes:
+        nll: negative log-likelihoods in nats (R,), float32.
+        rank: 1 for the likeliest token, and so on (R,); with alternatives only, as all below.
+        top_ids: the likeliest tokens, best first (R, K).
+        top_nll: their negative log-likelihoods (R, K).
+    """
+
+    nll: np.ndarray
+    rank: np.ndarray | None = None
+    top_ids: np.ndarray | None = None
+    top_nll: np.ndarray | None = None
+
+
 class Scorer:
     """Negative log-likelihoods of windows under one model.
 
@@ -44,6 +60,7 @@ class Scorer:
         probe: a short row of token ids (1, T) to find out with how the model's head is reached.
         batch_tokens: tokens in one forward pass, padding included; a longer window runs alone.
         logits_memory: bytes that logits and the loss over them may take.
+        num_alternatives: likeliest tokens to report beside each target.
     """
 
     def __init__(
@@ -53,6 +70,7 @@ class Scorer:
         probe: torch.Tensor,
         batch_tokens: int,
         logits_memory: int,
+        num_alternatives: int = 0,
     ):
         self.model = model
         self.device = device
@@ -60,6 +78,7 @@ class Scorer:
             min(batch_tokens, CPU_BATCH_TOKENS) if device.type == "cpu" else batch_tokens
         )
         self.head = choose_head(model, probe)
+        self.num_alternatives = min(num_alternatives, self.head.vocabulary)
         # A row of logits exists in the model's dtype, in float32, and once more inside the loss.
         self.block_rows = max(1, logits_memory // (self.head.vocabulary * 12))
         if device.type == "cpu" and isinstance(self.head, BodyThenHead):
@@ -68,7 +87,7 @@ class Scorer:
     @torch.inference_mode()
     def score(
         self, row: Callable[[int], Row], lengths: Sequence[int]
-    ) -> Iterator[tuple[list[int], list[np.ndarray]]]:
+    ) -> Iterator[tuple[list[int], list[TokenColumns]]]:
         """Score windows, longest first; yield after every batch.
 
         Args:
@@ -76,7 +95,7 @@ class Scorer:
             lengths: tokens that each window reads.
 
         Yields:
-            (numbers of the windows, their nlls): one float32 array in nats per window.
+            (numbers of the windows, their scores): see `TokenColumns`.
 
         Raises:
             MemoryError: a single window does not fit.
@@ -102,8 +121,8 @@ class Scorer:
         if running is not None:
             yield running[0], collect(*running[1])
 
-    def _launch(self, rows: list[Row]) -> tuple[torch.Tensor, list[int]]:
-        """Score a batch; return the nlls of all its rows, on the device, and how many each has."""
+    def _launch(self, rows: list[Row]) -> tuple[list[torch.Tensor], list[int]]:
+        """Score a batch; return the columns of all its rows, on the device, and each one's rows."""
         ids = np.full((len(rows), max(len(row.inputs) for row in rows)), rows[0].inputs[0])
         for line, row in zip(ids, rows):
             line[: len(row.inputs)] = row.inputs  # right padding
@@ -117,8 +136,8 @@ class Scorer:
             self._to_device(np.concatenate([row.targets for row in rows])),  # (R,)
             self.block_rows,
         )
-        nlls = torch.cat([token_nll(logits, targets) for logits, targets in blocks])
-        return nlls, [len(row.targets) for row in rows]
+        scored = [token_columns(*block, self.num_alternatives) for block in blocks]
+        return [torch.cat(parts) for parts in zip(*scored)], [len(row.targets) for row in rows]
 
     def _to_device(self, array: np.ndarray) -> torch.Tensor:
         tensor = torch.from_numpy(array)
@@ -143,9 +162,10 @@ class Scorer:
         )
 
 
-def collect(nlls: torch.Tensor, counts: list[int]) -> list[np.ndarray]:
-    """Bring the nlls of a batch to the host, one array a window."""
-    return np.split(nlls.cpu().numpy(), np.cumsum(counts)[:-1])
+def collect(columns: list[torch.Tensor], counts: list[int]) -> list[TokenColumns]:
+    """Bring the scores of a batch to the host, window by window."""
+    ends = np.cumsum(counts)[:-1]
+    return [TokenColumns(*own) for own in zip(*(np.split(c.cpu().numpy(), ends) for c in columns))]
 
 
 def batches(lengths: Sequence[int], batch_tokens: int) -> list[list[int]]:
@@ -162,9 +182,17 @@ def batches(lengths: Sequence[int], batch_tokens: int) -> list[list[int]]:
     return groups
 
 
-def token_nll(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """Negative log-likelihood (R,) in nats, float32, of targets (R,) under logits (R, V)."""
-    return torch.nn.functional.cross_entropy(logits.float(), targets, reduction="none")
+def token_columns(
+    logits: torch.Tensor, targets: torch.Tensor, num_alternatives: int
+) -> tuple[torch.Tensor, ...]:
+    """Score targets (R,) under logits (R, V), in float32; see `TokenColumns` for what comes."""
+    logits = logits.float()
+    nll = torch.nn.functional.cross_entropy(logits, targets, reduction="none")
+    if not num_alternatives:
+        return (nll,)
+    rank = 1 + (logits > logits.gather(1, targets[:, None])).sum(1)
+    top = logits.topk(num_alternatives)
+    return nll, rank, top.indices, logits.logsumexp(1, keepdim=True) - top.values
 
 
 def is_out_of_memory(error: Exception) -> bool:
