@@ -50,7 +50,7 @@ from .tokenization import (
     tokenize,
     without_start_token,
 )
-from .windows import Protocol, Window, guide_weights, plan_windows, resolve_stride
+from .windows import PROTOCOLS, Protocol, Window, guide_weights, plan_windows, resolve_stride
 
 __version__ = "0.1.0"
 
@@ -176,7 +176,13 @@ class LoadedModel:
 
 @evaluate.utils.file_utils.add_start_docstrings(_DESCRIPTION, _KWARGS_DESCRIPTION)
 class PerplexitySliding(evaluate.Metric):
-    """Sliding-window perplexity as a Hugging Face `evaluate` metric."""
+    """Sliding-window perplexity as a Hugging Face `evaluate` metric.
+
+    Attributes:
+        protocols: the names that `protocol` takes.
+    """
+
+    protocols = tuple(PROTOCOLS)
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
