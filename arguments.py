@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from numbers import Integral
+from os import PathLike
 
 from .windows import PROTOCOLS, Protocol
 
@@ -154,9 +155,20 @@ def _check_live_model(tokenizer, device, dtype, model_kwargs, tokenizer_kwargs) 
             )
 
 
-def check_callback(callback) -> None:
+def check_running(batch_size, logits_memory, num_alternatives, callback, checkpoint) -> None:
+    """What decides how a compute runs, not what it measures."""
+    check_whole_number("batch_size", batch_size, 1)
+    check_whole_number("logits_memory", logits_memory, 1)
+    check_whole_number("num_alternatives", num_alternatives, 0)
     if callback is not None and not callable(callback):
         raise TypeError(f"`callback` must be callable, got {callback!r}.")
+    if checkpoint is not None and not isinstance(checkpoint, str | PathLike):
+        raise TypeError(f"`checkpoint` must be the path of a file, got {checkpoint!r}.")
+    if checkpoint is not None and num_alternatives:
+        raise ValueError(
+            "`num_alternatives` must be 0 with `checkpoint`, which keeps no alternatives, got "
+            f"{num_alternatives}."
+        )
 
 
 def check_word_counts(word_counts, num_texts: int) -> list[int] | None:

@@ -5,25 +5,22 @@ in windows.py, scored in scoring.py and summed up in results.py.
 """
 
 import os
-import re
 from dataclasses import dataclass
 
 import datasets
 import evaluate
-import numpy as np
 import torch
 import transformers
 
 from .arguments import (
-    check_callback,
     check_model_source,
     check_protocol,
-    check_stride,
+    check_running,
     check_texts,
-    check_whole_number,
     check_word_counts,
-    positions,
 )
+from .checkpoint import open_checkpoint
+from .distributed import Processes
 from .fingerprints import model_revision, tokenizer_digest
 from .loading import (
     check_causal,
@@ -37,20 +34,22 @@ from .loading import (
     probe_ids,
     resolve_device,
     resolve_dtype,
-    resolve_max_length,
 )
-from .results import TextScores, exp, signature, summarize
-from .scoring import Row, Scorer, TokenColumns
-from .tokenization import (
-    TokenizedText,
-    concatenate,
-    prepends_start_token,
-    resolve_start,
-    start_token_id,
-    tokenize,
-    without_start_token,
+from .measuring import (
+    Plan,
+    Work,
+    check_ids,
+    check_scorable,
+    make_plan,
+    read,
+    score_windows,
+    text_scores,
+    token_scores,
 )
-from .windows import PROTOCOLS, Protocol, Window, guide_weights, plan_windows, resolve_stride
+from .results import signature, summarize
+from .scoring import Scorer
+from .tokenization import check_tokenizer
+from .windows import PROTOCOLS
 
 __version__ = "0.1.0"
 
@@ -286,34 +285,34 @@ class PerplexitySliding(evaluate.Metric):
         logits_memory=2**29,
         num_alternatives=0,
         callback=None,
+        checkpoint=None,
+        distributed=False,
     ):
         self._received = list(predictions)
-        with_tokens = return_token_scores or num_alternatives
         word_counts = check_word_counts(word_counts, len(predictions))
         rule = check_protocol(protocol, max_length, stride, add_start_token, separator)
-        check_whole_number("batch_size", batch_size, 1)
-        check_whole_number("logits_memory", logits_memory, 1)
-        check_whole_number("num_alternatives", num_alternatives, 0)
-        check_callback(callback)
+        check_running(batch_size, logits_memory, num_alternatives, callback, checkpoint)
         if model_id is None and model is None and self.config_name != "default":
             model_id = self.config_name
         check_model_source(
             model_id, model, tokenizer, device, dtype, model_kwargs, tokenizer_kwargs
         )
+        processes = Processes(distributed)
         if model is None:
-            loaded = self._load(
-                model_id, tokenizer, device, dtype, model_kwargs or {}, tokenizer_kwargs or {}
-            )
+            loaded = self._load(model_id, tokenizer, device, dtype, model_kwargs, tokenizer_kwargs)
         else:
             loaded = adopt(model, tokenizer)
+        with_tokens = return_token_scores or num_alternatives > 0
         with evaluating(loaded.model):
             check_causal(loaded.model, loaded.description)
             texts, streams = read(loaded.tokenizer, predictions, rule, separator, with_tokens)
-            plan = make_plan(loaded, rule, streams, max_length, stride, add_start_token)
-            streams = [plan.without_doubled_start(stream) for stream in streams]
-            windows = [plan.windows(stream) for stream in streams]
-            check_scorable(streams, windows, plan)
-            check_ids(streams, num_embeddings(loaded.model))
+            limit = context_limit(loaded.model, loaded.tokenizer)
+            plan = make_plan(
+                loaded.tokenizer, limit, rule, streams, max_length, stride, add_start_token
+            )
+            work = Work(streams, plan)
+            check_scorable(work, plan)
+            check_ids(work.streams, num_embeddings(loaded.model))
             scorer = Scorer(
                 loaded.model,
                 input_device(loaded.model),
@@ -322,37 +321,29 @@ class PerplexitySliding(evaluate.Metric):
                 logits_memory,
                 num_alternatives,
             )
-            scores = score_windows(scorer, streams, windows, plan, callback)
-        nlls = [[columns.nll for columns in own] for own in scores]
-        if word_counts is not None and len(streams) < len(word_counts):
-            word_counts = [sum(word_counts)]
+            signatures = describe(loaded, plan)
+            with open_checkpoint(checkpoint, signatures["signature"]) as store:
+                scores = score_windows(scorer, work, store, processes, callback)
         result = summarize(
-            list(
-                map(text_scores, texts, streams, windows, nlls, word_counts or [None] * len(texts))
-            ),
+            text_scores(texts, work, scores, word_counts),
             rule.aggregate,
             rule.error,
             block_tokens=plan.max_length,
             word_counts_given=word_counts is not None,
         )
-        result["num_forward_tokens"] = sum(w.num_inputs for own in windows for w in own)
+        result["num_forward_tokens"] = sum(work.costs)
         if with_tokens:
             result["token_scores"] = [
-                token_scores(loaded.tokenizer, *scored) for scored in zip(streams, windows, scores)
+                token_scores(loaded.tokenizer, *of_text)
+                for of_text in zip(work.streams, work.per_text, scores)
             ]
-        return result | describe(loaded, plan)
+        return result | signatures
 
     def _load(self, model_id, tokenizer, device, dtype, model_kwargs, tokenizer_kwargs):
         """Load a model, or take the one of the last compute if it is the very same."""
-        key = (
-            model_id,
-            id(tokenizer),
-            device,
-            dtype,
-            model_kwargs,
-            tokenizer_kwargs,
-            folder_state(model_id),
-        )
+        model_kwargs, tokenizer_kwargs = dict(model_kwargs or {}), dict(tokenizer_kwargs or {})
+        state = folder_state(model_id)
+        key = (model_id, tokenizer, device, dtype, model_kwargs, tokenizer_kwargs, state)
         if self._loaded is not None and self._loaded[0] == key:
             return self._loaded[1]
         self._loaded = None  # its memory is needed for the next
@@ -378,10 +369,7 @@ def adopt(model, tokenizer) -> LoadedModel:
             f"`model` must be a loaded torch model, got {type(model).__name__}. Pass a name or a "
             "folder as `model_id`."
         )
-    if not callable(tokenizer) or not hasattr(tokenizer, "convert_ids_to_tokens"):
-        raise TypeError(
-            f"`tokenizer` must be a transformers tokenizer, got {type(tokenizer).__name__}."
-        )
+    check_tokenizer(tokenizer)
     config = getattr(model, "config", None)
     check_decoder(config, "`model`")
     name = getattr(config, "_name_or_path", "") or type(model).__name__
@@ -394,198 +382,6 @@ def folder_state(model_id: str) -> tuple:
         return ()
     entries = sorted(os.scandir(model_id), key=lambda entry: entry.name)
     return tuple((e.name, e.stat().st_size, e.stat().st_mtime_ns) for e in entries if e.is_file())
-
-
-def read(tokenizer, texts, rule, separator, with_offsets) -> tuple[list[str], list[TokenizedText]]:
-    """Tokenize the texts, each on its own or joined; return what was joined, and its tokens."""
-    separator = rule.join if separator is None else separator
-    if separator == "tokens" and rule.join == "tokens":
-        parts = tokenize(tokenizer, texts, rule.encoding, with_offsets)
-        return ["".join(texts)], [concatenate(parts, texts)]
-    if separator is not None:
-        texts = [separator.join(texts)]
-    return texts, tokenize(tokenizer, texts, rule.encoding, with_offsets)
-
-
-@dataclass(frozen=True)
-class Plan:
-    """A protocol with its numbers filled in for one model."""
-
-    protocol: Protocol
-    max_length: int
-    stride: int
-    start: str
-    start_id: int | None
-
-    def windows(self, text: TokenizedText) -> list[Window]:
-        return list(
-            plan_windows(len(text), self.max_length, self.stride, self.start, self.protocol.name)
-        )
-
-    def without_doubled_start(self, text: TokenizedText) -> TokenizedText:
-        if self.protocol.name != "sliding" or self.start_id is None:
-            return text  # other tools score a start token that the text itself begins with
-        return without_start_token(text, self.start_id)
-
-
-def make_plan(loaded, rule, streams, max_length, stride, add_start_token) -> Plan:
-    """Fill in what the protocol leaves to the model and to the caller."""
-    start = choose_start(loaded.tokenizer, rule, add_start_token)
-    start_id = start_token_id(loaded.tokenizer, rule.start_is) if start != "none" else None
-    if start != "none" and start_id is None:
-        raise ValueError(
-            f"`tokenizer` must have a start token ({rule.start_is}) for protocol={rule.name!r}."
-        )
-    longest = max(len(stream) for stream in streams) + (start_id is not None)
-    limit = context_limit(loaded.model, loaded.tokenizer)
-    max_length = resolve_max_length(limit, max_length, rule.max_length, longest)
-    stride = resolve_stride(rule, stride, max_length)
-    check_stride(stride, max_length, start)
-    return Plan(rule, max_length, stride, start, start_id)
-
-
-def choose_start(tokenizer, rule: Protocol, add_start_token: bool | str) -> str:
-    """Where the start token stands: the user's choice where the protocol leaves it."""
-    if rule.start == "chosen":
-        return resolve_start(tokenizer, add_start_token)
-    if rule.start == "replace" and not prepends_start_token(tokenizer):
-        return "none"
-    return rule.start
-
-
-def check_scorable(streams, windows, plan: Plan) -> None:
-    """Refuse texts in which there is nothing to score, naming all of them."""
-    rule = plan.protocol
-    barren = [number for number, own in enumerate(windows) if len(own) < rule.min_windows]
-    if not barren:
-        return
-    if rule.last == "dropped":
-        raise ValueError(
-            f"`predictions` must have at least {rule.min_windows * plan.max_length} tokens with "
-            f"protocol={rule.name!r}, which drops what does not fill a window of {plan.max_length}, "
-            f"got {len(streams[0])}. Pass a smaller `max_length` or more text."
-        )
-    need = "2 tokens" if plan.start == "none" else "1 token"
-    raise ValueError(
-        f"`predictions` must hold texts of at least {need}, got shorter ones at "
-        f"{positions(barren)}. Remove them"
-        + (", or pass add_start_token=True to score single tokens." if need[0] == "2" else ".")
-    )
-
-
-def check_ids(streams: list[TokenizedText], size: int | None) -> None:
-    """Refuse token ids that the model has no embedding for."""
-    if size is None:
-        return
-    beyond = [number for number, stream in enumerate(streams) if stream.ids.max(initial=0) >= size]
-    if beyond:
-        largest = max(int(streams[number].ids.max()) for number in beyond)
-        raise ValueError(
-            f"`tokenizer` must give token ids below {size}, the entries of the model's embedding "
-            f"table, got {largest} in the texts at {positions(beyond)}. It belongs to another model."
-        )
-
-
-@dataclass(frozen=True)
-class Progress:
-    """How far a compute has come, as `callback` is told after every batch.
-
-    Attributes:
-        done, total: tokens that went and that have to go through the model.
-        perplexity: of the tokens scored so far, longest windows first.
-    """
-
-    done: int
-    total: int
-    perplexity: float
-
-
-def score_windows(
-    scorer: Scorer, streams, windows, plan: Plan, callback
-) -> list[list[TokenColumns]]:
-    """Score the windows of all texts together, longest first, and show how it goes."""
-    flat = [(number, window) for number, own in enumerate(windows) for window in own]
-    lengths = [window.num_inputs for _, window in flat]
-
-    def row(place: int) -> Row:
-        number, window = flat[place]
-        ids = streams[number].ids
-        inputs = ids[window.begin : window.end - 1]
-        if window.start_token:
-            inputs = np.concatenate([[plan.start_id], inputs])
-        return Row(inputs, ids[window.first : window.end])
-
-    scores: list[TokenColumns | None] = [None] * len(flat)
-    nll_sum, num_scored, done, total = 0.0, 0, 0, sum(lengths)
-    with evaluate.logging.tqdm(total=total, unit="token", desc="Scoring") as bar:
-        for places, batch in scorer.score(row, lengths):
-            for place, columns in zip(places, batch):
-                check_numbers(columns.nll, *flat[place])
-                scores[place] = columns
-                nll_sum += float(columns.nll.sum(dtype=np.float64))
-                num_scored += len(columns.nll)
-            step = sum(lengths[place] for place in places)
-            done += step
-            perplexity = exp(nll_sum / num_scored)
-            bar.set_postfix(perplexity=f"{perplexity:.2f}", refresh=False)
-            bar.update(step)
-            if callback is not None:
-                callback(Progress(done, total, perplexity))
-    ends = np.cumsum([len(own) for own in windows])
-    return [scores[end - len(own) : end] for end, own in zip(ends, windows)]
-
-
-def check_numbers(nll: np.ndarray, number: int, window: Window) -> None:
-    """Refuse NaN, naming the text; infinity is a result."""
-    if np.isnan(nll).any():
-        raise ValueError(
-            f"The model gave NaN for the text at position {number}, in its tokens {window.first} to "
-            f"{window.end - 1}. Its weights hold NaN, or it overflows in its dtype: load it with "
-            "dtype='float32'."
-        )
-
-
-def text_scores(text, stream, windows, nlls, word_count) -> TextScores:
-    """Hand a text's scores and its units over to results.py."""
-    complete = sum(map(len, nlls)) == len(stream)
-    return TextScores(
-        window_nlls=nlls,
-        guide_weights=guide_weights(windows),
-        num_tokens=len(stream) - (0 if complete else stream.num_added),
-        num_bytes=len(text.encode("utf-8")),
-        num_characters=len(text),
-        # lm-evaluation-harness counts words so, the empty ones at the ends included.
-        num_words=len(re.split(r"\s+", text)) if word_count is None else word_count,
-    )
-
-
-def token_scores(
-    tokenizer, stream: TokenizedText, windows: list[Window], scores: list[TokenColumns]
-) -> dict[str, list]:
-    """List every token of a text with its score, `None` where it has none."""
-    offsets = [None] * len(stream) if stream.offsets is None else stream.offsets.tolist()
-    columns = {
-        "tokens": tokenizer.convert_ids_to_tokens(stream.ids.tolist()),
-        "offsets": offsets,
-        "nll": [None] * len(stream),
-        "context_length": [0] * len(stream),
-    }
-    with_alternatives = scores[0].rank is not None
-    if with_alternatives:
-        columns |= {"rank": [None] * len(stream), "alternatives": [None] * len(stream)}
-    for window, own in zip(windows, scores):
-        scored = slice(window.first, window.end)
-        columns["nll"][scored] = own.nll.tolist()
-        columns["context_length"][scored] = map(
-            window.context_length, range(window.first, window.end)
-        )
-        if with_alternatives:
-            columns["rank"][scored] = own.rank.tolist()
-            columns["alternatives"][scored] = [
-                [[tokenizer.decode([top]), nll] for top, nll in zip(ids, nlls)]
-                for ids, nlls in zip(own.top_ids.tolist(), own.top_nll.tolist())
-            ]
-    return columns | {"windows": [window._asdict() for window in windows]}
 
 
 def describe(loaded: LoadedModel, plan: Plan) -> dict[str, str]:

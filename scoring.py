@@ -8,7 +8,7 @@ float32 whatever the model runs in: in bfloat16 they would come in steps.
 
 import inspect
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple
 
@@ -86,13 +86,18 @@ class Scorer:
 
     @torch.inference_mode()
     def score(
-        self, row: Callable[[int], Row], lengths: Sequence[int]
+        self,
+        row: Callable[[int], Row],
+        lengths: Sequence[int],
+        finished: Container[int] = (),
     ) -> Iterator[tuple[list[int], list[TokenColumns]]]:
         """Score windows, longest first; yield after every batch.
 
         Args:
             row: gives the window of a number, 0 to len(lengths) - 1.
             lengths: tokens that each window reads.
+            finished: numbers to leave out.  The rest is batched as if they were there, so that a
+                resumed run rounds as the whole one would have.
 
         Yields:
             (numbers of the windows, their scores): see `TokenColumns`.
@@ -100,7 +105,11 @@ class Scorer:
         Raises:
             MemoryError: a single window does not fit.
         """
-        waiting = batches(lengths, self.batch_tokens)[::-1]
+        waiting = [
+            rest
+            for numbers in reversed(batches(lengths, self.batch_tokens))
+            if (rest := [number for number in numbers if number not in finished])
+        ]
         running = None  # collected once the next batch is launched, so that a GPU never waits
         while waiting:
             numbers = waiting.pop()

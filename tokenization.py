@@ -35,6 +35,13 @@ class TokenizedText:
         return len(self.ids)
 
 
+def check_tokenizer(tokenizer) -> None:
+    if not callable(tokenizer) or not hasattr(tokenizer, "convert_ids_to_tokens"):
+        raise TypeError(
+            f"`tokenizer` must be a transformers tokenizer, got {type(tokenizer).__name__}."
+        )
+
+
 def prepends_start_token(tokenizer) -> bool:
     """Whether the tokenizer itself puts its start token before a text that it encodes."""
     if tokenizer.bos_token_id is None:
