@@ -1,0 +1,150 @@
+"""WikiText's word-level form, turned into ordinary prose and back.
+
+WikiText (Merity et al. 2016) comes as words and punctuation marks set apart by single spaces, each
+line with a space at both ends, and `@-@`, `@,@`, `@.@` for a hyphen, comma or point that stood
+between two characters::
+
+     " The co @-@ star of 1 @,@ 000 films ( and Robert 's friend ) , " he said .
+    "The co-star of 1,000 films (and Robert's friend)," he said.
+
+Models trained on ordinary text find the first form strange, so it is scored in the second, and
+normalised by the number of words of the first.  Which marks stood next to a word is not recorded,
+so `detokenize` closes the gaps that English usually has closed, but only where `tokenize` finds
+them again.  A line with a token that `tokenize` would take apart stays as it is, and is known by
+the space it begins with.  So every line of that form comes back exactly:
+tokenize(detokenize(text)) == text.
+"""
+
+import re
+import unicodedata
+
+# Written with a point that belongs to them.
+ABBREVIATIONS = (
+    "Adm Bros Brig Capt Cmdr Co Col Corp Cpl Dr Drs Gen Gov Hon Inc Jr Lt Ltd Maj Messrs Mr Mrs Ms "
+    "No Nos Prof Rep Rev Sen Sgt Sr St al pp v var vs"
+).split()
+
+TOKEN = re.compile(
+    rf"""
+      <\w+>                            # <unk>, <formula>
+    | @[-,.]@                          # still apart from what it joins
+    | (?:{"|".join(ABBREVIATIONS)})\.
+    | (?:[^\W\d_]\.)+                  # U.S., e.g., the initial A.
+    | [^\W\d_]{{2,}}\.[a-z]{{2,}}      # Amazon.com
+    | \d{{1,3}},\d{{3}}(?:st|nd|rd|th) # 1,000th
+    | \w+-(?![\w<])                    # the hyphen that hangs in "18- to 49-year-olds"
+    | (?<=[\w>.])'[^\W\d_]+            # 's, 't, 'awiil
+    | (?P<inner>(?<=[\w>.])[-,.](?=[\w<]))  # the mark of @-@, @,@, @.@
+    | \w+
+    | \.{{2,}} | -{{2,}}
+    | \S
+    """,
+    re.VERBOSE,
+)
+
+# Written without a gap behind, before, and on both sides.
+OPENING = frozenset("([{“‘#")
+CLOSING = frozenset(",.;:!?)]}%”’°′″")
+JOINING = frozenset(["@-@", "@,@", "@.@", "/", "⁄", "‑"])
+# Written without gaps between numbers (7:30, 2000–2005) or words.
+JOINING_ALIKE = {":": str.isdigit, "–": str.isdigit, "—": str.isalnum}
+# What follows the apostrophe where it is set as a token of its own.
+CLITICS = frozenset("d ll m re s t ve".split())
+
+
+def detokenize(text: str) -> str:
+    """Turn lines in WikiText's form into ordinary prose; lines in another form stay as they are."""
+    *lines, rest = text.split("\n")
+    prose = ["" if line == " " else _detokenize_line(line) for line in lines]
+    return "\n".join([*prose, _detokenize_line(rest)])
+
+
+def tokenize(text: str) -> str:
+    """Undo `detokenize`."""
+    *lines, rest = text.split("\n")
+    tokenized = [_tokenize_line(line) if line else " " for line in lines]
+    return "\n".join([*tokenized, _tokenize_line(rest)])
+
+
+def split_chunk(chunk: str) -> list[str]:
+    """Split what stands between two spaces of ordinary prose into WikiText's tokens."""
+    if chunk.isalnum():
+        return [chunk]
+    if set(chunk) == {"="}:
+        return list(chunk)  # == Heading ==
+    return [f"@{match[0]}@" if match["inner"] else match[0] for match in TOKEN.finditer(chunk)]
+
+
+def _tokenize_line(line: str) -> str:
+    if not line or line.startswith(" "):
+        return line
+    tokens = [token for chunk in line.split(" ") for token in split_chunk(chunk)]
+    return f" {' '.join(tokens)} "
+
+
+def _detokenize_line(line: str) -> str:
+    if not line.startswith(" "):
+        return line
+    chunks = _chunks(line.split())
+    prose = " ".join(_write(part) for chunk in chunks for part in _invertible_parts(chunk))
+    return prose if _tokenize_line(prose) == line else line
+
+
+def _chunks(tokens: list[str]) -> list[list[str]]:
+    """Group the tokens that ordinary prose writes without gaps."""
+    neighbours = zip(["", *tokens], tokens, [*tokens[1:], ""])
+    chunks: list[list[str]] = []
+    open_quotes: set[str] = set()
+    joined = False
+    for before, token, after in neighbours:
+        closes_gap, closes_next = _closed_gaps(before, token, after, open_quotes)
+        if chunks and (closes_gap or joined):
+            chunks[-1].append(token)
+        else:
+            chunks.append([token])
+        joined = closes_next
+    return chunks
+
+
+def _closed_gaps(before: str, token: str, after: str, open_quotes: set[str]) -> tuple[bool, bool]:
+    """Whether prose has no gap before and behind a token; keeps account of the open quotes."""
+    if token in ('"', "'"):
+        return _closed_gaps_of_quote(before, token, open_quotes)
+    if token == "=":
+        return before == "=", False
+    if token in JOINING_ALIKE:
+        alike = JOINING_ALIKE[token]
+        joins = alike(before[-1:]) and alike(after[:1])
+        return joins or token in CLOSING, joins
+    joins = token in JOINING
+    closing = token in CLOSING or (token[0] == "'" and token[1:].isalpha())
+    opening = token in OPENING or unicodedata.category(token[0]) == "Sc"
+    return closing or joins, opening or joins or (token == "’" and after in CLITICS)
+
+
+def _closed_gaps_of_quote(before: str, quote: str, open_quotes: set[str]) -> tuple[bool, bool]:
+    if quote in open_quotes:
+        open_quotes.remove(quote)
+        return True, False
+    if quote == "'" and (before[-1:].isalnum() or before.endswith(">")):
+        return True, False  # the possessive of a plural
+    open_quotes.add(quote)
+    return False, True
+
+
+def _invertible_parts(chunk: list[str]) -> list[list[str]]:
+    """Cut a chunk into the longest parts that `split_chunk` takes apart again."""
+    parts = []
+    while chunk:
+        lengths = range(len(chunk), 1, -1)
+        length = next((n for n in lengths if split_chunk(_write(chunk[:n])) == chunk[:n]), 1)
+        parts.append(chunk[:length])
+        chunk = chunk[length:]
+    return parts
+
+
+def _write(tokens: list[str]) -> str:
+    """Write tokens without gaps; a mark that joins nothing keeps its @ signs."""
+    if len(tokens) == 1:
+        return tokens[0]
+    return "".join(token[1] if re.fullmatch("@[-,.]@", token) else token for token in tokens)
