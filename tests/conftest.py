@@ -1,0 +1,59 @@
+"""What all tests share: a metric of one's own, a few tiny models, and the sources as a package."""
+
+import atexit
+import os
+import shutil
+import sys
+import tempfile
+from importlib.machinery import ModuleSpec
+from importlib.util import module_from_spec
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+
+# evaluate reads these on import: nothing of the tests is left in the user's cache.
+_cache = tempfile.mkdtemp(prefix="perplexity-sliding-tests-")
+atexit.register(shutil.rmtree, _cache, ignore_errors=True)
+os.environ["HF_MODULES_CACHE"] = os.path.join(_cache, "modules")
+os.environ["HF_METRICS_CACHE"] = os.path.join(_cache, "metrics")
+
+# The siblings of the metric import each other relatively, as evaluate wants it.  For unit tests
+# the repository's root is a package of the name `core`: `from core.windows import plan_windows`.
+_spec = ModuleSpec("core", None, is_package=True)
+_spec.submodule_search_locations = [str(ROOT)]
+sys.modules["core"] = module_from_spec(_spec)
+
+import evaluate  # noqa: E402
+import pytest  # noqa: E402
+import torch  # noqa: E402
+from hypothesis import settings  # noqa: E402
+from models import make_model, make_tokenizer  # noqa: E402
+
+settings.register_profile("repeatable", derandomize=True, deadline=None, max_examples=200)
+settings.load_profile("repeatable")
+evaluate.logging.disable_progress_bar()
+torch.set_num_threads(1)  # threads only cost time with models this small
+
+
+@pytest.fixture(scope="session")
+def root() -> Path:
+    """The repository."""
+    return ROOT
+
+
+@pytest.fixture
+def metric(tmp_path):
+    """A metric of the test's own, which keeps its files in `tmp_path / "cache"`."""
+    return evaluate.load(str(ROOT / "perplexity_sliding.py"), cache_dir=str(tmp_path / "cache"))
+
+
+@pytest.fixture(scope="session")
+def gpt2():
+    """A tiny GPT-2 with a context of 16 tokens.  Not to be changed."""
+    return make_model("gpt2")
+
+
+@pytest.fixture
+def tokenizer():
+    """A tokenizer with a start token that it doesn't put there by itself."""
+    return make_tokenizer()

@@ -1,0 +1,154 @@
+"""Perplexity the slow and obvious way, to compare with.
+
+Plans are written down from each tool's own description, one list of contexts a target; scores come
+from the whole logits of one window at a time, in float64.  Nothing here is shared with the metric.
+"""
+
+import math
+
+import torch
+
+START = "start"
+
+
+def sliding(num_tokens: int, length: int, stride: int, start: str = "none") -> dict[int, list]:
+    """What each scored token sees under the metric's own plan: {target: context}.
+
+    A token is scored in the first window that reaches it, given all before it in that window.
+    """
+    text = list(range(num_tokens))
+    if start == "once":
+        text = [START, *text]
+    seen = {}
+    for begin in range(0, len(text), stride):
+        if start == "every":
+            window = [START, *text[begin : begin + length - 1]]
+        elif stride == length:  # and the last row of a window scores the next one's first token
+            window = text[begin : begin + length + 1]
+        else:
+            window = text[begin : begin + length]
+        for place, target in enumerate(window):
+            if place > 0 and target not in seen:
+                seen[target] = window[:place]
+    return seen
+
+
+def guide_windows(num_tokens: int, length: int, stride: int) -> list[dict[int, list]]:
+    """The loop of the transformers guide "Perplexity of fixed-length models", window by window."""
+    windows = []
+    previous_end = 0
+    for begin in range(0, num_tokens, stride):
+        end = min(begin + length, num_tokens)
+        target_length = end - previous_end
+        labels = list(range(begin, end))
+        labels[: len(labels) - target_length] = [None] * (len(labels) - target_length)
+        shifted = labels[1:]  # the model shifts the labels itself, so the first is never scored
+        windows.append({label: list(range(begin, label)) for label in shifted if label is not None})
+        previous_end = end
+        if end == num_tokens:
+            break
+    return windows
+
+
+def lm_eval(num_tokens: int, length: int) -> dict[int, list]:
+    """`loglikelihood_rolling`: disjoint targets, the last window moved left to full context."""
+    seen = {}
+    text = [START, *range(num_tokens)]
+    for first in range(0, num_tokens, length):
+        last = min(first + length, num_tokens)  # targets first .. last - 1
+        # in `text`, target t stands at t + 1; a window is `length` inputs and one more token
+        begin = max(0, last - length)
+        fed = text[begin:last]
+        for target in range(first, last):
+            seen[target] = fed[: target + 1 - begin]
+    return seen
+
+
+def stock(num_tokens: int, length: int, start: bool) -> dict[int, list]:
+    """evaluate's perplexity: the text cut to one window, which the start token is part of."""
+    text = list(range(num_tokens))[: length - start]
+    return {t: [START] * start + text[:t] for t in text if t > 0 or start}
+
+
+def llama_cpp(num_tokens: int, length: int, start: bool) -> dict[int, list]:
+    """llama-perplexity: full chunks, their first token replaced, the second half scored."""
+    seen = {}
+    for chunk in range(num_tokens // length):
+        fed = list(range(chunk * length, (chunk + 1) * length))
+        if start:
+            fed[0] = START
+        for place in range(length // 2 + 1, length):
+            seen[chunk * length + place] = fed[:place]
+    return seen
+
+
+def chunks(num_tokens: int, length: int) -> dict[int, list]:
+    """GPTQ's and mlx-lm's: full chunks side by side, the first token of each unscored."""
+    return {
+        chunk * length + place: list(range(chunk * length, chunk * length + place))
+        for chunk in range(num_tokens // length)
+        for place in range(1, length)
+    }
+
+
+def exllamav2(num_tokens: int, length: int, stride: int) -> dict[int, list]:
+    """Full windows; after the first, the last `stride` tokens of each are scored."""
+    seen = {}
+    begin = 0
+    while begin + length <= num_tokens:
+        first = 1 if begin == 0 else begin + length - stride
+        for target in range(first, begin + length):
+            if target > begin:
+                seen[target] = list(range(begin, target))
+        begin += stride
+    return seen
+
+
+def megatron(num_tokens: int, length: int, overlap: int) -> dict[int, list]:
+    """Megatron-LM's overlapping evaluation: inputs of `length` tokens, targets one further on."""
+    targets = num_tokens - 1
+    count = math.ceil(max(targets - overlap, 0) / overlap) + 1
+    seen = {}
+    for window in range(count):
+        begin = window * overlap
+        fed = list(range(begin, min(begin + length, targets)))
+        labels = [place + 1 for place in fed]
+        if window > 0:
+            # all but the last `overlap` places of a full window are masked
+            labels = [label for label in labels if label > begin + length - overlap]
+        for target in labels:
+            assert target not in seen
+            seen[target] = list(range(begin, target))
+    return seen
+
+
+@torch.inference_mode()
+def nll(model, context_ids: list[int], target_ids: list[int]) -> list[float]:
+    """Nlls in nats of targets that follow each other, given the context and the targets before."""
+    fed = torch.tensor([context_ids + target_ids[:-1]])
+    logits = model(input_ids=fed).logits[0].double()
+    scores = logits.log_softmax(-1)
+    rows = range(len(context_ids) - 1, fed.shape[1])
+    return [-scores[row, target].item() for row, target in zip(rows, target_ids)]
+
+
+def token_nlls(model, ids: list[int], plan: dict[int, list], start_id=None) -> dict[int, float]:
+    """Nll of each target of a plan, one target at a time, each from a forward pass of its own."""
+    resolved = {}
+    for target, context in plan.items():
+        fed = [start_id if place == START else ids[place] for place in context]
+        resolved[target] = nll(model, fed, [ids[target]])[0]
+    return resolved
+
+
+def window_nlls(model, ids: list[int], plan: dict[int, list], start_id=None) -> dict[int, float]:
+    """As `token_nlls`, but targets whose contexts grow by one share a pass: batch 1, all logits."""
+    runs: list[list[int]] = []
+    for target in sorted(plan):
+        follows = runs and plan[target] == [*plan[runs[-1][-1]], runs[-1][-1]]
+        runs[-1].append(target) if follows else runs.append([target])
+    resolved = {}
+    for run in runs:
+        context = [start_id if place == START else ids[place] for place in plan[run[0]]]
+        resolved |= zip(run, nll(model, context, [ids[target] for target in run]))
+    return resolved
