@@ -5,93 +5,34 @@ meet them: they share nothing with windows.py or scoring.py.  The model is tiny 
 float64, with weights so large that two protocols never agree by chance.
 """
 
-import importlib
 import itertools
 import math
-import pathlib
-import random
 import re
 
 import evaluate
 import numpy as np
 import pytest
 import torch
-import transformers
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
+from core.windows import PROTOCOLS, plan_windows
+from models import CONTEXT, make_byte_tokenizer, make_model, make_tokenizer, random_text
 
-ROOT = pathlib.Path(__file__).parents[1]
-CONTEXT = 24
-BOS, EOS = "<s>", "</s>"
-
-
-def byte_tokenizer(prepends_bos=False, **special_tokens):
-    """One token a byte, so that a text of N ASCII letters has exactly N tokens."""
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    backend = Tokenizer(models.BPE({letter: i for i, letter in enumerate(alphabet)}, []))
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    backend.decoder = decoders.ByteLevel()
-    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=backend, **special_tokens)
-    if prepends_bos:
-        tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(
-            single=f"{BOS} $A", special_tokens=[(BOS, tokenizer.bos_token_id)]
-        )
-    return tokenizer
-
-
-def tiny_gpt2():
-    torch.manual_seed(0)
-    config = transformers.GPT2Config(
-        vocab_size=260, n_positions=CONTEXT, n_embd=32, n_layer=2, n_head=4, initializer_range=0.3
-    )
-    return transformers.GPT2LMHeadModel(config).double().eval()
-
-
-def tiny_llama():
-    torch.manual_seed(0)
-    config = transformers.LlamaConfig(
-        vocab_size=260,
-        max_position_embeddings=CONTEXT,
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        initializer_range=0.3,
-    )
-    return transformers.LlamaForCausalLM(config).double().eval()
-
-
-MODELS = {"gpt2": tiny_gpt2, "llama": tiny_llama}
 TOKENIZERS = {
-    "BOS": {"bos_token": BOS, "eos_token": EOS},
-    "EOS only": {"eos_token": EOS},
-    "adds BOS": {"bos_token": BOS, "eos_token": EOS, "prepends_bos": True},
+    "BOS": {},
+    "EOS only": {"bos": False},
+    "adds BOS": {"adds_bos": True},
 }
 
 
-def some_text(length, seed=0):
-    """ASCII text of `length` characters, and so of as many tokens."""
-    letters = random.Random(f"{length} {seed}")
-    return "".join(letters.choice("etaoin shrdlu\n") for _ in range(length))
-
-
 @pytest.fixture(scope="module")
-def metric():
-    return evaluate.load(str(ROOT / "perplexity_sliding.py"))
+def metric(root, tmp_path_factory):
+    """One metric for all, since nothing here depends on what it was used for before."""
+    cache = tmp_path_factory.mktemp("cache")
+    return evaluate.load(str(root / "perplexity_sliding.py"), cache_dir=str(cache))
 
 
-@pytest.fixture(scope="module", params=MODELS)
+@pytest.fixture(scope="module", params=["gpt2", "llama"])
 def model(request):
-    return MODELS[request.param]()
-
-
-@pytest.fixture(scope="module")
-def tokenizer():
-    return byte_tokenizer(**TOKENIZERS["BOS"])
-
-
-def sibling(metric, name):
-    """A module of the metric, from where evaluate.load put it."""
-    return importlib.import_module(type(metric).__module__.rsplit(".", 1)[0] + "." + name)
+    return make_model(request.param).double()
 
 
 def close(value):
@@ -101,11 +42,11 @@ def close(value):
 # --- lm-evaluation-harness itself -----------------------------------------------------------------
 
 DOCUMENTS = [
-    some_text(5),  # shorter than a window
-    some_text(CONTEXT),  # exactly one
-    some_text(CONTEXT + 1),  # the last window scores one token, with full context
-    some_text(4 * CONTEXT - 1),
-    some_text(157),
+    random_text(5),  # shorter than a window
+    random_text(CONTEXT),  # exactly one
+    random_text(CONTEXT + 1),  # the last window scores one token, with full context
+    random_text(4 * CONTEXT - 1),
+    random_text(157),
     "Fünf  Wörter,\n\n  “tokens” 語 ",  # words with empty ones at the end, bytes beyond characters
     "x",
 ]
@@ -151,7 +92,7 @@ def text_nlls(result):
 @pytest.mark.parametrize("kind", TOKENIZERS)
 @pytest.mark.parametrize("max_length", [None, 7])
 def test_lm_eval(metric, model, kind, max_length):
-    tokenizer = byte_tokenizer(**TOKENIZERS[kind])
+    tokenizer = make_tokenizer(**TOKENIZERS[kind])
     theirs = rolling(harness(model, tokenizer, max_length=max_length), DOCUMENTS)
     ours = metric.compute(
         predictions=DOCUMENTS,
@@ -169,9 +110,9 @@ def test_lm_eval(metric, model, kind, max_length):
 
 def test_lm_eval_scores_a_doubled_start_token(metric, tokenizer):
     """A tokenizer that adds BOS gets a second one from the harness, and the added one is scored."""
-    adding = byte_tokenizer(**TOKENIZERS["adds BOS"])
-    model = tiny_gpt2()
-    text = some_text(50)
+    adding = make_tokenizer(**TOKENIZERS["adds BOS"])
+    model = make_model("gpt2").double()
+    text = random_text(50)
     by_default, without = (
         rolling(harness(model, adding, add_bos_token=choice), [text])[0] for choice in (None, False)
     )
@@ -189,9 +130,9 @@ def test_lm_eval_scores_a_doubled_start_token(metric, tokenizer):
 
 @pytest.mark.xfail(strict=True, reason="the tokenizer's BOS is added to the one in the text")
 def test_lm_eval_adds_no_start_token_to_a_text_that_has_one(metric):
-    tokenizer = byte_tokenizer(**TOKENIZERS["adds BOS"])
-    model = tiny_gpt2()
-    texts = [BOS + some_text(40), some_text(40)]
+    tokenizer = make_tokenizer(**TOKENIZERS["adds BOS"])
+    model = make_model("gpt2").double()
+    texts = ["<bos> " + random_text(40), random_text(40)]
     theirs = rolling(harness(model, tokenizer), texts)
     result = metric.compute(
         predictions=texts,
@@ -205,10 +146,9 @@ def test_lm_eval_adds_no_start_token_to_a_text_that_has_one(metric):
 
 @pytest.mark.parametrize("max_length", [2, 5, 8])
 @pytest.mark.parametrize("num_tokens", [1, 2, 4, 5, 6, 9, 10, 11, 31])
-def test_lm_eval_windows(metric, num_tokens, max_length):
+def test_lm_eval_windows(num_tokens, max_length):
     """Token by token the rows that the harness feeds and scores."""
     utils = pytest.importorskip("lm_eval.utils")
-    plan_windows = sibling(metric, "windows").plan_windows
     ids = list(range(num_tokens))
     theirs = list(utils.get_rolling_token_windows(ids, "P", max_length, context_len=1))
     ours = plan_windows(num_tokens, max_length, max_length, start="once", protocol="lm-eval")
@@ -264,13 +204,13 @@ GUIDE_CASES = [
     (48, 8, 8),
     (50, 2, 1),
     (50, 2, 2),
-    (200, CONTEXT, CONTEXT // 2),
+    (200, 16, 8),
 ]
 
 
 @pytest.mark.parametrize("num_tokens, max_length, stride", GUIDE_CASES)
 def test_transformers_docs(metric, model, tokenizer, num_tokens, max_length, stride):
-    text = some_text(num_tokens)
+    text = random_text(num_tokens)
     windows = guide_loop(model, encode(tokenizer, text), max_length, stride)
     settings = {"max_length": max_length, "stride": stride}
     kwargs = {"predictions": [text], "model": model, "tokenizer": tokenizer} | settings
@@ -288,7 +228,7 @@ def test_transformers_docs(metric, model, tokenizer, num_tokens, max_length, str
 @pytest.mark.parametrize("protocol", ["transformers-docs", "transformers-docs-weighted"])
 def test_transformers_docs_leaves_out_a_window_without_a_target(metric, model, tokenizer, protocol):
     """At S = L a last window of one token has no target, and the guide's loop gives NaN."""
-    text = some_text(17)
+    text = random_text(17)
     windows = guide_loop(model, encode(tokenizer, text), 8, 8)
     assert [labels for labels, _ in windows] == [8, 8, 1]
     assert math.isnan(windows[-1][1])
@@ -303,16 +243,28 @@ def test_transformers_docs_leaves_out_a_window_without_a_target(metric, model, t
     assert result["perplexity"] == close(math.exp((windows[0][1] + windows[1][1]) / 2))
 
 
-def test_transformers_docs_joins_and_adds_special_tokens_once(metric, model):
-    tokenizer = byte_tokenizer(**TOKENIZERS["adds BOS"])
-    texts = [some_text(30), some_text(40)]
-    ids = encode(tokenizer, "\n\n".join(texts), special=True)
-    assert ids[0] == tokenizer.bos_token_id and len(ids) == 73
-    windows = guide_loop(model, ids, CONTEXT, CONTEXT // 2)
+def test_transformers_docs_joins_with_an_empty_line(metric):
+    tokenizer, model = make_byte_tokenizer(), make_model("gpt2", vocab_size=259).double()
+    texts = ["Once upon a time", "there was a token"]
+    ids = encode(tokenizer, texts[0] + "\n\n" + texts[1])
+    assert len(ids) == len(texts[0]) + 2 + len(texts[1])
+    losses = [loss for _, loss in guide_loop(model, ids, CONTEXT, CONTEXT // 2)]
     result = metric.compute(
         predictions=texts, model=model, tokenizer=tokenizer, protocol="transformers-docs"
     )
-    assert result["perplexity"] == close(math.exp(np.mean([loss for _, loss in windows])))
+    assert result["perplexity"] == close(math.exp(np.mean(losses)))
+
+
+def test_transformers_docs_adds_special_tokens_once(metric, model):
+    tokenizer = make_tokenizer(adds_bos=True)
+    texts = [random_text(30), random_text(40)]
+    ids = encode(tokenizer, " ".join(texts), special=True)
+    assert ids[0] == tokenizer.bos_token_id and len(ids) == 71
+    losses = [loss for _, loss in guide_loop(model, ids, CONTEXT, CONTEXT // 2)]
+    result = metric.compute(
+        predictions=texts, model=model, tokenizer=tokenizer, protocol="transformers-docs"
+    )
+    assert result["perplexity"] == close(math.exp(np.mean(losses)))
 
 
 def stock_perplexities(model, tokenizer, texts, max_length, add_start_token):
@@ -326,7 +278,7 @@ def stock_perplexities(model, tokenizer, texts, max_length, add_start_token):
     return perplexities
 
 
-STOCK_TEXTS = [some_text(length) for length in (2, 5, CONTEXT - 1, CONTEXT, CONTEXT + 1, 100)]
+STOCK_TEXTS = [random_text(length) for length in (2, 5, CONTEXT - 1, CONTEXT, CONTEXT + 1, 100)]
 STOCK_STARTS = [
     ("BOS", True),
     ("BOS", False),
@@ -345,7 +297,7 @@ STOCK_STARTS = [
 @pytest.mark.parametrize("kind, add_start_token", STOCK_STARTS)
 @pytest.mark.filterwarnings("ignore:The tokenizer has no start token")
 def test_stock(metric, model, kind, max_length, add_start_token):
-    tokenizer = byte_tokenizer(**TOKENIZERS[kind])
+    tokenizer = make_tokenizer(**TOKENIZERS[kind])
     expected = stock_perplexities(model, tokenizer, STOCK_TEXTS, max_length, add_start_token)
     result = metric.compute(
         predictions=STOCK_TEXTS,
@@ -364,8 +316,8 @@ def test_stock(metric, model, kind, max_length, add_start_token):
 @pytest.mark.parametrize("add_start_token", [True, False])
 @pytest.mark.filterwarnings("ignore:The tokenizer has no start token")
 def test_sliding_is_stock_where_a_text_fits(metric, model, kind, add_start_token):
-    tokenizer = byte_tokenizer(**TOKENIZERS[kind])
-    texts = [some_text(length) for length in (2, 5, CONTEXT - 1)]
+    tokenizer = make_tokenizer(**TOKENIZERS[kind])
+    texts = [random_text(length) for length in (2, 5, CONTEXT - 1)]
     expected = stock_perplexities(model, tokenizer, texts, CONTEXT, add_start_token)
     result = metric.compute(
         predictions=texts, model=model, tokenizer=tokenizer, add_start_token=add_start_token
@@ -378,7 +330,7 @@ def test_sliding_is_stock_where_a_text_fits(metric, model, kind, add_start_token
 @pytest.mark.parametrize("num_tokens", [2, 4, 8, 9, 10, 17, 50])
 def test_megatron(metric, model, tokenizer, num_tokens, overlap):
     """Fixed windows of L + 1 tokens every `overlap`, all but the first scoring their last ones."""
-    length, text = 8, some_text(num_tokens)
+    length, text = 8, random_text(num_tokens)
     ids = encode(tokenizer, text)
     targets = len(ids) - 1
     total = 0.0
@@ -404,9 +356,9 @@ def test_megatron(metric, model, tokenizer, num_tokens, overlap):
 
 
 def test_megatron_caps_the_exponent(metric, tokenizer):
-    model = tiny_gpt2()
+    model = make_model("gpt2").double()
     model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight * 20)
-    text = some_text(60)
+    text = random_text(60)
     kwargs = {"predictions": [text], "model": model, "tokenizer": tokenizer}
     result = metric.compute(protocol="megatron", max_length=8, stride=4, **kwargs)
     assert result["total_nll"] / result["num_tokens"] > 20
@@ -418,9 +370,9 @@ def test_megatron_caps_the_exponent(metric, tokenizer):
 @pytest.mark.parametrize("num_tokens", [2 * CONTEXT, 75])
 def test_llama_cpp(metric, model, kind, length, num_tokens):
     """Disjoint chunks, BOS in the place of the first token, the second half scored."""
-    tokenizer = byte_tokenizer(**TOKENIZERS[kind])
+    tokenizer = make_tokenizer(**TOKENIZERS[kind])
     adds_bos = kind == "adds BOS"
-    text = some_text(num_tokens)
+    text = random_text(num_tokens)
     ids = encode(tokenizer, text, special=True)
     assert len(ids) == num_tokens + adds_bos
     nlls = []
@@ -449,8 +401,8 @@ def test_llama_cpp(metric, model, kind, length, num_tokens):
 @pytest.mark.parametrize("num_tokens", [8, 15, 16, 50])
 def test_gptq(metric, model, kind, num_tokens):
     """Disjoint chunks of L = S, the tail dropped; the mean of chunk means."""
-    tokenizer = byte_tokenizer(**TOKENIZERS[kind])
-    length, text = 8, some_text(num_tokens)
+    tokenizer = make_tokenizer(**TOKENIZERS[kind])
+    length, text = 8, random_text(num_tokens)
     ids = encode(tokenizer, text, special=True)
     chunks = [ids[i * length : (i + 1) * length] for i in range(len(ids) // length)]
     losses = []
@@ -468,12 +420,8 @@ def test_gptq(metric, model, kind, num_tokens):
 def test_exllamav2(metric, tokenizer, num_tokens):
     """Windows of L every 512 tokens, later ones scoring their last 512; the tail dropped."""
     length, stride = 1024, 512
-    torch.manual_seed(0)
-    config = transformers.GPT2Config(
-        vocab_size=260, n_positions=length, n_embd=16, n_layer=1, n_head=2, initializer_range=0.3
-    )
-    model = transformers.GPT2LMHeadModel(config).eval()
-    text = some_text(num_tokens)
+    model = make_model("gpt2", n_positions=length)
+    text = random_text(num_tokens)
     ids = encode(tokenizer, text)
     nlls, begin = [], 0
     while begin + length <= len(ids):
@@ -490,8 +438,8 @@ def test_exllamav2(metric, tokenizer, num_tokens):
 @pytest.mark.parametrize("kind", ["BOS", "adds BOS"])
 def test_mlx_lm(metric, model, kind):
     """Documents encoded one by one, their tokens laid end to end in rows of L."""
-    tokenizer = byte_tokenizer(**TOKENIZERS[kind])
-    length, texts = 8, [some_text(n) for n in (3, 20, 9)]
+    tokenizer = make_tokenizer(**TOKENIZERS[kind])
+    length, texts = 8, [random_text(n) for n in (3, 20, 9)]
     ids = [token for text in texts for token in encode(tokenizer, text, special=True)]
     rows = [ids[i * length : (i + 1) * length] for i in range(len(ids) // length)]
     nlls = np.concatenate([row_nlls(model, row) for row in rows])
@@ -507,7 +455,7 @@ def test_mlx_lm(metric, model, kind):
 @pytest.mark.parametrize("length", [CONTEXT, 7])
 def test_paloma(metric, model, kind, length):
     """The harness's windows with EOS as the prefix, whatever BOS there is, and nothing else added."""
-    tokenizer = byte_tokenizer(**TOKENIZERS[kind])
+    tokenizer = make_tokenizer(**TOKENIZERS[kind])
     totals = []
     for text in DOCUMENTS:
         ids = encode(tokenizer, text)
@@ -536,12 +484,12 @@ def test_paloma(metric, model, kind, length):
 
 def test_no_two_protocols_agree_by_chance(metric):
     """What makes the comparisons above mean something: each protocol gives another number."""
-    tokenizer, model = byte_tokenizer(**TOKENIZERS["adds BOS"]), tiny_gpt2()
-    texts = [some_text(120), some_text(85)]
+    tokenizer, model = make_tokenizer(**TOKENIZERS["adds BOS"]), make_model("gpt2").double()
+    texts = [random_text(120), random_text(85)]
     kwargs = {"predictions": texts, "model": model, "tokenizer": tokenizer}
     kwargs["max_length"] = 16
     perplexities = {"stock": metric.compute(protocol="stock", add_start_token=False, **kwargs)}
-    for protocol in sibling(metric, "windows").PROTOCOLS.keys() - {"stock"}:
+    for protocol in PROTOCOLS.keys() - {"stock"}:
         perplexities[protocol] = metric.compute(protocol=protocol, **kwargs)
     ordered = sorted(result["perplexity"] for result in perplexities.values())
     apart = [high / low - 1 for low, high in itertools.pairwise(ordered)]
