@@ -31,7 +31,6 @@ from models import make_model, make_tokenizer  # noqa: E402
 
 settings.register_profile("repeatable", derandomize=True, deadline=None, max_examples=200)
 settings.load_profile("repeatable")
-evaluate.logging.disable_progress_bar()
 torch.set_num_threads(1)  # threads only cost time with models this small
 
 

@@ -177,25 +177,26 @@ class SlowTokenizer(transformers.PreTrainedTokenizer):
     """The words of `make_tokenizer` in plain Python; it gives no offsets."""
 
     model_input_names = ("input_ids", "attention_mask")
+    names = ("<bos>", "<eos>", "<pad>", *(f"w{n}" for n in range(FIRST_WORD, VOCABULARY)))
 
     def __init__(self, **kwargs):
-        super().__init__(bos_token="w0", eos_token="w1", pad_token="w2", unk_token="w3", **kwargs)
+        super().__init__(bos_token="<bos>", eos_token="<eos>", pad_token="<pad>", **kwargs)
 
     @property
     def vocab_size(self):
         return VOCABULARY
 
     def get_vocab(self):
-        return {f"w{number}": number for number in range(VOCABULARY)}
+        return {name: number for number, name in enumerate(self.names)}
 
     def _tokenize(self, text, **kwargs):
         return text.split()
 
     def _convert_token_to_id(self, token):
-        return self.get_vocab().get(token, FIRST_WORD)
+        return self.names.index(token)
 
     def _convert_id_to_token(self, index):
-        return f"w{index}"
+        return self.names[index]
 
 
 def save(folder, model, tokenizer) -> str:

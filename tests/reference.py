@@ -152,3 +152,8 @@ def window_nlls(model, ids: list[int], plan: dict[int, list], start_id=None) -> 
         context = [start_id if place == START else ids[place] for place in plan[run[0]]]
         resolved |= zip(run, nll(model, context, [ids[target] for target in run]))
     return resolved
+
+
+def mean(values) -> float:
+    values = list(values)
+    return math.fsum(values) / len(values)
