@@ -193,7 +193,7 @@ class SlowTokenizer(transformers.PreTrainedTokenizer):
         return text.split()
 
     def _convert_token_to_id(self, token):
-        return self.names.index(token)
+        return self.names.index(token) if token in self.names else FIRST_WORD
 
     def _convert_id_to_token(self, index):
         return self.names[index]
