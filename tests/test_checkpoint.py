@@ -1,0 +1,225 @@
+"""A run that is killed goes on where it stopped, and ends with the very same result."""
+
+import copy
+import os
+import random
+import signal
+import sqlite3
+import time
+
+import pytest
+import torch
+from models import make_model, random_text
+
+needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="processes are forked")
+
+TEXTS = [random_text(300, seed=1), random_text(40, seed=2), random_text(7, seed=3)]
+
+
+class Killed(Exception):
+    pass
+
+
+class KillAfter:
+    """A callback that ends the compute after a number of batches."""
+
+    def __init__(self, batches):
+        self.batches = batches
+
+    def __call__(self, progress):
+        self.batches -= 1
+        if self.batches < 0:
+            raise Killed
+
+
+@pytest.fixture
+def arguments(gpt2, tokenizer):
+    return {"model": gpt2, "tokenizer": tokenizer, "stride": 4, "batch_size": 2}
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "run.sqlite"
+
+
+@pytest.mark.parametrize("batches", [0, 1, 5, 14])
+def test_an_interrupted_run_ends_with_the_same_result(metric, arguments, path, batches):
+    expected = metric.compute(predictions=TEXTS, return_token_scores=True, **arguments)
+    with pytest.raises(Killed):
+        metric.compute(predictions=TEXTS, checkpoint=path, callback=KillAfter(batches), **arguments)
+    resumed = metric.compute(
+        predictions=TEXTS, checkpoint=path, return_token_scores=True, **arguments
+    )
+    assert resumed == expected
+
+
+def test_finished_windows_are_not_computed_again(metric, arguments, path):
+    metric.compute(predictions=TEXTS, checkpoint=path, **arguments)
+    progress = []
+    again = metric.compute(
+        predictions=TEXTS, checkpoint=path, callback=progress.append, **arguments
+    )
+    assert progress == []  # told after every batch, and there was none
+    assert again == metric.compute(predictions=TEXTS, **arguments)
+
+
+def test_texts_finished_before_count_in_another_company_and_order(metric, arguments, path):
+    metric.compute(predictions=TEXTS[:2], checkpoint=path, **arguments)
+    progress = []
+    result = metric.compute(
+        predictions=TEXTS[::-1], checkpoint=path, callback=progress.append, **arguments
+    )
+    assert len(progress) == 1  # the third text's
+    assert result["total_nll"] == pytest.approx(
+        metric.compute(predictions=TEXTS, **arguments)["total_nll"], rel=1e-6
+    )
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"stride": 5},
+        {"max_length": 12},
+        {"add_start_token": False},
+        {"add_start_token": "every"},
+        {"protocol": "lm-eval", "stride": None},
+    ],
+    ids=str,
+)
+def test_another_measurement_never_matches(metric, arguments, path, change):
+    metric.compute(predictions=TEXTS, checkpoint=path, **arguments)
+    changed = arguments | change
+    assert metric.compute(predictions=TEXTS, checkpoint=path, **changed) == metric.compute(
+        predictions=TEXTS, **changed
+    )
+
+
+def test_another_model_never_matches(metric, arguments, path):
+    metric.compute(predictions=TEXTS, checkpoint=path, **arguments)
+    changed = arguments | {"model": make_model("gpt2", seed=9)}
+    assert metric.compute(predictions=TEXTS, checkpoint=path, **changed) == metric.compute(
+        predictions=TEXTS, **changed
+    )
+
+
+def test_another_dtype_never_matches(metric, arguments, path, gpt2):
+    metric.compute(predictions=TEXTS, checkpoint=path, **arguments)
+    changed = arguments | {"model": copy.deepcopy(gpt2).to(torch.bfloat16)}
+    assert metric.compute(predictions=TEXTS, checkpoint=path, **changed) == metric.compute(
+        predictions=TEXTS, **changed
+    )
+
+
+def test_another_text_never_matches(metric, arguments, path):
+    metric.compute(predictions=TEXTS, checkpoint=path, **arguments)
+    other = [random_text(300, seed=5)]
+    assert metric.compute(predictions=other, checkpoint=path, **arguments) == metric.compute(
+        predictions=other, **arguments
+    )
+
+
+def test_a_foreign_file_is_refused(metric, arguments, path):
+    path.write_text("Call me Ishmael. " * 100)
+    with pytest.raises(ValueError, match=r"`checkpoint`=.*run\.sqlite' cannot be used"):
+        metric.compute(predictions=TEXTS, checkpoint=path, **arguments)
+    assert path.read_text().startswith("Call me")
+
+
+def test_another_programs_database_is_refused(metric, arguments, path):
+    with sqlite3.connect(path) as connection:
+        connection.execute("CREATE TABLE bookmarks (url TEXT)")
+    with pytest.raises(ValueError, match=r"run\.sqlite' cannot be used: it is a database of anoth"):
+        metric.compute(predictions=TEXTS, checkpoint=path, **arguments)
+
+
+def test_a_damaged_file_is_refused(metric, arguments, path):
+    metric.compute(predictions=TEXTS, checkpoint=path, **arguments)
+    data = bytearray(path.read_bytes())
+    data[100 : len(data) // 2] = b"\x7f" * (len(data) // 2 - 100)
+    path.write_bytes(data)
+    with pytest.raises(ValueError, match=r"`checkpoint`=.*run\.sqlite' cannot be"):
+        metric.compute(predictions=TEXTS, checkpoint=path, **arguments)
+
+
+def test_scores_of_the_wrong_size_are_refused(metric, arguments, path):
+    metric.compute(predictions=TEXTS, checkpoint=path, **arguments)
+    with sqlite3.connect(path) as connection:
+        connection.execute("UPDATE scores SET nll = x'00000000' WHERE end > first + 1")
+    with pytest.raises(ValueError, match=r"run\.sqlite' cannot be used: its scores are damaged"):
+        metric.compute(predictions=TEXTS, checkpoint=path, **arguments)
+
+
+def test_an_impossible_path_is_refused(metric, arguments, tmp_path):
+    with pytest.raises(ValueError, match=r"`checkpoint`=.* cannot be used"):
+        metric.compute(
+            predictions=TEXTS, checkpoint=tmp_path / "no" / "such" / "folder.sqlite", **arguments
+        )
+
+
+def test_a_path_must_be_one(metric, arguments):
+    with pytest.raises(TypeError, match="`checkpoint` must be the path of a file, got 3"):
+        metric.compute(predictions=TEXTS, checkpoint=3, **arguments)
+
+
+def test_alternatives_are_not_kept(metric, arguments, path):
+    with pytest.raises(ValueError, match=r"`num_alternatives` must be 0 with `checkpoint`.*got 2"):
+        metric.compute(predictions=TEXTS, checkpoint=path, num_alternatives=2, **arguments)
+
+
+# A run in a process of its own.  Forked, so that twenty of them need not load torch twenty times.
+
+
+def start_run(metric, path, arguments) -> int:
+    """Start a compute in a child process; return its process number."""
+    child = os.fork()
+    if child:
+        return child
+    try:
+        metric.compute(predictions=TEXTS, checkpoint=path, **arguments)
+        os._exit(0)
+    finally:
+        os._exit(1)
+
+
+def num_finished(path) -> int:
+    if not path.exists():
+        return 0
+    with sqlite3.connect(path) as connection:
+        table = connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'scores'").fetchone()
+        return connection.execute("SELECT count(*) FROM scores").fetchone()[0] if table else 0
+
+
+@needs_fork
+def test_killed_twenty_times_at_random_a_run_loses_nothing(metric, arguments, path):
+    arguments |= {"stride": 1, "batch_size": 1}
+    began = time.monotonic()
+    expected = metric.compute(predictions=TEXTS, **arguments)
+    duration = time.monotonic() - began
+    generator = random.Random(0)
+    finished = [0]
+    for _ in range(20):
+        child = start_run(metric, path, arguments)
+        time.sleep(generator.uniform(0, duration / 4))
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        finished.append(num_finished(path))
+    assert finished == sorted(finished)
+    assert len(set(finished)) > 3, "the kills did not fall into the scoring"
+    progress = []
+    resumed = metric.compute(
+        predictions=TEXTS, checkpoint=path, callback=progress.append, **arguments
+    )
+    assert resumed == expected
+    assert len(progress) == expected["num_windows"] - finished[-1]  # one window a batch
+
+
+@needs_fork
+def test_two_processes_on_one_file_do_not_corrupt_it(metric, arguments, path):
+    arguments |= {"stride": 1, "batch_size": 1}
+    children = [start_run(metric, path, arguments) for _ in range(2)]
+    assert [os.waitpid(child, 0)[1] for child in children] == [0, 0]
+    with sqlite3.connect(path) as connection:
+        assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+    expected = metric.compute(predictions=TEXTS, **arguments)
+    assert num_finished(path) == expected["num_windows"]
+    assert metric.compute(predictions=TEXTS, checkpoint=path, **arguments) == expected
