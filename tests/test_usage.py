@@ -1,0 +1,403 @@
+"""The metric as users of `evaluate` use it: loaded, fed, combined, interrupted, kept, documented."""
+
+import doctest
+import gc
+import inspect
+import json
+import os
+import shutil
+import sys
+import time
+import weakref
+
+import datasets
+import evaluate
+import pytest
+import transformers
+from models import make_model, make_tokenizer, random_text, save
+
+TEXTS = [random_text(length, seed=length) for length in (40, 7, 21)]
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A checkpoint of the test's own."""
+    return save(tmp_path / "checkpoint", make_model("gpt2"), make_tokenizer())
+
+
+@pytest.fixture
+def loaded_models(monkeypatch):
+    """Weak references to the models that were loaded during the test."""
+    models = []
+    load = transformers.AutoModelForCausalLM.from_pretrained
+
+    def counted(*args, **kwargs):
+        result = load(*args, **kwargs)
+        models.append(weakref.ref(result[0] if isinstance(result, tuple) else result))
+        return result
+
+    monkeypatch.setattr(transformers.AutoModelForCausalLM, "from_pretrained", counted)
+    return models
+
+
+# ---- feeding texts
+
+
+def test_ways_to_hand_over_texts(metric, gpt2, tokenizer):
+    arguments = {"model": gpt2, "tokenizer": tokenizer}
+    expected = metric.compute(predictions=TEXTS, **arguments)
+    assert metric.compute(predictions=tuple(TEXTS), **arguments) == expected
+    assert metric.compute(predictions=(text for text in TEXTS), **arguments) == expected
+    dataset = datasets.Dataset.from_dict({"text": TEXTS})
+    assert metric.compute(predictions=dataset["text"], **arguments) == expected
+    assert metric.compute(predictions=dataset[:]["text"], **arguments) == expected
+    metric.add(prediction=TEXTS[0])
+    metric.add(predictions=TEXTS[1])
+    metric.add_batch(predictions=TEXTS[2:])
+    assert len(metric) == 3
+    assert metric.compute(**arguments) == expected
+    metric.add_batch(predictions=dataset["text"])
+    assert metric.compute(**arguments) == expected
+    metric.add_batch(predictions=TEXTS[:2])
+    assert metric.compute(predictions=TEXTS[2:], **arguments) == expected
+
+
+def test_texts_do_not_stay_for_the_next_compute(metric, gpt2, tokenizer):
+    arguments = {"model": gpt2, "tokenizer": tokenizer}
+    metric.compute(predictions=TEXTS, **arguments)
+    assert len(metric) == 0
+    assert len(metric.compute(predictions=TEXTS[:1], **arguments)["perplexities"]) == 1
+
+
+def test_many_texts_of_odd_content(metric, gpt2, tokenizer):
+    """What the Arrow file between `add` and `compute` might change."""
+    texts = ["w5\x00w6", "w5 \N{ZERO WIDTH JOINER} w6", "w5\r\nw6\u2028w7", "nan", "None"] * 300
+    result = metric.compute(
+        predictions=texts, model=gpt2, tokenizer=tokenizer, return_token_scores=True
+    )
+    for text, scores in zip(texts, result["token_scores"]):
+        assert scores["offsets"][-1][1] == len(text)
+
+
+# ---- names of models
+
+
+def test_a_folder_as_model_id(metric, folder, gpt2, tokenizer):
+    by_name = metric.compute(predictions=TEXTS, model_id=folder)
+    live = metric.compute(predictions=TEXTS, model=gpt2, tokenizer=tokenizer)
+    assert by_name["perplexities"] == live["perplexities"]
+
+
+def test_the_configuration_name_is_a_model(root, tmp_path, monkeypatch, folder):
+    monkeypatch.chdir(tmp_path)
+    by_name = evaluate.load(str(root / "perplexity_sliding.py"), "checkpoint", cache_dir="cache")
+    expected = by_name.compute(predictions=TEXTS, model_id=folder)
+    result = by_name.compute(predictions=TEXTS)
+    assert result == expected
+    # an argument goes before it
+    other = save(tmp_path / "other", make_model("gpt2", seed=1), make_tokenizer())
+    assert by_name.compute(predictions=TEXTS, model_id=other) != expected
+    live = by_name.compute(
+        predictions=TEXTS, model=make_model("gpt2", seed=1), tokenizer=make_tokenizer()
+    )
+    assert live["perplexity"] != expected["perplexity"]
+
+
+@pytest.mark.xfail(
+    reason="evaluate joins the configuration's name to its cache's, so files go to the model's",
+    strict=True,
+)
+def test_a_model_named_by_its_whole_path_gets_no_files(root, tmp_path, folder, loaded_models):
+    metric = evaluate.load(str(root / "perplexity_sliding.py"), folder, cache_dir=str(tmp_path))
+    before = sorted(os.listdir(folder))
+    metric.add_batch(predictions=TEXTS)
+    assert sorted(os.listdir(folder)) == before
+    metric.compute()
+    metric.compute(predictions=TEXTS)
+    assert len(loaded_models) == 1
+    assert sorted(os.listdir(folder)) == before
+
+
+def test_dtypes(metric, folder):
+    def dtype_of(**arguments):
+        result = metric.compute(predictions=TEXTS, model_id=folder, **arguments)
+        return dict(field.split(":", 1) for field in result["signature"].split("|"))["dtype"]
+
+    assert dtype_of() == "float32"
+    assert dtype_of(dtype="bfloat16") == "bfloat16"
+    assert dtype_of(model_kwargs={"dtype": "bfloat16"}) == "bfloat16"
+    half = save(folder + "-half", make_model("gpt2").half(), make_tokenizer())
+    result = metric.compute(predictions=TEXTS, model_id=half)
+    assert "dtype:float32" in result["signature"], (
+        "half-precision weights are computed with in float32"
+    )
+    result = metric.compute(predictions=TEXTS, model_id=half, dtype="auto")
+    assert "dtype:float16" in result["signature"]
+
+
+def test_arguments_reach_from_pretrained(metric, tmp_path, folder):
+    os.makedirs(tmp_path / "repo")
+    shutil.copytree(folder, tmp_path / "repo" / "nested")
+    expected = metric.compute(predictions=TEXTS, model_id=folder)
+    repo = str(tmp_path / "repo")
+    # the tokenizer's folder follows the model's
+    result = metric.compute(predictions=TEXTS, model_id=repo, model_kwargs={"subfolder": "nested"})
+    assert result["perplexities"] == expected["perplexities"]
+    with pytest.raises(ValueError, match="could not be loaded"):
+        metric.compute(
+            predictions=TEXTS,
+            model_id=repo,
+            model_kwargs={"subfolder": "nested"},
+            tokenizer_kwargs={"subfolder": "elsewhere"},
+        )
+    marked = metric.compute(
+        predictions=TEXTS, model_id=folder, tokenizer_kwargs={"bos_token": "w9"}
+    )
+    assert "start:once(9)" in marked["signature"]
+
+
+# ---- the loaded model is kept
+
+
+def test_the_model_is_kept_for_the_next_compute(metric, folder, loaded_models):
+    first = metric.compute(predictions=TEXTS, model_id=folder)
+    second = metric.compute(predictions=TEXTS, model_id=folder, stride=4, protocol="sliding")
+    assert first["num_tokens"] == second["num_tokens"]
+    assert len(loaded_models) == 1
+    metric.compute(predictions=TEXTS, model_id=folder, dtype="bfloat16")
+    assert len(loaded_models) == 2
+    gc.collect()
+    assert loaded_models[0]() is None, "only the last one is kept"
+
+
+def test_other_settings_load_it_anew(metric, folder, loaded_models):
+    settings = {"attn_implementation": "eager"}
+    metric.compute(predictions=TEXTS, model_id=folder, model_kwargs=settings)
+    settings["attn_implementation"] = "sdpa"  # the same dict, changed
+    metric.compute(predictions=TEXTS, model_id=folder, model_kwargs=settings)
+    assert len(loaded_models) == 2
+    metric.compute(
+        predictions=TEXTS,
+        model_id=folder,
+        model_kwargs=settings,
+        tokenizer_kwargs={"padding_side": "left"},
+    )
+    assert len(loaded_models) == 3
+
+
+def test_a_folder_that_changed_is_loaded_anew(metric, folder, loaded_models):
+    before = metric.compute(predictions=TEXTS, model_id=folder)
+    time.sleep(0.02)  # past the resolution of file times
+    make_model("gpt2", seed=7).save_pretrained(folder)
+    after = metric.compute(predictions=TEXTS, model_id=folder)
+    assert len(loaded_models) == 2
+    assert after["perplexity"] != before["perplexity"]
+    assert after["signature"] != before["signature"]
+
+
+def test_the_model_goes_with_the_metric(root, tmp_path, folder, loaded_models):
+    own = evaluate.load(str(root / "perplexity_sliding.py"), cache_dir=str(tmp_path / "own"))
+    own.compute(predictions=TEXTS, model_id=folder)
+    gc.collect()
+    assert loaded_models[0]() is not None
+    del own
+    gc.collect()
+    assert loaded_models[0]() is None
+
+
+def test_instances_share_nothing(root, tmp_path, folder, loaded_models):
+    for place in ("a", "b"):
+        own = evaluate.load(str(root / "perplexity_sliding.py"), cache_dir=str(tmp_path / place))
+        own.compute(predictions=TEXTS, model_id=folder)
+    assert len(loaded_models) == 2
+
+
+def test_a_passed_model_is_not_kept(metric, tokenizer):
+    model = make_model("gpt2")
+    metric.compute(predictions=TEXTS, model=model, tokenizer=tokenizer)
+    watched = weakref.ref(model)
+    del model
+    gc.collect()
+    assert watched() is None
+
+
+@pytest.mark.xfail(
+    reason="arguments of loading are checked after the old one is let go", strict=True
+)
+def test_a_mistake_does_not_cost_the_loaded_model(metric, folder, loaded_models):
+    metric.compute(predictions=TEXTS, model_id=folder)
+    with pytest.raises(ValueError, match="dtype"):
+        metric.compute(predictions=TEXTS, model_id=folder, dtype="float31")
+    metric.compute(predictions=TEXTS, model_id=folder)
+    assert len(loaded_models) == 1
+
+
+# ---- progress
+
+
+def test_the_callback_is_told_how_far_it_is(metric, gpt2, tokenizer):
+    told = []
+    result = metric.compute(
+        predictions=TEXTS, model=gpt2, tokenizer=tokenizer, batch_size=1, callback=told.append
+    )
+    assert len(told) > 2
+    assert [p.done for p in told] == sorted({p.done for p in told})
+    assert {p.total for p in told} == {result["num_forward_tokens"]}
+    assert told[-1].done == told[-1].total
+    assert told[-1].perplexity == pytest.approx(result["perplexity"], rel=1e-6)
+    assert told[0].perplexity != told[-1].perplexity
+
+
+@pytest.mark.parametrize("error", [RuntimeError("enough"), KeyboardInterrupt()])
+def test_the_callback_can_end_it(metric, gpt2, tokenizer, tmp_path, error):
+    calls = []
+
+    def stop(progress):
+        calls.append(progress)
+        if len(calls) == 2:
+            raise error
+
+    metric.add_batch(predictions=TEXTS)
+    arguments = {"model": gpt2, "tokenizer": tokenizer, "batch_size": 1}
+    with pytest.raises(type(error)):
+        metric.compute(callback=stop, **arguments)
+    assert len(calls) == 2
+    assert [path for path in (tmp_path / "cache").rglob("*") if path.is_file()] == []
+    assert len(metric) == 3
+    assert metric.compute(**arguments)["num_tokens"] == 68
+
+
+@pytest.mark.parametrize(
+    "shown",
+    [
+        True,
+        pytest.param(
+            False,
+            marks=pytest.mark.xfail(
+                reason="evaluate's silent bar has no numbers", strict=True, raises=TypeError
+            ),
+        ),
+    ],
+)
+def test_progress_is_evaluates(metric, gpt2, tokenizer, capsys, monkeypatch, shown):
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+    if not shown:
+        evaluate.logging.disable_progress_bar()
+    try:
+        metric.compute(predictions=TEXTS, model=gpt2, tokenizer=tokenizer)
+    finally:
+        evaluate.logging.enable_progress_bar()
+    assert ("Scoring" in capsys.readouterr().err) == shown
+
+
+# ---- the rest of evaluate
+
+
+def test_combine(root, tmp_path, monkeypatch, folder):
+    monkeypatch.chdir(tmp_path)
+    path = str(root / "perplexity_sliding.py")
+    ours = evaluate.load(path, "checkpoint", cache_dir=str(tmp_path / "a"))
+    expected = ours.compute(predictions=TEXTS)
+    word_count = WordCount(cache_dir=str(tmp_path / "b"))
+    both = evaluate.combine([ours, word_count])
+    result = both.compute(predictions=TEXTS)
+    assert result == expected | {"words": 68}
+    both.add_batch(predictions=TEXTS[:2])
+    both.add(prediction=TEXTS[2])
+    assert both.compute() == result
+
+
+class WordCount(evaluate.Metric):
+    """A metric that has nothing to do with ours."""
+
+    def _info(self):
+        return evaluate.MetricInfo(
+            description="",
+            citation="",
+            inputs_description="",
+            features=datasets.Features({"predictions": datasets.Value("string")}),
+        )
+
+    def _compute(self, predictions):
+        return {"words": sum(len(text.split()) for text in predictions)}
+
+
+def test_save(metric, gpt2, tokenizer, tmp_path):
+    result = metric.compute(
+        predictions=TEXTS, model=gpt2, tokenizer=tokenizer, return_token_scores=True
+    )
+    path = evaluate.save(tmp_path / "result.json", **result)
+    stored = json.loads(path.read_text())
+    assert {name: stored[name] for name in result} == result
+
+
+def test_the_interface_of_the_stock_metric_is_kept(metric):
+    """Same names, same defaults; the rest comes after them and has defaults."""
+    parameters = inspect.signature(metric._compute).parameters
+    first = {name: parameter.default for name, parameter in list(parameters.items())[:6]}
+    assert first == {
+        "predictions": inspect.Parameter.empty,
+        "model_id": None,
+        "batch_size": 16,
+        "add_start_token": True,
+        "device": None,
+        "max_length": None,
+    }
+    assert all(p.default is not p.empty for name, p in parameters.items() if name != "predictions")
+
+
+def test_conventions_of_evaluates_own_modules(metric):
+    parameters = inspect.signature(metric._compute).parameters.values()
+    assert all(p.kind is p.POSITIONAL_OR_KEYWORD for p in parameters), "no **kwargs"
+    assert len(doctest.DocTestParser().get_examples(metric.inputs_description)) >= 2
+    for text in (metric.description, metric.citation, metric.inputs_description):
+        assert text.strip()
+    assert set(metric.features) == {"predictions"}
+
+
+@pytest.mark.xfail(reason="`checkpoint` and `distributed` are not described", strict=True)
+def test_every_argument_and_result_is_documented(metric, gpt2, tokenizer):
+    described, returned = metric.inputs_description.split("Returns:")
+    for name in inspect.signature(metric._compute).parameters:
+        assert f"\n    {name}" in described, f"`{name}` is not in the docstring"
+    result = metric.compute(
+        predictions=[random_text(60)],
+        model=gpt2,
+        tokenizer=tokenizer,
+        protocol="llama.cpp",
+        word_counts=[60],
+        num_alternatives=1,
+    )
+    for name in result:
+        assert name in returned, f"`{name}` is not in the docstring"
+
+
+@pytest.mark.xfail(
+    reason="the example's first token is its start token, which isn't scored twice", strict=True
+)
+def test_the_examples_of_the_documentation(metric, root, monkeypatch):
+    """As evaluate's own tests run them, from the repository's root."""
+    monkeypatch.chdir(root)
+    examples = doctest.DocTestParser().get_doctest(
+        metric.inputs_description, {}, "perplexity_sliding", None, 0
+    )
+    printed = []
+    runner = doctest.DocTestRunner(optionflags=doctest.NORMALIZE_WHITESPACE)
+    runner.run(examples, out=printed.append)
+    assert runner.summarize(verbose=False).attempted >= 10
+    assert not printed, "".join(printed)
+
+
+def test_there_is_one_metric_in_the_module(metric):
+    module = inspect.getmodule(type(metric))
+    found = [
+        value
+        for value in vars(module).values()
+        if inspect.isclass(value) and issubclass(value, evaluate.EvaluationModule)
+    ]
+    assert found == [type(metric)], "evaluate.load takes the first it finds"
+
+
+def test_no_warnings_where_nothing_is_wrong(metric, gpt2, tokenizer, recwarn):
+    metric.compute(predictions=TEXTS, model=gpt2, tokenizer=tokenizer)
+    assert [str(warning.message) for warning in recwarn] == []
