@@ -20,15 +20,15 @@ import unicodedata
 
 # Written with a point that belongs to them.
 ABBREVIATIONS = (
-    "Adm Bros Brig Capt Cmdr Co Col Corp Cpl Dr Drs Gen Gov Hon Inc Jr Lt Ltd Maj Messrs Mr Mrs Ms "
-    "No Nos Prof Rep Rev Sen Sgt Sr St al pp v var vs"
-).split()
+    "Adm|Bros|Brig|Capt|Cmdr|Co|Col|Corp|Cpl|Dr|Drs|Gen|Gov|Hon|Inc|Jr|Lt|Ltd|Maj|Messrs|Mr|Mrs|Ms|"
+    "No|Nos|Prof|Rep|Rev|Sen|Sgt|Sr|St|al|pp|v|var|vs"
+)
 
 TOKEN = re.compile(
     rf"""
       <\w+>                            # <unk>, <formula>
     | @[-,.]@                          # still apart from what it joins
-    | (?:{"|".join(ABBREVIATIONS)})\.
+    | (?:{ABBREVIATIONS})\.
     | (?:[^\W\d_]\.)+                  # U.S., e.g., the initial A.
     | [^\W\d_]{{2,}}\.[a-z]{{2,}}      # Amazon.com
     | \d{{1,3}},\d{{3}}(?:st|nd|rd|th) # 1,000th
@@ -49,7 +49,7 @@ JOINING = frozenset(["@-@", "@,@", "@.@", "/", "⁄", "‑"])
 # Written without gaps between numbers (7:30, 2000–2005) or words.
 JOINING_ALIKE = {":": str.isdigit, "–": str.isdigit, "—": str.isalnum}
 # What follows the apostrophe where it is set as a token of its own.
-CLITICS = frozenset("d ll m re s t ve".split())
+CLITICS = frozenset(["d", "ll", "m", "re", "s", "t", "ve"])
 
 
 def detokenize(text: str) -> str:

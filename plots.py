@@ -1,0 +1,100 @@
+"""The pictures that score.py draws: perplexity by protocol, and by the cost of a stride."""
+
+import math
+from pathlib import Path
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import EngFormatter, NullLocator
+
+INK, GREY, GRID = "#1f4e79", "#9db4c8", "#e6e6e6"
+DOTS = {"fmt": "o", "color": INK, "ecolor": GREY, "elinewidth": 1.5, "capsize": 3, "markersize": 5}
+
+
+def check_path(path: str) -> None:
+    """Refuse a file that could not be written.
+
+    Raises:
+        ValueError: a suffix that matplotlib doesn't know, or no such folder.
+    """
+    known = Figure().canvas.get_supported_filetypes()
+    if Path(path).suffix[1:].lower() not in known:
+        raise ValueError(f"--plot must end in one of .{', .'.join(sorted(known))}, got {path!r}.")
+    if not Path(path).parent.is_dir():
+        raise ValueError(f"--plot must lie in a folder that exists, got {path!r}.")
+
+
+def draw(report: dict[str, list[dict]], path: str) -> None:
+    """Draw a report of protocols or strides, leaving out the rows without a finite perplexity."""
+    ((kind, rows),) = report.items()
+    rows = [row for row in rows if math.isfinite(row.get("perplexity", math.inf))]
+    figure = draw_protocols(rows) if kind == "protocols" else draw_strides(rows)
+    figure.savefig(path, dpi=160)
+
+
+def draw_protocols(rows: list[dict]) -> Figure:
+    """A dot for each protocol, with its value and its 95 % interval."""
+    figure = Figure(figsize=(7.5, 1.2 + 0.36 * len(rows)), layout="constrained")
+    axes = new_axes(figure, grid="x")
+    perplexities = [row["perplexity"] for row in rows]
+    axes.errorbar(perplexities, range(len(rows)), xerr=reach(rows), **DOTS)
+    for height, perplexity in enumerate(perplexities):
+        axes.annotate(f"{perplexity:.2f}", (perplexity, height), **above(6))
+    axes.set_yticks(range(len(rows)), [row["protocol"] for row in rows])
+    axes.set_ylim(len(rows) - 0.4, -0.8)
+    axes.set_xlabel("perplexity per token (bars: 95 % interval)")
+    return figure
+
+
+def draw_strides(rows: list[dict]) -> Figure:
+    """Perplexity against the tokens that had to go through the model, on a doubling scale."""
+    rows = sorted(rows, key=lambda row: row["num_forward_tokens"])
+    figure = Figure(figsize=(7.5, 4.2), layout="constrained")
+    axes = new_axes(figure, grid="y")
+    costs = [row["num_forward_tokens"] for row in rows]
+    perplexities = [row["perplexity"] for row in rows]
+    axes.plot(costs, perplexities, color=INK, linewidth=1)
+    axes.errorbar(costs, perplexities, yerr=reach(rows), **DOTS)
+    base = max(rows, key=lambda row: row["stride"])
+    for row, cost, perplexity in zip(rows, costs, perplexities):
+        change = perplexity / base["perplexity"] - 1
+        label = f"stride {row['stride']}\n{perplexity:.2f}" + (
+            f" ({change:+.1%})" if change else ""
+        )
+        axes.annotate(label, (cost, perplexity), **beside(8))
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(costs)
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_major_formatter(EngFormatter(places=1, sep=""))
+    axes.margins(x=0.12)
+    axes.set_xlabel("cost: tokens through the model")
+    axes.set_ylabel("perplexity per token (bars: 95 % interval)")
+    return figure
+
+
+def new_axes(figure: Figure, grid: str) -> Axes:
+    axes = figure.add_subplot()
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(axis=grid, color=GRID)
+    axes.set_axisbelow(True)
+    return axes
+
+
+def reach(rows: list[dict]) -> list[list[float]]:
+    """How far the intervals reach below and above the perplexities; nowhere without an interval."""
+    bounds = [
+        (row["perplexity"], row["perplexity_interval"] or [row["perplexity"]] * 2) for row in rows
+    ]
+    # A protocol's own average may lie outside of the interval of the ratio.
+    return [
+        [max(0.0, value - low) for value, (low, _) in bounds],
+        [max(0.0, high - value) for value, (_, high) in bounds],
+    ]
+
+
+def above(points: float) -> dict:
+    return {"xytext": (0, points), "textcoords": "offset points", "ha": "center", "fontsize": 8}
+
+
+def beside(points: float) -> dict:
+    return {"xytext": (points, points / 2), "textcoords": "offset points", "fontsize": 8}
