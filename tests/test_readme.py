@@ -1,0 +1,210 @@
+"""Every snippet of the README, run as a reader would run it.
+
+Python blocks run in a namespace of their own, with the repository as working directory; shell
+blocks run in bash there.  A `text` block that follows is what they print, as far as it isn't left
+out with "..."; numbers may differ in their fourth digit, as they do between machines.  A block that
+cannot be run has a comment right before it: <!-- not run: the reason -->.
+"""
+
+import contextlib
+import doctest
+import io
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+README = Path(__file__).resolve().parent.parent / "README.md"
+PYTHON = ("python", "py")
+SHELL = ("bash", "sh", "shell")
+SHOWN = ("text", "yaml", "bibtex")
+BLOCK = re.compile(
+    r"(?:^<!-- not run: (?P<reason>[^>]+?) -->\n+)?"
+    r"^(?P<fence>`{3,})(?P<language>\w*)[^\n]*\n(?P<body>.*?)^(?P=fence)[ \t]*$",
+    re.MULTILINE | re.DOTALL,
+)
+NUMBER = re.compile(r"(?<![\w.])-?\d+\.\d+(?:e[+-]?\d+)?")
+LENIENT = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
+
+
+class Block(NamedTuple):
+    """A fenced block: where it is, what it says, and what is shown as its output."""
+
+    line: int
+    language: str
+    body: str
+    reason: str | None
+    output: str | None
+
+
+def parse(markdown: str) -> list[Block]:
+    found = list(BLOCK.finditer(markdown))
+    blocks = []
+    for match, after in zip(found, [*found[1:], None]):
+        follows = after is not None and not markdown[match.end() : after.start()].strip()
+        shown = follows and after["language"] == "text"
+        line = markdown.count("\n", 0, match.start("fence")) + 1
+        output = after["body"] if shown else None
+        blocks.append(Block(line, match["language"], match["body"], match["reason"], output))
+    return blocks
+
+
+def runnable(markdown: str) -> list[Block]:
+    return [b for b in parse(markdown) if b.language not in SHOWN and b.reason is None]
+
+
+def same(expected: str, printed: str) -> bool:
+    """Whether a text is as shown: word by word, numbers with a decimal point to 0.1 %."""
+    if doctest.OutputChecker().check_output(expected, printed, LENIENT):
+        return True
+    ours, theirs = NUMBER.findall(expected), NUMBER.findall(printed)
+    if len(ours) != len(theirs):
+        return False
+    close = all(float(a) == pytest.approx(float(b), rel=1e-3) for a, b in zip(ours, theirs))
+    words = [NUMBER.sub("#", text) for text in (expected, printed)]
+    return close and doctest.OutputChecker().check_output(*words, LENIENT)
+
+
+class Checker(doctest.OutputChecker):
+    def check_output(self, want, got, optionflags):
+        return same(want, got)
+
+
+def run_examples(block: Block) -> None:
+    """Run a block with prompts; what follows them is its output."""
+    test = doctest.DocTestParser().get_doctest(block.body, {}, "README", README.name, block.line)
+    failures = []
+    doctest.DocTestRunner(Checker(), optionflags=LENIENT).run(test, out=failures.append)
+    assert not failures, "".join(failures)
+
+
+def run_python(block: Block) -> str:
+    printed = io.StringIO()
+    code = compile(block.body, f"{README.name}, line {block.line}", "exec")
+    with contextlib.redirect_stdout(printed):
+        exec(code, {"__name__": "__main__"})
+    return printed.getvalue()
+
+
+def run_shell(block: Block) -> str:
+    assert "pytest" not in block.body, "the tests don't run themselves: mark the block"
+    path = os.path.dirname(sys.executable) + os.pathsep + os.environ["PATH"]
+    done = subprocess.run(
+        ["bash", "-euo", "pipefail", "-c", block.body],
+        cwd=README.parent,
+        env=os.environ | {"PATH": path},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def run(block: Block) -> None:
+    assert block.language in PYTHON + SHELL, (
+        f"a block of {block.language or 'no'} language is neither run nor marked as not to be"
+    )
+    if block.language in PYTHON and ">>>" in block.body:
+        run_examples(block)
+        return
+    printed = run_python(block) if block.language in PYTHON else run_shell(block)
+    if block.output is not None:
+        assert same(block.output, printed), f"shown:\n{block.output}\nprinted:\n{printed}"
+
+
+BLOCKS = runnable(README.read_text(encoding="utf-8")) if README.exists() else []
+
+
+@pytest.mark.parametrize("block", BLOCKS, ids=lambda block: f"line {block.line}")
+def test_snippet(block, monkeypatch):
+    monkeypatch.chdir(README.parent)
+    run(block)
+
+
+@pytest.mark.xfail(reason="there is no README.md yet", condition=not README.exists(), strict=True)
+def test_the_readme_has_snippets_of_both_kinds():
+    languages = {block.language for block in BLOCKS}
+    assert languages & set(PYTHON)
+    assert languages & set(SHELL)
+
+
+# ---- that the above can fail
+
+SAMPLE = """\
+Text.
+
+```python
+print("one", 2.5001)
+```
+which prints
+```python
+print(1)
+```
+
+```text
+1
+```
+<!-- not run: it needs the moon -->
+```sh
+exit 3
+```
+
+````python
+>>> 1 + 1
+2
+````
+
+```yaml
+a: b
+```
+"""
+
+
+def test_blocks_are_found():
+    blocks = parse(SAMPLE)
+    assert [(b.line, b.language) for b in blocks] == [
+        (3, "python"), (7, "python"), (11, "text"), (15, "sh"), (19, "python"), (24, "yaml"),
+    ]  # fmt: skip
+    assert [b.output for b in blocks] == [None, "1\n", None, None, None, None]
+    assert [b.reason for b in blocks] == [None, None, None, "it needs the moon", None, None]
+    assert [b.line for b in runnable(SAMPLE)] == [3, 7, 19]
+    for block in runnable(SAMPLE):
+        run(block)
+
+
+@pytest.mark.parametrize(
+    ("markdown", "error", "message"),
+    [
+        ("```python\n1 / 0\n```\n", ZeroDivisionError, ""),
+        ("```python\nprint(2)\n```\n```text\n3\n```\n", AssertionError, "shown"),
+        ("```python\n>>> 1 + 1\n3\n```\n", AssertionError, "Expected"),
+        ("```sh\nfalse | cat\n```\n", AssertionError, ""),
+        ("```sh\necho 2.51\n```\n\n```text\n2.5\n```\n", AssertionError, "shown"),
+        ("```sh\npython -m pytest\n```\n", AssertionError, "mark the block"),
+        ("```\nsomething\n```\n", AssertionError, "neither run nor marked"),
+    ],
+)
+def test_snippets_fail_that_should(markdown, error, message):
+    (block,) = runnable(markdown)
+    with pytest.raises(error, match=message):
+        run(block)
+
+
+@pytest.mark.parametrize(
+    ("expected", "printed", "alike"),
+    [
+        ("perplexity 12.341\n", "perplexity 12.340\n", True),
+        ("perplexity 12.341\n", "perplexity 12.441\n", False),
+        ("12 tokens\n", "13 tokens\n", False),
+        ("{'a': 1.5, ...}\n", "{'a': 1.5, 'b': [1, 2]}\n", True),
+        ("a  b\n", "a b\n", True),
+        ("a 1.5\n", "b 1.5\n", False),
+    ],
+)
+def test_what_counts_as_the_same_output(expected, printed, alike):
+    assert same(expected, printed) == alike
