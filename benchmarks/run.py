@@ -1,0 +1,178 @@
+"""Time this metric beside what people use today and beside bare forward passes.
+
+    python benchmarks/run.py
+
+Prints the ratios, writes them to results.json and draws plot.png, both beside this file.  Nothing
+else should run on the machine meanwhile.
+"""
+
+import argparse
+import json
+import os
+import platform
+import sys
+from pathlib import Path
+
+import bookkeeping
+import evaluate
+import torch
+import transformers
+from cases import FLOOR, Case, Setup, large_batch, timed_cases
+from measure import agreement, peak_memory, peak_memory_apart, ratios, spread, time_in_turns
+from plot import draw
+
+HERE = Path(__file__).resolve().parent
+# Numbers of one case that one float32 execution and another may differ by, relatively.
+TOLERANCE = 1e-4
+MEMORY_CASES = {  # shape, case: whose memory is measured
+    ("gpt2", "one text, S = L/2"): ("ours", "guide"),
+    ("gpt2", "mixed lengths"): ("ours", "stock", "lm-eval, batch 16"),
+    ("large vocabulary", "a batch of 16 windows"): (
+        "ours",
+        "ours, logits_memory=2**26",
+        "full logits",
+    ),
+}
+
+
+def main(arguments: list[str] | None = None) -> None:
+    options = parse(arguments)
+    torch.set_num_threads(options.threads)
+    evaluate.logging.disable_progress_bar()
+    transformers.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
+    if options.memory_of:
+        print(json.dumps({"peak_bytes": measure_memory(*options.memory_of, options.texts)}))
+        return
+    tiny = options.shape == "tiny"
+    results = {"machine": describe_machine(options.threads), "shape": options.shape, "cases": []}
+    for case in timed_cases(Setup(options.shape), tiny, options.texts):
+        if options.only is None or case.name in options.only:
+            results["cases"].append(run_case(case, options.repetitions))
+            print_case(results["cases"][-1])
+    if not options.only and "bookkeeping" not in options.skip:
+        results["bookkeeping"] = run_bookkeeping(tiny, results["cases"])
+        print_bookkeeping(results["bookkeeping"])
+    if not options.only and "memory" not in options.skip:
+        results["memory"] = run_memory(options.texts)
+        print_memory(results["memory"])
+    options.output.write_text(json.dumps(results, indent=1) + "\n")
+    draw(results, options.plot)
+
+
+def parse(arguments: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--shape", choices=("gpt2", "tiny"), default="gpt2")
+    parser.add_argument("--repetitions", type=int, default=5)
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--texts", help="folder of text files whose lines are the mixed texts")
+    parser.add_argument("--only", action="append", help="a case by its name, and no other")
+    parser.add_argument("--skip", action="append", default=[], choices=("bookkeeping", "memory"))
+    parser.add_argument("--output", type=Path, default=HERE / "results.json")
+    parser.add_argument("--plot", type=Path, default=HERE / "plot.png")
+    parser.add_argument("--memory-of", nargs=3, metavar=("SHAPE", "CASE", "CONTENDER"))
+    return parser.parse_args(arguments)
+
+
+def describe_machine(threads: int) -> dict:
+    return {
+        "cores": os.cpu_count(),
+        "threads": threads,
+        "instructions": torch.backends.cpu.get_cpu_capability(),
+        "system": platform.system(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+    }
+
+
+def run_case(case: Case, repetitions: int) -> dict:
+    """Check that all contenders give the same number, then time them in turns."""
+    floor_settings = case.floor.search(sample=4)
+    differences = agreement(case)
+    wrong = {name: value for name, value in differences.items() if not value <= TOLERANCE}
+    if wrong:
+        raise SystemExit(f"{case.name}: not the same number as ours, relatively: {wrong}")
+    seconds = time_in_turns(case, repetitions)
+    return {
+        "name": case.name,
+        "description": case.description,
+        "floor": floor_settings._asdict(),
+        "forward_tokens": sum(window.num_inputs for window in case.floor.windows),
+        "scored_tokens": sum(window.num_targets for window in case.floor.windows),
+        "differences": differences,
+        "seconds": seconds,
+        "ratios": ratios(seconds),
+    }
+
+
+def run_bookkeeping(tiny: bool, cases: list[dict]) -> dict:
+    """With a free model; and what share of the floor's time for as many tokens that would be."""
+    smaller = 1000 if tiny else 1
+    short = bookkeeping.short_texts([n // smaller for n in (12_500, 25_000, 50_000, 100_000)])
+    long = bookkeeping.one_text([10**4 // smaller * 10**power for power in range(4)])
+    mixed = next(case for case in cases if case["name"] == "mixed lengths")
+    per_token = spread(mixed["seconds"][FLOOR])["median"] / mixed["forward_tokens"]
+    for run in short + long:
+        run["share_of_floor"] = run["seconds"] / (run["forward_tokens"] * per_token)
+    return {"short texts": short, "one text": long}
+
+
+def run_memory(texts: str | None) -> list[dict]:
+    folder = [] if texts is None else ["--texts", texts]
+    return [
+        {
+            "shape": shape,
+            "case": case,
+            "contender": contender,
+            "peak_bytes": peak_memory_apart(
+                Path(__file__), "--memory-of", shape, case, contender, *folder
+            ),
+        }
+        for (shape, case), contenders in MEMORY_CASES.items()
+        for contender in contenders
+    ]
+
+
+def measure_memory(shape: str, name: str, contender: str, texts: str | None) -> int:
+    """Peak memory of one contender above the weights, in this process."""
+    setup = Setup(shape)
+    cases = [large_batch(setup), *timed_cases(setup, False, texts)]
+    chosen = next(case for case in cases if case.name == name).contenders[contender]
+    weights = sum(p.numel() * p.element_size() for p in setup.model.parameters())
+    return peak_memory(chosen.run) - (weights if chosen.own_weights else 0)
+
+
+def print_case(case: dict) -> None:
+    print(f"\n{case['name']}: {case['description']}; floor {case['floor']}")
+    for name, seconds in case["seconds"].items():
+        print(f"  {name:24} {spread(seconds)['median']:9.2f} s")
+    for label, ratio in case["ratios"].items():
+        print(f"  {label:24} {ratio['median']:9.3f}   ({ratio['low']:.3f} to {ratio['high']:.3f})")
+    sys.stdout.flush()
+
+
+def print_bookkeeping(runs: dict) -> None:
+    for name, points in runs.items():
+        print(f"\nbookkeeping, {name}, with a free model")
+        for point in points:
+            print(
+                f"  {point['texts']:8,} texts {point['tokens']:12,} tokens "
+                f"{point['seconds']:8.2f} s {point['seconds'] / point['tokens'] * 1e6:8.2f} µs a "
+                f"token, {point['share_of_floor']:.2%} of the floor"
+            )
+    sys.stdout.flush()
+
+
+def print_memory(rows: list[dict]) -> None:
+    print("\npeak memory above the weights")
+    for row in rows:
+        peak = row["peak_bytes"]
+        amount = "out of memory" if peak is None else f"{peak / 2**20:8,.0f} MiB"
+        print(f"  {row['case']:24} {row['contender']:28} {amount}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,219 @@
+"""The benchmark at a tiny size: everybody does the same work, and what is written is what was timed.
+
+No time is asserted: a loaded machine may take any.
+"""
+
+import json
+import statistics
+import sys
+from itertools import chain
+from types import SimpleNamespace
+
+import evaluate
+import numpy as np
+import pytest
+import torch
+import transformers
+from conftest import ROOT
+
+pytest.importorskip("matplotlib", reason="the benchmark draws its results")
+sys.path.append(str(ROOT / "benchmarks"))
+
+import measure
+import run
+from cases import Case, Contender, Setup, long_text, mixed_texts
+from floor import Floor, batches
+from peers import guide_loop, stock_metric
+from workloads import FreeModel, make_lines, make_text, make_tokenizer, read_lines
+
+
+@pytest.fixture(scope="module")
+def setup():
+    return Setup("tiny")
+
+
+@pytest.fixture(scope="module")
+def outcome(tmp_path_factory):
+    """What a whole run at the tiny size writes."""
+    folder = tmp_path_factory.mktemp("benchmark")
+    files = [f"--output={folder / 'results.json'}", f"--plot={folder / 'plot.png'}"]
+    verbosity = transformers.logging.get_verbosity()
+    run.main(["--shape=tiny", "--repetitions=3", "--threads=1", "--skip=memory", *files])
+    # What a run silences is heard again by the tests after it.
+    transformers.logging.set_verbosity(verbosity)
+    transformers.utils.logging.enable_progress_bar()
+    evaluate.logging.enable_progress_bar()
+    return json.loads((folder / "results.json").read_text()), (folder / "plot.png").read_bytes()
+
+
+def test_every_contender_gives_our_number_for_the_same_windows(outcome):
+    differences = {
+        (case["name"], name): value
+        for case in outcome[0]["cases"]
+        for name, value in case["differences"].items()
+    }
+    compared = {name for _, name in differences}
+    assert {"guide", "stock", "ours, by name"} <= compared
+    assert max(differences.values()) < 1e-4
+
+
+def test_harness_is_compared_too(outcome):
+    pytest.importorskip("lm_eval", reason="the harness is left out where it isn't installed")
+    assert {"lm-eval", "lm-eval, batch 16"} <= set(outcome[0]["cases"][3]["differences"])
+
+
+def test_ratios_are_those_of_the_seconds(outcome):
+    for case in outcome[0]["cases"]:
+        seconds = case["seconds"]
+        pairs = [own / floor for own, floor in zip(seconds["ours"], seconds["floor"])]
+        assert len(pairs) == 3
+        assert case["ratios"]["ours / floor"] == {
+            "median": statistics.median(pairs),
+            "low": min(pairs),
+            "high": max(pairs),
+        }
+
+
+def test_bookkeeping_grows_to_what_was_asked(outcome):
+    runs = outcome[0]["bookkeeping"]
+    assert [point["texts"] for point in runs["short texts"]] == [12, 25, 50, 100]
+    assert [point["tokens"] for point in runs["one text"]] == [10, 100, 1000, 10_000]
+    assert all(point["share_of_floor"] > 0 for points in runs.values() for point in points)
+
+
+def test_plot_is_drawn(outcome):
+    assert outcome[1].startswith(b"\x89PNG")
+
+
+def test_a_contender_with_another_number_stops_the_run(setup):
+    case = long_text(setup, part=2, num_windows=2)
+    case.contenders = {"wrong": Contender(lambda: 1.001, lambda: 1.0)}
+    with pytest.raises(SystemExit, match=r"not the same number.*wrong"):
+        run.run_case(case, repetitions=1)
+
+
+def test_contenders_begin_in_turn():
+    order = []
+    contenders = {name: Contender(lambda name=name: order.append(name)) for name in "abc"}
+    seconds = measure.time_in_turns(Case("", "", None, contenders), repetitions=3)
+    assert "".join(order) == "abcbcacab"
+    assert [len(own) for own in seconds.values()] == [3, 3, 3]
+
+
+@pytest.mark.parametrize("batch_tokens", [1, 40, 10_000])
+def test_floor_runs_the_required_windows_and_no_more(setup, batch_tokens):
+    """Tokens through the body (padding aside) and rows through the head, counted by hooks."""
+    floor = mixed_texts(setup, 12, folder=None).floor
+    rows, shapes = [], []
+    watched = setup.model.base_model.register_forward_hook(
+        lambda module, inputs, output: shapes.append(tuple(inputs[0].shape))
+    )
+    product = torch.nn.functional.linear
+
+    def counting(hidden, weight):
+        rows.append(len(hidden))
+        return product(hidden, weight)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("floor.torch.nn.functional.linear", counting)
+        # The body of GPT-2 has no linear modules: whatever is counted is the head's.
+        floor.run(floor.windows, batch_tokens, block_rows=7)
+    watched.remove()
+    assert max(rows) <= 7
+    assert sum(rows) == sum(window.num_targets for window in floor.windows)
+    assert sum(count for count, _ in shapes) == len(floor.windows)
+    needed = sum(window.num_inputs for window in floor.windows)
+    padded = sum(count * length for count, length in shapes)
+    assert padded == needed if batch_tokens == 1 else padded >= needed
+
+
+def test_floor_plans_the_windows_that_the_metric_runs(setup):
+    case = long_text(setup, part=8, num_windows=3)
+    text = make_text(setup.context + 2 * (setup.context // 8), setup.vocabulary)
+    result = setup.ours([text], stride=setup.context // 8)
+    assert len(case.floor.windows) == result["num_windows"]
+    assert sum(w.num_inputs for w in case.floor.windows) == result["num_forward_tokens"]
+    assert sum(w.num_targets for w in case.floor.windows) == result["num_tokens"]
+
+
+def test_batches_hold_every_window_once():
+    windows = [SimpleNamespace(num_inputs=length) for length in (9, 5, 5, 4, 2, 1)]
+    groups = batches(windows, 10)
+    assert list(chain.from_iterable(groups)) == windows
+    assert [len(group) for group in groups] == [1, 2, 2, 1]
+
+
+def test_search_keeps_settings_that_it_tried(setup):
+    floor = Floor(setup.model, mixed_texts(setup, 12, folder=None).floor.windows)
+    assert floor.search(sample=4) == floor.settings
+
+
+def test_guide_loop_is_the_mean_of_window_means(setup):
+    """A window at a time in float64: 40 tokens at L = 32, S = 16 are windows 0-31 and 16-39."""
+    text = make_text(40, setup.vocabulary)
+    ids = torch.tensor([setup.tokenizer(text)["input_ids"]])
+
+    def nlls(begin, first, end):
+        with torch.no_grad():
+            logits = setup.model(ids[:, begin:end]).logits[0].double()
+        own = logits.log_softmax(-1)[torch.arange(end - begin - 1), ids[0, begin + 1 : end]]
+        return -own[first - begin - 1 :]
+
+    expected = torch.stack([nlls(0, 1, 32).mean(), nlls(16, 32, 40).mean()]).mean().exp()
+    loop = guide_loop(setup.model, setup.tokenizer, text, max_length=32, stride=16)
+    assert loop == pytest.approx(expected.item(), rel=1e-5)
+
+
+def test_stock_algorithm_does_not_count_padding(setup):
+    """Each text alone, without padding, gives the mean of all together."""
+    texts = [make_text(length, setup.vocabulary, seed=length) for length in (3, 20, 9)]
+    folder = setup.folder()
+    together = stock_metric(folder, setup.tokenizer, texts, batch_size=2)
+    alone = [stock_metric(folder, setup.tokenizer, [text]) for text in texts]
+    assert together == pytest.approx(np.mean(alone), rel=1e-5)
+
+
+def test_free_model_takes_the_ordinary_path(metric):
+    """Its body runs over whole windows and its head over the scored rows alone."""
+    model, tokenizer = FreeModel(vocabulary=8, context=16), make_tokenizer(8)
+    heads = []
+    model.head.register_forward_hook(lambda module, inputs, output: heads.append(output.shape[-2]))
+    metric.compute(predictions=["w1 w2"], model=model, tokenizer=tokenizer)
+    before = sum(heads)
+    result = metric.compute(
+        predictions=[make_text(40, 8)], model=model, tokenizer=tokenizer, stride=4
+    )
+    probes = before - 2
+    assert sum(heads) - before - probes == result["num_tokens"] == 40
+    assert result["num_forward_tokens"] > 100
+
+
+def test_lines_are_as_many_and_as_long_as_asked(tmp_path):
+    lengths = [len(text.split()) for text in make_lines(300, 50, scale=0.5, longest=60)]
+    assert len(lengths) == 300 and min(lengths) >= 2 and max(lengths) == 60
+    (tmp_path / "wiki").write_text(" = A title = \n\n seven words stand in this very line \n x \n")
+    read = read_lines(str(tmp_path), number=10, vocabulary=50, longest=5)
+    assert [len(text.split()) for text in read] == [4, 5, 2]
+
+
+def test_tokenizer_gives_one_token_a_word():
+    tokenizer = make_tokenizer(50)
+    assert len(tokenizer(make_text(37, 50))["input_ids"]) == 37
+    assert tokenizer.bos_token_id == 49
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_peak_memory_sees_what_was_freed_again():
+    def allocate():
+        np.ones(2**26, dtype=np.uint8)  # 64 MiB, gone when this returns
+
+    assert measure.peak_memory(allocate) == pytest.approx(2**26, rel=0.1)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_peak_memory_apart_reads_what_the_process_prints(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text("import sys; print('noise'); print('{\"peak_bytes\": %s}' % sys.argv[1])")
+    assert measure.peak_memory_apart(script, "12") == 12
+    script.write_text("raise MemoryError")
+    assert measure.peak_memory_apart(script, "12") is None
