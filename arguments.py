@@ -1,6 +1,8 @@
 """The checks of what a caller passes: every message names the parameter, its range and the value."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from difflib import get_close_matches
+from inspect import signature
 from numbers import Integral
 from os import PathLike
 
@@ -9,6 +11,16 @@ from .windows import PROTOCOLS, Protocol
 START_CHOICES = (True, False, "once", "every")
 # Errors name this many offending texts and count the rest.
 NAMED_TEXTS = 10
+
+
+def check_names(function: Callable, arguments: dict) -> None:
+    """Refuse arguments that a function does not have, before it is called."""
+    known = list(signature(function).parameters)
+    for name in arguments:
+        if name not in known:
+            close = get_close_matches(name, known, n=1)
+            hint = f" Did you mean `{close[0]}`?" if close else f" It has {', '.join(known)}."
+            raise TypeError(f"compute() got an unexpected keyword argument {name!r}.{hint}")
 
 
 def check_texts(texts: Iterable[str], name: str = "predictions") -> list[str]:

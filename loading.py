@@ -4,6 +4,8 @@ Whatever would make every number wrong without a sound is refused here: weights 
 does not hold, a model that sees the tokens it predicts, a window past the position table.
 """
 
+import inspect
+import os
 import re
 import warnings
 from collections.abc import Iterator
@@ -13,7 +15,8 @@ from dataclasses import dataclass
 import torch
 import transformers
 from packaging.version import Version
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+from transformers.utils import cached_file
 
 # Attributes under which configurations state how many tokens the model was built for.
 LIMIT_NAMES = (
@@ -106,11 +109,16 @@ def load_tokenizer(model_id: str, tokenizer_kwargs: dict, model_kwargs: dict):
     shared = {key: model_kwargs[key] for key in SHARED_KWARGS if key in model_kwargs}
     kwargs = {"trust_remote_code": False} | shared | tokenizer_kwargs
     try:
-        return AutoTokenizer.from_pretrained(model_id, **kwargs)
+        tokenizer = AutoTokenizer.from_pretrained(model_id, **kwargs)
+        if len(tokenizer.get_vocab()) <= len(tokenizer.all_special_tokens):
+            # Made up from the architecture's name where a folder holds none.
+            raise ValueError("there is none beside the model, or it is empty")
     except (OSError, ValueError, KeyError, ImportError) as error:
         raise ValueError(
-            f"The tokenizer of `model_id`={model_id!r} could not be loaded: {error}"
+            f"The tokenizer of `model_id`={model_id!r} could not be loaded: {error}. Pass one as "
+            "`tokenizer`."
         ) from error
+    return tokenizer
 
 
 def load_model(
@@ -148,6 +156,17 @@ def load_model(
         )
     model.eval()
     return model if device is None or is_placed(model) else model.to(device)
+
+
+def find_commit(model_id: str, model_kwargs: dict) -> str | None:
+    """The commit of a model from the Hub, as its place in the Hub's cache says; None for a folder."""
+    kwargs = {key: model_kwargs[key] for key in SHARED_KWARGS if key in model_kwargs}
+    kwargs.pop("trust_remote_code", None)
+    path = cached_file(
+        model_id, "config.json", _raise_exceptions_for_missing_entries=False, **kwargs
+    )
+    found = re.search(r"snapshots[/\\]([0-9a-f]{40})[/\\]", str(path or ""))
+    return found[1] if found and not os.path.isdir(model_id) else None
 
 
 def is_placed(model: torch.nn.Module) -> bool:
@@ -203,8 +222,10 @@ def position_table(model: torch.nn.Module) -> int | None:
         if isinstance(module, torch.nn.Embedding) and re.search(
             r"wpe|pos(ition)?_?(emb|enc)|embed_pos", name
         ):
-            # OPT and its kin keep the first entries of the table for padding.
-            sizes.append(module.num_embeddings - int(getattr(module, "offset", 0) or 0))
+            # OPT and its kin keep the first entries of the table, RoBERTa's those to its padding.
+            kept = int(getattr(module, "offset", 0) or 0)
+            kept += 0 if module.padding_idx is None else module.padding_idx + 1
+            sizes.append(module.num_embeddings - kept)
     for name, buffer in model.named_buffers():
         if name.endswith("embed_positions") and buffer.ndim == 2:  # GPT-J, CodeGen
             sizes.append(buffer.shape[0])
@@ -256,7 +277,9 @@ def check_causal(model: torch.nn.Module, name: str) -> None:
     """
     ids = probe_ids(model).repeat(2, 1)  # (2, T)
     ids[1, -1] = (ids[1, -1] + 1) % max(2, num_embeddings(model) or 2)
-    logits = model(input_ids=ids).logits[:, :-1].float().nan_to_num()  # (2, T - 1, V)
+    logits = (
+        logits_of(model(ids, **forward_kwargs(model)))[:, :-1].float().nan_to_num()
+    )  # (2, T - 1, V)
     moved = (logits[0] - logits[1]).abs().max().item()
     # Half-precision kernels may round two rows of a batch differently; real leaks are far larger.
     tolerance = 1e-4 if next(model.parameters(), ids.float()).dtype == torch.float32 else 3e-2
@@ -266,6 +289,25 @@ def check_causal(model: torch.nn.Module, name: str) -> None:
             "the tokens after it: it is a masked or bidirectional model, or its configuration "
             "lacks is_decoder=True."
         )
+
+
+def forward_parameters(module: torch.nn.Module) -> set[str]:
+    return set(inspect.signature(module.forward).parameters)
+
+
+def forward_kwargs(module: torch.nn.Module) -> dict:
+    """Arguments that save the module work nobody asked for, as far as it has them."""
+    has = forward_parameters(module)
+    kwargs = {"use_cache": False} if "use_cache" in has else {}
+    # Newer models of transformers take return_dict among their keyword arguments, unnamed.
+    if "return_dict" in has or ("kwargs" in has and isinstance(module, PreTrainedModel)):
+        kwargs["return_dict"] = True
+    return kwargs
+
+
+def logits_of(output) -> torch.Tensor:
+    """The logits of a model's output, which is a tuple where its configuration says so."""
+    return output[0] if isinstance(output, tuple) else output.logits
 
 
 def probe_ids(model: torch.nn.Module) -> torch.Tensor:

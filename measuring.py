@@ -81,29 +81,18 @@ def make_plan(
     max_length = resolve_max_length(limit, max_length, rule.max_length, longest)
     stride = resolve_stride(rule, stride, max_length)
     check_stride(stride, max_length, start)
-    return Plan(rule, max_length, stride, start, start_id)
+    return Plan(rule, int(max_length), int(stride), start, start_id)
 
 
 def choose_start(tokenizer, rule: Protocol, add_start_token: bool | str) -> str:
     """Where the start token stands: the user's choice where the protocol leaves it."""
     if rule.start == "chosen":
-        return resolve_start(tokenizer, add_start_token)
+        start = resolve_start(tokenizer, add_start_token)
+        # With one window to a text, "every" is "once".
+        return "once" if rule.last == "cut" and start == "every" else start
     if rule.start == "replace" and not prepends_start_token(tokenizer):
         return "none"
     return rule.start
-
-
-def check_ids(streams: list[TokenizedText], size: int | None) -> None:
-    """Refuse token ids that the model has no embedding for."""
-    if size is None:
-        return
-    beyond = [number for number, stream in enumerate(streams) if stream.ids.max(initial=0) >= size]
-    if beyond:
-        largest = max(int(streams[number].ids.max()) for number in beyond)
-        raise ValueError(
-            f"`tokenizer` must give token ids below {size}, the entries of the model's embedding "
-            f"table, got {largest} in the texts at {positions(beyond)}. It belongs to another model."
-        )
 
 
 @dataclass(frozen=True)
@@ -162,12 +151,30 @@ def check_scorable(work: Work, plan: Plan) -> None:
             f"protocol={rule.name!r}, which drops what does not fill a window of {plan.max_length}, "
             f"got {len(work.streams[0])}. Pass a smaller `max_length` or more text."
         )
-    need = "2 tokens" if plan.start == "none" else "1 token"
+    need = "1 token"
+    advice = ""
+    if plan.start == "none":
+        need = "2 tokens"
+        advice = ", or give single tokens a start token (`add_start_token`, if there is one)"
     raise ValueError(
         f"`predictions` must hold texts of at least {need}, got shorter ones at "
-        f"{positions(barren)}. Remove them"
-        + (", or pass add_start_token=True to score single tokens." if need[0] == "2" else ".")
+        f"{positions(barren)}. Remove them{advice}."
     )
+
+
+def check_ids(work: Work, size: int | None) -> None:
+    """Refuse token ids that the model has no embedding for."""
+    if size is None:
+        return
+    largest = [int(stream.ids.max(initial=0)) for stream in work.streams]
+    beyond = [number for number, token in enumerate(largest) if token >= size]
+    if beyond or work.start.max(initial=0) >= size:
+        where = f"in the texts at {positions(beyond)}" if beyond else "as its start token"
+        raise ValueError(
+            f"`tokenizer` must give token ids below {size}, the entries of the model's embedding "
+            f"table, got {max([*work.start.tolist(), *largest])} {where}. It belongs to another "
+            "model."
+        )
 
 
 def score_windows(
@@ -220,7 +227,7 @@ def score_share(scorer, work, processes, known, checkpoint, callback, scores) ->
             if checkpoint is not None:
                 save_finished(checkpoint, work, [mine[n] for n in numbers], batch)
             bar.set_postfix(perplexity=f"{estimate.perplexity:.2f}", refresh=False)
-            bar.update(estimate.done - bar.n)
+            bar.update(sum(costs[n] for n in numbers))
             if callback is not None:
                 callback(Progress(estimate.done, estimate.total, estimate.perplexity))
 

@@ -5,6 +5,7 @@ in windows.py, scored in scoring.py and summed up in results.py.
 """
 
 import os
+import re
 from dataclasses import dataclass
 
 import datasets
@@ -14,6 +15,7 @@ import transformers
 
 from .arguments import (
     check_model_source,
+    check_names,
     check_protocol,
     check_running,
     check_texts,
@@ -21,12 +23,13 @@ from .arguments import (
 )
 from .checkpoint import open_checkpoint
 from .distributed import Processes
-from .fingerprints import model_revision, tokenizer_digest
+from .fingerprints import model_name, model_revision, tokenizer_digest
 from .loading import (
     check_causal,
     check_decoder,
     context_limit,
     evaluating,
+    find_commit,
     input_device,
     load_model,
     load_tokenizer,
@@ -98,6 +101,10 @@ Args:
     callback (callable): called after every batch with an object that has `done` and `total`
         (tokens through the model) and `perplexity` (so far). An exception it raises ends the
         compute; texts that were added are kept.
+    checkpoint (str): a SQLite file that keeps the scores of finished windows. The same compute on
+        the same file goes on where a killed one stopped, and ends with the same result.
+    distributed (bool): share the windows out between the processes that `torchrun` started; each
+        must make this same call, and gets the same result. Needs the package accelerate.
 
 Returns:
     dict of plain Python numbers:
@@ -131,10 +138,10 @@ Examples:
 
     >>> import evaluate, torch, transformers
     >>> from tokenizers import Tokenizer, models, pre_tokenizers
-    >>> vocabulary = {word: number for number, word in enumerate("a b c d e f g h".split())}
+    >>> vocabulary = {word: number for number, word in enumerate("<s> a b c d e f g h".split())}
     >>> words = Tokenizer(models.WordLevel(vocabulary, unk_token="a"))
     >>> words.pre_tokenizer = pre_tokenizers.Whitespace()
-    >>> tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=words, bos_token="a")
+    >>> tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=words, bos_token="<s>")
     >>> config = transformers.GPT2Config(
     ...     vocab_size=32, n_positions=8, n_embd=8, n_layer=1, n_head=1)
     >>> model = transformers.GPT2LMHeadModel(config)
@@ -169,8 +176,8 @@ class LoadedModel:
     model: torch.nn.Module
     tokenizer: object
     name: str
-    description: str
     revision: str
+    description: str
 
 
 @evaluate.utils.file_utils.add_start_docstrings(_DESCRIPTION, _KWARGS_DESCRIPTION)
@@ -197,6 +204,13 @@ class PerplexitySliding(evaluate.Metric):
             features=datasets.Features({"predictions": datasets.Value("string")}),
             reference_urls=["https://huggingface.co/docs/transformers/perplexity"],
         )
+
+    def _build_data_dir(self):
+        """evaluate's, but for a model's path as configuration name, which would lead out of it."""
+        name = re.sub(r"[^\w.-]+", "--", self.config_name)
+        folder = os.path.join(self._data_dir_root, self.name, name)
+        os.makedirs(folder, exist_ok=True)
+        return folder
 
     def __len__(self):
         return super().__len__() + len(self._kept)
@@ -230,6 +244,7 @@ class PerplexitySliding(evaluate.Metric):
         Args:
             predictions: the texts.
         """
+        check_names(self._compute, kwargs)
         if predictions is not None:
             predictions = check_texts(predictions)
         self._restore()
@@ -312,7 +327,7 @@ class PerplexitySliding(evaluate.Metric):
             )
             work = Work(streams, plan)
             check_scorable(work, plan)
-            check_ids(work.streams, num_embeddings(loaded.model))
+            check_ids(work, num_embeddings(loaded.model))
             scorer = Scorer(
                 loaded.model,
                 input_device(loaded.model),
@@ -321,7 +336,7 @@ class PerplexitySliding(evaluate.Metric):
                 logits_memory,
                 num_alternatives,
             )
-            signatures = describe(loaded, plan)
+            signatures = describe(loaded, plan, separator, word_counts)
             with open_checkpoint(checkpoint, signatures["signature"]) as store:
                 scores = score_windows(scorer, work, store, processes, callback)
         result = summarize(
@@ -346,17 +361,20 @@ class PerplexitySliding(evaluate.Metric):
         key = (model_id, tokenizer, device, dtype, model_kwargs, tokenizer_kwargs, state)
         if self._loaded is not None and self._loaded[0] == key:
             return self._loaded[1]
-        self._loaded = None  # its memory is needed for the next
         placed = "device_map" in model_kwargs or "quantization_config" in model_kwargs
         typed = bool({"dtype", "torch_dtype", "quantization_config"} & set(model_kwargs))
         target = None if placed and device is None else resolve_device(device)
         weights = None if typed and dtype is None else resolve_dtype(dtype)
+        self._loaded = None  # its memory is needed for the next
         if tokenizer is None:
             tokenizer = load_tokenizer(model_id, tokenizer_kwargs, model_kwargs)
         model = load_model(model_id, target, weights, model_kwargs)
-        commit = getattr(model.config, "_commit_hash", None)
         loaded = LoadedModel(
-            model, tokenizer, model_id, f"`model_id`={model_id!r}", model_revision(model, commit)
+            model,
+            tokenizer,
+            model_name(model_id, model_kwargs),
+            model_revision(model, find_commit(model_id, model_kwargs)),
+            f"`model_id`={model_id!r}",
         )
         self._loaded = key, loaded
         return loaded
@@ -372,8 +390,8 @@ def adopt(model, tokenizer) -> LoadedModel:
     check_tokenizer(tokenizer)
     config = getattr(model, "config", None)
     check_decoder(config, "`model`")
-    name = getattr(config, "_name_or_path", "") or type(model).__name__
-    return LoadedModel(model, tokenizer, name, "`model`", model_revision(model, None))
+    name = model_name(getattr(config, "_name_or_path", "") or type(model).__name__, {})
+    return LoadedModel(model, tokenizer, name, model_revision(model, None), "`model`")
 
 
 def folder_state(model_id: str) -> tuple:
@@ -384,22 +402,25 @@ def folder_state(model_id: str) -> tuple:
     return tuple((e.name, e.stat().st_size, e.stat().st_mtime_ns) for e in entries if e.is_file())
 
 
-def describe(loaded: LoadedModel, plan: Plan) -> dict[str, str]:
+def describe(
+    loaded: LoadedModel, plan: Plan, separator: str | None, word_counts: list[int] | None
+) -> dict[str, str]:
     """The signature of a measurement, long and short."""
-    rule = plan.protocol
-    start = plan.start if plan.start_id is None else f"{plan.start}({plan.start_id})"
     line, short = signature(
         {
-            "model": os.path.basename(os.path.normpath(loaded.name))
-            if os.path.isdir(loaded.name)
-            else loaded.name,
+            "model": loaded.name,
             "revision": loaded.revision,
             "tokenizer": tokenizer_digest(loaded.tokenizer),
-            "protocol": rule.name,
+            "protocol": plan.protocol.name,
             "window": plan.max_length,
             "stride": plan.stride,
-            "start": start,
+            "start": plan.start if plan.start_id is None else f"{plan.start}({plan.start_id})",
+            "join": plan.protocol.join if separator is None else separator,
+            "words": "given" if word_counts else "split",
             "dtype": str(next(loaded.model.parameters()).dtype).removeprefix("torch."),
+            "attention": getattr(
+                getattr(loaded.model, "config", None), "_attn_implementation", None
+            ),
             "version": __version__,
             "transformers": transformers.__version__,
             "torch": torch.__version__,

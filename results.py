@@ -175,7 +175,8 @@ def ratio_uncertainty(
     of the perplexity is the delta method's.
 
     Returns:
-        (standard error, [low, high]), or (None, None) with fewer than two clusters.
+        (standard error, [low, high]); both None with fewer than two clusters, the standard error
+        also where the perplexity is infinite.
     """
     count = len(terms)
     if count < 2 or weights.sum() == 0 or not np.isfinite(terms).all():
@@ -184,8 +185,9 @@ def ratio_uncertainty(
     spread = float(((terms - ratio * weights) ** 2).sum())
     stderr = math.sqrt(count / (count - 1) * spread) / float(weights.sum())
     margin = student_t_quantile(0.975, count - 1) * stderr
+    interval = [exp(ratio - margin), exp(ratio + margin)]
     perplexity = exp(ratio)
-    return perplexity * stderr, [exp(ratio - margin), exp(ratio + margin)]
+    return (perplexity * stderr if math.isfinite(perplexity) else None), interval
 
 
 def mean_uncertainty(values: Sequence[float]) -> tuple[float | None, list[float] | None]:
@@ -239,9 +241,14 @@ def signature(fields: dict[str, object]) -> tuple[str, str]:
     In the spirit of sacrebleu's: `key:value` pairs joined by `|`.  The short form keeps the model
     and protocol and a digest of the whole line.
     """
-    line = "|".join(f"{key}:{value}" for key, value in fields.items())
+    line = "|".join(f"{key}:{_shown(value)}" for key, value in fields.items())
     digest = hashlib.sha256(line.encode("utf-8")).hexdigest()[:12]
     return line, f"ppl|{fields['protocol']}|L{fields['window']}|S{fields['stride']}|{digest}"
+
+
+def _shown(value) -> str:
+    """A field's value on one line, without the sign that ends it."""
+    return str(value).encode("unicode_escape").decode("ascii").replace("|", r"\x7c")
 
 
 def _ratio(texts: Sequence[TextScores], aggregate: str) -> float:

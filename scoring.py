@@ -6,7 +6,6 @@ head, a block of them at a time, so that logits never fill the memory.  Log-like
 float32 whatever the model runs in: in bfloat16 they would come in steps.
 """
 
-import inspect
 import warnings
 from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import contextmanager
@@ -14,6 +13,8 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+
+from .loading import forward_kwargs, forward_parameters, logits_of
 
 # Rows of logits computed at once on a CPU: enough for an efficient product, few enough that the
 # loss finds them in cache.
@@ -218,9 +219,9 @@ class BodyThenHead:
     no row is projected that is not scored, and no more than a block of logits exists at a time.
     """
 
-    def __init__(self, model, vocabulary):
+    def __init__(self, model, body, vocabulary):
         self.model = model
-        self.body = model.base_model
+        self.body = body
         self.vocabulary = vocabulary
         self.model_kwargs = forward_kwargs(model)
         self.body_kwargs = forward_kwargs(self.body)
@@ -230,7 +231,7 @@ class BodyThenHead:
         hidden = output.last_hidden_state.flatten(0, 1)[scored]  # (R, D)
         for rows, labels in zip(hidden.split(block_rows), targets.split(block_rows)):
             with replaced_forward(self.body, type(output)(last_hidden_state=rows[None])):
-                logits = self.model(labels[None], **self.model_kwargs).logits  # (1, R', V)
+                logits = logits_of(self.model(labels[None], **self.model_kwargs))  # (1, R', V)
             yield logits[0], labels
 
 
@@ -259,23 +260,20 @@ class WholeForward:
     def _logits(self, ids, rows):
         """Logits (R, V) of the wanted rows, which count through all rows of `ids` (B, T)."""
         if not self.takes_index:
-            return self.model(ids, **self.kwargs).logits.flatten(0, 1)[rows]
+            return logits_of(self.model(ids, **self.kwargs)).flatten(0, 1)[rows]
         places = rows % ids.shape[1]
         kept = torch.unique(places)  # sorted; windows of a batch want nearly the same places
-        logits = self.model(ids, logits_to_keep=kept, **self.kwargs).logits  # (B, K, V)
+        logits = logits_of(self.model(ids, logits_to_keep=kept, **self.kwargs))  # (B, K, V)
         return logits[rows // ids.shape[1], torch.searchsorted(kept, places)]
 
 
 @torch.inference_mode()
 def choose_head(model: torch.nn.Module, probe: torch.Tensor) -> BodyThenHead | WholeForward:
     """Find the cheapest way to a model's logits that gives what its plain forward gives."""
-    expected = model(probe, **forward_kwargs(model)).logits  # (1, T, V)
+    expected = logits_of(model(probe, **forward_kwargs(model)))  # (1, T, V)
     vocabulary = expected.shape[-1]
-    if (
-        isinstance(getattr(model, "base_model", model), torch.nn.Module)
-        and model.base_model is not model
-    ):
-        by_body = BodyThenHead(model, vocabulary)
+    for body in bodies(model):
+        by_body = BodyThenHead(model, body, vocabulary)
         if _reaches(by_body, probe, expected):
             return by_body
     by_index = WholeForward(model, vocabulary, takes_index=True)
@@ -289,8 +287,10 @@ def _reaches(head, probe: torch.Tensor, expected: torch.Tensor) -> bool:
     length = probe.shape[1]
     scored = torch.arange(length // 2, length, device=probe.device)
     expected = expected[0, length // 2 :].float().nan_to_num()
+    # Targets that are no inputs: logits that depend on what was read must not be taken for others.
+    targets = probe[0, : len(scored)]
     try:
-        logits = torch.cat([rows for rows, _ in head(probe, scored, probe[0, scored], length)])
+        logits = torch.cat([rows for rows, _ in head(probe, scored, targets, length)])
     except (TypeError, AttributeError, RuntimeError, ValueError, IndexError, KeyError):
         return False  # a body or a forward of another kind
     if logits.shape != expected.shape:
@@ -301,9 +301,10 @@ def _reaches(head, probe: torch.Tensor, expected: torch.Tensor) -> bool:
 
 @contextmanager
 def replaced_forward(module: torch.nn.Module, output) -> Iterator[None]:
-    """Let a module return `output` instead of running."""
+    """Let a module return `output` instead of running; say so if nobody called it."""
+    calls = []
     own = module.__dict__.get("forward")  # accelerate puts its hooks there
-    module.forward = lambda *args, **kwargs: output
+    module.forward = lambda *args, **kwargs: calls.append(module) or output
     try:
         yield
     finally:
@@ -311,13 +312,13 @@ def replaced_forward(module: torch.nn.Module, output) -> Iterator[None]:
             del module.forward
         else:
             module.forward = own
+    if not calls:
+        raise RuntimeError("the model reaches its hidden states in another way")
 
 
-def forward_parameters(module: torch.nn.Module) -> set[str]:
-    return set(inspect.signature(module.forward).parameters)
-
-
-def forward_kwargs(module: torch.nn.Module) -> dict:
-    """Arguments that save the module work nobody asked for, as far as it has them."""
-    wanted = {"use_cache": False, "return_dict": True}
-    return {name: value for name, value in wanted.items() if name in forward_parameters(module)}
+def bodies(model: torch.nn.Module) -> list[torch.nn.Module]:
+    """Parts of a model that may give its last hidden states: OPT's is inside its base model."""
+    found = [getattr(model, "base_model", None)]
+    if hasattr(model, "get_decoder"):
+        found.append(model.get_decoder())
+    return [part for part in found if isinstance(part, torch.nn.Module) and part is not model]

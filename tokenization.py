@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import groupby
 
 import numpy as np
 
@@ -89,9 +90,19 @@ def tokenize(
     """Encode each text, untruncated, without padding.
 
     Args:
-        encoding: "plain" for the text alone, "default" with the tokenizer's special tokens.
+        encoding: "plain" for the text alone, "default" with the tokenizer's special tokens,
+            "default once" with them unless the text itself begins with the start token.
         with_offsets: keep character offsets, where the tokenizer gives them.
     """
+    if encoding == "default once":
+        start = tokenizer.bos_token or tokenizer.eos_token or "\0"
+        return [
+            text
+            for begun, group in groupby(texts, key=lambda text: text.startswith(start))
+            for text in tokenize(
+                tokenizer, list(group), "plain" if begun else "default", with_offsets
+            )
+        ]
     special = encoding == "default"
     added = tokenizer.num_special_tokens_to_add() if special else 0
     with_offsets = with_offsets and tokenizer.is_fast

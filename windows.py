@@ -59,7 +59,8 @@ class Protocol:
         stride: distance between the first tokens of two windows; None stands for `max_length`,
             "half" for half of it.
         encoding: "plain" encodes the text alone, "default" with the special tokens that the
-            tokenizer adds by itself; those are then part of the text.
+            tokenizer adds by itself, "default once" so unless the text begins with the start
+            token; added tokens are part of the text.
         start: the start token: "chosen" by the user's `add_start_token`, "once" before the text,
             "replace" for the first token of every window if the tokenizer adds one by itself, or
             "none".
@@ -137,7 +138,7 @@ PROTOCOLS = {
         Protocol(
             "lm-eval",
             source="lm-evaluation-harness, loglikelihood_rolling",
-            encoding="default",
+            encoding="default once",
             start="once",
             start_is="bos or eos",
             scores_next=True,

@@ -158,6 +158,7 @@ def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--books", type=Path, required=True, help="folder of .txt novels")
     parser.add_argument("--output", type=Path, required=True, help="folder for the model")
+    parser.add_argument("--init", type=Path, help="folder of an earlier run to go on from")
     parser.add_argument("--steps", type=int, default=5600)
     parser.add_argument("--batch-size", type=int, default=16, help="windows per step")
     parser.add_argument("--learning-rate", type=float, default=2e-3)
@@ -174,6 +175,8 @@ def main() -> None:
     tokenizer = train_tokenizer(books)
     save_tokenizer(tokenizer, arguments.output)
     model = build_model(tokenizer.token_to_id(START_TOKEN))
+    if arguments.init:
+        model.load_state_dict(GPT2LMHeadModel.from_pretrained(arguments.init).state_dict())
     sampler = WindowSampler(books, tokenizer, arguments.seed)
     began = time.monotonic()
 

@@ -202,16 +202,9 @@ def test_a_uniform_model_has_the_size_of_its_vocabulary_as_perplexity(metric, pr
     assert result["total_nll"] == pytest.approx(result["num_tokens"] * math.log(VOCABULARY))
 
 
-HEAD_NOT_PROVEN = pytest.mark.xfail(
-    reason="choose_head believes that OPT calls its base model, all probed logits being zero",
-    strict=True,
-    raises=IndexError,
-)
-
-
 @pytest.mark.parametrize(
     "architecture",
-    [pytest.param(n, marks=HEAD_NOT_PROVEN if n == "opt" else ()) for n in ARCHITECTURES],
+    ARCHITECTURES,
 )
 def test_uniform_models_of_every_architecture(metric, architecture):
     result = metric.compute(
@@ -425,7 +418,8 @@ def test_a_separator_joins_the_texts_into_one(metric, gpt2, tokenizer):
     arguments = {"model": gpt2, "tokenizer": tokenizer, "stride": 4}
     joined = metric.compute(predictions=["\n\n".join(texts)], **arguments)
     result = metric.compute(predictions=texts, separator="\n\n", **arguments)
-    assert result == joined
+    for name in joined.keys() - {"signature", "signature_short"}:  # they tell the two apart
+        assert result[name] == joined[name]
     assert result["num_tokens"] == 50
     apart = metric.compute(predictions=texts, **arguments)
     assert apart["total_nll"] != pytest.approx(result["total_nll"], rel=1e-3)

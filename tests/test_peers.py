@@ -128,7 +128,6 @@ def test_lm_eval_scores_a_doubled_start_token(metric, tokenizer):
     assert without != pytest.approx(by_default, rel=1e-2)
 
 
-@pytest.mark.xfail(strict=True, reason="the tokenizer's BOS is added to the one in the text")
 def test_lm_eval_adds_no_start_token_to_a_text_that_has_one(metric):
     tokenizer = make_tokenizer(**TOKENIZERS["adds BOS"])
     model = make_model("gpt2").double()
@@ -287,7 +286,6 @@ STOCK_STARTS = [
     pytest.param(
         "adds BOS",
         True,
-        marks=pytest.mark.xfail(strict=True, reason="the stride L is refused, L - 1 is the limit"),
     ),
     ("adds BOS", False),
 ]

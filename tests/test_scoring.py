@@ -169,22 +169,9 @@ def like_llama(model_class):
     "build",
     [
         old_forward,
-        pytest.param(
-            PlainModule,
-            marks=pytest.mark.xfail(
-                reason="only transformers models have a `base_model`",
-                strict=True,
-                raises=AttributeError,
-            ),
-        ),
+        pytest.param(PlainModule),
         lambda: like_llama(ScaledLogits),
-        pytest.param(
-            lambda: like_llama(RepeatsItself),
-            marks=pytest.mark.xfail(
-                reason="the probe's targets are its inputs, so the difference doesn't show",
-                strict=True,
-            ),
-        ),
+        pytest.param(lambda: like_llama(RepeatsItself)),
         lambda: make_model("mixtral", output_router_logits=True),
         lambda: make_model("llama", output_hidden_states=True, output_attentions=True),
     ],
@@ -204,11 +191,6 @@ def test_unusual_models_equal_the_naive_loop(metric, build, logits_memory):
     assert nlls(result) == pytest.approx(naive_nlls(model), rel=2e-5, abs=2e-5)
 
 
-@pytest.mark.xfail(
-    reason="forward is asked for a dict only where its signature says return_dict",
-    strict=True,
-    raises=AttributeError,
-)
 @pytest.mark.parametrize("architecture", ["gpt2", "llama"])
 def test_models_that_return_tuples_by_themselves(metric, tokenizer, architecture):
     model = make_model(architecture)
