@@ -42,7 +42,7 @@ class Text:
 def read_texts(args: argparse.Namespace) -> list[Text]:
     """Read the texts from where the command line says."""
     if args.dataset:
-        texts = read_dataset(args.dataset)
+        texts = read_dataset(args.dataset, hides_progress(args))
     elif args.files or not sys.stdin.isatty():
         texts = [Text(name, read_file(name)) for name in args.files or ["-"]]
     else:
@@ -67,10 +67,12 @@ def read_file(name: str) -> str:
     return text
 
 
-def read_dataset(spec: str) -> list[Text]:
+def read_dataset(spec: str, quiet: bool) -> list[Text]:
     """Read a column of a dataset, given as name:config:split:column."""
     import datasets
 
+    if quiet:
+        datasets.disable_progress_bars()
     match = DATASET.fullmatch(spec)
     if match is None:
         raise ValueError(f"--dataset must be NAME:CONFIG:SPLIT:COLUMN, got {spec!r}.")
@@ -88,14 +90,18 @@ def read_dataset(spec: str) -> list[Text]:
     return [Text(f"row {number}", text or "") for number, text in enumerate(rows[column])]
 
 
-def load_metric(quiet: bool):
+def hides_progress(args: argparse.Namespace) -> bool:
+    return args.quiet or not sys.stderr.isatty()
+
+
+def load_metric(args: argparse.Namespace):
     """Load the metric, and only now the libraries that it takes seconds to import."""
     import evaluate
     import transformers
 
-    if quiet:
+    if args.quiet:
         evaluate.logging.disable_progress_bar()
-    if quiet or not sys.stderr.isatty():
+    if hides_progress(args):
         transformers.logging.disable_progress_bar()
     return evaluate.load(str(METRIC))
 
@@ -224,7 +230,7 @@ def check_plot(path: str | None):
 def run(args: argparse.Namespace) -> None:
     plots = check_plot(args.plot)
     texts = read_texts(args)
-    metric = load_metric(args.quiet)
+    metric = load_metric(args)
     report = (compare if args.compares else score_files)(metric, texts, args)
     if int(os.environ.get("RANK", 0)):
         return  # another process of the same torchrun prints

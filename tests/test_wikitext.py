@@ -99,4 +99,4 @@ def test_the_whole_corpus_comes_back_as_prose(split):
     assert wikitext.tokenize(prose) == text
     left = sum(line.startswith(" ") for line in prose.split("\n"))
     assert left <= 0.001 * text.count("\n")  # lines that stayed in WikiText's form
-    assert prose.count("@") <= 0.001 * text.count("@")  # marks that join nothing, at a line's end
+    assert prose.count("@") <= 0.002 * text.count("@")  # marks that join nothing, at a line's end

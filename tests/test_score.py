@@ -1,0 +1,612 @@
+"""The command line: what it prints, what it writes, and what it refuses."""
+
+import csv
+import fcntl
+import inspect
+import io
+import json
+import math
+import os
+import pty
+import re
+import struct
+import subprocess
+import sys
+import termios
+from pathlib import Path
+
+import datasets
+import pytest
+import torch
+from models import make_model, make_tokenizer, random_text
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+import commandline  # noqa: E402
+import plots  # noqa: E402
+import score  # noqa: E402
+import wikitext  # noqa: E402
+
+# Arguments that are live objects, or that the command line has another word for.
+NOT_OPTIONS = {"self", "predictions", "model", "tokenizer", "callback", "return_token_scores"}
+SIGNATURE = re.compile(r"model:\S+\|protocol:\S+\|window:\d+\|stride:\d+\|\S+\|torch:\S+")
+
+
+@pytest.fixture(scope="module")
+def model_id(tmp_path_factory):
+    """A folder with a tiny GPT-2 of context 16 and a tokenizer whose tokens are words."""
+    folder = tmp_path_factory.mktemp("models") / "tiny"
+    make_model("gpt2").save_pretrained(folder)
+    make_tokenizer().save_pretrained(folder)
+    return str(folder)
+
+
+@pytest.fixture
+def files(tmp_path):
+    """Two text files, of 50 and of 40 tokens."""
+    paths = [tmp_path / "first.txt", tmp_path / "second.txt"]
+    for path, length in zip(paths, (50, 40)):
+        path.write_text(random_text(length, seed=length), "utf-8")
+    return [str(path) for path in paths]
+
+
+@pytest.fixture
+def texts(files):
+    return [Path(name).read_text("utf-8") for name in files]
+
+
+@pytest.fixture
+def run(capsys, model_id):
+    """Run the command line with the tiny model; return what it printed, after exit code 0."""
+
+    def run(*argv: str) -> str:
+        code = score.main([*argv, f"--model_id={model_id}"])
+        printed = capsys.readouterr()
+        assert code == 0, printed.err
+        return printed.out
+
+    return run
+
+
+@pytest.fixture
+def run_json(run):
+    return lambda *argv: strict_json(run(*argv, "--json"))
+
+
+@pytest.fixture
+def refuse(capsys, model_id):
+    """Run the command line with the tiny model; return its one line on stderr, after exit code 2."""
+
+    def refuse(*argv: str) -> str:
+        code = score.main([f"--model_id={model_id}", *argv])
+        printed = capsys.readouterr()
+        assert (code, printed.out) == (2, "")
+        assert printed.err.startswith("score.py: error: ")
+        assert printed.err.count("\n") == 1
+        return printed.err
+
+    return refuse
+
+
+@pytest.fixture
+def expected(metric, model_id):
+    """What the metric itself gives."""
+    return lambda texts, **arguments: metric.compute(
+        predictions=texts, model_id=model_id, **arguments
+    )
+
+
+def strict_json(text: str) -> dict:
+    """Parse JSON without the Infinity and NaN that Python's parser would let pass."""
+
+    def refuse(constant):
+        raise AssertionError(f"{constant} is no JSON")
+
+    return json.loads(text, parse_constant=refuse)
+
+
+def stdin_of(data: bytes, terminal: bool = False) -> io.TextIOWrapper:
+    stream = io.TextIOWrapper(io.BytesIO(data))
+    stream.isatty = lambda: terminal
+    return stream
+
+
+def cells(line: str) -> list[str]:
+    """A table's line, cut where two or more spaces stand."""
+    return re.split(r"\s{2,}", line.strip())
+
+
+# What is printed
+
+
+def test_a_table_of_files_and_corpus_then_the_signature(run, files, texts, expected):
+    lines = run(*files).splitlines()
+    corpus = expected(texts)
+    assert cells(lines[0]) == [
+        "text",
+        "tokens",
+        "windows",
+        "perplexity",
+        "95 % interval",
+        "bits/byte",
+        "word perplexity",
+    ]
+    results = [*(expected([text]) for text in texts), corpus]
+    for line, name, result in zip(lines[1:], [*files, "all together"], results, strict=False):
+        low, high = result["perplexity_interval"]
+        assert cells(line) == [
+            name,
+            str(result["num_tokens"]),
+            str(result["num_windows"]),
+            f"{result['perplexity']:.2f}",
+            f"{low:.2f} – {high:.2f}",
+            f"{result['bits_per_byte']:.3f}",
+            f"{result['word_perplexity']:.2f}",
+        ]
+    assert cells(lines[4]) == ["mean of them", f"{corpus['mean_perplexity']:.2f}"]
+    assert lines[5] == ""
+    assert lines[6] == corpus["signature"]
+    assert SIGNATURE.fullmatch(lines[6])
+    assert len(lines) == 7
+
+
+def test_a_single_file_has_a_single_row(run, files):
+    table = run(files[0]).split("\n\n")[0]
+    assert [cells(line)[0] for line in table.splitlines()] == ["text", files[0]]
+
+
+def test_columns_of_a_tool_and_of_word_counts_appear_when_there_are_such_numbers(run, files):
+    header = run(files[0], "--protocol=llama.cpp", "--word_counts=50").splitlines()[0]
+    assert "tool's ±" in header
+    assert "adjusted" in header
+
+
+def test_json_has_the_results_of_the_metric(run_json, files, texts, expected):
+    report = run_json(*files)
+    assert report["corpus"] == expected(texts)
+    assert report["files"] == [
+        {"name": name} | expected([text]) for name, text in zip(files, texts)
+    ]
+
+
+def test_infinite_numbers_are_null_in_json_and_inf_in_the_table(capsys, files, tmp_path):
+    model = make_model("gpt2")
+    with torch.no_grad():
+        model.lm_head.weight.mul_(1e6)  # so sure of the wrong words that exp overflows
+    model.save_pretrained(tmp_path / "sure")
+    make_tokenizer().save_pretrained(tmp_path / "sure")
+    argv = [files[0], f"--model_id={tmp_path / 'sure'}"]
+    assert score.main([*argv, "--json"]) == 0
+    report = strict_json(capsys.readouterr().out)
+    assert report["corpus"]["perplexity"] is None
+    assert report["files"][0]["perplexities"] == [None]
+    assert report["corpus"]["total_nll"] > 0
+    assert score.main(argv) == 0
+    assert cells(capsys.readouterr().out.splitlines()[1])[3] == "inf"
+
+
+def test_the_token_table_sums_up_to_the_perplexity(run, files, texts, expected):
+    table = run(files[0], "--tokens").split("\n\n")[0].splitlines()
+    assert table[0] == files[0]
+    assert cells(table[1]) == ["characters", "context", "nats", "bits", "token"]
+    rows = [cells(line) for line in table[2:]]
+    result = expected(texts[:1], return_token_scores=True)
+    scores = result["token_scores"][0]
+    assert [row[4] for row in rows] == texts[0].split()
+    spans = [tuple(map(int, row[0].split("-"))) for row in rows]
+    assert [texts[0][begin:end].strip() for begin, end in spans] == texts[0].split()
+    assert [int(row[1]) for row in rows] == scores["context_length"]
+    nats, bits = ([float(row[n]) for row in rows] for n in (2, 3))
+    assert math.exp(sum(nats) / len(nats)) == pytest.approx(result["perplexity"], rel=1e-4)
+    assert sum(bits) * math.log(2) == pytest.approx(sum(nats), rel=1e-4)
+
+
+def test_a_token_that_is_not_scored_has_a_dash(run, files):
+    table = run(files[0], "--tokens", "--add_start_token=false").splitlines()
+    assert cells(table[2])[1:4] == ["0", "–", "–"]
+
+
+def test_alternatives_come_with_their_ranks(run, files, texts, expected):
+    lines = run(files[0], "--num_alternatives=2").splitlines()
+    assert cells(lines[1])[4:] == ["rank", "token", "likeliest, nats"]
+    scores = expected(texts[:1], num_alternatives=2)["token_scores"][0]
+    assert [int(cells(line)[4]) for line in lines[2:52]] == scores["rank"]
+    likeliest = ", ".join(f'"{piece}" {nll:.2f}' for piece, nll in scores["alternatives"][0])
+    assert cells(lines[2])[6] == likeliest
+
+
+def test_the_tokens_of_several_files_stand_under_their_names(run, run_json, files, texts):
+    first, second = (part.splitlines() for part in run(*files, "--tokens").split("\n\n")[:2])
+    assert (first[0], len(first)) == (files[0], 52)
+    assert (second[0], len(second)) == (files[1], 42)
+    joined = run(*files, "--tokens", "--separator= ").split("\n\n")[0].splitlines()
+    assert (joined[0], len(joined)) == ("all together", 92)
+    scores = run_json(*files, "--tokens")["corpus"]["token_scores"]
+    assert [column["tokens"] for column in scores] == [text.split() for text in texts]
+
+
+# Where texts come from
+
+
+@pytest.mark.parametrize("argv", [["-"], []], ids=["dash", "nothing"])
+def test_a_pipe_is_read(run_json, monkeypatch, texts, expected, argv):
+    monkeypatch.setattr(sys, "stdin", stdin_of(texts[0].encode()))
+    report = run_json(*argv)
+    assert report["corpus"] == expected(texts[:1])
+    assert report["files"][0]["name"] == "-"
+
+
+def test_a_file_is_scored_as_it_is(run_json, tmp_path, expected):
+    text = " w5 w6\r\n\r\nw7 w8\n"
+    (tmp_path / "odd.txt").write_bytes(b"\xef\xbb\xbf" + text.encode())  # a byte order mark
+    result = run_json(str(tmp_path / "odd.txt"))["corpus"]
+    assert result == expected([text])
+    assert result["bits_per_byte"] * len(text) * math.log(2) == pytest.approx(result["total_nll"])
+
+
+@pytest.fixture
+def dataset(tmp_path, monkeypatch):
+    """A folder that `datasets` loads: split "test", column "text" of texts, "size" of numbers."""
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    folder = tmp_path / "data"
+    folder.mkdir()
+    rows = [random_text(length, seed=length) for length in (20, 40, 6)]
+    with open(folder / "test.csv", "w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerows([["text", "size"], *([row, len(row)] for row in rows)])
+    return str(folder), rows
+
+
+@pytest.mark.parametrize(
+    ("config", "split", "count"), [("", "test", 3), ("default", "test[:2]", 2)]
+)
+def test_a_dataset_is_scored(run, run_json, dataset, expected, config, split, count):
+    folder, rows = dataset
+    spec = f"--dataset={folder}:{config}:{split}:text"
+    assert run_json(spec) == {"corpus": expected(rows[:count])}
+    names = [cells(line)[0] for line in run(spec).split("\n\n")[0].splitlines()]
+    assert names == ["text", "all together", "mean of them"]
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ("{folder}", "--dataset must be NAME:CONFIG:SPLIT:COLUMN, got '{folder}'"),
+        ("{folder}::test:words", "must name one of the columns text, size, got 'words'"),
+        ("{folder}::test:size", "must name a column of strings, but 'size' holds others"),
+        ("{folder}::train:text", "train"),
+        ("{folder}/nowhere::test:text", "nowhere"),
+    ],
+    ids=["no columns", "another column", "numbers", "another split", "no folder"],
+)
+def test_a_dataset_that_is_not_there_is_refused(refuse, dataset, spec, message):
+    folder = dataset[0]
+    assert message.format(folder=folder) in refuse(f"--dataset={spec.format(folder=folder)}")
+
+
+def test_wikitext_is_scored_as_prose_and_normalised_by_what_it_was(run_json, tmp_path, expected):
+    page = " \n = w5 w6 = \n \n w7 @-@ w8 w9 , w10 's ( w11 ) . \n"
+    (tmp_path / "page.txt").write_text(page, "utf-8")
+    prose = wikitext.detokenize(page)
+    by_space = [
+        "=",
+        "w5",
+        "w6",
+        "=",
+        "\n",
+        "\n",
+        *["w7", "@-@", "w8", "w9", ",", "w10", "'s", "(", "w11", ")", "."],
+    ]
+    result = run_json(str(tmp_path / "page.txt"), "--detokenize=wikitext")["corpus"]
+    assert result.pop("bits_per_original_byte") * len(page) == pytest.approx(
+        result["bits_per_byte"] * len(prose)
+    )
+    assert result == expected([prose], word_counts=[len(by_space)])
+
+
+def test_wikitext_is_counted_as_lm_eval_counts_it_with_its_protocol(run_json, tmp_path):
+    page = " \n = w5 w6 = \n \n w7 w8 . \n"
+    (tmp_path / "page.txt").write_text(page, "utf-8")
+    argv = [str(tmp_path / "page.txt"), "--detokenize=wikitext", "--protocol=lm-eval"]
+    result = run_json(*argv)["corpus"]
+    words, size = len(re.split(r"\s+", page)), len(page.encode())
+    assert result["word_perplexity"] == pytest.approx(math.exp(result["total_nll"] / words))
+    assert result["bits_per_original_byte"] == pytest.approx(
+        result["total_nll"] / size / math.log(2)
+    )
+
+
+# Options
+
+
+def test_every_argument_of_the_metric_is_an_option(metric):
+    arguments = set(inspect.signature(type(metric)._compute).parameters)
+    assert arguments - NOT_OPTIONS == set(commandline.METRIC_ARGUMENTS)
+
+
+OPTIONS = {
+    "--max_length 8": {"max_length": 8},
+    "--max-length=8": {"max_length": 8},
+    "--stride 3": {"stride": 3},
+    "--add_start_token false": {"add_start_token": False},
+    "--add-start-token TRUE": {"add_start_token": True},
+    "--add_start_token once": {"add_start_token": "once"},
+    "--add_start_token every": {"add_start_token": "every"},
+    "--protocol lm-eval": {"protocol": "lm-eval"},
+    r"--separator \n\tw4\n": {"separator": "\n\tw4\n"},
+    "--separator –": {"separator": "–"},
+    "--word_counts 11,12": {"word_counts": [11, 12]},
+    "--dtype bfloat16": {"dtype": "bfloat16"},
+    "--device cpu": {"device": "cpu"},
+    "--batch_size 1": {"batch_size": 1},
+    "--logits_memory 4096": {"logits_memory": 4096},
+    '--model_kwargs {"attn_implementation":"eager"}': {
+        "model_kwargs": {"attn_implementation": "eager"}
+    },
+    '--tokenizer_kwargs {"bos_token":"w9"}': {"tokenizer_kwargs": {"bos_token": "w9"}},
+}
+
+
+@pytest.mark.parametrize(("argv", "arguments"), OPTIONS.items(), ids=OPTIONS)
+def test_an_option_is_an_argument_of_the_metric(run_json, files, texts, expected, argv, arguments):
+    assert run_json(*files, *argv.split(" "))["corpus"] == expected(texts, **arguments)
+
+
+def test_a_checkpoint_is_written_and_read(run_json, files, tmp_path):
+    path = tmp_path / "run.sqlite"
+    first = run_json(*files, f"--checkpoint={path}")
+    assert path.stat().st_size > 0
+    assert run_json(*files, f"--checkpoint={path}") == first
+
+
+def test_files_are_not_scored_again_after_the_corpus(metric, model_id, texts):
+    arguments = {"model_id": model_id}
+    both = [score.Text(str(number), text) for number, text in enumerate(texts)]
+    seen = []
+    with score.kept_scores(arguments, both) as kept:
+        metric.compute(predictions=texts, callback=seen.append, **kept)
+        assert seen.pop().done > 0
+        seen.clear()
+        metric.compute(predictions=texts[:1], callback=seen.append, **kept)
+    assert seen == []
+
+
+def test_help_explains_every_protocol(capsys, metric):
+    with pytest.raises(SystemExit) as exit:
+        score.main(["--help"])
+    assert exit.value.code == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    assert all(f" {name}" in printed for name in metric.protocols)
+
+
+# Comparisons
+
+
+def test_all_protocols_side_by_side(run, run_json, files, texts, expected, metric):
+    rows = run_json(files[0], "--protocol=all")["protocols"]
+    assert tuple(row["protocol"] for row in rows) == metric.protocols
+    for row in rows:
+        assert row == {"protocol": row["protocol"]} | expected(texts[:1], protocol=row["protocol"])
+    lines = run(files[0], "--protocol=all").splitlines()
+    columns = "protocol window stride start tokens perplexity ± bits/byte word_perplexity"
+    assert [name.replace(" ", "_") for name in cells(lines[0])] == columns.split()
+    for line, row in zip(lines[1:], rows):
+        plus_minus = row.get("tool_stderr", row["perplexity_stderr"])
+        shown = cells(line)
+        assert shown[0] == row["protocol"]
+        assert f"|window:{shown[1]}|stride:{shown[2]}|start:{shown[3]}" in row["signature"]
+        assert shown[4:] == [
+            str(row["num_tokens"]),
+            f"{row['perplexity']:.4f}",
+            "–" if plus_minus is None else f"{plus_minus:.4f}",
+            f"{row['bits_per_byte']:.4f}",
+            f"{row['word_perplexity']:.4f}",
+        ]
+    shared = lines[len(rows) + 2]
+    assert all(field in row["signature"] for row in rows for field in shared.split("|"))
+    assert "protocol:" not in shared
+
+
+def test_a_protocol_that_cannot_be_applied_says_why_in_its_row(run, run_json, tmp_path):
+    (tmp_path / "short.txt").write_text(random_text(10), "utf-8")
+    rows = run_json(str(tmp_path / "short.txt"), "--protocol=all")["protocols"]
+    refused = {row["protocol"]: row["error"] for row in rows if "error" in row}
+    assert set(refused) == {"llama.cpp", "gptq", "exllamav2", "mlx-lm"}
+    printed = run(str(tmp_path / "short.txt"), "--protocol=all")
+    assert re.search(r"^llama.cpp +`predictions` must have at least 32 tokens", printed, re.M)
+
+
+def test_some_protocols_side_by_side(run_json, files):
+    rows = run_json(files[0], "--protocol=megatron,lm-eval")["protocols"]
+    assert [row["protocol"] for row in rows] == ["megatron", "lm-eval"]
+
+
+def test_strides_against_their_cost(run, run_json, files, texts, expected):
+    argv = [*files, "--stride=17,16,8,2"]
+    rows = run_json(*argv)["strides"]
+    assert "between 1 and max_length=16, got 17" in rows[0]["error"]
+    for row in rows[1:]:
+        assert row == {"stride": row["stride"]} | expected(texts, stride=row["stride"])
+    lines = run(*argv).splitlines()
+    assert cells(lines[0])[3:] == ["forward tokens", "perplexity", "95 % interval", "gain on 16"]
+    assert cells(lines[1])[0] == "17"
+    for line, row in zip(lines[2:], rows[1:]):
+        assert cells(line)[0] == str(row["stride"])
+        assert cells(line)[3] == str(row["num_forward_tokens"])
+        assert cells(line)[4] == f"{row['perplexity']:.4f}"
+    gain = 100 * (1 - rows[3]["perplexity"] / rows[1]["perplexity"])
+    assert cells(lines[4])[6] == f"{gain:.2f} %"
+
+
+@pytest.mark.parametrize("argv", ["--protocol=all", "--stride=16,8"])
+def test_a_comparison_is_drawn(run, files, tmp_path, argv):
+    run(files[0], argv, f"--plot={tmp_path / 'plot.png'}")
+    header = (tmp_path / "plot.png").read_bytes()[:24]
+    assert header[:8] == b"\x89PNG\r\n\x1a\n"
+    assert all(int.from_bytes(header[n : n + 4], "big") > 300 for n in (16, 20))  # its size
+
+
+def test_the_pictures_show_what_was_measured(run_json, files):
+    strides = run_json(files[0], "--stride=16,8,4")["strides"]
+    axes = plots.draw_strides(strides).axes[0]
+    drawn = axes.lines[0].get_xydata().tolist()
+    assert drawn == [[row["num_forward_tokens"], row["perplexity"]] for row in strides]
+    assert (axes.get_xlabel(), axes.get_ylabel()) == (
+        "cost: tokens through the model",
+        "perplexity per token (bars: 95 % interval)",
+    )
+    protocols = run_json(files[0], "--protocol=all")["protocols"]
+    axes = plots.draw_protocols(protocols).axes[0]
+    assert axes.lines[0].get_xdata().tolist() == [row["perplexity"] for row in protocols]
+    assert [label.get_text() for label in axes.get_yticklabels()] == [
+        row["protocol"] for row in protocols
+    ]
+
+
+def test_the_reach_of_an_interval(files):
+    rows = [
+        {"perplexity": 5.0, "perplexity_interval": [4.0, 7.0]},
+        {"perplexity": 5.0, "perplexity_interval": None},
+    ]
+    assert plots.reach(rows) == [[1.0, 0.0], [2.0, 0.0]]
+
+
+# Errors
+
+
+REFUSED = {
+    "no such file": (["nowhere.txt"], r"nowhere\.txt: No such file or directory"),
+    "a folder": (["."], r"\.: Is a directory"),
+    "unknown option": (["FILE", "--strid=3"], r"unrecognized arguments: --strid=3\. See score"),
+    "stride no number": (["FILE", "--stride=few"], "'few' must be a whole number, or several"),
+    "stride too large": (["FILE", "--stride=17"], "`stride` must be between 1 and max_length=16"),
+    "window past the table": (["FILE", "--max_length=99"], "`max_length` must be between 2 and 16"),
+    "start token": (["FILE", "--add_start_token=no"], "'no' must be one of true, false, once"),
+    "unknown protocol": (["FILE", "--protocol=best"], "`protocol` must be one of sliding, "),
+    "unknown protocols": (["FILE", "--protocol=best,worst"], "`protocol` must be one of sliding"),
+    "no setting for it": (["FILE", "--protocol=lm-eval", "--stride=3"], "no such setting"),
+    "bad JSON": (["FILE", "--model_kwargs={a}"], r"'\{a\}' is not JSON: Expecting"),
+    "no JSON object": (["FILE", "--tokenizer_kwargs=3"], "'3' must be a JSON object such as"),
+    "bad escape": (["FILE", r"--separator=\x"], "has a bad escape"),
+    "word counts": (["FILE", "--word_counts=3,4"], "`word_counts` must hold one number per text"),
+    "no such model": (["FILE", "--model_id=./nowhere"], "'./nowhere' could not be loaded"),
+    "checkpoint of another kind": (["FILE", "--checkpoint=FILE"], "`checkpoint`=.* cannot be used"),
+    "no such dtype": (["FILE", "--dtype=int3"], "`dtype` must be 'auto', 'float32'"),
+    "files and dataset": (["FILE", "--dataset=a:b:c:d"], "FILE and --dataset must not be given"),
+    "two word counts": (
+        ["FILE", "--word_counts=3", "--detokenize=wikitext"],
+        "--word_counts and --detokenize must not be given together",
+    ),
+    "two comparisons": (
+        ["FILE", "--stride=4,2", "--protocol=all"],
+        "several strides and several protocols must not be given together",
+    ),
+    "tokens of a comparison": (
+        ["FILE", "--stride=4,2", "--tokens"],
+        "--tokens and several protocols or strides must not be given together",
+    ),
+    "plot of nothing": (["FILE", "--plot=a.png"], "--plot needs several protocols or strides"),
+    "plot of no kind": (
+        ["FILE", "--protocol=all", "--plot=a.doc"],
+        r"--plot must end in one of .*\.png.*, got 'a\.doc'",
+    ),
+    "plot nowhere": (
+        ["FILE", "--protocol=all", "--plot=nowhere/a.png"],
+        "--plot must lie in a folder that exists, got 'nowhere/a.png'",
+    ),
+}
+
+
+@pytest.mark.parametrize(("argv", "message"), REFUSED.values(), ids=REFUSED)
+def test_bad_input_is_one_line_and_exit_code_2(refuse, files, argv, message):
+    assert re.search(message, refuse(*[word.replace("FILE", files[0]) for word in argv]))
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [(b"", r"empty\.txt is empty\."), (b"caf\xe9!", r"empty\.txt is not UTF-8 text: .* at byte 3")],
+)
+def test_a_file_without_text_is_named(refuse, files, tmp_path, data, message):
+    (tmp_path / "empty.txt").write_bytes(data)
+    assert re.search(message, refuse(files[0], str(tmp_path / "empty.txt")))
+
+
+def test_a_pipe_without_text_is_named(refuse, monkeypatch):
+    monkeypatch.setattr(sys, "stdin", stdin_of(b""))
+    assert "Standard input is empty." in refuse()
+
+
+def test_a_terminal_is_not_waited_for(refuse, monkeypatch):
+    monkeypatch.setattr(sys, "stdin", stdin_of(b"text", terminal=True))
+    assert "There is nothing to score: name a FILE" in refuse()
+
+
+def test_plots_need_matplotlib(refuse, files, monkeypatch):
+    monkeypatch.setitem(sys.modules, "plots", None)
+    message = refuse(files[0], "--protocol=all", "--plot=a.png")
+    assert "--plot needs the package matplotlib: pip install matplotlib." in message
+
+
+def test_an_interruption_ends_with_its_own_code(monkeypatch):
+    def interrupted(args):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(score, "run", interrupted)
+    assert score.main(["-"]) == 130
+
+
+def test_a_warning_is_one_line(capsys, tmp_path, files):
+    make_model("gpt2").save_pretrained(tmp_path / "model")
+    make_tokenizer(bos=False).save_pretrained(tmp_path / "model")
+    assert score.main([files[0], f"--model_id={tmp_path / 'model'}"]) == 0
+    warnings = [line for line in capsys.readouterr().err.splitlines() if "warning" in line]
+    assert len(warnings) == 1
+    assert warnings[0].startswith("score.py: warning: The tokenizer has no start token")
+
+
+# As a program
+
+
+def start_in_terminal(*argv: str, cwd: Path) -> tuple[subprocess.Popen, int]:
+    """Start the program with stderr on a terminal; return the process and the terminal."""
+    terminal, stderr = pty.openpty()
+    fcntl.ioctl(stderr, termios.TIOCSWINSZ, struct.pack("4H", 24, 120, 0, 0))
+    process = subprocess.Popen(
+        [sys.executable, str(ROOT / "score.py"), *argv],
+        cwd=cwd,
+        stdout=subprocess.PIPE,
+        stderr=stderr,
+    )
+    os.close(stderr)
+    return process, terminal
+
+
+def read_to_the_end(terminal: int) -> str:
+    parts = []
+    while True:
+        try:
+            parts.append(os.read(terminal, 65536))
+        except OSError:  # how Linux ends a terminal that no one writes to any more
+            os.close(terminal)
+            return b"".join(parts).decode()
+
+
+def test_the_bundled_model_scores_a_sample_from_anywhere(tmp_path):
+    """The terminal shows how the scoring goes; a pipe gets the table only."""
+    sample = str(ROOT / "samples" / "story.txt")
+    process, terminal = start_in_terminal(sample, cwd=tmp_path)
+    shown = read_to_the_end(terminal)
+    lines = process.communicate()[0].decode().splitlines()
+    assert process.returncode == 0, shown
+    assert cells(lines[1])[0] == sample
+    assert SIGNATURE.fullmatch(lines[-1])
+    assert "Scoring: 100%" in shown
+
+
+def test_nothing_is_shown_when_quiet_not_even_that_the_reader_has_gone(model_id, files, tmp_path):
+    argv = [files[0], f"--model_id={model_id}", "--tokens", "--quiet"]
+    process, terminal = start_in_terminal(*argv, cwd=tmp_path)
+    process.stdout.close()  # as head does when it has seen enough
+    shown = read_to_the_end(terminal)
+    assert (process.wait(), shown) == (0, "")
