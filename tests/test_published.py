@@ -1,0 +1,65 @@
+"""Published perplexities, measured again with the real weights.
+
+These need the Hugging Face Hub (3 GB of weights and a small corpus) and are skipped where it can't
+be reached; `pytest -m "not hub"` leaves them out, `pytest -m hub` runs nothing else.
+"""
+
+import urllib.request
+
+import datasets
+import pytest
+from huggingface_hub import constants
+
+pytestmark = [pytest.mark.hub, pytest.mark.usefixtures("hub")]
+
+
+@pytest.fixture(scope="module")
+def hub():
+    """Skip with the reason where there is no Hub to load from."""
+    if constants.HF_HUB_OFFLINE:
+        pytest.skip("HF_HUB_OFFLINE is set")
+    address = f"{constants.ENDPOINT}/api/models/openai-community/gpt2"
+    try:
+        urllib.request.urlopen(urllib.request.Request(address, method="HEAD"), timeout=5).close()
+    except OSError as error:
+        pytest.skip(f"{constants.ENDPOINT} can't be reached: {error}")
+
+
+@pytest.fixture(scope="module")
+def wikitext(hub):
+    """The lines of WikiText-2's test part, raw, which every protocol here joins by empty lines."""
+    return datasets.load_dataset("Salesforce/wikitext", "wikitext-2-raw-v1", split="test")["text"]
+
+
+# From "Perplexity of fixed-length models", the guide of transformers: the first two as it stated
+# them when it took the mean of window means, the last as its present weighting prints it.
+GUIDE = [
+    # protocol, model, stride, perplexity
+    ("transformers-docs", "openai-community/gpt2-large", 1024, 19.44),
+    ("transformers-docs", "openai-community/gpt2-large", 512, 16.45),
+    ("transformers-docs-weighted", "openai-community/gpt2", 512, 25.17),
+]
+
+
+@pytest.mark.parametrize("protocol, model_id, stride, perplexity", GUIDE)
+def test_the_guide_on_wikitext(metric, wikitext, protocol, model_id, stride, perplexity):
+    result = metric.compute(
+        predictions=list(wikitext),
+        model_id=model_id,
+        protocol=protocol,
+        max_length=1024,
+        stride=stride,
+    )
+    assert result["perplexity"] == pytest.approx(perplexity, abs=0.0051)
+
+
+def test_the_example_of_the_stock_metric(metric):
+    """From the documentation of evaluate's own perplexity."""
+    result = metric.compute(
+        predictions=["lorem ipsum", "Happy Birthday!", "Bienvenue"],
+        model_id="openai-community/gpt2",
+        add_start_token=False,
+        protocol="stock",
+    )
+    assert result["perplexities"] == pytest.approx([32.25, 1499.69, 408.27], abs=0.0051, rel=1e-5)
+    assert result["mean_perplexity"] == pytest.approx(646.74, abs=0.0051, rel=1e-5)
