@@ -180,10 +180,10 @@ def test_blocks_are_found():
 @pytest.mark.parametrize(
     ("markdown", "error", "message"),
     [
-        ("```python\n1 / 0\n```\n", ZeroDivisionError, ""),
+        ("```python\n1 / 0\n```\n", ZeroDivisionError, None),
         ("```python\nprint(2)\n```\n```text\n3\n```\n", AssertionError, "shown"),
         ("```python\n>>> 1 + 1\n3\n```\n", AssertionError, "Expected"),
-        ("```sh\nfalse | cat\n```\n", AssertionError, ""),
+        ("```sh\nfalse | cat\n```\n", AssertionError, None),
         ("```sh\necho 2.51\n```\n\n```text\n2.5\n```\n", AssertionError, "shown"),
         ("```sh\npython -m pytest\n```\n", AssertionError, "mark the block"),
         ("```\nsomething\n```\n", AssertionError, "neither run nor marked"),
