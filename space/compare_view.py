@@ -1,0 +1,94 @@
+"""Two models on one text: the verdict, both numbers, and the text coloured by the better model."""
+
+import math
+
+from .markup import count, escape, number, payload
+from .service import Compared, Scored
+from .token_view import ENDLESS, segment_span
+
+# A difference of less than this many bits on a piece of text is left plain.
+SLIGHT, CLEAR = 0.5, 3.0
+
+
+def compare_view(compared: Compared) -> str:
+    names = [escape(one.loaded.name) for one in compared.scored]
+    text = compared.scored[0].text
+    spans = "".join(segment_span(text, piece, _colour(piece.bits)) for piece in compared.pieces)
+    data = {
+        "models": [one.loaded.name for one in compared.scored],
+        "bits": [
+            piece.bits and [round(min(bits, ENDLESS), 2) for bits in piece.bits]
+            for piece in compared.pieces
+        ],
+    }
+    return (
+        f'<div class="ps-view" data-view="compare" data-payload="{payload(data)}">'
+        f'<p class="ps-verdict">{verdict(compared)}</p>{_table(compared.scored)}{_legend(names)}'
+        f'<div class="ps-text" role="listbox" tabindex="0" aria-label="The text, piece by piece. '
+        f'Arrow keys move from piece to piece.">{spans}</div>'
+        '<div class="ps-detail" role="status"><p class="ps-hint">Point at a piece of the text to see '
+        "how surprising it was for either model.</p></div></div>"
+    )
+
+
+def verdict(compared: Compared) -> str:
+    """One sentence on who predicts the text better, and how sure that is."""
+    first, second = (escape(one.loaded.name) for one in compared.scored)
+    difference = compared.difference
+    if math.isnan(difference.mean):
+        return "One of the models held a part of this text for impossible: no fair comparison."
+    better, worse = (second, first) if difference.mean > 0 else (first, second)
+    saved = f"{number(abs(difference.mean), 3)} bits per byte"
+    if difference.interval is None:
+        return (
+            f"<b>{better}</b> predicts this text better than {worse}, by {saved}, but the text is too "
+            "short to say whether that is chance."
+        )
+    low, high = sorted(abs(end) for end in difference.interval)
+    if difference.interval[0] <= 0 <= difference.interval[1]:
+        return (
+            f"<b>No clear difference.</b> On this text {better} is ahead by {saved}, but the 95 % "
+            f"interval of the difference, {number(difference.interval[0], 2)} to "
+            f"{number(difference.interval[1], 2)}, includes zero."
+        )
+    return (
+        f"<b>{better}</b> predicts this text better than {worse}: it needs {saved} less "
+        f"(95 % interval {number(low, 3)} to {number(high, 3)})."
+    )
+
+
+def _table(scored: tuple[Scored, Scored]) -> str:
+    rows = "".join(
+        f"<tr><th scope='row'>{escape(one.loaded.name)}</th>"
+        f"<td>{number(one.result['bits_per_byte'])}</td><td>{number(one.result['perplexity'])}</td>"
+        f"<td>{count(one.result['num_tokens'], 'token')}</td></tr>"
+        for one in scored
+    )
+    settings = scored[0].settings
+    return (
+        '<table class="ps-table"><thead><tr><th scope="col">Model</th><th scope="col">Bits per byte'
+        '</th><th scope="col">Perplexity</th><th scope="col">Scored</th></tr></thead>'
+        f"<tbody>{rows}</tbody></table><p class='ps-note'>Both read the text in windows of "
+        f"{count(settings.window, 'token')}. Compare bits per byte: the models may cut the text into "
+        "tokens of different size, so their perplexities are not on one scale.</p>"
+    )
+
+
+def _legend(names: list[str]) -> str:
+    first, second = names
+    return (
+        '<div class="ps-legend"><p>Which model was less surprised by each piece:</p><ul>'
+        f"<li><span class='ps-box w2'>{first}</span><small>by over {CLEAR:g} bits</small></li>"
+        f"<li><span class='ps-box w1'>{first}</span><small>by {SLIGHT} to {CLEAR:g}</small></li>"
+        "<li><span class='ps-box'>neither</span><small>or not scored</small></li>"
+        f"<li><span class='ps-box v1'>{second}</span><small>by {SLIGHT} to {CLEAR:g}</small></li>"
+        f"<li><span class='ps-box v2'>{second}</span><small>by over {CLEAR:g} bits</small></li>"
+        "</ul></div>"
+    )
+
+
+def _colour(bits: tuple[float, float] | None) -> str:
+    """w for the first model, v for the second; 2 where the difference is clear."""
+    if bits is None or abs(bits[0] - bits[1]) < SLIGHT:
+        return ""
+    return ("w" if bits[0] < bits[1] else "v") + ("2" if abs(bits[0] - bits[1]) >= CLEAR else "1")

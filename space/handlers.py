@@ -1,0 +1,227 @@
+"""What happens when a visitor touches the page: from components' values to their new ones."""
+
+import logging
+from collections.abc import Callable, Iterator
+
+import gradio as gr
+
+from .calls import python_call, shell_call
+from .compare_view import compare_view
+from .jobs import Job, Jobs, OverBudget, Shown, Stopped, follow
+from .limits import Refused
+from .plan_view import plan_view, sketch
+from .protocols import START_CHOICES, guide
+from .samples import read_upload, samples
+from .score_view import cite_view, score_view
+from .service import Scored, Service
+from .settings import Settings, read_link
+from .status_view import alert, progress, status
+from .sweep_view import protocol_view, trade_off_view
+from .token_view import token_view
+
+START_NAMES = {
+    "automatic": "automatic",
+    "once": "once, before the text",
+    "every": "in every window",
+    "none": "none",
+}
+logger = logging.getLogger(__name__)
+
+
+class Handlers:
+    """The page's reactions.
+
+    Those that compute are generators: the first of the values they yield is the status line, the
+    others are the views; `gr.skip()` leaves a component as it is.
+    """
+
+    def __init__(self, service: Service):
+        self.service = service
+        self.jobs = Jobs(service.limits.seconds)
+        self.samples = samples()
+
+    # Quick ones
+
+    def begin(self, request: gr.Request):
+        """A visitor asked for something: stop what they asked before, show the Stop button."""
+        self.jobs.new(request.session_hash)
+        return status("Waiting for its turn."), gr.Button(interactive=True)
+
+    def idle(self):
+        return gr.Button(interactive=False)
+
+    def stop(self, request: gr.Request) -> None:
+        self.jobs.stop(request.session_hash)
+
+    def leave(self, request: gr.Request) -> None:
+        self.jobs.forget(request.session_hash)
+
+    def choose_sample(self, name: str):
+        return self.samples.get(name, gr.skip())
+
+    def upload(self, path: str):
+        try:
+            text = read_upload(path, self.service.limits)
+        except Refused as refusal:
+            return gr.skip(), alert(str(refusal))
+        return text, status("The file is in the text box. Press Score.")
+
+    def move_window(self, window: float, stride: float, protocol: str):
+        """The stride may not pass the window."""
+        window, stride = int(window), min(int(stride), int(window))
+        return gr.Slider(maximum=window, value=stride), sketch(window, stride, protocol)
+
+    def move_stride(self, window: float, stride: float, protocol: str):
+        return sketch(int(window), int(stride), protocol)
+
+    def choose_protocol(self, protocol: str, window: float, stride: float, start: str):
+        """Offer only the settings that the protocol's tool has."""
+        known = guide(protocol)
+        window = int(window)
+        stride = min(known.usual_stride or int(stride), window)
+        return (
+            gr.Slider(interactive=known.stride, value=stride),
+            start_choice(protocol, start),
+            sketch(window, stride, protocol),
+        )
+
+    def arrive(self, request: gr.Request):
+        """Take the settings from the link that brought the visitor here."""
+        default = self.service.default_settings()
+        settings, remarks = read_link(request.query_params, default, self.service.protocols)
+        if settings == default and not remarks:
+            return tuple([gr.skip()] * 7)
+        longest = self.service.limits.window if settings.model != default.model else default.window
+        settings = settings.for_model(longest, clip=True)
+        sentence = " ".join([*remarks, "These settings come from the link. Press Score."])
+        return (
+            settings.model,
+            gr.Slider(value=settings.window, maximum=longest),
+            *self._stride_controls(settings),
+            settings.protocol,
+            sketch(settings.window, settings.stride, settings.protocol),
+            alert(sentence) if remarks else status(sentence),
+        )
+
+    # Those that compute
+
+    def adopt_model(self, request: gr.Request, name: str, stride: float, protocol: str) -> Iterator:
+        """Fetch a model and set the sliders to what it takes."""
+
+        def controls(loaded):
+            settings = Settings(name, loaded.window, protocol=protocol).for_model(loaded.window)
+            shown = settings.stride or int(min(stride, loaded.window))
+            return (
+                gr.Slider(value=loaded.window, maximum=loaded.window),
+                gr.Slider(value=shown, maximum=loaded.window),
+                sketch(loaded.window, shown, protocol),
+            )
+
+        def done(loaded):
+            return f"{loaded.name} is ready. It reads up to {loaded.window:,} tokens at once."
+
+        yield from self._run(
+            request, lambda job: self.service.load(name or "", job), controls, 3, done
+        )
+
+    def score(self, request: gr.Request, text: str, *chosen) -> Iterator:
+        settings = chosen_settings(*chosen)
+        yield from self._run(
+            request,
+            lambda job: self.service.score(text, settings, job),
+            score_outputs,
+            len(SCORE_OUTPUTS),
+            lambda scored: f"Scored with {scored.loaded.name}.",
+        )
+
+    def trade_off(self, request: gr.Request, text: str, *chosen) -> Iterator:
+        settings = chosen_settings(*chosen)
+        yield from self._run(
+            request,
+            lambda job: self.service.trade_off(text, settings, job),
+            lambda sweep: (trade_off_view(sweep),),
+        )
+
+    def every_protocol(self, request: gr.Request, text: str, *chosen) -> Iterator:
+        settings = chosen_settings(*chosen)
+        yield from self._run(
+            request,
+            lambda job: self.service.every_protocol(text, settings, job),
+            lambda sweep: (protocol_view(sweep),),
+        )
+
+    def compare(self, request: gr.Request, other: str, text: str, *chosen) -> Iterator:
+        settings = chosen_settings(*chosen)
+        yield from self._run(
+            request,
+            lambda job: self.service.compare(text, settings, (other or "").strip(), job),
+            lambda compared: (compare_view(compared),),
+        )
+
+    def _run(
+        self,
+        request: gr.Request,
+        work: Callable[[Job], object],
+        render: Callable[[object], tuple],
+        width: int = 1,
+        done: Callable[[object], str] = lambda result: "Done.",
+    ) -> Iterator:
+        """Run some work for a visitor; yield the status line and `width` rendered values."""
+        unchanged = [gr.skip()] * width
+        try:
+            for told in follow(self.jobs.latest(request.session_hash), work):
+                if not isinstance(told, Shown):
+                    yield progress(told), *unchanged
+                else:
+                    line = status(done(told.result)) if told.final else gr.skip()
+                    yield line, *render(told.result)
+        except Stopped as stopped:
+            yield status(str(stopped)), *unchanged
+        except (Refused, OverBudget) as refusal:
+            yield alert(str(refusal)), *unchanged
+        except Exception:
+            logger.exception("A request failed.")
+            yield alert("Something went wrong on this page's side. Please try again."), *unchanged
+
+    def _stride_controls(self, settings: Settings):
+        known = guide(settings.protocol)
+        stride = settings.stride or min(known.usual_stride or settings.window, settings.window)
+        return (
+            gr.Slider(value=stride, maximum=settings.window, interactive=known.stride),
+            start_choice(settings.protocol, settings.start),
+        )
+
+
+def chosen_settings(
+    model: str, window: float, stride: float, start: str, protocol: str
+) -> Settings:
+    """Settings from the components' values."""
+    known = guide(protocol)
+    return Settings(
+        (model or "").strip(), int(window), int(stride) if known.stride else None, start, protocol
+    )
+
+
+def start_choice(protocol: str, start: str):
+    """The start-token choices that a protocol has."""
+    starts = guide(protocol).starts
+    return gr.Radio(
+        choices=[(START_NAMES[name], name) for name in starts or START_CHOICES],
+        value=start if start in starts else "automatic",
+        interactive=bool(starts),
+    )
+
+
+def score_outputs(scored: Scored) -> tuple[str, ...]:
+    """The values of `SCORE_OUTPUTS`."""
+    return tuple(render(scored) for render in SCORE_OUTPUTS.values())
+
+
+SCORE_OUTPUTS = {
+    "score": score_view,
+    "cite": cite_view,
+    "python": python_call,
+    "shell": shell_call,
+    "tokens": token_view,
+    "plan": plan_view,
+}

@@ -1,0 +1,180 @@
+"""A visitor's request while it runs: watched, stopped, kept within its time.
+
+The metric computes in one call, on a thread of its own; what it tells on the way reaches the page
+through a queue.
+"""
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+# A request that would take this many times its budget is ended after the first tenth of it.
+HOPELESS = 1.5
+
+
+class Stopped(Exception):
+    """The visitor pressed Stop."""
+
+
+class OverBudget(Exception):
+    """The request takes more time than a visitor may have; the message says so."""
+
+
+@dataclass(frozen=True)
+class Update:
+    """What the page shows while a request runs.
+
+    Attributes:
+        sentence: what is happening.
+        share: how much of it is done, 0 to 1; None while nobody knows.
+    """
+
+    sentence: str
+    share: float | None = None
+
+
+@dataclass(frozen=True)
+class Shown:
+    """A result: the final one, or a part of it that is good already."""
+
+    result: object
+    final: bool = False
+
+
+class Job:
+    """One request: what it tells, whether it was stopped, and when its time is up.
+
+    Args:
+        seconds: that it may compute; waiting and loading a model don't count.
+    """
+
+    def __init__(self, seconds: float):
+        self.seconds = seconds
+        self.told: queue.Queue = queue.Queue()
+        self._stop = threading.Event()
+        self._computed = 0.0
+        self._so_far = ""
+
+    def stop(self) -> None:
+        self._stop.set()
+
+    def check(self) -> None:
+        """Raise `Stopped` if the visitor pressed Stop."""
+        if self._stop.is_set():
+            raise Stopped(f"Stopped. {self._so_far}".strip())
+
+    def say(self, sentence: str, share: float | None = None) -> None:
+        """Tell the page what is happening."""
+        self.check()
+        self.told.put(Update(sentence, share))
+
+    def show(self, result: object) -> None:
+        """Give the page a part of the result."""
+        self.told.put(Shown(result))
+
+    def computing(self, step: str = "Scoring") -> Callable:
+        """Return a callback for one compute of the metric, and start the clock."""
+        begun, before = time.monotonic(), self._computed
+
+        def callback(progress) -> None:
+            elapsed = time.monotonic() - begun
+            self._computed = before + elapsed
+            left = elapsed * (progress.total / progress.done - 1)
+            self._so_far = describe(step, progress)
+            time_left = f" About {duration(left)} left." if progress.done < progress.total else ""
+            self.say(self._so_far + time_left, progress.done / progress.total)
+            if progress.done < progress.total:
+                self._check_budget(progress, left)
+
+        return callback
+
+    def _check_budget(self, progress, left: float) -> None:
+        expected = self._computed + left
+        hopeless = self._computed > self.seconds / 10 and expected > HOPELESS * self.seconds
+        if self._computed <= self.seconds and not hopeless:
+            return
+        raise OverBudget(
+            f"This would take about {duration(expected)}, and a request here may take "
+            f"{duration(self.seconds)}. It ended after {progress.done:,} of {progress.total:,} "
+            f"tokens, with a perplexity of {progress.perplexity:.4g} up to there. Choose a larger "
+            "stride, a smaller model or a shorter text."
+        )
+
+
+def describe(step: str, progress) -> str:
+    """A sentence for the metric's progress."""
+    return (
+        f"{step}: {progress.done:,} of {progress.total:,} tokens read, perplexity so far "
+        f"{progress.perplexity:,.1f}."
+    )
+
+
+def duration(seconds: float) -> str:
+    """`12 seconds`, `3 minutes`."""
+    value, unit = (seconds / 60, "minute") if seconds >= 100 else (seconds, "second")
+    value = max(1, round(value))
+    return f"{value:,} {unit}" + ("" if value == 1 else "s")
+
+
+def follow(job: Job, work: Callable[[Job], object]) -> Iterator[Update | Shown]:
+    """Run `work(job)` on a thread; yield what it tells, and last what it returns.
+
+    Abandoning the iterator stops the work at its next batch.
+    """
+    outcome: dict = {}
+
+    def run() -> None:
+        try:
+            outcome["result"] = work(job)
+        except BaseException as error:  # raised again on the thread that follows
+            outcome["error"] = error
+        finally:
+            job.told.put(None)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    try:
+        while (told := job.told.get()) is not None:
+            yield told
+    finally:
+        job.stop()
+        thread.join()
+    if "error" in outcome:
+        raise outcome["error"]
+    yield Shown(outcome["result"], final=True)
+
+
+class Jobs:
+    """The latest job of each visitor, so that their Stop button finds it."""
+
+    def __init__(self, seconds: float):
+        self.seconds = seconds
+        self._lock = threading.Lock()
+        self._jobs: dict[str, Job] = {}
+
+    def new(self, visitor: str) -> Job:
+        """Begin a job, stopping the visitor's last one."""
+        with self._lock:
+            self._stop(visitor)
+            self._jobs[visitor] = Job(self.seconds)
+            return self._jobs[visitor]
+
+    def latest(self, visitor: str) -> Job:
+        with self._lock:
+            return self._jobs.setdefault(visitor, Job(self.seconds))
+
+    def stop(self, visitor: str) -> None:
+        with self._lock:
+            self._stop(visitor)
+
+    def forget(self, visitor: str) -> None:
+        """Stop and drop the job of a visitor who left."""
+        with self._lock:
+            self._stop(visitor)
+            self._jobs.pop(visitor, None)
+
+    def _stop(self, visitor: str) -> None:
+        if visitor in self._jobs:
+            self._jobs[visitor].stop()

@@ -1,0 +1,32 @@
+"""What one visitor may ask of a free machine."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Limits:
+    """The budget of a request and of the machine.
+
+    Attributes:
+        characters: of a text, checked before it is tokenized.
+        tokens: of a text.
+        seconds: that one request may compute.
+        window: the longest window offered, whatever the model takes.
+        model_bytes: weights of a model, as stored on the Hub.
+        model_parameters: weights of a model, as its configuration would build it.
+        models: how many are kept in memory.
+        waiting: requests in the queue; further ones are turned away.
+    """
+
+    characters: int = 200_000
+    tokens: int = 20_000
+    seconds: float = 60.0
+    window: int = 2048
+    model_bytes: int = 1_500_000_000
+    model_parameters: int = 800_000_000
+    models: int = 2
+    waiting: int = 20
+
+
+class Refused(ValueError):
+    """A request that is turned down, with a sentence for the visitor."""

@@ -1,0 +1,31 @@
+"""The only way for a visitor's text into HTML."""
+
+import html
+import json
+
+# Signs that a template engine might act on, beyond those that html.escape knows.
+TEMPLATE_SIGNS = {ord(sign): f"&#{ord(sign)};" for sign in "{}$`"}
+
+
+def escape(text: object) -> str:
+    """Make text safe between tags and inside quoted attributes."""
+    return html.escape(str(text), quote=True).translate(TEMPLATE_SIGNS)
+
+
+def payload(data: object) -> str:
+    """JSON for a data-attribute, which the page's script reads back."""
+    return escape(json.dumps(data, ensure_ascii=False, separators=(",", ":"), allow_nan=False))
+
+
+def number(value: float, digits: int = 4) -> str:
+    """A number for people: grouped thousands, `digits` significant ones."""
+    if value != value or value in (float("inf"), float("-inf")):
+        return "∞" if value == float("inf") else str(value)
+    if abs(value) >= 10 ** (digits - 1):
+        return f"{value:,.0f}"
+    return f"{value:.{digits}g}"
+
+
+def count(value: int, noun: str) -> str:
+    """`1 window`, `2,000 windows`."""
+    return f"{value:,} {noun}" + ("" if value == 1 else "s")

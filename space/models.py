@@ -1,0 +1,183 @@
+"""The models in memory: few of them, one visitor at a time.
+
+A forward pass may switch a model's mode for its time, so whoever computes holds the shelf's lock.
+"""
+
+import tempfile
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import transformers
+from packaging.version import Version
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+from .gate import admit, fetch
+from .limits import Limits, Refused
+
+BUNDLED = "demo_model"
+# Small public models that a free machine can run; any other name goes through the same gate.
+SUGGESTED = (
+    "openai-community/gpt2",
+    "distilbert/distilgpt2",
+    "EleutherAI/pythia-70m",
+    "EleutherAI/pythia-160m",
+    "HuggingFaceTB/SmolLM2-135M",
+)
+# More modules of a kind than any model under the size limit has; a configuration can ask for more.
+MOST_MODULES = 256
+COUNT_PREFIXES = ("num_", "n_")
+COUNTED = ("layer", "head", "expert", "block")
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """A model and its tokenizer, ready to score.
+
+    Attributes:
+        name: what the visitor calls it.
+        window: the longest window to offer.
+        commit: of the Hub's repository; None for the bundled model.
+    """
+
+    name: str
+    model: torch.nn.Module
+    tokenizer: object
+    window: int
+    commit: str | None
+
+
+class Shelf:
+    """At most `limits.models` models, the least recently used put away first.
+
+    Args:
+        bundled: folder of the model that is always at hand.
+        find_window: gives the longest window of a model and its tokenizer, and refuses a model
+            that cannot be scored.
+        suggested: names that are kept in the Hub's cache once downloaded.
+    """
+
+    def __init__(
+        self,
+        bundled: str | Path,
+        find_window: Callable[[torch.nn.Module, object], int],
+        limits: Limits,
+        endpoint: str | None = None,
+        suggested: Sequence[str] = SUGGESTED,
+    ):
+        self.bundled = Path(bundled)
+        self.find_window = find_window
+        self.limits = limits
+        self.endpoint = endpoint
+        self.suggested = tuple(suggested)
+        self.lock = threading.RLock()
+        self._models: OrderedDict[str, LoadedModel] = OrderedDict()
+
+    @property
+    def names(self) -> list[str]:
+        """Names of the models in memory, the most recently used last."""
+        return list(self._models)
+
+    def get(self, name: str, say: Callable[[str], None] = lambda sentence: None) -> LoadedModel:
+        """Return a model, loading it if need be.
+
+        Args:
+            say: told what is being waited for.
+
+        Raises:
+            Refused: the model may not come in, or is broken.
+        """
+        with self.lock:
+            if name in self._models:
+                self._models.move_to_end(name)
+                return self._models[name]
+            loaded = self._load(name, say)
+            self._models[name] = loaded
+            return loaded
+
+    def _load(self, name: str, say: Callable[[str], None]) -> LoadedModel:
+        if name == BUNDLED:
+            say("Loading the bundled model.")
+            return self._open(name, self.bundled, None)
+        say(f"Asking the Hugging Face Hub about {name}.")
+        admission = admit(name, self.limits, self.endpoint)
+        say(f"Downloading {name}, {admission.weight_bytes / 1e6:,.0f} MB.")
+        if name in self.suggested:
+            return self._open(name, fetch(admission, None, self.endpoint), admission.commit)
+        with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+            return self._open(name, fetch(admission, folder, self.endpoint), admission.commit)
+
+    def _open(self, name: str, folder: Path, commit: str | None) -> LoadedModel:
+        """Load a model from a folder of checked files and try it out."""
+        try:
+            check_configuration(folder, self.limits)
+            self._make_room()
+            model, tokenizer = load_folder(folder)
+            model.config._name_or_path = name  # what the signature calls it
+            window = self.find_window(model, tokenizer)
+        except Refused as refusal:
+            raise Refused(f"{name} cannot be used here: {refusal}") from refusal
+        except Exception as error:  # a hostile or broken repository can make anything fail
+            raise Refused(
+                f"{name} cannot be used here: loading it failed ({_first_sentence(error)})."
+            ) from error
+        return LoadedModel(name, model, tokenizer, window, commit)
+
+    def _make_room(self) -> None:
+        while len(self._models) >= self.limits.models:
+            self._models.popitem(last=False)
+
+
+def check_configuration(folder: Path, limits: Limits) -> None:
+    """Refuse a configuration that would build more than the checked files hold.
+
+    Weights that a checkpoint lacks are made up, whatever their number, before anyone counts them.
+    """
+    config = AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
+    for name, value in config.to_dict().items():
+        counted = name.startswith(COUNT_PREFIXES) and any(kind in name for kind in COUNTED)
+        if counted and isinstance(value, int) and value > MOST_MODULES:
+            raise Refused(
+                f"its configuration asks for {name} = {value:,}, more than any small model has."
+            )
+    with torch.device("meta"):  # shapes only, no memory
+        model = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa")
+    parameters = sum(tensor.numel() for tensor in [*model.parameters(), *model.buffers()])
+    if parameters > limits.model_parameters:
+        raise Refused(
+            f"its configuration describes {parameters:,} weights, and at most "
+            f"{limits.model_parameters:,} fit."
+        )
+
+
+def load_folder(folder: Path) -> tuple[torch.nn.Module, object]:
+    """Load a complete model and its tokenizer, with nothing in the folder run or followed."""
+    # Renamed in transformers 4.56.
+    dtype = "dtype" if Version(transformers.__version__) >= Version("4.56") else "torch_dtype"
+    model, report = AutoModelForCausalLM.from_pretrained(
+        folder,
+        use_safetensors=True,
+        trust_remote_code=False,
+        attn_implementation="sdpa",  # a configuration may name a kernel to download
+        local_files_only=True,
+        output_loading_info=True,
+        **{dtype: torch.float32},
+    )
+    missing = list(report["missing_keys"]) + list(report["mismatched_keys"])
+    if missing:
+        raise Refused(
+            f"{len(missing)} of its weights are missing or of the wrong shape and would be random "
+            "numbers."
+        )
+    tokenizer = AutoTokenizer.from_pretrained(
+        folder, trust_remote_code=False, local_files_only=True
+    )
+    return model.eval(), tokenizer
+
+
+def _first_sentence(error: Exception) -> str:
+    lines = str(error).strip().splitlines() or [""]
+    return f"{type(error).__name__}: {lines[0][:200]}".rstrip(".: ")

@@ -1,0 +1,260 @@
+"""The interface: what stands where on the page, and which handler answers it."""
+
+import importlib.util
+from dataclasses import dataclass
+from pathlib import Path
+
+import gradio as gr
+
+from .endpoints import make_compare, make_score
+from .handlers import SCORE_OUTPUTS, Handlers, score_outputs, start_choice
+from .jobs import Job
+from .models import BUNDLED, SUGGESTED
+from .plan_view import sketch
+from .service import Scored, Service
+from .settings import Settings
+from .status_view import status
+
+HERE = Path(__file__).resolve().parent
+TITLE = "Perplexity, window by window"
+INTRO = f"""<div class="ps-view ps-intro"><h1>{TITLE}</h1>
+<p>Perplexity says how surprised a language model is by a text. A model reads only so many tokens at
+once: its <b>window</b>. A longer text is read through a window that moves on by a <b>stride</b>. Every
+token is scored once, and what stands before it in the window is its <b>context</b>.</p></div>"""
+HELLO = "This is the first sample. Change the text or the settings, then press Score."
+# All that computes waits in one line: one model runs at a time.
+COMPUTING = {"concurrency_id": "model", "concurrency_limit": 1}
+QUIET = {"api_visibility": "private", "show_progress": "hidden"}
+QUICK = QUIET | {"queue": False}
+
+
+@dataclass(frozen=True)
+class Controls:
+    """What a visitor sets."""
+
+    text: gr.Textbox
+    sample: gr.Dropdown
+    upload: gr.UploadButton
+    model: gr.Dropdown
+    window: gr.Slider
+    stride: gr.Slider
+    sketch: gr.HTML
+    start: gr.Radio
+    protocol: gr.Dropdown
+    score: gr.Button
+    stop: gr.Button
+
+    @property
+    def request(self) -> list:
+        """What every measurement needs."""
+        return [self.text, self.model, self.window, self.stride, self.start, self.protocol]
+
+
+@dataclass(frozen=True)
+class Results:
+    """What a visitor sees."""
+
+    status: gr.HTML
+    score: dict
+    trade_off: gr.HTML
+    protocols: gr.HTML
+    compared: gr.HTML
+    measure_trade_off: gr.Button
+    measure_protocols: gr.Button
+    measure_compared: gr.Button
+    other: gr.Dropdown
+
+
+def build(service: Service) -> gr.Blocks:
+    """Build the page, with the first sample scored already."""
+    handlers = Handlers(service)
+    settings = service.default_settings()
+    first = next(iter(handlers.samples.values()), "The cat sat on the mat.")
+    scored = service.score(first, settings, Job(service.limits.seconds))
+    with gr.Blocks(title=TITLE, analytics_enabled=False) as page:
+        view(INTRO)
+        with gr.Row():
+            with gr.Column(scale=5, min_width=320):
+                controls = lay_out_controls(service, handlers, scored)
+            with gr.Column(scale=7, min_width=320):
+                results = lay_out_results(scored)
+        connect_settings(page, handlers, controls, results)
+        connect_measurements(handlers, controls, results)
+        gr.api(make_score(service), api_name="score", **COMPUTING)
+        gr.api(make_compare(service), api_name="compare", **COMPUTING)
+    return page.queue(max_size=service.limits.waiting, api_open=False)
+
+
+def launch_options() -> dict:
+    """How to launch the page: its looks, with nothing fetched from elsewhere, and its limits."""
+    style, script = ((HERE / name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
+    system = ["system-ui", "-apple-system", "Segoe UI", "Roboto", "sans-serif"]
+    return {
+        "theme": gr.themes.Base(
+            primary_hue="indigo",
+            neutral_hue="slate",
+            font=system,
+            font_mono=["ui-monospace", "SFMono-Regular", "Menlo", "Consolas", "monospace"],
+        ),
+        "head": f"<style>{style}</style><script>{script}</script>",
+        "max_file_size": "2mb",
+        "ssr_mode": False,
+        "footer_links": ["api"],
+        "mcp_server": importlib.util.find_spec("mcp") is not None,
+    }
+
+
+def lay_out_controls(service: Service, handlers: Handlers, scored: Scored) -> Controls:
+    settings = scored.settings
+    text = gr.Textbox(
+        scored.text, label="Text", lines=9, max_lines=14, placeholder="Write or paste a text."
+    )
+    with gr.Row():
+        sample = gr.Dropdown(
+            list(handlers.samples), label="Or begin with a sample", scale=3, min_width=210
+        )
+        upload = gr.UploadButton("Upload a .txt file", file_types=[".txt"], scale=2, min_width=140)
+    model = model_choice("Model", BUNDLED)
+    with gr.Row():
+        score = gr.Button("Score", variant="primary", scale=3, min_width=120, elem_id="score")
+        stop = gr.Button("Stop", variant="stop", interactive=False, scale=1, min_width=80)
+    window, stride = window_sliders(settings)
+    picture = view(sketch(settings.window, settings.stride))
+    with gr.Accordion("More settings", open=False):
+        start = start_choice(settings.protocol, settings.start)
+        start.label = "Start token"
+        start.info = "A sign for “here begins a text”, so that the first token can be scored too."
+        protocol = gr.Dropdown(
+            list(service.protocols),
+            value=settings.protocol,
+            label="Protocol",
+            info="Cut the text into windows as another tool does, to get its number.",
+        )
+    return Controls(
+        text, sample, upload, model, window, stride, picture, start, protocol, score, stop
+    )
+
+
+def view(value: str = "", elem_id: str | None = None) -> gr.HTML:
+    """A place for one of the views, which bring their own looks."""
+    return gr.HTML(value, elem_id=elem_id, apply_default_css=False)
+
+
+def model_choice(label: str, value: str | None) -> gr.Dropdown:
+    return gr.Dropdown(
+        [(f"{BUNDLED} (bundled, works offline)", BUNDLED), *SUGGESTED],
+        value=value,
+        label=label,
+        info="Or type the name of another small public model on the Hugging Face Hub: owner/name.",
+        allow_custom_value=True,
+    )
+
+
+def window_sliders(settings: Settings) -> tuple[gr.Slider, gr.Slider]:
+    window = gr.Slider(
+        2,
+        settings.window,
+        value=settings.window,
+        step=1,
+        label="Window",
+        info="Tokens that the model reads at once, up to its limit.",
+    )
+    stride = gr.Slider(
+        1,
+        settings.window,
+        value=settings.stride,
+        step=1,
+        label="Stride",
+        info="Tokens from one window to the next. Smaller: more context, more work.",
+    )
+    return window, stride
+
+
+def lay_out_results(scored: Scored) -> Results:
+    values = dict(zip(SCORE_OUTPUTS, score_outputs(scored)))
+    views = {}
+    line = view(status(HELLO), elem_id="status")
+    with gr.Tabs():
+        with gr.Tab("Score"):
+            views["score"] = view(values["score"])
+            with gr.Accordion("Cite and repeat this number", open=False):
+                views["cite"] = view(values["cite"])
+                views["python"] = gr.Code(values["python"], language="python", label="Python")
+                views["shell"] = gr.Code(values["shell"], language="shell", label="Shell")
+        with gr.Tab("Tokens"):
+            views["tokens"] = view(values["tokens"])
+        with gr.Tab("Windows"):
+            views["plan"] = view(values["plan"])
+        with gr.Tab("Trade-off"):
+            gr.Markdown("How much does a smaller stride give for your text, and what does it cost?")
+            measure_trade_off = gr.Button("Measure several strides")
+            trade_off = view()
+        with gr.Tab("Protocols"):
+            gr.Markdown("What would other tools report for your text and model?")
+            measure_protocols = gr.Button("Measure as every tool does")
+            protocols = view()
+        with gr.Tab("Compare"):
+            gr.Markdown("Which of two models predicts your text better, and where?")
+            other = model_choice("Compare with", SUGGESTED[0])
+            measure_compared = gr.Button("Compare the two models")
+            compared = view()
+    return Results(
+        line,
+        views,
+        trade_off,
+        protocols,
+        compared,
+        measure_trade_off,
+        measure_protocols,
+        measure_compared,
+        other,
+    )
+
+
+def connect_settings(
+    page: gr.Blocks, handlers: Handlers, controls: Controls, results: Results
+) -> None:
+    """Controls that change other controls."""
+    c, status_line = controls, results.status
+    latest = QUICK | {"trigger_mode": "always_last"}
+    c.sample.input(handlers.choose_sample, c.sample, c.text, **QUICK)
+    c.upload.upload(handlers.upload, c.upload, [c.text, status_line], **QUICK)
+    c.window.input(
+        handlers.move_window, [c.window, c.stride, c.protocol], [c.stride, c.sketch], **latest
+    )
+    c.stride.input(handlers.move_stride, [c.window, c.stride, c.protocol], c.sketch, **latest)
+    c.protocol.input(
+        handlers.choose_protocol,
+        [c.protocol, c.window, c.stride, c.start],
+        [c.stride, c.start, c.sketch],
+        **QUICK,
+    )
+    page.load(
+        handlers.arrive,
+        None,
+        [c.model, c.window, c.stride, c.start, c.protocol, c.sketch, status_line],
+        **QUICK,
+    )
+    page.unload(handlers.leave)
+
+
+def connect_measurements(handlers: Handlers, controls: Controls, results: Results) -> None:
+    """Buttons that compute: begin, run in the one line, and be idle again."""
+    c, r = controls, results
+
+    def on(trigger, run, inputs, outputs) -> None:
+        begun = trigger(handlers.begin, None, [r.status, c.stop], **QUICK)
+        ran = begun.then(run, inputs, [r.status, *outputs], **COMPUTING, **QUIET)
+        ran.then(handlers.idle, None, c.stop, **QUICK)
+
+    on(
+        c.model.input,
+        handlers.adopt_model,
+        [c.model, c.stride, c.protocol],
+        [c.window, c.stride, c.sketch],
+    )
+    on(c.score.click, handlers.score, c.request, [r.score[name] for name in SCORE_OUTPUTS])
+    on(r.measure_trade_off.click, handlers.trade_off, c.request, [r.trade_off])
+    on(r.measure_protocols.click, handlers.every_protocol, c.request, [r.protocols])
+    on(r.measure_compared.click, handlers.compare, [r.other, *c.request], [r.compared])
+    c.stop.click(handlers.stop, None, None, **QUICK)

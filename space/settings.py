@@ -1,0 +1,111 @@
+"""What a visitor chose: checked, turned into arguments of the metric, and into a link and back."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from urllib.parse import urlencode
+
+from .limits import Refused
+from .protocols import START_CHOICES, guide
+
+
+@dataclass(frozen=True)
+class Settings:
+    """One choice of model and windows.
+
+    Attributes:
+        model: a name on the page's list, or of a model on the Hub.
+        window: tokens in a window; None for the longest that the model takes.
+        stride: tokens from one window to the next; None for the protocol's usual one.
+        start: a key of `START_CHOICES`.
+        protocol: whose windows to use.
+    """
+
+    model: str
+    window: int | None = None
+    stride: int | None = None
+    start: str = "automatic"
+    protocol: str = "sliding"
+
+    def for_model(self, longest: int, clip: bool = False) -> "Settings":
+        """Fill in window and stride for a model that takes `longest` tokens.
+
+        Args:
+            clip: shorten a window that is too long for the model, instead of refusing it.
+        """
+        window = longest if self.window is None else self.window
+        if clip:
+            window = min(window, longest)
+        if not 2 <= window <= longest:
+            raise Refused(
+                f"The window must be between 2 and {longest:,} tokens with {self.model}, but it is "
+                f"{window:,}. Choose a shorter one; the text may still be longer than the window."
+            )
+        if not guide(self.protocol).stride:
+            return replace(self, window=window, stride=None)
+        stride = self.stride
+        if stride is None:
+            stride = max(1, min(guide(self.protocol).usual_stride or window // 2, window))
+        if clip:
+            stride = min(stride, window)
+        if not 1 <= stride <= window:
+            raise Refused(
+                f"The stride must be between 1 and the window, {window:,} tokens, but it is "
+                f"{stride:,}. A longer one would skip part of the text."
+            )
+        return replace(self, window=window, stride=stride)
+
+    def arguments(self) -> dict:
+        """The metric's arguments, as far as the protocol has them."""
+        known = guide(self.protocol)
+        arguments = {"max_length": self.window, "protocol": self.protocol}
+        if known.stride:
+            arguments["stride"] = self.stride
+        if known.starts:
+            arguments["add_start_token"] = START_CHOICES[self.start]
+        return arguments
+
+    def link(self) -> str:
+        """A link to the page with these settings."""
+        chosen = {key: value for key, value in asdict(self).items() if value is not None}
+        return "?" + urlencode(chosen)
+
+
+def check_settings(settings: Settings, protocols: Sequence[str]) -> Settings:
+    """Refuse what no model could be asked."""
+    if settings.protocol not in protocols:
+        raise Refused(
+            f"There is no protocol called “{settings.protocol}”. Choose one of: "
+            f"{', '.join(protocols)}."
+        )
+    if settings.start not in START_CHOICES:
+        raise Refused(
+            f"The start token must be one of {', '.join(START_CHOICES)}, not “{settings.start}”."
+        )
+    for name, value in (("window", settings.window), ("stride", settings.stride)):
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
+            raise Refused(f"The {name} must be a whole number of tokens, not “{value}”.")
+    starts = guide(settings.protocol).starts
+    return settings if settings.start in starts else replace(settings, start="automatic")
+
+
+def read_link(
+    query: Mapping[str, str], default: Settings, protocols: Sequence[str]
+) -> tuple[Settings, list[str]]:
+    """Take settings from a link; what makes no sense is left at its default, with a sentence."""
+    settings, remarks = default, []
+    for name in ("protocol", "model", "window", "stride", "start"):
+        if name not in query:
+            continue
+        value = query[name]
+        if name in ("window", "stride"):
+            if not (value.isascii() and value.isdigit() and len(value) < 7 and int(value) > 0):
+                remarks.append(
+                    f"The {name} in the link is not a number of tokens, so it is ignored."
+                )
+                continue
+            value = int(value)
+        try:
+            settings = check_settings(replace(settings, **{name: value}), protocols)
+        except Refused as refusal:
+            remarks.append(f"{refusal} The link's setting is ignored.")
+    return settings, remarks
