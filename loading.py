@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 import transformers
 from packaging.version import Version
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import cached_file
 
 # Attributes under which configurations state how many tokens the model was built for.
@@ -278,7 +278,7 @@ def check_causal(model: torch.nn.Module, name: str) -> None:
     ids = probe_ids(model).repeat(2, 1)  # (2, T)
     ids[1, -1] = (ids[1, -1] + 1) % max(2, num_embeddings(model) or 2)
     logits = (
-        logits_of(model(ids, **forward_kwargs(model)))[:, :-1].float().nan_to_num()
+        model(ids, **forward_kwargs(model)).logits[:, :-1].float().nan_to_num()
     )  # (2, T - 1, V)
     moved = (logits[0] - logits[1]).abs().max().item()
     # Half-precision kernels may round two rows of a batch differently; real leaks are far larger.
@@ -297,17 +297,7 @@ def forward_parameters(module: torch.nn.Module) -> set[str]:
 
 def forward_kwargs(module: torch.nn.Module) -> dict:
     """Arguments that save the module work nobody asked for, as far as it has them."""
-    has = forward_parameters(module)
-    kwargs = {"use_cache": False} if "use_cache" in has else {}
-    # Newer models of transformers take return_dict among their keyword arguments, unnamed.
-    if "return_dict" in has or ("kwargs" in has and isinstance(module, PreTrainedModel)):
-        kwargs["return_dict"] = True
-    return kwargs
-
-
-def logits_of(output) -> torch.Tensor:
-    """The logits of a model's output, which is a tuple where its configuration says so."""
-    return output[0] if isinstance(output, tuple) else output.logits
+    return {"use_cache": False} if "use_cache" in forward_parameters(module) else {}
 
 
 def probe_ids(model: torch.nn.Module) -> torch.Tensor:
@@ -320,14 +310,20 @@ def probe_ids(model: torch.nn.Module) -> torch.Tensor:
 
 @contextmanager
 def evaluating(model: torch.nn.Module) -> Iterator[None]:
-    """Switch a model to evaluation mode, and every module of it back afterwards."""
+    """Switch a model to evaluation mode and named outputs, and back afterwards, module by module."""
     training = [module for module in model.modules() if module.training]
+    config = getattr(model, "config", None)
+    returns_tuples = getattr(config, "return_dict", True) is False
     model.eval()
+    if returns_tuples:
+        config.return_dict = True
     try:
         yield
     finally:
         for module in training:
             module.training = True
+        if returns_tuples:
+            config.return_dict = False
 
 
 def _text_config(model: torch.nn.Module):

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from .loading import forward_kwargs, forward_parameters, logits_of
+from .loading import forward_kwargs, forward_parameters
 
 # Rows of logits computed at once on a CPU: enough for an efficient product, few enough that the
 # loss finds them in cache.
@@ -231,7 +231,7 @@ class BodyThenHead:
         hidden = output.last_hidden_state.flatten(0, 1)[scored]  # (R, D)
         for rows, labels in zip(hidden.split(block_rows), targets.split(block_rows)):
             with replaced_forward(self.body, type(output)(last_hidden_state=rows[None])):
-                logits = logits_of(self.model(labels[None], **self.model_kwargs))  # (1, R', V)
+                logits = self.model(labels[None], **self.model_kwargs).logits  # (1, R', V)
             yield logits[0], labels
 
 
@@ -260,17 +260,17 @@ class WholeForward:
     def _logits(self, ids, rows):
         """Logits (R, V) of the wanted rows, which count through all rows of `ids` (B, T)."""
         if not self.takes_index:
-            return logits_of(self.model(ids, **self.kwargs)).flatten(0, 1)[rows]
+            return self.model(ids, **self.kwargs).logits.flatten(0, 1)[rows]
         places = rows % ids.shape[1]
         kept = torch.unique(places)  # sorted; windows of a batch want nearly the same places
-        logits = logits_of(self.model(ids, logits_to_keep=kept, **self.kwargs))  # (B, K, V)
+        logits = self.model(ids, logits_to_keep=kept, **self.kwargs).logits  # (B, K, V)
         return logits[rows // ids.shape[1], torch.searchsorted(kept, places)]
 
 
 @torch.inference_mode()
 def choose_head(model: torch.nn.Module, probe: torch.Tensor) -> BodyThenHead | WholeForward:
     """Find the cheapest way to a model's logits that gives what its plain forward gives."""
-    expected = logits_of(model(probe, **forward_kwargs(model)))  # (1, T, V)
+    expected = model(probe, **forward_kwargs(model)).logits  # (1, T, V)
     vocabulary = expected.shape[-1]
     for body in bodies(model):
         by_body = BodyThenHead(model, body, vocabulary)
