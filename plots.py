@@ -25,9 +25,15 @@ def check_path(path: str) -> None:
 
 
 def draw(report: dict[str, list[dict]], path: str) -> None:
-    """Draw a report of protocols or strides, leaving out the rows without a finite perplexity."""
+    """Draw a report of protocols or strides, leaving out the rows without a finite perplexity.
+
+    Raises:
+        ValueError: no row has one.
+    """
     ((kind, rows),) = report.items()
     rows = [row for row in rows if math.isfinite(row.get("perplexity", math.inf))]
+    if not rows:
+        raise ValueError("--plot has nothing to draw: no perplexity is finite.")
     figure = draw_protocols(rows) if kind == "protocols" else draw_strides(rows)
     figure.savefig(path, dpi=160)
 
@@ -82,14 +88,19 @@ def new_axes(figure: Figure, grid: str) -> Axes:
 
 def reach(rows: list[dict]) -> list[list[float]]:
     """How far the intervals reach below and above the perplexities; nowhere without an interval."""
-    bounds = [
-        (row["perplexity"], row["perplexity_interval"] or [row["perplexity"]] * 2) for row in rows
-    ]
-    # A protocol's own average may lie outside of the interval of the ratio.
+    spans = [(row["perplexity"], *finite_interval(row)) for row in rows]
+    # A perplexity that a protocol averages in its own way may lie outside of its interval.
     return [
-        [max(0.0, value - low) for value, (low, _) in bounds],
-        [max(0.0, high - value) for value, (_, high) in bounds],
+        [max(0.0, perplexity - low) for perplexity, low, _ in spans],
+        [max(0.0, high - perplexity) for perplexity, _, high in spans],
     ]
+
+
+def finite_interval(row: dict) -> list[float]:
+    interval = row["perplexity_interval"]
+    if interval is None or not all(map(math.isfinite, interval)):
+        return [row["perplexity"]] * 2
+    return interval
 
 
 def above(points: float) -> dict:

@@ -232,15 +232,15 @@ def run(args: argparse.Namespace) -> None:
     texts = read_texts(args)
     metric = load_metric(args)
     report = (compare if args.compares else score_files)(metric, texts, args)
-    if int(os.environ.get("RANK", 0)):
-        return  # another process of the same torchrun prints
-    if plots:
-        plots.draw(report, args.plot)
+    if args.distributed and os.environ.get("RANK", "0") != "0":
+        return  # the first process of the torchrun prints
     if args.json:
         print(json.dumps(to_json(report)))
     else:
         print_report(report, texts)
     sys.stdout.flush()
+    if plots:
+        plots.draw(report, args.plot)
 
 
 def describe(error: Exception) -> str:

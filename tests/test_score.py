@@ -464,12 +464,26 @@ def test_the_pictures_show_what_was_measured(run_json, files):
     ]
 
 
-def test_the_reach_of_an_interval(files):
-    rows = [
-        {"perplexity": 5.0, "perplexity_interval": [4.0, 7.0]},
-        {"perplexity": 5.0, "perplexity_interval": None},
-    ]
-    assert plots.reach(rows) == [[1.0, 0.0], [2.0, 0.0]]
+def test_the_bars_of_a_picture_reach_as_far_as_the_interval():
+    intervals = [[4.0, 7.0], None, [4.0, math.inf], [5.5, 6.0]]
+    rows = [{"perplexity": 5.0, "perplexity_interval": interval} for interval in intervals]
+    assert plots.reach(rows) == [[1.0, 0.0, 0.0, 0.0], [2.0, 0.0, 0.0, 1.0]]
+
+
+def test_infinite_perplexities_cannot_be_drawn(tmp_path):
+    rows = [{"stride": 4, "perplexity": math.inf}, {"stride": 9, "error": "too large"}]
+    with pytest.raises(ValueError, match="--plot has nothing to draw: no perplexity is finite"):
+        plots.draw({"strides": rows}, str(tmp_path / "plot.png"))
+
+
+@pytest.mark.parametrize(("rank", "prints"), [("0", True), ("1", False)])
+def test_only_the_first_process_of_a_torchrun_prints(
+    capsys, monkeypatch, files, model_id, rank, prints
+):
+    monkeypatch.setenv("RANK", rank)
+    monkeypatch.setattr(score, "metric_arguments", lambda args: {"model_id": model_id})
+    assert score.main([files[0], "--distributed"]) == 0
+    assert bool(capsys.readouterr().out) == prints
 
 
 # Errors
