@@ -1,5 +1,6 @@
 """The calls that give the page's number again: Python and shell, ready to copy."""
 
+import json
 import os
 import shlex
 
@@ -35,10 +36,7 @@ def shell_call(scored: Scored) -> str:
     """A command that prints the same number for the text in text.txt."""
     options = []
     for name, value in _arguments(scored).items():
-        if name == "model_kwargs":
-            options += ["--model_kwargs", f"revision={value['revision']}"]
-        else:
-            options += [f"--{name}", str(value).lower() if isinstance(value, bool) else str(value)]
+        options += [f"--{name}", value if isinstance(value, str) else json.dumps(value)]
     return " ".join(["python", "score.py", FILE, *map(shlex.quote, options)])
 
 

@@ -113,9 +113,9 @@ class Shelf:
     def _open(self, name: str, folder: Path, commit: str | None) -> LoadedModel:
         """Load a model from a folder of checked files and try it out."""
         try:
-            check_configuration(folder, self.limits)
+            attention = check_configuration(folder, self.limits)
             self._make_room()
-            model, tokenizer = load_folder(folder)
+            model, tokenizer = load_folder(folder, attention)
             model.config._name_or_path = name  # what the signature calls it
             window = self.find_window(model, tokenizer)
         except Refused as refusal:
@@ -131,10 +131,13 @@ class Shelf:
             self._models.popitem(last=False)
 
 
-def check_configuration(folder: Path, limits: Limits) -> None:
+def check_configuration(folder: Path, limits: Limits) -> str:
     """Refuse a configuration that would build more than the checked files hold.
 
     Weights that a checkpoint lacks are made up, whatever their number, before anyone counts them.
+
+    Returns:
+        the attention to load the model with.
     """
     config = AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
     for name, value in config.to_dict().items():
@@ -143,17 +146,29 @@ def check_configuration(folder: Path, limits: Limits) -> None:
             raise Refused(
                 f"its configuration asks for {name} = {value:,}, more than any small model has."
             )
-    with torch.device("meta"):  # shapes only, no memory
-        model = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa")
-    parameters = sum(tensor.numel() for tensor in [*model.parameters(), *model.buffers()])
-    if parameters > limits.model_parameters:
+    model, attention = build_shapes(config)
+    weights = sum(tensor.numel() for tensor in [*model.parameters(), *model.buffers()])
+    if weights > limits.model_parameters:
         raise Refused(
-            f"its configuration describes {parameters:,} weights, and at most "
+            f"its configuration describes {weights:,} weights, and at most "
             f"{limits.model_parameters:,} fit."
         )
+    return attention
 
 
-def load_folder(folder: Path) -> tuple[torch.nn.Module, object]:
+def build_shapes(config) -> tuple[torch.nn.Module, str]:
+    """Build a model without memory for its weights; return it and the attention that it takes.
+
+    Attention is named here, because a configuration may name a kernel to be downloaded.
+    """
+    with torch.device("meta"):
+        try:
+            return AutoModelForCausalLM.from_config(config, attn_implementation="sdpa"), "sdpa"
+        except ValueError:  # some architectures have only their own
+            return AutoModelForCausalLM.from_config(config, attn_implementation="eager"), "eager"
+
+
+def load_folder(folder: Path, attention: str) -> tuple[torch.nn.Module, object]:
     """Load a complete model and its tokenizer, with nothing in the folder run or followed."""
     # Renamed in transformers 4.56.
     dtype = "dtype" if Version(transformers.__version__) >= Version("4.56") else "torch_dtype"
@@ -161,7 +176,7 @@ def load_folder(folder: Path) -> tuple[torch.nn.Module, object]:
         folder,
         use_safetensors=True,
         trust_remote_code=False,
-        attn_implementation="sdpa",  # a configuration may name a kernel to download
+        attn_implementation=attention,
         local_files_only=True,
         output_loading_info=True,
         **{dtype: torch.float32},

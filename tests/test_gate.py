@@ -1,0 +1,341 @@
+"""The gate: models that a visitor names come in only if nothing about them can do harm.
+
+A server on this machine plays the Hub and offers every trick that is known.
+"""
+
+import contextlib
+import json
+import socket
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+from fake_hub import COMMIT, FakeHub
+from models import make_byte_tokenizer, make_model, make_tokenizer, save
+from safetensors.torch import load_file, save_file
+from space_models import BYTES, byte_model, word_model
+
+from space import gate, models
+from space.jobs import Job
+from space.limits import Limits, Refused
+from space.models import BUNDLED
+from space.service import Service
+from space.settings import Settings
+
+TEXT = "The quick brown fox jumps over the lazy dog. " * 4
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    """Folders of honest models, by kind."""
+    base = tmp_path_factory.mktemp("models")
+    return {
+        "bytes": byte_model(base / "bytes"),
+        "other": byte_model(base / "other", seed=5, context=32),
+        "words": word_model(base / "words"),
+    }
+
+
+@pytest.fixture
+def hub():
+    hub = FakeHub()
+    yield hub
+    hub.close()
+
+
+@pytest.fixture
+def service(hub, folders):
+    return Service(folders["bytes"], Limits(), hub.endpoint)
+
+
+def copy(folder, **changes) -> dict[str, bytes]:
+    """The files of a folder, with entries of config.json changed."""
+    files = {path.name: path.read_bytes() for path in Path(folder).iterdir()}
+    config = json.loads(files["config.json"]) | changes
+    return files | {"config.json": json.dumps(config).encode()}
+
+
+def load(service, name):
+    return service.load(name, Job(60))
+
+
+# Names that are none
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "",
+        "gpt2",  # no owner; could be a folder
+        "demo_model/../secrets",
+        "../up",
+        "owner/..",
+        "/etc/passwd",
+        "owner/name/extra",
+        "owner/na me",
+        "owner/name\n",
+        "https://example.com/model",
+        "owner/name@main",
+        "owner/a--b",  # the cache's own separator
+        "öwner/name",
+        "owner/" + "n" * 200,
+        "<b>owner</b>/name",
+    ],
+)
+def test_only_names_of_models_reach_the_hub(service, hub, name):
+    with pytest.raises(Refused, match="not the name of a model"):
+        gate.admit(name, Limits(), hub.endpoint)
+    assert hub.asked == []
+
+
+def test_a_folder_of_this_machine_is_no_model(hub, folders, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    word_model(tmp_path / "owner" / "name")
+    with pytest.raises(Refused, match="owner/name is a folder of this machine"):
+        gate.admit("owner/name", Limits(), hub.endpoint)
+    assert hub.asked == []
+
+
+# Descriptions that tell enough
+
+DESCRIPTIONS = [
+    ({"gated": "manual"}, "gated"),
+    ({"gated": "auto"}, "gated"),
+    ({"private": True}, "not open to the public"),
+    ({"disabled": True}, "not open to the public"),
+    ({"tags": ["custom_code"]}, "program code of its own"),
+    (
+        {"config": {"architectures": ["XForCausalLM"], "auto_map": {"AutoModel": "x.X"}}},
+        "program code of its own",
+    ),
+    ({"config": {"architectures": ["BertModel"]}}, "architecture is BertModel"),
+    ({"config": {"architectures": ["T5ForConditionalGeneration"]}}, "does not|not a model that"),
+    ({"config": {"architectures": ["ForCausalLMFake"]}}, "not a model that predicts"),
+    ({"config": {"architectures": ["GPT2LMHeadModel", "Evil"]}}, "not a model that predicts"),
+    ({"config": {}}, "architecture is unknown"),
+    ({"config": None}, "architecture is unknown"),
+    ({"sha": None}, "does not say which version"),
+    ({"sha": "main"}, "does not say which version"),
+    ({"siblings": [{"rfilename": "config.json", "size": 9}]}, "safetensors format"),
+    (
+        {"siblings": [{"rfilename": "pytorch_model.bin", "size": 9}]},
+        "safetensors format",
+    ),
+    (
+        {"siblings": [{"rfilename": "evil/model.safetensors", "size": 9}]},
+        "safetensors format",
+    ),
+    ({"siblings": [{"rfilename": "model.safetensors"}]}, "does not say how large"),
+    ({"siblings": [{"rfilename": "model.safetensors", "size": 10**11}]}, "too large.*100.0 GB"),
+    (
+        {
+            "siblings": [
+                {"rfilename": f"model-0000{n}-of-00003.safetensors", "size": 6 * 10**8}
+                for n in (1, 2, 3)
+            ]
+        },
+        "too large.*1.8 GB",
+    ),
+    (
+        {
+            "siblings": [
+                {"rfilename": "model.safetensors", "size": 9},
+                {"rfilename": "tokenizer.json", "size": 10**9},
+            ]
+        },
+        "too large",
+    ),
+    (
+        {
+            "siblings": [
+                {"rfilename": "model.safetensors", "size": 9},
+                {"rfilename": "adapter_config.json", "size": 9},
+            ]
+        },
+        "is an adapter",
+    ),
+]
+
+
+@pytest.mark.parametrize("description, reason", DESCRIPTIONS)
+def test_a_bad_description_is_refused_before_any_download(
+    hub, folders, service, description, reason
+):
+    name = hub.add("owner/model", folders["words"], **description)
+    with pytest.raises(Refused, match=reason) as refusal:
+        load(service, name)
+    assert hub.asked == ["/api/models/owner/model"]
+    assert str(refusal.value).endswith(".")  # a sentence
+
+
+def test_a_model_that_is_not_there(service):
+    with pytest.raises(Refused, match="no public model called owner/model"):
+        load(service, "owner/model")
+
+
+def test_a_hub_in_trouble(hub, folders, service):
+    name = hub.add("owner/model", folders["words"], status=500)
+    with pytest.raises(Refused, match="refused to describe owner/model just now"):
+        load(service, name)
+
+
+def test_a_hub_out_of_reach(folders):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        endpoint = f"http://127.0.0.1:{free.getsockname()[1]}"
+    with pytest.raises(Refused, match=r"could not be reached.*bundled"):
+        load(Service(folders["bytes"], Limits(), endpoint), "owner/model")
+
+
+# Files that are not what the description promises
+
+
+def test_only_data_of_the_checked_commit_is_downloaded(hub, folders, service):
+    extra = {
+        "modeling.py": b"raise SystemExit",
+        "pytorch_model.bin": b"pickle",
+        "tokenizer.py": b"raise SystemExit",
+        "chat_template.jinja": b"{{ 1 }}",
+        "model.safetensors.py": b"raise SystemExit",
+    }
+    load(service, hub.add("owner/model", copy(folders["words"]) | extra))
+    fetched = {path for path in hub.asked if not path.startswith("/api/")}
+    assert {path.rsplit("/", 1)[0] for path in fetched} == {f"/owner/model/resolve/{COMMIT}"}
+    names = {path.rsplit("/", 1)[1] for path in fetched}
+    assert names == {"config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"}
+
+
+def test_more_layers_than_weights(hub, folders, service):
+    name = hub.add("owner/model", copy(folders["words"], n_layer=3))
+    with pytest.raises(Refused, match=r"owner/model cannot be used.*weights are missing"):
+        load(service, name)
+
+
+@pytest.mark.parametrize(
+    "changes, reason",
+    [
+        ({"n_layer": 100_000}, "n_layer = 100,000"),
+        ({"vocab_size": 10**9}, "describes [0-9,]+ weights"),
+        ({"n_positions": 10**9}, "describes [0-9,]+ weights"),
+        ({"n_embd": 10**6}, "describes [0-9,]+ weights"),
+    ],
+)
+def test_a_configuration_that_would_fill_the_memory(hub, folders, service, changes, reason):
+    name = hub.add("owner/model", copy(folders["words"], **changes))
+    with pytest.raises(Refused, match=reason):
+        load(service, name)
+
+
+def test_a_configuration_that_names_a_kernel(hub, folders, service):
+    name = hub.add("owner/model", copy(folders["words"], attn_implementation="someone/kernel"))
+    loaded = load(service, name)
+    assert loaded.model.config._attn_implementation == "sdpa"
+    assert not any("kernel" in path for path in hub.asked)
+
+
+def test_a_model_that_sees_the_future(hub, service, tmp_path):
+    config = transformers.BertConfig(
+        vocab_size=BYTES,
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=32,
+        max_position_embeddings=64,
+    )
+    torch.manual_seed(0)
+    folder = save(tmp_path / "bert", transformers.BertLMHeadModel(config), make_byte_tokenizer())
+    with pytest.raises(Refused, match=r"owner/bert cannot be used.*changes with the tokens after"):
+        load(service, hub.add("owner/bert", folder))
+
+
+def test_an_encoder_decoder_in_disguise(hub, folders, service):
+    name = hub.add("owner/model", copy(folders["words"], is_encoder_decoder=True))
+    with pytest.raises(Refused, match=r"owner/model cannot be used.*encoder-decoder"):
+        load(service, name)
+
+
+def test_weights_that_are_not_numbers(hub, folders, service, tmp_path):
+    weights = load_file(Path(folders["bytes"]) / "model.safetensors")
+    weights = {name: torch.full_like(tensor, torch.nan) for name, tensor in weights.items()}
+    save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    files = copy(folders["bytes"])
+    files["model.safetensors"] = (tmp_path / "model.safetensors").read_bytes()
+    with pytest.raises(Refused, match=r"owner/model cannot be used.*NaN"):
+        load(service, hub.add("owner/model", files))
+
+
+def test_a_tokenizer_of_another_model(hub, folders, service, tmp_path):
+    folder = save(tmp_path / "mixed", make_model("gpt2"), make_byte_tokenizer())
+    with pytest.raises(Refused, match=r"owner/model cannot be used.*belongs to another model"):
+        load(service, hub.add("owner/model", folder))
+
+
+@pytest.mark.parametrize("file", ["config.json", "model.safetensors", "tokenizer.json"])
+def test_broken_files(hub, folders, service, file):
+    said = {"architectures": ["GPT2LMHeadModel"], "model_type": "gpt2"}
+    files = copy(folders["words"]) | {file: b"\x00broken"}
+    name = hub.add("owner/model", files, config=said)
+    with pytest.raises(Refused, match="owner/model cannot be used here"):
+        load(service, name)
+
+
+def test_a_promised_file_that_is_missing(hub, folders, service):
+    files = copy(folders["words"])
+    del files["tokenizer.json"]
+    promised = [{"rfilename": f, "size": len(d)} for f, d in copy(folders["words"]).items()]
+    name = hub.add("owner/model", files, siblings=promised)
+    with pytest.raises(Refused, match=r"missing on the Hub|could not be downloaded"):
+        load(service, name)
+
+
+def test_code_in_the_configuration_is_not_run(hub, folders, service, tmp_path):
+    """The description hides what config.json says; without the code it is an ordinary GPT-2."""
+    mark = tmp_path / "ran"
+    files = copy(folders["words"], auto_map={"AutoModelForCausalLM": "evil.Evil"})
+    files["evil.py"] = f"open({str(mark)!r}, 'w')".encode()
+    name = hub.add("owner/model", files)
+    with contextlib.suppress(Refused):
+        load(service, name)
+    assert not mark.exists()
+    assert not any(path.endswith("evil.py") for path in hub.asked)
+
+
+# Models that may come in
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama", "opt", "gemma2", "bloom", "mamba", "cohere"])
+def test_honest_models_of_every_kind_come_in(hub, service, tmp_path, name):
+    folder = save(tmp_path / name, make_model(name), make_tokenizer())
+    loaded = load(service, hub.add("owner/model", folder))
+    assert loaded.commit == COMMIT
+    assert 2 <= loaded.window <= Limits().window
+
+
+def test_a_named_model_gives_the_number_of_its_files(hub, folders, service, metric):
+    name = hub.add("owner/model", folders["other"])
+    scored = service.score(TEXT, Settings(name, 32, 8), Job(60))
+    expected = metric.compute(
+        predictions=[TEXT], model_id=folders["other"], max_length=32, stride=8
+    )
+    assert scored.result["perplexity"] == pytest.approx(expected["perplexity"], rel=1e-6)
+    assert "model:owner/model|" in scored.result["signature"]
+
+
+def test_at_most_two_models_stay_in_memory(hub, folders, service):
+    names = [hub.add(f"owner/model-{number}", folders["other"]) for number in range(3)]
+    load(service, names[0])
+    load(service, names[1])
+    load(service, names[0])  # used again, so the other one goes first
+    load(service, names[2])
+    assert service.shelf.names == [names[0], names[2]]
+    load(service, BUNDLED)
+    assert service.shelf.names == [names[2], BUNDLED]
+
+
+def test_a_refused_model_leaves_no_files(hub, folders, service, tmp_path, monkeypatch):
+    monkeypatch.setattr(models.tempfile, "tempdir", str(tmp_path))
+    with pytest.raises(Refused):
+        load(service, hub.add("owner/bad", copy(folders["words"], n_layer=3)))
+    load(service, hub.add("owner/good", folders["words"]))
+    assert list(tmp_path.iterdir()) == []
