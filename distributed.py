@@ -6,6 +6,8 @@ A thin layer over `accelerate`, which sets up torch.distributed from what `torch
 import heapq
 from collections.abc import Sequence
 
+import torch
+
 
 class Processes:
     """The processes of a run; a single one unless `distributed`.
@@ -66,4 +68,5 @@ def _join():
         raise ValueError(
             "`distributed=True` needs the package accelerate: pip install accelerate."
         ) from None
-    return PartialState()
+    # Without an accelerator, accelerate joins a group only when told to use the CPU.
+    return PartialState(cpu=not torch.cuda.is_available())
