@@ -72,6 +72,9 @@ def build(service: Service) -> gr.Blocks:
     first = next(iter(handlers.samples.values()), "The cat sat on the mat.")
     scored = service.score(first, settings, Job(service.limits.seconds))
     with gr.Blocks(title=TITLE, analytics_enabled=False) as page:
+        # Before the page's own events, which would take their names.
+        gr.api(make_score(service), api_name="score", **COMPUTING)
+        gr.api(make_compare(service), api_name="compare", **COMPUTING)
         view(INTRO)
         with gr.Row():
             with gr.Column(scale=5, min_width=320):
@@ -80,8 +83,6 @@ def build(service: Service) -> gr.Blocks:
                 results = lay_out_results(scored)
         connect_settings(page, handlers, controls, results)
         connect_measurements(handlers, controls, results)
-        gr.api(make_score(service), api_name="score", **COMPUTING)
-        gr.api(make_compare(service), api_name="compare", **COMPUTING)
     return page.queue(max_size=service.limits.waiting, api_open=False)
 
 

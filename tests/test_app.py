@@ -1,0 +1,742 @@
+"""The Space without a browser: its functions, its served API, and visitors at the same time."""
+
+import math
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from html.parser import HTMLParser
+from types import SimpleNamespace
+
+import gradio as gr
+import numpy as np
+import pytest
+import regex
+from fake_hub import FakeHub
+from gradio_client import Client
+from hypothesis import given
+from hypothesis import settings as examples
+from hypothesis import strategies as st
+from models import make_byte_tokenizer, words
+from space_models import ROOT, bundled_model, byte_model, word_model
+
+import app
+import score as command_line
+from space import handlers as page_handlers
+from space.calls import python_call, shell_call
+from space.charts import round_levels
+from space.compare_view import compare_view, verdict
+from space.handlers import SCORE_OUTPUTS, Handlers
+from space.jobs import Job, Jobs, OverBudget, Stopped, follow
+from space.limits import Limits, Refused
+from space.markup import escape, number
+from space.models import BUNDLED
+from space.page import launch_options
+from space.paired import Difference, Piece, align, compare, student_t
+from space.plan_view import plan_words, sketch
+from space.protocols import GUIDES, START_CHOICES
+from space.samples import read_upload, samples
+from space.segments import cut
+from space.service import Service, surprise_by_context
+from space.settings import Settings, check_settings, read_link
+from space.sweep_view import protocol_view, trade_off_view
+
+STORY = "It was late, and the lamp had gone out again. Nobody went to light it. " * 12
+MANY = "Ça, c’est naïve: 你好 e\u0301 👩‍👩‍👧 🇩🇪! <script>alert(1)</script> & \"'`${x} {{y}}\n\tend"
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    base = tmp_path_factory.mktemp("models")
+    return {
+        "bundled": bundled_model(base / "bundled"),
+        "bytes": byte_model(base / "bytes"),
+        "words": word_model(base / "words"),
+    }
+
+
+@pytest.fixture(scope="module")
+def hub(folders):
+    hub = FakeHub()
+    hub.add("owner/bytes", folders["bytes"])
+    hub.add("owner/words", folders["words"])
+    yield hub
+    hub.close()
+
+
+@pytest.fixture(scope="module")
+def service(folders, hub):
+    """A service whose bundled model reads bytes, 64 at a time."""
+    return Service(folders["bytes"], Limits(), hub.endpoint)
+
+
+@pytest.fixture(scope="module")
+def scored(service):
+    return service.score(MANY * 2, Settings(BUNDLED, 64, 16), Job(60))
+
+
+def run(work):
+    """The final result of some work, and all that was told on the way."""
+    told = list(follow(Job(60), work))
+    return told[-1].result, told[:-1]
+
+
+# Texts are cut at tokens, but characters stay whole
+
+
+@examples(max_examples=100)
+@given(st.text(max_size=60))
+def test_segments_cover_the_text_and_never_cut_a_character(text):
+    tokenizer = make_byte_tokenizer()
+    offsets = tokenizer(text, return_offsets_mapping=True)["offset_mapping"]
+    segments = cut(text, offsets)
+    assert "".join(text[s.start : s.end] for s in segments) == text
+    whole = {0, len(text)} | {match.end() for match in regex.finditer(r"\X", text)}
+    assert {s.start for s in segments} | {s.end for s in segments} <= whole | {0}
+    numbers = [n for s in segments if s.first is not None for n in range(s.first, s.last + 1)]
+    assert numbers == list(range(len(offsets)))
+
+
+@pytest.mark.parametrize(
+    "text, offsets, expected",
+    [
+        ("ab", [(0, 1), (1, 2)], [(0, 1, 0, 0), (1, 2, 1, 1)]),
+        ("é", [(0, 1), (0, 1)], [(0, 1, 0, 1)]),  # two bytes, one letter
+        ("e\u0301x", [(0, 1), (1, 2), (2, 3)], [(0, 2, 0, 1), (2, 3, 2, 2)]),  # letter and accent
+        ("👩‍👧", [(0, 1), (1, 2), (2, 3)], [(0, 3, 0, 2)]),  # joined emoji
+        ("a b", [(0, 1), (2, 3)], [(0, 1, 0, 0), (1, 2, None, None), (2, 3, 1, 1)]),  # a gap
+        (" a ", [(1, 2)], [(0, 1, None, None), (1, 2, 0, 0), (2, 3, None, None)]),
+        ("a", [(0, 0), (0, 1)], [(0, 1, 1, 1)]),  # a start token stands for no text
+        ("", [], []),
+    ],
+)
+def test_segments(text, offsets, expected):
+    assert [tuple(segment) for segment in cut(text, offsets)] == expected
+
+
+# A visitor's text never becomes HTML
+
+
+class Reader(HTMLParser):
+    """Collects the tags, attributes and text of a page."""
+
+    def __init__(self, page):
+        super().__init__()
+        self.tags, self.attributes, self.text = set(), set(), []
+        self.feed(page)
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.add(tag)
+        self.attributes |= {name for name, _ in attrs}
+
+    def handle_data(self, data):
+        self.text.append(data)
+
+
+OWN_TAGS = {
+    *("a", "b", "button", "code", "dd", "div", "dl", "dt", "figcaption", "figure", "h3", "i"),
+    *("input", "li", "output", "p", "polygon", "polyline", "small", "span", "svg", "table"),
+    *("tbody", "td", "th", "thead", "tr", "ul", "progress"),
+}
+
+
+def test_escaped_text_is_the_same_text():
+    page = escape(MANY)
+    assert not set(page) & set("<>\"'{}$`")
+    assert "".join(Reader(page).text) == MANY
+
+
+def test_no_view_lets_a_visitors_text_become_html(service):
+    evil = "\"><img src=x onerror=alert(1)><script>alert(2)</script>${alert(3)}{{x}}' onclick=x "
+    settings = Settings(BUNDLED, 64, 32)
+    scored = service.score(evil * 4, settings, Job(60))
+    compared = service.compare(evil * 4, settings, "owner/words", Job(60))
+    sweep = service.trade_off(evil * 4, settings, Job(60))
+    protocols = service.every_protocol(evil * 4, settings, Job(60))
+    html_views = [SCORE_OUTPUTS[name](scored) for name in ("score", "cite", "tokens", "plan")]
+    html_views += [compare_view(compared), trade_off_view(sweep), protocol_view(protocols)]
+    for page in html_views:
+        reader = Reader(page)
+        assert reader.tags <= OWN_TAGS
+        assert not {name for name in reader.attributes if name.startswith("on")}
+        assert not set(page) & set("{}$`")  # signs that a template would act on
+    assert evil * 4 in "".join(Reader(SCORE_OUTPUTS["tokens"](scored)).text)
+
+
+def test_a_models_name_never_becomes_html(service):
+    page = page_handlers.alert(str(Refused("<img src=x onerror=alert(1)>")))
+    assert Reader(page).tags <= OWN_TAGS
+
+
+# Numbers
+
+
+@pytest.mark.parametrize(
+    "value, shown",
+    [
+        (27.314, "27.31"),
+        (1e6, "1,000,000"),
+        (0.01234, "0.01234"),
+        (math.inf, "∞"),
+        (999.96, "1000"),
+    ],
+)
+def test_numbers_for_people(value, shown):
+    assert number(value) == shown
+
+
+@pytest.mark.parametrize("low, high", [(338.3, 348.9), (0.1, 0.2), (5, 5), (1, 1000)])
+def test_grid_levels_are_round_and_inside(low, high):
+    levels = round_levels(low, high)
+    assert all(low <= level <= high for level in levels)
+    assert len(levels) <= 8
+    assert low == high or len(levels) >= 2
+
+
+@pytest.mark.parametrize(
+    "degrees, quantile",
+    [(4, 2.7764), (10, 2.2281), (30, 2.0423), (1000, 1.9623)],
+)
+def test_student_quantiles_are_those_of_the_tables(degrees, quantile):
+    assert student_t(0.975, degrees) == pytest.approx(quantile, abs=1e-4)
+
+
+def test_surprise_by_context_is_the_mean_of_its_tokens(scored):
+    tokens = scored.tokens
+    for own in surprise_by_context(scored):
+        bits = [
+            nll / math.log(2)
+            for nll, context in zip(tokens["nll"], tokens["context_length"])
+            if nll is not None and own.shortest <= context <= own.longest
+        ]
+        assert own.bits == pytest.approx(np.mean(bits))
+        assert own.tokens == len(bits)
+
+
+# Comparing two models
+
+
+def test_pieces_add_up_to_both_models_totals(service):
+    text = words([5, 9, 4, 33, 71, 8] * 20)
+    compared = service.compare(text, Settings("owner/words"), "owner/bytes", Job(60))
+    assert "".join(text[p.start : p.end] for p in compared.pieces) == text
+    for side, one in enumerate(compared.scored):
+        bits = sum(piece.bits[side] for piece in compared.pieces if piece.bits is not None)
+        assert bits == pytest.approx(one.result["total_nll"] / math.log(2), rel=1e-6)
+    totals = [one.result["total_nll"] / math.log(2) / len(text) for one in compared.scored]
+    assert compared.difference.mean == pytest.approx(totals[0] - totals[1], rel=1e-6)
+
+
+def test_pieces_end_where_both_models_have_ends():
+    first = {"offsets": [(0, 2), (2, 3), (3, 6)], "nll": [1.0, 2.0, 3.0]}
+    second = {"offsets": [(0, 1), (1, 3), (3, 4), (4, 6)], "nll": [0.5, 0.5, None, 1.0]}
+    pieces = align("abcdef", first, second)
+    ln2 = math.log(2)
+    assert [(p.start, p.end, p.tokens) for p in pieces] == [(0, 3, 2), (3, 6, 1)]
+    assert pieces[0].bits == (pytest.approx(3 / ln2), pytest.approx(1 / ln2))
+    assert pieces[1].bits is None  # one model did not score all of it
+
+
+def test_interval_is_the_ratio_estimators():
+    """Six blocks of 64 one-token pieces, each block with a gain of its own."""
+    text, gains = "x" * 384, [0.1, 0.5, -0.2, 0.3, 0.4, 0.25]
+    pieces = [Piece(n, n + 1, 1, (gains[n // 64], 0.0)) for n in range(384)]
+    difference = compare(text, pieces)
+    spread = sum((64 * gain - 64 * np.mean(gains)) ** 2 for gain in gains)
+    margin = 2.5706 * math.sqrt(6 / 5 * spread) / 384  # Student's t with 5 degrees of freedom
+    assert difference.blocks == 6
+    assert difference.mean == pytest.approx(np.mean(gains))
+    assert difference.interval[1] - difference.mean == pytest.approx(margin, rel=1e-4)
+
+
+def test_a_short_text_gives_no_interval():
+    pieces = [Piece(n, n + 1, 1, (2.0, 1.0)) for n in range(100)]
+    assert compare("x" * 100, pieces) == Difference(1.0, None, 1)
+
+
+@pytest.mark.parametrize(
+    "difference, said",
+    [
+        (Difference(0.2, (0.1, 0.3), 9), "<b>second</b> predicts this text better than first"),
+        (Difference(-0.2, (-0.3, -0.1), 9), "<b>first</b> predicts this text better than second"),
+        (Difference(0.2, (-0.1, 0.5), 9), "No clear difference"),
+        (Difference(0.2, None, 2), "too short to say whether that is chance"),
+        (Difference(math.nan, None, 2), "no fair comparison"),
+    ],
+)
+def test_verdicts(difference, said):
+    models = [SimpleNamespace(loaded=SimpleNamespace(name=name)) for name in ("first", "second")]
+    assert said in verdict(SimpleNamespace(scored=models, difference=difference))
+
+
+def test_a_model_is_not_compared_with_itself(service):
+    with pytest.raises(Refused, match="two different models"):
+        service.compare(STORY, Settings(BUNDLED), BUNDLED, Job(60))
+
+
+# Settings and links
+
+PROTOCOLS = tuple(GUIDES)
+
+
+def test_a_link_brings_its_settings_back():
+    settings = Settings("owner/model", 96, 24, "every", "sliding")
+    query = dict(pair.split("=") for pair in settings.link()[1:].replace("%2F", "/").split("&"))
+    assert read_link(query, Settings(BUNDLED, 64, 32), PROTOCOLS) == (settings, [])
+
+
+@pytest.mark.parametrize(
+    "query, remark",
+    [
+        ({"stride": "many"}, "stride in the link is not a number"),
+        ({"stride": "-3"}, "stride in the link is not a number"),
+        ({"stride": "0"}, "stride in the link is not a number"),
+        ({"window": "9" * 5000}, "window in the link is not a number"),
+        ({"window": "٣"}, "window in the link is not a number"),
+        ({"protocol": "<script>"}, "no protocol called “<script>”"),
+        ({"start": "sometimes"}, "start token must be one of"),
+    ],
+)
+def test_a_bad_link_changes_nothing_and_says_so(query, remark):
+    default = Settings(BUNDLED, 64, 32)
+    settings, remarks = read_link(query, default, PROTOCOLS)
+    assert settings == default
+    assert len(remarks) == 1 and remark in remarks[0]
+
+
+@pytest.mark.parametrize(
+    "settings, said",
+    [
+        (Settings("m", 65, 8), "between 2 and 64 tokens with m, but it is 65"),
+        (Settings("m", 1, 1), "between 2 and 64 tokens with m, but it is 1"),
+        (Settings("m", 64, 65), "between 1 and the window, 64 tokens, but it is 65"),
+        (Settings("m", 64, 0), "between 1 and the window, 64 tokens, but it is 0"),
+    ],
+)
+def test_windows_and_strides_that_do_not_fit_are_refused(settings, said):
+    with pytest.raises(Refused, match=said):
+        settings.for_model(64)
+
+
+def test_settings_that_are_no_settings_are_refused():
+    for settings in (
+        Settings("m", 3.5),
+        Settings("m", 64, True),
+        Settings("m", protocol="mine"),
+        Settings("m", start="sometimes"),
+    ):
+        with pytest.raises(Refused):
+            check_settings(settings, PROTOCOLS)
+
+
+def test_every_protocol_has_a_guide(service):
+    assert tuple(GUIDES) == tuple(service.protocols)
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_guides_offer_the_settings_that_the_metric_takes(protocol, metric, gpt2, tokenizer):
+    def refused(**arguments):
+        try:
+            metric.compute(
+                predictions=[words([3, 4, 5] * 20)],
+                model=gpt2,
+                tokenizer=tokenizer,
+                protocol=protocol,
+                max_length=8,
+                **arguments,
+            )
+        except ValueError:
+            return True
+        return False
+
+    known = GUIDES[protocol]
+    assert refused(stride=2) == (not known.stride)
+    for name, value in START_CHOICES.items():
+        if value is not True:  # the default is never refused
+            assert refused(add_start_token=value) == (name not in known.starts)
+
+
+# Texts, uploads and budgets
+
+
+@pytest.mark.parametrize(
+    "text, said",
+    [
+        ("", "There is no text yet"),
+        ("  \n ", "There is no text yet"),
+        (None, "There is no text yet"),
+        ("x" * 101, "101 characters, and this page takes 100 at most"),
+        ("\ud800", "broken characters"),
+        ("x" * 60, "has 60 tokens for demo_model, and this page takes 50 at most"),
+    ],
+)
+def test_texts_that_are_refused(folders, text, said):
+    service = Service(folders["bytes"], Limits(characters=100, tokens=50))
+    with pytest.raises(Refused, match=said):
+        service.score(text, Settings(BUNDLED), Job(60))
+
+
+def test_line_ends_are_those_of_the_text_box(service):
+    one = service.score("a\r\nb\rc", Settings(BUNDLED), Job(60))
+    assert one.text == "a\nb\nc"
+
+
+@pytest.mark.parametrize(
+    "data, expected",
+    [
+        ("naïve 你好".encode(), "naïve 你好"),
+        (b"\xef\xbb\xbfwith a mark", "with a mark"),
+        (b"\xff\xfe\x00", None),
+        (b"x" * 401, None),
+    ],
+)
+def test_uploads(tmp_path, data, expected):
+    path = tmp_path / "text.txt"
+    path.write_bytes(data)
+    if expected is not None:
+        assert read_upload(str(path), Limits(characters=100)) == expected
+    else:
+        with pytest.raises(Refused, match=r"UTF-8|401 bytes"):
+            read_upload(str(path), Limits(characters=100))
+
+
+def test_samples_are_there():
+    texts = samples()
+    assert len(texts) >= 4
+    assert all(text.strip() == text and text for text in texts.values())
+
+
+def test_a_request_over_its_time_ends_with_a_clear_sentence(service):
+    with pytest.raises(OverBudget, match=r"may take 1 second.*perplexity of .* larger stride"):
+        service.score(STORY, Settings(BUNDLED, 64, 1), Job(seconds=0))
+
+
+def test_a_sweep_over_its_time_keeps_what_it_has(service, monkeypatch):
+    job = Job(60)
+    results = iter([0, 0, 1])
+
+    def shrink(*args):
+        job.seconds = 60 * (1 - next(results))
+        return original(*args)
+
+    original = service._score
+    monkeypatch.setattr(service, "_score", shrink)
+    sweep = service.trade_off(STORY, Settings(BUNDLED, 64), job)
+    assert [one.settings.stride for one in sweep.scored] == [64, 32]
+    assert "Stride 16 is left out" in sweep.remark
+    assert "Stride 16 is left out" in trade_off_view(sweep)
+
+
+def test_progress_tells_tokens_and_a_running_estimate(service):
+    _, told = run(lambda job: service.score(STORY, Settings(BUNDLED, 64, 8), job))
+    shares = [update.share for update in told if update.share is not None]
+    assert shares == sorted(shares) and shares[-1] == 1.0 and len(shares) > 3
+    assert regex.fullmatch(
+        r"Scoring: [\d,]+ of [\d,]+ tokens read, perplexity so far [\d,.]+\. About .+ left\.",
+        told[0].sentence,
+    )
+
+
+def test_stop_stops(service):
+    job, seen = Job(60), []
+    with pytest.raises(Stopped, match=r"Stopped\. Scoring: [\d,]+ of"):
+        for told in follow(job, lambda job: service.score(STORY, Settings(BUNDLED, 64, 1), job)):
+            seen.append(told)
+            job.stop()
+    assert seen[-1].share < 1
+
+
+def test_stop_while_waiting(service):
+    job = Job(60)
+    job.stop()
+    with pytest.raises(Stopped):
+        list(follow(job, lambda job: service.score(STORY, Settings(BUNDLED), job)))
+
+
+def test_whoever_leaves_stops_the_work(service):
+    running = threading.active_count()
+    steps = follow(Job(60), lambda job: service.score(STORY * 4, Settings(BUNDLED, 64, 1), job))
+    next(steps)
+    steps.close()  # as when a visitor's connection ends
+    assert threading.active_count() <= running
+
+
+def test_a_new_request_stops_the_last_of_the_same_visitor_only():
+    jobs = Jobs(60)
+    first, other = jobs.new("visitor"), jobs.new("neighbour")
+    second = jobs.new("visitor")
+    with pytest.raises(Stopped):
+        first.check()
+    second.check()
+    other.check()
+    jobs.forget("neighbour")
+    with pytest.raises(Stopped):
+        other.check()
+
+
+# What the page shows
+
+
+def test_plan_in_words_counts_what_was_run(scored):
+    said = plan_words(scored)
+    windows = scored.tokens["windows"]
+    assert f"{len(windows)} windows of up to 64 tokens" in said
+    assert f"{scored.result['num_forward_tokens']:,} tokens" in said
+    least = min(
+        scored.tokens["context_length"][t] for w in windows[1:] for t in range(w["first"], w["end"])
+    )
+    assert f"at least {least} tokens of context" in said
+
+
+def test_sketch_says_what_the_stride_does():
+    assert "<b>96 tokens</b> of context" in sketch(128, 32)
+    assert "<b>4.0 times</b>" in sketch(128, 32)
+    assert "<b>1 token</b> of context" in sketch(128, 128)
+    assert "second half" in sketch(128, 32, "llama.cpp")
+
+
+def test_colours_follow_the_legend(scored):
+    page = SCORE_OUTPUTS["tokens"](scored)
+    edges = [0, 1, 3, 6, 10, 15, math.inf]
+    text = scored.text
+    expected = []
+    for segment in cut(text, scored.tokens["offsets"]):
+        own = scored.tokens["nll"][segment.first : segment.last + 1]
+        bits = sum(own) / math.log(2)
+        expected.append(next(n for n in range(6) if edges[n] <= bits < edges[n + 1]))
+    shown = regex.findall(r'<span class="b(\d)">', page.split('role="listbox"')[1])
+    assert [int(colour) for colour in shown] == expected
+
+
+def test_every_protocol_is_shown_with_its_number_or_its_reason(service):
+    sweep = service.every_protocol("A short text.", Settings(BUNDLED, 64, 32), Job(60))
+    page = protocol_view(sweep)
+    assert len(sweep.scored) + len(sweep.failed) == len(service.protocols)
+    reasons = {settings.protocol: reason for settings, reason in sweep.failed}
+    assert "must have at least 128 tokens" in reasons["llama.cpp"]
+    assert all("`" not in reason for reason in reasons.values())
+    assert all(escape(reason) in page for reason in reasons.values())
+
+
+# The calls to repeat a number give that number
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        Settings(BUNDLED, 64, 16),
+        Settings(BUNDLED, 64, 64, "none"),
+        Settings(BUNDLED, 32, 8, "every"),
+        Settings(BUNDLED, 64, protocol="lm-eval"),
+        Settings(BUNDLED, 64, start="none", protocol="stock"),
+    ],
+)
+def test_calls_give_the_same_number(folders, tmp_path, monkeypatch, capsys, settings):
+    for name in ("demo_model", "perplexity_sliding.py"):
+        source = folders["bytes"] if name == BUNDLED else ROOT / name
+        (tmp_path / name).symlink_to(source)
+    for path in ROOT.glob("*.py"):
+        if not (tmp_path / path.name).exists():
+            (tmp_path / path.name).symlink_to(path)
+    monkeypatch.chdir(tmp_path)
+    scored = Service(folders["bytes"]).score(STORY, settings, Job(60))
+    (tmp_path / "text.txt").write_text(STORY, encoding="utf-8", newline="")
+    namespace = {}
+    exec(python_call(scored), namespace)
+    capsys.readouterr()
+    assert namespace["results"]["perplexity"] == pytest.approx(
+        scored.result["perplexity"], rel=1e-6
+    )
+    arguments = shell_call(scored).split()
+    assert arguments[:2] == ["python", "score.py"]
+    assert command_line.main([*arguments[2:], "--json"]) in (0, None)
+    printed = capsys.readouterr().out
+    assert f"{scored.result['perplexity']:.4f}"[:6] in printed
+
+
+# The page's handlers, as its components call them
+
+
+def visitor(name="visitor", **query):
+    return SimpleNamespace(session_hash=name, query_params=query)
+
+
+@pytest.fixture
+def handlers(service):
+    return Handlers(service)
+
+
+def test_scoring_fills_every_place(handlers):
+    handlers.begin(visitor())
+    steps = list(handlers.score(visitor(), STORY, BUNDLED, 64, 32, "automatic", "sliding"))
+    assert all(len(step) == 1 + len(SCORE_OUTPUTS) for step in steps)
+    assert "progress" in steps[0][0]
+    assert "Scored with demo_model" in steps[-1][0]
+    assert "ps-big" in steps[-1][1]
+
+
+def test_refusals_are_announced_and_change_nothing_else(handlers):
+    [step] = handlers.score(visitor(), "", BUNDLED, 64, 32, "automatic", "sliding")
+    assert 'role="alert"' in step[0] and "There is no text yet" in step[0]
+    assert all(value == gr.skip() for value in step[1:])
+
+
+def test_faults_are_not_shown_to_visitors(handlers, monkeypatch, caplog):
+    def fail(*args):
+        raise RuntimeError("secret detail")
+
+    monkeypatch.setattr(handlers.service, "score", fail)
+    [step] = handlers.score(visitor(), STORY, BUNDLED, 64, 32, "automatic", "sliding")
+    assert "Something went wrong" in step[0] and "secret" not in step[0]
+    assert "secret detail" in caplog.text
+
+
+def test_the_stop_button_ends_the_visitors_own_request(handlers):
+    handlers.begin(visitor())
+    steps = handlers.score(visitor(), STORY, BUNDLED, 64, 1, "automatic", "sliding")
+    next(steps)
+    handlers.stop(visitor("neighbour"))
+    next(steps)
+    handlers.stop(visitor())
+    last = list(steps)[-1]
+    assert "Stopped." in last[0]
+
+
+def test_sliders_follow_the_model(handlers):
+    steps = list(handlers.adopt_model(visitor(), "owner/words", 32, "sliding"))
+    _, window, stride, picture = steps[-1]
+    assert (window.value, window.maximum) == (16, 16)
+    assert (stride.value, stride.maximum) == (8, 16)
+    assert "16 tokens" in picture or "<b>8 tokens</b>" in picture
+
+
+def test_the_stride_follows_the_window(handlers):
+    stride, _ = handlers.move_window(16, 48, "sliding")
+    assert (stride.value, stride.maximum) == (16, 16)
+
+
+def test_a_protocol_without_a_stride_switches_the_slider_off(handlers):
+    stride, start, _ = handlers.choose_protocol("llama.cpp", 64, 32, "once")
+    assert stride.interactive is False
+    assert start.interactive is False
+    stride, *_ = handlers.choose_protocol("megatron", 64, 64, "once")
+    assert (stride.interactive, stride.value) == (True, 32)
+
+
+def test_links_set_the_controls(handlers):
+    request = visitor(window="32", stride="4", protocol="transformers-docs")
+    model, window, stride, _, protocol, _, line = handlers.arrive(request)
+    assert (model, window.value, stride.value, protocol) == (
+        BUNDLED,
+        32,
+        4,
+        "transformers-docs",
+    )
+    assert "come from the link" in line
+
+
+def test_a_plain_visit_changes_nothing(handlers):
+    assert all(value == gr.skip() for value in handlers.arrive(visitor()))
+
+
+def test_a_hostile_link_is_ignored_with_a_sentence(handlers):
+    request = visitor(stride="1e9", protocol="<script>alert(1)</script>", window="99999")
+    *_, line = handlers.arrive(request)
+    assert 'role="alert"' in line
+    assert "<script>" not in line
+
+
+# The served app
+
+
+@pytest.fixture(scope="module")
+def url(folders, hub):
+    """The app with the bundled model, served on this machine."""
+    page = app.create_app(folders["bundled"], endpoint=hub.endpoint)
+    _, url, _ = page.launch(**launch_options(), prevent_thread_lock=True, quiet=True)
+    yield url
+    page.close()
+
+
+def test_the_api_has_two_functions_with_types_and_words(url):
+    told = Client(url, verbose=False).view_api(return_format="dict", print_info=False)
+    named = told["named_endpoints"]
+    assert set(named) == {"/score", "/compare"}
+    parameters = {p["parameter_name"]: p for p in named["/score"]["parameters"]}
+    assert list(parameters) == ["text", "model", "window", "stride", "start_token", "protocol"]
+    assert parameters["text"]["python_type"]["type"] == "str"
+    assert parameters["stride"]["parameter_has_default"]
+    assert "Perplexity of a text" in named["/score"]["description"]
+    assert "two language models" in named["/compare"]["description"]
+
+
+def test_the_api_gives_the_metrics_number(url, folders, metric):
+    result = Client(url, verbose=False).predict(STORY, stride=16, api_name="/score")
+    expected = metric.compute(predictions=[STORY], model_id=folders["bundled"], stride=16)
+    assert result["perplexity"] == pytest.approx(expected["perplexity"], rel=1e-6)
+    assert result["num_windows"] == expected["num_windows"]
+    assert (
+        result["signature"].split("|protocol:")[1] == expected["signature"].split("|protocol:")[1]
+    )
+
+
+def test_the_api_compares(url):
+    result = Client(url, verbose=False).predict(
+        STORY * 3, "demo_model", "owner/bytes", api_name="/compare"
+    )
+    low, high = result["interval"]
+    assert low <= result["difference"] <= high
+    assert result["first"]["signature"].startswith("model:demo_model|")
+    assert result["second"]["signature"].startswith("model:owner/bytes|")
+    bits = [result[side]["bits_per_byte"] for side in ("first", "second")]
+    assert result["difference"] == pytest.approx(bits[0] - bits[1], rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    "arguments, said",
+    [
+        ({"text": ""}, "There is no text yet"),
+        ({"text": "x", "model": "../up"}, "not the name of a model"),
+        ({"text": "x", "model": "owner/absent"}, "no public model called owner/absent"),
+        ({"text": "x", "window": 10**6}, "The window must be between"),
+        ({"text": "x", "stride": -1}, "The stride must be between"),
+        ({"text": "x", "protocol": "mine"}, "There is no protocol called"),
+    ],
+)
+def test_the_api_refuses_with_a_sentence(url, arguments, said):
+    with pytest.raises(Exception, match=said):
+        Client(url, verbose=False).predict(**arguments, api_name="/score")
+
+
+def test_parallel_visitors_each_get_their_own_answer(url, folders, metric):
+    texts = [f"Visitor {n} writes {n} lines. " * (3 + n) for n in range(8)]
+    strides = [8, 16, 32, 64] * 2
+    with ThreadPoolExecutor(8) as pool:
+        results = list(
+            pool.map(
+                lambda text, stride: Client(url, verbose=False).predict(
+                    text, stride=stride, api_name="/score"
+                ),
+                texts,
+                strides,
+            )
+        )
+    for text, stride, result in zip(texts, strides, results):
+        expected = metric.compute(predictions=[text], model_id=folders["bundled"], stride=stride)
+        assert result["perplexity"] == pytest.approx(expected["perplexity"], rel=1e-6)
+        assert result["num_tokens"] == expected["num_tokens"]
+        assert f"|stride:{stride}|" in result["signature"]
+
+
+def test_the_page_needs_nothing_from_elsewhere(url):
+    import httpx
+
+    page = httpx.get(url).text
+    outside = set(regex.findall(r'(?:src|href)="(?:https?:)?//([^/"]+)', page))
+    assert outside <= {"127.0.0.1", "localhost"}
+
+
+def test_the_tools_of_the_mcp_server(url):
+    pytest.importorskip("mcp", reason="the mcp package is not installed")
+    import httpx
+
+    tools = httpx.get(f"{url}gradio_api/mcp/schema").json()
+    assert {tool["name"].rsplit("_", 1)[-1] for tool in tools} == {"score", "compare"}
