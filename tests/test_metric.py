@@ -444,6 +444,17 @@ def test_perplexity_per_original_word(metric, texts, word_counts, words_in_all):
     assert result["adjusted_perplexity"] == pytest.approx(expected, rel=1e-6)
 
 
+def test_word_counts_of_joined_texts_are_added_up(metric):
+    result = metric.compute(
+        predictions=["w10 w11 w12 w13", "w20 w21"],
+        model=make_uniform_model(),
+        tokenizer=make_tokenizer(),
+        word_counts=[3, 1],
+        separator=" ",
+    )
+    assert result["adjusted_perplexity"] == pytest.approx(VOCABULARY ** (6 / 4), rel=1e-6)
+
+
 # ---- start tokens
 
 

@@ -17,6 +17,7 @@ from models import (
     SlowTokenizer,
     make_model,
     make_tokenizer,
+    make_uniform_model,
     random_text,
 )
 
@@ -296,6 +297,13 @@ def test_the_likeliest_token_is_its_own_first_alternative(metric, gpt2, tokenize
             assert len(others) == VOCABULARY  # there are no more
             assert others[rank - 1][0] == token
             assert others[rank - 1][1] == pytest.approx(cost, rel=1e-5)
+
+
+def test_tokens_that_are_equally_likely_share_the_best_rank(metric, tokenizer):
+    result = metric.compute(
+        predictions=TEXTS, model=make_uniform_model(), tokenizer=tokenizer, num_alternatives=1
+    )
+    assert {rank for scores in result["token_scores"] for rank in scores["rank"]} == {1}
 
 
 # ---- left as found
