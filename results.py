@@ -12,6 +12,10 @@ from statistics import NormalDist
 
 import numpy as np
 
+# Parts that a single long text is cut into at most: more of them would be shorter than the stretches
+# over which tokens are alike (Schmeiser, Batch size effects in the analysis of simulation output,
+# 1982, finds 10 to 30 enough).
+MAX_BLOCKS = 20
 # A mean above this many nats makes Megatron-LM print exp(20).
 MEGATRON_CAP = 20.0
 
@@ -151,6 +155,7 @@ def split_text(text: TextScores, block_tokens: int) -> list[TextScores]:
     Tokens near each other are alike, so the uncertainty of a single text comes from differences
     between its parts; a remainder joins the last block.
     """
+    block_tokens = max(block_tokens, len(text.nlls) / MAX_BLOCKS)
     cuts, pending = [0], 0
     for number, window in enumerate(text.window_nlls, start=1):
         pending += len(window)
@@ -169,22 +174,25 @@ def ratio_uncertainty(
 ) -> tuple[float | None, list[float] | None]:
     """Standard error and 95 % interval of exp(Σ terms / Σ weights), the clusters independent.
 
-    The ratio estimator of survey sampling (Cochran, Sampling Techniques, 1977, section 6.4): with
-    C clusters, var(R) = C / (C - 1) · Σ (term - R · weight)² / (Σ weight)².  The interval is
-    symmetric in log perplexity, with Student's t for C - 1 degrees of freedom; the standard error
-    of the perplexity is the delta method's.
+    The jackknife (Efron, The Jackknife, the Bootstrap and Other Resampling Plans, 1982): leaving one
+    of C clusters out moves the ratio R by (term - R · weight) / (Σ weight - weight), and
+    var(R) = (C - 1) / C · Σ moved².  The interval is symmetric in log perplexity, with Student's t
+    for (Σ weight)² / Σ weight² - 1 degrees of freedom: the effective number of clusters (Kish, 1965)
+    is C where all weigh the same, and less where some outweigh the rest.  The standard error of
+    the perplexity is the delta method's.
 
     Returns:
         (standard error, [low, high]); both None with fewer than two clusters, the standard error
         also where the perplexity is infinite.
     """
-    count = len(terms)
-    if count < 2 or weights.sum() == 0 or not np.isfinite(terms).all():
+    count, others = len(terms), weights.sum() - weights
+    if count < 2 or (others <= 0).any() or not np.isfinite(terms).all():
         return None, None
     ratio = float(terms.sum() / weights.sum())
-    spread = float(((terms - ratio * weights) ** 2).sum())
-    stderr = math.sqrt(count / (count - 1) * spread) / float(weights.sum())
-    margin = student_t_quantile(0.975, count - 1) * stderr
+    moved = (terms - ratio * weights) / others  # by leaving one cluster out
+    stderr = math.sqrt((count - 1) / count * float((moved**2).sum()))
+    effective = round(float(weights.sum() ** 2 / (weights**2).sum()))
+    margin = student_t_quantile(0.975, max(1, effective - 1)) * stderr
     interval = [exp(ratio - margin), exp(ratio + margin)]
     perplexity = exp(ratio)
     return (perplexity * stderr if math.isfinite(perplexity) else None), interval
@@ -197,7 +205,7 @@ def mean_uncertainty(values: Sequence[float]) -> tuple[float | None, list[float]
     mean = float(np.mean(values))
     stderr = float(np.std(values, ddof=1)) / math.sqrt(len(values))
     margin = student_t_quantile(0.975, len(values) - 1) * stderr
-    return stderr, [mean - margin, mean + margin]
+    return stderr, [max(1.0, mean - margin), mean + margin]
 
 
 def tool_stderr(nlls: np.ndarray, error: str) -> float | None:
@@ -206,9 +214,11 @@ def tool_stderr(nlls: np.ndarray, error: str) -> float | None:
     llama.cpp: σ² = (E[nll²] - E[nll]²) / (n - 1).  mlx-lm: σ = std(ddof=1) / √n.  Both are the
     same number times the perplexity, up to rounding.
     """
-    if len(nlls) < 2:
+    if len(nlls) < 2 or not np.isfinite(nlls).all():
         return None
     perplexity = exp(float(nlls.mean()))
+    if not math.isfinite(perplexity):
+        return None
     if error == "population":
         variance = float((nlls**2).mean() - nlls.mean() ** 2) / (len(nlls) - 1)
         return perplexity * math.sqrt(max(variance, 0.0))

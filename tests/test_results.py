@@ -98,10 +98,11 @@ def test_quantiles_of_students_t(degrees, expected):
     assert student_t_quantile(0.975, degrees) == pytest.approx(expected, rel=1.5e-3)
 
 
-def test_the_standard_error_is_cochrans():
-    """By hand: ratio 2; residuals 2-2*2, 7-2*3, 3-2*1; 3/2 * sum of squares / 6**2."""
+def test_the_standard_error_is_the_jackknifes():
+    """By hand: ratio 2, and without each cluster (7+3)/4, (2+3)/3 and (2+7)/5; 36/14 clusters."""
     terms, weights = np.array([2.0, 7.0, 3.0]), np.array([2.0, 3.0, 1.0])
-    log_error = math.sqrt(3 / 2 * (4 + 1 + 1) / 36)
+    moved = [10 / 4 - 2, 5 / 3 - 2, 9 / 5 - 2]
+    log_error = math.sqrt(2 / 3 * sum(step**2 for step in moved))
     stderr, (low, high) = ratio_uncertainty(terms, weights)
     assert stderr == pytest.approx(math.exp(2) * log_error)
     assert math.log(low) == pytest.approx(2 - 4.303 * log_error, abs=1e-3)
