@@ -108,16 +108,11 @@ def load_tokenizer(model_id: str, tokenizer_kwargs: dict, model_kwargs: dict):
     """Load the tokenizer from where the model comes from, unless `tokenizer_kwargs` differ."""
     shared = {key: model_kwargs[key] for key in SHARED_KWARGS if key in model_kwargs}
     kwargs = {"trust_remote_code": False} | shared | tokenizer_kwargs
-    try:
+    with _telling_of(f"The tokenizer of `model_id`={model_id!r}", ". Pass one as `tokenizer`."):
         tokenizer = AutoTokenizer.from_pretrained(model_id, **kwargs)
         if len(tokenizer.get_vocab()) <= len(tokenizer.all_special_tokens):
             # Made up from the architecture's name where a folder holds none.
             raise ValueError("there is none beside the model, or it is empty")
-    except (OSError, ValueError, KeyError, ImportError) as error:
-        raise ValueError(
-            f"The tokenizer of `model_id`={model_id!r} could not be loaded: {error}. Pass one as "
-            "`tokenizer`."
-        ) from error
     return tokenizer
 
 
@@ -139,14 +134,13 @@ def load_model(
         name = "dtype" if Version(transformers.__version__) >= Version("4.56") else "torch_dtype"
         kwargs[name] = dtype
     config_kwargs = {key: kwargs[key] for key in SHARED_KWARGS if key in kwargs}
-    try:
+    with _telling_of(f"`model_id`={model_id!r}"):
         config = kwargs.get("config") or AutoConfig.from_pretrained(model_id, **config_kwargs)
-        check_decoder(config, f"`model_id`={model_id!r}")
+    check_decoder(config, f"`model_id`={model_id!r}")
+    with _telling_of(f"`model_id`={model_id!r}"):
         model, report = AutoModelForCausalLM.from_pretrained(
             model_id, output_loading_info=True, **kwargs
         )
-    except (OSError, ValueError, KeyError, ImportError, RuntimeError) as error:
-        raise ValueError(f"`model_id`={model_id!r} could not be loaded: {error}") from error
     missing = sorted(report["missing_keys"]) + sorted(str(key) for key in report["mismatched_keys"])
     if missing:
         raise ValueError(
@@ -240,7 +234,7 @@ def resolve_max_length(
     Args:
         max_length: the argument; checked to be a whole number from 2 on.
         cap: the protocol's own window, which the model's limit may shorten; None for the limit.
-        longest: tokens of the longest text, start token included.
+        longest: tokens of the longest text, without a start token.
 
     Raises:
         ValueError: past a position table; or no limit known and a text longer than 2048 tokens.
@@ -254,7 +248,7 @@ def resolve_max_length(
                 f"tokens, more than {UNLIMITED_WINDOW}. Pass the window to slide over it, for "
                 f"example `max_length={UNLIMITED_WINDOW}`."
             )
-        return cap or UNLIMITED_WINDOW
+        return cap or UNLIMITED_WINDOW + 1  # with a start token, the longest text fits
     if limit.table is not None and max_length > limit.table:
         raise ValueError(
             f"`max_length` must be between 2 and {limit.table}, the entries of the model's position "
@@ -324,6 +318,15 @@ def evaluating(model: torch.nn.Module) -> Iterator[None]:
             module.training = True
         if returns_tuples:
             config.return_dict = False
+
+
+@contextmanager
+def _telling_of(name: str, advice: str = "") -> Iterator[None]:
+    """Turn what goes wrong in loading into one kind of error, which names what was loaded."""
+    try:
+        yield
+    except (OSError, ValueError, KeyError, ImportError, RuntimeError) as error:
+        raise ValueError(f"{name} could not be loaded: {error}{advice}") from error
 
 
 def _text_config(model: torch.nn.Module):

@@ -77,7 +77,7 @@ def make_plan(
             f"`tokenizer` must have a start token ({rule.start_is}) with protocol={rule.name!r}, "
             "got one without."
         )
-    longest = max(len(stream) for stream in streams) + (start_id is not None)
+    longest = max(len(stream) for stream in streams)
     max_length = resolve_max_length(limit, max_length, rule.max_length, longest)
     stride = resolve_stride(rule, stride, max_length)
     check_stride(stride, max_length, start)
