@@ -13,9 +13,9 @@ FILE = "text.txt"
 
 def python_call(scored: Scored) -> str:
     """Python that computes the same number from the text in text.txt."""
-    lines = [f"    {name}={value!r}," for name, value in _arguments(scored).items()]
+    lines = [f"    {name}={literal(value)}," for name, value in _arguments(scored).items()]
     short = len(scored.text) <= INLINE_CHARACTERS
-    text = repr(scored.text) if short else "text"
+    text = literal(scored.text) if short else "text"
     read = [] if short else [f'text = open("{FILE}", encoding="utf-8", newline="").read()']
     return "\n".join(
         [
@@ -38,6 +38,11 @@ def shell_call(scored: Scored) -> str:
     for name, value in _arguments(scored).items():
         options += [f"--{name}", value if isinstance(value, str) else json.dumps(value)]
     return " ".join(["python", "score.py", FILE, *map(shlex.quote, options)])
+
+
+def literal(value) -> str:
+    """Python for a value, strings in double quotes."""
+    return repr(value) if isinstance(value, bool | int) else json.dumps(value, ensure_ascii=False)
 
 
 def metric_address() -> str:

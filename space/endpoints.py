@@ -13,6 +13,7 @@ from .settings import Settings
 
 
 def make_score(service: Service) -> Callable:
+    # The docstring is what clients see; gradio takes one line for each argument.
     def score(
         text: str,
         model: str = BUNDLED,
@@ -29,13 +30,10 @@ def make_score(service: Service) -> Callable:
             window: tokens that the model reads at once; the model's limit (up to 2048) by default.
             stride: tokens from one window to the next, at most the window; half of it by default.
             start_token: "automatic", "once" before the text, "every" window, or "none".
-            protocol: whose windows to use: "sliding", "transformers-docs", "stock", "lm-eval",
-                "paloma", "llama.cpp", "gptq", "exllamav2", "megatron" or "mlx-lm".
+            protocol: whose windows to use, such as "lm-eval" or "llama.cpp"; "sliding" is the metric's.
 
         Returns:
-            perplexity and its 95 % interval, total_nll in nats, the numbers of tokens and windows,
-            bits_per_byte, word_perplexity, the signature, and the Python and shell call that give
-            the same number.
+            The metric's result: perplexity, its interval, signature, and the calls that repeat it.
         """
         settings = Settings(model.strip(), window, stride, start_token, protocol)
         return score_summary(_run(service, lambda job: service.score(text, settings, job)))
@@ -61,9 +59,7 @@ def make_compare(service: Service) -> Callable:
             stride: tokens from one window to the next; half the window by default.
 
         Returns:
-            difference: bits per byte of the first model less those of the second, so positive where
-            the second predicts the text better; interval: its 95 % confidence interval, null for a
-            text too short for one; and the results of first and second.
+            difference (bits per byte that the second saves), its interval, and both results.
         """
         settings = Settings(first_model.strip(), window, stride)
         compared = _run(

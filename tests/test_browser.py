@@ -1,0 +1,386 @@
+"""The Space as a visitor meets it: a headless Chromium types, chooses, scores, points and stops."""
+
+import shutil
+import time
+
+import pytest
+from fake_hub import FakeHub
+from space_models import bundled_model, byte_model
+
+import app
+from space.limits import Limits
+from space.page import launch_options
+
+selenium = pytest.importorskip("selenium", reason="selenium is not installed")
+from selenium import webdriver  # noqa: E402
+from selenium.common.exceptions import StaleElementReferenceException  # noqa: E402
+from selenium.webdriver.common.action_chains import ActionChains  # noqa: E402
+from selenium.webdriver.common.by import By  # noqa: E402
+from selenium.webdriver.common.keys import Keys  # noqa: E402
+from selenium.webdriver.support.ui import WebDriverWait  # noqa: E402
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+CHROMEDRIVER = shutil.which("chromedriver")
+pytestmark = pytest.mark.skipif(
+    not (CHROMIUM and CHROMEDRIVER), reason="chromium and chromedriver are not installed"
+)
+FLAGS = [
+    "--headless=new",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
+PHONE = {"width": 390, "height": 844, "pixelRatio": 2}
+PATIENCE = 30  # seconds
+HOSTILE = "<img src=x onerror=\"window.hacked=1\"> ${window.hacked=2} {{hacked}} <b>bold</b> 'end'"
+CHARACTERS = "Ça naïve, 你好 👩‍👩‍👧 e\u0301 end."
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory):
+    base = tmp_path_factory.mktemp("models")
+    hub = FakeHub()
+    hub.add("owner/bytes", byte_model(base / "bytes", context=32))
+    hub.add("owner/code", base / "bytes", tags=["custom_code"])
+    page = app.create_app(bundled_model(base / "bundled"), Limits(), hub.endpoint)
+    _, url, _ = page.launch(**launch_options(), prevent_thread_lock=True, quiet=True)
+    yield url
+    page.close()
+    hub.close()
+
+
+def start_browser(folder, phone=False):
+    options = webdriver.ChromeOptions()
+    options.binary_location = CHROMIUM
+    for flag in (*FLAGS, f"--user-data-dir={folder}", "--window-size=1360,1000"):
+        options.add_argument(flag)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    if phone:
+        options.add_experimental_option("mobileEmulation", {"deviceMetrics": PHONE})
+    return webdriver.Chrome(
+        options=options, service=webdriver.ChromeService(executable_path=CHROMEDRIVER)
+    )
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory):
+    browser = start_browser(tmp_path_factory.mktemp("profile"))
+    yield browser
+    browser.quit()
+
+
+@pytest.fixture
+def page(browser, url):
+    """The page, freshly opened."""
+    return Page(browser, url)
+
+
+class Page:
+    """What a visitor does, by the words on the page."""
+
+    def __init__(self, browser, url):
+        self.browser = browser
+        browser.get(url)
+        self.until(lambda: self.all(".ps-big"))
+
+    def until(self, condition, message="the page did not get there"):
+        wait = WebDriverWait(self.browser, PATIENCE, 0.1, [StaleElementReferenceException])
+        return wait.until(lambda _: condition(), message)
+
+    def all(self, selector):
+        return self.browser.find_elements(By.CSS_SELECTOR, selector)
+
+    def one(self, selector):
+        self.until(lambda: self.all(selector), f"nothing matches {selector}")
+        return self.all(selector)[0]
+
+    def labelled(self, label):
+        """The control that a screen reader calls by this name."""
+        for control in self.all("textarea, input, button, [role=listbox]"):
+            name = control.accessible_name.strip()
+            if control.is_displayed() and (name.startswith(label) or name.endswith(f" {label}")):
+                return control
+        return None
+
+    def press(self, label):
+        button = self.until(lambda: self.labelled(label), f"no control is called {label!r}")
+        self.browser.execute_script("arguments[0].scrollIntoView({block: 'center'})", button)
+        button.click()
+
+    def write(self, label, text):
+        control = self.until(lambda: self.labelled(label), f"no control is called {label!r}")
+        control.click()
+        control.send_keys(Keys.CONTROL, "a")
+        if text.isascii():
+            control.send_keys(text)
+        else:  # the driver cannot type every character
+            self.browser.execute_cdp_cmd("Input.insertText", {"text": text})
+
+    def choose(self, label, choice):
+        control = self.until(lambda: self.labelled(label), f"no control is called {label!r}")
+        control.click()
+        self.until(lambda: self.all("[role=option]"))
+        [option] = [o for o in self.all("ul [role=option]") if o.text.strip() == choice]
+        option.click()
+
+    def tab(self, name):
+        for tab in self.all("button[role=tab]"):
+            if tab.text.strip() == name:
+                tab.click()
+                return
+        raise AssertionError(f"no tab is called {name!r}")
+
+    @property
+    def status(self):
+        return self.one("#status").text
+
+    def score(self):
+        self.press("Score")
+        self.until(lambda: "Scored with" in self.status, "the text was not scored")
+
+    def script(self, source, *arguments):
+        return self.browser.execute_script(source, *arguments)
+
+
+def test_a_newcomer_sees_a_result_and_what_the_words_mean(page):
+    assert float(page.one(".ps-big").text.replace(",", "")) > 1
+    introduction = page.one(".ps-intro").text
+    assert all(word in introduction for word in ("window", "stride", "context"))
+    assert "tokens of context" in page.one(".ps-sketch").text
+
+
+def test_a_visitor_types_a_text_and_scores_it(page):
+    before = page.one(".ps-big").text
+    page.write("Text", "The sea was calm, and the boats came home one by one.")
+    page.score()
+    assert page.one(".ps-big").text != before
+    assert "interval" in page.one(".ps-interval").text
+
+
+def test_the_call_to_copy_is_there(page):
+    page.press("Cite and repeat")
+    page.until(lambda: any("metric.compute" in code.text for code in page.all(".cm-content")))
+    assert any("python score.py" in code.text for code in page.all(".cm-content"))
+    assert "protocol:sliding" in page.one(".ps-signature").text
+
+
+def test_a_sample_is_chosen_and_scored(page):
+    page.choose("Or begin with a sample", "A short note")
+    page.until(lambda: "blue pot" in page.labelled("Text").get_attribute("value"))
+    page.score()
+
+
+def test_a_file_is_uploaded(page, tmp_path):
+    path = tmp_path / "mine.txt"
+    path.write_text("An uploaded text about a harbour.", encoding="utf-8")
+    page.one("input[type=file]").send_keys(str(path))
+    page.until(lambda: "harbour" in page.labelled("Text").get_attribute("value"))
+    assert "Press Score" in page.status
+
+
+def test_a_file_that_is_no_text_is_refused_with_a_sentence(page, tmp_path):
+    path = tmp_path / "picture.txt"
+    path.write_bytes(b"\xff\xd8\xff\xe0 no text")
+    page.one("input[type=file]").send_keys(str(path))
+    page.until(lambda: "not plain text in UTF-8" in page.status)
+
+
+def test_a_token_is_selected_by_pointing(page):
+    page.tab("Tokens")
+    page.until(lambda: len(page.all(".ps-text > span")) > 30)
+    page.all(".ps-text > span")[20].click()
+    told = page.one(".ps-detail").text
+    assert "bits of surprise" in told and "guess" in told and "in window" in told
+    assert len(page.all(".ps-guesses code")) == 5
+    assert page.all(".ps-legend .ps-box")[0].is_displayed()
+
+
+def test_tokens_are_reached_with_the_keyboard(page):
+    page.tab("Tokens")
+    text = page.one(".ps-text")
+    page.until(lambda: text.get_attribute("role") == "listbox")
+    page.script("arguments[0].focus()", text)
+    ActionChains(page.browser).send_keys(Keys.ARROW_RIGHT, Keys.ARROW_RIGHT).perform()
+    [selected] = page.all('.ps-text [aria-selected="true"]')
+    assert text.get_attribute("aria-activedescendant") == selected.get_attribute("id")
+    ActionChains(page.browser).send_keys(Keys.END).perform()
+    assert page.all(".ps-text > span")[-1].get_attribute("aria-selected") == "true"
+
+
+def test_characters_stay_whole_and_say_so(page):
+    page.write("Text", CHARACTERS)
+    page.score()
+    page.tab("Tokens")
+    page.until(lambda: page.one(".ps-text").text == CHARACTERS)
+    [family] = [span for span in page.all(".ps-text > span") if "👩‍👩‍👧" in span.text]
+    family.click()
+    told = page.one(".ps-detail").text
+    assert "splits this into" in told and "Token 1 of" in told
+
+
+def test_windows_step_and_follow_the_pointer(page):
+    page.tab("Windows")
+    page.until(lambda: page.all(".ps-row"))
+    assert "Window 1 of" in page.one(".ps-says").text
+    page.press("Next window")
+    assert "Window 2 of" in page.one(".ps-says").text
+    assert page.all(".ps-strip .in-context") and page.all(".ps-strip .in-new")
+    scored_later = page.script(
+        "const span = [...document.querySelectorAll('.ps-strip .in-new ~ .out')]"
+        ".find(span => span.getClientRects().length === 1 && span.textContent.trim());"
+        "span.scrollIntoView({block: 'center'}); return span"
+    )
+    ActionChains(page.browser).move_to_element(scored_later).perform()
+    page.until(lambda: "is scored here" in page.one(".ps-says").text)
+    assert "Window 3 of" in page.one(".ps-says").text
+    assert len(page.all(".ps-row .ps-lit")) == 1
+
+
+def test_windows_play(page):
+    page.tab("Windows")
+    page.until(lambda: page.all(".ps-row"))
+    page.press("Play")
+    page.until(lambda: "Window 3 of" in page.one(".ps-says").text)
+    page.press("Pause")
+    said = page.one(".ps-says").text
+    time.sleep(1.2)  # longer than a step
+    assert page.one(".ps-says").text == said
+
+
+def test_strides_and_protocols_are_measured(page):
+    page.write("Text", "It was a quiet evening in the village. " * 25)
+    page.tab("Trade-off")
+    page.press("Measure several strides")
+    page.until(lambda: "Done." in page.status)
+    assert len(page.all(".ps-table tbody tr")) == 5
+    assert len(page.all(".ps-mark")) > 5
+    page.tab("Protocols")
+    page.press("Measure as every tool does")
+    page.until(lambda: "Done." in page.status)
+    page.until(lambda: len(page.all(".ps-tools tbody tr")) == 11)
+
+
+def test_two_models_are_compared(page):
+    page.tab("Compare")
+    page.write("Compare with", "owner/bytes\n")
+    page.press("Compare the two models")
+    page.until(lambda: page.all(".ps-verdict"))
+    assert "predicts this text better" in page.one(".ps-verdict").text
+    page.all(".ps-text > span")[5].click()
+    page.until(lambda: "owner/bytes:" in page.one(".ps-detail").text)
+
+
+def test_a_named_model_sets_the_sliders(page):
+    page.write("Model", "owner/bytes\n")
+    page.until(lambda: "owner/bytes is ready" in page.status)
+    page.until(lambda: page.labelled("Window").get_attribute("max") == "32")
+    page.score()
+    assert "owner/bytes" in page.one(".ps-label").text
+
+
+def test_a_model_with_code_is_refused_with_a_sentence(page):
+    page.write("Model", "owner/code\n")
+    page.until(lambda: "program code of its own" in page.status)
+    assert page.all('#status [role="alert"]')
+
+
+def test_stop_stops(page):
+    page.write("Text", "x")
+    page.script(
+        "const area = arguments[0]; area.value = arguments[1];"
+        "area.dispatchEvent(new Event('input', {bubbles: true}))",
+        page.labelled("Text"),
+        "Again the tide came in and went out. " * 1500,
+    )
+    page.press("Score")
+    page.until(lambda: "tokens read, perplexity so far" in page.status)
+    assert page.all("#status progress")
+    page.press("Stop")
+    page.until(lambda: page.status.startswith("Stopped."))
+    page.write("Text", "A short text afterwards.")
+    page.score()
+
+
+def test_a_text_over_the_budget_is_refused_with_a_sentence(page):
+    page.script(
+        "const area = arguments[0]; area.value = 'word '.repeat(50000);"
+        "area.dispatchEvent(new Event('input', {bubbles: true}))",
+        page.labelled("Text"),
+    )
+    page.press("Score")
+    page.until(lambda: "this page takes 200,000 at most" in page.status)
+
+
+def test_a_link_carries_the_settings(page, url):
+    linked = Page(page.browser, url + "?stride=16&window=64&protocol=transformers-docs")
+    linked.until(lambda: "come from the link" in linked.status)
+    assert linked.labelled("Stride").get_attribute("value") == "16"
+    assert linked.labelled("Window").get_attribute("value") == "64"
+    linked.score()
+    linked.press("Cite and repeat")
+    link = linked.one(".ps-view a").get_attribute("href")
+    assert "stride=16" in link and "protocol=transformers-docs" in link
+
+
+def test_a_visitors_text_is_never_run(page):
+    page.script("window.hacked = 0")
+    page.write("Text", HOSTILE)
+    page.score()
+    page.tab("Tokens")
+    page.until(lambda: page.one(".ps-text").text == HOSTILE)
+    for number in range(0, len(page.all(".ps-text > span")), 5):
+        page.all(".ps-text > span")[number].click()
+    page.tab("Windows")
+    page.until(lambda: "bold" in page.one(".ps-strip").text)
+    assert page.script("return window.hacked") == 0
+    assert not page.all(".ps-view img, .ps-text b, .ps-strip b")
+
+
+def test_dark_colours(page, url):
+    dark = Page(page.browser, url + "?__theme=dark")
+    background = dark.script(
+        "return getComputedStyle(document.querySelector('.gradio-container')).backgroundColor"
+    )
+    ink = dark.script("return getComputedStyle(document.querySelector('.ps-big')).color")
+    assert brightness(background) < 60 < 200 < brightness(ink)
+
+
+def brightness(colour):
+    return sum(map(int, colour.strip("rgba()").split(",")[:3])) / 3
+
+
+def test_every_control_has_a_name_for_screen_readers(page):
+    for control in page.all("textarea, input:not([type=file]), button, [role=listbox]"):
+        if control.is_displayed() and control.get_attribute("tabindex") != "-1":
+            assert control.accessible_name.strip(), control.get_attribute("outerHTML")[:200]
+
+
+def test_a_phone_shows_everything_without_sideways_scrolling(url, tmp_path):
+    browser = start_browser(tmp_path / "profile", phone=True)
+    try:
+        page = Page(browser, url)
+        page.write("Text", "A text typed on a telephone.")
+        page.score()
+        for name in ("Tokens", "Windows", "Protocols"):
+            page.tab(name)
+            page.until(lambda: page.all(".ps-view"))
+            width = page.script("return document.documentElement.scrollWidth")
+            assert width <= PHONE["width"]
+    finally:
+        browser.quit()
+
+
+def test_nothing_is_asked_of_other_machines_and_nothing_fails(page):
+    page.tab("Tokens")
+    page.tab("Windows")
+    page.until(lambda: page.all(".ps-row"))
+    hosts = page.script(
+        "return performance.getEntriesByType('resource').map(entry => new URL(entry.name).hostname)"
+    )
+    assert set(hosts) <= {"127.0.0.1", "localhost", ""}
+    errors = [line for line in page.browser.get_log("browser") if line["level"] == "SEVERE"]
+    assert not errors
