@@ -3,9 +3,10 @@
     python demo_model/train.py --books BOOKS --output demo_model
 
 BOOKS is a folder of plain-text novels, one paragraph a line with a blank line between.  The
-architecture is GPT-2's (Radford et al. 2019) with 6 layers of width 192 and a context of 128
-tokens; the tokenizer is a byte-level BPE of 4096 tokens trained on the same books.  The context
-is short on purpose: texts of ordinary length need many windows, so the effect of the stride shows.
+architecture is GPT-2's (Radford et al. 2019) with 6 layers of width 192; the tokenizer is a
+byte-level BPE of 4096 tokens trained on the same books.  It learns on windows of 128 tokens and
+keeps a context of 64, past which so small a model gains next to nothing.  The context is short on
+purpose: texts of ordinary length need many windows, so the effect of the stride shows.
 
 One book is held out entirely and only used to report the loss.
 """
@@ -22,7 +23,8 @@ import torch
 from tokenizers import ByteLevelBPETokenizer
 from transformers import GPT2Config, GPT2LMHeadModel
 
-CONTEXT = 128
+TRAINING_WINDOW = 128
+CONTEXT = 64
 VOCABULARY = 4096
 START_TOKEN = "<|endoftext|>"
 HELD_OUT = "dorian-gray.txt"
@@ -63,7 +65,7 @@ def build_model(start_id: int) -> GPT2LMHeadModel:
     return GPT2LMHeadModel(
         GPT2Config(
             vocab_size=VOCABULARY,
-            n_positions=CONTEXT,
+            n_positions=TRAINING_WINDOW,
             n_embd=192,
             n_layer=6,
             n_head=6,
@@ -80,16 +82,21 @@ def build_model(start_id: int) -> GPT2LMHeadModel:
 def paragraph_starts(ids: torch.Tensor, newline_id: int) -> list[int]:
     """Positions of first tokens of paragraphs that lie at least a window before the end."""
     starts = (ids[:-1] == newline_id) & (ids[1:] != newline_id)
-    return [i + 1 for i in starts.nonzero().flatten().tolist() if i + 1 + CONTEXT < len(ids)]
+    return [
+        i + 1 for i in starts.nonzero().flatten().tolist() if i + 1 + TRAINING_WINDOW < len(ids)
+    ]
 
 
 def save_model(model: GPT2LMHeadModel, folder: Path) -> None:
-    """Store the weights in half precision; the model in training stays in single."""
-    copy.deepcopy(model).half().save_pretrained(folder)
+    """Store the weights in half precision, and the positions that are kept."""
+    kept = copy.deepcopy(model).half()
+    kept.transformer.wpe.weight.data = kept.transformer.wpe.weight.data[:CONTEXT].clone()
+    kept.config.n_positions = CONTEXT
+    kept.save_pretrained(folder)
 
 
 class WindowSampler:
-    """Draws training windows of CONTEXT tokens from the books, longer books more often."""
+    """Draws training windows of TRAINING_WINDOW tokens from the books, longer books more often."""
 
     def __init__(self, books, tokenizer, seed):
         self.random = random.Random(seed)
@@ -104,12 +111,14 @@ class WindowSampler:
         ids = self.books[book]
         if self.random.random() < START_TOKEN_SHARE:
             first = self.random.choice(self.paragraphs[book])
-            return torch.cat([torch.tensor([self.start_id]), ids[first : first + CONTEXT - 1]])
-        first = self.random.randrange(len(ids) - CONTEXT)
-        return ids[first : first + CONTEXT]
+            return torch.cat(
+                [torch.tensor([self.start_id]), ids[first : first + TRAINING_WINDOW - 1]]
+            )
+        first = self.random.randrange(len(ids) - TRAINING_WINDOW)
+        return ids[first : first + TRAINING_WINDOW]
 
     def batch(self, size: int) -> torch.Tensor:
-        return torch.stack([self.window() for _ in range(size)])  # (size, CONTEXT)
+        return torch.stack([self.window() for _ in range(size)])  # (size, TRAINING_WINDOW)
 
 
 def learning_rate(step: int, steps: int, peak: float, warmup: int = 200) -> float:
@@ -158,8 +167,7 @@ def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--books", type=Path, required=True, help="folder of .txt novels")
     parser.add_argument("--output", type=Path, required=True, help="folder for the model")
-    parser.add_argument("--init", type=Path, help="folder of an earlier run to go on from")
-    parser.add_argument("--steps", type=int, default=5600)
+    parser.add_argument("--steps", type=int, default=2900)
     parser.add_argument("--batch-size", type=int, default=16, help="windows per step")
     parser.add_argument("--learning-rate", type=float, default=2e-3)
     parser.add_argument("--report-every", type=int, default=400)
@@ -175,8 +183,6 @@ def main() -> None:
     tokenizer = train_tokenizer(books)
     save_tokenizer(tokenizer, arguments.output)
     model = build_model(tokenizer.token_to_id(START_TOKEN))
-    if arguments.init:
-        model.load_state_dict(GPT2LMHeadModel.from_pretrained(arguments.init).state_dict())
     sampler = WindowSampler(books, tokenizer, arguments.seed)
     began = time.monotonic()
 
