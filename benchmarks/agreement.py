@@ -1,0 +1,75 @@
+"""The numbers of other tools and this metric's, for the bundled model and a sample, side by side.
+
+    python benchmarks/agreement.py
+
+Prints the README's table.  Tools that Python can call run here; llama.cpp's figures are recorded
+ones (tests/llama_cpp/README.md tells how).
+"""
+
+import math
+from pathlib import Path
+
+import evaluate
+import torch
+from peers import Harness, guide_loop, stock_metric
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+ROOT = Path(__file__).resolve().parent.parent
+MODEL = str(ROOT / "demo_model")
+# PPL that llama-perplexity printed for samples/story.txt, with an exact GELU and as it comes.
+LLAMA_CPP = {"llama.cpp, fp32 GELU, -c 64": 37.3003, "llama.cpp as it comes, -c 64": 37.3004}
+
+
+def main() -> None:
+    evaluate.logging.disable_progress_bar()
+    metric = evaluate.load(str(ROOT / "perplexity_sliding.py"))
+    model = AutoModelForCausalLM.from_pretrained(MODEL).float().eval()
+    tokenizer = AutoTokenizer.from_pretrained(MODEL)
+    text = (ROOT / "samples" / "story.txt").read_text("utf-8").removesuffix("\n")
+    short = [line for line in text.split("\n") if 0 < len(tokenizer(line).input_ids) < 63]
+
+    def ours(protocol: str, texts: list[str], **settings) -> dict:
+        return metric.compute(
+            predictions=texts, model=model, tokenizer=tokenizer, protocol=protocol, **settings
+        )
+
+    harness = ours("lm-eval", [text])
+    # As its wikitext task aggregates; `rolling` is the sum of the log-likelihoods.
+    rolling = Harness(model, tokenizer, batch_size=1)([text])
+    num_bytes, num_words = len(text.encode("utf-8")), len(text.split())
+    tokenizer.pad_token = tokenizer.eos_token
+    rows = [
+        (
+            f"transformers guide's loop, S = {stride}",
+            guide_loop(model, tokenizer, text, 64, stride),
+            ours("transformers-docs", [text], stride=stride)["perplexity"],
+        )
+        for stride in (64, 32)
+    ]
+    rows += [
+        (
+            f"stock metric's formula, {len(short)} paragraphs",
+            stock_metric(MODEL, tokenizer, short),
+            ours("stock", short)["mean_perplexity"],
+        ),
+        (
+            "lm-evaluation-harness 0.4.13, word perplexity",
+            math.exp(rolling / num_words),
+            harness["word_perplexity"],
+        ),
+        (
+            "lm-evaluation-harness 0.4.13, bits per byte",
+            rolling / num_bytes / math.log(2),
+            harness["bits_per_byte"],
+        ),
+    ]
+    llama = ours("llama.cpp", [text], max_length=64)["perplexity"]
+    rows += [(tool, printed, llama) for tool, printed in LLAMA_CPP.items()]
+    print("| tool | its number | ours | relative difference |\n| --- | --- | --- | --- |")
+    for tool, theirs, number in rows:
+        print(f"| {tool} | {theirs:.6g} | {number:.6g} | {abs(number / theirs - 1):.0e} |")
+
+
+if __name__ == "__main__":
+    with torch.inference_mode():
+        main()
