@@ -11,6 +11,8 @@ from .windows import PROTOCOLS, Protocol
 START_CHOICES = (True, False, "once", "every")
 # Errors name this many offending texts and count the rest.
 NAMED_TEXTS = 10
+# Up to here floats count exactly.
+LARGEST_COUNT = 2**53
 
 
 def check_names(function: Callable, arguments: dict) -> None:
@@ -85,6 +87,10 @@ def check_protocol(name: str, max_length, stride, add_start_token, separator) ->
         check_whole_number("stride", stride, 1)
     if separator is not None and not isinstance(separator, str):
         raise TypeError(f"`separator` must be a string, got {separator!r}.")
+    if separator is not None and not _is_unicode(separator):
+        raise ValueError(
+            f"`separator` must be valid Unicode, without lone surrogates, got {separator!r}."
+        )
     return protocol
 
 
@@ -195,6 +201,8 @@ def check_word_counts(word_counts, num_texts: int) -> list[int] | None:
         )
     for count in word_counts:
         check_whole_number("word_counts", count, 1)
+        if count > LARGEST_COUNT:
+            raise ValueError(f"`word_counts` must be at most {LARGEST_COUNT}, got a larger number.")
     return [int(count) for count in word_counts]
 
 

@@ -44,7 +44,7 @@ class Checkpoint:
         self.connection = None
         try:
             self._open()
-        except sqlite3.Error as error:
+        except (sqlite3.Error, ValueError) as error:  # ValueError: NUL in the name
             self.close()
             raise ValueError(f"`checkpoint`={self.path!r} cannot be used: {error}.") from error
 

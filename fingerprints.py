@@ -43,9 +43,18 @@ def model_revision(model: torch.nn.Module, commit: str | None) -> str:
 
 
 def weights_digest(model: torch.nn.Module) -> str:
-    """Digest of every parameter and buffer, by name, saved with the model or not."""
+    """Digest of every parameter and buffer, by name, saved with the model or not.
+
+    Raises:
+        ValueError: a tensor has no values.
+    """
     digest = xxhash.xxh3_128()
     for name, tensor in _tensors(model):
+        if tensor.is_meta:
+            raise ValueError(
+                f"`model` must have its weights, but {name.lstrip('.')} is on the meta device, "
+                "which holds none. Load the weights before passing the model."
+            )
         digest.update(name.encode())
         digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
     return digest.hexdigest()

@@ -271,9 +271,7 @@ def check_causal(model: torch.nn.Module, name: str) -> None:
     """
     ids = probe_ids(model).repeat(2, 1)  # (2, T)
     ids[1, -1] = (ids[1, -1] + 1) % max(2, num_embeddings(model) or 2)
-    logits = (
-        model(ids, **forward_kwargs(model)).logits[:, :-1].float().nan_to_num()
-    )  # (2, T - 1, V)
+    logits = first_logits(model, ids, name)[:, :-1].float().nan_to_num()  # (2, T - 1, V)
     moved = (logits[0] - logits[1]).abs().max().item()
     # Half-precision kernels may round two rows of a batch differently; real leaks are far larger.
     tolerance = 1e-4 if next(model.parameters(), ids.float()).dtype == torch.float32 else 3e-2
@@ -283,6 +281,32 @@ def check_causal(model: torch.nn.Module, name: str) -> None:
             "the tokens after it: it is a masked or bidirectional model, or its configuration "
             "lacks is_decoder=True."
         )
+
+
+def first_logits(model: torch.nn.Module, ids: torch.Tensor, name: str) -> torch.Tensor:
+    """Logits (B, T, V) for token ids (B, T); a model that gives none is refused.
+
+    Raises:
+        ValueError: the forward pass fails, or gives something else.
+    """
+    try:
+        logits = model(ids, **forward_kwargs(model)).logits
+    except Exception as error:
+        raise ValueError(
+            f"{name} must be a causal language model, which gives `.logits` for token ids, but a "
+            f"forward pass failed: {error or type(error).__name__}."
+        ) from error
+    if not isinstance(logits, torch.Tensor):
+        raise ValueError(
+            f"{name} must be a causal language model, which gives `.logits` for token ids, got "
+            f"{type(logits).__name__} there."
+        )
+    if logits.ndim != 3 or logits.shape[:2] != ids.shape:
+        raise ValueError(
+            f"{name} must give logits of the shape (texts, tokens, vocabulary), but for token ids "
+            f"{tuple(ids.shape)} it gave {tuple(logits.shape)}."
+        )
+    return logits
 
 
 def forward_parameters(module: torch.nn.Module) -> set[str]:
@@ -325,7 +349,9 @@ def _telling_of(name: str, advice: str = "") -> Iterator[None]:
     """Turn what goes wrong in loading into one kind of error, which names what was loaded."""
     try:
         yield
-    except (OSError, ValueError, KeyError, ImportError, RuntimeError) as error:
+    except MemoryError:
+        raise
+    except Exception as error:  # transformers, safetensors and remote code have kinds of their own
         raise ValueError(f"{name} could not be loaded: {error}{advice}") from error
 
 

@@ -162,17 +162,15 @@ def check_scorable(work: Work, plan: Plan) -> None:
     )
 
 
-def check_ids(work: Work, size: int | None) -> None:
-    """Refuse token ids that the model has no embedding for."""
-    if size is None:
-        return
+def check_ids(work: Work, size: int) -> None:
+    """Refuse token ids that the model has no embedding or no logit for."""
     largest = [int(stream.ids.max(initial=0)) for stream in work.streams]
     beyond = [number for number, token in enumerate(largest) if token >= size]
     if beyond or work.start.max(initial=0) >= size:
         where = f"in the texts at {positions(beyond)}" if beyond else "as its start token"
         raise ValueError(
-            f"`tokenizer` must give token ids below {size}, the entries of the model's embedding "
-            f"table, got {max([*work.start.tolist(), *largest])} {where}. It belongs to another "
+            f"`tokenizer` must give token ids below {size}, the size of the model's "
+            f"vocabulary, got {max([*work.start.tolist(), *largest])} {where}. It belongs to another "
             "model."
         )
 

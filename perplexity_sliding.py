@@ -327,7 +327,6 @@ class PerplexitySliding(evaluate.Metric):
             )
             work = Work(streams, plan)
             check_scorable(work, plan)
-            check_ids(work, num_embeddings(loaded.model))
             scorer = Scorer(
                 loaded.model,
                 input_device(loaded.model),
@@ -336,6 +335,8 @@ class PerplexitySliding(evaluate.Metric):
                 logits_memory,
                 num_alternatives,
             )
+            vocabulary = scorer.head.vocabulary
+            check_ids(work, min(vocabulary, num_embeddings(loaded.model) or vocabulary))
             signatures = describe(loaded, plan, separator, word_counts)
             with open_checkpoint(checkpoint, signatures["signature"]) as store:
                 scores = score_windows(scorer, work, store, processes, callback)
@@ -357,6 +358,8 @@ class PerplexitySliding(evaluate.Metric):
     def _load(self, model_id, tokenizer, device, dtype, model_kwargs, tokenizer_kwargs):
         """Load a model, or take the one of the last compute if it is the very same."""
         model_kwargs, tokenizer_kwargs = dict(model_kwargs or {}), dict(tokenizer_kwargs or {})
+        if tokenizer is not None:
+            check_tokenizer(tokenizer)
         state = folder_state(model_id)
         key = (model_id, tokenizer, device, dtype, model_kwargs, tokenizer_kwargs, state)
         if self._loaded is not None and self._loaded[0] == key:
@@ -417,7 +420,9 @@ def describe(
             "start": plan.start if plan.start_id is None else f"{plan.start}({plan.start_id})",
             "join": plan.protocol.join if separator is None else separator,
             "words": "given" if word_counts else "split",
-            "dtype": str(next(loaded.model.parameters()).dtype).removeprefix("torch."),
+            "dtype": str(next(loaded.model.parameters(), torch.empty(0)).dtype).removeprefix(
+                "torch."
+            ),
             "attention": getattr(
                 getattr(loaded.model, "config", None), "_attn_implementation", None
             ),

@@ -105,6 +105,7 @@ class Scorer:
 
         Raises:
             MemoryError: a single window does not fit.
+            ValueError: the model's forward pass failed in another way.
         """
         waiting = [
             rest
@@ -119,9 +120,12 @@ class Scorer:
                 continue
             try:
                 launched = numbers, self._launch([row(number) for number in numbers])
-            except (RuntimeError, MemoryError) as error:
+            except Exception as error:
                 if not is_out_of_memory(error):
-                    raise
+                    raise ValueError(
+                        f"`model` failed on {len(numbers)} windows of {lengths[numbers[0]]} "
+                        f"tokens: {error or type(error).__name__}."
+                    ) from error
                 self._lower_batch(len(numbers), lengths[numbers[0]], error)
                 waiting.append(numbers)
                 continue

@@ -1,0 +1,577 @@
+"""Bad and odd input: each has its defined outcome, a right number or an error that says what to do.
+
+One table of arguments, texts, models and tokenizers.  A number is compared with the naive float64
+loop of reference.py or a closed form; an error must be raised by the metric's own modules, never
+from inside a library.  Below the table, the whole path is tried with random input.
+"""
+
+import json
+import math
+import os
+import traceback
+import types
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import evaluate
+import numpy as np
+import pytest
+import reference
+import torch
+import transformers
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from models import (
+    BOS,
+    CONTEXT,
+    EOS,
+    FIRST_WORD,
+    PAD,
+    VOCABULARY,
+    SlowTokenizer,
+    make_byte_tokenizer,
+    make_model,
+    make_tokenizer,
+    make_uniform_model,
+    save,
+    words,
+)
+from tokenizers import Tokenizer, normalizers, pre_tokenizers
+from tokenizers import models as token_models
+
+# A word that the tokenizer does not know becomes w3.
+UNKNOWN = FIRST_WORD
+TEXT_IDS = [*range(10, 50)]
+TEXT = words(TEXT_IDS)
+ERRORS = (TypeError, ValueError, MemoryError)
+
+
+class Tokens(NamedTuple):
+    """The outcome is the naive loop's perplexity of texts with these token ids."""
+
+    texts: list[list[int]]
+    length: int = CONTEXT
+    stride: int | None = None
+    start: str = "once"
+
+
+class Refused(NamedTuple):
+    """The outcome is an error."""
+
+    error: type[Exception]
+    match: str
+
+
+class Case(NamedTuple):
+    """A row: its name, the arguments that differ from good ones, and the outcome.
+
+    Arguments are made when the row's test runs, from a folder of the test's own.
+    """
+
+    name: str
+    arguments: Callable[[str], dict]
+    outcome: Tokens | Refused | float
+
+
+# ---- the parts of rows
+
+
+def given_as(name: str, value, outcome, label: str | None = None, **others) -> Case:
+    """A row in which one argument is what matters."""
+    label = label or f"{name}={value!r}"[:60]
+    return Case(label, lambda folder: {name: value} | others, outcome)
+
+
+def as_bytes(text: str) -> list[int]:
+    """Ids under `make_byte_tokenizer`: GPT-2 writes byte b as its b-th printable character."""
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = [byte for byte in range(256) if byte not in printable]
+    signs = {byte: byte for byte in printable} | {b: 256 + n for n, b in enumerate(others)}
+    order = sorted(signs.values())
+    return [FIRST_WORD + order.index(signs[byte]) for byte in text.encode("utf-8")]
+
+
+def read_as_bytes(name: str, text: str) -> Case:
+    """A row with a text whose tokens are its bytes, none of them lost or changed."""
+    return Case(name, lambda folder: {"predictions": [text]} | byte_level(), Tokens([as_bytes(text)]))  # fmt: skip
+
+
+def byte_level() -> dict:
+    return {
+        "model": make_model("gpt2", vocab_size=FIRST_WORD + 256),
+        "tokenizer": make_byte_tokenizer(),
+    }
+
+
+def model_row(name: str, make: Callable[[], object], outcome, **others) -> Case:
+    return Case(name, lambda folder: {"model": make()} | others, outcome)
+
+
+def tokenizer_row(name: str, make: Callable[[], object], outcome, **others) -> Case:
+    return Case(name, lambda folder: {"tokenizer": make()} | others, outcome)
+
+
+def folder_row(name: str, write: Callable[[str], None], outcome, **others) -> Case:
+    """A row with a checkpoint by name: `write` spoils the good one in the folder."""
+
+    def arguments(folder: str) -> dict:
+        save(folder, make_model("gpt2"), make_tokenizer())
+        write(folder)
+        return {"model_id": folder, "model": None, "tokenizer": None} | others
+
+    return Case(name, arguments, outcome)
+
+
+def untouched(folder: str) -> None:
+    pass
+
+
+# ---- odd models
+
+
+def gpt2_with(change: Callable[[torch.nn.Module], object], **config) -> torch.nn.Module:
+    model = make_model("gpt2", **config)
+    with torch.no_grad():
+        change(model)
+    return model
+
+
+def gpt2_giving(change: Callable[[torch.Tensor], object]) -> torch.nn.Module:
+    """A GPT-2 whose logits (B, T, V) are changed on their way out."""
+
+    class Changed(transformers.GPT2LMHeadModel):
+        def forward(self, input_ids, **kwargs):
+            return types.SimpleNamespace(logits=change(super().forward(input_ids, **kwargs).logits))
+
+    torch.manual_seed(0)
+    return Changed(make_model("gpt2").config)
+
+
+def half_precision(scale: float) -> torch.nn.Module:
+    """A float16 GPT-2 whose logits grow with `scale`; from 65504 on they are infinite."""
+    model = make_model("gpt2", tie_word_embeddings=False)
+    with torch.no_grad():
+        model.lm_head.weight.mul_(scale)
+    return model.half()
+
+
+def on_meta() -> torch.nn.Module:
+    with torch.device("meta"):
+        return transformers.GPT2LMHeadModel(make_model("gpt2").config)
+
+
+def masked() -> torch.nn.Module:
+    return transformers.BertForMaskedLM(transformers.BertConfig(**TINY))
+
+
+def encoder_decoder() -> torch.nn.Module:
+    return transformers.T5ForConditionalGeneration(
+        transformers.T5Config(
+            vocab_size=VOCABULARY, d_model=16, d_kv=8, d_ff=16, num_layers=1, num_heads=2
+        )
+    )
+
+
+TINY = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 16,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "intermediate_size": 16,
+}
+
+
+class NoForward(torch.nn.Module):
+    """A module that is no language model: it has no forward pass at all."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.zeros(2, 2))
+
+
+class Parameterless(torch.nn.Module):
+    """A language model that is no transformer and has no weights: all tokens are equally likely."""
+
+    def forward(self, input_ids):
+        return types.SimpleNamespace(logits=torch.zeros(*input_ids.shape, VOCABULARY))
+
+
+class FailsLater(transformers.GPT2LMHeadModel):
+    """A model with a bug of its own, in windows longer than the probe."""
+
+    def forward(self, input_ids, **kwargs):
+        if input_ids.shape[1] > 8:
+            raise RuntimeError("shape mismatch in layer 3")
+        return super().forward(input_ids, **kwargs)
+
+
+# ---- odd tokenizers
+
+
+def strips_everything():
+    """A tokenizer whose normalizer leaves nothing of any text."""
+    tokenizer = make_tokenizer()
+    tokenizer.backend_tokenizer.normalizer = normalizers.Replace("w", "")
+    tokenizer.backend_tokenizer.normalizer = normalizers.Sequence(
+        [normalizers.Replace(sign, "") for sign in "w0123456789 "]
+    )
+    return tokenizer
+
+
+def without_unknown():
+    """A tokenizer that has no token for unknown words, and leaves them out."""
+    backend = Tokenizer(token_models.BPE({"<bos>": BOS, "a": 3, "b": 4}, merges=[]))
+    backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return transformers.PreTrainedTokenizerFast(tokenizer_object=backend, bos_token="<bos>")
+
+
+def truncating():
+    tokenizer = make_tokenizer()
+    tokenizer.backend_tokenizer.enable_truncation(max_length=4)
+    return tokenizer
+
+
+def padding():
+    tokenizer = make_tokenizer()
+    tokenizer.backend_tokenizer.enable_padding(pad_id=PAD, pad_token="<pad>", length=64)
+    return tokenizer
+
+
+def with_more_words():
+    tokenizer = make_tokenizer()
+    tokenizer.add_tokens(["w999"])
+    return tokenizer
+
+
+def with_a_new_start_token():
+    tokenizer = make_tokenizer()
+    tokenizer.bos_token = "w5"
+    return tokenizer
+
+
+class Overlong(SlowTokenizer):
+    """A tokenizer that gives ids of another model."""
+
+    def _convert_token_to_id(self, token):
+        return 10**6
+
+
+# ---- the table
+
+INF = math.inf
+ARGUMENTS = [
+    given_as("predictions", "w5 w6", Refused(TypeError, r"`predictions` must be a list.*one str")),
+    given_as("predictions", [], Refused(ValueError, "`predictions` must hold at least one text")),
+    given_as("predictions", ["w5", None], Refused(TypeError, "NoneType at position 1")),
+    given_as("predictions", {"w5 w6": 1}, Tokens([[5, 6]]), "texts as the keys of a dict"),
+    given_as("predictions", np.array(["w5 w6", "w7"]), Tokens([[5, 6], [7]]), "texts in an array"),
+    given_as("predictions", iter(["w5 w6"]), Tokens([[5, 6]]), "texts from an iterator"),
+    given_as("stride", 0, Refused(ValueError, "`stride` must be at least 1, got 0")),
+    given_as("stride", CONTEXT + 1, Refused(ValueError, "`stride` must be between 1 and max_length=16, got 17")),
+    given_as("stride", 10**30, Refused(ValueError, "`stride` must be between 1 and max_length=16")),
+    given_as("stride", math.nan, Refused(TypeError, "`stride` must be a whole number.*nan")),
+    given_as("stride", CONTEXT, Tokens([TEXT_IDS], stride=CONTEXT)),
+    given_as("stride", 1, Tokens([TEXT_IDS], stride=1)),
+    given_as("max_length", 1, Refused(ValueError, "`max_length` must be at least 2, got 1")),
+    given_as("max_length", 2, Tokens([TEXT_IDS], length=2, stride=1)),
+    given_as("max_length", 17, Refused(ValueError, "`max_length` must be between 2 and 16.*got 17")),
+    given_as("max_length", INF, Refused(TypeError, "`max_length` must be a whole number.*inf")),
+    given_as("max_length", [16], Refused(TypeError, r"`max_length` must be a whole number.*\[16\]")),
+    given_as("batch_size", 0, Refused(ValueError, "`batch_size` must be at least 1, got 0")),
+    given_as("batch_size", 10**30, Tokens([TEXT_IDS])),
+    given_as("logits_memory", 1, Tokens([TEXT_IDS])),
+    given_as("logits_memory", 10**30, Tokens([TEXT_IDS])),
+    Case("logits_memory=10**30 without a head of its own", lambda folder: {"logits_memory": 10**30, "model": make_model("opt")}, Tokens([TEXT_IDS])),
+    given_as("num_alternatives", 10**30, Tokens([TEXT_IDS])),
+    given_as("num_alternatives", "3", Refused(TypeError, "`num_alternatives` must be a whole number")),
+    given_as("add_start_token", None, Refused(ValueError, "`add_start_token` must be one of.*None")),
+    given_as("add_start_token", False, Tokens([TEXT_IDS], start="none")),
+    given_as("protocol", None, Refused(ValueError, "`protocol` must be one of.*None")),
+    given_as("protocol", ["sliding"], Refused(ValueError, r"`protocol` must be one of.*\['sliding'\]")),
+    given_as("separator", b"\n", Refused(TypeError, "`separator` must be a string")),
+    given_as("separator", "\ud800", Refused(ValueError, "`separator` must be valid Unicode"), "a surrogate as separator", predictions=["w5", "w6"]),
+    given_as("word_counts", [math.nan], Refused(TypeError, "`word_counts` must be a whole number")),
+    given_as("word_counts", [10**400], Refused(ValueError, "`word_counts` must be at most"), "word_counts=[10**400]"),
+    given_as("word_counts", [1, 1], Refused(ValueError, "`word_counts` must hold one number per text, 1, got 2")),
+    given_as("callback", 3, Refused(TypeError, "`callback` must be callable, got 3")),
+    given_as("checkpoint", 3, Refused(TypeError, "`checkpoint` must be the path of a file")),
+    Case("a folder as checkpoint", lambda folder: {"checkpoint": save(folder, make_model("gpt2"), make_tokenizer())}, Refused(ValueError, "`checkpoint`=.* cannot be used")),
+    given_as("checkpoint", "a\0b", Refused(ValueError, "`checkpoint`=.* cannot be used"), "NUL in the checkpoint's name"),
+    given_as("strde", 8, Refused(TypeError, "'strde'.*Did you mean `stride`")),
+    given_as("device", "meta", Refused(ValueError, "`device` must be left out with `model`")),
+    folder_row("no such device", untouched, Refused(ValueError, "`device` must name a device of this machine, got 'meta'"), device="meta"),
+    folder_row("no such dtype", untouched, Refused(ValueError, "`dtype` must be"), dtype="float3"),
+    folder_row("no such argument of from_pretrained", untouched, Refused(ValueError, "`model_id`=.* could not be loaded.*no_such"), model_kwargs={"no_such": 1}),
+    folder_row("a name as tokenizer", untouched, Refused(TypeError, "`tokenizer` must be a transformers tokenizer, got str"), tokenizer="gpt2"),
+]  # fmt: skip
+
+TEXTS = [
+    given_as("predictions", ["w5 \ud800"], Refused(ValueError, "valid Unicode.*position 0"), "lone surrogate"),
+    given_as("predictions", ["w5", "\udfff\ud800"], Refused(ValueError, "valid Unicode.*position 1"), "surrogates in the wrong order"),
+    read_as_bytes("surrogate pair's character", "\U0001f600"),
+    read_as_bytes("NUL", "a\0b\0\0"),
+    read_as_bytes("a single byte", "a"),
+    read_as_bytes("right-to-left", "שלום עולם, مرحبا بالعالم"),
+    read_as_bytes("direction marks", "a\u202eb\u202c\u200fc"),
+    read_as_bytes("zero-width", "a\u200bb\u200d\ufeffc\u2060"),
+    read_as_bytes("combining marks", "e\u0301 " + "z" + "\u0335" * 40),
+    read_as_bytes("emoji joined into one", "👩‍👩‍👧‍👦🏳️‍🌈🇪🇺"),
+    read_as_bytes("CRLF", "one\r\ntwo\r\n\r\nthree\r"),
+    read_as_bytes("byte order mark", "\ufeffone"),
+    read_as_bytes("white space only, where it is tokens", " \n\t\u00a0\u3000"),
+    read_as_bytes("line separators", "a\x0b\x0c\x1c\x85\u2028\u2029b"),
+    read_as_bytes("noncharacters and private use", "\uffff\U0010ffff\ue000"),
+    read_as_bytes("control characters", "".join(map(chr, range(1, 32))) + "\x7f\x9f"),
+    given_as("predictions", [""], Refused(ValueError, "at least 1 token, got shorter ones at position 0"), "empty text"),
+    given_as("predictions", ["w5", " \n\t"], Refused(ValueError, "at least 1 token, got shorter ones at position 1"), "white space only, where it is nothing"),
+    given_as("predictions", ["w5"], Tokens([[5]]), "a single token"),
+    given_as("predictions", ["w5"], Refused(ValueError, "at least 2 tokens.*`add_start_token`"), "a single token without a start", add_start_token=False),
+    given_as("predictions", ["<bos>"], Refused(ValueError, "at least 1 token"), "the start token alone"),
+    given_as("predictions", ["<bos> w5 w6"], Tokens([[5, 6]]), "start token written out"),
+    given_as("predictions", ["w5 <eos> w6 <bos> <pad> w7"], Tokens([[5, EOS, 6, BOS, PAD, 7]]), "special tokens inside the text"),
+    given_as("predictions", ["a" * 10**7], Tokens([[UNKNOWN]]), "10 MB without a space"),
+    given_as("predictions", ["a" * 10**7 + " w7"], Tokens([[UNKNOWN, 7]]), "10 MB without a space, then a word"),
+    Case("50 kB of bytes without a space", lambda folder: {"predictions": ["a" * 50_000], "model": make_uniform_model(vocab_size=FIRST_WORD + 256), "tokenizer": make_byte_tokenizer()}, float(FIRST_WORD + 256)),
+    given_as("predictions", ["w5 w6"] * 3000, Tokens([[5, 6]]), "3000 equal texts"),
+    given_as("predictions", [words([5] * 200)], Tokens([[5] * 200]), "one token over and over"),
+]  # fmt: skip
+
+CAUSAL = "must be a causal language model"
+MODELS = [
+    model_row("a model's name in the place of a model", lambda: "gpt2", Refused(TypeError, "`model` must be a loaded torch model, got str")),
+    model_row("a class instead of a model", lambda: transformers.GPT2LMHeadModel, Refused(TypeError, "`model` must be a loaded torch model, got type")),
+    model_row("a module that is no language model", NoForward, Refused(ValueError, CAUSAL)),
+    model_row("a linear layer", lambda: torch.nn.Linear(4, 4), Refused(ValueError, CAUSAL)),
+    model_row("a body without a head", lambda: make_model("gpt2").transformer, Refused(ValueError, CAUSAL)),
+    model_row("a classifier", lambda: transformers.GPT2ForSequenceClassification(make_model("gpt2").config), Refused(ValueError, "`model` must.*logits.*shape")),
+    model_row("masked", masked, Refused(ValueError, CAUSAL + ".*changes with the tokens after")),
+    model_row("encoder-decoder", encoder_decoder, Refused(ValueError, "causal.*encoder-decoder architecture 't5'")),
+    model_row("looking ahead", lambda: gpt2_giving(lambda logits: logits + 0.01 * logits.roll(-1, 1)), Refused(ValueError, "changes with the tokens after")),
+    model_row("on the meta device", on_meta, Refused(ValueError, "`model` must.*meta")),
+    model_row("NaN in one layer", lambda: gpt2_with(lambda m: m.transformer.h[1].mlp.c_fc.weight.fill_(math.nan)), Refused(ValueError, "NaN for the text at position 0")),
+    model_row("NaN for one token", lambda: gpt2_with(lambda m: m.transformer.wte.weight[12].fill_(math.nan), tie_word_embeddings=False), Refused(ValueError, "NaN for the text at position 0, in its tokens")),
+    model_row("infinite weights", lambda: gpt2_with(lambda m: m.transformer.ln_f.weight.fill_(INF)), Refused(ValueError, "NaN for the text")),
+    model_row("float16 overflow to NaN", lambda: half_precision(3e4), Refused(ValueError, "NaN for the text.*dtype='float32'")),
+    model_row("an impossible token", lambda: gpt2_giving(lambda logits: logits.index_fill(2, torch.tensor([20]), -INF)), INF),
+    model_row("logits beyond exp", lambda: gpt2_with(lambda m: m.transformer.ln_f.weight.fill_(1e5)), INF),
+    model_row("logits all zero", lambda: make_uniform_model(), float(VOCABULARY)),
+    model_row("logits of the last token only", lambda: gpt2_giving(lambda logits: logits[:, -1]), Refused(ValueError, "`model` must.*logits.*shape")),
+    model_row("logits of one token less", lambda: gpt2_giving(lambda logits: logits[:, 1:]), Refused(ValueError, "`model` must.*logits.*shape")),
+    model_row("tokens before texts", lambda: gpt2_giving(lambda logits: logits.transpose(0, 1)), Refused(ValueError, "`model` must.*logits.*shape")),
+    model_row("one logit", lambda: gpt2_giving(lambda logits: logits[..., :1]), Refused(ValueError, "`tokenizer` must give token ids below 1")),
+    model_row("fewer logits than embeddings", lambda: gpt2_giving(lambda logits: logits[..., :40]), Refused(ValueError, "`tokenizer` must give token ids below 40.* got 49")),
+    model_row("no weights and no configuration", Parameterless, float(VOCABULARY), max_length=CONTEXT),
+    model_row("more logits than tokens", lambda: make_uniform_model(vocab_size=VOCABULARY + 48), VOCABULARY + 48.0),
+    model_row("no logits but None", lambda: gpt2_giving(lambda logits: None), Refused(ValueError, CAUSAL)),
+    model_row("an embedding too small", lambda: make_model("gpt2", vocab_size=40), Refused(ValueError, "`tokenizer` must give token ids below 40.* got 49")),
+    model_row("failing in longer windows", lambda: FailsLater(make_model("gpt2").config), Refused(ValueError, "`model`.*shape mismatch in layer 3")),
+    model_row("in training mode", lambda: make_model("gpt2").train(), Tokens([TEXT_IDS])),
+    folder_row("weights missing", lambda folder: edit_config(folder, n_layer=3), Refused(ValueError, "must hold all weights.*12 are missing")),
+    folder_row("weights of another shape", lambda folder: edit_config(folder, n_embd=64), Refused(ValueError, "`model_id`=.*(could not be loaded|must hold all weights)")),
+    folder_row("vocabulary of another size", lambda folder: edit_config(folder, vocab_size=VOCABULARY + 1), Refused(ValueError, "`model_id`=.*(could not be loaded|must hold all weights)")),
+    folder_row("weights cut short", lambda folder: cut(f"{folder}/model.safetensors"), Refused(ValueError, "`model_id`=.* could not be loaded")),
+    folder_row("no weights", lambda folder: os.remove(f"{folder}/model.safetensors"), Refused(ValueError, "`model_id`=.* could not be loaded")),
+    folder_row("a configuration cut short", lambda folder: cut(f"{folder}/config.json"), Refused(ValueError, "`model_id`=.* could not be loaded")),
+    folder_row("an unknown architecture", lambda folder: edit_config(folder, model_type="gpt99"), Refused(ValueError, "`model_id`=.* could not be loaded")),
+    folder_row("a tokenizer cut short", lambda folder: cut(f"{folder}/tokenizer.json"), Refused(ValueError, "The tokenizer of `model_id`=.* could not be loaded")),
+    folder_row("a folder in order", untouched, Tokens([TEXT_IDS])),
+]  # fmt: skip
+
+TOKENIZERS = [
+    tokenizer_row("a tokenizer's name in the place of one", lambda: "gpt2", Refused(TypeError, "`tokenizer` must be a transformers tokenizer, got str")),
+    tokenizer_row("a backend without its wrapper", lambda: make_tokenizer().backend_tokenizer, Refused(TypeError, "`tokenizer` must be a transformers tokenizer, got Tokenizer")),
+    tokenizer_row("slow", SlowTokenizer, Tokens([TEXT_IDS])),
+    tokenizer_row("without special tokens", lambda: make_tokenizer(bos=False, eos=False, pad=False), Tokens([TEXT_IDS], start="none")),
+    tokenizer_row("truncating", truncating, Tokens([TEXT_IDS])),
+    tokenizer_row("padding", padding, Tokens([TEXT_IDS, [5]]), predictions=[TEXT, "w5"]),
+    tokenizer_row("padding on the left", lambda: make_tokenizer(padding_side="left"), Tokens([TEXT_IDS, [5]]), predictions=[TEXT, "w5"]),
+    tokenizer_row("adding a start token by itself", lambda: make_tokenizer(adds_bos=True), Tokens([TEXT_IDS], start="every")),
+    tokenizer_row("adding an end token by itself", lambda: make_tokenizer(adds_eos=True), Tokens([TEXT_IDS])),
+    tokenizer_row("another start token set later", with_a_new_start_token, Refused(ValueError, "at least 1 token"), predictions=["w5"]),
+    tokenizer_row("words added later, unused", with_more_words, Tokens([TEXT_IDS])),
+    tokenizer_row("words added later, used", with_more_words, Refused(ValueError, "`tokenizer` must give token ids below 80.* got 80"), predictions=["w5 w999"]),
+    tokenizer_row("another model's", Overlong, Refused(ValueError, "`tokenizer` must give token ids below 80.* got 1000000")),
+    tokenizer_row("a normalizer that strips everything", strips_everything, Refused(ValueError, "at least 1 token, got shorter ones at position 0")),
+    tokenizer_row("no token for unknown words", without_unknown, Refused(ValueError, "at least 1 token, got shorter ones at position 1"), predictions=["a b", "c d"]),
+    tokenizer_row("a limit below the model's", lambda: make_tokenizer(model_max_length=4), Tokens([TEXT_IDS])),
+]  # fmt: skip
+
+CASES = [*ARGUMENTS, *TEXTS, *MODELS, *TOKENIZERS]
+
+
+def edit_config(folder: str, **changes) -> None:
+    path = Path(folder) / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+def cut(path: str) -> None:
+    """Leave the first half of a file, as an interrupted download does."""
+    with open(path, "r+b") as file:
+        file.truncate(os.path.getsize(path) // 2)
+
+
+def naive_perplexity(model, tokens: Tokens, start_id: int = BOS) -> float:
+    stride = tokens.stride or max(1, tokens.length // 2)
+    nlls = []
+    model.eval()
+    with torch.inference_mode():
+        for ids in tokens.texts:
+            plan = reference.sliding(len(ids), tokens.length, stride, tokens.start)
+            nlls += reference.window_nlls(model, ids, plan, start_id).values()
+    return math.exp(reference.mean(nlls))
+
+
+def floats(value):
+    """All floats in a result, however deep."""
+    if isinstance(value, float):
+        yield value
+    elif isinstance(value, dict | list | tuple):
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from floats(item)
+
+
+def raised_by(error: BaseException) -> str:
+    """The file of the frame that raised an error."""
+    return traceback.extract_tb(error.__traceback__)[-1].filename
+
+
+def test_the_table_is_large_and_its_rows_have_names_of_their_own():
+    assert len(CASES) >= 60
+    assert len({case.name for case in CASES}) == len(CASES)
+
+
+@pytest.mark.parametrize(
+    "case", CASES, ids=lambda case: case.name.encode("unicode_escape").decode()
+)
+@pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
+def test_every_fault_has_its_defined_outcome(metric, tmp_path, case):
+    arguments = {"predictions": [TEXT], "model": make_model("gpt2"), "tokenizer": make_tokenizer()}
+    arguments |= case.arguments(str(tmp_path / "model"))
+    arguments = {name: v for name, v in arguments.items() if v is not None or name not in ("model", "tokenizer")}  # fmt: skip
+    if isinstance(case.outcome, Refused):
+        with pytest.raises(ERRORS, match="(?s)" + case.outcome.match) as raised:
+            metric.compute(**arguments)
+        assert isinstance(raised.value, case.outcome.error)
+        assert raised_by(raised.value).startswith(os.environ["HF_MODULES_CACHE"])
+        return
+    result = metric.compute(**arguments)
+    assert not any(math.isnan(number) for number in floats(result))
+    expected = case.outcome
+    if isinstance(expected, Tokens):
+        expected = naive_perplexity(arguments.get("model") or make_model("gpt2"), expected)
+    assert result["perplexity"] == pytest.approx(expected, rel=1e-4)
+
+
+def test_a_row_is_counted_against_the_metric_only_if_it_can_fail(metric, tmp_path):
+    """The check of where errors come from tells the metric's modules from a library's."""
+    with pytest.raises(RuntimeError) as raised:
+        torch.zeros(2) @ torch.zeros(3)
+    assert not raised_by(raised.value).startswith(os.environ["HF_MODULES_CACHE"])
+
+
+# ---- the whole path with random input
+
+MODEL = make_model("gpt2")
+BYTES_MODEL = make_model("gpt2", vocab_size=FIRST_WORD + 256)
+
+
+@pytest.fixture(scope="module")
+def shared_metric(root, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("random")
+    return evaluate.load(str(root / "perplexity_sliding.py"), cache_dir=str(folder))
+
+
+@st.composite
+def settings_of_a_compute(draw) -> tuple[Tokens, dict]:
+    """Token ids of texts with a window, a stride and a start token that go together."""
+    length = draw(st.integers(2, CONTEXT))
+    start = draw(st.sampled_from(["none", "once", "every"]))
+    stride = draw(st.integers(1, length - (start == "every")))
+    fewest = 2 if start == "none" else 1
+    ids = st.lists(st.integers(FIRST_WORD, VOCABULARY - 1), min_size=fewest, max_size=40)
+    texts = draw(st.lists(ids, min_size=1, max_size=4))
+    running = {
+        "batch_size": draw(st.integers(1, 5)),
+        "logits_memory": draw(st.sampled_from([1, 10_000, 2**29])),
+    }
+    return Tokens(texts, length, stride, start), running
+
+
+@settings(max_examples=60)
+@given(drawn=settings_of_a_compute())
+def test_any_settings_give_the_naive_loops_number(shared_metric, drawn):
+    tokens, running = drawn
+    result = shared_metric.compute(
+        predictions=[words(ids) for ids in tokens.texts],
+        model=MODEL,
+        tokenizer=make_tokenizer(),
+        max_length=tokens.length,
+        stride=tokens.stride,
+        add_start_token=False if tokens.start == "none" else tokens.start,
+        **running,
+    )
+    assert result["perplexity"] == pytest.approx(naive_perplexity(MODEL, tokens), rel=1e-5)
+    for perplexity, ids in zip(result["perplexities"], tokens.texts):
+        alone = naive_perplexity(MODEL, tokens._replace(texts=[ids]))
+        assert perplexity == pytest.approx(alone, rel=1e-5)
+
+
+@settings(max_examples=60)
+@given(texts=st.lists(st.text(max_size=30), min_size=1, max_size=3), stride=st.integers(1, CONTEXT))
+def test_any_text_is_scored_byte_by_byte_or_refused(shared_metric, texts, stride):
+    """Whatever Unicode there is: `st.text` draws no surrogates, and all else."""
+    arguments = {"predictions": texts, "model": BYTES_MODEL, "tokenizer": make_byte_tokenizer()}
+    if "" in texts:
+        with pytest.raises(ValueError, match="at least 1 token, got shorter ones at position"):
+            shared_metric.compute(stride=stride, **arguments)
+        return
+    result = shared_metric.compute(stride=stride, **arguments)
+    tokens = Tokens([as_bytes(text) for text in texts], stride=stride)
+    assert result["perplexity"] == pytest.approx(naive_perplexity(BYTES_MODEL, tokens), rel=1e-5)
+
+
+@settings(max_examples=60)
+@given(
+    arguments=st.fixed_dictionaries(
+        {},
+        optional={
+            name: st.one_of(
+                st.none(),
+                st.booleans(),
+                st.integers(-3, 40),
+                st.floats(),
+                st.text(max_size=3),
+                st.lists(st.integers(-1, 2), max_size=2),
+            )
+            for name in (
+                "batch_size",
+                "max_length",
+                "stride",
+                "add_start_token",
+                "protocol",
+                "separator",
+                "word_counts",
+                "logits_memory",
+                "num_alternatives",
+                "callback",
+                "device",
+                "dtype",
+                "model_kwargs",
+                "tokenizer_kwargs",
+            )
+        },
+    )
+)
+def test_any_arguments_give_a_number_or_an_error_of_the_metrics_own(shared_metric, arguments):
+    arguments |= {"predictions": [TEXT], "model": MODEL, "tokenizer": make_tokenizer()}
+    try:
+        with warnings.catch_warnings(record=True):
+            result = shared_metric.compute(**arguments)
+    except (TypeError, ValueError) as error:
+        assert raised_by(error).startswith(os.environ["HF_MODULES_CACHE"])
+        assert "`" in str(error), "the parameter is named"
+    else:
+        assert math.isfinite(result["perplexity"])
+        assert result["num_tokens"] in (len(TEXT_IDS), len(TEXT_IDS) - 1)
