@@ -89,20 +89,33 @@ def build(service: Service) -> gr.Blocks:
 def launch_options() -> dict:
     """How to launch the page: its looks, with nothing fetched from elsewhere, and its limits."""
     style, script = ((HERE / name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
-    system = ["system-ui", "-apple-system", "Segoe UI", "Roboto", "sans-serif"]
     return {
-        "theme": gr.themes.Base(
-            primary_hue="indigo",
-            neutral_hue="slate",
-            font=system,
-            font_mono=["ui-monospace", "SFMono-Regular", "Menlo", "Consolas", "monospace"],
-        ),
+        "theme": theme(),
         "head": f"<style>{style}</style><script>{script}</script>",
         "max_file_size": "2mb",
         "ssr_mode": False,
         "footer_links": ["api"],
         "mcp_server": importlib.util.find_spec("mcp") is not None,
     }
+
+
+def theme() -> gr.themes.Base:
+    """Fonts of the visitor's own system, and greys that are dark enough to read."""
+    return gr.themes.Base(
+        primary_hue="indigo",
+        neutral_hue="slate",
+        font=["system-ui", "-apple-system", "Segoe UI", "Roboto", "sans-serif"],
+        font_mono=["ui-monospace", "SFMono-Regular", "Menlo", "Consolas", "monospace"],
+    ).set(
+        block_info_text_color="*neutral_600",
+        block_info_text_color_dark="*neutral_300",
+        block_label_text_color="*neutral_700",
+        block_title_text_color="*neutral_700",
+        input_placeholder_color="*neutral_500",
+        input_placeholder_color_dark="*neutral_400",
+        button_primary_background_fill="*primary_600",
+        button_primary_background_fill_hover="*primary_700",
+    )
 
 
 def lay_out_controls(service: Service, handlers: Handlers, scored: Scored) -> Controls:

@@ -340,17 +340,42 @@ def test_a_visitors_text_is_never_run(page):
     assert not page.all(".ps-view img, .ps-text b, .ps-strip b")
 
 
-def test_dark_colours(page, url):
-    dark = Page(page.browser, url + "?__theme=dark")
-    background = dark.script(
-        "return getComputedStyle(document.querySelector('.gradio-container')).backgroundColor"
-    )
-    ink = dark.script("return getComputedStyle(document.querySelector('.ps-big')).color")
-    assert brightness(background) < 60 < 200 < brightness(ink)
+# The contrast of WCAG 2: (lighter + 0.05) / (darker + 0.05) of the relative luminances.
+CONTRAST = """
+const parts = (colour) => (colour.match(/[\\d.]+/g) || [0, 0, 0, 0]).map(Number);
+const linear = (c) => (c /= 255) <= 0.03928 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4;
+const light = ([r, g, b]) => 0.2126 * linear(r) + 0.7152 * linear(g) + 0.0722 * linear(b);
+const ground = (element) => {
+  for (; element; element = element.parentElement) {
+    const colour = parts(getComputedStyle(element).backgroundColor);
+    if (colour.length === 3 || colour[3] === 1) return colour;
+  }
+  return [255, 255, 255];
+};
+return [...document.querySelectorAll(arguments[0])].filter((e) => e.offsetParent).map((element) => {
+  const pair = [light(parts(getComputedStyle(element).color)), light(ground(element))];
+  const ratio = (Math.max(...pair) + 0.05) / (Math.min(...pair) + 0.05);
+  return [element.textContent.slice(0, 30), ratio];
+});
+"""
 
 
-def brightness(colour):
-    return sum(map(int, colour.strip("rgba()").split(",")[:3])) / 3
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_everything_can_be_read(page, url, theme):
+    themed = Page(page.browser, f"{url}?__theme={theme}")
+    dark = themed.script("return document.body.classList.contains('dark')")
+    assert dark == (theme == "dark")
+    words = ".ps-view p, .ps-view small, .ps-view dt, .ps-view dd, .ps-view span, .ps-view button"
+    for name in ("Score", "Tokens", "Windows"):
+        themed.tab(name)
+        expected = {"Score": ".ps-big", "Tokens": ".ps-text span", "Windows": ".ps-strip span"}[
+            name
+        ]
+        themed.until(lambda selector=expected: themed.one(selector).is_displayed())
+        pairs = themed.script(CONTRAST, f"{words}, label span, button")
+        assert len(pairs) > 10
+        faint = [(text, round(ratio, 2)) for text, ratio in pairs if ratio < 4.5]
+        assert not faint
 
 
 def test_every_control_has_a_name_for_screen_readers(page):

@@ -1,0 +1,185 @@
+"""Publish the metric as a Hugging Face Space, with the files that it needs and no others.
+
+    python publish.py user/perplexity_sliding --dry-run
+    python publish.py user/perplexity_sliding
+
+The Space is the metric, for `evaluate.load("user/perplexity_sliding")`, and the page beside it.
+What is uploaded is what is committed; files of an earlier version that are gone are removed.  Log in
+with `hf auth login` first.
+"""
+
+import argparse
+import ast
+import re
+import subprocess
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, metadata_load
+
+ROOT = Path(__file__).resolve().parent
+# Programs of the Space; the modules that they import come along.
+PROGRAMS = ("app.py", "perplexity_sliding.py", "score.py")
+PATTERNS = (
+    "README.md",
+    "LICENSE",
+    "requirements.txt",
+    "samples/*.txt",
+    "samples/README.md",
+    "demo_model/*.json",
+    "demo_model/*.safetensors",
+    "demo_model/README.md",
+)
+PACKAGE_PATTERNS = ("*.py", "*.css", "*.js")
+PICTURE = re.compile(r"""[("'](docs/[\w./-]+\.(?:png|svg|gif))[)"']""")
+# The Hub writes this one by itself.
+KEPT = {".gitattributes"}
+SHORT_DESCRIPTION = 60  # characters that the Hub shows
+
+
+def list_files(root: Path = ROOT) -> list[str]:
+    """Name the files of the Space, relative to `root`.
+
+    Raises:
+        ValueError: one that must be there is missing.
+    """
+    files = set(with_imports(root, PROGRAMS))
+    for pattern in PATTERNS:
+        found = sorted(root.glob(pattern))
+        if not found:
+            raise ValueError(f"`{pattern}` must be there to publish, but {root} has no such file.")
+        files |= {path.relative_to(root).as_posix() for path in found}
+    files |= set(pictures(root))
+    return sorted(files)
+
+
+def with_imports(root: Path, programs: Iterable[str]) -> set[str]:
+    """The programs and every module of the repository that they import, directly or not."""
+    known, waiting = set(), list(programs)
+    while waiting:
+        file = waiting.pop()
+        if file in known:
+            continue
+        known.add(file)
+        for name in imported_names((root / file).read_text(encoding="utf-8")):
+            if (root / f"{name}.py").exists():
+                waiting.append(f"{name}.py")
+            elif (root / name / "__init__.py").exists():
+                known |= package_files(root, name)
+    return known
+
+
+def imported_names(source: str) -> set[str]:
+    """First parts of the modules that a source imports; `from .windows` counts as windows."""
+    names = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            names |= {alias.name.split(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names.add(node.module.split(".")[0])
+    return names
+
+
+def package_files(root: Path, package: str) -> set[str]:
+    return {
+        path.relative_to(root).as_posix()
+        for pattern in PACKAGE_PATTERNS
+        for path in (root / package).glob(pattern)
+    }
+
+
+def pictures(root: Path) -> list[str]:
+    """Pictures that the README shows."""
+    named = PICTURE.findall((root / "README.md").read_text(encoding="utf-8"))
+    missing = [name for name in named if not (root / name).exists()]
+    if missing:
+        raise ValueError(f"`README.md` must show pictures that are there, got {missing[0]}.")
+    return named
+
+
+def check_card(root: Path = ROOT) -> None:
+    """Refuse a README whose header would not make a working Space."""
+    card = metadata_load(root / "README.md") or {}
+    if card.get("sdk") != "gradio" or card.get("app_file") != "app.py":
+        raise ValueError(
+            "`README.md` must begin with a YAML header with `sdk: gradio` and `app_file: app.py`, got "
+            f"sdk={card.get('sdk')!r} and app_file={card.get('app_file')!r}."
+        )
+    words = card.get("short_description", "")
+    if len(words) > SHORT_DESCRIPTION:
+        raise ValueError(
+            f"`short_description` must have at most {SHORT_DESCRIPTION} characters, got {len(words)}."
+        )
+
+
+def uncommitted(files: Iterable[str], root: Path = ROOT) -> list[str]:
+    """Those of the files that git does not have as they are."""
+    command = ["git", "status", "--porcelain", "--ignored", "-z", "--", *files]
+    told = subprocess.run(command, cwd=root, capture_output=True, text=True, check=True).stdout
+    return [entry[3:] for entry in told.split("\0") if entry]
+
+
+def operations(files: Iterable[str], published: Iterable[str], root: Path = ROOT) -> list:
+    """What turns the published files into these."""
+    files = list(files)
+    gone = sorted(set(published) - set(files) - KEPT)
+    added = [CommitOperationAdd(path_in_repo=file, path_or_fileobj=root / file) for file in files]
+    return added + [CommitOperationDelete(path_in_repo=file) for file in gone]
+
+
+def publish(space: str, files: list[str], private: bool, root: Path = ROOT) -> str:
+    """Upload in one commit; return its address."""
+    api = HfApi()
+    api.create_repo(space, repo_type="space", space_sdk="gradio", private=private, exist_ok=True)
+    published = api.list_repo_files(space, repo_type="space")
+    version = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"],
+        cwd=root,
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout.strip()
+    commit = api.create_commit(
+        space,
+        operations(files, published, root),
+        commit_message=f"Publish {version}",
+        repo_type="space",
+    )
+    return commit.commit_url
+
+
+def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("space", help="name of the Space, such as user/perplexity_sliding")
+    parser.add_argument(
+        "--dry-run", action="store_true", help="name the files and their sizes, and upload nothing"
+    )
+    parser.add_argument("--private", action="store_true", help="make a new Space private")
+    return parser.parse_args(argv)
+
+
+def main(argv: list[str] | None = None, root: Path = ROOT) -> int:
+    """Run the command line; return the exit code."""
+    args = parse_arguments(argv)
+    try:
+        check_card(root)
+        files = list_files(root)
+        changed = uncommitted(files, root)
+        if changed and not args.dry_run:
+            raise ValueError(f"Commit first: {', '.join(changed)} differ from what git has.")
+    except (ValueError, OSError) as error:
+        print(f"publish.py: error: {error}", file=sys.stderr)
+        return 2
+    for file in files:
+        note = "  (not committed)" if file in changed else ""
+        print(f"{(root / file).stat().st_size:>12,}  {file}{note}")
+    if args.dry_run:
+        print(f"{len(files)} files for {args.space}; nothing was uploaded.")
+    else:
+        print(publish(args.space, files, args.private, root))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

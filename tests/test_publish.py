@@ -1,0 +1,182 @@
+"""Publishing the Space: exactly the right files, in one commit."""
+
+import shutil
+import subprocess
+import sys
+from types import SimpleNamespace
+from typing import ClassVar
+
+import pytest
+from space_models import ROOT, byte_model
+
+import publish
+
+CARD = """---
+title: T
+sdk: gradio
+app_file: app.py
+short_description: {}
+---
+![what it looks like](docs/picture.png)
+"""
+
+
+@pytest.fixture
+def project(tmp_path):
+    """A small copy of the project under git, with files around it that are nobody's business."""
+    files = {
+        "README.md": CARD.format("short"),
+        "LICENSE": "",
+        "requirements.txt": "",
+        "app.py": "from space.page import build\n",
+        "perplexity_sliding.py": "from .windows import plan\n",
+        "windows.py": "",
+        "score.py": "import json\nimport commandline\n\ndef late():\n    import plots\n",
+        "commandline.py": "",
+        "plots.py": "import windows\n",
+        "publish.py": "",
+        "scratch.py": "",
+        ".env": "SECRET=1",
+        "space/__init__.py": "",
+        "space/page.py": "",
+        "space/page.css": "",
+        "space/page.js": "",
+        "space/notes.txt": "",
+        "samples/story.txt": "",
+        "samples/README.md": "",
+        "samples/draft.docx": "",
+        "demo_model/config.json": "{}",
+        "demo_model/model.safetensors": "",
+        "demo_model/README.md": "",
+        "demo_model/train.py": "",
+        "docs/picture.png": "",
+        "docs/other.png": "",
+        "tests/test_app.py": "",
+    }
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    for command in (["init", "-q"], ["add", "-A"]):
+        subprocess.run(["git", *command], cwd=tmp_path, check=True)
+    names = ["-c", "user.name=T", "-c", "user.email=t@example.com"]
+    subprocess.run(["git", *names, "commit", "-qm", "All"], cwd=tmp_path, check=True)
+    return tmp_path
+
+
+EXPECTED = [
+    "LICENSE",
+    "README.md",
+    "app.py",
+    "commandline.py",
+    "demo_model/README.md",
+    "demo_model/config.json",
+    "demo_model/model.safetensors",
+    "docs/picture.png",
+    "perplexity_sliding.py",
+    "plots.py",
+    "requirements.txt",
+    "samples/README.md",
+    "samples/story.txt",
+    "score.py",
+    "space/__init__.py",
+    "space/page.css",
+    "space/page.js",
+    "space/page.py",
+    "windows.py",
+]
+
+
+def test_exactly_the_right_files(project):
+    assert publish.list_files(project) == EXPECTED
+
+
+def test_a_dry_run_names_them_and_asks_nobody(project, capsys, monkeypatch):
+    monkeypatch.setattr(publish, "HfApi", None)
+    assert publish.main(["user/name", "--dry-run"], project) == 0
+    printed = capsys.readouterr().out
+    assert [line.split()[1] for line in printed.splitlines()[:-1]] == EXPECTED
+    assert "19 files for user/name; nothing was uploaded." in printed
+
+
+class RecordingHub:
+    """Stands in for the Hub's client and keeps what it was asked to do."""
+
+    calls: ClassVar[list] = []
+
+    def create_repo(self, *args, **kwargs):
+        self.calls.append(("create_repo", args, kwargs))
+
+    def list_repo_files(self, *args, **kwargs):
+        return [".gitattributes", "app.py", "old_module.py", "samples/old.txt"]
+
+    def create_commit(self, name, operations, **kwargs):
+        self.calls.append(("create_commit", name, operations, kwargs))
+        return SimpleNamespace(commit_url="https://example.com/commit")
+
+
+def test_publishing_is_one_commit_that_also_removes_old_files(project, capsys, monkeypatch):
+    monkeypatch.setattr(publish, "HfApi", RecordingHub)
+    monkeypatch.setattr(RecordingHub, "calls", [])
+    assert publish.main(["user/name"], project) == 0
+    created, committed = RecordingHub.calls
+    assert created[1] == ("user/name",)
+    assert created[2]["repo_type"] == "space" and created[2]["space_sdk"] == "gradio"
+    added = [o.path_in_repo for o in committed[2] if isinstance(o, publish.CommitOperationAdd)]
+    removed = [o.path_in_repo for o in committed[2] if isinstance(o, publish.CommitOperationDelete)]
+    assert added == EXPECTED
+    assert removed == ["old_module.py", "samples/old.txt"]
+    assert "https://example.com/commit" in capsys.readouterr().out
+
+
+def test_what_is_not_committed_is_not_published(project, capsys, monkeypatch):
+    monkeypatch.setattr(publish, "HfApi", None)
+    (project / "windows.py").write_text("changed = True\n")
+    (project / "space/new.py").write_text("")
+    assert publish.main(["user/name"], project) == 2
+    assert "Commit first: space/new.py, windows.py differ" in sorted_names(capsys)
+    assert publish.main(["user/name", "--dry-run"], project) == 0
+
+
+def sorted_names(capsys):
+    message = capsys.readouterr().err
+    names = message.split("Commit first: ")[1].split(" differ")[0]
+    return f"Commit first: {', '.join(sorted(names.split(', ')))} differ"
+
+
+@pytest.mark.parametrize(
+    "readme, said",
+    [
+        ("no header", "must begin with a YAML header"),
+        (CARD.format("x" * 61), "at most 60 characters, got 61"),
+        (
+            CARD.format("short").replace("picture", "absent"),
+            "pictures that are there, got docs/abs",
+        ),
+    ],
+)
+def test_a_readme_that_would_make_no_good_space_is_refused(project, capsys, readme, said):
+    (project / "README.md").write_text(readme)
+    assert publish.main(["user/name", "--dry-run"], project) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_a_missing_model_is_refused(project, capsys):
+    (project / "demo_model/model.safetensors").unlink()
+    assert publish.main(["user/name", "--dry-run"], project) == 2
+    assert "`demo_model/*.safetensors` must be there" in capsys.readouterr().err
+
+
+def test_the_files_are_enough_to_run_the_space(tmp_path):
+    """The app is built, and a file scored, from the published files alone."""
+    files = sorted(publish.with_imports(ROOT, publish.PROGRAMS))
+    files += [path.relative_to(ROOT).as_posix() for path in (ROOT / "samples").glob("*.txt")]
+    for file in files:
+        (tmp_path / file).parent.mkdir(exist_ok=True)
+        shutil.copy(ROOT / file, tmp_path / file)
+    byte_model(tmp_path / "demo_model")
+    source = "import app; app.create_app(); import score; score.main(['samples/note.txt'])"
+    done = subprocess.run(
+        [sys.executable, "-c", source], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert "note.txt" in done.stdout
