@@ -220,9 +220,9 @@ def position_table(model: torch.nn.Module) -> int | None:
             kept = int(getattr(module, "offset", 0) or 0)
             kept += 0 if module.padding_idx is None else module.padding_idx + 1
             sizes.append(module.num_embeddings - kept)
-    for name, buffer in model.named_buffers():
-        if name.endswith("embed_positions") and buffer.ndim == 2:  # GPT-J, CodeGen
-            sizes.append(buffer.shape[0])
+        fixed = getattr(module, "embed_positions", None)  # GPT-J, CodeGen: a tensor, or a buffer
+        if isinstance(fixed, torch.Tensor) and fixed.ndim == 2:
+            sizes.append(fixed.shape[0])
     return min(sizes, default=None)
 
 
@@ -248,7 +248,7 @@ def resolve_max_length(
                 f"tokens, more than {UNLIMITED_WINDOW}. Pass the window to slide over it, for "
                 f"example `max_length={UNLIMITED_WINDOW}`."
             )
-        return cap or UNLIMITED_WINDOW + 1  # with a start token, the longest text fits
+        return cap or UNLIMITED_WINDOW
     if limit.table is not None and max_length > limit.table:
         raise ValueError(
             f"`max_length` must be between 2 and {limit.table}, the entries of the model's position "

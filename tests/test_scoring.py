@@ -112,7 +112,9 @@ def test_models_without_a_reachable_body_compute_few_rows_too(metric):
 class OldForward(transformers.GPT2LMHeadModel):
     """A forward from before `logits_to_keep`, over a body that is no `base_model`."""
 
-    base_model_prefix = ""
+    @property
+    def base_model(self):
+        return self
 
     def forward(self, input_ids, attention_mask=None):
         hidden = self.transformer(input_ids, attention_mask=attention_mask).last_hidden_state
