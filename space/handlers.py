@@ -88,11 +88,16 @@ class Handlers:
     def arrive(self, request: gr.Request):
         """Take the settings from the link that brought the visitor here."""
         default = self.service.default_settings()
-        settings, remarks = read_link(request.query_params, default, self.service.protocols)
-        if settings == default and not remarks:
+        protocols = self.service.protocols
+        linked, remarks = read_link(request.query_params, default, protocols)
+        if linked == default and not remarks:
             return tuple([gr.skip()] * 7)
-        longest = self.service.limits.window if settings.model != default.model else default.window
-        settings = settings.for_model(longest, clip=True)
+        longest = default.window
+        if linked.model != default.model:
+            # Its limit is not known before it is loaded, and the bundled one's says nothing.
+            longest = self.service.limits.window
+            linked, _ = read_link(request.query_params, Settings(linked.model), protocols)
+        settings = linked.for_model(longest, clip=True)
         sentence = " ".join([*remarks, "These settings come from the link. Press Score."])
         return (
             settings.model,
@@ -128,9 +133,10 @@ class Handlers:
         settings = chosen_settings(*chosen)
         yield from self._run(
             request,
-            lambda job: self.service.score(text, settings, job),
-            score_outputs,
-            len(SCORE_OUTPUTS),
+            # The sliders may still be those of another model.
+            lambda job: self.service.score(text, settings, job, clip=True),
+            lambda scored: (*used_sliders(scored), *score_outputs(scored)),
+            2 + len(SCORE_OUTPUTS),
             lambda scored: f"Scored with {scored.loaded.name}.",
         )
 
@@ -209,6 +215,16 @@ def start_choice(protocol: str, start: str):
         choices=[(START_NAMES[name], name) for name in starts or START_CHOICES],
         value=start if start in starts else "automatic",
         interactive=bool(starts),
+    )
+
+
+def used_sliders(scored: Scored):
+    """Window and stride as they were used, within what the model takes."""
+    settings = scored.settings
+    stride = {} if settings.stride is None else {"value": settings.stride}
+    return (
+        gr.Slider(value=settings.window, maximum=scored.loaded.window),
+        gr.Slider(maximum=settings.window, **stride),
     )
 
 

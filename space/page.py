@@ -22,6 +22,7 @@ INTRO = f"""<div class="ps-view ps-intro"><h1>{TITLE}</h1>
 once: its <b>window</b>. A longer text is read through a window that moves on by a <b>stride</b>. Every
 token is scored once, and what stands before it in the window is its <b>context</b>.</p></div>"""
 HELLO = "This is the first sample. Change the text or the settings, then press Score."
+UPLOADS_KEPT = (3600, 3600)  # seconds between clean-ups, and that a file may stay
 # All that computes waits in one line: one model runs at a time.
 COMPUTING = {"concurrency_id": "model", "concurrency_limit": 1}
 QUIET = {"api_visibility": "private", "show_progress": "hidden"}
@@ -71,7 +72,7 @@ def build(service: Service) -> gr.Blocks:
     settings = service.default_settings()
     first = next(iter(handlers.samples.values()), "The cat sat on the mat.")
     scored = service.score(first, settings, Job(service.limits.seconds))
-    with gr.Blocks(title=TITLE, analytics_enabled=False) as page:
+    with gr.Blocks(title=TITLE, analytics_enabled=False, delete_cache=UPLOADS_KEPT) as page:
         # Before the page's own events, which would take their names.
         gr.api(make_score(service), api_name="score", **COMPUTING)
         gr.api(make_compare(service), api_name="compare", **COMPUTING)
@@ -267,7 +268,8 @@ def connect_measurements(handlers: Handlers, controls: Controls, results: Result
         [c.model, c.stride, c.protocol],
         [c.window, c.stride, c.sketch],
     )
-    on(c.score.click, handlers.score, c.request, [r.score[name] for name in SCORE_OUTPUTS])
+    views = [r.score[name] for name in SCORE_OUTPUTS]
+    on(c.score.click, handlers.score, c.request, [c.window, c.stride, *views])
     on(r.measure_trade_off.click, handlers.trade_off, c.request, [r.trade_off])
     on(r.measure_protocols.click, handlers.every_protocol, c.request, [r.protocols])
     on(r.measure_compared.click, handlers.compare, [r.other, *c.request], [r.compared])

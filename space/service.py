@@ -86,14 +86,18 @@ class Service:
             job.check()
             return self.shelf.get(name.strip(), job.say)
 
-    def score(self, text: str, settings: Settings, job: Job) -> Scored:
-        """Score one text."""
+    def score(self, text: str, settings: Settings, job: Job, clip: bool = False) -> Scored:
+        """Score one text.
+
+        Args:
+            clip: shorten a window that is too long for the model, instead of refusing it.
+        """
         text = check_text(text, self.limits)
         settings = check_settings(settings, self.protocols)
         with self.shelf.lock:
             loaded = self.load(settings.model, job)
             check_tokens(loaded, text, self.limits, job)
-            return self._score(text, settings.for_model(loaded.window), loaded, job)
+            return self._score(text, settings.for_model(loaded.window, clip), loaded, job)
 
     def compare(self, text: str, settings: Settings, other: str, job: Job) -> Compared:
         """Score a text with two models, in windows that both take, and compare them in pairs."""

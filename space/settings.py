@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from urllib.parse import urlencode
 
+from .gate import NAME
 from .limits import Refused
 from .protocols import START_CHOICES, guide
 
@@ -30,11 +31,13 @@ class Settings:
         """Fill in window and stride for a model that takes `longest` tokens.
 
         Args:
-            clip: shorten a window that is too long for the model, instead of refusing it.
+            clip: shorten a window that is too long for the model, instead of refusing it, and a
+                stride that leaves less than half of it as context.
         """
         window = longest if self.window is None else self.window
-        if clip:
-            window = min(window, longest)
+        if clip and window > longest:
+            shorter = None if self.stride is None else min(self.stride, max(1, longest // 2))
+            return replace(self, window=longest, stride=shorter).for_model(longest, clip)
         if not 2 <= window <= longest:
             raise Refused(
                 f"The window must be between 2 and {longest:,} tokens with {self.model}, but it is "
@@ -97,6 +100,9 @@ def read_link(
         if name not in query:
             continue
         value = query[name]
+        if name == "model" and value != default.model and not NAME.fullmatch(value):
+            remarks.append("The model in the link is not the name of a model, so it is ignored.")
+            continue
         if name in ("window", "stride"):
             if not (value.isascii() and value.isdigit() and len(value) < 7 and int(value) > 0):
                 remarks.append(

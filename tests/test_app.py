@@ -293,6 +293,7 @@ def test_a_link_brings_its_settings_back():
         ({"window": "٣"}, "window in the link is not a number"),
         ({"protocol": "<script>"}, "no protocol called “<script>”"),
         ({"start": "sometimes"}, "start token must be one of"),
+        ({"model": "../../etc"}, "not the name of a model"),
     ],
 )
 def test_a_bad_link_changes_nothing_and_says_so(query, remark):
@@ -567,10 +568,10 @@ def handlers(service):
 def test_scoring_fills_every_place(handlers):
     handlers.begin(visitor())
     steps = list(handlers.score(visitor(), STORY, BUNDLED, 64, 32, "automatic", "sliding"))
-    assert all(len(step) == 1 + len(SCORE_OUTPUTS) for step in steps)
+    assert all(len(step) == 3 + len(SCORE_OUTPUTS) for step in steps)
     assert "progress" in steps[0][0]
     assert "Scored with demo_model" in steps[-1][0]
-    assert "ps-big" in steps[-1][1]
+    assert "ps-big" in steps[-1][3]
 
 
 def test_refusals_are_announced_and_change_nothing_else(handlers):
@@ -580,7 +581,7 @@ def test_refusals_are_announced_and_change_nothing_else(handlers):
 
 
 def test_faults_are_not_shown_to_visitors(handlers, monkeypatch, caplog):
-    def fail(*args):
+    def fail(*args, **kwargs):
         raise RuntimeError("secret detail")
 
     monkeypatch.setattr(handlers.service, "score", fail)
@@ -631,6 +632,15 @@ def test_links_set_the_controls(handlers):
         "transformers-docs",
     )
     assert "come from the link" in line
+
+
+def test_a_link_to_another_model_asks_for_its_own_window(handlers):
+    model, window, stride, *_ = handlers.arrive(visitor(model="owner/words"))
+    assert (model, window.value, stride.value) == ("owner/words", 2048, 1024)
+    chosen = (model, window.value, stride.value, "automatic", "sliding")
+    last = list(handlers.score(visitor(), words([5, 9, 4] * 20), *chosen))[-1]
+    assert (last[1].value, last[1].maximum) == (16, 16)  # what the model takes
+    assert (last[2].value, last[2].maximum) == (8, 16)
 
 
 def test_a_plain_visit_changes_nothing(handlers):
@@ -724,6 +734,27 @@ def test_parallel_visitors_each_get_their_own_answer(url, folders, metric):
         assert result["perplexity"] == pytest.approx(expected["perplexity"], rel=1e-6)
         assert result["num_tokens"] == expected["num_tokens"]
         assert f"|stride:{stride}|" in result["signature"]
+
+
+def test_a_full_queue_turns_visitors_away(folders):
+    page = app.create_app(folders["bytes"], Limits(waiting=1))
+    _, url, _ = page.launch(**launch_options(), prevent_thread_lock=True, quiet=True)
+    try:
+        client = Client(url, verbose=False)
+        jobs = [client.submit(STORY, stride=1, api_name="/score") for _ in range(6)]
+        failures = [str(job.exception(timeout=120) or "") for job in jobs]
+    finally:
+        page.close()
+    assert "" in failures  # the first is served
+    assert any("full" in failure.lower() for failure in failures)
+
+
+def test_nobody_gets_around_the_queue(url):
+    import httpx
+
+    answer = httpx.post(f"{url}gradio_api/run/score", json={"data": [STORY]})
+    assert answer.status_code in (403, 404) or "error" in answer.text.lower()
+    assert "perplexity" not in answer.text
 
 
 def test_the_page_needs_nothing_from_elsewhere(url):
