@@ -135,8 +135,8 @@ class Scorer:
         if running is not None:
             yield running[0], collect(*running[1])
 
-    def _launch(self, rows: list[Row]) -> tuple[list[torch.Tensor], list[int]]:
-        """Score a batch; return the columns of all its rows, on the device, and each one's rows."""
+    def _launch(self, rows: list[Row]) -> tuple[list[torch.Tensor], list[int], object]:
+        """Score a batch; return what `collect` takes, on a GPU before it has been computed."""
         ids = np.full((len(rows), max(len(row.inputs) for row in rows)), rows[0].inputs[0])
         for line, row in zip(ids, rows):
             line[: len(row.inputs)] = row.inputs  # right padding
@@ -151,7 +151,11 @@ class Scorer:
             self.block_rows,
         )
         scored = [token_columns(*block, self.num_alternatives) for block in blocks]
-        return [torch.cat(parts) for parts in zip(*scored)], [len(row.targets) for row in rows]
+        columns = [torch.cat(parts) for parts in zip(*scored)]
+        on_gpu = columns[0].is_cuda
+        on_host = [column.to("cpu", non_blocking=on_gpu) for column in columns]
+        copied = torch.cuda.current_stream(columns[0].device).record_event() if on_gpu else None
+        return on_host, [len(row.targets) for row in rows], copied
 
     def _to_device(self, array: np.ndarray) -> torch.Tensor:
         tensor = torch.from_numpy(array)
@@ -176,10 +180,12 @@ class Scorer:
         )
 
 
-def collect(columns: list[torch.Tensor], counts: list[int]) -> list[TokenColumns]:
-    """Bring the scores of a batch to the host, window by window."""
+def collect(columns: list[torch.Tensor], counts: list[int], copied) -> list[TokenColumns]:
+    """Give the scores of a batch window by window, once they have been `copied` to the host."""
+    if copied is not None:
+        copied.synchronize()
     ends = np.cumsum(counts)[:-1]
-    return [TokenColumns(*own) for own in zip(*(np.split(c.cpu().numpy(), ends) for c in columns))]
+    return [TokenColumns(*own) for own in zip(*(np.split(c.numpy(), ends) for c in columns))]
 
 
 def batches(lengths: Sequence[int], batch_tokens: int) -> list[list[int]]:
