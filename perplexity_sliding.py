@@ -109,6 +109,7 @@ Args:
 Returns:
     dict of plain Python numbers:
         perplexities (list of float): of each text.
+        tokens_per_text (list of int): tokens scored in each.
         mean_perplexity (float): their mean, as in the stock metric.
         perplexity (float): of all texts together: exp(total_nll / num_tokens), unless the
             protocol aggregates in another way.
@@ -319,7 +320,6 @@ class PerplexitySliding(evaluate.Metric):
             loaded = adopt(model, tokenizer)
         with_tokens = return_token_scores or num_alternatives > 0
         with evaluating(loaded.model):
-            check_causal(loaded.model, loaded.description)
             texts, streams = read(loaded.tokenizer, predictions, rule, separator, with_tokens)
             limit = context_limit(loaded.model, loaded.tokenizer)
             plan = make_plan(
@@ -327,6 +327,7 @@ class PerplexitySliding(evaluate.Metric):
             )
             work = Work(streams, plan)
             check_scorable(work, plan)
+            check_causal(loaded.model, loaded.description)
             scorer = Scorer(
                 loaded.model,
                 input_device(loaded.model),
