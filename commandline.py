@@ -146,6 +146,15 @@ INPUT = {
         "perplexity per word of the original",
         choices=["wikitext"],
     ),
+    "shard_characters": option(
+        "read and score texts so many characters at a time, 10 million by default, so that a corpus "
+        "may be larger than memory; a single text is never cut, and must fit. Everything is read "
+        "at once for --tokens, --word_counts, --separator, comparisons and protocols that join "
+        "the texts",
+        type=int,
+        default=10_000_000,
+        metavar="N",
+    ),
 }
 OUTPUT = {
     "json": option(
@@ -220,6 +229,8 @@ def parse_arguments(argv: list[str]) -> argparse.Namespace:
     for what, given in conflicts.items():
         if given:
             raise ValueError(f"{what} must not be given together.")
+    if args.shard_characters < 1:
+        raise ValueError(f"--shard_characters must be at least 1, got {args.shard_characters}.")
     if args.plot and not args.compares:
         raise ValueError("--plot needs several protocols or strides to draw.")
     return args

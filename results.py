@@ -85,6 +85,7 @@ def summarize(
         stderr, interval = ratio_uncertainty(*_terms(clusters, aggregate))
     result = {
         "perplexities": perplexities,
+        "tokens_per_text": [len(text.nlls) for text in texts],
         "mean_perplexity": float(np.mean(perplexities)),
         "perplexity": perplexity,
         "perplexity_stderr": stderr,

@@ -19,9 +19,11 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
 import printing
+import streaming
 import wikitext
 from commandline import METRIC_ARGUMENTS, parse_arguments
 
@@ -39,17 +41,39 @@ class Text:
     original: str | None = None
 
 
-def read_texts(args: argparse.Namespace) -> list[Text]:
-    """Read the texts from where the command line says."""
+def read_shards(args: argparse.Namespace) -> Iterator[list[Text]]:
+    """Read the texts from where the command line says, as many at a time as are scored together."""
+    return streaming.cut_into_shards(read_texts(args), shard_size(args))
+
+
+def shard_size(args: argparse.Namespace) -> float:
+    """Characters in a shard: no limit where all texts are needed at once."""
+    joins = args.separator is not None or args.protocol[0] not in streaming.SCORE_EACH
+    if args.compares or joins or args.tokens or args.word_counts:
+        return math.inf
+    return args.shard_characters
+
+
+def read_texts(args: argparse.Namespace) -> Iterator[Text]:
+    """Read the texts, one after the other as they are asked for."""
     if args.dataset:
         texts = read_dataset(args.dataset, hides_progress(args))
     elif args.files or not sys.stdin.isatty():
-        texts = [Text(name, read_file(name)) for name in args.files or ["-"]]
+        texts = read_files(args.files or ["-"])
     else:
         raise ValueError("There is nothing to score: name a FILE, pipe text in, or pass --dataset.")
-    if args.detokenize:
-        texts = [Text(t.name, wikitext.detokenize(t.text), original=t.text) for t in texts]
-    return texts
+    for text in texts:
+        if args.detokenize:
+            text = Text(text.name, wikitext.detokenize(text.text), original=text.text)
+        yield text
+
+
+def read_files(names: list[str]) -> Iterator[Text]:
+    """Read files; one that cannot be opened shows before the first is scored."""
+    for name in names:
+        if name != "-" and not Path(name).is_fifo():  # a pipe can be opened only once
+            open(name, "rb").close()
+    return (Text(name, read_file(name)) for name in names)
 
 
 def read_file(name: str) -> str:
@@ -67,8 +91,8 @@ def read_file(name: str) -> str:
     return text
 
 
-def read_dataset(spec: str, quiet: bool) -> list[Text]:
-    """Read a column of a dataset, given as name:config:split:column."""
+def read_dataset(spec: str, quiet: bool) -> Iterator[Text]:
+    """Read a column of a dataset, given as name:config:split:column, row by row from the disk."""
     import datasets
 
     if quiet:
@@ -87,7 +111,10 @@ def read_dataset(spec: str, quiet: bool) -> list[Text]:
         )
     if rows.features[column].dtype not in ("string", "large_string"):
         raise ValueError(f"--dataset must name a column of strings, but {column!r} holds others.")
-    return [Text(f"row {number}", text or "") for number, text in enumerate(rows[column])]
+    if not len(rows):
+        raise ValueError(f"--dataset={spec} has no rows.")
+    texts = (row[column] for row in rows.select_columns([column]))
+    return (Text(f"row {number}", text or "") for number, text in enumerate(texts))
 
 
 def hides_progress(args: argparse.Namespace) -> bool:
@@ -146,6 +173,48 @@ def try_to_measure(metric, texts: list[Text], arguments: dict) -> dict:
         return {"error": str(error)}
 
 
+def score_shards(metric, shards: Iterator[list[Text]], args: argparse.Namespace) -> dict:
+    """Score shard after shard; report on their texts as if they had been scored in one piece."""
+    if shard_size(args) == math.inf:
+        return score_files(metric, next(shards), args)
+    totals = streaming.Totals(mean_of_texts=args.protocol[0] == "stock")
+    files = []
+    for texts in shards:
+        with counted_from(totals.num_texts):
+            report = score_files(metric, texts, args)
+        totals.add(report["corpus"], units(texts, args))
+        files += report.get("files", [])
+    if totals.num_shards == 1:
+        return report  # exact, and a single text has its interval
+    return ({} if args.dataset else {"files": files}) | {"corpus": totals.result()}
+
+
+@contextmanager
+def counted_from(first: int) -> Iterator[None]:
+    """Say in a refusal of a later shard where its positions count from."""
+    try:
+        yield
+    except REFUSALS as error:
+        if first == 0:
+            raise
+        raise ValueError(f"Counting from text {first} on: {error}") from error
+
+
+def units(texts: list[Text], args: argparse.Namespace) -> dict[str, int]:
+    """What the numbers that no tokenizer decides are normalised by."""
+    counts = {
+        "bytes": sum(len(text.text.encode()) for text in texts),
+        "characters": sum(len(text.text) for text in texts),
+    }
+    if not args.detokenize:
+        return counts | {"words": sum(len(re.split(r"\s+", text.text)) for text in texts)}
+    originals = [text.original for text in texts]
+    return counts | {
+        "words": sum(count_words(original, args.protocol[0]) for original in originals),
+        "original bytes": sum(len(original.encode()) for original in originals),
+    }
+
+
 def score_files(metric, texts: list[Text], args: argparse.Namespace) -> dict:
     """Score the texts together, and each file on its own."""
     arguments = metric_arguments(args)
@@ -192,10 +261,10 @@ def compare(metric, texts: list[Text], args: argparse.Namespace) -> dict:
     return {f"{what}s": rows}
 
 
-def print_report(report: dict, texts: list[Text]) -> None:
+def print_report(report: dict, names: list[str]) -> None:
     """Print what was measured as tables, and the signature."""
     if "corpus" in report:
-        for name, scores in printing.token_tables(report["corpus"], [text.name for text in texts]):
+        for name, scores in printing.token_tables(report["corpus"], names):
             print(f"{name}\n{scores}\n")
         print(printing.of_files(report), report["corpus"]["signature"], sep="\n\n")
         return
@@ -229,15 +298,22 @@ def check_plot(path: str | None):
 
 def run(args: argparse.Namespace) -> None:
     plots = check_plot(args.plot)
-    texts = read_texts(args)
+    shards = read_shards(args)
+    texts = next(shards)  # before the metric is loaded, as that takes seconds
+    names = [text.name for text in texts]
     metric = load_metric(args)
-    report = (compare if args.compares else score_files)(metric, texts, args)
+    if args.compares:
+        report = compare(metric, texts, args)
+    else:
+        shards = chain([texts], shards)
+        del texts  # a shard is forgotten once it is scored
+        report = score_shards(metric, shards, args)
     if args.distributed and os.environ.get("RANK", "0") != "0":
         return  # the first process of the torchrun prints
     if args.json:
         print(json.dumps(to_json(report)))
     else:
-        print_report(report, texts)
+        print_report(report, names)
     sys.stdout.flush()
     if plots:
         plots.draw(report, args.plot)

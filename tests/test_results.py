@@ -197,6 +197,7 @@ ALWAYS = {
     "num_tokens",
     "num_windows",
     "num_forward_tokens",
+    "tokens_per_text",
     "bits_per_byte",
     "byte_perplexity",
     "bits_per_character",

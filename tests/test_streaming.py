@@ -1,0 +1,246 @@
+"""Corpora in shards: the numbers of one piece, in memory that does not grow with the corpus."""
+
+import json
+import math
+import os
+import re
+import threading
+
+import datasets
+import pytest
+import torch
+from models import make_model, make_tokenizer, random_text
+
+import score
+import streaming
+from score import Text
+
+LENGTHS = (50, 7, 40, 23, 3, 61, 18, 30)
+TEXTS = [random_text(length, seed=length) for length in LENGTHS]
+# Protocols that take each text on its own, with the stride where it is the caller's.
+OPTIONS = {
+    "sliding": [],
+    "overlapping": ["--stride=3", "--max_length=12"],
+    "unscored first tokens": ["--add_start_token=false"],
+    "stock": ["--protocol=stock"],
+    "lm-eval": ["--protocol=lm-eval"],
+    "paloma": ["--protocol=paloma"],
+    "wikitext": ["--detokenize=wikitext"],
+}
+
+
+@pytest.fixture(scope="module")
+def model_id(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("models") / "tiny"
+    make_model("gpt2").save_pretrained(folder)
+    make_tokenizer().save_pretrained(folder)
+    return str(folder)
+
+
+@pytest.fixture
+def run(capsys, model_id):
+    """Run the command line; return its JSON after exit code 0."""
+
+    def run(*argv: str) -> dict:
+        code = score.main([*argv, f"--model_id={model_id}", "--json"])
+        printed = capsys.readouterr()
+        assert code == 0, printed.err
+        return json.loads(printed.out)
+
+    return run
+
+
+@pytest.fixture
+def files(tmp_path):
+    paths = [tmp_path / f"{number}.txt" for number in range(len(TEXTS))]
+    for path, text in zip(paths, TEXTS):
+        path.write_text(text, "utf-8")
+    return [str(path) for path in paths]
+
+
+@pytest.fixture
+def dataset(tmp_path, monkeypatch):
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    folder = tmp_path / "data"
+    folder.mkdir()
+    lines = [json.dumps({"text": text, "number": number}) for number, text in enumerate(TEXTS)]
+    (folder / "train.jsonl").write_text("\n".join(lines), "utf-8")
+    return f"--dataset={folder}::train:text"
+
+
+@pytest.fixture
+def scored(monkeypatch):
+    """The names of the texts of each compute over a whole shard, in order."""
+    shards = []
+    plain = score.score_files
+    monkeypatch.setattr(
+        score,
+        "score_files",
+        lambda metric, texts, args: (
+            shards.append([t.name for t in texts]) or plain(metric, texts, args)
+        ),
+    )
+    return shards
+
+
+def assert_same(result: dict, expected: dict) -> None:
+    """Equal to rounding, key by key."""
+    assert result.keys() == expected.keys()
+    for name, value in expected.items():
+        same = value if isinstance(value, str | None) else pytest.approx(value, rel=1e-6)
+        assert result[name] == same, name
+
+
+# ---- shards
+
+
+@pytest.mark.parametrize(
+    ("lengths", "limit", "expected"),
+    [
+        ([], 10, []),
+        ([4, 4, 4, 4], 8, [[4, 4], [4, 4]]),
+        ([4, 4, 4, 4], math.inf, [[4, 4, 4, 4]]),
+        # a text is never cut
+        ([3, 20, 3, 3], 8, [[3], [20], [3, 3]]),
+        # texts without characters take no room
+        ([8, 0, 0, 1], 8, [[8, 0, 0], [1]]),
+        ([5, 5], 1, [[5], [5]]),
+    ],
+)
+def test_shards(lengths, limit, expected):
+    texts = [Text("", "a" * length) for length in lengths]
+    shards = streaming.cut_into_shards(texts, limit)
+    assert [[len(text.text) for text in shard] for shard in shards] == expected
+
+
+def test_no_more_is_read_than_a_shard_and_the_text_after_it():
+    read = []
+    texts = (read.append(number) or Text("", "aaaa") for number in range(1000))
+    shards = streaming.cut_into_shards(texts, 8)
+    next(shards)
+    assert len(read) == 3
+    next(shards)
+    assert len(read) == 5
+
+
+# ---- the same numbers
+
+
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+@pytest.mark.parametrize("characters", [1, 200])
+def test_shards_give_the_numbers_of_one_piece(run, scored, dataset, options, characters):
+    expected = run(dataset, *options)
+    assert len(scored) == 1, "it fits in the default shard"
+    scored.clear()
+    result = run(dataset, *options, f"--shard_characters={characters}")
+    assert len(scored) == len(TEXTS) if characters == 1 else 1 < len(scored) < len(TEXTS)
+    assert_same(result["corpus"], expected["corpus"])
+
+
+def test_files_have_rows_of_their_own(run, scored, files):
+    expected = run(*files)
+    scored.clear()
+    result = run(*files, "--shard_characters=200")
+    assert len(scored) > 1
+    assert [row["name"] for row in result["files"]] == files
+    for row, whole in zip(result["files"], expected["files"]):
+        assert_same(row, whole)
+    assert_same(result["corpus"], expected["corpus"])
+
+
+def test_a_single_text_is_never_cut(run, scored, files):
+    """And has its interval from its own parts, as always."""
+    expected = run(files[0])
+    assert run(files[0], "--shard_characters=1") == expected
+    assert expected["corpus"]["perplexity_interval"] is not None
+    assert scored == [[files[0]], [files[0]]]
+
+
+def test_infinite_perplexities_stay_infinite(tmp_path, files, capsys):
+    model = make_model("gpt2")
+    with torch.no_grad():
+        model.transformer.ln_f.weight.fill_(1e5)
+    model.save_pretrained(tmp_path / "model")
+    make_tokenizer().save_pretrained(tmp_path / "model")
+    argv = [*files, f"--model_id={tmp_path / 'model'}", "--json"]
+    outcomes = []
+    for more in ([], ["--shard_characters=1"]):
+        assert score.main([*argv, *more]) == 0
+        outcomes.append(json.loads(capsys.readouterr().out)["corpus"])
+    assert outcomes[0]["perplexity"] is None  # JSON has no infinity
+    without = {"perplexities", "perplexity_interval"}
+    expected, result = ({n: v for n, v in o.items() if n not in without} for o in outcomes)
+    assert_same(result, expected)
+    assert outcomes[1]["perplexity_interval"] is None
+
+
+# ---- what needs all texts at once
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["--protocol=gptq"],
+        ["--protocol=transformers-docs"],
+        ["--separator=\\n"],
+        ["--tokens"],
+        ["--word_counts=" + ",".join(map(str, LENGTHS))],
+        ["--stride=8,4"],
+        ["--protocol=sliding,stock"],
+    ],
+    ids=lambda options: options[0].lstrip("-"),
+)
+def test_all_texts_are_read_at_once_where_they_must(run, dataset, options):
+    assert run(dataset, *options, "--shard_characters=1") == run(dataset, *options)
+
+
+def test_protocols_that_take_each_text_on_its_own(metric, model_id):
+    """The list of them is the metric's truth."""
+    for protocol in metric.protocols:
+        result = metric.compute(
+            predictions=TEXTS, model_id=model_id, protocol=protocol, max_length=8
+        )
+        each = len(result["perplexities"]) == len(TEXTS)
+        assert each == (protocol in streaming.SCORE_EACH), protocol
+
+
+# ---- refusals
+
+
+def refuse(capsys, *argv: str) -> str:
+    assert score.main(list(argv)) == 2
+    return capsys.readouterr().err
+
+
+def test_a_shard_has_at_least_one_character(capsys, files):
+    error = refuse(capsys, *files, "--shard_characters=0")
+    assert "--shard_characters must be at least 1, got 0" in error
+
+
+def test_a_file_that_is_not_there_shows_before_the_first_is_scored(capsys, files, scored):
+    assert "nowhere.txt" in refuse(capsys, *files, "nowhere.txt", "--shard_characters=1")
+    assert scored == []
+
+
+def test_a_named_pipe_is_read_once(run, files, tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    writer = threading.Thread(target=(tmp_path / "pipe").write_text, args=[TEXTS[0]], daemon=True)
+    writer.start()
+    assert run(str(tmp_path / "pipe"))["corpus"] == run(files[0])["corpus"]
+    writer.join()
+
+
+def test_a_dataset_without_rows(capsys, monkeypatch):
+    """Most that are empty are refused by `datasets`; not all of them by all of its versions."""
+    features = datasets.Features({"text": datasets.Value("string")})
+    empty = datasets.Dataset.from_dict({"text": []}, features)
+    monkeypatch.setattr(datasets, "load_dataset", lambda *args, **kwargs: empty)
+    assert "--dataset=a::train:text has no rows" in refuse(capsys, "--dataset=a::train:text")
+
+
+def test_a_refusal_says_where_its_positions_count_from(capsys, files, model_id):
+    with open(files[5], "w") as file:
+        file.write("   ")
+    argv = [*files, f"--model_id={model_id}", "--shard_characters=1"]
+    error = refuse(capsys, *argv)
+    assert re.search("Counting from text 5 on: .*shorter ones at position 0", error)
