@@ -136,7 +136,7 @@ def follow(job: Job, work: Callable[[Job], object]) -> Iterator[Update | Shown]:
     thread = threading.Thread(target=run, daemon=True)
     thread.start()
     try:
-        while (told := job.told.get()) is not None:
+        while (told := newest(job.told)) is not None:
             yield told
     finally:
         job.stop()
@@ -144,6 +144,14 @@ def follow(job: Job, work: Callable[[Job], object]) -> Iterator[Update | Shown]:
     if "error" in outcome:
         raise outcome["error"]
     yield Shown(outcome["result"], final=True)
+
+
+def newest(told: queue.Queue):
+    """Wait for what a job tells; of updates that came in the meantime, only the last is news."""
+    item = told.get()
+    while isinstance(item, Update) and not told.empty():
+        item = told.get()
+    return item
 
 
 class Jobs:

@@ -251,7 +251,7 @@
   /* On a phone the results stand below the settings: go and look. */
   document.addEventListener("click", (event) => {
     if (event.target.closest("#score") && innerWidth < 700)
-      document.getElementById("status")?.scrollIntoView({ behavior: "smooth", block: "start" });
+      document.getElementById("progress")?.scrollIntoView({ behavior: "smooth", block: "start" });
   });
 
   const VIEWS = { tokens: tokenView, compare: compareView, plan: planView };

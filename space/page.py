@@ -43,7 +43,6 @@ class Controls:
     start: gr.Radio
     protocol: gr.Dropdown
     score: gr.Button
-    stop: gr.Button
 
     @property
     def request(self) -> list:
@@ -56,6 +55,7 @@ class Results:
     """What a visitor sees."""
 
     status: gr.HTML
+    stop: gr.Button
     score: dict
     trade_off: gr.HTML
     protocols: gr.HTML
@@ -130,9 +130,7 @@ def lay_out_controls(service: Service, handlers: Handlers, scored: Scored) -> Co
         )
         upload = gr.UploadButton("Upload a .txt file", file_types=[".txt"], scale=2, min_width=140)
     model = model_choice("Model", BUNDLED)
-    with gr.Row():
-        score = gr.Button("Score", variant="primary", scale=3, min_width=120, elem_id="score")
-        stop = gr.Button("Stop", variant="stop", interactive=False, scale=1, min_width=80)
+    score = gr.Button("Score", variant="primary", elem_id="score")
     window, stride = window_sliders(settings)
     picture = view(sketch(settings.window, settings.stride))
     with gr.Accordion("More settings", open=False):
@@ -145,9 +143,7 @@ def lay_out_controls(service: Service, handlers: Handlers, scored: Scored) -> Co
             label="Protocol",
             info="Cut the text into windows as another tool does, to get its number.",
         )
-    return Controls(
-        text, sample, upload, model, window, stride, picture, start, protocol, score, stop
-    )
+    return Controls(text, sample, upload, model, window, stride, picture, start, protocol, score)
 
 
 def view(value: str = "", elem_id: str | None = None) -> gr.HTML:
@@ -188,7 +184,10 @@ def window_sliders(settings: Settings) -> tuple[gr.Slider, gr.Slider]:
 def lay_out_results(scored: Scored) -> Results:
     values = dict(zip(SCORE_OUTPUTS, score_outputs(scored)))
     views = {}
-    line = view(status(HELLO), elem_id="status")
+    with gr.Row(elem_id="progress"):
+        with gr.Column(scale=5, min_width=200):
+            line = view(status(HELLO), elem_id="status")
+        stop = gr.Button("Stop", variant="stop", interactive=False, scale=1, min_width=80)
     with gr.Tabs():
         with gr.Tab("Score"):
             views["score"] = view(values["score"])
@@ -215,6 +214,7 @@ def lay_out_results(scored: Scored) -> Results:
             compared = view()
     return Results(
         line,
+        stop,
         views,
         trade_off,
         protocols,
@@ -258,9 +258,9 @@ def connect_measurements(handlers: Handlers, controls: Controls, results: Result
     c, r = controls, results
 
     def on(trigger, run, inputs, outputs) -> None:
-        begun = trigger(handlers.begin, None, [r.status, c.stop], **QUICK)
+        begun = trigger(handlers.begin, None, [r.status, r.stop], **QUICK)
         ran = begun.then(run, inputs, [r.status, *outputs], **COMPUTING, **QUIET)
-        ran.then(handlers.idle, None, c.stop, **QUICK)
+        ran.then(handlers.idle, None, r.stop, **QUICK)
 
     on(
         c.model.input,
@@ -273,4 +273,4 @@ def connect_measurements(handlers: Handlers, controls: Controls, results: Result
     on(r.measure_trade_off.click, handlers.trade_off, c.request, [r.trade_off])
     on(r.measure_protocols.click, handlers.every_protocol, c.request, [r.protocols])
     on(r.measure_compared.click, handlers.compare, [r.other, *c.request], [r.compared])
-    c.stop.click(handlers.stop, None, None, **QUICK)
+    r.stop.click(handlers.stop, None, None, **QUICK)

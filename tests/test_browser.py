@@ -130,6 +130,7 @@ class Page:
     def tab(self, name):
         for tab in self.all("button[role=tab]"):
             if tab.text.strip() == name:
+                self.script("arguments[0].scrollIntoView({block: 'center'})", tab)
                 tab.click()
                 return
         raise AssertionError(f"no tab is called {name!r}")
