@@ -85,14 +85,14 @@ def _digest(state) -> str:
 
 
 def _tensors(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-    """Every tensor of a model with a name; tied ones once, offloaded ones as they are brought in."""
-    seen = set()
+    """Every tensor of a model with a name; offloaded ones as they are brought in.
+
+    Tied ones come under each of their names: offloaded, they are no longer the same object.
+    """
     for prefix, module in model.named_modules():
         own = [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]
-        fresh = [name for name, tensor in own if id(tensor) not in seen]
-        seen.update(id(tensor) for _, tensor in own)
         with _brought_in(module):
-            for name in fresh:
+            for name, _ in own:
                 yield f"{prefix}.{name}", getattr(module, name)
 
 
