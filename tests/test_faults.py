@@ -2,12 +2,15 @@
 
 One table of arguments, texts, models and tokenizers.  A number is compared with the naive float64
 loop of reference.py or a closed form; an error must be raised by the metric's own modules, never
-from inside a library.  Below the table, the whole path is tried with random input.
+from inside a library.  Below the table, the whole path is tried with random input, with models that
+lie on several devices, and where memory really runs out.
 """
 
 import json
 import math
 import os
+import subprocess
+import sys
 import traceback
 import types
 import warnings
@@ -575,3 +578,130 @@ def test_any_arguments_give_a_number_or_an_error_of_the_metrics_own(shared_metri
     else:
         assert math.isfinite(result["perplexity"])
         assert result["num_tokens"] in (len(TEXT_IDS), len(TEXT_IDS) - 1)
+
+
+# ---- models larger than a device
+
+
+@pytest.mark.parametrize("placement", ["cpu_offload", "disk_offload"])
+@pytest.mark.parametrize("architecture", ["gpt2", "llama", "opt"])
+def test_an_offloaded_model_gives_the_same_numbers(metric, tmp_path, placement, architecture):
+    accelerate = pytest.importorskip("accelerate")
+    arguments = {"predictions": [TEXT, "w5 w6"], "tokenizer": make_tokenizer(), "stride": 3}
+    expected = metric.compute(model=make_model(architecture), **arguments)
+    model = make_model(architecture)
+    if placement == "cpu_offload":
+        accelerate.cpu_offload(model, execution_device="cpu")
+    else:
+        accelerate.disk_offload(model, str(tmp_path / "weights"), execution_device="cpu")
+    assert all(parameter.is_meta for parameter in model.parameters())
+    refuse_to_be_moved(model)
+    result = metric.compute(model=model, **arguments)
+    assert result == expected
+    assert all(parameter.is_meta for parameter in model.parameters()), "left as it was found"
+
+
+@pytest.mark.parametrize("device_map", ["cpu", {"": "cpu"}, "auto", "layers on disk"])
+def test_a_device_map_gives_the_same_numbers(metric, tmp_path, monkeypatch, device_map):
+    pytest.importorskip("accelerate")
+    folder = save(tmp_path / "model", make_model("gpt2"), make_tokenizer())
+    arguments = {"predictions": [TEXT, "w5 w6"], "stride": 3}
+    expected = metric.compute(model_id=folder, device="cpu", **arguments)
+    monkeypatch.setattr(transformers.GPT2LMHeadModel, "to", not_to_be_moved)
+    model_kwargs = {"device_map": device_map}
+    if device_map == "layers on disk":
+        parts = ("transformer.wte", "transformer.wpe", "transformer.ln_f", "lm_head")
+        on_cpu = dict.fromkeys((*parts, "transformer.h.0"), "cpu")
+        model_kwargs = {
+            "device_map": on_cpu | {"transformer.h.1": "disk"},
+            "offload_folder": str(tmp_path / "offloaded"),
+        }
+    result = metric.compute(model_id=folder, model_kwargs=model_kwargs, **arguments)
+    assert result["perplexities"] == pytest.approx(expected["perplexities"], rel=1e-6)
+    assert result["num_tokens"] == 42
+
+
+def refuse_to_be_moved(model: torch.nn.Module) -> None:
+    model.to = lambda *args, **kwargs: not_to_be_moved(model)
+
+
+def not_to_be_moved(*args, **kwargs):
+    raise AssertionError("a dispatched model must stay where it is")
+
+
+# ---- memory that really runs out
+
+# A model whose forward pass takes {per_token} bytes a token, in an address space with {room} bytes
+# left once everything is loaded.
+CRAMPED = """
+import resource, sys, types, warnings
+import evaluate, torch
+sys.path.insert(0, {tests!r})
+from models import VOCABULARY, make_tokenizer, random_text
+
+
+class Hungry(torch.nn.Module):
+    def forward(self, input_ids):
+        torch.zeros(input_ids.numel(), {per_token}, dtype=torch.uint8)
+        return types.SimpleNamespace(logits=input_ids[..., None] * 0.1 * torch.arange(VOCABULARY).sin())
+
+
+def compute(batch_size):
+    texts = [random_text(100, seed) for seed in range(8)]
+    return metric.compute(
+        predictions=texts, model=Hungry(), tokenizer=make_tokenizer(), max_length=64,
+        batch_size=batch_size,
+    )
+
+
+torch.set_num_threads(1)
+metric = evaluate.load({metric!r}, cache_dir={cache!r})
+free = compute(batch_size=1)["perplexities"]
+with open("/proc/self/statm") as file:
+    in_use = int(file.read().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (in_use + {room}, in_use + {room}))
+try:
+    torch.zeros(2 * {room}, dtype=torch.uint8)
+except RuntimeError:
+    print("limited")
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    try:
+        print("same" if compute(batch_size=8)["perplexities"] == free else "other")
+    except MemoryError as error:
+        print("MemoryError", error)
+print(*[warning.message for warning in caught])
+"""
+MEBIBYTE = 2**20
+
+
+def run_cramped(root, tmp_path, **sizes) -> str:
+    """Run `CRAMPED` in a process of its own; return what it printed."""
+    script = CRAMPED.format(
+        tests=str(root / "tests"),
+        metric=str(root / "perplexity_sliding.py"),
+        cache=str(tmp_path),
+        **sizes,
+    )
+    if not os.path.exists("/proc/self/statm"):
+        pytest.skip("only Linux tells how much address space is in use")
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    if "limited" not in done.stdout:
+        pytest.skip("the system does not keep to RLIMIT_AS")
+    return done.stdout
+
+
+def test_a_batch_that_does_not_fit_in_memory_is_halved(root, tmp_path):
+    """8 windows of 63 tokens take 1008 MiB and do not fit into 640; 4 of them do."""
+    printed = run_cramped(root, tmp_path, per_token=2 * MEBIBYTE, room=640 * MEBIBYTE)
+    assert "same" in printed
+    assert printed.count("Out of memory") == 1
+    assert "Out of memory with 8 windows of 63 tokens in a batch; going on with 4" in printed
+
+
+def test_a_window_that_does_not_fit_in_memory_says_what_to_lower(root, tmp_path):
+    """A window of 63 tokens takes 630 MiB and has 320; the 16 tokens of the probes fit."""
+    printed = run_cramped(root, tmp_path, per_token=10 * MEBIBYTE, room=320 * MEBIBYTE)
+    assert "MemoryError One window of 63 tokens does not fit" in printed
+    assert "lower `max_length`" in printed
