@@ -39,7 +39,8 @@ def stock_metric(folder: str, tokenizer, texts: list[str], batch_size: int = 16)
     The model is loaded at every call, all texts are padded to the longest of them, and every row of
     logits is computed and shifted.
     """
-    model = transformers.AutoModelForCausalLM.from_pretrained(folder).eval()
+    # In float32, as transformers 4 does by itself: the stock metric runs on no other.
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     encoded = tokenizer(texts, add_special_tokens=False, padding=True, return_tensors="pt")
     perplexities = []
     for first in range(0, len(texts), batch_size):
