@@ -87,7 +87,7 @@ class Handlers:
 
     def arrive(self, request: gr.Request):
         """Take the settings from the link that brought the visitor here."""
-        default = self.service.default_settings()
+        default = self.service.default_settings
         protocols = self.service.protocols
         linked, remarks = read_link(request.query_params, default, protocols)
         if linked == default and not remarks:

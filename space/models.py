@@ -3,10 +3,11 @@
 A forward pass may switch a model's mode for its time, so whoever computes holds the shelf's lock.
 """
 
+import re
 import tempfile
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,8 +30,9 @@ SUGGESTED = (
 )
 # More modules of a kind than any model under the size limit has; a configuration can ask for more.
 MOST_MODULES = 256
-COUNT_PREFIXES = ("num_", "n_")
-COUNTED = ("layer", "head", "expert", "block")
+COUNTS = re.compile(
+    r"(?:^|_)(?:num|n)_\w*(?:layer|head|expert|block)|(?:layers|heads|experts|blocks)$"
+)
 
 
 @dataclass(frozen=True)
@@ -140,9 +142,8 @@ def check_configuration(folder: Path, limits: Limits) -> str:
         the attention to load the model with.
     """
     config = AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
-    for name, value in config.to_dict().items():
-        counted = name.startswith(COUNT_PREFIXES) and any(kind in name for kind in COUNTED)
-        if counted and isinstance(value, int) and value > MOST_MODULES:
+    for name, value in entries(config.to_dict()):
+        if COUNTS.search(name) and isinstance(value, int) and value > MOST_MODULES:
             raise Refused(
                 f"its configuration asks for {name} = {value:,}, more than any small model has."
             )
@@ -154,6 +155,15 @@ def check_configuration(folder: Path, limits: Limits) -> str:
             f"{limits.model_parameters:,} fit."
         )
     return attention
+
+
+def entries(config: dict) -> Iterator[tuple[str, object]]:
+    """All entries of a configuration, those of nested ones included."""
+    for name, value in config.items():
+        if isinstance(value, dict):
+            yield from entries(value)
+        else:
+            yield str(name), value
 
 
 def build_shapes(config) -> tuple[torch.nn.Module, str]:

@@ -69,7 +69,7 @@ class Results:
 def build(service: Service) -> gr.Blocks:
     """Build the page, with the first sample scored already."""
     handlers = Handlers(service)
-    settings = service.default_settings()
+    settings = service.default_settings
     first = next(iter(handlers.samples.values()), "The cat sat on the mat.")
     scored = service.score(first, settings, Job(service.limits.seconds))
     with gr.Blocks(title=TITLE, analytics_enabled=False, delete_cache=UPLOADS_KEPT) as page:

@@ -1,5 +1,6 @@
 """What a visitor can ask for, from text and settings to results, without a word of HTML."""
 
+import functools
 import math
 import statistics
 from collections.abc import Sequence
@@ -77,7 +78,9 @@ class Service:
             endpoint,
         )
 
+    @functools.cached_property
     def default_settings(self) -> Settings:
+        """The bundled model with its own window; kept, so that no visitor waits for the lock."""
         return Settings(BUNDLED).for_model(self.shelf.get(BUNDLED).window)
 
     def load(self, name: str, job: Job) -> LoadedModel:

@@ -655,6 +655,18 @@ def test_a_link_to_another_model_asks_for_its_own_window(handlers):
     assert (last[2].value, last[2].maximum) == (8, 16)
 
 
+def test_a_visitor_who_arrives_does_not_wait_for_those_who_compute(handlers):
+    handlers.service.default_settings  # noqa: B018  # known since the page was built
+    arrived = []
+    with handlers.service.shelf.lock:  # as during a computation
+        visit = threading.Thread(
+            target=lambda: arrived.append(handlers.arrive(visitor(stride="4")))
+        )
+        visit.start()
+        visit.join(timeout=30)
+    assert arrived[0][2].value == 4
+
+
 def test_a_plain_visit_changes_nothing(handlers):
     assert all(value == gr.skip() for value in handlers.arrive(visitor()))
 

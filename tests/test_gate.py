@@ -216,6 +216,10 @@ def test_more_layers_than_weights(hub, folders, service):
     "changes, reason",
     [
         ({"n_layer": 100_000}, "n_layer = 100,000"),
+        ({"n_head": 10**9}, "n_head = 1,000,000,000"),
+        ({"moe_num_experts": 10**9}, "moe_num_experts = 1,000,000,000"),
+        ({"text_config": {"num_hidden_layers": 10**9}}, "num_hidden_layers = 1,000,000,000"),
+        ({"decoder_layers": 10**9}, "decoder_layers = 1,000,000,000"),
         ({"vocab_size": 10**9}, "describes [0-9,]+ weights"),
         ({"n_positions": 10**9}, "describes [0-9,]+ weights"),
         ({"n_embd": 10**6}, "describes [0-9,]+ weights"),
