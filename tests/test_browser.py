@@ -123,9 +123,11 @@ class Page:
     def choose(self, label, choice):
         control = self.until(lambda: self.labelled(label), f"no control is called {label!r}")
         control.click()
-        self.until(lambda: self.all("[role=option]"))
-        [option] = [o for o in self.all("ul [role=option]") if o.text.strip() == choice]
-        option.click()
+        options = self.until(  # an option has no text before it is drawn
+            lambda: [o for o in self.all("ul [role=option]") if o.text.strip() == choice],
+            f"{choice!r} is not offered",
+        )
+        options[0].click()
 
     def tab(self, name):
         for tab in self.all("button[role=tab]"):
