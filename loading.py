@@ -149,7 +149,10 @@ def load_model(
             "Check that the checkpoint is complete and its config.json belongs to it."
         )
     model.eval()
-    return model if device is None or is_placed(model) else model.to(device)
+    if device is None or is_placed(model):
+        return model
+    with _telling_of(f"`model_id`={model_id!r}"):
+        return model.to(device)
 
 
 def find_commit(model_id: str, model_kwargs: dict) -> str | None:

@@ -35,7 +35,7 @@ FLAGS = [
     "--disable-sync",
 ]
 PHONE = {"width": 390, "height": 844, "pixelRatio": 2}
-PATIENCE = 30  # seconds
+PATIENCE = 90  # seconds
 HOSTILE = "<img src=x onerror=\"window.hacked=1\"> ${window.hacked=2} {{hacked}} <b>bold</b> 'end'"
 CHARACTERS = "Ça naïve, 你好 👩‍👩‍👧 e\u0301 end."
 
