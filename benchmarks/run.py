@@ -11,6 +11,8 @@ import json
 import os
 import platform
 import sys
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import bookkeeping
@@ -44,20 +46,36 @@ def main(arguments: list[str] | None = None) -> None:
     if options.memory_of:
         print(json.dumps({"peak_bytes": measure_memory(*options.memory_of, options.texts)}))
         return
-    tiny = options.shape == "tiny"
     results = {"machine": describe_machine(options.threads), "shape": options.shape, "cases": []}
-    for case in timed_cases(Setup(options.shape), tiny, options.texts):
-        if options.only is None or case.name in options.only:
-            results["cases"].append(run_case(case, options.repetitions))
-            print_case(results["cases"][-1])
-    if not options.only and "bookkeeping" not in options.skip:
+    for part in measure_all(options, results):
+        part()
+        options.output.write_text(json.dumps(results, indent=1) + "\n")
+    draw(results, options.plot)
+
+
+def measure_all(options: argparse.Namespace, results: dict) -> Iterator[Callable[[], None]]:
+    """What there is to measure, each of it put into `results` and printed."""
+    tiny = options.shape == "tiny"
+
+    def one_case(case: Case) -> None:
+        results["cases"].append(run_case(case, options.repetitions))
+        print_case(results["cases"][-1])
+
+    def all_bookkeeping() -> None:
         results["bookkeeping"] = run_bookkeeping(tiny, results["cases"])
         print_bookkeeping(results["bookkeeping"])
-    if not options.only and "memory" not in options.skip:
+
+    def all_memory() -> None:
         results["memory"] = run_memory(options.texts)
         print_memory(results["memory"])
-    options.output.write_text(json.dumps(results, indent=1) + "\n")
-    draw(results, options.plot)
+
+    for case in timed_cases(Setup(options.shape), tiny, options.texts):
+        if options.only is None or case.name in options.only:
+            yield partial(one_case, case)
+    if options.only is None and "bookkeeping" not in options.skip:
+        yield all_bookkeeping
+    if options.only is None and "memory" not in options.skip:
+        yield all_memory
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
