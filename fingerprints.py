@@ -64,9 +64,9 @@ def tokenizer_digest(tokenizer) -> str:
     """Digest of all that decides how a tokenizer encodes; how it pads and cuts does not."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if hasattr(backend, "to_str"):
-        state = json.loads(backend.to_str())
-        state |= {"truncation": None, "padding": None}
-        state["split_special_tokens"] = getattr(tokenizer, "split_special_tokens", False)
+        # JSON of which truncation and padding come first; half a megabyte is not parsed for them.
+        state = [backend.to_str().split('"added_tokens":', 1)[-1]]
+        state.append(getattr(tokenizer, "split_special_tokens", False))
     else:
         settings = getattr(tokenizer, "init_kwargs", {})
         kept = {

@@ -1,7 +1,7 @@
 """A causal language model and its tokenizer: loaded, checked, and measured for their limits.
 
 Whatever would make every number wrong without a sound is refused here: weights that the checkpoint
-does not hold, a model that sees the tokens it predicts, a window past the position table.
+does not hold, an encoder-decoder, a window past the position table.
 """
 
 import inspect
@@ -43,7 +43,6 @@ SHARED_KWARGS = (
     "subfolder",
 )
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-PROBE_LENGTH = 8
 
 
 @dataclass(frozen=True)
@@ -266,52 +265,6 @@ def resolve_max_length(
     return max_length
 
 
-@torch.inference_mode()
-def check_causal(model: torch.nn.Module, name: str) -> None:
-    """Refuse a model that looks ahead: change the last token, and earlier logits must not move.
-
-    BERT-like models load as "causal" ones and would predict tokens that they see.
-    """
-    ids = probe_ids(model).repeat(2, 1)  # (2, T)
-    ids[1, -1] = (ids[1, -1] + 1) % max(2, num_embeddings(model) or 2)
-    logits = first_logits(model, ids, name)[:, :-1].float().nan_to_num()  # (2, T - 1, V)
-    moved = (logits[0] - logits[1]).abs().max().item()
-    # Half-precision kernels may round two rows of a batch differently; real leaks are far larger.
-    tolerance = 1e-4 if next(model.parameters(), ids.float()).dtype == torch.float32 else 3e-2
-    if moved > tolerance * max(logits.abs().max().item(), 1e-3):
-        raise ValueError(
-            f"{name} must be a causal language model, but its prediction for a token changes with "
-            "the tokens after it: it is a masked or bidirectional model, or its configuration "
-            "lacks is_decoder=True."
-        )
-
-
-def first_logits(model: torch.nn.Module, ids: torch.Tensor, name: str) -> torch.Tensor:
-    """Logits (B, T, V) for token ids (B, T); a model that gives none is refused.
-
-    Raises:
-        ValueError: the forward pass fails, or gives something else.
-    """
-    try:
-        logits = model(ids, **forward_kwargs(model)).logits
-    except Exception as error:
-        raise ValueError(
-            f"{name} must be a causal language model, which gives `.logits` for token ids, but a "
-            f"forward pass failed: {error or type(error).__name__}."
-        ) from error
-    if not isinstance(logits, torch.Tensor):
-        raise ValueError(
-            f"{name} must be a causal language model, which gives `.logits` for token ids, got "
-            f"{type(logits).__name__} there."
-        )
-    if logits.ndim != 3 or logits.shape[:2] != ids.shape:
-        raise ValueError(
-            f"{name} must give logits of the shape (texts, tokens, vocabulary), but for token ids "
-            f"{tuple(ids.shape)} it gave {tuple(logits.shape)}."
-        )
-    return logits
-
-
 def forward_parameters(module: torch.nn.Module) -> set[str]:
     return set(inspect.signature(module.forward).parameters)
 
@@ -319,14 +272,6 @@ def forward_parameters(module: torch.nn.Module) -> set[str]:
 def forward_kwargs(module: torch.nn.Module) -> dict:
     """Arguments that save the module work nobody asked for, as far as it has them."""
     return {"use_cache": False} if "use_cache" in forward_parameters(module) else {}
-
-
-def probe_ids(model: torch.nn.Module) -> torch.Tensor:
-    """A short row of ordinary token ids (1, T), to see how the model behaves."""
-    length = min(PROBE_LENGTH, position_table(model) or PROBE_LENGTH)
-    size = num_embeddings(model) or length + 1
-    spread = torch.arange(1, length + 1) * max(1, size // (length + 2)) % size
-    return spread[None].to(input_device(model))
 
 
 @contextmanager

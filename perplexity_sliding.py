@@ -24,8 +24,8 @@ from .arguments import (
 from .checkpoint import open_checkpoint
 from .distributed import Processes
 from .fingerprints import model_name, model_revision, tokenizer_digest
+from .heads import ways
 from .loading import (
-    check_causal,
     check_decoder,
     context_limit,
     evaluating,
@@ -34,7 +34,6 @@ from .loading import (
     load_model,
     load_tokenizer,
     num_embeddings,
-    probe_ids,
     resolve_device,
     resolve_dtype,
 )
@@ -49,6 +48,7 @@ from .measuring import (
     text_scores,
     token_scores,
 )
+from .probing import probe
 from .results import signature, summarize
 from .scoring import Scorer
 from .tokenization import check_tokenizer
@@ -327,17 +327,17 @@ class PerplexitySliding(evaluate.Metric):
             )
             work = Work(streams, plan)
             check_scorable(work, plan)
-            check_causal(loaded.model, loaded.description)
+            found = probe(loaded.model, loaded.revision, loaded.description)
             scorer = Scorer(
-                loaded.model,
                 input_device(loaded.model),
-                probe_ids(loaded.model),
+                ways(loaded.model)[found.way](),
+                found.vocabulary,
                 batch_size * plan.max_length,
                 logits_memory,
                 num_alternatives,
             )
-            vocabulary = scorer.head.vocabulary
-            check_ids(work, min(vocabulary, num_embeddings(loaded.model) or vocabulary))
+            known = num_embeddings(loaded.model) or found.vocabulary
+            check_ids(work, min(known, found.vocabulary))
             signatures = describe(loaded, plan, separator, word_counts)
             with open_checkpoint(checkpoint, signatures["signature"]) as store:
                 scores = score_windows(scorer, work, store, processes, callback)

@@ -8,19 +8,18 @@ float32 whatever the model runs in: in bfloat16 they would come in steps.
 
 import warnings
 from collections.abc import Callable, Container, Iterator, Sequence
-from contextlib import contextmanager
 from typing import NamedTuple
 
 import numpy as np
 import torch
 
-from .loading import forward_kwargs, forward_parameters
+from .heads import Head
 
-# Rows of logits computed at once on a CPU: enough for an efficient product, few enough that the
-# loss finds them in cache.
-CPU_BLOCK_ROWS = 128
-# Tokens in a forward pass on a CPU, beyond which larger batches only cost cache misses.
-CPU_BATCH_TOKENS = 2048
+# On a CPU: tokens in a forward pass, and rows of logits computed at once, beyond which more of them
+# only cost cache misses; and bytes of logits that the loss finds in cache.
+CPU_BATCH_TOKENS = 1024
+CPU_BLOCK_ROWS = 512
+CPU_LOSS_BYTES = 2**23
 OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "not enough memory")
 
 
@@ -56,9 +55,9 @@ class Scorer:
     """Negative log-likelihoods of windows under one model.
 
     Args:
-        model: a causal language model in evaluation mode.
-        device: where it takes its token ids.
-        probe: a short row of token ids (1, T) to find out with how the model's head is reached.
+        device: where the model takes its token ids.
+        head: the way to its logits.
+        vocabulary: logits that it gives for a token.
         batch_tokens: tokens in one forward pass, padding included; a longer window runs alone.
         logits_memory: bytes that logits and the loss over them may take.
         num_alternatives: likeliest tokens to report beside each target.
@@ -66,24 +65,25 @@ class Scorer:
 
     def __init__(
         self,
-        model: torch.nn.Module,
         device: torch.device,
-        probe: torch.Tensor,
+        head: Head,
+        vocabulary: int,
         batch_tokens: int,
         logits_memory: int,
         num_alternatives: int = 0,
     ):
-        self.model = model
         self.device = device
-        self.batch_tokens = (
-            min(batch_tokens, CPU_BATCH_TOKENS) if device.type == "cpu" else batch_tokens
-        )
-        self.head = choose_head(model, probe)
-        self.num_alternatives = min(num_alternatives, self.head.vocabulary)
+        self.head = head
+        self.batch_tokens = batch_tokens
         # A row of logits exists in the model's dtype, in float32, and once more inside the loss.
-        self.block_rows = max(1, logits_memory // (self.head.vocabulary * 12))
-        if device.type == "cpu" and isinstance(self.head, BodyThenHead):
-            self.block_rows = min(self.block_rows, CPU_BLOCK_ROWS)
+        self.block_rows = max(1, logits_memory // (vocabulary * 12))
+        self.loss_rows = self.block_rows
+        self.num_alternatives = min(num_alternatives, vocabulary)
+        if device.type == "cpu":
+            self.batch_tokens = min(batch_tokens, CPU_BATCH_TOKENS)
+            self.loss_rows = max(1, CPU_LOSS_BYTES // (vocabulary * 4))
+            if head.by_blocks:
+                self.block_rows = min(self.block_rows, CPU_BLOCK_ROWS)
 
     @torch.inference_mode()
     def score(
@@ -150,7 +150,11 @@ class Scorer:
             self._to_device(np.concatenate([row.targets for row in rows])),  # (R,)
             self.block_rows,
         )
-        scored = [token_columns(*block, self.num_alternatives) for block in blocks]
+        scored = [
+            token_columns(*part, self.num_alternatives)
+            for logits, targets in blocks
+            for part in zip(logits.split(self.loss_rows), targets.split(self.loss_rows))
+        ]
         columns = [torch.cat(parts) for parts in zip(*scored)]
         on_gpu = columns[0].is_cuda
         on_host = [column.to("cpu", non_blocking=on_gpu) for column in columns]
@@ -219,116 +223,3 @@ def is_out_of_memory(error: Exception) -> bool:
     return isinstance(error, MemoryError | torch.OutOfMemoryError) or any(
         phrase in str(error).lower() for phrase in OUT_OF_MEMORY
     )
-
-
-class BodyThenHead:
-    """Run the body of a model once, then the rest of its forward over blocks of the scored rows.
-
-    The rest is the model's own: its vocabulary head with whatever follows (soft caps, scales,
-    casts).  It is given the hidden states of the scored rows in the place of the body's output, so
-    no row is projected that is not scored, and no more than a block of logits exists at a time.
-    """
-
-    def __init__(self, model, body, vocabulary):
-        self.model = model
-        self.body = body
-        self.vocabulary = vocabulary
-        self.model_kwargs = forward_kwargs(model)
-        self.body_kwargs = forward_kwargs(self.body)
-
-    def __call__(self, ids, scored, targets, block_rows):
-        output = self.body(ids, **self.body_kwargs)
-        hidden = output.last_hidden_state.flatten(0, 1)[scored]  # (R, D)
-        for rows, labels in zip(hidden.split(block_rows), targets.split(block_rows)):
-            with replaced_forward(self.body, type(output)(last_hidden_state=rows[None])):
-                logits = self.model(labels[None], **self.model_kwargs).logits  # (1, R', V)
-            yield logits[0], labels
-
-
-class WholeForward:
-    """Run the model's forward as it is, asking for no more rows of logits than it lets one.
-
-    For models that are built in another way.  Rows are asked for by index where the model takes
-    `logits_to_keep` so, else all are computed and the rest dropped.
-    """
-
-    def __init__(self, model, vocabulary, takes_index):
-        self.model = model
-        self.vocabulary = vocabulary
-        self.takes_index = takes_index
-        self.kwargs = forward_kwargs(model)
-
-    def __call__(self, ids, scored, targets, block_rows):
-        length = ids.shape[1]
-        per_pass = max(1, block_rows // length)  # windows whose logits fit in memory together
-        for first in range(0, len(ids), per_pass):
-            part = ids[first : first + per_pass]
-            mine = (scored >= first * length) & (scored < (first + per_pass) * length)
-            logits = self._logits(part, scored[mine] - first * length)
-            yield from zip(logits.split(block_rows), targets[mine].split(block_rows))
-
-    def _logits(self, ids, rows):
-        """Logits (R, V) of the wanted rows, which count through all rows of `ids` (B, T)."""
-        if not self.takes_index:
-            return self.model(ids, **self.kwargs).logits.flatten(0, 1)[rows]
-        places = rows % ids.shape[1]
-        kept = torch.unique(places)  # sorted; windows of a batch want nearly the same places
-        logits = self.model(ids, logits_to_keep=kept, **self.kwargs).logits  # (B, K, V)
-        return logits[rows // ids.shape[1], torch.searchsorted(kept, places)]
-
-
-@torch.inference_mode()
-def choose_head(model: torch.nn.Module, probe: torch.Tensor) -> BodyThenHead | WholeForward:
-    """Find the cheapest way to a model's logits that gives what its plain forward gives."""
-    expected = model(probe, **forward_kwargs(model)).logits  # (1, T, V)
-    vocabulary = expected.shape[-1]
-    for body in bodies(model):
-        by_body = BodyThenHead(model, body, vocabulary)
-        if _reaches(by_body, probe, expected):
-            return by_body
-    by_index = WholeForward(model, vocabulary, takes_index=True)
-    if "logits_to_keep" in forward_parameters(model) and _reaches(by_index, probe, expected):
-        return by_index
-    return WholeForward(model, vocabulary, takes_index=False)
-
-
-def _reaches(head, probe: torch.Tensor, expected: torch.Tensor) -> bool:
-    """Whether a way to the logits gives the expected ones for the later rows of the probe."""
-    length = probe.shape[1]
-    scored = torch.arange(length // 2, length, device=probe.device)
-    expected = expected[0, length // 2 :].float().nan_to_num()
-    # Targets that are no inputs: logits that depend on what was read must not be taken for others.
-    targets = probe[0, : len(scored)]
-    try:
-        logits = torch.cat([rows for rows, _ in head(probe, scored, targets, length)])
-    except (TypeError, AttributeError, RuntimeError, ValueError, IndexError, KeyError):
-        return False  # a body or a forward of another kind
-    if logits.shape != expected.shape:
-        return False
-    difference = (logits.float().nan_to_num() - expected).abs().max()
-    return bool(difference <= 1e-3 * expected.abs().max())
-
-
-@contextmanager
-def replaced_forward(module: torch.nn.Module, output) -> Iterator[None]:
-    """Let a module return `output` instead of running; say so if nobody called it."""
-    calls = []
-    own = module.__dict__.get("forward")  # accelerate puts its hooks there
-    module.forward = lambda *args, **kwargs: calls.append(module) or output
-    try:
-        yield
-    finally:
-        if own is None:
-            del module.forward
-        else:
-            module.forward = own
-    if not calls:
-        raise RuntimeError("the model reaches its hidden states in another way")
-
-
-def bodies(model: torch.nn.Module) -> list[torch.nn.Module]:
-    """Parts of a model that may give its last hidden states: OPT's is inside its base model."""
-    found = [getattr(model, "base_model", None)]
-    if hasattr(model, "get_decoder"):
-        found.append(model.get_decoder())
-    return [part for part in found if isinstance(part, torch.nn.Module) and part is not model]

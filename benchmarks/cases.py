@@ -199,8 +199,8 @@ def timed_cases(setup: Setup, tiny: bool, folder: str | None) -> list[Case]:
     """Every workload that is timed; `tiny` ones only show that everything works."""
     return [
         long_text(setup, 1, 4),
-        long_text(setup, 2, 4),
-        long_text(setup, 8, 5),
+        long_text(setup, 2, 8),
+        long_text(setup, 8, 9),
         mixed_texts(setup, 12 if tiny else 200, folder),
-        repeated_computes(setup, 2 if tiny else 5, 4),
+        repeated_computes(setup, 2 if tiny else 5, 4 if tiny else 16),
     ]
