@@ -5,14 +5,13 @@ block of them at a time.  Models that are built in another way run as they are.
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from functools import partial
 
 import torch
 
 from .loading import forward_kwargs, forward_parameters
-
-CACHE_LINE = 16  # float32 numbers
+from .shortcuts import ScoredRows, body_shortcuts, head_shortcuts
 
 
 class BodyThenHead:
@@ -23,18 +22,17 @@ class BodyThenHead:
     no row is projected that is not scored, and no more than a block of logits exists at a time.
 
     Args:
-        linear: a linear layer of the rest, the vocabulary head, to run as an `AlignedProduct`.
-            A block is then gone when the next one is computed.
+        with_shortcuts: let parts of the model run faster, where it has such.  A block of logits is
+            then gone when the next one is computed.
     """
 
     by_blocks = True
 
-    def __init__(
-        self, model: torch.nn.Module, body: torch.nn.Module, linear: torch.nn.Linear | None = None
-    ):
+    def __init__(self, model: torch.nn.Module, body: torch.nn.Module, with_shortcuts: bool):
         self.model = model
         self.body = body
-        self.replaced = {} if linear is None else {linear: AlignedProduct(linear)}
+        self.in_body = body_shortcuts(body) if with_shortcuts else {}
+        self.in_head = head_shortcuts(model) if with_shortcuts else {}
         self.model_kwargs = forward_kwargs(model)
         self.body_kwargs = forward_kwargs(body)
 
@@ -46,44 +44,17 @@ class BodyThenHead:
             scored: which rows to give logits of (R,), counting through B * T.
             targets: the token that each of these rows predicts (R,).
         """
-        output = self.body(ids, **self.body_kwargs)
+        for shortcut in self.in_body.values():
+            if isinstance(shortcut, ScoredRows):
+                shortcut.scored = scored
+        with replaced_forwards(self.in_body):
+            output = self.body(ids, **self.body_kwargs)
         hidden = output.last_hidden_state.flatten(0, 1)[scored]  # (R, D)
         for rows, labels in zip(hidden.split(block_rows), targets.split(block_rows)):
-            with ExitStack() as replaced:
-                seen = type(output)(last_hidden_state=rows[None])
-                replaced.enter_context(
-                    replaced_forward(self.body, lambda *_, seen=seen, **__: seen)
-                )
-                for module, forward in self.replaced.items():
-                    replaced.enter_context(replaced_forward(module, forward))
+            seen = type(output)(last_hidden_state=rows[None])
+            with replaced_forwards(self.in_head | {self.body: lambda *_, seen=seen, **__: seen}):
                 logits = self.model(labels[None], **self.model_kwargs).logits  # (1, R', V)
             yield logits[0], labels
-
-
-class AlignedProduct:
-    """What a linear layer computes, written into rows that begin at a cache line, always the same.
-
-    Where the number of outputs is no multiple of a cache line, as GPT-2's 50257 tokens are none,
-    a CPU's product otherwise writes every row across the lines; and memory that is asked for anew
-    for every block has to be mapped anew.
-    """
-
-    def __init__(self, linear: torch.nn.Linear):
-        self.linear = linear
-        self.buffer = linear.weight.new_empty(0)
-
-    def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
-        rows = hidden.flatten(0, -2)  # (R, D)
-        weight, bias = self.linear.weight, self.linear.bias
-        if len(rows) > len(self.buffer):
-            width = -(-len(weight) // CACHE_LINE) * CACHE_LINE
-            self.buffer = weight.new_empty(len(rows), width)
-        logits = self.buffer[: len(rows), : len(weight)]
-        if bias is None:
-            torch.mm(rows, weight.t(), out=logits)
-        else:
-            torch.addmm(bias, rows, weight.t(), out=logits)
-        return logits.unflatten(0, hidden.shape[:-1])
 
 
 class WholeForward:
@@ -128,12 +99,11 @@ def ways(model: torch.nn.Module) -> list[Callable[[], Head]]:
 
     The last one always is: the plain forward pass.
     """
-    linear = plain_linear(model)
-    found: list[Callable[[], Head]] = []
-    for body in bodies(model):
-        if linear is not None:
-            found.append(partial(BodyThenHead, model, body, linear))
-        found.append(partial(BodyThenHead, model, body))
+    found: list[Callable[[], Head]] = [
+        partial(BodyThenHead, model, body, with_shortcuts)
+        for body in bodies(model)
+        for with_shortcuts in (True, False)
+    ]
     if "logits_to_keep" in forward_parameters(model):
         found.append(partial(WholeForward, model, takes_index=True))
     return [*found, partial(WholeForward, model, takes_index=False)]
@@ -147,30 +117,25 @@ def bodies(model: torch.nn.Module) -> list[torch.nn.Module]:
     return [part for part in found if isinstance(part, torch.nn.Module) and part is not model]
 
 
-def plain_linear(model: torch.nn.Module) -> torch.nn.Linear | None:
-    """The vocabulary head, if it is a float32 linear layer on a CPU that nobody has changed."""
-    linear = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
-    plain = (
-        type(linear) is torch.nn.Linear
-        and "forward" not in vars(linear)
-        and (linear.weight.device.type, linear.weight.dtype) == ("cpu", torch.float32)
-        and not torch.is_autocast_enabled("cpu")
-    )
-    return linear if plain else None
-
-
 @contextmanager
-def replaced_forward(module: torch.nn.Module, forward: Callable) -> Iterator[None]:
-    """Let a module run another `forward` than its own; say so if nobody called it."""
-    calls = []
-    own = module.__dict__.get("forward")  # accelerate puts its hooks there
-    module.forward = lambda *args, **kwargs: calls.append(module) or forward(*args, **kwargs)
+def replaced_forwards(forwards: dict[torch.nn.Module, Callable]) -> Iterator[None]:
+    """Let modules run another `forward` than their own; say so if one of them was not called."""
+    called = set()
+
+    def telling(module, forward):
+        return lambda *args, **kwargs: called.add(module) or forward(*args, **kwargs)
+
+    # accelerate puts its hooks where these go
+    own = {module: vars(module).get("forward") for module in forwards}
+    for module, forward in forwards.items():
+        module.forward = telling(module, forward)
     try:
         yield
     finally:
-        if own is None:
-            del module.forward
-        else:
-            module.forward = own
-    if not calls:
+        for module, forward in own.items():
+            if forward is None:
+                del module.forward
+            else:
+                module.forward = forward
+    if len(called) < len(forwards):
         raise RuntimeError("the model reaches its hidden states in another way")

@@ -51,6 +51,9 @@ from .measuring import (
 from .probing import probe
 from .results import signature, summarize
 from .scoring import Scorer
+
+# Used by heads.py alone; evaluate copies no file that isn't imported here.
+from .shortcuts import ScoredRows as ScoredRows
 from .tokenization import check_tokenizer
 from .windows import PROTOCOLS
 

@@ -112,12 +112,12 @@ def long_text(setup: Setup, part: int, num_windows: int) -> Case:
 
 
 def mixed_texts(setup: Setup, number: int, folder: str | None) -> Case:
-    """Texts as long as WikiText's lines."""
+    """Texts with the lengths that WikiText's lines have, times `LINE_SCALE`."""
     longest = setup.context - 1
     if folder is None:
         texts = make_lines(number, setup.vocabulary, LINE_SCALE, longest)
     else:
-        texts = read_lines(folder, number, setup.vocabulary, longest)
+        texts = read_lines(folder, number, setup.vocabulary, LINE_SCALE, longest)
     lengths = [len(text.split()) for text in texts]
     case = Case(
         "mixed lengths",
@@ -198,9 +198,9 @@ def large_batch(setup: Setup) -> Case:
 def timed_cases(setup: Setup, tiny: bool, folder: str | None) -> list[Case]:
     """Every workload that is timed; `tiny` ones only show that everything works."""
     return [
-        long_text(setup, 1, 4),
-        long_text(setup, 2, 8),
-        long_text(setup, 8, 9),
+        long_text(setup, 1, 5),
+        long_text(setup, 2, 12),
+        long_text(setup, 8, 12),
         mixed_texts(setup, 12 if tiny else 200, folder),
-        repeated_computes(setup, 2 if tiny else 5, 4 if tiny else 16),
+        repeated_computes(setup, 2 if tiny else 3, 4 if tiny else 16),
     ]

@@ -62,17 +62,18 @@ def make_lines(number: int, vocabulary: int, scale: float, longest: int) -> list
     return [make_text(length, vocabulary, seed) for seed, length in enumerate(lengths)]
 
 
-def read_lines(folder: str, number: int, vocabulary: int, longest: int) -> list[str]:
-    """The first lines of the text files in a folder, their words replaced by the tokenizer's.
+def read_lines(folder: str, number: int, vocabulary: int, scale: float, longest: int) -> list[str]:
+    """Texts as long as lines of the files in a folder are, times `scale`; every n-th line of all.
 
-    Only their lengths matter to the time, and the words of the tokenizer here mean nothing.
+    The words are replaced: those of the tokenizer here mean nothing, and the time is the same.
     """
     files = sorted(path for path in Path(folder).iterdir() if path.is_file())
     lines = (line for path in files for line in path.open(encoding="utf-8"))
-    lengths = [len(line.split()) for line in lines if line.strip()][:number]
+    lengths = [len(line.split()) for line in lines if line.strip()]
+    chosen = lengths[:: max(1, len(lengths) // number)][:number]
     return [
-        make_text(max(2, min(longest, length)), vocabulary, seed)
-        for seed, length in enumerate(lengths)
+        make_text(max(2, min(longest, round(scale * length))), vocabulary, seed)
+        for seed, length in enumerate(chosen)
     ]
 
 

@@ -597,7 +597,8 @@ def test_an_offloaded_model_gives_the_same_numbers(metric, tmp_path, placement, 
     assert all(parameter.is_meta for parameter in model.parameters())
     refuse_to_be_moved(model)
     result = metric.compute(model=model, **arguments)
-    assert result == expected
+    assert result["signature"] == expected["signature"]
+    assert result["perplexities"] == pytest.approx(expected["perplexities"], rel=1e-6)
     assert all(parameter.is_meta for parameter in model.parameters()), "left as it was found"
 
 
