@@ -150,16 +150,26 @@ class Scorer:
             self._to_device(np.concatenate([row.targets for row in rows])),  # (R,)
             self.block_rows,
         )
-        scored = [
-            token_columns(*part, self.num_alternatives)
-            for logits, targets in blocks
-            for part in zip(logits.split(self.loss_rows), targets.split(self.loss_rows))
-        ]
-        columns = [torch.cat(parts) for parts in zip(*scored)]
+        columns = self._columns(blocks, sum(len(row.targets) for row in rows))
         on_gpu = columns[0].is_cuda
         on_host = [column.to("cpu", non_blocking=on_gpu) for column in columns]
         copied = torch.cuda.current_stream(columns[0].device).record_event() if on_gpu else None
         return on_host, [len(row.targets) for row in rows], copied
+
+    def _columns(self, blocks: Iterator, num_rows: int) -> list[torch.Tensor]:
+        """Score blocks of logits into columns of `num_rows` rows; see `TokenColumns`."""
+        columns, done = [], 0
+        for logits, targets in blocks:
+            for part in zip(logits.split(self.loss_rows), targets.split(self.loss_rows)):
+                values = token_columns(*part, self.num_alternatives)
+                # At once in their place: kept, they would lie between the blocks that a CPU's
+                # allocator takes for every loss, and none could be taken again.
+                if not columns:
+                    columns = [value.new_empty(num_rows, *value.shape[1:]) for value in values]
+                for column, value in zip(columns, values):
+                    column[done : done + len(value)] = value
+                done += len(part[1])
+        return columns
 
     def _to_device(self, array: np.ndarray) -> torch.Tensor:
         tensor = torch.from_numpy(array)

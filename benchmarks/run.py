@@ -47,19 +47,27 @@ def main(arguments: list[str] | None = None) -> None:
         print(json.dumps({"peak_bytes": measure_memory(*options.memory_of, options.texts)}))
         return
     results = {"machine": describe_machine(options.threads), "shape": options.shape, "cases": []}
-    for part in measure_all(options, results):
-        part()
-        options.output.write_text(json.dumps(results, indent=1) + "\n")
+    if options.only and options.output.exists():
+        results = json.loads(options.output.read_text())
+    for name, part in all_parts(options, results):
+        if (options.only is None or name in options.only) and name not in options.skip:
+            part()
+            options.output.write_text(json.dumps(results, indent=1) + "\n")
     draw(results, options.plot)
 
 
-def measure_all(options: argparse.Namespace, results: dict) -> Iterator[Callable[[], None]]:
-    """What there is to measure, each of it put into `results` and printed."""
+def all_parts(
+    options: argparse.Namespace, results: dict
+) -> Iterator[tuple[str, Callable[[], None]]]:
+    """What there is to measure, by name; each part puts it into `results` and prints it."""
     tiny = options.shape == "tiny"
 
     def one_case(case: Case) -> None:
-        results["cases"].append(run_case(case, options.repetitions))
-        print_case(results["cases"][-1])
+        measured = run_case(case, options.repetitions)
+        print_case(measured)
+        places = [n for n, old in enumerate(results["cases"]) if old["name"] == case.name]
+        place = places[0] if places else len(results["cases"])
+        results["cases"][place : place + 1] = [measured]
 
     def all_bookkeeping() -> None:
         results["bookkeeping"] = run_bookkeeping(tiny, results["cases"])
@@ -70,12 +78,9 @@ def measure_all(options: argparse.Namespace, results: dict) -> Iterator[Callable
         print_memory(results["memory"])
 
     for case in timed_cases(Setup(options.shape), tiny, options.texts):
-        if options.only is None or case.name in options.only:
-            yield partial(one_case, case)
-    if options.only is None and "bookkeeping" not in options.skip:
-        yield all_bookkeeping
-    if options.only is None and "memory" not in options.skip:
-        yield all_memory
+        yield case.name, partial(one_case, case)
+    yield "bookkeeping", all_bookkeeping
+    yield "memory", all_memory
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
@@ -86,8 +91,10 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--repetitions", type=int, default=5)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--texts", help="folder of text files whose lines are the mixed texts")
-    parser.add_argument("--only", action="append", help="a case by its name, and no other")
-    parser.add_argument("--skip", action="append", default=[], choices=("bookkeeping", "memory"))
+    parser.add_argument(
+        "--only", action="append", help="a part by its name, which is renewed in OUTPUT"
+    )
+    parser.add_argument("--skip", action="append", default=[], help="a part by its name")
     parser.add_argument("--output", type=Path, default=HERE / "results.json")
     parser.add_argument("--plot", type=Path, default=HERE / "plot.png")
     parser.add_argument("--memory-of", nargs=3, metavar=("SHAPE", "CASE", "CONTENDER"))

@@ -63,14 +63,17 @@ def make_lines(number: int, vocabulary: int, scale: float, longest: int) -> list
 
 
 def read_lines(folder: str, number: int, vocabulary: int, scale: float, longest: int) -> list[str]:
-    """Texts as long as lines of the files in a folder are, times `scale`; every n-th line of all.
+    """Texts as long as lines of the files in a folder are, times `scale`.
 
-    The words are replaced: those of the tokenizer here mean nothing, and the time is the same.
+    The lines are evenly spaced from the shortest to the longest of all, so that there is as much to
+    pad as in the whole.  Their words are replaced: those of the tokenizer here mean nothing.
     """
     files = sorted(path for path in Path(folder).iterdir() if path.is_file())
     lines = (line for path in files for line in path.open(encoding="utf-8"))
-    lengths = [len(line.split()) for line in lines if line.strip()]
-    chosen = lengths[:: max(1, len(lengths) // number)][:number]
+    lengths = sorted(len(line.split()) for line in lines if line.strip())
+    number = min(number, len(lengths))
+    chosen = [lengths[n * (len(lengths) - 1) // max(1, number - 1)] for n in range(number)]
+    random.Random(0).shuffle(chosen)
     return [
         make_text(max(2, min(longest, round(scale * length))), vocabulary, seed)
         for seed, length in enumerate(chosen)

@@ -20,7 +20,10 @@ pytest.importorskip("matplotlib", reason="the benchmark draws its results")
 sys.path.append(str(ROOT / "benchmarks"))
 
 import measure
+import parts
 import run
+import table
+import utilisation
 from cases import Case, Contender, Setup, long_text, mixed_texts
 from floor import Floor, batches
 from peers import guide_loop, stock_metric
@@ -192,9 +195,9 @@ def test_lines_are_as_many_and_as_long_as_asked(tmp_path):
     assert len(lengths) == 300 and min(lengths) >= 2 and max(lengths) == 60
     (tmp_path / "wiki").write_text(" = A title = \n\n seven words stand in this very line \n x \n")
     read = read_lines(str(tmp_path), number=10, vocabulary=50, scale=1, longest=5)
-    assert [len(text.split()) for text in read] == [4, 5, 2]
-    every_other = read_lines(str(tmp_path), number=1, vocabulary=50, scale=2, longest=50)
-    assert [len(text.split()) for text in every_other] == [8]
+    assert sorted(len(text.split()) for text in read) == [2, 4, 5]
+    ends = read_lines(str(tmp_path), number=2, vocabulary=50, scale=2, longest=50)
+    assert sorted(len(text.split()) for text in ends) == [2, 14], "the shortest and the longest"
 
 
 def test_tokenizer_gives_one_token_a_word():
@@ -218,3 +221,40 @@ def test_peak_memory_apart_reads_what_the_process_prints(tmp_path):
     assert measure.peak_memory_apart(script, "12") == 12
     script.write_text("raise MemoryError")
     assert measure.peak_memory_apart(script, "12") is None
+
+
+def test_parts_are_timed_one_by_one(capsys):
+    parts.main(["--shape=tiny", "--repetitions=1", "--threads=1"])
+    printed = capsys.readouterr().out
+    assert all(way.__doc__ in printed for way in (parts.body, parts.head, parts.loss))
+    assert printed.count("1.00   (1.00 to 1.00)") >= 5, "each part's first way over itself"
+
+
+def test_utilisation_counts_what_the_windows_require(capsys):
+    """Counted by hand for a model of two layers."""
+    utilisation.main(
+        [
+            "--shape=tiny",
+            "--device=cpu",
+            "--length=16",
+            "--windows=3",
+            "--part=2",
+            "--matrix-size=64",
+        ]
+    )
+    assert "tiny, L = 16, S = L/2: " in capsys.readouterr().out
+    model = utilisation.make_llama("tiny", length=16, device=torch.device("cpu"))
+    # A layer: queries and output 32 x 32 each, keys and values 32 x 16 each, three of 32 x 64.
+    layer = 2 * 32 * 32 + 2 * 32 * 16 + 3 * 32 * 64
+    attention = 4 * 32 * 16 / 2  # scores and weighted values, half of the 16 keys
+    result = {"num_forward_tokens": 100, "num_tokens": 60}
+    expected = 100 * 2 * (2 * layer + attention) + 60 * 2 * 32 * 300
+    assert utilisation.operations(model, result, length=16) == expected
+
+
+def test_published_tables_are_of_the_published_results():
+    results = json.loads((ROOT / "benchmarks" / "results.json").read_text())
+    assert table.speed_table(results) in (ROOT / "README.md").read_text()
+    details = (ROOT / "benchmarks" / "README.md").read_text()
+    assert table.memory_table(results) in details
+    assert table.bookkeeping_table(results) in details

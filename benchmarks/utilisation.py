@@ -1,0 +1,139 @@
+"""How much of a GPU's matrix rate scoring a long text reaches (model-FLOPs utilisation).
+
+    python benchmarks/utilisation.py
+
+The rate that counts as all of it is the best of plain matrix products in the same run.  Counted are
+the operations that the windows require, two for each weight of a linear layer and token: of the
+body for every token read, of the vocabulary head for every token scored; and of attention, the
+pairs of a query and a key that it may see.
+"""
+
+import argparse
+import tempfile
+import time
+
+import evaluate
+import torch
+import transformers
+from cases import ROOT
+from workloads import make_text, make_tokenizer
+
+SHAPES = {  # of Llama's configuration: sizes of Qwen2.5 1.5B, of Llama 3.2 1B, and for a test
+    "1.5b": {
+        "hidden_size": 1536,
+        "intermediate_size": 8960,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 12,
+        "num_key_value_heads": 2,
+        "vocab_size": 151_936,
+    },
+    "1b": {
+        "hidden_size": 2048,
+        "intermediate_size": 8192,
+        "num_hidden_layers": 16,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "vocab_size": 128_256,
+    },
+    "tiny": {
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "vocab_size": 300,
+    },
+}
+
+
+def main(arguments: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--shape", choices=SHAPES, default="1.5b")
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--length", type=int, default=1024, help="of a window, in tokens")
+    parser.add_argument("--part", type=int, default=1, help="the stride is this part of it")
+    parser.add_argument("--windows", type=int, default=128)
+    parser.add_argument("--batch-size", type=int, default=16)
+    parser.add_argument("--repetitions", type=int, default=3)
+    parser.add_argument("--matrix-size", type=int, default=8192)
+    options = parser.parse_args(arguments)
+    evaluate.logging.disable_progress_bar()
+    device = torch.device(options.device)
+    model = make_llama(options.shape, options.length, device)
+    rate = matrix_rate(device, options.matrix_size, options.repetitions)
+    with tempfile.TemporaryDirectory() as cache:
+        metric = evaluate.load(str(ROOT / "perplexity_sliding.py"), cache_dir=cache)
+        seconds, result = time_metric(metric, model, options)
+    share = operations(model, result, options.length) / seconds / rate
+    print(f"{options.shape}, L = {options.length}, S = L/{options.part}: {share:.1%} of the rate")
+    if device.type == "cuda":
+        weights = sum(p.numel() * p.element_size() for p in model.parameters())
+        peak = torch.cuda.max_memory_allocated(device) - weights
+        print(f"peak memory above the weights: {peak / 2**20:,.0f} MiB")
+
+
+def make_llama(shape: str, length: int, device: torch.device) -> transformers.LlamaForCausalLM:
+    torch.manual_seed(0)
+    start = SHAPES[shape]["vocab_size"] - 1
+    config = transformers.LlamaConfig(
+        **SHAPES[shape], max_position_embeddings=length, bos_token_id=start, eos_token_id=start
+    )
+    with device:
+        model = transformers.LlamaForCausalLM(config)
+    return model.to(torch.bfloat16).eval()
+
+
+def matrix_rate(device: torch.device, size: int, repetitions: int) -> float:
+    """Operations a second in products of square bfloat16 matrices, the best of all."""
+    left, right = (torch.randn(size, size, device=device, dtype=torch.bfloat16) for _ in range(2))
+    torch.mm(left, right)  # warm-up
+    best = min(timed(device, lambda: torch.mm(left, right)) for _ in range(10 * repetitions))
+    return 2 * size**3 / best
+
+
+def time_metric(metric, model, options: argparse.Namespace) -> tuple[float, dict]:
+    """The best time of a compute, and its result."""
+    tokenizer = make_tokenizer(model.config.vocab_size)
+    stride = options.length // options.part
+    num_tokens = options.length + (options.windows - 1) * stride
+    text = make_text(num_tokens, model.config.vocab_size)
+    results = []
+
+    def compute():
+        results.append(
+            metric.compute(
+                predictions=[text],
+                model=model,
+                tokenizer=tokenizer,
+                stride=stride,
+                batch_size=options.batch_size,
+            )
+        )
+
+    compute()  # warm-up
+    return min(timed(model.device, compute) for _ in range(options.repetitions)), results[-1]
+
+
+def timed(device: torch.device, run) -> float:
+    began = time.perf_counter()
+    run()
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter() - began
+
+
+def operations(model, result: dict, length: int) -> float:
+    """Floating-point operations that a result's windows require."""
+    linear = [m for m in model.base_model.modules() if isinstance(m, torch.nn.Linear)]
+    weights = sum(module.weight.numel() for module in linear)
+    config = model.config
+    # Scores and weighted values: two operations for each number and pair, half of the pairs.
+    pairs = 2 * config.num_hidden_layers * length * config.hidden_size
+    body = (2 * weights + pairs) * result["num_forward_tokens"]
+    return body + 2 * config.hidden_size * config.vocab_size * result["num_tokens"]
+
+
+if __name__ == "__main__":
+    main()
