@@ -20,6 +20,10 @@ from .heads import Head
 CPU_BATCH_TOKENS = 1024
 CPU_BLOCK_ROWS = 512
 CPU_LOSS_BYTES = 2**23
+# Tokens of padding in a forward pass that cost as much as another one, which reads all weights: on
+# a CPU as measured, elsewhere about the ratio of an accelerator's matrix rate to its memory's.
+CPU_PADDING = 32
+PADDING = 256
 OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "not enough memory")
 
 
@@ -75,12 +79,14 @@ class Scorer:
         self.device = device
         self.head = head
         self.batch_tokens = batch_tokens
+        self.padding = PADDING
         # A row of logits exists in the model's dtype, in float32, and once more inside the loss.
         self.block_rows = max(1, logits_memory // (vocabulary * 12))
         self.loss_rows = self.block_rows
         self.num_alternatives = min(num_alternatives, vocabulary)
         if device.type == "cpu":
             self.batch_tokens = min(batch_tokens, CPU_BATCH_TOKENS)
+            self.padding = CPU_PADDING
             self.loss_rows = max(1, CPU_LOSS_BYTES // (vocabulary * 4))
             if head.by_blocks:
                 self.block_rows = min(self.block_rows, CPU_BLOCK_ROWS)
@@ -109,7 +115,7 @@ class Scorer:
         """
         waiting = [
             rest
-            for numbers in reversed(batches(lengths, self.batch_tokens))
+            for numbers in reversed(batches(lengths, self.batch_tokens, self.padding))
             if (rest := [number for number in numbers if number not in finished])
         ]
         running = None  # collected once the next batch is launched, so that a GPU never waits
@@ -202,17 +208,21 @@ def collect(columns: list[torch.Tensor], counts: list[int], copied) -> list[Toke
     return [TokenColumns(*own) for own in zip(*(np.split(c.numpy(), ends) for c in columns))]
 
 
-def batches(lengths: Sequence[int], batch_tokens: int) -> list[list[int]]:
+def batches(lengths: Sequence[int], batch_tokens: int, padding: int) -> list[list[int]]:
     """Group windows of like lengths, longest first, so that hardly any padding is run.
 
-    Each group takes at most `batch_tokens` tokens once padded to its longest, or holds one window.
+    Each group takes at most `batch_tokens` tokens once padded to its longest, at most `padding` of
+    them padding, or holds one window.
     """
     groups: list[list[int]] = []
+    longest = padded = 0
     for number in np.argsort(-np.asarray(lengths), kind="stable").tolist():
-        if groups and (len(groups[-1]) + 1) * lengths[groups[-1][0]] <= batch_tokens:
+        padded += longest - lengths[number]
+        if groups and (len(groups[-1]) + 1) * longest <= batch_tokens and padded <= padding:
             groups[-1].append(number)
         else:
             groups.append([number])
+            longest, padded = lengths[number], 0
     return groups
 
 

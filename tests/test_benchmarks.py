@@ -215,6 +215,16 @@ def test_peak_memory_sees_what_was_freed_again():
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_logits_stay_within_their_memory():
+    """2,048 rows of 128,256 logits would take 1,002 MiB; a block of them and the loss have 128."""
+    large = Setup("large vocabulary")
+    text = make_text(2 * large.context, large.vocabulary)
+    arguments = {"stride": large.context, "logits_memory": 2**27}
+    large.ours([text], **arguments)  # warm-up
+    assert measure.peak_memory(lambda: large.ours([text], **arguments)) < 2**27
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_peak_memory_apart_reads_what_the_process_prints(tmp_path):
     script = tmp_path / "script.py"
     script.write_text("import sys; print('noise'); print('{\"peak_bytes\": %s}' % sys.argv[1])")

@@ -41,28 +41,37 @@ def nlls(result) -> list[float]:
 # ---- batches
 
 
-@given(lengths=st.lists(st.integers(1, 300), min_size=1, max_size=200), room=st.integers(1, 1000))
-def test_batches_hold_every_window_once_and_keep_to_their_room(lengths, room):
-    groups = batches(lengths, room)
+@given(
+    lengths=st.lists(st.integers(1, 300), min_size=1, max_size=200),
+    room=st.integers(1, 1000),
+    padding=st.integers(0, 300),
+)
+def test_batches_hold_every_window_once_and_keep_to_their_room(lengths, room, padding):
+    groups = batches(lengths, room, padding)
     assert sorted(number for group in groups for number in group) == list(range(len(lengths)))
     for group in groups:
-        assert len(group) * max(lengths[number] for number in group) <= room or len(group) == 1
+        own = [lengths[number] for number in group]
+        assert len(own) * max(own) <= room or len(own) == 1
+        assert len(own) * max(own) - sum(own) <= padding
     ordered = [lengths[number] for group in groups for number in group]
     assert ordered == sorted(lengths, reverse=True), "longest first"
 
 
 @pytest.mark.parametrize(
-    ("lengths", "room", "expected"),
+    ("lengths", "room", "padding", "expected"),
     [
-        ([8, 8, 8, 8], 16, [[0, 1], [2, 3]]),
+        ([8, 8, 8, 8], 16, 9, [[0, 1], [2, 3]]),
         # short windows share the room of long ones
-        ([2, 8, 2, 2, 2], 8, [[1], [0, 2, 3, 4]]),
+        ([2, 8, 2, 2, 2], 8, 9, [[1], [0, 2, 3, 4]]),
         # a window that is larger than the room runs alone
-        ([20, 3, 3], 8, [[0], [1, 2]]),
+        ([20, 3, 3], 8, 9, [[0], [1, 2]]),
+        # one that would be padded too far begins a batch
+        ([8, 6, 5, 4, 4], 99, 5, [[0, 1, 2], [3, 4]]),
+        ([8, 6, 5, 4, 4], 99, 4, [[0, 1], [2, 3, 4]]),
     ],
 )
-def test_batches(lengths, room, expected):
-    assert batches(lengths, room) == expected
+def test_batches(lengths, room, padding, expected):
+    assert batches(lengths, room, padding) == expected
 
 
 def test_batch_size_counts_whole_windows(metric, tokenizer):
