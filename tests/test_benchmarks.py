@@ -30,6 +30,17 @@ from peers import guide_loop, stock_metric
 from workloads import FreeModel, make_lines, make_text, make_tokenizer, read_lines
 
 
+@pytest.fixture(scope="module", autouse=True)
+def heard_again():
+    """What the benchmarks silence is heard again by the tests after them."""
+    verbosity, threads = transformers.logging.get_verbosity(), torch.get_num_threads()
+    yield
+    torch.set_num_threads(threads)
+    transformers.logging.set_verbosity(verbosity)
+    transformers.utils.logging.enable_progress_bar()
+    evaluate.logging.enable_progress_bar()
+
+
 @pytest.fixture(scope="module")
 def setup():
     return Setup("tiny")
@@ -40,12 +51,7 @@ def outcome(tmp_path_factory):
     """What a whole run at the tiny size writes."""
     folder = tmp_path_factory.mktemp("benchmark")
     files = [f"--output={folder / 'results.json'}", f"--plot={folder / 'plot.png'}"]
-    verbosity = transformers.logging.get_verbosity()
     run.main(["--shape=tiny", "--repetitions=3", "--threads=1", "--skip=memory", *files])
-    # What a run silences is heard again by the tests after it.
-    transformers.logging.set_verbosity(verbosity)
-    transformers.utils.logging.enable_progress_bar()
-    evaluate.logging.enable_progress_bar()
     return json.loads((folder / "results.json").read_text()), (folder / "plot.png").read_bytes()
 
 
