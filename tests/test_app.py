@@ -19,7 +19,7 @@ from models import make_byte_tokenizer, words
 from space_models import ROOT, bundled_model, byte_model, word_model
 
 import app
-import score as command_line
+from cli import main as command_line
 from space import handlers as page_handlers
 from space.calls import python_call, shell_call
 from space.charts import round_levels

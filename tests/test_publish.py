@@ -9,7 +9,7 @@ from typing import ClassVar
 import pytest
 from space_models import ROOT, byte_model
 
-import publish
+from space import publish
 
 CARD = """---
 title: T
@@ -31,16 +31,17 @@ def project(tmp_path):
         "app.py": "from space.page import build\n",
         "perplexity_sliding.py": "from .windows import plan\n",
         "windows.py": "",
-        "score.py": "import json\nimport commandline\n\ndef late():\n    import plots\n",
-        "commandline.py": "",
-        "plots.py": "import windows\n",
-        "publish.py": "",
+        "score.py": "import json\n\ndef late():\n    from cli.main import main\n",
+        "cli/__init__.py": "",
+        "cli/main.py": "from . import plots\n",
+        "cli/plots.py": "",
         "scratch.py": "",
         ".env": "SECRET=1",
         "space/__init__.py": "",
         "space/page.py": "",
         "space/page.css": "",
         "space/page.js": "",
+        "space/publish.py": "",
         "space/notes.txt": "",
         "samples/story.txt": "",
         "samples/README.md": "",
@@ -67,13 +68,14 @@ EXPECTED = [
     "LICENSE",
     "README.md",
     "app.py",
-    "commandline.py",
+    "cli/__init__.py",
+    "cli/main.py",
+    "cli/plots.py",
     "demo_model/README.md",
     "demo_model/config.json",
     "demo_model/model.safetensors",
     "docs/picture.png",
     "perplexity_sliding.py",
-    "plots.py",
     "requirements.txt",
     "samples/README.md",
     "samples/story.txt",
@@ -95,7 +97,7 @@ def test_a_dry_run_names_them_and_asks_nobody(project, capsys, monkeypatch):
     assert publish.main(["user/name", "--dry-run"], project) == 0
     printed = capsys.readouterr().out
     assert [line.split()[1] for line in printed.splitlines()[:-1]] == EXPECTED
-    assert "19 files for user/name; nothing was uploaded." in printed
+    assert "20 files for user/name; nothing was uploaded." in printed
 
 
 class RecordingHub:
@@ -174,7 +176,7 @@ def test_the_files_are_enough_to_run_the_space(tmp_path):
         (tmp_path / file).parent.mkdir(exist_ok=True)
         shutil.copy(ROOT / file, tmp_path / file)
     byte_model(tmp_path / "demo_model")
-    source = "import app; app.create_app(); import score; score.main(['samples/note.txt'])"
+    source = "import app; app.create_app(); from cli.main import main; main(['samples/note.txt'])"
     done = subprocess.run(
         [sys.executable, "-c", source], cwd=tmp_path, capture_output=True, text=True, check=False
     )

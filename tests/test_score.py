@@ -23,10 +23,9 @@ from models import make_model, make_tokenizer, random_text
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-import commandline  # noqa: E402
-import plots  # noqa: E402
-import score  # noqa: E402
-import wikitext  # noqa: E402
+import cli  # noqa: E402
+from cli import main as score  # noqa: E402
+from cli import options, plots, wikitext  # noqa: E402
 
 # Arguments that are live objects, or that the command line has another word for.
 NOT_OPTIONS = {"self", "predictions", "model", "tokenizer", "callback", "return_token_scores"}
@@ -322,7 +321,7 @@ def test_wikitext_is_counted_as_lm_eval_counts_it_with_its_protocol(run_json, tm
 
 def test_every_argument_of_the_metric_is_an_option(metric):
     arguments = set(inspect.signature(type(metric)._compute).parameters)
-    assert arguments - NOT_OPTIONS == set(commandline.METRIC_ARGUMENTS)
+    assert arguments - NOT_OPTIONS == set(options.METRIC_ARGUMENTS)
 
 
 OPTIONS = {
@@ -557,7 +556,8 @@ def test_a_terminal_is_not_waited_for(refuse, monkeypatch):
 
 
 def test_plots_need_matplotlib(refuse, files, monkeypatch):
-    monkeypatch.setitem(sys.modules, "plots", None)
+    monkeypatch.delattr(cli, "plots", raising=False)
+    monkeypatch.setitem(sys.modules, "cli.plots", None)
     message = refuse(files[0], "--protocol=all", "--plot=a.png")
     assert "--plot needs the package matplotlib: pip install matplotlib." in message
 

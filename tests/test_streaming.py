@@ -11,9 +11,9 @@ import pytest
 import torch
 from models import make_model, make_tokenizer, random_text
 
-import score
-import streaming
-from score import Text
+from cli import main as score
+from cli import sharding
+from cli.main import Text
 
 LENGTHS = (50, 7, 40, 23, 3, 61, 18, 30)
 TEXTS = [random_text(length, seed=length) for length in LENGTHS]
@@ -109,14 +109,14 @@ def assert_same(result: dict, expected: dict) -> None:
 )
 def test_shards(lengths, limit, expected):
     texts = [Text("", "a" * length) for length in lengths]
-    shards = streaming.cut_into_shards(texts, limit)
+    shards = sharding.cut_into_shards(texts, limit)
     assert [[len(text.text) for text in shard] for shard in shards] == expected
 
 
 def test_no_more_is_read_than_a_shard_and_the_text_after_it():
     read = []
     texts = (read.append(number) or Text("", "aaaa") for number in range(1000))
-    shards = streaming.cut_into_shards(texts, 8)
+    shards = sharding.cut_into_shards(texts, 8)
     next(shards)
     assert len(read) == 3
     next(shards)
@@ -201,7 +201,7 @@ def test_protocols_that_take_each_text_on_its_own(metric, model_id):
             predictions=TEXTS, model_id=model_id, protocol=protocol, max_length=8
         )
         each = len(result["perplexities"]) == len(TEXTS)
-        assert each == (protocol in streaming.SCORE_EACH), protocol
+        assert each == (protocol in sharding.SCORE_EACH), protocol
 
 
 # ---- refusals

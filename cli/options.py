@@ -6,7 +6,8 @@ import os
 import re
 from pathlib import Path
 
-BUNDLED_MODEL = Path(__file__).resolve().parent / "demo_model"
+ROOT = Path(__file__).resolve().parent.parent
+BUNDLED_MODEL = ROOT / "demo_model"
 START_CHOICES = {"true": True, "false": False, "once": "once", "every": "every"}
 
 

@@ -1,7 +1,7 @@
 """Publish the metric as a Hugging Face Space, with the files that it needs and no others.
 
-    python publish.py user/perplexity_sliding --dry-run
-    python publish.py user/perplexity_sliding
+    python -m space.publish user/perplexity_sliding --dry-run
+    python -m space.publish user/perplexity_sliding
 
 The Space is the metric, for `evaluate.load("user/perplexity_sliding")`, and the page beside it.
 What is uploaded is what is committed; files of an earlier version that are gone are removed.  Log in
@@ -18,7 +18,7 @@ from pathlib import Path
 
 from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, metadata_load
 
-ROOT = Path(__file__).resolve().parent
+ROOT = Path(__file__).resolve().parent.parent
 # Programs of the Space; the modules that they import come along.
 PROGRAMS = ("app.py", "perplexity_sliding.py", "score.py")
 PATTERNS = (
@@ -86,6 +86,7 @@ def package_files(root: Path, package: str) -> set[str]:
         path.relative_to(root).as_posix()
         for pattern in PACKAGE_PATTERNS
         for path in (root / package).glob(pattern)
+        if path.name != Path(__file__).name
     }
 
 
