@@ -25,6 +25,10 @@ START_NAMES = {
     "every": "in every window",
     "none": "none",
 }
+TURNED_AWAY = (
+    "This request was turned away before it began: too many are waiting, or a setting is out of its "
+    "range. Check window and stride, and try again in a moment."
+)
 logger = logging.getLogger(__name__)
 
 
@@ -47,8 +51,16 @@ class Handlers:
         self.jobs.new(request.session_hash)
         return status("Waiting for its turn."), gr.Button(interactive=True)
 
-    def idle(self):
-        return gr.Button(interactive=False)
+    def idle(self, request: gr.Request):
+        """A request ended: nothing is left to stop, unless a newer one runs."""
+        return (
+            gr.skip() if self.jobs.is_busy(request.session_hash) else gr.Button(interactive=False)
+        )
+
+    def turned_away(self, request: gr.Request):
+        """A request was refused before it reached any handler: say so, and be idle."""
+        self.jobs.forget(request.session_hash)
+        return alert(TURNED_AWAY), gr.Button(interactive=False)
 
     def stop(self, request: gr.Request) -> None:
         self.jobs.stop(request.session_hash)
@@ -174,20 +186,24 @@ class Handlers:
     ) -> Iterator:
         """Run some work for a visitor; yield the status line and `width` rendered values."""
         unchanged = [gr.skip()] * width
+        job = self.jobs.take(request.session_hash)
         try:
-            for told in follow(self.jobs.latest(request.session_hash), work):
+            for told in follow(job, work):
                 if not isinstance(told, Shown):
                     yield progress(told), *unchanged
                 else:
                     line = status(done(told.result)) if told.final else gr.skip()
                     yield line, *render(told.result)
         except Stopped as stopped:
-            yield status(str(stopped)), *unchanged
+            line = gr.skip() if job.superseded else status(str(stopped))
+            yield line, *unchanged
         except (Refused, OverBudget) as refusal:
             yield alert(str(refusal)), *unchanged
         except Exception:
             logger.exception("A request failed.")
             yield alert("Something went wrong on this page's side. Please try again."), *unchanged
+        finally:
+            job.finished = True
 
     def _stride_controls(self, settings: Settings):
         known = guide(settings.protocol)

@@ -48,11 +48,17 @@ class Job:
 
     Args:
         seconds: that it may compute; waiting and loading a model don't count.
+
+    Attributes:
+        taken: a request runs under it.
+        finished: that request ended.
+        superseded: the same visitor asked for something newer, so nobody waits for its result.
     """
 
     def __init__(self, seconds: float):
         self.seconds = seconds
         self.told: queue.Queue = queue.Queue()
+        self.taken = self.finished = self.superseded = False
         self._stop = threading.Event()
         self._computed = 0.0
         self._so_far = ""
@@ -163,25 +169,40 @@ class Jobs:
         self._jobs: dict[str, Job] = {}
 
     def new(self, visitor: str) -> Job:
-        """Begin a job, stopping the visitor's last one."""
+        """Announce a job, stopping the visitor's last one."""
         with self._lock:
-            self._stop(visitor)
-            self._jobs[visitor] = Job(self.seconds)
-            return self._jobs[visitor]
+            return self._replace(visitor)
 
-    def latest(self, visitor: str) -> Job:
+    def take(self, visitor: str) -> Job:
+        """Return the job announced last, or a new one if another request runs under that."""
         with self._lock:
-            return self._jobs.setdefault(visitor, Job(self.seconds))
+            job = self._jobs.get(visitor)
+            if job is None or job.taken:
+                job = self._replace(visitor)
+            job.taken = True
+            return job
+
+    def is_busy(self, visitor: str) -> bool:
+        """Whether the visitor's latest job is announced or running."""
+        with self._lock:
+            return visitor in self._jobs and not self._jobs[visitor].finished
 
     def stop(self, visitor: str) -> None:
         with self._lock:
             self._stop(visitor)
 
     def forget(self, visitor: str) -> None:
-        """Stop and drop the job of a visitor who left."""
+        """Stop and drop the job of a visitor who left, or whose request never began."""
         with self._lock:
             self._stop(visitor)
             self._jobs.pop(visitor, None)
+
+    def _replace(self, visitor: str) -> Job:
+        if visitor in self._jobs:
+            self._jobs[visitor].superseded = True
+            self._stop(visitor)
+        self._jobs[visitor] = Job(self.seconds)
+        return self._jobs[visitor]
 
     def _stop(self, visitor: str) -> None:
         if visitor in self._jobs:

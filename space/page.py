@@ -169,6 +169,7 @@ def window_sliders(settings: Settings) -> tuple[gr.Slider, gr.Slider]:
         step=1,
         label="Window",
         info="Tokens that the model reads at once, up to its limit.",
+        buttons=[],  # "reset" would go past the present limits
     )
     stride = gr.Slider(
         1,
@@ -177,6 +178,7 @@ def window_sliders(settings: Settings) -> tuple[gr.Slider, gr.Slider]:
         step=1,
         label="Stride",
         info="Tokens from one window to the next. Smaller: more context, more work.",
+        buttons=[],
     )
     return window, stride
 
@@ -259,7 +261,16 @@ def connect_measurements(handlers: Handlers, controls: Controls, results: Result
 
     def on(trigger, run, inputs, outputs) -> None:
         begun = trigger(handlers.begin, None, [r.status, r.stop], **QUICK)
-        ran = begun.then(run, inputs, [r.status, *outputs], **COMPUTING, **QUIET)
+        # "multiple": a request that replaces a running one is sent while that one still ends.
+        ran = begun.then(
+            run,
+            inputs,
+            [r.status, *outputs],
+            trigger_mode="multiple",
+            **COMPUTING,
+            **QUIET,
+        )
+        ran.failure(handlers.turned_away, None, [r.status, r.stop], **QUICK)
         ran.then(handlers.idle, None, r.stop, **QUICK)
 
     on(

@@ -1,0 +1,67 @@
+"""Requests as a visitor meets them in a browser: sent twice, refused, replaced, waited for."""
+
+import re
+
+import pytest
+
+pytest.importorskip("selenium", reason="selenium is not installed")
+from test_browser import browser, page, pytestmark, url  # noqa: E402, F401
+
+LONG = "Again the tide came in and went out. " * 400
+# What a page sees of a server that is full or just starts again.
+REFUSE = """
+const send = window.fetch;
+window.fetch = (address, ...rest) => String(address.url ?? address).includes("queue/join")
+  ? Promise.resolve(new Response('{"detail": "Queue is full."}', {status: 503}))
+  : send(address, ...rest);
+"""
+
+
+def fill(page, text):
+    """Put a text into the text box at once."""
+    page.script(
+        "const area = arguments[0]; area.value = arguments[1];"
+        "area.dispatchEvent(new Event('input', {bubbles: true}))",
+        page.labelled("Text"),
+        text,
+    )
+
+
+def tokens_in_text(page):
+    """How long the scored text is, as the card says it; thousands for `LONG`."""
+    [number] = re.findall(r"of ([\d,]+) in the text", page.one(".ps-numbers").text)
+    return int(number.replace(",", ""))
+
+
+def is_idle(page):
+    """Whether nothing is left to stop."""
+    stop = page.labelled("Stop")
+    return stop is None or not stop.is_enabled()
+
+
+def test_a_second_score_scores_the_second_text(page):
+    fill(page, LONG)
+    page.press("Score")
+    page.until(lambda: "tokens read, perplexity so far" in page.status)
+    fill(page, "A short text, scored while another one was running.")
+    page.press("Score")
+    page.until(lambda: "Scored with" in page.status, "the second text was not scored")
+    assert tokens_in_text(page) < 100
+    page.until(lambda: is_idle(page))
+
+
+def test_the_last_of_many_clicks_counts(page):
+    for number in range(4):
+        fill(page, f"{LONG} {number}" if number < 3 else "The last of four texts.")
+        page.press("Score")
+    page.until(lambda: "Scored with" in page.status, "the last text was not scored")
+    assert tokens_in_text(page) < 100
+    page.until(lambda: is_idle(page))
+
+
+def test_a_request_that_is_refused_before_it_begins_says_so_and_idles(page):
+    page.script(REFUSE)
+    page.press("Score")
+    page.until(lambda: "turned away" in page.status, "the page waits for ever")
+    assert page.all('#status [role="alert"]')
+    page.until(lambda: is_idle(page))
