@@ -1,11 +1,12 @@
 """Requests as a visitor meets them in a browser: sent twice, refused, replaced, waited for."""
 
+# ruff: noqa: F811  # pytest finds fixtures by the names that are imported
 import re
 
 import pytest
 
 pytest.importorskip("selenium", reason="selenium is not installed")
-from test_browser import browser, page, pytestmark, url  # noqa: E402, F401
+from test_browser import browser, page, pytestmark, url  # noqa: F401
 
 LONG = "Again the tide came in and went out. " * 400
 # What a page sees of a server that is full or just starts again.
