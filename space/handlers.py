@@ -62,6 +62,10 @@ class Handlers:
         self.jobs.forget(request.session_hash)
         return alert(TURNED_AWAY), gr.Button(interactive=False)
 
+    def ask_model(self, name: str, adopted: str, asked: int):
+        """Count the requests for another model than the one that the sliders stand for."""
+        return gr.skip() if name == adopted else asked + 1
+
     def stop(self, request: gr.Request) -> None:
         self.jobs.stop(request.session_hash)
 

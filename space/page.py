@@ -43,6 +43,7 @@ class Controls:
     start: gr.Radio
     protocol: gr.Dropdown
     score: gr.Button
+    adopted: gr.State
 
     @property
     def request(self) -> list:
@@ -143,7 +144,10 @@ def lay_out_controls(service: Service, handlers: Handlers, scored: Scored) -> Co
             label="Protocol",
             info="Cut the text into windows as another tool does, to get its number.",
         )
-    return Controls(text, sample, upload, model, window, stride, picture, start, protocol, score)
+    adopted = gr.State(BUNDLED)  # whose window the sliders show
+    return Controls(
+        text, sample, upload, model, window, stride, picture, start, protocol, score, adopted
+    )
 
 
 def view(value: str = "", elem_id: str | None = None) -> gr.HTML:
@@ -234,7 +238,8 @@ def connect_settings(
     """Controls that change other controls."""
     c, status_line = controls, results.status
     latest = QUICK | {"trigger_mode": "always_last"}
-    c.sample.input(handlers.choose_sample, c.sample, c.text, **QUICK)
+    # A choice, not `input`: that fires too when the list is only left, and would replace a text.
+    c.sample.select(handlers.choose_sample, c.sample, c.text, **QUICK)
     c.upload.upload(handlers.upload, c.upload, [c.text, status_line], **QUICK)
     c.window.input(
         handlers.move_window, [c.window, c.stride, c.protocol], [c.stride, c.sketch], **latest
@@ -246,12 +251,13 @@ def connect_settings(
         [c.stride, c.start, c.sketch],
         **QUICK,
     )
-    page.load(
+    arrived = page.load(
         handlers.arrive,
         None,
         [c.model, c.window, c.stride, c.start, c.protocol, c.sketch, status_line],
         **QUICK,
     )
+    arrived.then(lambda name: name, c.model, c.adopted, **QUICK)
     page.unload(handlers.leave)
 
 
@@ -272,9 +278,15 @@ def connect_measurements(handlers: Handlers, controls: Controls, results: Result
         )
         ran.failure(handlers.turned_away, None, [r.status, r.stop], **QUICK)
         ran.then(handlers.idle, None, r.stop, **QUICK)
+        ran.then(lambda name: name, c.model, c.adopted, **QUICK)
 
+    # A name may be typed, so `input` is needed, which fires too when the field is only left.
+    asked = gr.State(0)
+    c.model.input(
+        handlers.ask_model, [c.model, c.adopted, asked], asked, **QUIET, concurrency_limit=None
+    )
     on(
-        c.model.input,
+        asked.change,
         handlers.adopt_model,
         [c.model, c.stride, c.protocol],
         [c.window, c.stride, c.sketch],

@@ -1,152 +1,32 @@
-"""The Space as a visitor meets it: a headless Chromium types, chooses, scores, points and stops."""
+"""What a visitor types, chooses and presses."""
 
-import shutil
 import time
 
 import pytest
-from fake_hub import FakeHub
-from space_models import bundled_model, byte_model
+from visitor import PHONE, ActionChains, Keys, Page, start_browser
 
-import app
-from space.limits import Limits
-from space.page import launch_options
-
-selenium = pytest.importorskip("selenium", reason="selenium is not installed")
-from selenium import webdriver  # noqa: E402
-from selenium.common.exceptions import StaleElementReferenceException  # noqa: E402
-from selenium.webdriver.common.action_chains import ActionChains  # noqa: E402
-from selenium.webdriver.common.by import By  # noqa: E402
-from selenium.webdriver.common.keys import Keys  # noqa: E402
-from selenium.webdriver.support.ui import WebDriverWait  # noqa: E402
-
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
-CHROMEDRIVER = shutil.which("chromedriver")
-pytestmark = pytest.mark.skipif(
-    not (CHROMIUM and CHROMEDRIVER), reason="chromium and chromedriver are not installed"
-)
-FLAGS = [
-    "--headless=new",
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-]
-PHONE = {"width": 390, "height": 844, "pixelRatio": 2}
-PATIENCE = 90  # seconds
 HOSTILE = "<img src=x onerror=\"window.hacked=1\"> ${window.hacked=2} {{hacked}} <b>bold</b> 'end'"
 CHARACTERS = "Ça naïve, 你好 👩‍👩‍👧 e\u0301 end."
 
 
-@pytest.fixture(scope="module")
-def url(tmp_path_factory):
-    base = tmp_path_factory.mktemp("models")
-    hub = FakeHub()
-    hub.add("owner/bytes", byte_model(base / "bytes", context=32))
-    hub.add("owner/code", base / "bytes", tags=["custom_code"])
-    page = app.create_app(bundled_model(base / "bundled"), Limits(), hub.endpoint)
-    _, url, _ = page.launch(**launch_options(), prevent_thread_lock=True, quiet=True)
-    yield url
-    page.close()
-    hub.close()
+def test_tabbing_past_the_samples_leaves_ones_own_text_alone(page):
+    page.write("Text", "I typed this with care.")
+    for _ in range(6):
+        page.keys(Keys.TAB)
+    time.sleep(1)  # for an answer that must not come
+    assert page.text == "I typed this with care."
 
 
-def start_browser(folder, phone=False):
-    options = webdriver.ChromeOptions()
-    options.binary_location = CHROMIUM
-    for flag in (*FLAGS, f"--user-data-dir={folder}", "--window-size=1360,1000"):
-        options.add_argument(flag)
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    if phone:
-        options.add_experimental_option("mobileEmulation", {"deviceMetrics": PHONE})
-    return webdriver.Chrome(
-        options=options, service=webdriver.ChromeService(executable_path=CHROMEDRIVER)
-    )
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory):
-    browser = start_browser(tmp_path_factory.mktemp("profile"))
-    yield browser
-    browser.quit()
-
-
-@pytest.fixture
-def page(browser, url):
-    """The page, freshly opened."""
-    return Page(browser, url)
-
-
-class Page:
-    """What a visitor does, by the words on the page."""
-
-    def __init__(self, browser, url):
-        self.browser = browser
-        browser.get(url)
-        self.until(lambda: self.all(".ps-big"))
-
-    def until(self, condition, message="the page did not get there"):
-        wait = WebDriverWait(self.browser, PATIENCE, 0.1, [StaleElementReferenceException])
-        return wait.until(lambda _: condition(), message)
-
-    def all(self, selector):
-        return self.browser.find_elements(By.CSS_SELECTOR, selector)
-
-    def one(self, selector):
-        self.until(lambda: self.all(selector), f"nothing matches {selector}")
-        return self.all(selector)[0]
-
-    def labelled(self, label):
-        """The control that a screen reader calls by this name."""
-        for control in self.all("textarea, input, button, [role=listbox]"):
-            name = control.accessible_name.strip()
-            if control.is_displayed() and (name.startswith(label) or name.endswith(f" {label}")):
-                return control
-        return None
-
-    def press(self, label):
-        button = self.until(lambda: self.labelled(label), f"no control is called {label!r}")
-        self.browser.execute_script("arguments[0].scrollIntoView({block: 'center'})", button)
-        button.click()
-
-    def write(self, label, text):
-        control = self.until(lambda: self.labelled(label), f"no control is called {label!r}")
-        control.click()
-        control.send_keys(Keys.CONTROL, "a")
-        if text.isascii():
-            control.send_keys(text)
-        else:  # the driver cannot type every character
-            self.browser.execute_cdp_cmd("Input.insertText", {"text": text})
-
-    def choose(self, label, choice):
-        control = self.until(lambda: self.labelled(label), f"no control is called {label!r}")
-        control.click()
-        options = self.until(  # an option has no text before it is drawn
-            lambda: [o for o in self.all("ul [role=option]") if o.text.strip() == choice],
-            f"{choice!r} is not offered",
-        )
-        options[0].click()
-
-    def tab(self, name):
-        for tab in self.all("button[role=tab]"):
-            if tab.text.strip() == name:
-                self.script("arguments[0].scrollIntoView({block: 'center'})", tab)
-                tab.click()
-                return
-        raise AssertionError(f"no tab is called {name!r}")
-
-    @property
-    def status(self):
-        return self.one("#status").text
-
-    def score(self):
-        self.press("Score")
-        self.until(lambda: "Scored with" in self.status, "the text was not scored")
-
-    def script(self, source, *arguments):
-        return self.browser.execute_script(source, *arguments)
+def test_tabbing_past_the_model_leaves_window_and_stride_alone(page):
+    for label, value in (("Window", "40"), ("Stride", "5")):
+        page.write(f"number input for {label}", value + "\n")
+    page.script("arguments[0].focus()", page.labelled("Model"))
+    page.keys(Keys.TAB)
+    time.sleep(1)
+    assert [page.labelled(name).get_attribute("value") for name in ("Window", "Stride")] == [
+        "40",
+        "5",
+    ]
 
 
 def test_a_newcomer_sees_a_result_and_what_the_words_mean(page):
@@ -292,13 +172,7 @@ def test_a_model_with_code_is_refused_with_a_sentence(page):
 
 
 def test_stop_stops(page):
-    page.write("Text", "x")
-    page.script(
-        "const area = arguments[0]; area.value = arguments[1];"
-        "area.dispatchEvent(new Event('input', {bubbles: true}))",
-        page.labelled("Text"),
-        "Again the tide came in and went out. " * 1500,
-    )
+    page.fill("Again the tide came in and went out. " * 1500)
     page.press("Score")
     page.until(lambda: "tokens read, perplexity so far" in page.status)
     assert page.all("#status progress")
@@ -309,11 +183,7 @@ def test_stop_stops(page):
 
 
 def test_a_text_over_the_budget_is_refused_with_a_sentence(page):
-    page.script(
-        "const area = arguments[0]; area.value = 'word '.repeat(50000);"
-        "area.dispatchEvent(new Event('input', {bubbles: true}))",
-        page.labelled("Text"),
-    )
+    page.fill("word " * 50000)
     page.press("Score")
     page.until(lambda: "this page takes 200,000 at most" in page.status)
 

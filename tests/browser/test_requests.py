@@ -1,12 +1,8 @@
 """Requests as a visitor meets them in a browser: sent twice, refused, replaced, waited for."""
 
-# ruff: noqa: F811  # pytest finds fixtures by the names that are imported
 import re
 
-import pytest
-
-pytest.importorskip("selenium", reason="selenium is not installed")
-from test_browser import browser, page, pytestmark, url  # noqa: F401
+import visitor  # noqa: F401  # skips where there is no browser
 
 LONG = "Again the tide came in and went out. " * 400
 # What a page sees of a server that is full or just starts again.
@@ -16,16 +12,6 @@ window.fetch = (address, ...rest) => String(address.url ?? address).includes("qu
   ? Promise.resolve(new Response('{"detail": "Queue is full."}', {status: 503}))
   : send(address, ...rest);
 """
-
-
-def fill(page, text):
-    """Put a text into the text box at once."""
-    page.script(
-        "const area = arguments[0]; area.value = arguments[1];"
-        "area.dispatchEvent(new Event('input', {bubbles: true}))",
-        page.labelled("Text"),
-        text,
-    )
 
 
 def tokens_in_text(page):
@@ -41,10 +27,10 @@ def is_idle(page):
 
 
 def test_a_second_score_scores_the_second_text(page):
-    fill(page, LONG)
+    page.fill(LONG)
     page.press("Score")
     page.until(lambda: "tokens read, perplexity so far" in page.status)
-    fill(page, "A short text, scored while another one was running.")
+    page.fill("A short text, scored while another one was running.")
     page.press("Score")
     page.until(lambda: "Scored with" in page.status, "the second text was not scored")
     assert tokens_in_text(page) < 100
@@ -53,7 +39,7 @@ def test_a_second_score_scores_the_second_text(page):
 
 def test_the_last_of_many_clicks_counts(page):
     for number in range(4):
-        fill(page, f"{LONG} {number}" if number < 3 else "The last of four texts.")
+        page.fill(f"{LONG} {number}" if number < 3 else "The last of four texts.")
         page.press("Score")
     page.until(lambda: "Scored with" in page.status, "the last text was not scored")
     assert tokens_in_text(page) < 100

@@ -1,0 +1,39 @@
+"""The served page and one browser, shared by all browser tests."""
+
+import pytest
+from fake_hub import FakeHub
+from space_models import bundled_model, byte_model
+
+import app
+from space.limits import Limits
+from space.page import launch_options
+
+
+@pytest.fixture(scope="session")
+def url(tmp_path_factory):
+    base = tmp_path_factory.mktemp("models")
+    hub = FakeHub()
+    hub.add("owner/bytes", byte_model(base / "bytes", context=32))
+    hub.add("owner/code", base / "bytes", tags=["custom_code"])
+    page = app.create_app(bundled_model(base / "bundled"), Limits(), hub.endpoint)
+    _, url, _ = page.launch(**launch_options(), prevent_thread_lock=True, quiet=True)
+    yield url
+    page.close()
+    hub.close()
+
+
+@pytest.fixture(scope="session")
+def browser(tmp_path_factory):
+    from visitor import start_browser  # skips where there is no browser
+
+    browser = start_browser(tmp_path_factory.mktemp("profile"))
+    yield browser
+    browser.quit()
+
+
+@pytest.fixture
+def page(browser, url):
+    """The page, freshly opened."""
+    from visitor import Page
+
+    return Page(browser, url)

@@ -1,0 +1,131 @@
+"""A visitor for the browser tests: a headless Chromium that types, chooses, scores and points."""
+
+import shutil
+
+import pytest
+
+selenium = pytest.importorskip("selenium", reason="selenium is not installed")
+from selenium import webdriver  # noqa: E402
+from selenium.common.exceptions import StaleElementReferenceException  # noqa: E402
+from selenium.webdriver.common.action_chains import ActionChains  # noqa: E402
+from selenium.webdriver.common.by import By  # noqa: E402
+from selenium.webdriver.common.keys import Keys  # noqa: E402
+from selenium.webdriver.support.ui import WebDriverWait  # noqa: E402
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+CHROMEDRIVER = shutil.which("chromedriver")
+if not (CHROMIUM and CHROMEDRIVER):
+    pytest.skip("chromium and chromedriver are not installed", allow_module_level=True)
+FLAGS = [
+    "--headless=new",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
+PHONE = {"width": 390, "height": 844, "pixelRatio": 2}
+PATIENCE = 90  # seconds
+
+
+def start_browser(folder, phone=False, size=(1360, 1000), flags=()):
+    options = webdriver.ChromeOptions()
+    options.binary_location = CHROMIUM
+    for flag in (*FLAGS, *flags, f"--user-data-dir={folder}", "--window-size={},{}".format(*size)):
+        options.add_argument(flag)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    if phone:
+        options.add_experimental_option("mobileEmulation", {"deviceMetrics": PHONE})
+    return webdriver.Chrome(
+        options=options, service=webdriver.ChromeService(executable_path=CHROMEDRIVER)
+    )
+
+
+class Page:
+    """What a visitor does, by the words on the page."""
+
+    def __init__(self, browser, url):
+        self.browser = browser
+        browser.get(url)
+        self.until(lambda: self.all(".ps-big"))
+
+    def until(self, condition, message="the page did not get there"):
+        wait = WebDriverWait(self.browser, PATIENCE, 0.1, [StaleElementReferenceException])
+        return wait.until(lambda _: condition(), message)
+
+    def all(self, selector):
+        return self.browser.find_elements(By.CSS_SELECTOR, selector)
+
+    def one(self, selector):
+        self.until(lambda: self.all(selector), f"nothing matches {selector}")
+        return self.all(selector)[0]
+
+    def labelled(self, label):
+        """The control that a screen reader calls by this name."""
+        for control in self.all("textarea, input, button, [role=listbox]"):
+            name = control.accessible_name.strip()
+            if control.is_displayed() and (name.startswith(label) or name.endswith(f" {label}")):
+                return control
+        return None
+
+    def press(self, label):
+        button = self.until(lambda: self.labelled(label), f"no control is called {label!r}")
+        self.browser.execute_script("arguments[0].scrollIntoView({block: 'center'})", button)
+        button.click()
+
+    def write(self, label, text):
+        control = self.until(lambda: self.labelled(label), f"no control is called {label!r}")
+        control.click()
+        control.send_keys(Keys.CONTROL, "a")
+        if text.isascii():
+            control.send_keys(text)
+        else:  # the driver cannot type every character
+            self.browser.execute_cdp_cmd("Input.insertText", {"text": text})
+
+    def fill(self, text):
+        """Put a text into the text box at once, as pasting does."""
+        self.script(
+            "const area = arguments[0]; area.value = arguments[1];"
+            "area.dispatchEvent(new Event('input', {bubbles: true}))",
+            self.labelled("Text"),
+            text,
+        )
+
+    def choose(self, label, choice):
+        control = self.until(lambda: self.labelled(label), f"no control is called {label!r}")
+        control.click()
+        options = self.until(  # an option has no text before it is drawn
+            lambda: [o for o in self.all("ul [role=option]") if o.text.strip() == choice],
+            f"{choice!r} is not offered",
+        )
+        options[0].click()
+
+    def tab(self, name):
+        for tab in self.all("button[role=tab]"):
+            if tab.text.strip() == name:
+                self.script("arguments[0].scrollIntoView({block: 'center'})", tab)
+                tab.click()
+                return
+        raise AssertionError(f"no tab is called {name!r}")
+
+    @property
+    def status(self):
+        return self.one("#status").text
+
+    def score(self):
+        self.press("Score")
+        self.until(lambda: "Scored with" in self.status, "the text was not scored")
+
+    def script(self, source, *arguments):
+        return self.browser.execute_script(source, *arguments)
+
+    def keys(self, *keys):
+        """Press keys where the focus is."""
+        ActionChains(self.browser).send_keys(*keys).perform()
+
+    @property
+    def text(self):
+        """What stands in the text box."""
+        return self.labelled("Text").get_attribute("value")
