@@ -5,9 +5,11 @@ does not hold, an encoder-decoder, a window past the position table.
 """
 
 import inspect
+import json
 import os
 import re
 import warnings
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,8 +17,10 @@ from dataclasses import dataclass
 import torch
 import transformers
 from packaging.version import Version
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
-from transformers.utils import cached_file
+from transformers.utils import cached_file, is_peft_available
+from transformers.utils.peft_utils import find_adapter_config_file
 
 # Attributes under which configurations state how many tokens the model was built for.
 LIMIT_NAMES = (
@@ -42,7 +46,13 @@ SHARED_KWARGS = (
     "local_files_only",
     "subfolder",
 )
+# Those of them that say where to look for a single file.
+FILE_KWARGS = tuple(key for key in SHARED_KWARGS if key != "trust_remote_code")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+# Tokens of the forward pass that shows which tables hold a model's positions.
+TABLE_PROBE = 3
+# Found position tables, by the model and the sizes of its embeddings.
+_TABLES: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
 
 
 @dataclass(frozen=True)
@@ -51,7 +61,8 @@ class ContextLimit:
 
     Attributes:
         length: the stated limit, or None.
-        table: entries of the model's learned position table, or None; no window may pass it.
+        table: tokens that the model's table of absolute positions reaches, or None; no window may
+            pass it.
     """
 
     length: int | None
@@ -107,11 +118,23 @@ def load_tokenizer(model_id: str, tokenizer_kwargs: dict, model_kwargs: dict):
     """Load the tokenizer from where the model comes from, unless `tokenizer_kwargs` differ."""
     shared = {key: model_kwargs[key] for key in SHARED_KWARGS if key in model_kwargs}
     kwargs = {"trust_remote_code": False} | shared | tokenizer_kwargs
+    check_place(model_id)
     with _telling_of(f"The tokenizer of `model_id`={model_id!r}", ". Pass one as `tokenizer`."):
-        tokenizer = AutoTokenizer.from_pretrained(model_id, **kwargs)
-        if len(tokenizer.get_vocab()) <= len(tokenizer.all_special_tokens):
-            # Made up from the architecture's name where a folder holds none.
-            raise ValueError("there is none beside the model, or it is empty")
+        try:
+            return _read_tokenizer(model_id, kwargs)
+        except Exception:
+            base = base_of_adapter(model_id, shared)
+            if base is None:
+                raise
+            elsewhere = {"trust_remote_code": kwargs["trust_remote_code"]} | tokenizer_kwargs
+            return _read_tokenizer(base, elsewhere)
+
+
+def _read_tokenizer(name: str, kwargs: dict):
+    tokenizer = AutoTokenizer.from_pretrained(name, **kwargs)
+    if len(tokenizer.get_vocab()) <= len(tokenizer.all_special_tokens):
+        # Made up from the architecture's name where a folder holds none.
+        raise ValueError("there is none beside the model, or it is empty")
     return tokenizer
 
 
@@ -127,6 +150,7 @@ def load_model(
     Raises:
         ValueError: no causal language model, nothing found, or weights missing.
     """
+    check_place(model_id)
     kwargs = {"trust_remote_code": False} | model_kwargs
     if dtype is not None:
         # Renamed in transformers 4.56.
@@ -134,7 +158,7 @@ def load_model(
         kwargs[name] = dtype
     config_kwargs = {key: kwargs[key] for key in SHARED_KWARGS if key in kwargs}
     with _telling_of(f"`model_id`={model_id!r}"):
-        config = kwargs.get("config") or AutoConfig.from_pretrained(model_id, **config_kwargs)
+        config = kwargs.get("config") or _load_config(model_id, config_kwargs)
     check_decoder(config, f"`model_id`={model_id!r}")
     with _telling_of(f"`model_id`={model_id!r}"):
         model, report = AutoModelForCausalLM.from_pretrained(
@@ -154,10 +178,93 @@ def load_model(
         return model.to(device)
 
 
+def _load_config(model_id: str, kwargs: dict):
+    """The configuration of a model, or of the model that an adapter was trained on."""
+    try:
+        return AutoConfig.from_pretrained(model_id, **kwargs)
+    except Exception:
+        base = base_of_adapter(model_id, kwargs)
+        if base is None:
+            raise
+    if not is_peft_available():
+        raise ValueError(
+            "it holds an adapter, for which the package peft is needed: pip install peft"
+        )
+    return AutoConfig.from_pretrained(base, trust_remote_code=kwargs["trust_remote_code"])
+
+
+def base_of_adapter(model_id: str, kwargs: dict) -> str | None:
+    """Name of the model that an adapter (LoRA and its kin) belongs to; None for a whole model."""
+    kwargs = {key: kwargs[key] for key in FILE_KWARGS if key in kwargs}
+    path = find_adapter_config_file(model_id, **kwargs)
+    if path is None:
+        return None
+    with open(path, encoding="utf-8") as file:
+        return json.load(file).get("base_model_name_or_path")
+
+
+def check_place(model_id: str) -> None:
+    """Refuse a path that is no folder; what is no path is looked for on the Hub."""
+    if os.path.isfile(model_id):
+        folder, file = os.path.split(model_id)
+        advice = f"Pass its folder, {folder or '.'!r}."
+        if file.endswith(".gguf"):
+            advice = (
+                f"Pass its folder, model_id={folder or '.'!r}, with "
+                f"model_kwargs={{'gguf_file': {file!r}}} and the same tokenizer_kwargs."
+            )
+        elif file.endswith((".safetensors", ".bin", ".pt")):
+            advice = (
+                f"Weights alone are no model: pass the folder that holds them with config.json "
+                f"and the tokenizer, such as {folder or '.'!r}."
+            )
+        raise ValueError(
+            f"`model_id` must be a folder or a name on the Hub, got the file {model_id!r}. {advice}"
+        )
+    is_path = os.path.isabs(model_id) or model_id.startswith((".", "~")) or model_id.count("/") > 1
+    if is_path and not os.path.isdir(model_id):
+        raise ValueError(
+            f"`model_id` must be a folder or a name on the Hub, but there is no folder {model_id!r}. "
+            "Check the path; a leading ~ is not expanded."
+        )
+
+
+def files_state(model_id: str, model_kwargs: dict) -> tuple:
+    """Names, sizes and times of a local model's files: a retrained one must be loaded again.
+
+    The subfolder is looked into where one is named, and the model that an adapter belongs to.
+    """
+    if not os.path.isdir(model_id):
+        return ()
+    folders = [model_id, os.path.join(model_id, model_kwargs.get("subfolder") or "")]
+    base = base_of_adapter(model_id, model_kwargs)
+    if base is not None and os.path.isdir(base):
+        folders.append(base)
+    return tuple(
+        (entry.path, entry.stat().st_size, entry.stat().st_mtime_ns)
+        for folder in dict.fromkeys(folders)
+        if os.path.isdir(folder)
+        for entry in sorted(os.scandir(folder), key=lambda entry: entry.name)
+        if entry.is_file()
+    )
+
+
+def snapshot(value):
+    """Copy of arguments that tells later whether they, or objects among them, have been changed."""
+    if isinstance(value, dict):
+        return {key: snapshot(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [snapshot(item) for item in value]
+    if hasattr(value, "to_dict"):  # configurations
+        return type(value), snapshot(vars(value))
+    if value is None or isinstance(value, str | int | float | torch.dtype | torch.device):
+        return value
+    return object()  # equal to nothing: what cannot be compared is taken as changed
+
+
 def find_commit(model_id: str, model_kwargs: dict) -> str | None:
     """The commit of a model from the Hub, as its place in the Hub's cache says; None for a folder."""
-    kwargs = {key: model_kwargs[key] for key in SHARED_KWARGS if key in model_kwargs}
-    kwargs.pop("trust_remote_code", None)
+    kwargs = {key: model_kwargs[key] for key in FILE_KWARGS if key in model_kwargs}
     path = cached_file(
         model_id, "config.json", _raise_exceptions_for_missing_entries=False, **kwargs
     )
@@ -212,20 +319,63 @@ def context_limit(model: torch.nn.Module, tokenizer) -> ContextLimit:
 
 
 def position_table(model: torch.nn.Module) -> int | None:
-    """Tokens that the model's learned or precomputed absolute positions reach, or None."""
-    sizes = []
-    for name, module in model.named_modules():
-        if isinstance(module, torch.nn.Embedding) and re.search(
-            r"wpe|pos(ition)?_?(emb|enc)|embed_pos", name
-        ):
-            # OPT and its kin keep the first entries of the table, RoBERTa's those to its padding.
-            kept = int(getattr(module, "offset", 0) or 0)
-            kept += 0 if module.padding_idx is None else module.padding_idx + 1
-            sizes.append(module.num_embeddings - kept)
-        fixed = getattr(module, "embed_positions", None)  # GPT-J, CodeGen: a tensor, or a buffer
-        if isinstance(fixed, torch.Tensor) and fixed.ndim == 2:
-            sizes.append(fixed.shape[0])
-    return min(sizes, default=None)
+    """Tokens that the model's learned or precomputed absolute positions reach, or None.
+
+    Tables of relative positions and those of a vision tower are no limit, and nothing in a name
+    tells them apart; so a short forward pass shows which entries are read for which position.
+    """
+    embeddings = _embeddings(model)
+    sizes, fixed = [], []
+    for module in model.modules():
+        if isinstance(module, torch.nn.Embedding) and module is not embeddings:
+            sizes.append(module.num_embeddings)
+        precomputed = getattr(module, "embed_positions", None)  # GPT-J, CodeGen: a tensor
+        if isinstance(precomputed, torch.Tensor) and precomputed.ndim == 2:
+            fixed.append(precomputed.shape[0])
+    if sizes:
+        known = _TABLES.get(model)
+        if known is None or known[0] != sizes:
+            known = _TABLES[model] = sizes, tables_read(model)
+        fixed += known[1]
+    return min(fixed, default=None)
+
+
+@torch.inference_mode()
+def tables_read(model: torch.nn.Module) -> list[int]:
+    """Tokens that each table reaches which the model reads at one entry more for every token."""
+    padding = getattr(_text_config(model), "pad_token_id", None)  # RoBERTa gives it no position
+    # Descending: token ids are not taken for positions.
+    tokens = [token for token in range(TABLE_PROBE, -1, -1) if token != padding][:TABLE_PROBE]
+    ids = torch.tensor([tokens], device=input_device(model))
+    recorder = _EmbeddingRecorder()
+    try:
+        with evaluating(model), recorder:
+            model(ids, **forward_kwargs(model))
+    except Exception:
+        return []  # what is no language model is refused elsewhere
+    steps = torch.arange(TABLE_PROBE)
+    return [
+        rows - int(entries[0])  # OPT and its kin keep the first entries for themselves
+        for rows, entries in recorder.read
+        if len(entries) == len(steps) and torch.equal(entries - entries[0], steps)
+    ]
+
+
+class _EmbeddingRecorder(TorchDispatchMode):
+    """Notes which entries of which tables are looked up.
+
+    Attributes:
+        read: (rows of the table, entries (N,)) of each look-up.
+    """
+
+    def __init__(self):
+        super().__init__()
+        self.read: list[tuple[int, torch.Tensor]] = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func is torch.ops.aten.embedding.default:
+            self.read.append((len(args[0]), args[1].flatten().cpu().long()))
+        return func(*args, **(kwargs or {}))
 
 
 def resolve_max_length(

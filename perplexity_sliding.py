@@ -29,6 +29,7 @@ from .loading import (
     check_decoder,
     context_limit,
     evaluating,
+    files_state,
     find_commit,
     input_device,
     load_model,
@@ -36,6 +37,7 @@ from .loading import (
     num_embeddings,
     resolve_device,
     resolve_dtype,
+    snapshot,
 )
 from .measuring import (
     Plan,
@@ -364,8 +366,9 @@ class PerplexitySliding(evaluate.Metric):
         model_kwargs, tokenizer_kwargs = dict(model_kwargs or {}), dict(tokenizer_kwargs or {})
         if tokenizer is not None:
             check_tokenizer(tokenizer)
-        state = folder_state(model_id)
-        key = (model_id, tokenizer, device, dtype, model_kwargs, tokenizer_kwargs, state)
+        state = files_state(model_id, model_kwargs)
+        settings = snapshot([device, dtype, model_kwargs, tokenizer_kwargs])
+        key = (model_id, tokenizer, settings, state)
         if self._loaded is not None and self._loaded[0] == key:
             return self._loaded[1]
         placed = "device_map" in model_kwargs or "quantization_config" in model_kwargs
@@ -399,14 +402,6 @@ def adopt(model, tokenizer) -> LoadedModel:
     check_decoder(config, "`model`")
     name = model_name(getattr(config, "_name_or_path", "") or type(model).__name__, {})
     return LoadedModel(model, tokenizer, name, model_revision(model, None), "`model`")
-
-
-def folder_state(model_id: str) -> tuple:
-    """Names, sizes and times of a local model's files: a retrained one must be loaded again."""
-    if not os.path.isdir(model_id):
-        return ()
-    entries = sorted(os.scandir(model_id), key=lambda entry: entry.name)
-    return tuple((e.name, e.stat().st_size, e.stat().st_mtime_ns) for e in entries if e.is_file())
 
 
 def describe(

@@ -1,0 +1,246 @@
+"""What is loaded, when it is loaded again, and how many tokens it takes."""
+
+import os
+import sys
+import time
+import types
+
+import pytest
+import torch
+import transformers
+from core.loading import ContextLimit, context_limit
+from models import CONTEXT, VOCABULARY, make_model, make_tokenizer, random_text, save
+
+TEXTS = [random_text(40), random_text(7, seed=1)]
+TINY = {
+    "hidden_size": 16,
+    "intermediate_size": 16,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+}
+VISION = TINY | {"image_size": 32, "patch_size": 8}  # 16 patches
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return save(tmp_path / "checkpoint", make_model("gpt2"), make_tokenizer())
+
+
+# ---- how many tokens a model takes
+
+
+def gemma3():
+    text = TINY | {
+        "vocab_size": VOCABULARY,
+        "num_key_value_heads": 1,
+        "head_dim": 8,
+        "max_position_embeddings": 512,
+    }
+    config = transformers.Gemma3Config(
+        text_config=text, vision_config=VISION, mm_tokens_per_image=4
+    )
+    return transformers.AutoModelForCausalLM.from_config(config)
+
+
+def llava():
+    text = transformers.LlamaConfig(
+        vocab_size=VOCABULARY, num_key_value_heads=1, max_position_embeddings=256, **TINY
+    )
+    config = transformers.LlavaConfig(
+        text_config=text,
+        vision_config=transformers.CLIPVisionConfig(projection_dim=16, **VISION),
+        image_token_index=VOCABULARY - 1,
+    )
+    return transformers.LlavaForConditionalGeneration(config)
+
+
+@pytest.mark.parametrize("make, limit", [(gemma3, 512), (llava, 256)])
+def test_the_window_of_a_multimodal_model_is_its_language_parts(metric, make, limit):
+    """Its vision tower has a table of positions as well, of 16 or 17 patches."""
+    if make is gemma3 and not hasattr(transformers, "Gemma3Config"):
+        pytest.skip("this transformers has no Gemma 3")
+    model = make().eval()
+    assert context_limit(model, make_tokenizer()) == ContextLimit(limit, None)
+    result = metric.compute(
+        predictions=[random_text(60)], model=model, tokenizer=make_tokenizer(), max_length=40
+    )
+    assert "|window:40|" in result["signature"]
+
+
+class RelativePositions(torch.nn.Module):
+    """A model with a table of distances between tokens, under a name like that of positions."""
+
+    def __init__(self, reach=4):
+        super().__init__()
+        self.reach = reach
+        self.embed = torch.nn.Embedding(VOCABULARY, VOCABULARY)
+        self.rel_pos_emb = torch.nn.Embedding(reach, 1)
+
+    def get_input_embeddings(self):
+        return self.embed
+
+    def forward(self, input_ids):
+        places = torch.arange(input_ids.shape[1])
+        distance = places[:, None] - places
+        weight = self.rel_pos_emb(distance.clamp(0, self.reach - 1))[..., 0].exp()  # (T, T)
+        hidden = (weight * (distance >= 0)) @ self.embed(input_ids)
+        return types.SimpleNamespace(logits=hidden)
+
+
+def test_a_table_of_relative_positions_is_no_limit(metric):
+    torch.manual_seed(0)
+    model = RelativePositions()
+    assert context_limit(model, make_tokenizer()) == ContextLimit(None, None)
+    arguments = {"predictions": TEXTS, "model": model, "tokenizer": make_tokenizer()}
+    assert metric.compute(max_length=20, **arguments)["num_tokens"] == 47
+
+
+def test_a_table_that_is_never_read_is_no_limit():
+    model = make_model("llama")
+    model.position_embeddings = torch.nn.Embedding(8, 32)
+    assert context_limit(model, make_tokenizer()) == ContextLimit(CONTEXT, None)
+
+
+def test_the_smallest_of_several_tables_binds(metric):
+    """And it does so under any name, where the configuration states more."""
+    model = make_model("gpt2")
+
+    class TwoTables(torch.nn.Module):
+        def __init__(self, table):
+            super().__init__()
+            self.first, self.places = table, torch.nn.Embedding(11, 32)
+
+        def forward(self, positions):
+            return self.first(positions) + self.places(positions)
+
+    model.transformer.wpe = TwoTables(model.transformer.wpe)
+    assert context_limit(model, make_tokenizer()) == ContextLimit(11, 11)
+    arguments = {"predictions": TEXTS, "model": model, "tokenizer": make_tokenizer()}
+    assert "|window:11|" in metric.compute(**arguments)["signature"]
+    with pytest.raises(ValueError, match=r"`max_length` must be between 2 and 11.*got 12"):
+        metric.compute(max_length=12, **arguments)
+
+
+@pytest.mark.parametrize(
+    "family, padding, kept", [("Bert", 0, 0), ("Roberta", 1, 2), ("Roberta", 3, 4)]
+)
+def test_entries_that_a_table_keeps_for_itself_do_not_count(family, padding, kept):
+    """RoBERTa's positions begin behind that of the padding token, whichever id that has."""
+    config = getattr(transformers, f"{family}Config")(
+        vocab_size=VOCABULARY,
+        max_position_embeddings=20,
+        is_decoder=True,
+        pad_token_id=padding,
+        **TINY,
+    )
+    model = transformers.AutoModelForCausalLM.from_config(config)
+    assert context_limit(model, make_tokenizer()).table == 20 - kept
+
+
+def test_finding_the_limit_leaves_the_model_as_it_was():
+    model = make_model("gpt2").train()
+    torch.manual_seed(5)
+    expected = torch.rand(3)
+    torch.manual_seed(5)
+    context_limit(model, make_tokenizer())
+    assert torch.equal(torch.rand(3), expected), "random numbers were drawn"
+    assert all(module.training for module in model.modules())
+
+
+# ---- when a model is loaded again
+
+
+def test_retrained_weights_in_a_subfolder(metric, tmp_path):
+    repository = str(tmp_path / "repository")
+    save(f"{repository}/inner", make_model("gpt2"), make_tokenizer())
+    arguments = {
+        "predictions": TEXTS,
+        "model_id": repository,
+        "model_kwargs": {"subfolder": "inner"},
+    }
+    before = metric.compute(**arguments)
+    time.sleep(0.02)  # past the resolution of file times
+    make_model("gpt2", seed=7).save_pretrained(f"{repository}/inner")
+    after = metric.compute(**arguments)
+    expected = metric.compute(
+        predictions=TEXTS, model=make_model("gpt2", seed=7), tokenizer=make_tokenizer()
+    )
+    assert after["perplexity"] == expected["perplexity"] != before["perplexity"]
+
+
+def test_a_configuration_that_is_changed_between_calls(metric, folder):
+    config = transformers.AutoConfig.from_pretrained(folder)
+    arguments = {"predictions": TEXTS, "model_id": folder, "model_kwargs": {"config": config}}
+    before = metric.compute(**arguments)
+    config.layer_norm_epsilon = 0.5
+    after = metric.compute(**arguments)
+    expected = metric.compute(
+        predictions=TEXTS,
+        model=make_model("gpt2", layer_norm_epsilon=0.5),
+        tokenizer=make_tokenizer(),
+    )
+    assert after["perplexity"] == expected["perplexity"]
+    assert after["perplexity"] != pytest.approx(before["perplexity"], rel=1e-4)
+
+
+# ---- adapters
+
+
+@pytest.fixture
+def adapted(tmp_path, folder):
+    """A folder with a LoRA adapter of the model in `folder`, and that model with it."""
+    peft = pytest.importorskip("peft")
+    base = transformers.AutoModelForCausalLM.from_pretrained(folder)
+    torch.manual_seed(1)
+    config = peft.LoraConfig(r=2, target_modules=["c_attn"], init_lora_weights=False)
+    model = peft.get_peft_model(base, config, autocast_adapter_dtype=False).eval()
+    model.save_pretrained(tmp_path / "adapter")
+    return str(tmp_path / "adapter"), model
+
+
+@pytest.mark.filterwarnings("ignore:.*fan_in_fan_out")
+def test_a_folder_that_holds_an_adapter(metric, folder, adapted):
+    """It is put over the model that it names; the tokenizer is that model's."""
+    path, model = adapted
+    assert sorted(os.listdir(path)) == [
+        "README.md",
+        "adapter_config.json",
+        "adapter_model.safetensors",
+    ]
+    loaded = metric.compute(predictions=TEXTS, model_id=path)
+    live = metric.compute(predictions=TEXTS, model=model, tokenizer=make_tokenizer())
+    without = metric.compute(predictions=TEXTS, model_id=folder)
+    assert loaded["perplexity"] == pytest.approx(live["perplexity"], rel=1e-5)
+    assert loaded["perplexity"] != pytest.approx(without["perplexity"], rel=1e-3)
+    time.sleep(0.02)
+    make_model("gpt2", seed=7).save_pretrained(folder)
+    retrained = metric.compute(predictions=TEXTS, model_id=path)
+    assert retrained["perplexity"] != pytest.approx(loaded["perplexity"], rel=1e-3)
+
+
+@pytest.mark.filterwarnings("ignore:.*fan_in_fan_out")
+def test_an_adapter_where_peft_is_missing(metric, adapted, monkeypatch):
+    package = type(metric).__module__.rpartition(".")[0]
+    monkeypatch.setattr(sys.modules[f"{package}.loading"], "is_peft_available", lambda: False)
+    with pytest.raises(ValueError, match=r"`model_id`=.* an adapter.*pip install peft"):
+        metric.compute(predictions=TEXTS, model_id=adapted[0])
+
+
+# ---- what is no folder
+
+PLACES = [
+    ("no/such/folder", "there is no folder '.*no/such/folder'. Check the path"),
+    ("tiny.gguf", r"the file '.*tiny.gguf'. Pass its folder, model_id='.*', with model_kwargs=\{'gguf_file': 'tiny.gguf'\}"),
+    ("model.safetensors", "the file '.*model.safetensors'. Weights alone are no model: pass the folder"),
+    ("text.txt", "the file '.*text.txt'. Pass its folder"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name, message", PLACES, ids=[name for name, _ in PLACES])
+def test_what_is_no_folder_is_told_apart(metric, tmp_path, name, message):
+    if "/" not in name:
+        (tmp_path / name).write_bytes(b"GGUF")
+    with pytest.raises(
+        ValueError, match=f"`model_id` must be a folder or a name on the Hub.*{message}"
+    ):
+        metric.compute(predictions=TEXTS, model_id=str(tmp_path / name))
