@@ -21,6 +21,7 @@ def make_score(service: Service) -> Callable:
         stride: int | None = None,
         start_token: str = "automatic",
         protocol: str = "sliding",
+        request: gr.Request = None,
     ) -> dict:
         """Perplexity of a text under a causal language model, with a sliding window.
 
@@ -36,7 +37,8 @@ def make_score(service: Service) -> Callable:
             The metric's result: perplexity, its interval, signature, and the calls that repeat it.
         """
         settings = Settings(model.strip(), window, stride, start_token, protocol)
-        return score_summary(_run(service, lambda job: service.score(text, settings, job)))
+        scored = _run(service, request, lambda job: service.score(text, settings, job))
+        return score_summary(scored)
 
     return score
 
@@ -48,6 +50,7 @@ def make_compare(service: Service) -> Callable:
         second_model: str,
         window: int | None = None,
         stride: int | None = None,
+        request: gr.Request = None,
     ) -> dict:
         """Compare how well two language models predict the same text.
 
@@ -63,7 +66,9 @@ def make_compare(service: Service) -> Callable:
         """
         settings = Settings(first_model.strip(), window, stride)
         compared = _run(
-            service, lambda job: service.compare(text, settings, second_model.strip(), job)
+            service,
+            request,
+            lambda job: service.compare(text, settings, second_model.strip(), job),
         )
         first, second = map(score_summary, compared.scored)
         interval = compared.difference.interval
@@ -83,8 +88,18 @@ def score_summary(scored: Scored) -> dict:
     return result | {"python": python_call(scored), "shell": shell_call(scored)}
 
 
-def _run(service: Service, work: Callable):
+def visitor(request: gr.Request) -> str:
+    """Who calls: the address, as a proxy such as that of Spaces tells it.
+
+    It shares the machine fairly and protects nothing: whoever forges it still meets a line that is
+    full at some point.
+    """
+    forwarded = request.headers.get("x-forwarded-for", "")
+    return forwarded.split(",")[0].strip() or request.client.host
+
+
+def _run(service: Service, request: gr.Request, work: Callable):
     try:
-        return work(Job(service.limits.seconds))
+        return work(Job(service.limits.seconds, visitor(request)))
     except (Refused, OverBudget) as refusal:
         raise gr.Error(str(refusal), print_exception=False) from refusal

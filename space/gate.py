@@ -75,10 +75,10 @@ def check_name(name: str) -> None:
             "That is not the name of a model. Names on the Hugging Face Hub look like "
             "openai-community/gpt2: the owner, a slash, and the model."
         )
-    if os.path.exists(name):
+    if os.path.exists(name):  # nothing is told about what there is
         raise Refused(
-            f"{name} is a folder of this machine. Only models on the Hugging Face Hub and those on "
-            "the list can be used."
+            f"{name} cannot be used here. Only models on the Hugging Face Hub and those on the list "
+            "can."
         )
 
 
@@ -162,12 +162,19 @@ def is_wanted(file: str) -> bool:
     return bool(WEIGHTS.fullmatch(file) or DATA.fullmatch(file))
 
 
-def fetch(admission: Admission, folder: str | None = None, endpoint: str | None = None) -> Path:
+def fetch(
+    admission: Admission,
+    folder: str | None = None,
+    endpoint: str | None = None,
+    bar: type | None = None,
+) -> Path:
     """Download the checked commit of an admitted model; return the folder that holds it.
 
     Args:
         folder: where to put it; None for the Hub's cache.
+        bar: a class like tqdm's, told of every few bytes.
     """
+    watched = {} if bar is None else {"tqdm_class": bar}
     try:
         paths = [
             hf_hub_download(
@@ -178,6 +185,7 @@ def fetch(admission: Admission, folder: str | None = None, endpoint: str | None 
                 endpoint=endpoint,
                 token=False,
                 etag_timeout=TIMEOUT,
+                **watched,
             )
             for file in _weights_last(admission.files)
         ]

@@ -49,7 +49,7 @@ class Handlers:
     def begin(self, request: gr.Request):
         """A visitor asked for something: stop what they asked before, show the Stop button."""
         self.jobs.new(request.session_hash)
-        return status("Waiting for its turn."), gr.Button(interactive=True)
+        return status("Asked."), gr.Button(interactive=True)
 
     def idle(self, request: gr.Request):
         """A request ended: nothing is left to stop, unless a newer one runs."""
@@ -66,8 +66,10 @@ class Handlers:
         """Count the requests for another model than the one that the sliders stand for."""
         return gr.skip() if name == adopted else asked + 1
 
-    def stop(self, request: gr.Request) -> None:
+    def stop(self, request: gr.Request):
+        """End the visitor's request, and say at once that the click was seen."""
         self.jobs.stop(request.session_hash)
+        return status("Stopping…") if self.jobs.is_busy(request.session_hash) else gr.skip()
 
     def leave(self, request: gr.Request) -> None:
         self.jobs.forget(request.session_hash)
@@ -206,8 +208,6 @@ class Handlers:
         except Exception:
             logger.exception("A request failed.")
             yield alert("Something went wrong on this page's side. Please try again."), *unchanged
-        finally:
-            job.finished = True
 
     def _stride_controls(self, settings: Settings):
         known = guide(settings.protocol)

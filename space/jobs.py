@@ -48,15 +48,19 @@ class Job:
 
     Args:
         seconds: that it may compute; waiting and loading a model don't count.
+        visitor: who asked for it; None for nobody in particular.
 
     Attributes:
+        left: seconds that it will still compute, as far as is known.
         taken: a request runs under it.
         finished: that request ended.
         superseded: the same visitor asked for something newer, so nobody waits for its result.
     """
 
-    def __init__(self, seconds: float):
+    def __init__(self, seconds: float, visitor: str | None = None):
         self.seconds = seconds
+        self.visitor = visitor
+        self.left: float | None = None
         self.told: queue.Queue = queue.Queue()
         self.taken = self.finished = self.superseded = False
         self._stop = threading.Event()
@@ -66,9 +70,13 @@ class Job:
     def stop(self) -> None:
         self._stop.set()
 
+    @property
+    def stopped(self) -> bool:
+        return self._stop.is_set()
+
     def check(self) -> None:
         """Raise `Stopped` if the visitor pressed Stop."""
-        if self._stop.is_set():
+        if self.stopped:
             raise Stopped(f"Stopped. {self._so_far}".strip())
 
     def say(self, sentence: str, share: float | None = None) -> None:
@@ -87,7 +95,7 @@ class Job:
         def callback(progress) -> None:
             elapsed = time.monotonic() - begun
             self._computed = before + elapsed
-            left = elapsed * (progress.total / progress.done - 1)
+            left = self.left = elapsed * (progress.total / progress.done - 1)
             self._so_far = describe(step, progress)
             time_left = f" About {duration(left)} left." if progress.done < progress.total else ""
             self.say(self._so_far + time_left, progress.done / progress.total)
@@ -137,6 +145,7 @@ def follow(job: Job, work: Callable[[Job], object]) -> Iterator[Update | Shown]:
         except BaseException as error:  # raised again on the thread that follows
             outcome["error"] = error
         finally:
+            job.finished = True
             job.told.put(None)
 
     thread = threading.Thread(target=run, daemon=True)
@@ -201,7 +210,7 @@ class Jobs:
         if visitor in self._jobs:
             self._jobs[visitor].superseded = True
             self._stop(visitor)
-        self._jobs[visitor] = Job(self.seconds)
+        self._jobs[visitor] = Job(self.seconds, visitor)
         return self._jobs[visitor]
 
     def _stop(self, visitor: str) -> None:

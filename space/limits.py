@@ -15,7 +15,9 @@ class Limits:
         model_bytes: weights of a model, as stored on the Hub.
         model_parameters: weights of a model, as its configuration would build it.
         models: how many are kept in memory.
-        waiting: requests in the queue; further ones are turned away.
+        waiting: requests in the line; further ones are turned away.
+        per_visitor: requests of one visitor that wait or run.
+        downloads: models that are fetched at once.
     """
 
     characters: int = 200_000
@@ -26,6 +28,8 @@ class Limits:
     model_parameters: int = 800_000_000
     models: int = 2
     waiting: int = 20
+    per_visitor: int = 2
+    downloads: int = 3
 
 
 class Refused(ValueError):

@@ -1,11 +1,11 @@
-"""The models in memory: few of them, one visitor at a time.
+"""The models in memory: few of them.
 
-A forward pass may switch a model's mode for its time, so whoever computes holds the shelf's lock.
+A forward pass may switch a model's mode for its time, so a model is opened and used only by the one
+whose turn it is; see line.py.
 """
 
+import contextlib
 import re
-import tempfile
-import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -16,8 +16,11 @@ import transformers
 from packaging.version import Version
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
-from .gate import admit, fetch
+from .downloads import Downloads
+from .gate import admit
+from .jobs import Job
 from .limits import Limits, Refused
+from .line import Line
 
 BUNDLED = "demo_model"
 # Small public models that a free machine can run; any other name goes through the same gate.
@@ -33,6 +36,18 @@ MOST_MODULES = 256
 COUNTS = re.compile(
     r"(?:^|_)(?:num|n)_\w*(?:layer|head|expert|block)|(?:layers|heads|experts|blocks)$"
 )
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where a model can be opened from: a folder of checked files, or None if it is in memory.
+
+    Attributes:
+        commit: of the Hub's repository; None for the bundled model.
+    """
+
+    folder: Path | None
+    commit: str | None = None
 
 
 @dataclass(frozen=True)
@@ -74,8 +89,8 @@ class Shelf:
         self.find_window = find_window
         self.limits = limits
         self.endpoint = endpoint
-        self.suggested = tuple(suggested)
-        self.lock = threading.RLock()
+        line = Line(limits.waiting, limits.per_visitor, limits.downloads)
+        self.downloads = Downloads(line, tuple(suggested), endpoint)
         self._models: OrderedDict[str, LoadedModel] = OrderedDict()
 
     @property
@@ -83,34 +98,39 @@ class Shelf:
         """Names of the models in memory, the most recently used last."""
         return list(self._models)
 
-    def get(self, name: str, say: Callable[[str], None] = lambda sentence: None) -> LoadedModel:
-        """Return a model, loading it if need be.
-
-        Args:
-            say: told what is being waited for.
+    @contextlib.contextmanager
+    def fetched(self, name: str, job: Job) -> Iterator[Source]:
+        """What it takes to open a model, downloaded if need be; waits for no one who computes.
 
         Raises:
-            Refused: the model may not come in, or is broken.
+            Refused: the model may not come in.
         """
-        with self.lock:
-            if name in self._models:
-                self._models.move_to_end(name)
-                return self._models[name]
-            loaded = self._load(name, say)
-            self._models[name] = loaded
-            return loaded
-
-    def _load(self, name: str, say: Callable[[str], None]) -> LoadedModel:
         if name == BUNDLED:
-            say("Loading the bundled model.")
-            return self._open(name, self.bundled, None)
-        say(f"Asking the Hugging Face Hub about {name}.")
-        admission = admit(name, self.limits, self.endpoint)
-        say(f"Downloading {name}, {admission.weight_bytes / 1e6:,.0f} MB.")
-        if name in self.suggested:
-            return self._open(name, fetch(admission, None, self.endpoint), admission.commit)
-        with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
-            return self._open(name, fetch(admission, folder, self.endpoint), admission.commit)
+            yield Source(self.bundled)
+        elif name in self._models:
+            yield Source(None)
+        else:
+            job.say(f"Asking the Hugging Face Hub about {name}.")
+            admission = admit(name, self.limits, self.endpoint)
+            with self.downloads.folder(admission, job) as folder:
+                yield Source(folder, admission.commit)
+
+    def open(self, name: str, source: Source, job: Job) -> LoadedModel:
+        """Return a model, opening it if it is not in memory.
+
+        Raises:
+            Refused: the model is broken.
+        """
+        if name in self._models:
+            self._models.move_to_end(name)
+            return self._models[name]
+        if source.folder is None:  # put away while its visitor was waiting
+            with self.fetched(name, job) as again:
+                return self.open(name, again, job)
+        job.say(f"Opening {name}.")
+        loaded = self._open(name, source.folder, source.commit)
+        self._models[name] = loaded
+        return loaded
 
     def _open(self, name: str, folder: Path, commit: str | None) -> LoadedModel:
         """Load a model from a folder of checked files and try it out."""

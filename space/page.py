@@ -22,9 +22,11 @@ INTRO = f"""<div class="ps-view ps-intro"><h1>{TITLE}</h1>
 once: its <b>window</b>. A longer text is read through a window that moves on by a <b>stride</b>. Every
 token is scored once, and what stands before it in the window is its <b>context</b>.</p></div>"""
 HELLO = "This is the first sample. Change the text or the settings, then press Score."
+# Everybody in the service's lines holds a thread, and clicks need some too.
+THREADS = 100
 UPLOADS_KEPT = (3600, 3600)  # seconds between clean-ups, and that a file may stay
-# All that computes waits in one line: one model runs at a time.
-COMPUTING = {"concurrency_id": "model", "concurrency_limit": 1}
+# Gradio starts every request at once: the service has its own line, where one knows one's place.
+COMPUTING = {"concurrency_id": "model", "concurrency_limit": None}
 QUIET = {"api_visibility": "private", "show_progress": "hidden"}
 QUICK = QUIET | {"queue": False}
 
@@ -85,7 +87,7 @@ def build(service: Service) -> gr.Blocks:
                 results = lay_out_results(scored)
         connect_settings(page, handlers, controls, results)
         connect_measurements(handlers, controls, results)
-    return page.queue(max_size=service.limits.waiting, api_open=False)
+    return page.queue(max_size=THREADS, api_open=False)
 
 
 def launch_options() -> dict:
@@ -97,6 +99,7 @@ def launch_options() -> dict:
         "max_file_size": "2mb",
         "ssr_mode": False,
         "footer_links": ["api"],
+        "max_threads": THREADS,
         "mcp_server": importlib.util.find_spec("mcp") is not None,
     }
 
@@ -296,4 +299,4 @@ def connect_measurements(handlers: Handlers, controls: Controls, results: Result
     on(r.measure_trade_off.click, handlers.trade_off, c.request, [r.trade_off])
     on(r.measure_protocols.click, handlers.every_protocol, c.request, [r.protocols])
     on(r.measure_compared.click, handlers.compare, [r.other, *c.request], [r.compared])
-    r.stop.click(handlers.stop, None, None, **QUICK)
+    r.stop.click(handlers.stop, None, r.status, **QUICK)

@@ -1,15 +1,17 @@
 """What a visitor can ask for, from text and settings to results, without a word of HTML."""
 
+import contextlib
 import functools
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
 from .jobs import Job, OverBudget
 from .limits import Limits, Refused
+from .line import Line
 from .measure import check_text, check_tokens, find_window, measure, new_metric
 from .models import BUNDLED, LoadedModel, Shelf
 from .paired import Difference, Piece, align, compare
@@ -71,6 +73,7 @@ class Service:
     ):
         self.limits = limits or Limits()
         self.protocols: Sequence[str] = tuple(new_metric().protocols)
+        self.line = Line(self.limits.waiting, self.limits.per_visitor)
         self.shelf = Shelf(
             bundled,
             lambda model, tokenizer: find_window(model, tokenizer, self.limits),
@@ -80,14 +83,25 @@ class Service:
 
     @functools.cached_property
     def default_settings(self) -> Settings:
-        """The bundled model with its own window; kept, so that no visitor waits for the lock."""
-        return Settings(BUNDLED).for_model(self.shelf.get(BUNDLED).window)
+        """The bundled model with its own window; kept, so that no visitor waits for it."""
+        bundled = self.load(BUNDLED, Job(self.limits.seconds))
+        return Settings(BUNDLED).for_model(bundled.window)
 
     def load(self, name: str, job: Job) -> LoadedModel:
         """Fetch a model, so that its limits are known."""
-        with self.shelf.lock:
-            job.check()
-            return self.shelf.get(name.strip(), job.say)
+        with self._opened([name.strip()], job) as (loaded,):
+            return loaded
+
+    @contextlib.contextmanager
+    def _opened(self, names: Sequence[str], job: Job) -> Iterator[list[LoadedModel]]:
+        """Models ready to score, and the machine to oneself.
+
+        They are downloaded first, so that nobody in the line waits for another's download.
+        """
+        with contextlib.ExitStack() as stack:
+            sources = [stack.enter_context(self.shelf.fetched(name, job)) for name in names]
+            stack.enter_context(self.line.turn(job))
+            yield [self.shelf.open(name, source, job) for name, source in zip(names, sources)]
 
     def score(self, text: str, settings: Settings, job: Job, clip: bool = False) -> Scored:
         """Score one text.
@@ -97,8 +111,7 @@ class Service:
         """
         text = check_text(text, self.limits)
         settings = check_settings(settings, self.protocols)
-        with self.shelf.lock:
-            loaded = self.load(settings.model, job)
+        with self._opened([settings.model], job) as (loaded,):
             check_tokens(loaded, text, self.limits, job)
             return self._score(text, settings.for_model(loaded.window, clip), loaded, job)
 
@@ -108,8 +121,7 @@ class Service:
         settings = check_settings(settings, self.protocols)
         if settings.model == other:
             raise Refused("Choose two different models to compare.")
-        with self.shelf.lock:
-            both = [self.load(name, job) for name in (settings.model, other)]
+        with self._opened([settings.model, other], job) as both:
             window = min(settings.window or self.limits.window, *(m.window for m in both))
             shared = replace(settings, window=window).for_model(window, clip=True)
             scored = []
@@ -125,8 +137,7 @@ class Service:
     def trade_off(self, text: str, settings: Settings, job: Job) -> Sweep:
         """Score a text with strides from the whole window down to a sixteenth of it."""
         text = check_text(text, self.limits)
-        with self.shelf.lock:
-            loaded = self.load(settings.model, job)
+        with self._opened([settings.model], job) as (loaded,):
             full = replace(settings, protocol="sliding").for_model(loaded.window, clip=True)
             check_settings(full, self.protocols)
             check_tokens(loaded, text, self.limits, job)
@@ -137,8 +148,7 @@ class Service:
     def every_protocol(self, text: str, settings: Settings, job: Job) -> Sweep:
         """Score a text as every tool would, with the same window."""
         text = check_text(text, self.limits)
-        with self.shelf.lock:
-            loaded = self.load(settings.model, job)
+        with self._opened([settings.model], job) as (loaded,):
             check_tokens(loaded, text, self.limits, job)
             choices = [self._as_tool(settings, name, loaded) for name in self.protocols]
             return self._sweep(text, choices, loaded, job, lambda s: f"Protocol {s.protocol}")

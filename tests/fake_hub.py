@@ -13,10 +13,12 @@ class FakeHub:
 
     Attributes:
         asked: paths of all requests.
+        gates: events by name of a repository; its weights are sent half, and the rest after the event.
     """
 
     def __init__(self):
         self.asked: list[str] = []
+        self.gates: dict[str, threading.Event] = {}
         self._repositories: dict[str, tuple[dict, dict[str, bytes]]] = {}
         hub = self
 
@@ -79,8 +81,14 @@ class FakeHub:
             request.send_header(key, value)
         request.send_header("Content-Length", str(len(body)))
         request.end_headers()
-        if with_body:
-            request.wfile.write(body)
+        if not with_body:
+            return
+        half = len(body) // 2
+        request.wfile.write(body[:half])
+        for name, gate in self.gates.items():
+            if path.startswith(f"/{name}/") and path.endswith(".safetensors"):
+                gate.wait(60)
+        request.wfile.write(body[half:])
 
     def _find(self, path: str) -> tuple[int, bytes, dict[str, str]]:
         for name, (description, files) in self._repositories.items():

@@ -1,5 +1,6 @@
 """The Space without a browser: its functions, its served API, and visitors at the same time."""
 
+import itertools
 import math
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -658,7 +659,7 @@ def test_a_link_to_another_model_asks_for_its_own_window(handlers):
 def test_a_visitor_who_arrives_does_not_wait_for_those_who_compute(handlers):
     handlers.service.default_settings  # noqa: B018  # known since the page was built
     arrived = []
-    with handlers.service.shelf.lock:  # as during a computation
+    with handlers.service.line.turn(Job(60)):  # as during a computation
         visit = threading.Thread(
             target=lambda: arrived.append(handlers.arrive(visitor(stride="4")))
         )
@@ -740,15 +741,21 @@ def test_the_api_refuses_with_a_sentence(url, arguments, said):
         Client(url, verbose=False).predict(**arguments, api_name="/score")
 
 
+def stranger(url):
+    """A client with an address of its own, as a proxy tells it."""
+    return Client(url, verbose=False, headers={"x-forwarded-for": f"10.0.0.{next(ADDRESSES)}"})
+
+
+ADDRESSES = itertools.count(1)
+
+
 def test_parallel_visitors_each_get_their_own_answer(url, folders, metric):
     texts = [f"Visitor {n} writes {n} lines. " * (3 + n) for n in range(8)]
     strides = [8, 16, 32, 64] * 2
     with ThreadPoolExecutor(8) as pool:
         results = list(
             pool.map(
-                lambda text, stride: Client(url, verbose=False).predict(
-                    text, stride=stride, api_name="/score"
-                ),
+                lambda text, stride: stranger(url).predict(text, stride=stride, api_name="/score"),
                 texts,
                 strides,
             )
@@ -760,17 +767,20 @@ def test_parallel_visitors_each_get_their_own_answer(url, folders, metric):
         assert f"|stride:{stride}|" in result["signature"]
 
 
-def test_a_full_queue_turns_visitors_away(folders):
-    page = app.create_app(folders["bytes"], Limits(waiting=1))
+@pytest.mark.parametrize("clients, said", [("one", "2 requests waiting"), ("many", "no room")])
+def test_too_many_requests_are_turned_away_with_a_sentence(folders, clients, said):
+    page = app.create_app(folders["bytes"], Limits(waiting=2))
     _, url, _ = page.launch(**launch_options(), prevent_thread_lock=True, quiet=True)
     try:
-        client = Client(url, verbose=False)
-        jobs = [client.submit(STORY, stride=1, api_name="/score") for _ in range(6)]
+        client = stranger(url)
+        callers = [client if clients == "one" else stranger(url) for _ in range(6)]
+        jobs = [c.submit(STORY * 4, stride=1, api_name="/score") for c in callers]
         failures = [str(job.exception(timeout=120) or "") for job in jobs]
     finally:
         page.close()
-    assert "" in failures  # the first is served
-    assert any("full" in failure.lower() for failure in failures)
+    served = failures.count("")
+    assert served == (2 if clients == "one" else 3)  # the one whose turn it is, and who waits
+    assert all(said in failure for failure in failures if failure)
 
 
 def test_nobody_gets_around_the_queue(url):

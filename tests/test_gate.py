@@ -16,7 +16,7 @@ from models import make_byte_tokenizer, make_model, make_tokenizer, save
 from safetensors.torch import load_file, save_file
 from space_models import BYTES, byte_model, word_model
 
-from space import gate, models
+from space import downloads, gate
 from space.jobs import Job
 from space.limits import Limits, Refused
 from space.models import BUNDLED
@@ -92,7 +92,7 @@ def test_only_names_of_models_reach_the_hub(service, hub, name):
 def test_a_folder_of_this_machine_is_no_model(hub, folders, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     word_model(tmp_path / "owner" / "name")
-    with pytest.raises(Refused, match="owner/name is a folder of this machine"):
+    with pytest.raises(Refused, match="owner/name cannot be used here"):
         gate.admit("owner/name", Limits(), hub.endpoint)
     assert hub.asked == []
 
@@ -338,7 +338,7 @@ def test_at_most_two_models_stay_in_memory(hub, folders, service):
 
 
 def test_a_refused_model_leaves_no_files(hub, folders, service, tmp_path, monkeypatch):
-    monkeypatch.setattr(models.tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(downloads.tempfile, "tempdir", str(tmp_path))
     with pytest.raises(Refused):
         load(service, hub.add("owner/bad", copy(folders["words"], n_layer=3)))
     load(service, hub.add("owner/good", folders["words"]))

@@ -1,5 +1,7 @@
 """The served page and one browser, shared by all browser tests."""
 
+import threading
+
 import pytest
 from fake_hub import FakeHub
 from space_models import bundled_model, byte_model
@@ -15,10 +17,13 @@ def url(tmp_path_factory):
     hub = FakeHub()
     hub.add("owner/bytes", byte_model(base / "bytes", context=32))
     hub.add("owner/code", base / "bytes", tags=["custom_code"])
+    hub.add("owner/slow", base / "bytes")
+    hub.gates["owner/slow"] = threading.Event()  # its weights never come
     page = app.create_app(bundled_model(base / "bundled"), Limits(), hub.endpoint)
     _, url, _ = page.launch(**launch_options(), prevent_thread_lock=True, quiet=True)
     yield url
     page.close()
+    hub.gates["owner/slow"].set()
     hub.close()
 
 

@@ -3,6 +3,7 @@
 import re
 
 import visitor  # noqa: F401  # skips where there is no browser
+from gradio_client import Client
 
 LONG = "Again the tide came in and went out. " * 400
 # What a page sees of a server that is full or just starts again.
@@ -51,4 +52,26 @@ def test_a_request_that_is_refused_before_it_begins_says_so_and_idles(page):
     page.press("Score")
     page.until(lambda: "turned away" in page.status, "the page waits for ever")
     assert page.all('#status [role="alert"]')
+    page.until(lambda: is_idle(page))
+
+
+def test_who_waits_sees_the_place_and_leaves_at_once(page, url):
+    program = Client(url, verbose=False)
+    running = program.submit("word " * 15000, stride=1, api_name="/score")  # ends after 6 seconds
+    page.press("Score")
+    page.until(lambda: "You are next in line" in page.status, "the page does not tell the place")
+    page.press("Stop")
+    page.until(lambda: page.status.startswith("Stopped."))
+    assert not running.done()
+    page.until(lambda: is_idle(page))
+    running.exception(timeout=60)
+
+
+def test_stop_is_felt_during_a_download(page):
+    window = page.labelled("Window").get_attribute("max")
+    page.write("Model", "owner/slow\n")
+    page.until(lambda: "Downloading owner/slow" in page.status)
+    page.press("Stop")
+    page.until(lambda: page.status.startswith("Stopped."), "Stop waits for the download")
+    assert page.labelled("Window").get_attribute("max") == window
     page.until(lambda: is_idle(page))
