@@ -282,7 +282,9 @@ def text_scores(
     return [
         TextScores(
             window_nlls=[columns.nll for columns in own],
+            first_targets=[window.first for window in windows],
             guide_weights=guide_weights(windows),
+            stream_length=len(stream),
             num_tokens=num_own_tokens(stream, windows),
             num_bytes=len(text.encode("utf-8")),
             num_characters=len(text),

@@ -51,12 +51,15 @@ from .measuring import (
     token_scores,
 )
 from .probing import probe
-from .results import signature, summarize
+from .results import Settings, Totals, signature
 from .scoring import Scorer
 
 # Used by heads.py alone; evaluate copies no file that isn't imported here.
 from .shortcuts import ScoredRows as ScoredRows
 from .tokenization import check_tokenizer
+
+# Used by results.py alone.
+from .uncertainty import Estimate as Estimate
 from .windows import PROTOCOLS
 
 __version__ = "0.1.0"
@@ -110,6 +113,7 @@ Args:
         the same file goes on where a killed one stopped, and ends with the same result.
     distributed (bool): share the windows out between the processes that `torchrun` started; each
         must make this same call, and gets the same result. Needs the package accelerate.
+    return_totals (bool): also return what adds up over shards of a corpus. Defaults to False.
 
 Returns:
     dict of plain Python numbers:
@@ -118,14 +122,17 @@ Returns:
         mean_perplexity (float): their mean, as in the stock metric.
         perplexity (float): of all texts together: exp(total_nll / num_tokens), unless the
             protocol aggregates in another way.
-        perplexity_stderr (float or None): its standard error, the texts (or the parts of a single
-            long text) taken as the sample.
-        perplexity_interval (list of float or None): 95 % confidence interval.
+        perplexity_stderr (float or None): its standard error.
+        perplexity_interval (list of float or None): 95 % confidence interval; None where there is
+            too little to tell.
+        interval_sample (str or None): what was taken as independent: texts while they are about
+            ten or more, weighed by their length; else parts of the longer ones.
         total_nll (float): negative log-likelihood in nats.
         num_tokens, num_windows, num_forward_tokens (int): tokens scored, windows run, and the
             tokens they read, which is the cost.
+        scored_share (float): tokens scored of all tokens there are, 0 to 1.
         bits_per_byte, byte_perplexity, bits_per_character, word_perplexity (float): independent
-            of the tokenizer.
+            of the tokenizer; word_perplexity is None where there are no words.
         adjusted_perplexity (float): per original word, with `word_counts`.
         tool_stderr (float): the ± that the tool prints, with protocols that have one.
         token_scores (list of dict): with `return_token_scores`, for each text the equally long
@@ -133,6 +140,8 @@ Returns:
             context_length (tokens seen; 0 where unscored); with `num_alternatives` also rank (1
             for the likeliest) and alternatives ([decoded token, nll] pairs, likeliest first); and
             windows, the plan: begin (first token read), first and end (tokens scored), start_token.
+        totals: with `return_totals`, what this result is computed from. Totals of several computes
+            add up: `(a["totals"] + b["totals"]).result()` is the result of all their texts.
         signature, signature_short (str): what was measured, and how.
 
 Raises:
@@ -308,6 +317,7 @@ class PerplexitySliding(evaluate.Metric):
         callback=None,
         checkpoint=None,
         distributed=False,
+        return_totals=False,
     ):
         self._received = list(predictions)
         word_counts = check_word_counts(word_counts, len(predictions))
@@ -346,20 +356,21 @@ class PerplexitySliding(evaluate.Metric):
             signatures = describe(loaded, plan, separator, word_counts)
             with open_checkpoint(checkpoint, signatures["signature"]) as store:
                 scores = score_windows(scorer, work, store, processes, callback)
-        result = summarize(
+        totals = Totals.of(
             text_scores(texts, work, scores, word_counts),
-            rule.aggregate,
-            rule.error,
-            block_tokens=plan.max_length,
-            word_counts_given=word_counts is not None,
+            Settings(rule.aggregate, rule.error, plan.max_length, word_counts is not None),
+            num_forward_tokens=sum(work.costs),
+            identity=signatures,
         )
-        result["num_forward_tokens"] = sum(work.costs)
+        result = totals.result()
+        if return_totals:
+            result["totals"] = totals
         if with_tokens:
             result["token_scores"] = [
                 token_scores(loaded.tokenizer, *of_text)
                 for of_text in zip(work.streams, work.per_text, scores)
             ]
-        return result | signatures
+        return result
 
     def _load(self, model_id, tokenizer, device, dtype, model_kwargs, tokenizer_kwargs):
         """Load a model, or take the one of the last compute if it is the very same."""

@@ -1,21 +1,18 @@
 """From token negative log-likelihoods to the result: perplexity, its uncertainty, its signature.
 
-Floats only: no model, no text.  Nlls are in nats and summed in float64.
+Floats only: no model, no text.  Nlls are in nats and summed in float64.  Each text is reduced to
+sums of bounded size, `Totals`, which add up: one text, a corpus and its shards take the same path.
 """
 
 import hashlib
-import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from statistics import NormalDist
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-# Parts that a single long text is cut into at most: more of them would be shorter than the stretches
-# over which tokens are alike (Schmeiser, Batch size effects in the analysis of simulation output,
-# 1982, finds 10 to 30 enough).
-MAX_BLOCKS = 20
+from .uncertainty import Blocks, Clusters, Estimate, estimate_ratio, jackknife
+
 # A mean above this many nats makes Megatron-LM print exp(20).
 MEGATRON_CAP = 20.0
 
@@ -26,23 +23,28 @@ class TextScores:
 
     Attributes:
         window_nlls: nlls of the scored tokens in nats, one array a window, in the text's order.
+        first_targets: where in the stream each window's first scored token stands.
         guide_weights: the weight that the transformers guide gives each window's mean.
-        num_tokens: tokens of the text, scored or not, that stand for its characters.
-        num_bytes: its length in UTF-8 bytes.
+        stream_length: tokens in the stream, scored or not.
+        num_tokens: those of them that stand for the text's characters.
+        num_bytes: the text's length in UTF-8 bytes.
         num_characters: its length in Unicode code points.
-        num_words: its whitespace-separated words, or the number the caller gave.
+        num_words: its words as the protocol counts them, or the number the caller gave.
+        scored_nll, scored_bytes, scored_characters: of the scored tokens that stand for
+            characters; None where the tokenizer does not say which characters a token stands for.
     """
 
     window_nlls: list[np.ndarray]
+    first_targets: list[int]
     guide_weights: list[int]
+    stream_length: int
     num_tokens: int
     num_bytes: int
     num_characters: int
     num_words: int
-
-    @property
-    def nlls(self) -> np.ndarray:
-        return np.concatenate(self.window_nlls).astype(np.float64)
+    scored_nll: float | None = None
+    scored_bytes: int | None = None
+    scored_characters: int | None = None
 
 
 def exp(value: float) -> float:
@@ -53,6 +55,28 @@ def exp(value: float) -> float:
         return math.inf
 
 
+@dataclass(frozen=True)
+class Settings:
+    """How token scores become a result.
+
+    Attributes:
+        aggregate: what is averaged, see `token_weights`: "tokens", "window means", "guide
+            weights"; "capped", tokens with Megatron's cap; or "texts", whose perplexities are.
+        error: the ± to report as the protocol's tool does: "population", "sample" or None.
+        block_tokens: fewest scored tokens in a part of a text that is taken as independent.
+        word_counts_given: whether the word counts are the caller's, to normalise by.
+    """
+
+    aggregate: str = "tokens"
+    error: str | None = None
+    block_tokens: int = 1
+    word_counts_given: bool = False
+
+    @property
+    def cap(self) -> float:
+        return MEGATRON_CAP if self.aggregate == "capped" else math.inf
+
+
 def summarize(
     texts: Sequence[TextScores],
     aggregate: str = "tokens",
@@ -60,190 +84,280 @@ def summarize(
     block_tokens: int = 1,
     word_counts_given: bool = False,
 ) -> dict:
-    """Compute every number of the result.
+    """Compute every number of the result in one step; see `Settings` and `Totals.result`."""
+    return Totals.of(texts, Settings(aggregate, error, block_tokens, word_counts_given)).result()
+
+
+@dataclass(frozen=True, eq=False)
+class Totals:
+    """All that a result needs of a corpus: at most 32 blocks of sums a text, and a few counts.
+
+    `Totals.of(a) + Totals.of(b)` is `Totals.of(a + b)`, to rounding.
+
+    Attributes:
+        settings: how the sums become a result.
+        blocks: sums over blocks of tokens, of the columns tokens, nll, weight, and term.
+        squares: squared deviations of the nlls from their text's mean, summed (T,).
+        counts: what adds up over texts.
+        identity: what is the same for all shards and goes into the result, as the signature.
+    """
+
+    settings: Settings
+    blocks: Blocks
+    squares: np.ndarray
+    counts: dict[str, float]
+    identity: dict[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def of(
+        cls,
+        texts: Sequence[TextScores],
+        settings: Settings,
+        num_forward_tokens: int = 0,
+        identity: dict[str, str] | None = None,
+    ) -> "Totals":
+        """Reduce texts to their sums."""
+        windows = [window for text in texts for window in text.window_nlls]
+        sizes = np.array([len(window) for window in windows])
+        windows_per_text = [len(text.window_nlls) for text in texts]
+        text_of_token = np.repeat(np.repeat(np.arange(len(texts)), windows_per_text), sizes)
+        nlls = np.concatenate(windows).astype(np.float64)
+        firsts = np.concatenate([text.first_targets for text in texts])
+        positions = np.arange(len(nlls)) + np.repeat(firsts - (np.cumsum(sizes) - sizes), sizes)
+        weights = token_weights(texts, sizes, settings.aggregate)
+        terms = np.multiply(nlls, weights, out=np.zeros_like(nlls), where=weights > 0)
+        lengths = [text.stream_length for text in texts]
+        columns = [np.ones_like(nlls), nlls, weights, terms]
+        blocks = Blocks.of(lengths, text_of_token, positions, columns)
+        sums = blocks.by_text()
+        means = sums[:, 1] / sums[:, 0]
+        with np.errstate(invalid="ignore"):  # an infinite nll has no deviation
+            squares = np.bincount(text_of_token, (nlls - means[text_of_token]) ** 2)
+        counts = {"windows": len(windows), "forward tokens": num_forward_tokens}
+        counts |= count_units(texts, sums[:, 1].tolist(), sums[:, 0].tolist())
+        return cls(settings, blocks, squares, counts, identity or {})
+
+    def __add__(self, other: "Totals") -> "Totals":
+        """The totals of both corpora, one after the other."""
+        if (self.settings, self.identity) != (other.settings, other.identity):
+            raise ValueError(
+                "Totals can only be added where model, protocol and settings are the same, got "
+                f"{self.settings}, {self.identity} and {other.settings}, {other.identity}."
+            )
+        return replace(
+            self,
+            blocks=self.blocks + other.blocks,
+            squares=np.concatenate([self.squares, other.squares]),
+            counts={name: self.counts[name] + other.counts[name] for name in self.counts},
+        )
+
+    def result(self) -> dict:
+        """Compute every number of the result.
+
+        Returns:
+            plain Python numbers; nats for `total_nll`, bits where the name says so.
+        """
+        tokens, nlls, _, _ = self.blocks.by_text().T
+        perplexities = self.perplexities()
+        mean_perplexity = float(np.mean(perplexities))
+        total, count = float(nlls.sum()), int(tokens.sum())
+        estimate, sample = self.estimate()
+        mean_of_texts = self.settings.aggregate == "texts"
+        perplexity = mean_perplexity if mean_of_texts else exp(estimate.value)
+        has_interval = estimate.interval is not None
+        known = has_interval and math.isfinite(perplexity) and estimate.value < self.settings.cap
+        result = {
+            "perplexities": perplexities,
+            "tokens_per_text": tokens.astype(int).tolist(),
+            "mean_perplexity": mean_perplexity,
+            "perplexity": perplexity,
+            "perplexity_stderr": perplexity * estimate.stderr if known else None,
+            "perplexity_interval": self._interval(estimate) if has_interval else None,
+            "interval_sample": sample if has_interval else None,
+            "total_nll": total,
+            "num_tokens": count,
+            "scored_share": count / int(self.blocks.lengths.sum()),
+            "num_windows": self.counts["windows"],
+            "num_forward_tokens": self.counts["forward tokens"],
+        }
+        result |= self._per_unit()
+        if self.settings.word_counts_given:
+            result["adjusted_perplexity"] = self._adjusted_perplexity(total / count)
+        if self.settings.error is not None:
+            result["tool_stderr"] = self._tool_stderr()
+        return result | self.identity
+
+    def perplexities(self) -> list[float]:
+        """Perplexity of each text; NaN where the tool gives all its tokens weight 0."""
+        _, _, weights, terms = self.blocks.by_text().T
+        values = np.divide(terms, weights, out=np.full_like(terms, np.nan), where=weights > 0)
+        return [exp(value) for value in np.minimum(values, self.settings.cap).tolist()]
+
+    def estimate(self) -> tuple[Estimate, str]:
+        """Log perplexity with its uncertainty, uncapped, and what the sample is."""
+        clusters = self._clusters()
+        terms, weights = self._terms_and_weights(clusters)
+        estimate = estimate_ratio(terms, weights)
+        if self.settings.aggregate == "texts":
+            estimate = estimate.logarithm()
+        return replace(estimate, value=min(estimate.value, self.settings.cap)), clusters.sample
+
+    def _clusters(self) -> Clusters:
+        if self.settings.aggregate == "texts":
+            return self.blocks.cut(np.ones_like(self.blocks.per_text))
+        return self.blocks.clusters(self.settings.block_tokens)
+
+    def _terms_and_weights(self, clusters: Clusters) -> tuple[np.ndarray, np.ndarray]:
+        """Of each cluster: what adds up to the perplexity, or its logarithm, as a ratio."""
+        _, _, weights, terms = clusters.sums.T
+        if self.settings.aggregate == "texts":
+            return np.array(self.perplexities()), np.ones(len(clusters.sums))
+        return terms, weights
+
+    def _interval(self, estimate: Estimate) -> list[float]:
+        """The interval of the perplexity: none is below 1, nor above the cap."""
+        return [exp(min(max(0.0, bound), self.settings.cap)) for bound in estimate.interval]
+
+    def _per_unit(self) -> dict[str, float | None]:
+        """Numbers that do not depend on the tokenizer: per byte, character and word."""
+        per_byte = self.counts["unit nll"] / self.counts["bytes"]
+        per_character = self.counts["unit nll"] / self.counts["characters"]
+        words = self.counts["words"]
+        return {
+            "bits_per_byte": per_byte / math.log(2),
+            "byte_perplexity": exp(per_byte),
+            "bits_per_character": per_character / math.log(2),
+            # a text of nothing but white space has no words
+            "word_perplexity": exp(self.counts["word nll"] / words) if words else None,
+        }
+
+    def _adjusted_perplexity(self, mean_nll: float) -> float:
+        """Perplexity per original word: exp(loss × tokens / words).
+
+        "Evaluating and Comparing Language Models" calls loss × V1 / V2 the normalised loss.
+        Megatron leaves the first token and the first word out, and caps the exponent.
+        """
+        tokens, words = self.counts["tokens"], self.counts["words"]
+        if self.settings.aggregate == "capped":
+            tokens, words = tokens - 1, max(1, words - 1)
+        return exp(min(self.settings.cap, mean_nll * tokens / words))
+
+    def _tool_stderr(self) -> float | None:
+        """The ± that llama.cpp ("population") and mlx-lm ("sample") print: tokens as independent.
+
+        llama.cpp: σ² = (E[nll²] - E[nll]²) / (n - 1).  mlx-lm: σ = std(ddof=1) / √n.  Both are
+        the same number times the perplexity, up to rounding.
+        """
+        tokens, nlls, _, _ = self.blocks.by_text().T
+        count = int(tokens.sum())
+        if count < 2 or not np.isfinite(nlls).all():
+            return None
+        mean = float(nlls.sum()) / count
+        squares = float(self.squares.sum() + (tokens * (nlls / tokens - mean) ** 2).sum())
+        perplexity = exp(mean)
+        if not math.isfinite(perplexity):
+            return None
+        return perplexity * math.sqrt(squares / count / (count - 1))
+
+    def leave_out_each(self, clusters: Clusters) -> tuple[float, np.ndarray, np.ndarray]:
+        """Log perplexity, what it is without each cluster (C,), and the clusters' shares (C,)."""
+        terms, weights = self._terms_and_weights(clusters)
+        total, weight = terms.sum(), weights.sum()
+        with np.errstate(invalid="ignore", divide="ignore"):
+            values = np.append(total - terms, total) / np.append(weight - weights, weight)
+            if self.settings.aggregate == "texts":
+                values = np.log(values)
+        values = np.minimum(values, self.settings.cap)
+        return float(values[-1]), values[:-1], weights / weight
+
+
+def ratio_of_perplexities(totals: Totals, first: Totals) -> dict:
+    """The perplexity of one measurement of a corpus as a multiple of another's, paired.
+
+    The jackknife leaves the same part of the corpus out of both, so that what makes it hard for
+    both cancels.  Parts are found by position: where one of them had the texts joined, a
+    separator or start token shifts them by a token or two.
+
+    Returns:
+        "perplexity_ratio"; "interval" of 95 % confidence, "pvalue" of a ratio other than 1 by
+        chance, and "sample", what was taken as independent: None where that is too little.
+    """
+    log_ratio = totals.estimate()[0].value - first.estimate()[0].value
+    clusters = shared_clusters(totals, first)
+    estimate = None
+    if clusters is not None:
+        value, without, shares = totals.leave_out_each(clusters[0])
+        first_value, first_without, first_shares = first.leave_out_each(clusters[1])
+        shares = (shares + first_shares) / 2
+        estimate = jackknife(value - first_value, without - first_without, shares)
+    known = estimate is not None and estimate.interval is not None
+    return {
+        "perplexity_ratio": None if math.isnan(log_ratio) else exp(log_ratio),
+        "interval": [exp(bound) for bound in estimate.interval] if known else None,
+        "pvalue": estimate.pvalue if known else None,
+        "sample": clusters[0].sample if known else None,
+    }
+
+
+def shared_clusters(totals: Totals, first: Totals) -> tuple[Clusters, Clusters] | None:
+    """The same partition of the corpus for both; None where only one of them knows the texts."""
+    if "texts" in (totals.settings.aggregate, first.settings.aggregate):
+        if len(totals.blocks.lengths) != len(first.blocks.lengths):
+            return None
+        one_each = np.ones_like(totals.blocks.per_text)
+        return totals.blocks.cut(one_each), first.blocks.cut(one_each)
+    blocks = totals.blocks.aligned(first.blocks)
+    block_tokens = totals.settings.block_tokens, first.settings.block_tokens
+    num_parts = np.minimum(*(own.num_parts(least) for own, least in zip(blocks, block_tokens)))
+    return blocks[0].cut(num_parts), blocks[1].cut(num_parts)
+
+
+def token_weights(texts: Sequence[TextScores], sizes: np.ndarray, aggregate: str) -> np.ndarray:
+    """Weight of each scored token; log perplexity is Σ weight · nll / Σ weight.
+
+    "window means": 1 / size of its window, so that windows weigh the same, as in the guide's form
+    of 2022-2024.  "guide weights": w / size, with the weights w of the guide's present form.
+    Otherwise tokens weigh the same.
 
     Args:
-        texts: scores of each text.
-        aggregate: how window scores become the perplexity, see `window_terms`; or "texts" for the
-            mean of the texts' perplexities.
-        error: the ± to report as the protocol's tool does: "population", "sample" or None.
-        block_tokens: fewest scored tokens in a cluster of windows, for a single text.
-        word_counts_given: whether the word counts are the caller's, to normalise by.
-
-    Returns:
-        plain Python numbers; nats for `total_nll`, bits where the name says so.
+        sizes: scored tokens of each window of all texts.
     """
-    nlls = np.concatenate([text.nlls for text in texts])
-    total, count = float(nlls.sum()), len(nlls)
-    perplexities = [exp(_ratio([text], aggregate)) for text in texts]
-    clusters = texts if len(texts) > 1 else split_text(texts[0], block_tokens)
-    if aggregate == "texts":
-        perplexity = float(np.mean(perplexities))
-        stderr, interval = mean_uncertainty(perplexities)
-    else:
-        perplexity = exp(_ratio(texts, aggregate))
-        stderr, interval = ratio_uncertainty(*_terms(clusters, aggregate))
-    result = {
-        "perplexities": perplexities,
-        "tokens_per_text": [len(text.nlls) for text in texts],
-        "mean_perplexity": float(np.mean(perplexities)),
-        "perplexity": perplexity,
-        "perplexity_stderr": stderr,
-        "perplexity_interval": interval,
-        "total_nll": total,
-        "num_tokens": count,
-        "num_windows": sum(len(text.window_nlls) for text in texts),
-    }
-    result |= per_unit(texts, total / count)
-    if word_counts_given:
-        result["adjusted_perplexity"] = adjusted_perplexity(texts, total / count, aggregate)
-    if error is not None:
-        result["tool_stderr"] = tool_stderr(nlls, error)
-    return result
-
-
-def window_terms(text: TextScores, aggregate: str) -> tuple[np.ndarray, np.ndarray]:
-    """Give each window a term and a weight; log perplexity is their ratio, summed over windows.
-
-    "tokens" and "capped": (Σ nll, number of scored tokens), the mean over tokens.
-    "window means": (mean nll, 1), the guide's form of 2022-2024.
-    "guide weights": (mean nll × w, w) with the weights w of the guide's present form.
-    """
-    sums = np.array([window.sum(dtype=np.float64) for window in text.window_nlls])
-    counts = np.array([len(window) for window in text.window_nlls], dtype=np.float64)
     if aggregate == "window means":
-        return sums / counts, np.ones_like(counts)
+        return np.repeat(1 / sizes, sizes)
     if aggregate == "guide weights":
-        weights = np.array(text.guide_weights, dtype=np.float64)
-        return sums / counts * weights, weights
-    return sums, counts
+        guide_weights = np.concatenate([text.guide_weights for text in texts])
+        return np.repeat(guide_weights / sizes, sizes)
+    return np.ones(sizes.sum())
 
 
-def per_unit(texts: Sequence[TextScores], mean_nll: float) -> dict[str, float]:
-    """Numbers that do not depend on the tokenizer: per byte, character and word.
+def count_units(
+    texts: Sequence[TextScores], nlls: Sequence[float], counts: Sequence[float]
+) -> dict[str, float]:
+    """Add up what the numbers per byte, character and word are made of.
 
-    The mean per token times the tokens per unit.  Where every token is scored, this is
-    lm-evaluation-harness's Σ nll / Σ units; where some are not, they count as average ones.
+    Where the characters of the scored tokens are known, these alone count, as in nanochat's
+    `evaluate_bpb`; words then cost what their bytes do.  Else tokens that were not scored count
+    as average ones of their text; where all are scored, that is lm-evaluation-harness's
+    Σ nll / Σ units.
+
+    Args:
+        nlls, counts: sum of the nlls and number of the scored tokens, of each text.
     """
-    nll = mean_nll * sum(text.num_tokens for text in texts)
-    per_byte = nll / sum(text.num_bytes for text in texts)
-    per_character = nll / sum(text.num_characters for text in texts)
-    per_word = nll / sum(text.num_words for text in texts)
-    return {
-        "bits_per_byte": per_byte / math.log(2),
-        "byte_perplexity": exp(per_byte),
-        "bits_per_character": per_character / math.log(2),
-        "word_perplexity": exp(per_word),
-    }
-
-
-def adjusted_perplexity(texts: Sequence[TextScores], mean_nll: float, aggregate: str) -> float:
-    """Perplexity per original word: exp(loss × tokens / words).
-
-    "Evaluating and Comparing Language Models" calls loss × V1 / V2 the normalised loss.  Megatron
-    leaves the first token and the first word out, and caps the exponent.
-    """
-    tokens = sum(text.num_tokens for text in texts)
-    words = sum(text.num_words for text in texts)
-    if aggregate == "capped":
-        return exp(min(MEGATRON_CAP, mean_nll * (tokens - 1) / max(1, words - 1)))
-    return exp(mean_nll * tokens / words)
-
-
-def split_text(text: TextScores, block_tokens: int) -> list[TextScores]:
-    """Cut one text into runs of windows with at least `block_tokens` scored tokens each.
-
-    Tokens near each other are alike, so the uncertainty of a single text comes from differences
-    between its parts; a remainder joins the last block.
-    """
-    block_tokens = max(block_tokens, len(text.nlls) / MAX_BLOCKS)
-    cuts, pending = [0], 0
-    for number, window in enumerate(text.window_nlls, start=1):
-        pending += len(window)
-        if pending >= block_tokens:
-            cuts.append(number)
-            pending = 0
-    cuts[-1] = len(text.window_nlls) if len(cuts) > 1 else cuts[-1]
-    return [
-        TextScores(text.window_nlls[a:b], text.guide_weights[a:b], 0, 0, 0, 0)
-        for a, b in itertools.pairwise(cuts)
-    ]
-
-
-def ratio_uncertainty(
-    terms: np.ndarray, weights: np.ndarray
-) -> tuple[float | None, list[float] | None]:
-    """Standard error and 95 % interval of exp(Σ terms / Σ weights), the clusters independent.
-
-    The jackknife (Efron, The Jackknife, the Bootstrap and Other Resampling Plans, 1982): leaving one
-    of C clusters out moves the ratio R by (term - R · weight) / (Σ weight - weight), and
-    var(R) = (C - 1) / C · Σ moved².  The interval is symmetric in log perplexity, with Student's t
-    for (Σ weight)² / Σ weight² - 1 degrees of freedom: the effective number of clusters (Kish, 1965)
-    is C where all weigh the same, and less where some outweigh the rest.  The standard error of
-    the perplexity is the delta method's.
-
-    Returns:
-        (standard error, [low, high]); both None with fewer than two clusters, the standard error
-        also where the perplexity is infinite.
-    """
-    count, others = len(terms), weights.sum() - weights
-    if count < 2 or (others <= 0).any() or not np.isfinite(terms).all():
-        return None, None
-    ratio = float(terms.sum() / weights.sum())
-    moved = (terms - ratio * weights) / others  # by leaving one cluster out
-    stderr = math.sqrt((count - 1) / count * float((moved**2).sum()))
-    effective = round(float(weights.sum() ** 2 / (weights**2).sum()))
-    margin = student_t_quantile(0.975, max(1, effective - 1)) * stderr
-    interval = [exp(ratio - margin), exp(ratio + margin)]
-    perplexity = exp(ratio)
-    return (perplexity * stderr if math.isfinite(perplexity) else None), interval
-
-
-def mean_uncertainty(values: Sequence[float]) -> tuple[float | None, list[float] | None]:
-    """Standard error and 95 % interval of a plain mean."""
-    if len(values) < 2 or not np.isfinite(values).all():
-        return None, None
-    mean = float(np.mean(values))
-    stderr = float(np.std(values, ddof=1)) / math.sqrt(len(values))
-    margin = student_t_quantile(0.975, len(values) - 1) * stderr
-    return stderr, [max(1.0, mean - margin), mean + margin]
-
-
-def tool_stderr(nlls: np.ndarray, error: str) -> float | None:
-    """The ± that llama.cpp ("population") and mlx-lm ("sample") print: tokens as independent.
-
-    llama.cpp: σ² = (E[nll²] - E[nll]²) / (n - 1).  mlx-lm: σ = std(ddof=1) / √n.  Both are the
-    same number times the perplexity, up to rounding.
-    """
-    if len(nlls) < 2 or not np.isfinite(nlls).all():
-        return None
-    perplexity = exp(float(nlls.mean()))
-    if not math.isfinite(perplexity):
-        return None
-    if error == "population":
-        variance = float((nlls**2).mean() - nlls.mean() ** 2) / (len(nlls) - 1)
-        return perplexity * math.sqrt(max(variance, 0.0))
-    return perplexity * float(nlls.std(ddof=1)) / math.sqrt(len(nlls))
-
-
-def student_t_quantile(probability: float, degrees: int) -> float:
-    """Quantile of Student's t.
-
-    Exact for 1 and 2 degrees of freedom, else Hill's expansion around the normal quantile
-    (Abramowitz and Stegun 26.7.5).
-    """
-    if degrees == 1:
-        return math.tan(math.pi * (probability - 0.5))
-    if degrees == 2:
-        return (2 * probability - 1) * math.sqrt(2 / (4 * probability * (1 - probability)))
-    z = NormalDist().inv_cdf(probability)
-    terms = (
-        (z**3 + z) / 4,
-        (5 * z**5 + 16 * z**3 + 3 * z) / 96,
-        (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384,
-        (79 * z**9 + 776 * z**7 + 1482 * z**5 - 1920 * z**3 - 945 * z) / 92160,
-    )
-    return z + sum(term / degrees**power for power, term in enumerate(terms, start=1))
+    sums = dict.fromkeys(("tokens", "words", "bytes", "characters", "unit nll", "word nll"), 0)
+    for text, nll, count in zip(texts, nlls, counts):
+        if text.scored_bytes and text.scored_characters:
+            unit_nll = text.scored_nll
+            units = text.scored_bytes, text.scored_characters
+        else:
+            unit_nll = nll * text.num_tokens / count
+            units = text.num_bytes, text.num_characters
+        sums["tokens"] += text.num_tokens
+        sums["words"] += text.num_words
+        sums["bytes"] += units[0]
+        sums["characters"] += units[1]
+        sums["unit nll"] += unit_nll
+        sums["word nll"] += unit_nll * text.num_bytes / units[0]
+    return sums
 
 
 def signature(fields: dict[str, object]) -> tuple[str, str]:
@@ -260,17 +374,3 @@ def signature(fields: dict[str, object]) -> tuple[str, str]:
 def _shown(value) -> str:
     """A field's value on one line, without the sign that ends it."""
     return str(value).encode("unicode_escape").decode("ascii").replace("|", r"\x7c")
-
-
-def _ratio(texts: Sequence[TextScores], aggregate: str) -> float:
-    terms, weights = _terms(texts, aggregate)
-    if weights.sum() == 0:
-        return math.nan
-    ratio = float(terms.sum() / weights.sum())
-    return min(MEGATRON_CAP, ratio) if aggregate == "capped" else ratio
-
-
-def _terms(texts: Sequence[TextScores], aggregate: str) -> tuple[np.ndarray, np.ndarray]:
-    """Terms and weights summed over the windows of each text."""
-    sums = [[part.sum() for part in window_terms(text, aggregate)] for text in texts]
-    return np.array([term for term, _ in sums]), np.array([weight for _, weight in sums])

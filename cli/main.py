@@ -144,10 +144,17 @@ def measure(metric, texts: list[Text], arguments: dict) -> dict:
     result = metric.compute(predictions=predictions, word_counts=counts, **arguments)
     if len(result["perplexities"]) < len(texts):
         return result  # joined, and the bytes of the separators aren't known here
-    num_bytes, num_original = (sum(len(t.encode()) for t in ts) for ts in (predictions, originals))
-    return result | {
-        "bits_per_original_byte": result["bits_per_byte"] * num_bytes / num_original,
-    }
+    return with_original_bytes(result, *count_bytes(texts))
+
+
+def count_bytes(texts: list[Text]) -> tuple[int, int]:
+    """UTF-8 bytes of texts that were turned into prose, and of what they were."""
+    return sum(len(t.text.encode()) for t in texts), sum(len(t.original.encode()) for t in texts)
+
+
+def with_original_bytes(result: dict, num_bytes: int, num_original: int) -> dict:
+    per_original_byte = result["bits_per_byte"] * num_bytes / num_original
+    return result | {"bits_per_original_byte": per_original_byte}
 
 
 def count_words(text: str, protocol: str | None) -> int:
@@ -170,17 +177,22 @@ def try_to_measure(metric, texts: list[Text], arguments: dict) -> dict:
 def score_shards(metric, shards: Iterator[list[Text]], args: argparse.Namespace) -> dict:
     """Score shard after shard; report on their texts as if they had been scored in one piece."""
     if shard_size(args) == math.inf:
-        return score_files(metric, next(shards), args)
-    totals = sharding.Totals(mean_of_texts=args.protocol[0] == "stock")
-    files = []
+        return score_files(metric, next(shards), args)[0]
+    totals, files, num_texts = None, [], 0
+    num_bytes = num_original = 0
     for texts in shards:
-        with counted_from(totals.num_texts):
-            report = score_files(metric, texts, args)
-        totals.add(report["corpus"], units(texts, args))
+        with counted_from(num_texts):
+            report, shard_totals = score_files(metric, texts, args)
+        totals = shard_totals if totals is None else totals + shard_totals
+        num_texts += len(texts)
         files += report.get("files", [])
-    if totals.num_shards == 1:
-        return report  # exact, and a single text has its interval
-    return ({} if args.dataset else {"files": files}) | {"corpus": totals.result()}
+        if args.detokenize:
+            sizes = count_bytes(texts)
+            num_bytes, num_original = num_bytes + sizes[0], num_original + sizes[1]
+    corpus = totals.result()
+    if args.detokenize:
+        corpus = with_original_bytes(corpus, num_bytes, num_original)
+    return ({} if args.dataset else {"files": files}) | {"corpus": corpus}
 
 
 @contextmanager
@@ -194,35 +206,22 @@ def counted_from(first: int) -> Iterator[None]:
         raise ValueError(f"Counting from text {first} on: {error}") from error
 
 
-def units(texts: list[Text], args: argparse.Namespace) -> dict[str, int]:
-    """What the numbers that no tokenizer decides are normalised by."""
-    counts = {
-        "bytes": sum(len(text.text.encode()) for text in texts),
-        "characters": sum(len(text.text) for text in texts),
-    }
-    if not args.detokenize:
-        return counts | {"words": sum(len(re.split(r"\s+", text.text)) for text in texts)}
-    originals = [text.original for text in texts]
-    return counts | {
-        "words": sum(count_words(original, args.protocol[0]) for original in originals),
-        "original bytes": sum(len(original.encode()) for original in originals),
-    }
-
-
-def score_files(metric, texts: list[Text], args: argparse.Namespace) -> dict:
-    """Score the texts together, and each file on its own."""
+def score_files(metric, texts: list[Text], args: argparse.Namespace) -> tuple[dict, object]:
+    """Score the texts together, and each file on its own; return a report and the totals."""
     arguments = metric_arguments(args)
     with kept_scores(arguments, texts) as arguments:
-        corpus = measure(metric, texts, arguments | {"return_token_scores": args.tokens})
+        more = {"return_token_scores": args.tokens, "return_totals": True}
+        corpus = measure(metric, texts, arguments | more)
+        totals = corpus.pop("totals")
         if args.dataset:
-            return {"corpus": corpus}
+            return {"corpus": corpus}, totals
         if len(texts) == 1:
-            return {"files": [{"name": texts[0].name} | corpus], "corpus": corpus}
+            return {"files": [{"name": texts[0].name} | corpus], "corpus": corpus}, totals
         files = [
             {"name": text.name} | try_to_measure(metric, [text], for_one(arguments, number))
             for number, text in enumerate(texts)
         ]
-    return {"files": files, "corpus": corpus}
+    return {"files": files, "corpus": corpus}, totals
 
 
 @contextmanager

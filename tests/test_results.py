@@ -1,5 +1,6 @@
 """From nlls to numbers: aggregation and uncertainty; and the shape of a result."""
 
+import dataclasses
 import itertools
 import json
 import math
@@ -7,7 +8,7 @@ import math
 import evaluate
 import numpy as np
 import pytest
-from core.results import TextScores, exp, ratio_uncertainty, student_t_quantile, summarize
+from core.results import Settings, TextScores, Totals, exp, ratio_of_perplexities, summarize
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from models import make_byte_tokenizer, make_model, make_tokenizer, make_uniform_model, random_text
@@ -19,6 +20,8 @@ def text(*windows, weights=None, **units) -> TextScores:
     size = sum(map(len, windows))
     units = dict.fromkeys(("num_tokens", "num_bytes", "num_characters", "num_words"), size) | units
     weights = weights or [max(1, len(window) - 1) for window in windows]
+    sizes = [len(window) for window in windows]
+    units = {"first_targets": [0, *itertools.accumulate(sizes[:-1])], "stream_length": size} | units
     return TextScores(window_nlls=windows, guide_weights=weights, **units)
 
 
@@ -89,87 +92,230 @@ def test_exp_does_not_overflow():
 # ---- uncertainty
 
 
-@pytest.mark.parametrize(
-    ("degrees", "expected"),
-    # from any printed table of Student's t, two-sided 95 %
-    [(1, 12.706), (2, 4.303), (3, 3.182), (4, 2.776), (5, 2.571), (10, 2.228), (30, 2.042), (120, 1.980), (10**6, 1.960)],
-)  # fmt: skip
-def test_quantiles_of_students_t(degrees, expected):
-    assert student_t_quantile(0.975, degrees) == pytest.approx(expected, rel=1.5e-3)
-
-
-def test_the_standard_error_is_the_jackknifes():
-    """By hand: ratio 2, and without each cluster (7+3)/4, (2+3)/3 and (2+7)/5; 36/14 clusters."""
-    terms, weights = np.array([2.0, 7.0, 3.0]), np.array([2.0, 3.0, 1.0])
-    moved = [10 / 4 - 2, 5 / 3 - 2, 9 / 5 - 2]
-    log_error = math.sqrt(2 / 3 * sum(step**2 for step in moved))
-    stderr, (low, high) = ratio_uncertainty(terms, weights)
-    assert stderr == pytest.approx(math.exp(2) * log_error)
-    assert math.log(low) == pytest.approx(2 - 4.303 * log_error, abs=1e-3)
-    assert math.log(high) == pytest.approx(2 + 4.303 * log_error, abs=1e-3)
-
-
-def test_texts_that_are_all_alike_leave_no_uncertainty():
-    result = summarize([text([1, 2]), text([1, 2]), text([2, 1])])
-    assert result["perplexity_stderr"] == pytest.approx(0, abs=1e-9)
-    assert result["perplexity_interval"] == pytest.approx([math.exp(1.5)] * 2)
-
-
-def test_one_window_has_none():
-    result = summarize([text([1, 2, 3])])
-    assert result["perplexity_stderr"] is None
-    assert result["perplexity_interval"] is None
-
-
-def test_a_single_text_is_its_own_sample_part_by_part():
-    windows = [[1.0, 2.0], [3.0], [4.0, 1.0], [2.0, 2.0, 2.0], [5.0]]
-    result = summarize([text(*windows)], block_tokens=3)
-    # blocks of at least 3 tokens: the windows 0-1, 2-3 and what is left joins the last
-    parts = [text(*windows[:2]), text(*windows[2:])]
-    assert result["perplexity_stderr"] == summarize(parts)["perplexity_stderr"]
-
-
-@pytest.mark.parametrize("as_one_text", [False, True])
-def test_the_interval_covers_the_truth_as_often_as_it_says(as_one_text):
-    """Texts share a level of difficulty, so their tokens are no independent sample.
-
-    Of 400 intervals 95 % should hold the true value; one that takes tokens as independent holds it
-    far less often.
-    """
-    generator = np.random.default_rng(1)
-    num_texts, runs, mean = 30, 400, 3.0
-    hits = naive_hits = 0
-    for _ in range(runs):
-        sizes = generator.integers(20, 60, num_texts)
-        levels = generator.normal(mean, 0.5, num_texts)
-        nlls = [generator.normal(level, 1.0, size).clip(0) for level, size in zip(levels, sizes)]
-        texts = [text(*nlls)] if as_one_text else [text(own) for own in nlls]
-        result = summarize(texts, block_tokens=1)
-        low, high = result["perplexity_interval"]
-        hits += low <= math.exp(mean) <= high
-        every = np.concatenate(nlls)
-        margin = 1.96 * every.std(ddof=1) / math.sqrt(len(every))
-        naive_hits += abs(every.mean() - mean) <= margin
-    assert 0.925 <= hits / runs <= 0.975
-    assert naive_hits / runs < 0.75
-
-
 @given(
-    st.lists(st.lists(st.floats(0, 50, width=32), min_size=1, max_size=20), min_size=2, max_size=20)
+    st.lists(st.lists(st.floats(0, 50, width=32), min_size=1, max_size=20), min_size=4, max_size=20)
 )
 @settings(max_examples=50)
 def test_the_interval_holds_the_estimate(nlls):
     result = summarize([text(own) for own in nlls])
+    if result["perplexity_interval"] is None:
+        return
     low, high = result["perplexity_interval"]
     assert low <= result["perplexity"] * (1 + 1e-9)
     assert result["perplexity"] <= high * (1 + 1e-9)
     assert result["perplexity_stderr"] >= 0
 
 
-def test_no_uncertainty_where_perplexity_overflows():
-    result = summarize([text([800, 800]), text([800, 800])])
-    assert result["perplexity"] == math.inf
-    assert not math.isnan(result["perplexity_stderr"] or 0)
+# ---- totals that add up
+
+SETTINGS = {
+    "tokens": Settings(block_tokens=20),
+    "the guide's first form": Settings("window means", block_tokens=20),
+    "the guide's present form": Settings("guide weights", block_tokens=20),
+    "Megatron's": Settings("capped", block_tokens=20, word_counts_given=True),
+    "the stock metric's": Settings("texts", block_tokens=20),
+    "llama.cpp's": Settings(error="population", block_tokens=20),
+    "mlx-lm's": Settings(error="sample", block_tokens=20, word_counts_given=True),
+}
+
+
+def corpus(lengths, seed=0):
+    """Texts of windows of up to 25 tokens, as a window and stride would cut them."""
+    generator = np.random.default_rng(seed)
+    texts = []
+    for length in lengths:
+        nlls = generator.gamma(2.0, generator.uniform(0.5, 2.5), length)
+        windows = np.split(nlls, range(25, length, 25))
+        words = int(generator.integers(1, length + 1))
+        texts.append(
+            text(*windows, num_bytes=4 * length, num_characters=3 * length, num_words=words)
+        )
+    return texts
+
+
+LENGTHS = {"many short": [40, 60, 70] * 8, "few long": [300, 20, 9], "one": [500]}
+
+
+@pytest.mark.parametrize("settings_", SETTINGS.values(), ids=SETTINGS)
+@pytest.mark.parametrize("lengths", LENGTHS.values(), ids=LENGTHS)
+def test_shards_add_up_to_the_corpus(settings_, lengths):
+    texts = corpus(lengths)
+    whole = Totals.of(texts, settings_, num_forward_tokens=len(texts), identity={"signature": "s"})
+    shards = [
+        Totals.of([own], settings_, num_forward_tokens=1, identity={"signature": "s"})
+        for own in texts
+    ]
+    added = sum(shards[1:], start=shards[0]).result()
+    expected = whole.result()
+    assert list(added) == list(expected)
+    assert added["signature"] == "s"
+    for name, value in expected.items():
+        same = value if isinstance(value, str | None) else pytest.approx(value, rel=1e-12)
+        assert added[name] == same, name
+    if settings_.error:
+        nlls = np.concatenate([window for own in texts for window in own.window_nlls])
+        stderr = nlls.std(ddof=1) / math.sqrt(len(nlls)) * math.exp(nlls.mean(dtype=np.float64))
+        assert added["tool_stderr"] == pytest.approx(stderr, rel=1e-5)
+
+
+def test_totals_of_different_measurements_do_not_add_up():
+    texts = corpus([30])
+    mine = Totals.of(texts, Settings(), identity={"signature": "a"})
+    for other in (
+        Totals.of(texts, Settings("texts"), identity={"signature": "a"}),
+        Totals.of(texts, Settings(), identity={"signature": "b"}),
+    ):
+        with pytest.raises(ValueError, match="only be added where model, protocol and settings"):
+            mine + other
+
+
+def test_totals_stay_small():
+    """A million tokens in one text, and as many in 100,000 texts."""
+    for texts in (
+        [text(np.ones(10**6))],
+        [text(np.ones(10))] * 10**5,
+    ):
+        totals = Totals.of(texts, Settings())
+        assert len(totals.blocks.sums) == max(32, len(texts))
+        assert totals.result()["num_tokens"] == 10**6
+
+
+# ---- the numbers per byte, character and word
+
+
+def test_only_scored_tokens_count_where_their_characters_are_known():
+    """As nanochat's evaluate_bpb; words cost what their bytes do."""
+    half = text(
+        [2.0, 4.0], stream_length=4, num_bytes=20, num_characters=10, num_words=5,
+        scored_nll=5.0, scored_bytes=8, scored_characters=4,
+    )  # fmt: skip
+    result = summarize([half])
+    assert result["bits_per_byte"] == pytest.approx(5 / 8 / math.log(2))
+    assert result["bits_per_character"] == pytest.approx(5 / 4 / math.log(2))
+    assert result["word_perplexity"] == pytest.approx(math.exp(5 * 20 / 8 / 5))
+    assert result["scored_share"] == 0.5
+
+
+def test_unscored_tokens_count_as_average_ones_of_their_own_text():
+    """A long text of which little was scored does not take the other's rate."""
+    result = summarize([text([1, 1], num_tokens=10, num_bytes=50), text([3, 3], num_bytes=8)])
+    assert result["bits_per_byte"] == pytest.approx((1 * 10 + 3 * 2) / 58 / math.log(2))
+
+
+def test_a_text_without_words_has_no_word_perplexity():
+    assert summarize([text([1.0, 2.0], num_words=0)])["word_perplexity"] is None
+
+
+# ---- pairs
+
+
+def test_the_ratio_of_a_measurement_to_itself_is_one():
+    for settings_ in SETTINGS.values():
+        totals = Totals.of(corpus([30] * 12), settings_)
+        assert ratio_of_perplexities(totals, totals) == {
+            "perplexity_ratio": 1.0,
+            "interval": [1.0, 1.0],
+            "pvalue": 1.0,
+            "sample": "12 texts",
+        }
+
+
+def shifted(texts, difference, noise, seed=1):
+    """The same texts, each token harder by `difference` and noise of this size."""
+    generator = np.random.default_rng(seed)
+    return [
+        dataclasses.replace(
+            own,
+            window_nlls=[
+                window + difference + noise * generator.standard_normal(len(window))
+                for window in own.window_nlls
+            ],
+        )
+        for own in texts
+    ]
+
+
+def test_a_paired_ratio_is_much_surer_than_either_perplexity():
+    texts = corpus([90] * 15)
+    first = Totals.of(texts, Settings(block_tokens=20))
+    second = Totals.of(shifted(texts, 0.02, 0.05), Settings(block_tokens=20))
+    ratio = ratio_of_perplexities(second, first)
+    low, high = ratio["interval"]
+    assert 1 < low < ratio["perplexity_ratio"] < high
+    assert ratio["pvalue"] < 0.001
+    perplexities = [totals.result()["perplexity"] for totals in (first, second)]
+    assert ratio["perplexity_ratio"] == pytest.approx(perplexities[1] / perplexities[0])
+    own_low, own_high = first.result()["perplexity_interval"]
+    assert math.log(high / low) < math.log(own_high / own_low) / 20
+    # of texts of equal length it is the textbook's paired t
+    means = [
+        np.concatenate(b.window_nlls).mean() - np.concatenate(a.window_nlls).mean()
+        for a, b in zip(texts, shifted(texts, 0.02, 0.05))
+    ]
+    margin = 2.1448 * np.std(means, ddof=1) / math.sqrt(15)  # Student's t, 14 degrees of freedom
+    assert math.log(high / low) == pytest.approx(2 * margin, rel=1e-3)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_joined_and_separate_texts_are_paired_by_position(seed):
+    """The joined stream has separators, which are scored as well, and a start token."""
+    texts = corpus([400, 700, 600, 300], seed)
+    harder = shifted(texts, 0.01, 0.05)
+    nlls = [np.concatenate(own.window_nlls) for own in harder]
+    joined = np.concatenate([np.append(own, [2.0, 0.5]) for own in nlls])
+    joined = text(joined, first_targets=[1], stream_length=len(joined) + 1)
+    first = Totals.of(texts, Settings(block_tokens=50))
+    apart = ratio_of_perplexities(Totals.of(harder, Settings(block_tokens=50)), first)
+    together = ratio_of_perplexities(Totals.of([joined], Settings(block_tokens=50)), first)
+    assert together["sample"] == "20 parts of 1 text"
+    spread = [math.log(r["interval"][1] / r["interval"][0]) for r in (apart, together)]
+    own = first.result()["perplexity_interval"]
+    assert spread[1] < math.log(own[1] / own[0]) / 5  # paired, though not to the token
+    assert together["perplexity_ratio"] == pytest.approx(apart["perplexity_ratio"], rel=0.01)
+
+
+def test_the_mean_of_texts_is_paired_by_text():
+    texts = corpus([50] * 14)
+    first = Totals.of(texts, Settings())
+    stock = Totals.of(shifted(texts, 0.1, 0.02), Settings("texts"))
+    ratio = ratio_of_perplexities(stock, first)
+    assert ratio["sample"] == "14 texts"
+
+    # leaving out each text by hand
+    def both(kept):
+        return math.log(
+            summarize([own for own, keep in zip(shifted(texts, 0.1, 0.02), kept) if keep], "texts")[
+                "perplexity"
+            ]
+            / summarize([own for own, keep in zip(texts, kept) if keep])["perplexity"]
+        )
+
+    whole = both([True] * 14)
+    moved = [whole - both([n != out for n in range(14)]) for out in range(14)]
+    margin = 2.1604 * math.sqrt(13 / 14 * sum(step**2 for step in moved))  # 13 degrees of freedom
+    expected = [math.exp(whole - margin), math.exp(whole + margin)]
+    assert ratio["interval"] == pytest.approx(expected, rel=1e-4)
+    one = Totals.of(corpus([700]), Settings())
+    assert ratio_of_perplexities(stock, one)["interval"] is None
+
+
+def test_no_interval_of_a_ratio_where_little_was_scored():
+    """As when one of the tools reads only the head of a long text."""
+    texts = corpus([1000])
+    head = text(texts[0].window_nlls[0], stream_length=1000)
+    whole = Totals.of(texts, Settings(block_tokens=25))
+    ratio = ratio_of_perplexities(Totals.of([head], Settings(block_tokens=25)), whole)
+    assert ratio["perplexity_ratio"] > 0
+    assert (ratio["interval"], ratio["pvalue"], ratio["sample"]) == (None, None, None)
+
+
+def test_ratios_of_infinite_perplexities():
+    finite = Totals.of(corpus([50] * 5), Settings())
+    infinite = Totals.of([text([1.0, math.inf])] * 5, Settings())
+    nothing = {"interval": None, "pvalue": None, "sample": None}
+    assert ratio_of_perplexities(infinite, finite) == {"perplexity_ratio": math.inf} | nothing
+    assert ratio_of_perplexities(finite, infinite) == {"perplexity_ratio": 0.0} | nothing
+    assert ratio_of_perplexities(infinite, infinite) == {"perplexity_ratio": None} | nothing
 
 
 # ---- the result as a whole
@@ -193,6 +339,8 @@ ALWAYS = {
     "perplexity",
     "perplexity_stderr",
     "perplexity_interval",
+    "interval_sample",
+    "scored_share",
     "total_nll",
     "num_tokens",
     "num_windows",

@@ -28,7 +28,15 @@ from cli import main as score  # noqa: E402
 from cli import options, plots, wikitext  # noqa: E402
 
 # Arguments that are live objects, or that the command line has another word for.
-NOT_OPTIONS = {"self", "predictions", "model", "tokenizer", "callback", "return_token_scores"}
+NOT_OPTIONS = {
+    "self",
+    "predictions",
+    "model",
+    "tokenizer",
+    "callback",
+    "return_token_scores",
+    "return_totals",
+}
 SIGNATURE = re.compile(r"model:\S+\|protocol:\S+\|window:\d+\|stride:\d+\|\S+\|torch:\S+")
 
 
@@ -133,13 +141,13 @@ def test_a_table_of_files_and_corpus_then_the_signature(run, files, texts, expec
     ]
     results = [*(expected([text]) for text in texts), corpus]
     for line, name, result in zip(lines[1:], [*files, "all together"], results, strict=False):
-        low, high = result["perplexity_interval"]
+        interval = result["perplexity_interval"]
         assert cells(line) == [
             name,
             str(result["num_tokens"]),
             str(result["num_windows"]),
             f"{result['perplexity']:.2f}",
-            f"{low:.2f} – {high:.2f}",
+            "{:.2f} – {:.2f}".format(*interval) if interval else "–",
             f"{result['bits_per_byte']:.3f}",
             f"{result['word_perplexity']:.2f}",
         ]

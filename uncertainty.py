@@ -1,0 +1,293 @@
+"""How sure a number is: clusters of tokens, the jackknife over them, intervals and p-values.
+
+Tokens of one text are alike, and so are tokens near each other; the sample is therefore never the
+tokens but clusters of them.  One rule serves the perplexity of a corpus, the ratio of two
+measurements and the comparison of two models::
+
+    blocks = Blocks.of(lengths, texts, positions, [ones, nlls])    # bounded size, add with +
+    clusters = blocks.clusters(block_tokens=max_length)             # texts, or parts of texts
+    tokens, nll = clusters.sums.T
+    estimate = estimate_ratio(nll, tokens)                          # mean nll: .value, .interval, …
+
+The functions, each over clusters (arrays of one length C):
+
+    estimate_ratio(terms, weights) -> Estimate          Σ terms / Σ weights; .logarithm() for
+                                                        an interval of what is skewed, as KL
+    share_interval(hits, counts)   -> (low, high) | None    Wilson's interval for a share
+    jackknife(value, without, shares) -> Estimate       any number, given it without each cluster
+    sign_flip_pvalue(contributions) -> float            exact, for few clusters
+
+Floats only: no model, no text.
+"""
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from scipy.special import stdtr, stdtrit
+
+# Effective number of texts from which on texts are the sample.
+ENOUGH_TEXTS = 10
+# Parts that the whole is cut into where there are fewer texts: more of them would be shorter than
+# the stretches over which tokens are alike (Schmeiser, Batch size effects in the analysis of
+# simulation output, 1982, finds 10 to 30 enough).
+NUM_PARTS = 20
+# With a smaller effective number of clusters an interval would be too wide to say anything.
+FEWEST_CLUSTERS = 4
+# From this number of clusters on, Student's t gives the p-value; below, all changes of sign do.
+MANY_CLUSTERS = 10
+# Blocks that are kept of a text; a power of two, so that those of any two measurements nest.
+MAX_BLOCKS = 32
+# Fewest tokens in a block, so that short texts stay small.
+FEWEST_BLOCK_TOKENS = 8
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A number with its uncertainty.
+
+    Attributes:
+        value: the number.
+        stderr: its standard error; like all that follows None where the clusters are too few, or
+            not finite.
+        degrees: of freedom of Student's t: the effective number of clusters less one.
+        interval: [low, high] of 95 % confidence.
+        pvalue: two-sided, of the value being 0 and its difference from 0 chance.
+        num_clusters: clusters with any weight.
+    """
+
+    value: float
+    stderr: float | None
+    degrees: float | None
+    interval: tuple[float, float] | None
+    pvalue: float | None
+    num_clusters: int
+
+    def logarithm(self) -> "Estimate":
+        """The estimate of log value, for a value above 0: its interval suits what is skewed."""
+        value = math.log(self.value) if self.value > 0 else -math.inf
+        if self.interval is None or not math.isfinite(value):
+            return Estimate(value, None, None, None, None, self.num_clusters)
+        stderr = self.stderr / self.value
+        margin = student_t(self.degrees) * stderr
+        interval = (value - margin, value + margin)
+        return replace(self, value=value, stderr=stderr, interval=interval, pvalue=None)
+
+
+@dataclass(frozen=True, eq=False)
+class Clusters:
+    """What is taken as independent.
+
+    Attributes:
+        sums: sums of the columns over each cluster (C, columns).
+        sample: what a cluster is, in words: "30 texts" or "20 parts of 3 texts".
+    """
+
+    sums: np.ndarray
+    sample: str
+
+
+@dataclass(frozen=True, eq=False)
+class Blocks:
+    """Sums over blocks of neighbouring tokens: all that an uncertainty needs of a corpus.
+
+    A text is cut into 1, 2, 4, … or 32 blocks of equal length, by position and not by what was
+    scored, so that two measurements of a text have the same blocks.
+
+    Attributes:
+        sums: sums of the columns over each block (B, columns); the first is the number of scored
+            tokens, which decides over the clusters.
+        per_text: blocks of each text (T,).
+        lengths: length of each text, in what positions are counted in (T,).
+    """
+
+    sums: np.ndarray
+    per_text: np.ndarray
+    lengths: np.ndarray
+
+    @classmethod
+    def of(
+        cls,
+        lengths: Sequence[int],
+        texts: np.ndarray,
+        positions: np.ndarray,
+        columns: Sequence[np.ndarray],
+    ) -> "Blocks":
+        """Sum columns over the blocks of texts.
+
+        Args:
+            lengths: length of each text (T,).
+            texts: the text that each row belongs to (R,), 0 to T - 1.
+            positions: the place of each row in its text (R,), 0 to the text's length - 1.
+            columns: arrays (R,), the first of them the number of tokens in each row.
+        """
+        lengths = np.asarray(lengths, dtype=np.int64)
+        per_text = num_blocks(lengths)
+        first = np.cumsum(per_text) - per_text
+        block = first[texts] + positions * per_text[texts] // lengths[texts]
+        sums = [np.bincount(block, column, minlength=per_text.sum()) for column in columns]
+        return cls(np.stack(sums, axis=1), per_text, lengths)
+
+    def __add__(self, other: "Blocks") -> "Blocks":
+        """The blocks of both corpora, one after the other."""
+        return Blocks(
+            np.concatenate([self.sums, other.sums]),
+            np.concatenate([self.per_text, other.per_text]),
+            np.concatenate([self.lengths, other.lengths]),
+        )
+
+    def by_text(self) -> np.ndarray:
+        """Sums of the columns over each text (T, columns)."""
+        return self._merged(np.ones_like(self.per_text))
+
+    def clusters(self, block_tokens: float) -> Clusters:
+        """Choose what is taken as independent.
+
+        The texts, while their effective number is about ten or more.  Below that, texts longer
+        than a twentieth of the whole are cut into parts of about that length, but of no less
+        than `block_tokens` scored tokens.
+        """
+        return self.cut(self.num_parts(block_tokens))
+
+    def num_parts(self, block_tokens: float) -> np.ndarray:
+        """How many clusters each text makes (T,)."""
+        tokens = self.by_text()[:, 0]
+        if round(effective_number(tokens)) >= ENOUGH_TEXTS:
+            return np.ones_like(self.per_text)
+        parts = np.minimum(NUM_PARTS * tokens / tokens.sum(), tokens / block_tokens)
+        return np.clip(np.round(parts).astype(np.int64), 1, self.per_text)
+
+    def cut(self, num_parts: np.ndarray) -> Clusters:
+        """Merge the blocks of each text into a number of parts (T,)."""
+        num_texts = f"{len(num_parts)} text{'s' * (len(num_parts) > 1)}"
+        whole = (num_parts == 1).all()
+        sample = num_texts if whole else f"{num_parts.sum()} parts of {num_texts}"
+        return Clusters(self._merged(num_parts), sample)
+
+    def aligned(self, other: "Blocks") -> tuple["Blocks", "Blocks"]:
+        """Both with the same blocks, by position in the corpus.
+
+        Text by text, or, where one of them had the texts joined, over the whole corpus.
+        """
+        if len(self.lengths) != len(other.lengths):
+            self, other = self._joined(), other._joined()
+        per_text = np.minimum(self.per_text, other.per_text)
+        return (
+            Blocks(self._merged(per_text), per_text, self.lengths),
+            Blocks(other._merged(per_text), per_text, other.lengths),
+        )
+
+    def _merged(self, per_text: np.ndarray) -> np.ndarray:
+        """Sums over fewer blocks a text (per_text.sum(), columns)."""
+        first = np.cumsum(self.per_text) - self.per_text
+        number = np.arange(len(self.sums)) - np.repeat(first, self.per_text)
+        part = (
+            number * np.repeat(per_text, self.per_text) // np.repeat(self.per_text, self.per_text)
+        )
+        start = np.repeat(np.cumsum(per_text) - per_text, self.per_text)
+        merged = np.zeros((per_text.sum(), self.sums.shape[1]))
+        np.add.at(merged, start + part, self.sums)
+        return merged
+
+    def _joined(self) -> "Blocks":
+        """The texts as one; where a block lies across a cut, it is shared out by length."""
+        widths = np.repeat(self.lengths / self.per_text, self.per_text)
+        ends = np.concatenate([[0.0], np.cumsum(widths)])
+        length = self.lengths.sum(keepdims=True)
+        per_text = num_blocks(length)
+        cuts = np.linspace(0, ends[-1], per_text[0] + 1)
+        running = np.concatenate([np.zeros((1, self.sums.shape[1])), np.cumsum(self.sums, axis=0)])
+        sums = np.stack([np.diff(np.interp(cuts, ends, column)) for column in running.T], axis=1)
+        return Blocks(sums, per_text, length)
+
+
+def num_blocks(lengths: np.ndarray) -> np.ndarray:
+    """How many blocks texts of these lengths are cut into: powers of two."""
+    most = np.clip(lengths // FEWEST_BLOCK_TOKENS, 1, MAX_BLOCKS)
+    return 2 ** np.log2(most).astype(np.int64)
+
+
+def effective_number(weights: np.ndarray) -> float:
+    """(Σ weight)² / Σ weight² (Kish, Survey Sampling, 1965): C where all weigh the same."""
+    total = float(weights.sum())
+    return total**2 / float((weights**2).sum()) if total else 0.0
+
+
+def estimate_ratio(terms: np.ndarray, weights: np.ndarray) -> Estimate:
+    """Σ terms / Σ weights over independent clusters, with its uncertainty.
+
+    Leaving out one cluster moves the ratio R by (term - R · weight) / (Σ weight - weight).  With
+    terms in nats and weights in tokens, R is a log perplexity; with differences of nats, a log
+    ratio of perplexities.
+    """
+    terms, weights = np.asarray(terms, np.float64), np.asarray(weights, np.float64)
+    counted = weights > 0
+    terms, weights = terms[counted], weights[counted]
+    total = float(weights.sum())
+    value = float(terms.sum()) / total if total else math.nan
+    if len(terms) < 2 or not np.isfinite(terms).all():
+        return Estimate(value, None, None, None, None, len(terms))
+    moved = (terms - value * weights) / (total - weights)
+    return jackknife(value, value - moved, weights / total)
+
+
+def jackknife(value: float, without: np.ndarray, shares: np.ndarray) -> Estimate:
+    """The uncertainty of a number from what it is without each cluster.
+
+    var = (C - 1) / C · Σ (value - without)² (Efron, The Jackknife, the Bootstrap and Other
+    Resampling Plans, 1982), with Student's t for the effective number of clusters, less one,
+    degrees of freedom.
+
+    Args:
+        without: the number with one cluster left out (C,).
+        shares: each cluster's share in the whole (C,), adding up to 1.
+    """
+    count, degrees = len(without), effective_number(shares) - 1
+    if round(degrees + 1) < FEWEST_CLUSTERS or not np.isfinite([value, *without]).all():
+        return Estimate(value, None, None, None, None, count)
+    moved = value - without
+    stderr = math.sqrt((count - 1) / count * float((moved**2).sum()))
+    margin = student_t(degrees) * stderr
+    if count < MANY_CLUSTERS:
+        pvalue = sign_flip_pvalue(shares * value + (1 - shares) * moved)
+    elif stderr == 0:
+        pvalue = float(value == 0)
+    else:
+        pvalue = 2 * float(stdtr(degrees, -abs(value) / stderr))
+    return Estimate(value, stderr, degrees, (value - margin, value + margin), pvalue, count)
+
+
+def student_t(degrees: float, confidence: float = 0.95) -> float:
+    """How many standard errors a two-sided interval reaches to either side."""
+    return float(stdtrit(degrees, (1 + confidence) / 2))
+
+
+def sign_flip_pvalue(contributions: np.ndarray) -> float:
+    """How often the sum would be as far from 0 with random signs: exact, over all 2^C of them.
+
+    Clusters whose contributions are as likely positive as negative are the null hypothesis.  With
+    C clusters no p-value is below 2 / 2^C.
+    """
+    signs = np.array(list(itertools.product([1.0, -1.0], repeat=len(contributions))))
+    sums = np.abs(signs @ contributions)
+    return float((sums >= sums[0] * (1 - 1e-12)).mean())
+
+
+def share_interval(hits: np.ndarray, counts: np.ndarray) -> tuple[float, float] | None:
+    """95 % interval of the share Σ hits / Σ counts, between 0 and 1 (Wilson, 1927).
+
+    Clustered tokens tell as much as `size` independent ones, with share · (1 - share) / size the
+    jackknife's variance.  None where the clusters are too few, or all hit or all miss.
+    """
+    estimate = estimate_ratio(hits, counts)
+    share = estimate.value
+    if not estimate.stderr or not 0 < share < 1:
+        return None
+    size = share * (1 - share) / estimate.stderr**2
+    squared = student_t(estimate.degrees) ** 2
+    middle = (share + squared / (2 * size)) / (1 + squared / size)
+    reach = math.sqrt(squared * (share * (1 - share) / size + squared / (4 * size**2)))
+    reach /= 1 + squared / size
+    return middle - reach, middle + reach
