@@ -272,6 +272,20 @@ def find_commit(model_id: str, model_kwargs: dict) -> str | None:
     return found[1] if found and not os.path.isdir(model_id) else None
 
 
+def unwrapped(model: torch.nn.Module) -> torch.nn.Module:
+    """The model inside of what compiles it, copies it over devices or manages its adapters."""
+    if hasattr(model, "_orig_mod"):  # torch.compile
+        return unwrapped(model._orig_mod)
+    if isinstance(model, torch.nn.DataParallel | torch.nn.parallel.DistributedDataParallel):
+        return unwrapped(model.module)
+    if hasattr(model, "get_base_model"):  # PEFT
+        settings = getattr(model, "peft_config", {}).values()
+        # A prompt that was learned is put before the text by the wrapper itself.
+        if not any(getattr(one, "is_prompt_learning", False) for one in settings):
+            return unwrapped(model.get_base_model())
+    return model
+
+
 def is_placed(model: torch.nn.Module) -> bool:
     """Whether the model's placement is somebody else's business: dispatched or quantised."""
     return bool(getattr(model, "hf_device_map", None) or getattr(model, "is_quantized", False))

@@ -7,11 +7,11 @@ in windows.py, scored in scoring.py and summed up in results.py.
 import os
 import re
 from dataclasses import dataclass
+from types import SimpleNamespace
 
 import datasets
 import evaluate
 import torch
-import transformers
 
 from .arguments import (
     check_model_source,
@@ -23,8 +23,15 @@ from .arguments import (
 )
 from .checkpoint import open_checkpoint
 from .distributed import Processes
-from .fingerprints import model_name, model_revision, tokenizer_digest
 from .heads import ways
+from .identity import (
+    VERSION,
+    TextsDigest,
+    check_identifiable,
+    describe_measurement,
+    model_name,
+    model_revision,
+)
 from .loading import (
     check_decoder,
     context_limit,
@@ -38,9 +45,9 @@ from .loading import (
     resolve_device,
     resolve_dtype,
     snapshot,
+    unwrapped,
 )
 from .measuring import (
-    Plan,
     Work,
     check_ids,
     check_scorable,
@@ -51,7 +58,7 @@ from .measuring import (
     token_scores,
 )
 from .probing import probe
-from .results import Settings, Totals, signature
+from .results import Settings, Totals
 from .scoring import Scorer
 
 # Used by heads.py alone; evaluate copies no file that isn't imported here.
@@ -62,7 +69,7 @@ from .tokenization import check_tokenizer
 from .uncertainty import Estimate as Estimate
 from .windows import PROTOCOLS
 
-__version__ = "0.1.0"
+__version__ = VERSION
 
 _DESCRIPTION = """\
 Perplexity of texts of any length under a causal language model.
@@ -142,7 +149,10 @@ Returns:
             windows, the plan: begin (first token read), first and end (tokens scored), start_token.
         totals: with `return_totals`, what this result is computed from. Totals of several computes
             add up: `(a["totals"] + b["totals"]).result()` is the result of all their texts.
-        signature, signature_short (str): what was measured, and how.
+        texts_digest (str): of the texts, in their order.
+        signature, signature_short (str): what was measured, and how. Equal ones with equal texts
+            mean equal numbers up to rounding; `+modified` behind the model's name says that hooks
+            or code of the caller's own run in it, for which no digest can vouch.
 
 Raises:
     TypeError, ValueError: bad arguments or texts; nothing is computed and texts that were added
@@ -353,7 +363,10 @@ class PerplexitySliding(evaluate.Metric):
             )
             known = num_embeddings(loaded.model) or found.vocabulary
             check_ids(work, min(known, found.vocabulary))
-            signatures = describe(loaded, plan, separator, word_counts)
+            measurement = SimpleNamespace(plan=plan, separator=separator)
+            signatures = describe_measurement(loaded, measurement, word_counts is not None)
+            if checkpoint is not None:
+                check_identifiable(loaded.model)
             with open_checkpoint(checkpoint, signatures["signature"]) as store:
                 scores = score_windows(scorer, work, store, processes, callback)
         totals = Totals.of(
@@ -361,6 +374,7 @@ class PerplexitySliding(evaluate.Metric):
             Settings(rule.aggregate, rule.error, plan.max_length, word_counts is not None),
             num_forward_tokens=sum(work.costs),
             identity=signatures,
+            texts_digest=TextsDigest.of(predictions),
         )
         result = totals.result()
         if return_totals:
@@ -408,37 +422,9 @@ def adopt(model, tokenizer) -> LoadedModel:
             f"`model` must be a loaded torch model, got {type(model).__name__}. Pass a name or a "
             "folder as `model_id`."
         )
+    model = unwrapped(model)
     check_tokenizer(tokenizer)
     config = getattr(model, "config", None)
     check_decoder(config, "`model`")
     name = model_name(getattr(config, "_name_or_path", "") or type(model).__name__, {})
     return LoadedModel(model, tokenizer, name, model_revision(model, None), "`model`")
-
-
-def describe(
-    loaded: LoadedModel, plan: Plan, separator: str | None, word_counts: list[int] | None
-) -> dict[str, str]:
-    """The signature of a measurement, long and short."""
-    line, short = signature(
-        {
-            "model": loaded.name,
-            "revision": loaded.revision,
-            "tokenizer": tokenizer_digest(loaded.tokenizer),
-            "protocol": plan.protocol.name,
-            "window": plan.max_length,
-            "stride": plan.stride,
-            "start": plan.start if plan.start_id is None else f"{plan.start}({plan.start_id})",
-            "join": plan.protocol.join if separator is None else separator,
-            "words": "given" if word_counts else "split",
-            "dtype": str(next(loaded.model.parameters(), torch.empty(0)).dtype).removeprefix(
-                "torch."
-            ),
-            "attention": getattr(
-                getattr(loaded.model, "config", None), "_attn_implementation", None
-            ),
-            "version": __version__,
-            "transformers": transformers.__version__,
-            "torch": torch.__version__,
-        }
-    )
-    return {"signature": line, "signature_short": short}

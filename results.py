@@ -1,16 +1,16 @@
-"""From token negative log-likelihoods to the result: perplexity, its uncertainty, its signature.
+"""From token negative log-likelihoods to the result: perplexity and its uncertainty.
 
 Floats only: no model, no text.  Nlls are in nats and summed in float64.  Each text is reduced to
 sums of bounded size, `Totals`, which add up: one text, a corpus and its shards take the same path.
 """
 
-import hashlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from .identity import TextsDigest
 from .uncertainty import Blocks, Clusters, Estimate, estimate_ratio, jackknife
 
 # A mean above this many nats makes Megatron-LM print exp(20).
@@ -100,6 +100,7 @@ class Totals:
         squares: squared deviations of the nlls from their text's mean, summed (T,).
         counts: what adds up over texts.
         identity: what is the same for all shards and goes into the result, as the signature.
+        texts_digest: which texts these are.
     """
 
     settings: Settings
@@ -107,6 +108,7 @@ class Totals:
     squares: np.ndarray
     counts: dict[str, float]
     identity: dict[str, str] = field(default_factory=dict)
+    texts_digest: TextsDigest = field(default_factory=TextsDigest)
 
     @classmethod
     def of(
@@ -115,6 +117,7 @@ class Totals:
         settings: Settings,
         num_forward_tokens: int = 0,
         identity: dict[str, str] | None = None,
+        texts_digest: TextsDigest | None = None,
     ) -> "Totals":
         """Reduce texts to their sums."""
         windows = [window for text in texts for window in text.window_nlls]
@@ -135,7 +138,8 @@ class Totals:
             squares = np.bincount(text_of_token, (nlls - means[text_of_token]) ** 2)
         counts = {"windows": len(windows), "forward tokens": num_forward_tokens}
         counts |= count_units(texts, sums[:, 1].tolist(), sums[:, 0].tolist())
-        return cls(settings, blocks, squares, counts, identity or {})
+        digest = texts_digest or TextsDigest()
+        return cls(settings, blocks, squares, counts, identity or {}, digest)
 
     def __add__(self, other: "Totals") -> "Totals":
         """The totals of both corpora, one after the other."""
@@ -149,6 +153,7 @@ class Totals:
             blocks=self.blocks + other.blocks,
             squares=np.concatenate([self.squares, other.squares]),
             counts={name: self.counts[name] + other.counts[name] for name in self.counts},
+            texts_digest=self.texts_digest + other.texts_digest,
         )
 
     def result(self) -> dict:
@@ -185,7 +190,7 @@ class Totals:
             result["adjusted_perplexity"] = self._adjusted_perplexity(total / count)
         if self.settings.error is not None:
             result["tool_stderr"] = self._tool_stderr()
-        return result | self.identity
+        return result | {"texts_digest": str(self.texts_digest)} | self.identity
 
     def perplexities(self) -> list[float]:
         """Perplexity of each text; NaN where the tool gives all its tokens weight 0."""
@@ -358,19 +363,3 @@ def count_units(
         sums["unit nll"] += unit_nll
         sums["word nll"] += unit_nll * text.num_bytes / units[0]
     return sums
-
-
-def signature(fields: dict[str, object]) -> tuple[str, str]:
-    """One line that pins what was measured, and a short form for papers.
-
-    In the spirit of sacrebleu's: `key:value` pairs joined by `|`.  The short form keeps the model
-    and protocol and a digest of the whole line.
-    """
-    line = "|".join(f"{key}:{_shown(value)}" for key, value in fields.items())
-    digest = hashlib.sha256(line.encode("utf-8")).hexdigest()[:12]
-    return line, f"ppl|{fields['protocol']}|L{fields['window']}|S{fields['stride']}|{digest}"
-
-
-def _shown(value) -> str:
-    """A field's value on one line, without the sign that ends it."""
-    return str(value).encode("unicode_escape").decode("ascii").replace("|", r"\x7c")

@@ -110,6 +110,17 @@ def test_another_dtype_never_matches(metric, arguments, path, gpt2):
     )
 
 
+def test_a_model_that_nobody_can_identify_is_refused(metric, arguments, path):
+    """What a hook does cannot be seen, so the file could give back another model's scores."""
+    metric.compute(predictions=TEXTS, checkpoint=path, **arguments)
+    model = make_model("gpt2")
+    model.transformer.h[0].mlp.register_forward_hook(lambda *_: None)
+    with pytest.raises(
+        ValueError, match=r"`checkpoint` must be left out.*a forward hook on transf"
+    ):
+        metric.compute(predictions=TEXTS, checkpoint=path, **(arguments | {"model": model}))
+
+
 def test_another_text_never_matches(metric, arguments, path):
     metric.compute(predictions=TEXTS, checkpoint=path, **arguments)
     other = [random_text(300, seed=5)]

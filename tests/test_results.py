@@ -350,6 +350,7 @@ ALWAYS = {
     "byte_perplexity",
     "bits_per_character",
     "word_perplexity",
+    "texts_digest",
     "signature",
     "signature_short",
 }

@@ -7,6 +7,7 @@ import shutil
 import pytest
 import torch
 import transformers
+from core.identity import TextsDigest
 from models import (
     SlowTokenizer,
     make_byte_tokenizer,
@@ -293,3 +294,245 @@ def test_two_models_of_one_commit(measure, hub_cache):
     second = measure(model_id="someone/tiny", model_kwargs=hub_cache | {"subfolder": "later"})
     assert second["perplexity"] != pytest.approx(first["perplexity"], rel=1e-4)
     assert second["signature"] != first["signature"]
+
+
+# ---- the same number under another signature
+
+
+def test_what_has_no_part_in_the_number_does_not_matter(measure):
+    """Settings for generation and training."""
+    before = measure()
+    model = make_model("gpt2", attn_pdrop=0.3, embd_pdrop=0.3, resid_pdrop=0.3)
+    model.config.pad_token_id = model.config.eos_token_id = 5
+    model.config.use_cache = False
+    model.config.max_length = 99
+    model.config.id2label = {0: "good", 1: "bad"}
+    model.config.initializer_range = 0.5
+    model.train()
+    after = measure(model=model)
+    assert after["perplexity"] == before["perplexity"]
+    assert after["signature"] == before["signature"]
+
+
+def test_a_compiled_model_is_the_model(measure):
+    before = measure()
+    after = measure(model=torch.compile(make_model("gpt2")))
+    assert after["perplexity"] == pytest.approx(before["perplexity"], rel=1e-6)
+    assert after["signature"] == before["signature"]
+
+
+@pytest.mark.parametrize("kind", ["dynamic", "longrope"])
+def test_frequencies_that_grow_while_running_are_not_part_of_it(measure, kind):
+    scaling = {"rope_type": kind, "factor": 2.0}
+    if kind == "longrope":
+        scaling |= {
+            "long_factor": [3.0] * 8,
+            "short_factor": [1.0] * 8,
+            "original_max_position_embeddings": 8,
+        }
+    model = make_model("llama", rope_scaling=scaling)
+    frequencies = model.model.rotary_emb.inv_freq.clone()
+    with torch.inference_mode():
+        model(torch.arange(40)[None])
+    assert not torch.equal(model.model.rotary_emb.inv_freq, frequencies), "nothing has grown"
+    fresh = measure(model=make_model("llama", rope_scaling=scaling))
+    assert measure(model=model)["signature"] == fresh["signature"]
+
+
+# ---- another number under the same signature
+
+
+def steer(module, arguments, output):
+    return output + torch.linspace(-3, 3, output.shape[-1])
+
+
+class Steered(transformers.GPT2LMHeadModel):
+    def forward(self, *args, **kwargs):
+        output = super().forward(*args, **kwargs)
+        output.logits = output.logits.roll(1, -1)
+        return output
+
+
+def steered():
+    torch.manual_seed(0)
+    model = Steered(make_model("gpt2").config)
+    model.load_state_dict(make_model("gpt2").state_dict())
+    return model
+
+
+def hooked():
+    model = make_model("gpt2")
+    model.transformer.h[0].mlp.register_forward_hook(steer)
+    return model
+
+
+def patched():
+    model = make_model("gpt2")
+    original = model.transformer.h[0].mlp.forward
+    model.transformer.h[0].mlp.forward = lambda hidden: 2 * original(hidden)
+    return model
+
+
+def with_another_method():
+    model = make_model("gptj", attn_implementation="eager")
+    attention = model.transformer.h[0].attn
+    original = attention._attn
+    attention._attn = lambda query, *args, **kwargs: original(3 * query, *args, **kwargs)
+    return model
+
+
+def with_another_activation():
+    model = make_model("gpt2")
+    for block in model.transformer.h:
+        block.mlp.act = torch.nn.ReLU()
+    return model
+
+
+def with_another_activation_function():
+    model = make_model("gpt2")
+    for block in model.transformer.h:
+        del block.mlp.act
+        block.mlp.act = torch.nn.functional.relu
+    return model
+
+
+def with_another_number_in_a_module():
+    model = make_model("llama")
+    model.model.norm.variance_epsilon = 0.5
+    return model
+
+
+MODIFIED = {
+    "a hook": (hooked, True),
+    "another forward": (patched, True),
+    "another method": (with_another_method, True),
+    "a subclass": (steered, True),
+    "another activation": (with_another_activation, False),
+    "another activation function": (with_another_activation_function, False),
+    "another number in a module": (with_another_number_in_a_module, False),
+}
+
+
+@pytest.mark.parametrize("make, is_said", MODIFIED.values(), ids=MODIFIED)
+def test_a_changed_model_has_another_signature(measure, make, is_said):
+    changed = make()
+    plain = make_model(changed.config.model_type)
+    before, after = measure(model=plain), measure(model=changed)
+    assert after["perplexity"] != pytest.approx(before["perplexity"], rel=1e-4)
+    assert after["signature"] != before["signature"]
+    assert fields(after)["model"].endswith("+modified") == is_said
+
+
+def test_a_method_replaced_in_the_library(measure, monkeypatch):
+    """As packages of faster layers do it."""
+    norm = transformers.models.llama.modeling_llama.LlamaRMSNorm
+    before = measure(model=make_model("llama"))
+    monkeypatch.setattr(norm, "forward", lambda self, hidden: self.weight * hidden)
+    after = measure(model=make_model("llama"))
+    assert after["perplexity"] != pytest.approx(before["perplexity"], rel=1e-4)
+    assert fields(after)["model"] == fields(before)["model"] + "+modified"
+
+
+def test_a_hook_of_all_modules(measure):
+    before = measure()
+    handle = torch.nn.modules.module.register_module_forward_hook(lambda *_: None)
+    try:
+        assert fields(measure())["model"] == fields(before)["model"] + "+modified"
+    finally:
+        handle.remove()
+
+
+def test_hooks_of_the_libraries_own_are_no_modification(measure):
+    """Training with gradient checkpoints leaves one behind."""
+    model = make_model("gpt2")
+    model.enable_input_require_grads()
+    assert model.get_input_embeddings()._forward_hooks, "there is none"
+    assert measure(model=model)["signature"] == measure()["signature"]
+
+
+def test_autocast(measure):
+    before = measure()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        after = measure()
+    assert after["perplexity"] != pytest.approx(before["perplexity"], rel=1e-5)
+    assert fields(after)["dtype"] == "float32+autocast(cpu,bfloat16)"
+
+
+@pytest.mark.filterwarnings("ignore:.*fan_in_fan_out")
+def test_adapters(measure):
+    """Which of them is in use, and none where they are switched off."""
+    peft = pytest.importorskip("peft")
+    config = peft.LoraConfig(r=2, target_modules=["c_attn"], init_lora_weights=False)
+    torch.manual_seed(1)
+    model = peft.get_peft_model(make_model("gpt2"), config, adapter_name="law")
+    model.add_adapter("prose", config)
+    named = {}
+    for name in ("law", "prose"):
+        model.set_adapter(name)
+        named[name] = measure(model=model)
+        assert fields(named[name])["adapters"] == name
+    with model.disable_adapter():
+        named["none"] = measure(model=model)
+        assert fields(named["none"])["adapters"] == "none"
+    assert len({result["signature"] for result in named.values()}) == 3
+    assert named["none"]["perplexity"] == pytest.approx(measure()["perplexity"], rel=1e-6)
+    assert len({round(result["perplexity"], 3) for result in named.values()}) == 3
+    assert "adapters" not in fields(measure())
+
+
+def test_quantised_weights(measure, tmp_path, tokenizer):
+    """The same codes with other scales are another model."""
+    pytest.importorskip("bitsandbytes")
+    results = []
+    for scale in (1.0, 2.0):
+        model = make_model("llama", hidden_size=64, intermediate_size=64)
+        with torch.no_grad():
+            model.model.layers[0].mlp.down_proj.weight.mul_(scale)
+        folder = save(tmp_path / str(scale), model, tokenizer)
+        settings = transformers.BitsAndBytesConfig(load_in_4bit=True)
+        results.append(
+            measure(model_id=folder, model_kwargs={"quantization_config": settings}, device="cpu")
+        )
+    one, other = results
+    assert fields(one)["dtype"].startswith("bitsandbytes-4bit-fp4")
+    assert one["perplexity"] != pytest.approx(other["perplexity"], rel=1e-4)
+    assert fields(one)["revision"] != fields(other)["revision"]
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
+def test_weights_that_torch_has_quantised(measure):
+    """They are no parameters any more."""
+    one, other = (
+        measure(model=torch.ao.quantization.quantize_dynamic(make_model("llama", seed=seed)))
+        for seed in (0, 1)
+    )
+    assert fields(one)["dtype"] == "torch.ao+float32"
+    assert one["perplexity"] != pytest.approx(other["perplexity"], rel=1e-4)
+    assert fields(one)["revision"] != fields(other)["revision"]
+
+
+def test_a_separator_of_the_name_of_nothing(measure):
+    for name, other in (("None", {}), ("tokens", {"protocol": "mlx-lm"})):
+        joined, plain = (
+            measure(separator=name),
+            measure(**({"stride": None} if other else {}), **other),
+        )
+        assert fields(joined)["join"] == repr(name) != fields(plain)["join"]
+
+
+# ---- the digest of the texts
+
+
+def test_the_texts_have_a_digest_of_their_own(measure):
+    """Of their content, their order and where one ends."""
+    digest = measure()["texts_digest"]
+    assert re.fullmatch(r"[0-9a-f]{12}", digest)
+    assert measure(stride=3)["texts_digest"] == digest
+    others = [TEXTS[::-1], TEXTS[:1], [" ".join(TEXTS)], [TEXTS[0] + " ", TEXTS[1]]]
+    assert len({digest, *(measure(predictions=texts)["texts_digest"] for texts in others)}) == 5
+
+
+def test_digests_of_parts_add_up():
+    texts = ["one", "two", "", "two", "three \N{SNOWMAN}"]
+    for cut in range(6):
+        assert TextsDigest.of(texts[:cut]) + TextsDigest.of(texts[cut:]) == TextsDigest.of(texts)
