@@ -1,6 +1,6 @@
 """The checks of what a caller passes: every message names the parameter, its range and the value."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from inspect import signature
 from numbers import Integral
@@ -31,6 +31,11 @@ def check_texts(texts: Iterable[str], name: str = "predictions") -> list[str]:
         raise TypeError(
             f"`{name}` must be a list of strings, got one {type(texts).__name__}, which would be "
             f"scored character by character. Put it in a list: {name}=[text]."
+        )
+    if isinstance(texts, Mapping) or hasattr(texts, "columns"):
+        raise TypeError(
+            f"`{name}` must be a list of strings, got a {type(texts).__name__}, of which the keys "
+            f"would be scored. Pass one of its columns: {name}=table['text']."
         )
     try:
         texts = list(texts)
@@ -180,7 +185,7 @@ def check_running(batch_size, logits_memory, num_alternatives, callback, checkpo
     check_whole_number("num_alternatives", num_alternatives, 0)
     if callback is not None and not callable(callback):
         raise TypeError(f"`callback` must be callable, got {callback!r}.")
-    if checkpoint is not None and not isinstance(checkpoint, str | PathLike):
+    if checkpoint is not None and (not isinstance(checkpoint, str | PathLike) or checkpoint == ""):
         raise TypeError(f"`checkpoint` must be the path of a file, got {checkpoint!r}.")
     if checkpoint is not None and num_alternatives:
         raise ValueError(

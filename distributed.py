@@ -1,20 +1,43 @@
 """Several processes score one set of windows: who takes which, and how all get the result.
 
-A thin layer over `accelerate`, which sets up torch.distributed from what `torchrun` says.
+A thin layer over `accelerate`, which sets up torch.distributed from what `torchrun` says.  Every call
+makes the same exchanges in every process, and a process that fails makes the next one as well: so
+all learn of the error there, and all are in step again for the call after it.
 """
 
 import heapq
+import pickle
 from collections.abc import Sequence
+from datetime import timedelta
+from typing import NamedTuple
 
 import torch
 
+# How long a process waits for the others: as long as the slowest may need for its share.
+PATIENCE = timedelta(days=2)
+
+
+class Message(NamedTuple):
+    """What a process hands to all others.
+
+    Attributes:
+        run: digest of what is measured, empty until that is agreed upon.
+        number: how many exchanges there were before in this call.
+        error: why there is nothing to hand over, or None.
+    """
+
+    run: str
+    number: int
+    error: Exception | None
+    value: object
+
 
 class Processes:
-    """The processes of a run; a single one unless `distributed`.
+    """The processes of a call; a single one unless `distributed`.
 
     Args:
         distributed: join the process group that `torchrun` describes.  Every process of it must
-            then make the same call, or the others wait for it in vain.
+            then make the same calls, or the others wait for it in vain.
 
     Raises:
         ValueError: accelerate is not installed.
@@ -22,6 +45,8 @@ class Processes:
 
     def __init__(self, distributed: bool):
         self.rank, self.count = 0, 1
+        self.run = ""
+        self.num_exchanges = 0
         if distributed:
             state = _join()
             self.rank, self.count = state.process_index, state.num_processes
@@ -30,21 +55,69 @@ class Processes:
         """The places of the pieces of work that fall to this process."""
         return share_out(costs, self.count)[self.rank]
 
-    def gather(self, result: list, error: Exception | None) -> list:
-        """Put the results of all processes together, in all processes.
+    def agree(self, digest: str, what: str, advice: str) -> None:
+        """Check that all processes were given the same.
 
-        An error in one is raised in each: the others would otherwise wait for its result.
+        Args:
+            digest: of what this process was given.
+            what: what to call it in an error.
+
+        Raises:
+            ValueError: in each process, where one was given something else.
+        """
+        digests = self.exchange(digest)
+        others = [rank for rank, other in enumerate(digests) if other != digests[0]]
+        if others:
+            error = ValueError(
+                f"{what} must be the same in all processes with distributed=True, but process "
+                f"{others[0]} has others than process 0. {advice}"
+            )
+            raise _shared(error)
+        self.run += digest
+
+    def gather(self, result: list, error: Exception | None = None) -> list:
+        """Put the results of all processes together, in all processes."""
+        return [item for part in self.exchange(result, error) for item in part]
+
+    def exchange(self, value: object, error: Exception | None = None) -> list:
+        """Hand a value to all processes; return those of all, by rank.
+
+        An error in one is raised in each: the others would otherwise wait for it.
+
+        Raises:
+            RuntimeError: the processes are at different places of their work.
         """
         if self.count == 1:
-            outcomes = [(result, error)]
-        else:
-            from accelerate.utils import gather_object
-
-            outcomes = gather_object([(result, error)])
-        for _, error in outcomes:
             if error is not None:
                 raise error
-        return [item for part, _ in outcomes for item in part]
+            return [value]
+        from accelerate.utils import gather_object
+
+        message = Message(self.run, self.num_exchanges, _portable(error), value)
+        self.num_exchanges += 1
+        try:
+            messages = gather_object([message])
+        except Exception as failure:  # another process has ended: nobody is left to be told
+            raise _shared(failure) from None
+        for rank, other in enumerate(messages):
+            if other.error is not None:
+                raise _shared(error if rank == self.rank else other.error)
+        if any(other[:2] != messages[0][:2] for other in messages):
+            raise _shared(
+                RuntimeError(
+                    "The processes are out of step: one is in another call of compute than the "
+                    "others. With distributed=True each must make the same calls in the same order."
+                )
+            )
+        return [other.value for other in messages]
+
+    def fail(self, error: Exception) -> None:
+        """Tell the others of an error that happened between two exchanges; raise it in all.
+
+        An error that came by an exchange is known to all already.
+        """
+        if self.count > 1 and not getattr(error, "is_shared", False):
+            self.exchange(None, error)
 
 
 def share_out(costs: Sequence[int], num_parts: int) -> list[list[int]]:
@@ -61,6 +134,22 @@ def share_out(costs: Sequence[int], num_parts: int) -> list[list[int]]:
     return parts
 
 
+def _shared(error: Exception) -> Exception:
+    """Mark an error that is raised in every process, so that one of them may print it for all."""
+    error.is_shared = True
+    return error
+
+
+def _portable(error: Exception | None) -> Exception | None:
+    """An error that another process can read: not all kinds of it survive the journey."""
+    if error is None:
+        return None
+    try:
+        return pickle.loads(pickle.dumps(error))
+    except Exception:
+        return RuntimeError(f"{type(error).__name__}: {error}")
+
+
 def _join():
     try:
         from accelerate import PartialState
@@ -69,4 +158,4 @@ def _join():
             "`distributed=True` needs the package accelerate: pip install accelerate."
         ) from None
     # Without an accelerator, accelerate joins a group only when told to use the CPU.
-    return PartialState(cpu=not torch.cuda.is_available())
+    return PartialState(cpu=not torch.cuda.is_available(), timeout=PATIENCE)

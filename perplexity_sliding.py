@@ -6,6 +6,9 @@ in windows.py, scored in scoring.py and summed up in results.py.
 
 import os
 import re
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from types import SimpleNamespace
 
@@ -194,6 +197,10 @@ _CITATION = """\
 """
 
 
+# Held while a thread looks whether another one is inside a metric.
+_ENTRANCE = threading.Lock()
+
+
 @dataclass(frozen=True)
 class LoadedModel:
     """A model in use, and what was found out about it."""
@@ -217,8 +224,11 @@ class PerplexitySliding(evaluate.Metric):
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
-        self._kept: list[str] = []  # texts of a compute that failed
+        self._added: list[str] = []  # texts that evaluate holds in its file
+        self._adder: int | None = None  # the thread that added them
+        self._kept: list[str] = []  # texts of a call that failed
         self._received: list[str] = []
+        self._thread: int | None = None  # the thread that is inside a call
         self._loaded: tuple[object, LoadedModel] | None = None
 
     def _info(self):
@@ -248,18 +258,22 @@ class PerplexitySliding(evaluate.Metric):
         """
         text = kwargs.pop("predictions", prediction)
         check_texts([text])
-        self._restore()
-        super().add(prediction=text, **kwargs)
+        with self._one_thread(adding=True):
+            self._restore()
+            super().add(prediction=text, **kwargs)
+            self._added.append(text)
 
     def add_batch(self, *, predictions=None, references=None, **kwargs):
-        """Add texts, refusing at once what is none.
+        """Add texts; reject what is no string immediately.
 
         Args:
             predictions: the texts.
         """
         texts = check_texts(predictions)
-        self._restore()
-        super().add_batch(predictions=texts, **kwargs)
+        with self._one_thread(adding=True):
+            self._restore()
+            super().add_batch(predictions=texts, **kwargs)
+            self._added += texts
 
     def compute(self, *, predictions=None, references=None, **kwargs):
         """Compute the perplexity of the texts added so far and of those given.
@@ -272,37 +286,83 @@ class PerplexitySliding(evaluate.Metric):
         check_names(self._compute, kwargs)
         if predictions is not None:
             predictions = check_texts(predictions)
-        self._restore()
-        if predictions is None and not len(self):
-            raise ValueError(
-                "`predictions` must be given: a list of at least one text, or add texts with "
-                "`add_batch` first."
-            )
-        try:
-            return super().compute(predictions=predictions, **kwargs)
-        except BaseException:
-            given = len(predictions or ())
-            self._kept = self._received[: len(self._received) - given]
-            self._discard_cache()
-            raise
-        finally:
-            self._received = []
+        with self._one_thread(adding=predictions is not None):
+            self._restore()
+            if predictions is None and not len(self):
+                raise ValueError(
+                    "`predictions` must be given: a list of at least one text, or add texts with "
+                    "`add_batch` first."
+                )
+            num_added = len(self._added)
+            # evaluate leaves the names of the last call's files, which may be another's by now.
+            self.file_paths = self.filelocks = None
+            try:
+                return super().compute(predictions=predictions, **kwargs)
+            except BaseException:
+                given = len(predictions or ())
+                added = self._received[: len(self._received) - given] or self._added[:num_added]
+                self._discard_cache()
+                self._kept = added
+                raise
+            finally:
+                self._received, self._added, self._adder = [], [], None
 
     def _restore(self) -> None:
-        """Put back the texts of a compute that failed."""
-        if self._kept:
-            kept, self._kept = self._kept, []
-            super().add_batch(predictions=kept)
+        """Put back the texts of a call that failed."""
+        if not self._kept:
+            return
+        try:
+            super().add_batch(predictions=self._kept)
+        except BaseException:
+            self._discard_cache()
+            raise
+        self._added, self._kept = self._kept, []
 
     def _discard_cache(self) -> None:
-        """Remove the Arrow files and locks that evaluate leaves behind when a compute fails."""
-        self.data = self.writer = self.buf_writer = None
-        for lock, path in zip(self.filelocks or (), self.file_paths or ()):
-            lock.release()
-            for leftover in (path, path + ".lock"):
-                if os.path.exists(leftover):
-                    os.remove(leftover)
-        self.filelocks = self.file_paths = None
+        """Remove the Arrow file that evaluate leaves behind when a call fails, and free its lock.
+
+        The lock's file stays, as another process may wait for it, and so do the Arrow files of
+        other processes, of which evaluate holds the locks with `num_process`.
+        """
+        writer, self.data, self.writer, self.buf_writer = self.writer, None, None, None
+        if writer is not None:
+            with suppress(Exception):  # a file that cannot be written cannot be closed either
+                writer.close()
+        files = [(self.filelock, self.cache_file_name)]
+        files += zip(self.filelocks or (), self.file_paths or ())
+        own = self.cache_file_name or (self.file_paths or [None])[0]
+        for lock, path in files:
+            if path is not None and path == own:
+                with suppress(FileNotFoundError):
+                    os.remove(path)
+            if lock is not None:
+                lock.release()
+        self.filelocks = self.file_paths = self.filelock = self.cache_file_name = None
+
+    @contextmanager
+    def _one_thread(self, adding: bool) -> Iterator[None]:
+        """Refuse a second thread, whose texts evaluate would mix with those of the first.
+
+        Args:
+            adding: texts come from this thread; those that were added must have, too.
+        """
+        thread = threading.get_ident()
+        with _ENTRANCE:
+            alive = {one.ident for one in threading.enumerate()}
+            other_inside = self._thread not in (None, thread)
+            other_adds = adding and self._added and self._adder != thread
+            if other_inside or (other_adds and self._adder in alive):
+                raise RuntimeError(
+                    "This metric is in use by another thread, with whose texts it would mix these. "
+                    "Load a metric for each thread: evaluate.load gives a new one at every call."
+                )
+            outer, self._thread = self._thread, thread
+            if adding:
+                self._adder = thread
+        try:
+            yield
+        finally:
+            self._thread = outer
 
     def _compute(
         self,

@@ -20,6 +20,7 @@ from typing import NamedTuple
 
 import evaluate
 import numpy as np
+import pandas
 import pytest
 import reference
 import torch
@@ -268,7 +269,9 @@ ARGUMENTS = [
     given_as("predictions", "w5 w6", Refused(TypeError, r"`predictions` must be a list.*one str")),
     given_as("predictions", [], Refused(ValueError, "`predictions` must hold at least one text")),
     given_as("predictions", ["w5", None], Refused(TypeError, "NoneType at position 1")),
-    given_as("predictions", {"w5 w6": 1}, Tokens([[5, 6]]), "texts as the keys of a dict"),
+    given_as("predictions", {"w5 w6": 1}, Refused(TypeError, r"`predictions` must be a list of strings, got a dict.*keys.*predictions=table\['text'\]"), "texts as the keys of a dict"),
+    given_as("predictions", pandas.DataFrame({"text": ["w5 w6"]}), Refused(TypeError, "`predictions` must be a list of strings, got a DataFrame"), "a data frame"),
+    given_as("predictions", pandas.Series(["w5 w6", "w7"]), Tokens([[5, 6], [7]]), "a column of a data frame"),
     given_as("predictions", np.array(["w5 w6", "w7"]), Tokens([[5, 6], [7]]), "texts in an array"),
     given_as("predictions", iter(["w5 w6"]), Tokens([[5, 6]]), "texts from an iterator"),
     given_as("stride", 0, Refused(ValueError, "`stride` must be at least 1, got 0")),
@@ -299,6 +302,7 @@ ARGUMENTS = [
     given_as("word_counts", [10**400], Refused(ValueError, "`word_counts` must be at most"), "word_counts=[10**400]"),
     given_as("word_counts", [1, 1], Refused(ValueError, "`word_counts` must hold one number per text, 1, got 2")),
     given_as("callback", 3, Refused(TypeError, "`callback` must be callable, got 3")),
+    given_as("checkpoint", "", Refused(TypeError, "`checkpoint` must be the path of a file, got ''")),
     given_as("checkpoint", 3, Refused(TypeError, "`checkpoint` must be the path of a file")),
     Case("a folder as checkpoint", lambda folder: {"checkpoint": save(folder, make_model("gpt2"), make_tokenizer())}, Refused(ValueError, "`checkpoint`=.* cannot be used")),
     given_as("checkpoint", "a\0b", Refused(ValueError, "`checkpoint`=.* cannot be used"), "NUL in the checkpoint's name"),
