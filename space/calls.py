@@ -4,24 +4,33 @@ import json
 import os
 import shlex
 
+from .models import BUNDLED
 from .service import Scored
 
 # Longer texts are read from a file.
 INLINE_CHARACTERS = 200
-FILE = "text.txt"
+TEXT_FILE = "text.txt"
 
 
 def python_call(scored: Scored) -> str:
     """Python that computes the same number from the text in text.txt."""
-    lines = [f"    {name}={literal(value)}," for name, value in _arguments(scored).items()]
+    arguments = {name: literal(value) for name, value in _arguments(scored).items()}
+    fetch = []
+    if scored.loaded.name == BUNDLED and space():
+        # The bundled model stands in the Space, wherever the call is made.
+        fetch = [f'space = snapshot_download("{space()}", repo_type="space")']
+        arguments["model_id"] = f'f"{{space}}/{BUNDLED}"'
+    lines = [f"    {name}={value}," for name, value in arguments.items()]
     short = len(scored.text) <= INLINE_CHARACTERS
     text = literal(scored.text) if short else "text"
-    read = [] if short else [f'text = open("{FILE}", encoding="utf-8", newline="").read()']
+    read = [] if short else [f'text = open("{TEXT_FILE}", encoding="utf-8", newline="").read()']
     return "\n".join(
         [
             "import evaluate",
+            *(["from huggingface_hub import snapshot_download"] if fetch else []),
             "",
             *read,
+            *fetch,
             f'metric = evaluate.load("{metric_address()}")',
             "results = metric.compute(",
             f"    predictions=[{text}],",
@@ -33,11 +42,17 @@ def python_call(scored: Scored) -> str:
 
 
 def shell_call(scored: Scored) -> str:
-    """A command that prints the same number for the text in text.txt."""
+    """Commands that print the same number for the text in text.txt."""
+    clone = []
+    if space():
+        folder = space().split("/")[-1]
+        address = f"https://huggingface.co/spaces/{space()}"
+        clone = [f"git clone {address}  # the metric and the bundled model", f"cd {folder}"]
     options = []
     for name, value in _arguments(scored).items():
         options += [f"--{name}", value if isinstance(value, str) else json.dumps(value)]
-    return " ".join(["python", "score.py", FILE, *map(shlex.quote, options)])
+    path = f"../{TEXT_FILE}" if clone else TEXT_FILE
+    return "\n".join([*clone, shlex.join(["python", "score.py", path, *options])])
 
 
 def literal(value) -> str:
@@ -45,9 +60,14 @@ def literal(value) -> str:
     return repr(value) if isinstance(value, bool | int) else json.dumps(value, ensure_ascii=False)
 
 
+def space() -> str | None:
+    """The Space that this page runs on, such as user/perplexity_sliding."""
+    return os.environ.get("SPACE_ID")
+
+
 def metric_address() -> str:
     """Where to load the metric from: this Space, or the folder of the app."""
-    return os.environ.get("SPACE_ID", "./perplexity_sliding.py")
+    return space() or "./perplexity_sliding.py"
 
 
 def _arguments(scored: Scored) -> dict:

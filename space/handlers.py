@@ -1,20 +1,29 @@
 """What happens when a visitor touches the page: from components' values to their new ones."""
 
+import hashlib
 import logging
+import shutil
+import tempfile
 from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
 
 import gradio as gr
 
 from .calls import python_call, shell_call
+from .cite_view import cite_view
 from .compare_view import compare_view
 from .jobs import Job, Jobs, OverBudget, Shown, Stopped, follow
 from .limits import Refused
+from .links import read_link, unpack
+from .models import BUNDLED
 from .plan_view import plan_view, sketch
 from .protocols import START_CHOICES, guide
 from .samples import read_upload, samples
-from .score_view import cite_view, score_view
+from .score_view import score_view
 from .service import Scored, Service
-from .settings import Settings, read_link
+from .settings import Settings
+from .sharing import bibtex, sentence, write_files
 from .status_view import alert, progress, status
 from .sweep_view import protocol_view, trade_off_view
 from .token_view import token_view
@@ -43,6 +52,7 @@ class Handlers:
         self.service = service
         self.jobs = Jobs(service.limits.seconds)
         self.samples = samples()
+        self._files = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
 
     # Quick ones
 
@@ -73,6 +83,7 @@ class Handlers:
 
     def leave(self, request: gr.Request) -> None:
         self.jobs.forget(request.session_hash)
+        shutil.rmtree(self._folder(request), ignore_errors=True)
 
     def choose_sample(self, name: str):
         return self.samples.get(name, gr.skip())
@@ -103,28 +114,43 @@ class Handlers:
             sketch(window, stride, protocol),
         )
 
-    def arrive(self, request: gr.Request):
-        """Take the settings from the link that brought the visitor here."""
-        default = self.service.default_settings
-        protocols = self.service.protocols
-        linked, remarks = read_link(request.query_params, default, protocols)
-        if linked == default and not remarks:
-            return tuple([gr.skip()] * 7)
-        longest = default.window
-        if linked.model != default.model:
-            # Its limit is not known before it is loaded, and the bundled one's says nothing.
-            longest = self.service.limits.window
-            linked, _ = read_link(request.query_params, Settings(linked.model), protocols)
+    def arrive(self, request: gr.Request, behind: str, visits: int):
+        """Take text and settings from the link that brought the visitor here.
+
+        Args:
+            behind: what stands behind the # of the address.
+            visits: counted up where the link is to be scored by itself.
+        """
+        default, limits = self.service.default_settings, self.service.limits
+        linked, remarks = read_link(request.query_params, BUNDLED, self.service.protocols)
+        text = None
+        try:
+            text = unpack(behind, limits)
+        except Refused as refusal:
+            remarks.append(str(refusal))
+        if linked is None and text is None and not remarks:
+            return tuple([gr.skip()] * 9)
+        linked = linked or Settings(BUNDLED)
+        # The limit of another model is not known before it is loaded.
+        longest = default.window if linked.model == BUNDLED else limits.window
         settings = linked.for_model(longest, clip=True)
-        sentence = " ".join([*remarks, "These settings come from the link. Press Score."])
+        ignored = " ".join([*remarks, "Press Score to score with the other settings."])
         return (
+            gr.skip() if text is None else text,
             settings.model,
             gr.Slider(value=settings.window, maximum=longest),
             *self._stride_controls(settings),
             settings.protocol,
             sketch(settings.window, settings.stride, settings.protocol),
-            alert(sentence) if remarks else status(sentence),
+            alert(ignored) if remarks else status("Scoring what the link asks for."),
+            visits if remarks else visits + 1,
         )
+
+    def make_files(self, request: gr.Request, scored: Scored):
+        """Write the files about the result that is shown, to be downloaded."""
+        folder = self._folder(request)
+        folder.mkdir(exist_ok=True)
+        return gr.Files(write_files(scored, folder), visible=True)
 
     # Those that compute
 
@@ -153,8 +179,8 @@ class Handlers:
             request,
             # The sliders may still be those of another model.
             lambda job: self.service.score(text, settings, job, clip=True),
-            lambda scored: (*used_sliders(scored), *score_outputs(scored)),
-            2 + len(SCORE_OUTPUTS),
+            lambda scored: (*used_sliders(scored), to_share(scored), *score_outputs(scored)),
+            3 + len(SCORE_OUTPUTS),
             lambda scored: f"Scored with {scored.loaded.name}.",
         )
 
@@ -209,6 +235,10 @@ class Handlers:
             logger.exception("A request failed.")
             yield alert("Something went wrong on this page's side. Please try again."), *unchanged
 
+    def _folder(self, request: gr.Request) -> Path:
+        """Where a visitor's files are; the page made up its own name, so that is no path."""
+        return Path(self._files.name) / hashlib.sha256(request.session_hash.encode()).hexdigest()
+
     def _stride_controls(self, settings: Settings):
         known = guide(settings.protocol)
         stride = settings.stride or min(known.usual_stride or settings.window, settings.window)
@@ -248,6 +278,11 @@ def used_sliders(scored: Scored):
     )
 
 
+def to_share(scored: Scored) -> Scored:
+    """A result that can be kept with a visitor's page without keeping the model."""
+    return replace(scored, loaded=replace(scored.loaded, model=None, tokenizer=None))
+
+
 def score_outputs(scored: Scored) -> tuple[str, ...]:
     """The values of `SCORE_OUTPUTS`."""
     return tuple(render(scored) for render in SCORE_OUTPUTS.values())
@@ -256,6 +291,8 @@ def score_outputs(scored: Scored) -> tuple[str, ...]:
 SCORE_OUTPUTS = {
     "score": score_view,
     "cite": cite_view,
+    "sentence": sentence,
+    "bibtex": bibtex,
     "python": python_call,
     "shell": shell_call,
     "tokens": token_view,

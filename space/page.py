@@ -7,7 +7,7 @@ from pathlib import Path
 import gradio as gr
 
 from .endpoints import make_compare, make_score
-from .handlers import SCORE_OUTPUTS, Handlers, score_outputs, start_choice
+from .handlers import SCORE_OUTPUTS, Handlers, score_outputs, start_choice, to_share
 from .jobs import Job
 from .models import BUNDLED, SUGGESTED
 from .plan_view import sketch
@@ -25,6 +25,7 @@ HELLO = "This is the first sample. Change the text or the settings, then press S
 # Everybody in the service's lines holds a thread, and clicks need some too.
 THREADS = 100
 UPLOADS_KEPT = (3600, 3600)  # seconds between clean-ups, and that a file may stay
+RESULTS_KEPT = 3600  # seconds, for a visitor who makes files of them
 # Gradio starts every request at once: the service has its own line, where one knows one's place.
 COMPUTING = {"concurrency_id": "model", "concurrency_limit": None}
 QUIET = {"api_visibility": "private", "show_progress": "hidden"}
@@ -46,6 +47,7 @@ class Controls:
     protocol: gr.Dropdown
     score: gr.Button
     adopted: gr.State
+    visits: gr.State
 
     @property
     def request(self) -> list:
@@ -59,6 +61,9 @@ class Results:
 
     status: gr.HTML
     stop: gr.Button
+    shared: gr.State
+    make_files: gr.Button
+    files: gr.Files
     score: dict
     trade_off: gr.HTML
     protocols: gr.HTML
@@ -148,8 +153,20 @@ def lay_out_controls(service: Service, handlers: Handlers, scored: Scored) -> Co
             info="Cut the text into windows as another tool does, to get its number.",
         )
     adopted = gr.State(BUNDLED)  # whose window the sliders show
+    visits = gr.State(0)  # counted up by a link that is to be scored
     return Controls(
-        text, sample, upload, model, window, stride, picture, start, protocol, score, adopted
+        text,
+        sample,
+        upload,
+        model,
+        window,
+        stride,
+        picture,
+        start,
+        protocol,
+        score,
+        adopted,
+        visits,
     )
 
 
@@ -190,6 +207,13 @@ def window_sliders(settings: Settings) -> tuple[gr.Slider, gr.Slider]:
     return window, stride
 
 
+def quotable(value: str, label: str, language: str) -> gr.Code:
+    """Words to copy, with a button that does so."""
+    return gr.Code(
+        value, language=language, label=label, interactive=False, wrap_lines=True, buttons=["copy"]
+    )
+
+
 def lay_out_results(scored: Scored) -> Results:
     values = dict(zip(SCORE_OUTPUTS, score_outputs(scored)))
     views = {}
@@ -200,10 +224,14 @@ def lay_out_results(scored: Scored) -> Results:
     with gr.Tabs():
         with gr.Tab("Score"):
             views["score"] = view(values["score"])
-            with gr.Accordion("Cite and repeat this number", open=False):
+            with gr.Accordion("Cite, repeat and share this number", open=False):
                 views["cite"] = view(values["cite"])
-                views["python"] = gr.Code(values["python"], language="python", label="Python")
-                views["shell"] = gr.Code(values["shell"], language="shell", label="Shell")
+                views["sentence"] = quotable(values["sentence"], "In a paper", "markdown")
+                views["bibtex"] = quotable(values["bibtex"], "BibTeX", "latex")
+                views["python"] = quotable(values["python"], "Python", "python")
+                views["shell"] = quotable(values["shell"], "Shell", "shell")
+                make_files = gr.Button("Make files: text, tokens as CSV and JSON, picture")
+                files = gr.Files(label="Files", visible=False, interactive=False)
         with gr.Tab("Tokens"):
             views["tokens"] = view(values["tokens"])
         with gr.Tab("Windows"):
@@ -224,6 +252,9 @@ def lay_out_results(scored: Scored) -> Results:
     return Results(
         line,
         stop,
+        gr.State(to_share(scored), time_to_live=RESULTS_KEPT),
+        make_files,
+        files,
         views,
         trade_off,
         protocols,
@@ -254,11 +285,14 @@ def connect_settings(
         [c.stride, c.start, c.sketch],
         **QUICK,
     )
+    behind = gr.Textbox(visible=False)  # the # of the address, which only the script sees
     arrived = page.load(
         handlers.arrive,
-        None,
-        [c.model, c.window, c.stride, c.start, c.protocol, c.sketch, status_line],
-        **QUICK,
+        [behind, c.visits],
+        [c.text, c.model, c.window, c.stride, c.start, c.protocol, c.sketch, status_line, c.visits],
+        js="(_, visits) => [location.hash, visits]",
+        concurrency_limit=None,
+        **QUIET,  # in the queue: else the page isn't told that a state changed
     )
     arrived.then(lambda name: name, c.model, c.adopted, **QUICK)
     page.unload(handlers.leave)
@@ -295,7 +329,9 @@ def connect_measurements(handlers: Handlers, controls: Controls, results: Result
         [c.window, c.stride, c.sketch],
     )
     views = [r.score[name] for name in SCORE_OUTPUTS]
-    on(c.score.click, handlers.score, c.request, [c.window, c.stride, *views])
+    for asks in (c.score.click, c.visits.change):
+        on(asks, handlers.score, c.request, [c.window, c.stride, r.shared, *views])
+    r.make_files.click(handlers.make_files, r.shared, r.files, **QUICK)
     on(r.measure_trade_off.click, handlers.trade_off, c.request, [r.trade_off])
     on(r.measure_protocols.click, handlers.every_protocol, c.request, [r.protocols])
     on(r.measure_compared.click, handlers.compare, [r.other, *c.request], [r.compared])

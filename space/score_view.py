@@ -18,18 +18,6 @@ def score_view(scored: Scored) -> str:
     )
 
 
-def cite_view(scored: Scored) -> str:
-    """What pins the number down: signature and link."""
-    return (
-        '<div class="ps-view"><p>Quote the number with its signature: it names the model, its exact '
-        "weights, the windows and the versions. Equal signatures and texts give equal numbers.</p>"
-        f'<p class="ps-signature"><code>{escape(scored.result["signature"])}</code></p>'
-        f"<p>In a paper: <code>{escape(scored.result['signature_short'])}</code></p>"
-        f'<p><a href="{escape(scored.settings.link())}" target="_blank" rel="noopener">A link to '
-        "this page with these settings</a> (without the text).</p></div>"
-    )
-
-
 def _interval(result: dict) -> str:
     interval = result["perplexity_interval"]
     if interval is None:

@@ -1,10 +1,9 @@
 """What a visitor chose: checked, turned into arguments of the metric, and into a link and back."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from urllib.parse import urlencode
 
-from .gate import NAME
 from .limits import Refused
 from .protocols import START_CHOICES, guide
 
@@ -89,29 +88,3 @@ def check_settings(settings: Settings, protocols: Sequence[str]) -> Settings:
             raise Refused(f"The {name} must be a whole number of tokens, not “{value}”.")
     starts = guide(settings.protocol).starts
     return settings if settings.start in starts else replace(settings, start="automatic")
-
-
-def read_link(
-    query: Mapping[str, str], default: Settings, protocols: Sequence[str]
-) -> tuple[Settings, list[str]]:
-    """Take settings from a link; what makes no sense is left at its default, with a sentence."""
-    settings, remarks = default, []
-    for name in ("protocol", "model", "window", "stride", "start"):
-        if name not in query:
-            continue
-        value = query[name]
-        if name == "model" and value != default.model and not NAME.fullmatch(value):
-            remarks.append("The model in the link is not the name of a model, so it is ignored.")
-            continue
-        if name in ("window", "stride"):
-            if not (value.isascii() and value.isdigit() and len(value) < 7 and int(value) > 0):
-                remarks.append(
-                    f"The {name} in the link is not a number of tokens, so it is ignored."
-                )
-                continue
-            value = int(value)
-        try:
-            settings = check_settings(replace(settings, **{name: value}), protocols)
-        except Refused as refusal:
-            remarks.append(f"{refusal} The link's setting is ignored.")
-    return settings, remarks

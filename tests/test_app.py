@@ -1,8 +1,10 @@
 """The Space without a browser: its functions, its served API, and visitors at the same time."""
 
+import base64
 import itertools
 import math
 import threading
+import zlib
 from concurrent.futures import ThreadPoolExecutor
 from html.parser import HTMLParser
 from types import SimpleNamespace
@@ -28,6 +30,7 @@ from space.compare_view import compare_view, verdict
 from space.handlers import SCORE_OUTPUTS, Handlers
 from space.jobs import Job, Jobs, OverBudget, Shown, Stopped, Update, follow, newest
 from space.limits import Limits, Refused
+from space.links import MOST_CHARACTERS, has_text, link, pack, read_link, unpack
 from space.markup import escape, number
 from space.models import BUNDLED
 from space.page import launch_options
@@ -37,7 +40,7 @@ from space.protocols import GUIDES, START_CHOICES
 from space.samples import read_upload, samples
 from space.segments import cut
 from space.service import Service, surprise_by_context
-from space.settings import Settings, check_settings, read_link
+from space.settings import Settings, check_settings
 from space.sweep_view import protocol_view, trade_off_view
 
 STORY = "It was late, and the lamp had gone out again. Nobody went to light it. " * 12
@@ -275,7 +278,7 @@ PROTOCOLS = tuple(GUIDES)
 def test_a_link_brings_its_settings_back():
     settings = Settings("owner/model", 96, 24, "every", "sliding")
     query = dict(pair.split("=") for pair in settings.link()[1:].replace("%2F", "/").split("&"))
-    assert read_link(query, Settings(BUNDLED, 64, 32), PROTOCOLS) == (settings, [])
+    assert read_link(query, BUNDLED, PROTOCOLS) == (settings, [])
 
 
 @pytest.mark.parametrize(
@@ -289,13 +292,54 @@ def test_a_link_brings_its_settings_back():
         ({"protocol": "<script>"}, "no protocol called “<script>”"),
         ({"start": "sometimes"}, "start token must be one of"),
         ({"model": "../../etc"}, "not the name of a model"),
+        ({"window": "1"}, "window in the link is not a number of tokens, at least 2"),
     ],
 )
 def test_a_bad_link_changes_nothing_and_says_so(query, remark):
-    default = Settings(BUNDLED, 64, 32)
-    settings, remarks = read_link(query, default, PROTOCOLS)
-    assert settings == default
-    assert len(remarks) == 1 and remark in remarks[0]
+    settings, [said] = read_link(query, BUNDLED, PROTOCOLS)
+    assert settings is None
+    assert remark in said and said.count("ignored") == 1
+
+
+@pytest.mark.parametrize("text", [MANY, "a", STORY * 5, "\x00\ufeff\u202e", "word " * 9000])
+def test_a_link_brings_its_text_back(text):
+    behind = link(Settings(BUNDLED, 64), text).partition("#")[2]
+    assert unpack(f"#{behind}", Limits()) == text
+    assert regex.fullmatch(r"text=[\w-]+", behind, regex.ASCII)
+
+
+def test_a_text_that_is_too_long_for_a_link_stays_behind():
+    address = link(Settings(BUNDLED, 64), "".join(map(chr, range(0x4E00, 0x4E00 + 5000))))
+    assert len(address) < MOST_CHARACTERS and not has_text(address)
+    assert "window=64" in address
+
+
+@pytest.mark.parametrize(
+    "behind, said",
+    [
+        ("#text=*", "broken"),
+        ("#text=" + pack("A whole sentence, of which the end is lost.")[:-9], "incomplete"),
+        ("#text=" + pack("x" * 10_000_000), "too long"),  # 10 MB in 13 kB
+        (
+            "#text=" + base64.urlsafe_b64encode(zlib.compress(b"\xff\xfe", wbits=-15)).decode(),
+            "broken",
+        ),
+    ],
+)
+def test_a_broken_text_in_a_link_is_refused(behind, said):
+    with pytest.raises(Refused, match=said):
+        unpack(behind, Limits())
+
+
+def test_an_address_without_a_text_brings_none():
+    assert unpack("", Limits()) is None
+    assert unpack("#results", Limits()) is None
+
+
+def test_a_link_on_the_hub_leads_to_the_hubs_page(monkeypatch):
+    monkeypatch.setenv("SPACE_ID", "user/name")
+    address = link(Settings(BUNDLED, 64), "text")
+    assert address.startswith("https://huggingface.co/spaces/user/name?model=demo_model&window=64")
 
 
 @pytest.mark.parametrize(
@@ -566,6 +610,40 @@ def test_calls_give_the_same_number(folders, tmp_path, monkeypatch, capsys, sett
     assert f"{scored.result['perplexity']:.4f}"[:6] in printed
 
 
+def test_on_a_space_the_call_to_copy_works_anywhere(folders, tmp_path, monkeypatch):
+    """Outside of any clone, with nothing but what `evaluate` and the Hub bring."""
+    import evaluate
+    import huggingface_hub
+
+    (tmp_path / "space").mkdir()
+    (tmp_path / "space" / "demo_model").symlink_to(folders["bytes"])
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    monkeypatch.setenv("SPACE_ID", "user/perplexity_sliding")
+    asked, load, here = [], evaluate.load, str(ROOT / "perplexity_sliding.py")
+
+    def snapshot_download(name, repo_type):
+        asked.append((name, repo_type))
+        return str(tmp_path / "space")
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
+    monkeypatch.setattr(
+        evaluate,
+        "load",
+        lambda name, **how: load(name.replace("user/perplexity_sliding", here), **how),
+    )
+    scored = Service(folders["bytes"]).score(STORY, Settings(BUNDLED, 64, 16), Job(60))
+    (tmp_path / "elsewhere" / "text.txt").write_text(STORY, encoding="utf-8", newline="")
+    namespace = {}
+    exec(python_call(scored), namespace)
+    assert namespace["results"]["perplexity"] == scored.result["perplexity"]
+    assert asked == [("user/perplexity_sliding", "space")]
+    clone, enter, command = shell_call(scored).splitlines()
+    assert clone.startswith("git clone https://huggingface.co/spaces/user/perplexity_sliding")
+    assert enter == "cd perplexity_sliding"
+    assert command.startswith("python score.py ../text.txt --model_id demo_model")
+
+
 # The page's handlers, as its components call them
 
 
@@ -581,10 +659,10 @@ def handlers(service):
 def test_scoring_fills_every_place(handlers):
     handlers.begin(visitor())
     steps = list(handlers.score(visitor(), STORY, BUNDLED, 64, 32, "automatic", "sliding"))
-    assert all(len(step) == 3 + len(SCORE_OUTPUTS) for step in steps)
+    assert all(len(step) == 4 + len(SCORE_OUTPUTS) for step in steps)
     assert "progress" in steps[0][0]
     assert "Scored with demo_model" in steps[-1][0]
-    assert "ps-big" in steps[-1][3]
+    assert "ps-big" in steps[-1][4]
 
 
 def test_refusals_are_announced_and_change_nothing_else(handlers):
@@ -635,20 +713,49 @@ def test_a_protocol_without_a_stride_switches_the_slider_off(handlers):
     assert (stride.interactive, stride.value) == (True, 32)
 
 
-def test_links_set_the_controls(handlers):
-    request = visitor(window="32", stride="4", protocol="transformers-docs")
-    model, window, stride, _, protocol, _, line = handlers.arrive(request)
-    assert (model, window.value, stride.value, protocol) == (
-        BUNDLED,
-        32,
-        4,
-        "transformers-docs",
-    )
-    assert "come from the link" in line
+def arrive(handlers, behind="", **query):
+    """What a visitor finds who comes by a link."""
+    names = ("text", "model", "window", "stride", "start", "protocol", "sketch", "status", "visits")
+    return SimpleNamespace(**dict(zip(names, handlers.arrive(visitor(**query), behind, 3))))
+
+
+def test_links_set_the_controls_and_are_scored(handlers):
+    found = arrive(handlers, window="32", stride="4", protocol="transformers-docs")
+    assert (found.model, found.protocol) == (BUNDLED, "transformers-docs")
+    assert (found.window.value, found.stride.value) == (32, 4)
+    assert found.text == gr.skip()
+    assert found.visits == 4  # which scores
+
+
+def test_a_link_may_bring_a_text_alone(handlers):
+    found = arrive(handlers, f"#text={pack(MANY)}")
+    assert (found.text, found.visits) == (MANY, 4)
+    assert (found.window.value, found.stride.value) == (64, 32)
+
+
+def test_a_window_alone_brings_half_of_it_as_stride(handlers):
+    found = arrive(handlers, window="32")
+    assert (found.window.value, found.stride.value) == (32, 16)
+
+
+@pytest.mark.parametrize(
+    "behind, query, said",
+    [
+        ("", {"window": "1"}, "window in the link is not a number"),
+        ("", {"window": "32", "stride": "some"}, "stride in the link is not a number"),
+        ("#text=*", {"window": "32"}, "text in the link is broken"),
+    ],
+)
+def test_a_link_that_is_partly_wrong_says_so_and_waits(handlers, behind, query, said):
+    found = arrive(handlers, behind, **query)
+    assert said in found.status and 'role="alert"' in found.status
+    assert "come from the link" not in found.status
+    assert found.visits == 3  # nothing is scored before the visitor has read that
 
 
 def test_a_link_to_another_model_asks_for_its_own_window(handlers):
-    model, window, stride, *_ = handlers.arrive(visitor(model="owner/words"))
+    found = arrive(handlers, model="owner/words")
+    model, window, stride = found.model, found.window, found.stride
     assert (model, window.value, stride.value) == ("owner/words", 2048, 1024)
     chosen = (model, window.value, stride.value, "automatic", "sliding")
     last = list(handlers.score(visitor(), words([5, 9, 4] * 20), *chosen))[-1]
@@ -660,23 +767,20 @@ def test_a_visitor_who_arrives_does_not_wait_for_those_who_compute(handlers):
     handlers.service.default_settings  # noqa: B018  # known since the page was built
     arrived = []
     with handlers.service.line.turn(Job(60)):  # as during a computation
-        visit = threading.Thread(
-            target=lambda: arrived.append(handlers.arrive(visitor(stride="4")))
-        )
+        visit = threading.Thread(target=lambda: arrived.append(arrive(handlers, stride="4")))
         visit.start()
         visit.join(timeout=30)
-    assert arrived[0][2].value == 4
+    assert arrived[0].stride.value == 4
 
 
 def test_a_plain_visit_changes_nothing(handlers):
-    assert all(value == gr.skip() for value in handlers.arrive(visitor()))
+    assert all(value == gr.skip() for value in vars(arrive(handlers)).values())
 
 
 def test_a_hostile_link_is_ignored_with_a_sentence(handlers):
-    request = visitor(stride="1e9", protocol="<script>alert(1)</script>", window="99999")
-    *_, line = handlers.arrive(request)
-    assert 'role="alert"' in line
-    assert "<script>" not in line
+    found = arrive(handlers, stride="1e9", protocol="<script>alert(1)</script>", window="99999")
+    assert 'role="alert"' in found.status
+    assert "<script>" not in found.status
 
 
 # The served app

@@ -45,7 +45,7 @@ def test_a_visitor_types_a_text_and_scores_it(page):
 
 
 def test_the_call_to_copy_is_there(page):
-    page.press("Cite and repeat")
+    page.press("Cite, repeat and share")
     page.until(lambda: any("metric.compute" in code.text for code in page.all(".cm-content")))
     assert any("python score.py" in code.text for code in page.all(".cm-content"))
     assert "protocol:sliding" in page.one(".ps-signature").text
@@ -190,11 +190,10 @@ def test_a_text_over_the_budget_is_refused_with_a_sentence(page):
 
 def test_a_link_carries_the_settings(page, url):
     linked = Page(page.browser, url + "?stride=16&window=64&protocol=transformers-docs")
-    linked.until(lambda: "come from the link" in linked.status)
+    linked.until(lambda: "Scored with" in linked.status, "a link does not score by itself")
     assert linked.labelled("Stride").get_attribute("value") == "16"
     assert linked.labelled("Window").get_attribute("value") == "64"
-    linked.score()
-    linked.press("Cite and repeat")
+    linked.press("Cite, repeat and share")
     link = linked.one(".ps-view a").get_attribute("href")
     assert "stride=16" in link and "protocol=transformers-docs" in link
 

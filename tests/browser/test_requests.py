@@ -2,8 +2,12 @@
 
 import re
 
-import visitor  # noqa: F401  # skips where there is no browser
+import visitor  # skips where there is no browser
 from gradio_client import Client
+
+from space.links import link
+from space.models import BUNDLED
+from space.settings import Settings
 
 LONG = "Again the tide came in and went out. " * 400
 # What a page sees of a server that is full or just starts again.
@@ -75,3 +79,24 @@ def test_stop_is_felt_during_a_download(page):
     page.until(lambda: page.status.startswith("Stopped."), "Stop waits for the download")
     assert page.labelled("Window").get_attribute("max") == window
     page.until(lambda: is_idle(page))
+
+
+def test_a_link_with_a_text_scores_it(page, url):
+    text = "A text that came with its link: ça, 你好 & <b>more</b>."
+    address = link(Settings(BUNDLED, 48, 12), text)
+    linked = visitor.Page(page.browser, url.rstrip("/") + "/" + address)
+    linked.until(lambda: "Scored with" in linked.status, "the link was not scored")
+    assert linked.labelled("Text").get_attribute("value") == text
+    assert tokens_in_text(linked) < 100
+    assert linked.labelled("Window").get_attribute("value") == "48"
+    linked.press("Cite, repeat and share")
+    shared = linked.one("a.ps-link").get_attribute("href")
+    assert shared.endswith(address)  # the same link again
+
+
+def test_files_are_made_of_what_is_shown(page):
+    page.press("Cite, repeat and share")
+    page.press("Make files")
+    page.until(lambda: len(page.all("a[download]")) >= 4, "no files are offered")
+    names = {node.get_attribute("download") for node in page.all("a[download]")}
+    assert names >= {"text.txt", "tokens.csv", "tokens.json", "card.svg"}

@@ -1,0 +1,187 @@
+"""A picture of a result to pass on: the coloured text, the number, and how it was made.
+
+One SVG file without any script, font or address in it.
+"""
+
+import html
+import math
+import re
+import unicodedata
+from bisect import bisect_right
+from collections.abc import Iterator
+from pathlib import Path
+
+import regex
+
+from .markup import number
+from .service import Scored
+from .token_view import EDGES, text_segments
+
+STYLE = Path(__file__).with_name("page.css")
+WIDTH = 1000
+MARGIN = 40
+LETTER = 9.6  # pixels across, at 16 pixels of a monospaced font
+COLUMNS = int((WIDTH - 2 * MARGIN) / LETTER)
+LINE = 28
+LINES = 12
+HEAD = 164
+FOOT = 96
+GROUND, INK, SOFT = "#ffffff", "#1b2330", "#566074"
+MONOSPACED = "ui-monospace, SFMono-Regular, Menlo, Consolas, monospace"
+PROPORTIONAL = "system-ui, -apple-system, 'Segoe UI', Roboto, sans-serif"
+
+
+def card(scored: Scored) -> str:
+    """Draw the card."""
+    rows, is_whole = _lay_out(scored)
+    height = HEAD + LINE * len(rows) + FOOT
+    colours = page_colours()
+    body = "".join(
+        _piece(text, column, HEAD + LINE * row, colours.get(level))
+        for row, pieces in enumerate(rows)
+        for text, column, level in pieces
+    )
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{height}" '
+        f'viewBox="0 0 {WIDTH} {height}" role="img" aria-label="{_quote(_headline(scored))}">'
+        f'<rect width="{WIDTH}" height="{height}" rx="24" fill="{GROUND}"/>'
+        f"{_head(scored)}{body}{_foot(scored, height, is_whole)}</svg>"
+    )
+
+
+def page_colours() -> dict[int, tuple[str, str]]:
+    """Background and ink of each level of surprise, as the page has them in the light."""
+    style = STYLE.read_text(encoding="utf-8")
+    inks = dict(re.findall(r"--ps-on-b(\d): (#\w+)", style)[::-1])
+    grounds = dict(re.findall(r"--ps-b(\d): (#\w+)", style)[::-1])  # the first ones are light
+    return {int(level): (colour, inks.get(level, INK)) for level, colour in grounds.items()}
+
+
+def _lay_out(scored: Scored) -> tuple[list[list[tuple[str, int, int | None]]], bool]:
+    """Lines of (text, column, level of surprise or None), and whether all of the text is there."""
+    rows, column = [[]], 0
+    for word in _words(scored):
+        wide = sum(columns(text) for text, _ in word)
+        is_space = not word[0][0].strip()
+        if word[0][0] == "\n" or (column and column + wide > COLUMNS):
+            rows.append([])
+            column = 0
+        if len(rows) > LINES:
+            return rows[:LINES], False
+        if is_space and not column:
+            continue  # a line that was broken begins with its word
+        for text, level in word:
+            rows[-1].append((text, column, level))
+            column += columns(text)
+    return rows, True
+
+
+def _words(scored: Scored) -> Iterator[list[tuple[str, int | None]]]:
+    """Words as pieces (text, level of surprise) that each fit a line; spaces and line ends alone."""
+    word = []
+    for text, level in _pieces(scored):
+        wide = sum(columns(piece) for piece, _ in word)
+        if word and (not text.strip() or wide + columns(text) > COLUMNS):
+            yield word
+            word = []
+        if text.strip():
+            word.append((text, level))
+        else:
+            yield [(text, None)]
+    if word:
+        yield word
+
+
+def _pieces(scored: Scored) -> Iterator[tuple[str, int | None]]:
+    """The text cut at tokens and spaces, with the level of surprise of each piece."""
+    segments, text = text_segments(scored)
+    for segment in segments:
+        level = _level(scored.tokens["nll"], segment)
+        for part in re.findall(r"\n|[^\S\n]+|\S+", text[segment.start : segment.end]):
+            for piece in _chunks(part):
+                yield piece, level
+
+
+def _chunks(part: str) -> Iterator[str]:
+    """Pieces of a long word that each fit a line."""
+    piece = ""
+    for character in regex.findall(r"\X", part):
+        if columns(piece + character) > COLUMNS:
+            yield piece
+            piece = ""
+        piece += character
+    yield piece
+
+
+def columns(text: str) -> int:
+    """Places that a text takes in a monospaced font."""
+    return sum(
+        2 if unicodedata.east_asian_width(character[0]) in "WF" else 1
+        for character in regex.findall(r"\X", text)
+    )
+
+
+def _level(nll: list[float | None], segment) -> int | None:
+    values = [] if segment.first is None else nll[segment.first : segment.last + 1]
+    if not values or None in values:
+        return None
+    return max(0, bisect_right(EDGES, sum(values) / math.log(2)) - 1)
+
+
+def _piece(text: str, column: int, y: float, colour: tuple[str, str] | None) -> str:
+    if not text.strip():
+        return ""
+    ground, ink = colour or (None, INK)
+    x, wide = MARGIN + column * LETTER, columns(text) * LETTER
+    box = (
+        f'<rect x="{x:.1f}" y="{y - 19:.1f}" width="{wide:.1f}" height="25" rx="4" fill="{ground}"/>'
+        if ground
+        else ""
+    )
+    return box + _text(text, x, y, ink, f'font-family="{MONOSPACED}" textLength="{wide:.1f}"')
+
+
+def _head(scored: Scored) -> str:
+    result = scored.result
+    large = f'font-family="{PROPORTIONAL}" font-weight="700" font-size="64"'
+    return _text(number(result["perplexity"]), MARGIN, 84, INK, large) + _text(
+        _headline(scored), MARGIN, 118, SOFT, f'font-family="{PROPORTIONAL}"'
+    )
+
+
+def _headline(scored: Scored) -> str:
+    interval = scored.result["perplexity_interval"]
+    within = (
+        ""
+        if interval is None
+        else f", 95 % interval {number(interval[0])} to {number(interval[1])}"
+    )
+    return f"Perplexity for {scored.loaded.name}{within}"
+
+
+def _foot(scored: Scored, height: int, is_whole: bool) -> str:
+    settings, result = scored.settings, scored.result
+    stride = "" if settings.stride is None else f", stride {settings.stride:,}"
+    part = "" if is_whole else ", of which the beginning is shown"
+    said = (
+        f"{settings.protocol}, window {settings.window:,}{stride}: {result['num_tokens']:,} tokens "
+        f"scored{part}. The redder, the more surprising."
+    )
+    small = f'font-family="{PROPORTIONAL}" font-size="15"'
+    signature = f'font-family="{MONOSPACED}" font-size="13"'
+    return _text(said, MARGIN, height - 58, SOFT, small) + _text(
+        result["signature_short"], MARGIN, height - 32, SOFT, signature
+    )
+
+
+def _text(text: str, x: float, y: float, ink: str, looks: str) -> str:
+    size = "" if "font-size" in looks else 'font-size="16" '
+    return (
+        f'<text x="{x:.1f}" y="{y:.1f}" fill="{ink}" {size}{looks} xml:space="preserve">'
+        f"{_quote(text)}</text>"
+    )
+
+
+def _quote(text: str) -> str:
+    """Text for XML, which has no control characters even as entities."""
+    return html.escape(re.sub(r"[\x00-\x08\x0b-\x1f\x7f\ufffe\uffff]", "\ufffd", text))

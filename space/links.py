@@ -1,0 +1,101 @@
+"""Links to the page that carry a text: packed, behind the #, where no server ever sees it.
+
+What is behind the # stays in the visitor's browser until the page's script hands it over.
+"""
+
+import base64
+import binascii
+import os
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from .gate import NAME
+from .limits import Limits, Refused
+from .settings import Settings, check_settings
+
+KEY = "text="
+# Browsers and messengers cut longer links.
+MOST_CHARACTERS = 4096
+
+
+def link(settings: Settings, text: str) -> str:
+    """The address of the page with these settings, and with the text if it fits."""
+    space = os.environ.get("SPACE_ID")
+    # A Space is shown inside the Hub's page, and that one has the address to share.
+    page = f"https://huggingface.co/spaces/{space}" if space else ""
+    packed = f"#{KEY}{pack(text)}"
+    address = f"{page}{settings.link()}"
+    return address + packed if len(address) + len(packed) <= MOST_CHARACTERS else address
+
+
+def has_text(address: str) -> bool:
+    """Whether a link carries its text."""
+    return f"#{KEY}" in address
+
+
+def pack(text: str) -> str:
+    """A text in the letters, digits, - and _ that every link may have."""
+    squeezed = zlib.compress(text.encode(), 9, wbits=-15)
+    return base64.urlsafe_b64encode(squeezed).decode().rstrip("=")
+
+
+def unpack(behind: str, limits: Limits) -> str | None:
+    """The text of what stands behind the # of a link; None if there is none.
+
+    Raises:
+        Refused: it was cut or changed, or the text is too long for the page.
+    """
+    behind = (behind or "").removeprefix("#")
+    if not behind.startswith(KEY):
+        return None
+    most = 4 * limits.characters  # bytes, in UTF-8
+    try:
+        squeezed = base64.b64decode(
+            behind.removeprefix(KEY) + "=" * (-len(behind.removeprefix(KEY)) % 4), b"-_", True
+        )
+        opened = zlib.decompressobj(wbits=-15)
+        data = opened.decompress(squeezed, most)  # however much was squeezed into it
+        if not opened.eof:
+            raise Refused("The text in the link is incomplete, or too long for this page.")
+        return data.decode()
+    except (binascii.Error, zlib.error, UnicodeDecodeError, ValueError) as error:
+        if isinstance(error, Refused):
+            raise
+        raise Refused("The text in the link is broken. Copy the whole link.") from None
+
+
+def read_link(
+    query: Mapping[str, str], model: str, protocols: Sequence[str]
+) -> tuple[Settings | None, list[str]]:
+    """Take settings from the part of a link behind the question mark.
+
+    Args:
+        model: the bundled one, which is no name on the Hub.
+
+    Returns:
+        settings, None where the link has none that make sense; and a sentence for each setting that
+        makes none and is left out.
+    """
+    settings, taken, remarks = Settings(model), False, []
+    for name in ("protocol", "model", "window", "stride", "start"):
+        if name not in query:
+            continue
+        try:
+            value = _read_value(name, query[name], model)
+            settings = check_settings(replace(settings, **{name: value}), protocols)
+            taken = True
+        except Refused as refusal:
+            remarks.append(f"{refusal} The link's {name} is ignored.")
+    return (settings if taken else None), remarks
+
+
+def _read_value(name: str, value: str, model: str) -> str | int:
+    if name == "model" and value != model and not NAME.fullmatch(value):
+        raise Refused("The model in the link is not the name of a model.")
+    if name not in ("window", "stride"):
+        return value
+    fewest = 2 if name == "window" else 1
+    if not (value.isascii() and value.isdigit() and len(value) < 7 and int(value) >= fewest):
+        raise Refused(f"The {name} in the link is not a number of tokens, at least {fewest}.")
+    return int(value)

@@ -1,0 +1,154 @@
+"""What visitors take along: files, sentences and pictures of a result."""
+
+import csv
+import hashlib
+import io
+import itertools
+import json
+import math
+import subprocess
+import xml.etree.ElementTree as ElementTree
+
+import pytest
+from space_models import ROOT, byte_model
+
+from space.card import COLUMNS, LETTER, LINES, MARGIN, card, page_colours
+from space.handlers import to_share
+from space.jobs import Job
+from space.models import BUNDLED
+from space.service import Service
+from space.settings import Settings
+from space.sharing import TITLE, bibtex, sentence, token_table, tokens_csv, tokens_json, write_files
+
+AWKWARD = 'Ça, c’est naïve: 你好 👩‍👩‍👧 "q",=1+1 <script>&amp;\x01\r\n\n' + "x" * 300 + " end "
+STORY = "It was late, and the lamp had gone out again. Nobody went to light it. " * 12
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory):
+    return Service(byte_model(tmp_path_factory.mktemp("models") / "bytes"))
+
+
+@pytest.fixture(scope="module")
+def awkward(service):
+    return service.score(AWKWARD, Settings(BUNDLED, 64, 16), Job(60))
+
+
+@pytest.fixture(scope="module")
+def story(service):
+    return service.score(STORY, Settings(BUNDLED, 64, 16), Job(60))
+
+
+def test_the_file_of_the_text_is_the_text_that_was_scored(awkward, tmp_path):
+    paths = write_files(to_share(awkward), tmp_path)
+    data = (tmp_path / "text.txt").read_bytes()
+    assert data.decode() == awkward.text
+    assert sorted(path.rsplit("/", 1)[1] for path in paths) == [
+        "card.svg",
+        "text.txt",
+        "tokens.csv",
+        "tokens.json",
+    ]
+    told = subprocess.run(
+        ["sha256sum", tmp_path / "text.txt"], capture_output=True, text=True, check=True
+    )
+    assert told.stdout.split()[0] in sentence(awkward)
+
+
+def test_tables_of_tokens_hold_what_was_measured(awkward):
+    rows = list(csv.DictReader(io.StringIO(tokens_csv(awkward))))
+    tokens = awkward.tokens
+    assert [row["token"] for row in rows] == tokens["tokens"]
+    total = sum(float(row["nll"]) for row in rows if row["nll"])
+    assert total == pytest.approx(awkward.result["total_nll"], rel=1e-9)
+    whole = json.loads(tokens_json(awkward))
+    assert [row["rank"] for row in whole["tokens"]] == tokens["rank"]
+    assert whole["text_sha256"] == hashlib.sha256(awkward.text.encode()).hexdigest()
+    assert whole["perplexity"] == awkward.result["perplexity"]
+    characters = awkward.text[whole["tokens"][3]["start"] : whole["tokens"][3]["end"]]
+    assert characters == awkward.text[slice(*tokens["offsets"][3])]
+
+
+def test_impossible_and_unscored_tokens_stay_apart_in_json(story):
+    tokens = story.tokens | {"nll": [math.inf, None, *story.tokens["nll"][2:]]}
+    changed = type(story)(
+        story.text, story.settings, story.loaded, story.result | {"token_scores": [tokens]}
+    )
+    rows = token_table(changed)
+    assert [row["nll"] for row in rows[:2]] == ["inf", None]
+    json.dumps(rows, allow_nan=False)
+
+
+def test_a_sentence_says_all_that_it_takes(story):
+    said = sentence(story)
+    low, high = story.result["perplexity_interval"]
+    for part in (
+        f"Perplexity {story.result['perplexity']:,.0f}",
+        f"95 % interval {low:,.0f} to {high:,.0f}",
+        f"over {story.result['num_tokens']:,} tokens under demo_model",
+        "protocol sliding, window 64, stride 16",
+        story.result["signature_short"],
+    ):
+        assert part in said
+
+
+def test_the_bibtex_entry_is_the_readmes_with_a_signature(story):
+    entry = bibtex(story)
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert TITLE in readme and TITLE in entry
+    plain = entry.replace("\\_", "_").replace("\\#", "#").replace("\\%", "%").replace("\\&", "&")
+    assert story.result["signature"] in plain
+    assert entry.count("{") == entry.count("}")
+
+
+# The card
+
+
+def words_of(picture):
+    """(text, x, y, width) of the card's coloured part."""
+    tree = ElementTree.fromstring(picture)
+    return [
+        (node.text, float(node.get("x")), float(node.get("y")), float(node.get("textLength")))
+        for node in tree.iter(f"{SVG}text")
+        if node.get("textLength")
+    ]
+
+
+def test_a_card_is_a_picture_of_the_text_and_nothing_else(story):
+    picture = card(to_share(story))
+    tags = {node.tag.removeprefix(SVG) for node in ElementTree.fromstring(picture).iter()}
+    assert tags == {"svg", "rect", "text"}
+    assert "href" not in picture and "url(" not in picture
+    shown = "".join(text for text, *_ in words_of(picture))
+    assert "".join(STORY.split()).startswith(shown) and len(shown) > 500
+    assert story.result["signature_short"] in picture
+    assert f">{story.result['perplexity']:,.0f}</text>" in picture
+
+
+def test_a_card_says_whether_it_shows_all_of_the_text(service, story):
+    longer = service.score(STORY * 2, Settings(BUNDLED, 64, 64), Job(60))
+    assert "of which the beginning is shown" in card(longer)
+    assert "of which the beginning is shown" not in card(story)
+
+
+def test_a_cards_words_stay_inside_it_and_apart(awkward):
+    picture = card(awkward)
+    words = words_of(picture)
+    edge = MARGIN + COLUMNS * LETTER
+    assert all(x >= MARGIN and x + width <= edge + 0.1 for _, x, _, width in words)
+    for (_, x, y, width), (_, next_x, next_y, _) in itertools.pairwise(words):
+        assert next_y > y or next_x >= x + width - 0.2
+    assert len({y for *_, y, _ in words}) <= LINES
+    assert "<script>" not in picture
+
+
+def test_a_cards_colours_are_those_of_the_page(story):
+    colours = page_colours()
+    assert set(colours) >= {1, 2, 3, 4, 5}
+    used = {
+        node.get("fill")
+        for node in ElementTree.fromstring(card(story)).iter(f"{SVG}rect")
+        if node.get("rx") == "4"
+    }
+    assert used and used <= {ground for ground, _ in colours.values()}
