@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from .markup import escape, number
+from .markup import escape
 
 MARGIN = 0.06  # of the axis, left free at either end
 SIZE = 100  # the SVG's own units; it is stretched to the figure
@@ -42,8 +42,7 @@ def line_chart(points: Sequence[Point], x_title: str, y_title: str) -> str:
     marks = "".join(_mark(point, x, y) for point, (x, y, *_) in zip(points, places))
     levels = round_levels(min(p.low for p in points), max(p.high for p in points))
     grid = "".join(
-        f'<span class="ps-level" style="top:{1 - up(y):.2%}"><b>{number(y)}</b></span>'
-        for y in levels
+        f'<span class="ps-level" style="top:{1 - up(y):.2%}"><b>{y:,.6g}</b></span>' for y in levels
     )
     return (
         f'<figure class="ps-chart"><figcaption>{escape(y_title)}</figcaption>'

@@ -4,7 +4,7 @@ import math
 
 from .markup import count, escape, number, payload
 from .service import Compared, Scored
-from .token_view import ENDLESS, segment_span
+from .token_view import ENDLESS, detail_box, segment_span, text_box
 
 # A difference of less than this many bits on a piece of text is left plain.
 SLIGHT, CLEAR = 0.5, 3.0
@@ -24,10 +24,8 @@ def compare_view(compared: Compared) -> str:
     return (
         f'<div class="ps-view" data-view="compare" data-payload="{payload(data)}">'
         f'<p class="ps-verdict">{verdict(compared)}</p>{_table(compared.scored)}{_legend(names)}'
-        f'<div class="ps-text" role="listbox" tabindex="0" aria-label="The text, piece by piece. '
-        f'Arrow keys move from piece to piece.">{spans}</div>'
-        '<div class="ps-detail" role="status"><p class="ps-hint">Point at a piece of the text to see '
-        "how surprising it was for either model.</p></div></div>"
+        f'<div class="ps-pair">{text_box(spans, "piece")}'
+        f"{detail_box('how surprising it was for either model')}</div></div>"
     )
 
 

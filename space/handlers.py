@@ -17,7 +17,7 @@ from .jobs import Job, Jobs, OverBudget, Shown, Stopped, follow
 from .limits import Refused
 from .links import read_link, unpack
 from .models import BUNDLED
-from .plan_view import plan_view, sketch
+from .plan_view import sketch
 from .protocols import START_CHOICES, guide
 from .samples import read_upload, samples
 from .score_view import score_view
@@ -26,7 +26,7 @@ from .settings import Settings
 from .sharing import bibtex, sentence, write_files
 from .status_view import alert, progress, status
 from .sweep_view import protocol_view, trade_off_view
-from .token_view import token_view
+from .token_view import text_view
 
 START_NAMES = {
     "automatic": "automatic",
@@ -295,6 +295,5 @@ SCORE_OUTPUTS = {
     "bibtex": bibtex,
     "python": python_call,
     "shell": shell_call,
-    "tokens": token_view,
-    "plan": plan_view,
+    "text": text_view,
 }

@@ -18,12 +18,12 @@ def payload(data: object) -> str:
 
 
 def number(value: float, digits: int = 4) -> str:
-    """A number for people: grouped thousands, `digits` significant ones."""
+    """A number for people: grouped thousands, `digits` significant ones, zeros among them."""
     if value != value or value in (float("inf"), float("-inf")):
         return "∞" if value == float("inf") else str(value)
     if abs(value) >= 10 ** (digits - 1):
         return f"{value:,.0f}"
-    return f"{value:.{digits}g}"
+    return f"{value:#.{digits}g}".rstrip(".")
 
 
 def count(value: int, noun: str) -> str:

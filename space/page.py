@@ -8,6 +8,7 @@ import gradio as gr
 
 from .endpoints import make_compare, make_score
 from .handlers import SCORE_OUTPUTS, Handlers, score_outputs, start_choice, to_share
+from .hero_view import hero_view
 from .jobs import Job
 from .models import BUNDLED, SUGGESTED
 from .plan_view import sketch
@@ -18,10 +19,13 @@ from .status_view import status
 HERE = Path(__file__).resolve().parent
 TITLE = "Perplexity, window by window"
 INTRO = f"""<div class="ps-view ps-intro"><h1>{TITLE}</h1>
-<p>Perplexity says how surprised a language model is by a text. A model reads only so many tokens at
-once: its <b>window</b>. A longer text is read through a window that moves on by a <b>stride</b>. Every
-token is scored once, and what stands before it in the window is its <b>context</b>.</p></div>"""
-HELLO = "This is the first sample. Change the text or the settings, then press Score."
+<p>How surprised is a language model by a text? It reads a long one through a
+<b class="ps-term-window" data-term="window">window</b> of tokens (words and parts of words), which moves
+on by a <b class="ps-term-stride" data-term="stride">stride</b>. Each token is scored once, by what stands
+before it in the window: its <b class="ps-term-context" data-term="context">context</b>.</p></div>"""
+HELLO = "This is the first sample. Change the text, the window or the stride."
+ASKED = "(...values) => { window.perplexityAsked(...values); return []; }"
+SCRIPTS = ("base.js", "reader.js", "hero.js", "page.js")
 # Everybody in the service's lines holds a thread, and clicks need some too.
 THREADS = 100
 UPLOADS_KEPT = (3600, 3600)  # seconds between clean-ups, and that a file may stay
@@ -85,11 +89,12 @@ def build(service: Service) -> gr.Blocks:
         gr.api(make_score(service), api_name="score", **COMPUTING)
         gr.api(make_compare(service), api_name="compare", **COMPUTING)
         view(INTRO)
-        with gr.Row():
-            with gr.Column(scale=5, min_width=320):
-                controls = lay_out_controls(service, handlers, scored)
-            with gr.Column(scale=7, min_width=320):
-                results = lay_out_results(scored)
+        view(hero_view(scored.loaded))
+        with gr.Row(elem_id="page"):
+            with gr.Column(scale=4, min_width=320, elem_id="controls"):
+                controls, line, stop = lay_out_controls(service, handlers, scored)
+            with gr.Column(scale=8, min_width=320, elem_id="results"):
+                results = lay_out_results(scored, line, stop)
         connect_settings(page, handlers, controls, results)
         connect_measurements(handlers, controls, results)
     return page.queue(max_size=THREADS, api_open=False)
@@ -97,10 +102,11 @@ def build(service: Service) -> gr.Blocks:
 
 def launch_options() -> dict:
     """How to launch the page: its looks, with nothing fetched from elsewhere, and its limits."""
-    style, script = ((HERE / name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
+    style = (HERE / "page.css").read_text(encoding="utf-8")
+    script = "\n".join((HERE / name).read_text(encoding="utf-8") for name in SCRIPTS)
     return {
         "theme": theme(),
-        "head": f"<style>{style}</style><script>{script}</script>",
+        "head": f'<style>{style}</style><script>(() => {{ "use strict";\n{script}}})();</script>',
         "max_file_size": "2mb",
         "ssr_mode": False,
         "footer_links": ["api"],
@@ -128,20 +134,33 @@ def theme() -> gr.themes.Base:
     )
 
 
-def lay_out_controls(service: Service, handlers: Handlers, scored: Scored) -> Controls:
+def lay_out_controls(service: Service, handlers: Handlers, scored: Scored):
+    """Text, model and the two handles; return the controls, the status line and Stop."""
     settings = scored.settings
     text = gr.Textbox(
-        scored.text, label="Text", lines=9, max_lines=14, placeholder="Write or paste a text."
+        scored.text,
+        label="Text",
+        lines=8,
+        max_lines=8,
+        placeholder="Write or paste a text. Shift+Enter scores it.",
     )
     with gr.Row():
         sample = gr.Dropdown(
-            list(handlers.samples), label="Or begin with a sample", scale=3, min_width=210
+            list(handlers.samples), label="Or begin with a sample", scale=3, min_width=170
         )
-        upload = gr.UploadButton("Upload a .txt file", file_types=[".txt"], scale=2, min_width=140)
+        upload = gr.UploadButton(
+            "Upload .txt", file_types=[".txt"], scale=1, min_width=110, elem_id="upload"
+        )
     model = model_choice("Model", BUNDLED)
-    score = gr.Button("Score", variant="primary", elem_id="score")
-    window, stride = window_sliders(settings)
+    with gr.Row():
+        window, stride = window_sliders(settings)
     picture = view(sketch(settings.window, settings.stride))
+    with gr.Row():
+        score = gr.Button("Score", variant="primary", elem_id="score", scale=3, min_width=120)
+        stop = gr.Button(
+            "Stop", variant="stop", interactive=False, elem_id="stop", scale=1, min_width=80
+        )
+    line = view(status(HELLO), elem_id="status")
     with gr.Accordion("More settings", open=False):
         start = start_choice(settings.protocol, settings.start)
         start.label = "Start token"
@@ -154,7 +173,7 @@ def lay_out_controls(service: Service, handlers: Handlers, scored: Scored) -> Co
         )
     adopted = gr.State(BUNDLED)  # whose window the sliders show
     visits = gr.State(0)  # counted up by a link that is to be scored
-    return Controls(
+    controls = Controls(
         text,
         sample,
         upload,
@@ -168,19 +187,20 @@ def lay_out_controls(service: Service, handlers: Handlers, scored: Scored) -> Co
         adopted,
         visits,
     )
+    return controls, line, stop
 
 
 def view(value: str = "", elem_id: str | None = None) -> gr.HTML:
     """A place for one of the views, which bring their own looks."""
-    return gr.HTML(value, elem_id=elem_id, apply_default_css=False)
+    return gr.HTML(value, elem_id=elem_id, apply_default_css=False, padding=False)
 
 
 def model_choice(label: str, value: str | None) -> gr.Dropdown:
     return gr.Dropdown(
-        [(f"{BUNDLED} (bundled, works offline)", BUNDLED), *SUGGESTED],
+        [(f"{BUNDLED} (bundled)", BUNDLED), *SUGGESTED],
         value=value,
         label=label,
-        info="Or type the name of another small public model on the Hugging Face Hub: owner/name.",
+        info="Or type the name of a small public one on the Hugging Face Hub: owner/name.",
         allow_custom_value=True,
     )
 
@@ -192,7 +212,8 @@ def window_sliders(settings: Settings) -> tuple[gr.Slider, gr.Slider]:
         value=settings.window,
         step=1,
         label="Window",
-        info="Tokens that the model reads at once, up to its limit.",
+        info="Tokens read at once.",
+        min_width=140,
         buttons=[],  # "reset" would go past the present limits
     )
     stride = gr.Slider(
@@ -201,7 +222,8 @@ def window_sliders(settings: Settings) -> tuple[gr.Slider, gr.Slider]:
         value=settings.stride,
         step=1,
         label="Stride",
-        info="Tokens from one window to the next. Smaller: more context, more work.",
+        info="Smaller: more context, more work.",
+        min_width=140,
         buttons=[],
     )
     return window, stride
@@ -214,34 +236,17 @@ def quotable(value: str, label: str, language: str) -> gr.Code:
     )
 
 
-def lay_out_results(scored: Scored) -> Results:
+def lay_out_results(scored: Scored, line: gr.HTML, stop: gr.Button) -> Results:
     values = dict(zip(SCORE_OUTPUTS, score_outputs(scored)))
     views = {}
-    with gr.Row(elem_id="progress"):
-        with gr.Column(scale=5, min_width=200):
-            line = view(status(HELLO), elem_id="status")
-        stop = gr.Button("Stop", variant="stop", interactive=False, scale=1, min_width=80)
     with gr.Tabs():
-        with gr.Tab("Score"):
+        with gr.Tab("Result"):
             views["score"] = view(values["score"])
-            with gr.Accordion("Cite, repeat and share this number", open=False):
-                views["cite"] = view(values["cite"])
-                views["sentence"] = quotable(values["sentence"], "In a paper", "markdown")
-                views["bibtex"] = quotable(values["bibtex"], "BibTeX", "latex")
-                views["python"] = quotable(values["python"], "Python", "python")
-                views["shell"] = quotable(values["shell"], "Shell", "shell")
-                make_files = gr.Button("Make files: text, tokens as CSV and JSON, picture")
-                files = gr.Files(label="Files", visible=False, interactive=False)
-        with gr.Tab("Tokens"):
-            views["tokens"] = view(values["tokens"])
-        with gr.Tab("Windows"):
-            views["plan"] = view(values["plan"])
-        with gr.Tab("Trade-off"):
-            gr.Markdown("How much does a smaller stride give for your text, and what does it cost?")
+            views["text"] = view(values["text"])
+        with gr.Tab("Why context helps"):
             measure_trade_off = gr.Button("Measure several strides")
             trade_off = view()
-        with gr.Tab("Protocols"):
-            gr.Markdown("What would other tools report for your text and model?")
+        with gr.Tab("Tools"):
             measure_protocols = gr.Button("Measure as every tool does")
             protocols = view()
         with gr.Tab("Compare"):
@@ -249,6 +254,14 @@ def lay_out_results(scored: Scored) -> Results:
             other = model_choice("Compare with", SUGGESTED[0])
             measure_compared = gr.Button("Compare the two models")
             compared = view()
+        with gr.Tab("Cite and share"):
+            views["cite"] = view(values["cite"])
+            views["sentence"] = quotable(values["sentence"], "In a paper", "markdown")
+            views["bibtex"] = quotable(values["bibtex"], "BibTeX", "latex")
+            views["python"] = quotable(values["python"], "Python", "python")
+            views["shell"] = quotable(values["shell"], "Shell", "shell")
+            make_files = gr.Button("Make files: text, tokens as CSV and JSON, picture")
+            files = gr.Files(label="Files", visible=False, interactive=False)
     return Results(
         line,
         stop,
@@ -296,6 +309,8 @@ def connect_settings(
     )
     arrived.then(lambda name: name, c.model, c.adopted, **QUICK)
     page.unload(handlers.leave)
+    # In the browser alone: results that are not of the present choice are dimmed.
+    gr.on([part.change for part in c.request], None, c.request, None, js=ASKED, **QUICK)
 
 
 def connect_measurements(handlers: Handlers, controls: Controls, results: Results) -> None:

@@ -1,27 +1,31 @@
 """Texts to begin with, and texts that a visitor uploads."""
 
+import codecs
 from pathlib import Path
 
 from .limits import Limits, Refused
+from .measure import check_text
 
 FOLDER = Path(__file__).resolve().parent.parent / "samples"
 NAMES = {
-    "technical": "Technical prose, on windows",
-    "story": "A story",
+    "opening": "A story begins",
+    "technical": "Technical prose",
+    "story": "The whole story",
     "list": "A list of things",
-    "deutsch": "A story in German",
+    "deutsch": "A German story",
     "note": "A short note",
 }
 # UTF-8 takes at most four bytes for a character.
 BYTES_PER_CHARACTER = 4
+UTF16_MARKS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 
 
 def samples() -> dict[str, str]:
-    """The sample texts by name, the first one shown first."""
+    """The sample texts by name as they are on disk, the first one shown first."""
     present = {path.stem: path for path in sorted(FOLDER.glob("*.txt"))}
     order = [*[stem for stem in NAMES if stem in present], *[s for s in present if s not in NAMES]]
     return {
-        NAMES.get(stem, stem.capitalize()): present[stem].read_text(encoding="utf-8").strip()
+        NAMES.get(stem, stem.capitalize()): present[stem].read_text(encoding="utf-8")
         for stem in order
     }
 
@@ -35,9 +39,11 @@ def read_upload(path: str, limits: Limits) -> str:
             f"{limits.characters:,} characters. Upload a part of it."
         )
     try:
-        return data.decode("utf-8-sig")
+        # Windows' "Unicode" begins with a byte order mark.
+        text = data.decode("utf-16" if data.startswith(UTF16_MARKS) else "utf-8-sig")
     except UnicodeDecodeError:
         raise Refused(
             "The file is not plain text in UTF-8. Save it as a text file (.txt) with the encoding "
             "UTF-8 and upload it again."
         ) from None
+    return check_text(text, limits)

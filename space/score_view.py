@@ -1,26 +1,51 @@
 """The result in numbers: the perplexity large, what it means, and what else was measured."""
 
 import math
+import zlib
 
-from .markup import count, escape, number
+from .markup import count, escape, number, payload
 from .service import Scored
+
+WIDEST = 10  # an interval from a number to over ten times as much says nothing
+ENDLESS = 1e9  # JSON has no infinity
 
 
 def score_view(scored: Scored) -> str:
     """The card with the perplexity."""
-    result = scored.result
+    result, settings = scored.result, scored.settings
+    data = {
+        "perplexity": min(result["perplexity"], ENDLESS),
+        "read": result["num_forward_tokens"],
+        "text": zlib.adler32(scored.text.encode()),
+        "model": settings.model,
+        "recipe": recipe(scored),
+    }
     return (
-        f'<div class="ps-view ps-card"><p class="ps-label">Perplexity of this text for '
-        f"{escape(scored.loaded.name)}</p>"
-        f'<p class="ps-big"><output>{number(result["perplexity"])}</output></p>'
-        f'<p class="ps-interval">{_interval(result)}</p>'
-        f"<p>{_meaning(result)}</p>{_numbers(scored)}{_notes(result)}</div>"
+        f'<div class="ps-view ps-card" data-view="card" data-of="{escape(settings.mark(scored.text))}" '
+        f'data-payload="{payload(data)}"><div class="ps-headline">'
+        f'<p class="ps-label">Perplexity of this text for {escape(scored.loaded.name)}</p>'
+        f'<p class="ps-big"><output>{number(result["perplexity"])}</output>'
+        '<span class="ps-change" role="status"></span></p>'
+        f'<p class="ps-recipe">{escape(" · ".join(recipe(scored)))}</p></div><div>'
+        f'<p>{_meaning(scored)}</p><p class="ps-interval">{_interval(result)}</p></div>'
+        f"{_numbers(scored)}{_notes(result)}</div>"
     )
+
+
+def recipe(scored: Scored) -> list[str]:
+    """How the number was made: without it, it can't be quoted."""
+    settings = scored.settings
+    begins = [bool(window["start_token"]) for window in scored.tokens["windows"]]
+    start = "no start token"
+    if any(begins):
+        start = "start token in every window" if all(begins[1:2]) else "start token once"
+    stride = [] if settings.stride is None else [f"stride {settings.stride:,}"]
+    return [f"protocol {settings.protocol}", f"window {settings.window:,}", *stride, start]
 
 
 def _interval(result: dict) -> str:
     interval = result["perplexity_interval"]
-    if interval is None:
+    if interval is None or interval[1] > WIDEST * interval[0]:
         return "No interval: the text is too short to tell how far another part would differ."
     low, high = (number(end) for end in interval)
     return (
@@ -29,12 +54,19 @@ def _interval(result: dict) -> str:
     )
 
 
-def _meaning(result: dict) -> str:
-    if result["perplexity"] == float("inf"):
+def _meaning(scored: Scored) -> str:
+    perplexity = scored.result["perplexity"]
+    if perplexity == float("inf"):
         return "The model held a part of this text for impossible."
+    known = getattr(scored.loaded.model.config, "vocab_size", None)
+    if known and perplexity > known:
+        return (
+            f"That is worse than guessing blindly among the {known:,} tokens that the model knows: this "
+            "text is unlike anything it was trained on."
+        )
     return (
         "On average the model was as unsure of each token as if it had to guess among "
-        f"<b>{number(result['perplexity'])}</b> equally likely ones. Lower means less surprised."
+        f"<b>{number(perplexity)}</b> equally likely ones. Lower means less surprised."
     )
 
 

@@ -1,5 +1,7 @@
 """What a visitor chose: checked, turned into arguments of the metric, and into a link and back."""
 
+import json
+import zlib
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from urllib.parse import urlencode
@@ -65,6 +67,16 @@ class Settings:
         if known.starts:
             arguments["add_start_token"] = START_CHOICES[self.start]
         return arguments
+
+    def mark(self, text: str, but: Sequence[str] = ()) -> str:
+        """JSON by which the page's script sees whether a result is of what is chosen now.
+
+        Args:
+            but: names of settings that make no difference to the result.
+        """
+        values = asdict(self) | dict.fromkeys(but)
+        names = ("model", "window", "stride", "start", "protocol")
+        return json.dumps([zlib.adler32(text.encode()), *(values[name] for name in names)])
 
     def link(self) -> str:
         """A link to the page with these settings."""

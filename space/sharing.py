@@ -11,6 +11,7 @@ from pathlib import Path
 from .calls import TEXT_FILE
 from .card import card
 from .markup import number
+from .score_view import recipe
 from .service import Scored
 
 TITLE = "Perplexity Sliding: perplexity of texts of any length, under every published protocol"
@@ -35,16 +36,9 @@ def sentence(scored: Scored) -> str:
     model = loaded.name + (f" at {loaded.commit[:SHORT_COMMIT]}" if loaded.commit else "")
     return (
         f"Perplexity {number(result['perplexity'])}{within} over {result['num_tokens']:,} tokens under "
-        f"{model}; {recipe(scored)}; {result['signature_short']}; "
+        f"{model}; {', '.join(recipe(scored))}; {result['signature_short']}; "
         f"text with SHA-256 {digest(scored.text)}."
     )
-
-
-def recipe(scored: Scored) -> str:
-    """Protocol, window and stride in words."""
-    settings = scored.settings
-    stride = "" if settings.stride is None else f", stride {settings.stride:,}"
-    return f"protocol {settings.protocol}, window {settings.window:,}{stride}"
 
 
 def bibtex(scored: Scored) -> str:

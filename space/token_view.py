@@ -1,10 +1,11 @@
-"""The text coloured by surprisal, with what was measured of each token for the page's script."""
+"""The text coloured by what was measured of its tokens, over the windows that read it."""
 
 import bisect
 import itertools
 import math
 
 from .markup import count, escape, payload
+from .plan_view import plan_words
 from .segments import Segment, cut
 from .service import Scored
 
@@ -19,24 +20,39 @@ ODDS = (
     "to 1 in 33,000",
     "rarer",
 )
+RANKS = ("first guess", "top 10", "top 100", "top 1,000", "top 10,000", "later")
 ENDLESS = 1e9  # JSON has no infinity
 SCRIPT_DIGITS = 3
 
 
-def token_view(scored: Scored) -> str:
-    """The whole view: legend, text, and a place for the selected token."""
+def text_view(scored: Scored) -> str:
+    """The text, its windows and its surprise, and a place for the selected token."""
     segments, text = text_segments(scored)
     spans = "".join(
         segment_span(text, segment, _colour(scored.tokens["nll"], segment)) for segment in segments
     )
     return (
-        f'<div class="ps-view" data-view="tokens" data-payload="{payload(token_data(scored, segments))}">'
-        f"{legend()}"
-        f'<div class="ps-text" role="listbox" tabindex="0" aria-label="The text, token by token. '
-        f'Arrow keys move from token to token.">{spans}</div>'
-        f'<div class="ps-detail" role="status"><p class="ps-hint">Point at a piece of the text, or '
-        f"move with the arrow keys, to see what the model expected there.</p></div>"
-        f"{_count_line(scored, segments)}</div>"
+        f'<div class="ps-view" data-view="text" data-of="{escape(scored.settings.mark(scored.text))}" '
+        f'data-payload="{payload(token_data(scored, segments))}">'
+        f"{_map(scored)}{_choice()}{legends()}"
+        f'<div class="ps-pair">{text_box(spans, "token")}'
+        f"{detail_box('what the model expected there')}</div>{_count_line(scored, segments)}</div>"
+    )
+
+
+def text_box(spans: str, unit: str) -> str:
+    """A text whose pieces can be pointed at."""
+    return (
+        f'<div class="ps-text" dir="auto" role="listbox" tabindex="0" aria-label="The text, {unit} by '
+        f'{unit}. Arrow keys move from {unit} to {unit}.">{spans}</div>'
+    )
+
+
+def detail_box(shown: str) -> str:
+    """Where the script writes about the selected piece of a text."""
+    return (
+        '<div class="ps-detail" role="status"><p class="ps-hint">Point at a piece of the text, or move '
+        f"with the arrow keys, to see {shown}.</p></div>"
     )
 
 
@@ -53,20 +69,64 @@ def text_segments(scored: Scored) -> tuple[list[Segment], str]:
 
 
 def segment_span(text: str, segment: Segment, colour: str) -> str:
-    """One piece of the text; line ends are made visible and still break the line."""
-    piece = escape(text[segment.start : segment.end]).replace("\n", "<i></i>\n")
-    return f'<span class="{colour}">{piece}</span>' if colour else f"<span>{piece}</span>"
+    """One piece of the text: the word is coloured, not the space before it.
+
+    The role is written here, because a browser that serves a screen reader takes minutes to be told
+    of it later, piece by piece.
+    """
+    piece = text[segment.start : segment.end]
+    word = piece.lstrip(" ") or piece
+    space = piece[: len(piece) - len(word)]
+    # Line ends are made visible and still break the line.
+    shown = escape(word).replace("\n", "<i></i>\n")
+    return f'{space}<span role="option" class="{colour}">{shown}</span>'
 
 
-def legend() -> str:
-    """The scale: what each colour means, in bits and in odds."""
-    boxes = "".join(
-        f'<li><span class="ps-box b{number}">{label}</span><small>{odds}</small></li>'
-        for number, (label, odds) in enumerate(zip(LABELS, ODDS))
+def legends() -> str:
+    """What the colours mean, for each choice of them."""
+    by_bits = "".join(
+        f'<li><span class="ps-box b{n}">{label}</span><small>{odds}</small></li>'
+        for n, (label, odds) in enumerate(zip(LABELS, ODDS))
+    )
+    by_rank = "".join(
+        f'<li><span class="ps-box b{n}">{label}</span></li>' for n, label in enumerate(RANKS)
     )
     return (
-        '<div class="ps-legend"><p>How surprising each token was for the model, in bits:</p>'
-        f"<ul>{boxes}<li><span class='ps-box'>plain</span><small>not scored</small></li></ul></div>"
+        f'<div class="ps-legend"><ul data-legend="surprise">{by_bits}</ul>'
+        f'<ul data-legend="rank" hidden>{by_rank}</ul>'
+        '<ul data-legend="context" hidden><li><span class="ps-box c0">little context</span></li>'
+        '<li><span class="ps-box c5">much</span></li></ul>'
+        '<ul data-legend="window" hidden><li><span class="ps-box n0">each</span></li>'
+        '<li><span class="ps-box n1">window</span></li><li><span class="ps-box n2">its own</span></li>'
+        "</ul></div>"
+    )
+
+
+def _choice() -> str:
+    """What to colour the text by, and what the lines under it mean."""
+    choices = "".join(
+        f'<label><input type="radio" name="ps-colour" value="{name}">{name}</label>'
+        for name in ("surprise", "rank", "context", "window")
+    )
+    return (
+        f'<div class="ps-bar-line"><fieldset class="ps-choice"><legend>Colour by</legend>{choices}'
+        '</fieldset><ul class="ps-key"><li><i class="ps-context"></i>context</li><li>'
+        '<i class="ps-new"></i>scored here</li><li><i class="ps-unscored"></i>not scored</li></ul></div>'
+    )
+
+
+def _map(scored: Scored) -> str:
+    """The frame of the picture that the page's script draws, and its controls."""
+    windows = max(1, len(scored.tokens["windows"]))
+    return (
+        f"<p>{plan_words(scored)}</p>"
+        '<div class="ps-map" role="img" aria-label="Surprise over the whole text, and below it the '
+        'windows from left to right. The window chosen below is lit."></div>'
+        '<div class="ps-steps"><button type="button" class="ps-button" data-step="play">Play</button>'
+        '<button type="button" class="ps-button" data-step="-1" aria-label="Window before">◀</button>'
+        f'<input type="range" min="1" max="{windows}" value="1" aria-label="Window of the text">'
+        '<button type="button" class="ps-button" data-step="1" aria-label="Next window">▶</button>'
+        '</div><p class="ps-says"></p>'
     )
 
 
@@ -107,7 +167,7 @@ def _colour(nll: list[float | None], segment: Segment) -> str:
     """The colour class of a segment: by the sum of its tokens' surprisal."""
     own = [] if segment.first is None else nll[segment.first : segment.last + 1]
     if not own or None in own:
-        return ""
+        return "out" if own else ""
     bits = sum(own) / math.log(2)
     return f"b{max(0, bisect.bisect_right(EDGES, bits) - 1)}"
 

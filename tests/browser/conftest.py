@@ -12,14 +12,20 @@ from space.page import launch_options
 
 
 @pytest.fixture(scope="session")
-def url(tmp_path_factory):
+def bundled(tmp_path_factory):
+    """The folder of the model that the page has at hand."""
+    return bundled_model(tmp_path_factory.mktemp("bundled"))
+
+
+@pytest.fixture(scope="session")
+def url(tmp_path_factory, bundled):
     base = tmp_path_factory.mktemp("models")
     hub = FakeHub()
     hub.add("owner/bytes", byte_model(base / "bytes", context=32))
     hub.add("owner/code", base / "bytes", tags=["custom_code"])
     hub.add("owner/slow", base / "bytes")
     hub.gates["owner/slow"] = threading.Event()  # its weights never come
-    page = app.create_app(bundled_model(base / "bundled"), Limits(), hub.endpoint)
+    page = app.create_app(bundled, Limits(), hub.endpoint)
     _, url, _ = page.launch(**launch_options(), prevent_thread_lock=True, quiet=True)
     yield url
     page.close()

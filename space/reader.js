@@ -1,0 +1,269 @@
+/* The text, its windows and its surprise: what is pointed at in one of them lights in all. */
+const PLAY_MS = 20000, STEP_MS = [60, 900], MOST_LANES = 6, MOST_BARS = 600, TALLEST = 16;
+const memory = { colour: "surprise" }; // what a visitor chose outlives a result
+
+/* A text whose pieces are pointed at with mouse, finger or arrow keys. */
+function explorer(view, describe, moved = () => {}) {
+  const text = view.querySelector(".ps-text"), detail = view.querySelector(".ps-detail");
+  const pieces = [...text.children], numbers = new Map(pieces.map((piece, number) => [piece, number]));
+  let selected = -1, held = false;
+
+  function select(number) {
+    if (!pieces[number]) return;
+    if (selected >= 0) for (const name of ["aria-selected", "id"]) pieces[selected].removeAttribute(name);
+    selected = number;
+    pieces[number].setAttribute("aria-selected", "true");
+    pieces[number].id = "ps-active-" + view.dataset.view;
+    text.setAttribute("aria-activedescendant", pieces[number].id);
+    detail.replaceChildren(...describe(number, pieces[number].textContent));
+    if (held) detail.append(make("p", "ps-note", "Held. Click it again or press Esc to let go."));
+    moved(number);
+  }
+  function point(number) { if (!held && number !== selected) select(number); }
+  function hold(number) {
+    held = !(held && number === selected);
+    select(number);
+  }
+  const under = (event) => numbers.get(event.target.closest(".ps-text > span"));
+  text.addEventListener("pointerover", (event) => { if (event.pointerType === "mouse") point(under(event)); });
+  text.addEventListener("click", (event) => { if (under(event) !== undefined) hold(under(event)); });
+  view.addEventListener("keydown", (event) => {
+    if (event.key !== "Escape" || !held) return;
+    held = false;
+    select(selected);
+  });
+  text.addEventListener("keydown", (event) => {
+    const step = { ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1 }[event.key];
+    const to = event.key === "Home" ? 0 : event.key === "End" ? pieces.length - 1 : step ? selected + step : null;
+    if (to === null) return;
+    event.preventDefault();
+    held = true;
+    select(clamp(to, 0, pieces.length - 1));
+    pieces[selected].scrollIntoView({ block: "nearest" });
+  });
+  return { pieces, point, hold };
+}
+
+/* Scroll the text, and nothing else, until a piece of it is in sight. */
+function bring(text, piece) {
+  const top = piece.offsetTop - text.scrollTop;
+  if (top < 0 || top > text.clientHeight - 40) text.scrollTop = piece.offsetTop - text.clientHeight / 3;
+}
+
+function guesses(alternatives, token, bits, rank) {
+  const list = make("div", "ps-guesses");
+  const row = (guess, share, hit) => {
+    const bar = make("i", "ps-bar");
+    bar.style.width = (100 * share).toFixed(1) + "%";
+    list.append(make("code", hit ? "ps-hit" : "", guess), bar, make("span", hit ? "ps-hit" : "", percent(share)));
+  };
+  alternatives.forEach(([guess, share], n) => row(visible(guess), share, rank === n + 1));
+  if (rank > alternatives.length) row(`${ordinal(rank)}: ${token}`, 2 ** -bits, true);
+  return list;
+}
+
+function readerView(view, data) {
+  const text = view.querySelector(".ps-text"), map = view.querySelector(".ps-map");
+  const slider = view.querySelector(".ps-steps input"), says = view.querySelector(".ps-says");
+  const play = view.querySelector('[data-step="play"]');
+  const { windows, segments, bits } = data, length = bits.length;
+  const windowOf = new Array(length).fill(-1), pieceOf = new Array(length).fill(-1);
+  windows.forEach(([, first, end], n) => windowOf.fill(n, first, end));
+  segments.forEach((range, n) => range && pieceOf.fill(n, range[0], range[1] + 1));
+  let now = -1, timer = null;
+
+  const { pieces, point, hold } = explorer(view, describe, (number) => {
+    const range = segments[number];
+    if (!range) return;
+    stop();
+    cursor.style.left = (100 * (range[0] + 0.5) / length) + "%";
+    dot.style.bottom = (100 * Math.min(TALLEST, bits[range[0]] ?? 0) / TALLEST) + "%";
+    cursor.hidden = false;
+    if (windowOf[range[0]] >= 0) show(windowOf[range[0]]);
+  });
+
+  /* In words: one piece of the text, and each of its tokens. */
+  function describe(number, piece) {
+    const head = make("p", "ps-piece"), range = segments[number];
+    head.append(make("code", "", visible(piece)));
+    if (!range) return [head, make("p", "", "No token stands for this; it costs the model nothing.")];
+    const [first, last] = range;
+    if (first === last) return [head, ...describeToken(first, visible(piece))];
+    const own = bits.slice(first, last + 1), together = own.reduce((a, b) => a + b, 0);
+    const parts = own.map((_, k) => {
+      const part = make("details");
+      part.append(make("summary", "", `Token ${k + 1} of ${own.length}`), ...describeToken(first + k, "this one"));
+      return part;
+    });
+    const sum = own.includes(null) ? "" : `; together ${bitsText(together)}`;
+    return [head, make("p", "", `The tokenizer splits this into ${own.length} tokens${sum}.`), ...parts];
+  }
+
+  function describeToken(token, name) {
+    if (bits[token] === null) return [make("p", "", "Not scored: no window has it among the tokens it predicts.")];
+    const rank = data.rank[token], [begin, , end, start] = windows[windowOf[token]];
+    const alternatives = data.alternatives[token];
+    return [
+      make("p", "", `${bitsText(bits[token])} of surprise: ${oneIn(bits[token])}. It was the model's ${rank === 1 ? "first" : ordinal(rank)} guess.`),
+      make("p", "", `The model saw ${tokens(data.context[token])} before it${start ? ", the start token among them" : ""}, ` +
+        `in window ${fmt(windowOf[token] + 1)} of ${fmt(windows.length)} (tokens ${fmt(begin + 1)} to ${fmt(end)} of the text).`),
+      make("p", "ps-note", "What it expected most:"),
+      guesses(alternatives, name, bits[token], rank),
+    ];
+  }
+
+  /* The map: surprise over the whole text, the windows in lanes, and the present window on both. */
+  const line = make("div", "ps-line"), lanes = make("div", "ps-lanes"), pane = make("div", "ps-span");
+  const context = make("i", "ps-context"), fresh = make("i", "ps-new"), cursor = make("i", "ps-cursor"), dot = make("i", "ps-dot");
+  const picture = make("div", "ps-picture"), scale = make("div", "ps-scale");
+  cursor.hidden = true;
+  cursor.append(dot);
+  pane.append(context, fresh);
+  line.append(surpriseLine());
+  lanes.append(windowLanes());
+  picture.append(line, lanes, pane, cursor);
+  scale.append(make("span", "", "token 1"), make("span", "", `token ${fmt(length)}`));
+  map.replaceChildren(picture, scale);
+
+  function svg(height, ...paths) {
+    const element = document.createElementNS("http://www.w3.org/2000/svg", "svg");
+    element.setAttribute("viewBox", `0 0 ${length} ${height}`);
+    element.setAttribute("preserveAspectRatio", "none");
+    for (const [name, shapes] of paths) {
+      const path = document.createElementNS("http://www.w3.org/2000/svg", "path");
+      path.setAttribute("class", name);
+      path.setAttribute("d", shapes.map(([x, y, w, h]) => `M${x} ${y}h${w}v${h}h${-w}z`).join(""));
+      element.append(path);
+    }
+    return element;
+  }
+
+  /* Bars of mean surprise, one for each token of a short text; grey where nothing is scored. */
+  function surpriseLine() {
+    const step = Math.max(1, length / MOST_BARS), scored = [], unscored = [];
+    for (let from = 0; from < length; from += step) {
+      const own = bits.slice(Math.floor(from), Math.max(Math.floor(from) + 1, Math.floor(from + step))).filter((value) => value !== null);
+      const mean = Math.min(TALLEST, own.reduce((a, b) => a + b, 0) / own.length);
+      if (own.length) scored.push([from, TALLEST - mean, step, mean]);
+      else unscored.push([from, 0, step, TALLEST]);
+    }
+    return svg(TALLEST, ["ps-unscored", unscored], ["ps-surprise", scored]);
+  }
+
+  /* Windows that overlap stand in lanes; of very many, every so-manyth is drawn. */
+  function windowLanes() {
+    const step = windows.length > 1 ? Math.max(1, windows[1][0] - windows[0][0]) : length;
+    const width = Math.max(...windows.map(([begin, , end]) => end - begin), 1);
+    const skip = Math.max(1, Math.ceil(width / step / MOST_LANES), Math.ceil(windows.length / MOST_BARS));
+    const drawn = windows.filter((_, n) => n % skip === 0), count = Math.min(drawn.length, Math.ceil(width / step / skip));
+    const read = [], scored = [];
+    drawn.forEach(([begin, first, end], n) => {
+      read.push([begin, (n % count) + 0.15, first - begin, 0.7]);
+      scored.push([first, (n % count) + 0.15, end - first, 0.7]);
+    });
+    lanes.style.height = `${10 * count + 4}px`;
+    lanes.title = skip > 1 ? `1 in ${fmt(skip)} windows is drawn` : "";
+    return svg(count, ["ps-unscored", [[0, 0, length, count]]], ["ps-context", read], ["ps-new", scored]);
+  }
+
+  function mark(window, on) {
+    if (window < 0) return;
+    const [begin, first, end] = windows[window];
+    for (let token = begin; token < end; token++)
+      pieces[pieceOf[token]]?.classList.toggle(token < first ? "in-context" : "in-new", on);
+  }
+
+  function show(window) {
+    if (window === now) return;
+    mark(now, false);
+    mark(window, true);
+    now = window;
+    const [begin, first, end, start] = windows[now], scored = end - first, before = first - begin + start;
+    place(context, begin, first, length);
+    place(fresh, first, end, length);
+    slider.value = now + 1;
+    const words = `Window ${fmt(now + 1)} of ${fmt(windows.length)}`;
+    slider.setAttribute("aria-valuetext", `${words}: tokens ${fmt(begin + 1)} to ${fmt(end)}`);
+    says.textContent = `${words} reads tokens ${fmt(begin + 1)} to ${fmt(end)}${start ? " after a start token" : ""} and scores ` +
+      `${scored === 1 ? "1 of them" : fmt(scored) + " of them"}, with ${fmt(before)} to ${tokens(before + scored - 1)} of context.`;
+  }
+
+  const step = (by) => { show(clamp(now + by, 0, windows.length - 1)); bring(text, pieces[pieceOf[windows[now][1]]] ?? pieces[0]); };
+  function stop() { clearInterval(timer); timer = null; play.textContent = "Play"; }
+  function start() {
+    if (now === windows.length - 1) show(0);
+    play.textContent = "Pause";
+    timer = setInterval(() => {
+      if (!view.isConnected || now === windows.length - 1) return stop();
+      step(1);
+    }, clamp(PLAY_MS / windows.length, ...STEP_MS));
+  }
+  view.querySelector(".ps-steps").addEventListener("click", (event) => {
+    const by = event.target.dataset.step;
+    if (by === "play") return timer ? stop() : start();
+    if (by) { stop(); step(Number(by)); }
+  });
+  slider.addEventListener("input", () => { stop(); step(slider.value - 1 - now); });
+
+  const tokenAt = (event) => {
+    const box = picture.getBoundingClientRect();
+    return clamp(Math.floor((event.clientX - box.left) / box.width * length), 0, length - 1);
+  };
+  picture.addEventListener("pointermove", (event) => { if (event.pointerType === "mouse") point(pieceOf[tokenAt(event)]); });
+  picture.addEventListener("click", (event) => {
+    const number = pieceOf[tokenAt(event)];
+    if (number < 0) return;
+    hold(number);
+    bring(text, pieces[number]);
+  });
+
+  /* What the colours mean is the visitor's choice. */
+  const ranks = [1, 10, 100, 1000, 10000];
+  const widest = Math.max(1, ...data.context.filter((value) => value !== null));
+  const COLOURS = {
+    surprise: ([first, last]) => colour(bits.slice(first, last + 1).reduce((a, b) => a + b, 0)),
+    rank: ([first]) => "b" + ranks.filter((edge) => data.rank[first] > edge).length,
+    context: ([first]) => "c" + Math.min(5, Math.floor(6 * data.context[first] / (widest + 1))),
+    window: ([first]) => "n" + windowOf[first] % 3,
+  };
+  function paint() {
+    segments.forEach((range, n) => {
+      if (!range || bits.slice(range[0], range[1] + 1).includes(null)) return;
+      const kept = [...pieces[n].classList].filter((name) => name.startsWith("in-"));
+      pieces[n].className = [COLOURS[memory.colour](range), ...kept].join(" ");
+    });
+    for (const legend of view.querySelectorAll("[data-legend]")) legend.hidden = legend.dataset.legend !== memory.colour;
+  }
+  for (const choice of view.querySelectorAll(".ps-choice input")) {
+    choice.checked = choice.value === memory.colour;
+    choice.addEventListener("change", () => { memory.colour = choice.value; paint(); });
+  }
+  if (memory.colour !== "surprise") paint();
+  if (windows.length) show(0);
+}
+
+function compareView(view, data) {
+  explorer(view, (number, piece) => {
+    const head = make("p", "ps-piece"), bits = data.bits[number];
+    head.append(make("code", "", visible(piece)));
+    if (!bits) return [head, make("p", "", "Not scored by both models.")];
+    const lines = data.models.map((name, k) => make("p", "", `${name}: ${bitsText(bits[k])}, ${oneIn(bits[k])}.`));
+    return [head, ...lines];
+  });
+}
+
+/* The text under two strides: what a token gained by the context that only the smaller one shows it. */
+function gainView(view, data) {
+  explorer(view, (number, piece) => {
+    const head = make("p", "ps-piece"), own = data.pieces[number];
+    head.append(make("code", "", visible(piece)));
+    if (!own) return [head, make("p", "", "Not scored under both strides.")];
+    const [wide, narrow, little, more] = own;
+    return [
+      head,
+      make("p", "", `${bitsText(wide)} with ${tokens(little)} of context, ${bitsText(narrow)} with ${fmt(more)}.`),
+      make("p", "", Math.abs(wide - narrow) < 0.05 ? "The added context made no difference." :
+        `The added context ${wide > narrow ? "saved" : "cost"} ${bitsText(Math.abs(wide - narrow))}.`),
+    ];
+  });
+}

@@ -1,0 +1,244 @@
+"""The text, its windows and its surprise: what is pointed at in one of them lights in all."""
+
+import time
+
+import pytest
+from visitor import ActionChains, Keys, Page, start_browser
+
+HOSTILE = "<img src=x onerror=\"window.hacked=1\"> ${window.hacked=2} {{hacked}} <b>bold</b> 'end'"
+CHARACTERS = "Ça naïve, 你好 👩‍👩‍👧 e\u0301 end."
+PIECES = ".ps-text > span"
+LIT = """
+const box = (element) => { const { left, right } = element.getBoundingClientRect(); return [left, right]; };
+return ["context", "new"].map((name) => box(document.querySelector(`.ps-span .ps-${name}`)));
+"""
+
+
+def in_sight(page, element):
+    """Whether an element's middle is on the screen, with nothing over it."""
+    return page.script(
+        "const r = arguments[0].getBoundingClientRect();"
+        "const top = document.elementFromPoint(r.x + r.width / 2, Math.min(r.y + 12, r.y + r.height / 2));"
+        "return arguments[0].contains(top)",
+        element,
+    )
+
+
+def point_at(page, number):
+    """Move the mouse over a piece of the text."""
+    piece = page.all(PIECES)[number]
+    page.script("arguments[0].scrollIntoView({block: 'center'})", piece)
+    ActionChains(page.browser).move_to_element(piece).perform()
+
+
+def test_a_token_is_selected_by_pointing(page):
+    page.until(lambda: len(page.all(PIECES)) > 30)
+    page.all(PIECES)[20].click()
+    told = page.one(".ps-detail").text
+    assert "bits of surprise" in told and "guess" in told and "in window" in told
+    assert len(page.all(".ps-guesses code")) >= 5
+    assert page.all(".ps-legend .ps-box")[0].is_displayed()
+
+
+def test_what_is_told_of_a_token_is_in_sight(page):
+    """On a laptop the box was below the screen, on a phone two screens away."""
+    page.browser.set_window_size(1366, 768)
+    try:
+        point_at(page, 60)
+        page.until(lambda: "bits of surprise" in page.one(".ps-detail").text)
+        assert in_sight(page, page.one(".ps-detail"))
+    finally:
+        page.browser.set_window_size(1360, 1000)
+
+
+def test_what_is_told_of_a_token_is_in_sight_on_a_phone(url, tmp_path):
+    browser = start_browser(tmp_path / "profile", phone=True)
+    try:
+        page = Page(browser, url)
+        piece = page.all(PIECES)[60]
+        page.script("arguments[0].scrollIntoView({block: 'center'})", piece)
+        page.script("arguments[0].click()", piece)
+        page.until(lambda: "bits of surprise" in page.one(".ps-detail").text)
+        assert in_sight(page, page.one(".ps-detail"))
+    finally:
+        browser.quit()
+
+
+def test_a_token_that_was_no_guess_is_listed_after_the_guesses(page):
+    ranks = page.script(
+        "return JSON.parse(document.querySelector('[data-view=text]').dataset.payload).rank"
+    )
+    number = next(n for n, rank in enumerate(ranks) if rank and rank > 100)
+    [piece] = page.script(
+        "const data = JSON.parse(document.querySelector('[data-view=text]').dataset.payload);"
+        "return [data.segments.findIndex((s) => s && s[0] <= arguments[0] && arguments[0] <= s[1])]",
+        number,
+    )
+    point_at(page, piece)
+    page.until(lambda: f"{ranks[number]:,}" in page.all(".ps-guesses .ps-hit")[0].text)
+
+
+def test_a_click_holds_a_token_and_a_second_one_lets_go(page):
+    for element in (30, 30):
+        point_at(page, element)
+        page.all(PIECES)[element].click()
+    point_at(page, 40)
+    page.until(lambda: page.all(PIECES)[40].get_attribute("aria-selected") == "true")
+    page.all(PIECES)[40].click()
+    assert "Esc to let go" in page.one(".ps-detail").text
+    point_at(page, 50)
+    assert page.all(PIECES)[40].get_attribute("aria-selected") == "true"
+
+
+def test_tokens_are_reached_with_the_keyboard(page):
+    text = page.one(".ps-text")
+    page.until(lambda: text.get_attribute("role") == "listbox")
+    page.script("arguments[0].focus()", text)
+    ActionChains(page.browser).send_keys(Keys.ARROW_RIGHT, Keys.ARROW_RIGHT).perform()
+    [selected] = page.all('.ps-text [aria-selected="true"]')
+    assert text.get_attribute("aria-activedescendant") == selected.get_attribute("id")
+    ActionChains(page.browser).send_keys(Keys.END).perform()
+    assert page.all(".ps-text > span")[-1].get_attribute("aria-selected") == "true"
+
+
+def test_characters_stay_whole_and_say_so(page):
+    page.write("Text", CHARACTERS)
+    page.score()
+    page.until(lambda: page.one(".ps-text").text == CHARACTERS)
+    [family] = [span for span in page.all(PIECES) if "👩‍👩‍👧" in span.text]
+    family.click()
+    told = page.one(".ps-detail").text
+    assert "splits this into" in told and "Token 1 of" in told
+
+
+def test_the_word_is_coloured_and_not_the_space_before_it(page):
+    text = "A coloured word and  two spaces."
+    page.write("Text", text)
+    page.score()
+    page.until(lambda: page.script("return document.querySelector('.ps-text').textContent") == text)
+    pieces = [piece.get_property("textContent") for piece in page.all(PIECES)]
+    assert not [piece for piece in pieces if piece.strip() and piece != piece.lstrip(" ")]
+
+
+def test_the_window_slides_over_the_whole_text(page):
+    """It used to stand still while rows were drawn anew around it."""
+    page.until(lambda: "Window 1 of" in page.one(".ps-says").text)
+    page.press("Next window")
+    assert "Window 2 of" in page.one(".ps-says").text
+    places = []
+    for _ in range(3):
+        time.sleep(0.5)  # the slide
+        places.append(page.script(LIT))
+        page.press("Next window")
+    lefts = [context[0] for context, _ in places]
+    assert lefts[0] + 10 < lefts[1] < lefts[2] - 10
+    for context, fresh in places:
+        assert context[1] == pytest.approx(fresh[0], abs=1)
+    assert page.all(".ps-text .in-context") and page.all(".ps-text .in-new")
+
+
+def test_pointing_at_a_token_lights_its_window_everywhere(page):
+    """The strip's colours used to stay those of the window before."""
+    data = page.script(
+        "return JSON.parse(document.querySelector('[data-view=text]').dataset.payload)"
+    )
+    begin, first, end, _ = data["windows"][3]
+    piece = next(n for n, s in enumerate(data["segments"]) if s and s[0] >= first + 2)
+    point_at(page, piece)
+    page.until(lambda: "Window 4 of" in page.one(".ps-says").text)
+    assert page.one(".ps-steps input").get_attribute("value") == "4"
+    assert "Window 4 of" in page.one(".ps-steps input").get_attribute("aria-valuetext")
+    lit = page.script(
+        "return ['in-context', 'in-new'].map((name) => [...document.querySelectorAll('.ps-text > span')]"
+        ".map((span, n) => span.classList.contains(name) ? n : -1).filter((n) => n >= 0))"
+    )
+    spans = [[data["segments"][n][0] for n in (numbers[0], numbers[-1])] for numbers in lit]
+    assert spans[0][0] >= begin and spans[0][1] < first
+    assert spans[1][0] >= first and spans[1][1] < end
+    assert page.one(".ps-dot").is_displayed()
+
+
+def test_pointing_at_the_map_selects_the_token_below_the_pointer(page):
+    data = page.script(
+        "return JSON.parse(document.querySelector('[data-view=text]').dataset.payload)"
+    )
+    picture = page.one(".ps-picture")
+    page.script("arguments[0].scrollIntoView({block: 'center'})", picture)
+    ActionChains(page.browser).move_to_element(picture).click().perform()
+    [selected] = page.all('.ps-text [aria-selected="true"]')
+    number = page.script(
+        "return [...arguments[0].parentNode.children].indexOf(arguments[0])", selected
+    )
+    assert data["segments"][number][0] == pytest.approx(len(data["bits"]) / 2, abs=2)
+
+
+def test_colours_show_rank_context_and_window(page):
+    data = page.script(
+        "return JSON.parse(document.querySelector('[data-view=text]').dataset.payload)"
+    )
+    number = next(n for n, s in enumerate(data["segments"]) if s and s[0] > 200 and s[0] == s[1])
+    token = data["segments"][number][0]
+    window = next(n for n, w in enumerate(data["windows"]) if w[1] <= token < w[2])
+    rank = sum(data["rank"][token] > edge for edge in (1, 10, 100, 1000, 10000))
+    for name, shown in (("rank", f"b{rank}"), ("window", f"n{window % 3}")):
+        page.script("arguments[0].click()", page.one(f'.ps-choice input[value="{name}"]'))
+        assert shown in page.all(PIECES)[number].get_attribute("class").split()
+        assert page.one(f'[data-legend="{name}"]').is_displayed()
+    page.script("arguments[0].click()", page.one('.ps-choice input[value="context"]'))
+    assert page.all(PIECES)[number].get_attribute("class").startswith("c")
+    page.script("arguments[0].click()", page.one('.ps-choice input[value="surprise"]'))
+
+
+def test_windows_play(page):
+    page.until(lambda: "Window 1 of" in page.one(".ps-says").text)
+    page.script("arguments[0].click()", page.one('[data-step="play"]'))
+    page.until(lambda: "Window 3 of" in page.one(".ps-says").text)
+    page.script("arguments[0].click()", page.one('[data-step="play"]'))
+    said = page.one(".ps-says").text
+    time.sleep(1.2)  # longer than a step
+    assert page.one(".ps-says").text == said
+
+
+def test_what_a_tool_throws_away_is_drawn(page):
+    page.press("More settings")
+    page.choose("Protocol", "stock")
+    page.score()
+    page.until(lambda: "stock" in page.one(".ps-recipe").text)
+    grey = page.script("return document.querySelector('.ps-line .ps-unscored').getBBox().width")
+    data = page.script(
+        "return JSON.parse(document.querySelector('[data-view=text]').dataset.payload)"
+    )
+    unscored = data["bits"].count(None)
+    assert unscored > 400  # of a text that is cut after its first window
+    assert grey == pytest.approx(unscored, abs=2)
+    assert len(page.all(".ps-text > .out")) > 300
+
+
+def test_a_visitors_text_is_never_run(page):
+    page.script("window.hacked = 0")
+    page.write("Text", HOSTILE)
+    page.score()
+    page.until(lambda: page.one(".ps-text").text == HOSTILE)
+    for number in range(0, len(page.all(".ps-text > span")), 5):
+        page.all(".ps-text > span")[number].click()
+    assert page.script("return window.hacked") == 0
+    assert not page.all(".ps-view img, .ps-text b")
+
+
+def test_a_screen_reader_does_not_stop_the_page(url, tmp_path):
+    """Roles set by script, piece by piece, took minutes where assistive technology listens."""
+    browser = start_browser(tmp_path / "profile", flags=["--force-renderer-accessibility"])
+    try:
+        page = Page(browser, url)
+        page.fill("It was a quiet evening in the village by the sea. " * 600)  # 30,000 characters
+        page.press("Score")
+        page.until(lambda: "Scored with" in page.status)
+        page.until(lambda: len(page.all(PIECES)) > 5000)
+        begun = time.monotonic()
+        page.script(
+            "return new Promise((done) => requestAnimationFrame(() => setTimeout(done, 0)))"
+        )
+        assert time.monotonic() - begun < 5
+        assert page.script("return document.querySelector('.ps-text > span').getAttribute('role')")
+    finally:
+        browser.quit()
