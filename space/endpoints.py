@@ -1,19 +1,27 @@
-"""The public functions: what programs and language models can call."""
+"""The public functions: what programs and language models can call.
 
+Their docstrings are what a caller sees; gradio takes one line for each argument.
+"""
+
+import json
+import math
 from collections.abc import Callable
 
 import gradio as gr
+from gradio.utils import get_function_description
 
 from .calls import python_call, shell_call
 from .jobs import Job, OverBudget
 from .limits import Refused
+from .links import link
 from .models import BUNDLED
-from .service import Scored, Service
+from .protocols import guide
+from .service import Compared, Scored, Service
 from .settings import Settings
+from .sharing import digest, sentence, token_table
 
 
 def make_score(service: Service) -> Callable:
-    # The docstring is what clients see; gradio takes one line for each argument.
     def score(
         text: str,
         model: str = BUNDLED,
@@ -21,6 +29,7 @@ def make_score(service: Service) -> Callable:
         stride: int | None = None,
         start_token: str = "automatic",
         protocol: str = "sliding",
+        tokens: bool = False,
         request: gr.Request = None,
     ) -> dict:
         """Perplexity of a text under a causal language model, with a sliding window.
@@ -32,13 +41,14 @@ def make_score(service: Service) -> Callable:
             stride: tokens from one window to the next, at most the window; half of it by default.
             start_token: "automatic", "once" before the text, "every" window, or "none".
             protocol: whose windows to use, such as "lm-eval" or "llama.cpp"; "sliding" is the metric's.
+            tokens: also return each token with its place, nll (nats), bits, rank and context length.
 
         Returns:
-            The metric's result: perplexity, its interval, signature, and the calls that repeat it.
+            JSON: perplexity, interval, signature, digest of the text, and the calls that repeat it.
         """
-        settings = Settings(model.strip(), window, stride, start_token, protocol)
+        settings = read_arguments(model, window, stride, start_token, protocol)
         scored = _run(service, request, lambda job: service.score(text, settings, job))
-        return score_summary(scored)
+        return answer(request, score_summary(scored, tokens))
 
     return score
 
@@ -56,36 +66,108 @@ def make_compare(service: Service) -> Callable:
 
         Args:
             text: the text, up to 20,000 tokens.
-            first_model: "demo_model", or a small public model on the Hugging Face Hub.
+            first_model: "demo_model", or a small public model on the Hugging Face Hub ("owner/name").
             second_model: another one.
             window: tokens that the models read at once; the shorter of their limits by default.
             stride: tokens from one window to the next; half the window by default.
 
         Returns:
-            difference (bits per byte that the second saves), its interval, and both results.
+            JSON: difference (bits per byte that the second saves), its interval, and both results.
         """
-        settings = Settings(first_model.strip(), window, stride)
-        compared = _run(
-            service,
-            request,
-            lambda job: service.compare(text, settings, second_model.strip(), job),
-        )
-        first, second = map(score_summary, compared.scored)
-        interval = compared.difference.interval
-        return {
-            "difference": compared.difference.mean,
-            "interval": interval and list(interval),
-            "first": first,
-            "second": second,
-        }
+        settings = read_arguments(first_model, window, stride)
+        other = read_arguments(second_model).model
+        compared = _run(service, request, lambda job: service.compare(text, settings, other, job))
+        return answer(request, compare_summary(compared))
 
     return compare
 
 
-def score_summary(scored: Scored) -> dict:
-    """The metric's result without the tokens, and the calls that repeat it."""
+def add_endpoint(page: gr.Blocks, function: Callable, **options) -> None:
+    """Publish a function, with its docstring's words for each argument.
+
+    Gradio gives them to language models only; here its documentation and its clients see them too.
+    """
+    published = gr.api(function, api_name=function.__name__, **options)
+    _, words, _ = get_function_description(function)
+    names = [name for name in words if name != "request"]
+    for name, component in zip(names, page.fns[published["id"]].inputs, strict=True):
+        component.label = name
+        component._api_info |= {
+            "description": words[name],
+            "additional_description": words[name],
+        }
+
+
+def read_arguments(
+    model: str,
+    window: int | None = None,
+    stride: int | None = None,
+    start_token: str = "automatic",
+    protocol: str = "sliding",
+) -> Settings:
+    """Settings from a caller's arguments; those that would be dropped are refused.
+
+    Raises:
+        gr.Error: with a sentence for the caller.
+    """
+    if not isinstance(model, str) or not model.strip():
+        raise _error(f'`model` must be the name of a model, such as "{BUNDLED}", not {model!r}.')
+    known = guide(protocol)
+    if stride is not None and not known.stride:
+        raise _error(
+            f"The protocol {protocol} has no `stride` to choose: its tool has one of its own. Leave "
+            "it out."
+        )
+    if start_token != "automatic" and start_token not in known.starts:
+        choices = ", ".join(known.starts) or "automatic"
+        raise _error(
+            f"The protocol {protocol} has no `start_token` “{start_token}”: its tool decides. Choose "
+            f"one of: {choices}."
+        )
+    return Settings(model.strip(), window, stride, start_token, protocol)
+
+
+def score_summary(scored: Scored, with_tokens: bool = False) -> dict:
+    """The metric's result, words to quote it and calls to repeat it, as plain values."""
     result = {key: value for key, value in scored.result.items() if key != "token_scores"}
-    return result | {"python": python_call(scored), "shell": shell_call(scored)}
+    result |= {
+        "text_sha256": digest(scored.text),
+        "sentence": sentence(scored),
+        "link": link(scored.settings, scored.text),
+        "python": python_call(scored),
+        "shell": shell_call(scored),
+    }
+    if with_tokens:
+        result["tokens"] = token_table(scored)
+    return plain(result)
+
+
+def compare_summary(compared: Compared) -> dict:
+    first, second = map(score_summary, compared.scored)
+    return plain(
+        {
+            "difference": compared.difference.mean,
+            "interval": compared.difference.interval,
+            "first": first,
+            "second": second,
+        }
+    )
+
+
+def plain(value: object) -> object:
+    """A value as JSON has it; what JSON has no number for becomes "inf" or "nan"."""
+    if isinstance(value, dict):
+        return {key: plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def answer(request: gr.Request, result: dict) -> dict | str:
+    """JSON for whoever asks: gradio would hand a language model Python's way of writing a dict."""
+    if request.headers.get("x-gradio-user") == "mcp":
+        return json.dumps(result, ensure_ascii=False, allow_nan=False)
+    return result
 
 
 def visitor(request: gr.Request) -> str:
@@ -102,4 +184,8 @@ def _run(service: Service, request: gr.Request, work: Callable):
     try:
         return work(Job(service.limits.seconds, visitor(request)))
     except (Refused, OverBudget) as refusal:
-        raise gr.Error(str(refusal), print_exception=False) from refusal
+        raise _error(str(refusal)) from refusal
+
+
+def _error(sentence: str) -> gr.Error:
+    return gr.Error(sentence, print_exception=False)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import gradio as gr
 
-from .endpoints import make_compare, make_score
+from .endpoints import add_endpoint, make_compare, make_score
 from .handlers import SCORE_OUTPUTS, Handlers, score_outputs, start_choice, to_share
 from .hero_view import hero_view
 from .jobs import Job
@@ -86,8 +86,8 @@ def build(service: Service) -> gr.Blocks:
     scored = service.score(first, settings, Job(service.limits.seconds))
     with gr.Blocks(title=TITLE, analytics_enabled=False, delete_cache=UPLOADS_KEPT) as page:
         # Before the page's own events, which would take their names.
-        gr.api(make_score(service), api_name="score", **COMPUTING)
-        gr.api(make_compare(service), api_name="compare", **COMPUTING)
+        for function in (make_score(service), make_compare(service)):
+            add_endpoint(page, function, **COMPUTING)
         view(INTRO)
         view(hero_view(scored.loaded))
         with gr.Row(elem_id="page"):

@@ -122,7 +122,9 @@ class Service:
         if settings.model == other:
             raise Refused("Choose two different models to compare.")
         with self._opened([settings.model, other], job) as both:
-            window = min(settings.window or self.limits.window, *(m.window for m in both))
+            window = min(self.limits.window, *(m.window for m in both))
+            if settings.window is not None:
+                window = min(window, settings.window)
             shared = replace(settings, window=window).for_model(window, clip=True)
             scored = []
             for loaded in both:

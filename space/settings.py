@@ -52,9 +52,10 @@ class Settings:
         if clip:
             stride = min(stride, window)
         if not 1 <= stride <= window:
+            reason = " A longer one would skip part of the text." if stride > window else ""
             raise Refused(
                 f"The stride must be between 1 and the window, {window:,} tokens, but it is "
-                f"{stride:,}. A longer one would skip part of the text."
+                f"{stride:,}.{reason}"
             )
         return replace(self, window=window, stride=stride)
 

@@ -1,10 +1,13 @@
 """The Space without a browser: its functions, its served API, and visitors at the same time."""
 
 import base64
+import hashlib
 import itertools
+import json
 import math
 import threading
 import zlib
+from concurrent import futures
 from concurrent.futures import ThreadPoolExecutor
 from html.parser import HTMLParser
 from types import SimpleNamespace
@@ -27,13 +30,14 @@ from space import handlers as page_handlers
 from space.calls import python_call, shell_call
 from space.charts import round_levels
 from space.compare_view import compare_view, verdict
+from space.endpoints import plain
 from space.handlers import SCORE_OUTPUTS, Handlers
 from space.jobs import Job, Jobs, OverBudget, Shown, Stopped, Update, follow, newest
 from space.limits import Limits, Refused
 from space.links import MOST_CHARACTERS, has_text, link, pack, read_link, unpack
 from space.markup import escape, number
 from space.models import BUNDLED
-from space.page import launch_options
+from space.page import build, launch_options
 from space.paired import Difference, Piece, align, compare, student_t
 from space.plan_view import plan_words, sketch
 from space.protocols import GUIDES, START_CHOICES
@@ -817,7 +821,14 @@ def test_the_api_has_two_functions_with_types_and_words(url):
     named = told["named_endpoints"]
     assert set(named) == {"/score", "/compare"}
     parameters = {p["parameter_name"]: p for p in named["/score"]["parameters"]}
-    assert list(parameters) == ["text", "model", "window", "stride", "start_token", "protocol"]
+    assert list(parameters) == [
+        *("text", "model", "window", "stride", "start_token", "protocol", "tokens"),
+    ]
+    for endpoint in named.values():
+        for parameter in endpoint["parameters"]:
+            assert parameter["label"] == parameter["parameter_name"]
+            assert len(parameter["python_type"]["description"]) > 10
+    assert "half of it by default" in parameters["stride"]["python_type"]["description"]
     assert parameters["text"]["python_type"]["type"] == "str"
     assert parameters["stride"]["parameter_has_default"]
     assert "Perplexity of a text" in named["/score"]["description"]
@@ -832,6 +843,30 @@ def test_the_api_gives_the_metrics_number(url, folders, metric):
     assert (
         result["signature"].split("|protocol:")[1] == expected["signature"].split("|protocol:")[1]
     )
+
+
+def test_the_api_gives_tokens_and_words_to_quote(url):
+    result = Client(url, verbose=False).predict(STORY, tokens=True, api_name="/score")
+    assert sum(row["nll"] for row in result["tokens"]) == pytest.approx(result["total_nll"])
+    assert STORY[result["tokens"][4]["start"] : result["tokens"][4]["end"]].strip()
+    assert result["text_sha256"] == hashlib.sha256(STORY.encode()).hexdigest()
+    assert result["text_sha256"] in result["sentence"]
+    assert "#text=" in result["link"]
+
+
+def test_what_json_has_no_number_for_is_said_in_words():
+    assert plain({"a": [math.inf, (math.nan, 1.5)], "b": -math.inf, "c": None}) == {
+        "a": ["inf", ["nan", 1.5]],
+        "b": "-inf",
+        "c": None,
+    }
+
+
+def test_a_language_model_gets_json(url):
+    """Gradio's own header says that a tool was called through MCP."""
+    client = Client(url, verbose=False, headers={"x-gradio-user": "mcp"})
+    answer = client.predict("Some text.", api_name="/score")
+    assert json.loads(answer)["perplexity"] > 1
 
 
 def test_the_api_compares(url):
@@ -854,7 +889,17 @@ def test_the_api_compares(url):
         ({"text": "x", "model": "owner/absent"}, "no public model called owner/absent"),
         ({"text": "x", "window": 10**6}, "The window must be between"),
         ({"text": "x", "stride": -1}, "The stride must be between"),
+        ({"text": "x", "stride": 0}, r"The stride must be between.* is 0\.$"),
         ({"text": "x", "protocol": "mine"}, "There is no protocol called"),
+        (
+            {"text": "x", "protocol": "llama.cpp", "stride": 4},
+            "llama.cpp has no `stride` to choose",
+        ),
+        (
+            {"text": "x", "protocol": "lm-eval", "start_token": "every"},
+            "has no `start_token` “every”",
+        ),
+        ({"text": "x", "model": None}, "must be the name of a model"),
     ],
 )
 def test_the_api_refuses_with_a_sentence(url, arguments, said):
@@ -890,18 +935,22 @@ def test_parallel_visitors_each_get_their_own_answer(url, folders, metric):
 
 @pytest.mark.parametrize("clients, said", [("one", "2 requests waiting"), ("many", "no room")])
 def test_too_many_requests_are_turned_away_with_a_sentence(folders, clients, said):
-    page = app.create_app(folders["bytes"], Limits(waiting=2))
+    service = Service(folders["bytes"], Limits(waiting=2))
+    page = build(service)
     _, url, _ = page.launch(**launch_options(), prevent_thread_lock=True, quiet=True)
     try:
-        client = stranger(url)
-        callers = [client if clients == "one" else stranger(url) for _ in range(6)]
-        jobs = [c.submit(STORY * 4, stride=1, api_name="/score") for c in callers]
-        failures = [str(job.exception(timeout=120) or "") for job in jobs]
+        with service.line.turn(Job(60)):  # nobody gets a turn
+            client = stranger(url)
+            callers = [client if clients == "one" else stranger(url) for _ in range(5)]
+            jobs = [caller.submit("Some text.", api_name="/score") for caller in callers]
+            refused, waiting = futures.wait(jobs, timeout=60, return_when=futures.FIRST_COMPLETED)
+            while len(waiting) > 2:
+                done, waiting = futures.wait(waiting, 60, return_when=futures.FIRST_COMPLETED)
+                refused |= done
+        assert all(said in str(job.exception(timeout=60)) for job in refused)
+        assert all(job.result(timeout=60)["num_tokens"] == 10 for job in waiting)
     finally:
         page.close()
-    served = failures.count("")
-    assert served == (2 if clients == "one" else 3)  # the one whose turn it is, and who waits
-    assert all(said in failure for failure in failures if failure)
 
 
 def test_nobody_gets_around_the_queue(url):
@@ -926,3 +975,14 @@ def test_the_tools_of_the_mcp_server(url):
 
     tools = httpx.get(f"{url}gradio_api/mcp/schema").json()
     assert {tool["name"].rsplit("_", 1)[-1] for tool in tools} == {"score", "compare"}
+    [score] = [tool for tool in tools if tool["name"].endswith("score")]
+    call = {"name": score["name"], "arguments": {"text": "Some text."}}
+    reply = httpx.post(
+        f"{url}gradio_api/mcp/",
+        json={"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": call},
+        headers={"Accept": "application/json, text/event-stream"},
+        timeout=60,
+    )
+    [data] = regex.findall(r"data: (.*)", reply.text)
+    [content] = json.loads(data)["result"]["content"]
+    assert json.loads(content["text"])["perplexity"] > 1
