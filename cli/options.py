@@ -1,53 +1,55 @@
-"""The command line of score.py: its options, as one table, and what does not go together."""
+"""The options of the command line, as one table, and what does not go together.
+
+To add an option, add a row to one of the tables below.  A row named like an argument of the metric
+reaches `metric.compute` by itself when it stands in MEASURE, MODEL, RUN or TOKENS; what the result
+gains by it shows in JSON by itself and in tidy rows too (rows.py), and gets its table for people in
+tables.py.  Nothing here imports what takes long, so that a mistake is told at once.
+"""
 
 import argparse
-import json
+import ast
+import difflib
 import os
 import re
+import sys
+import textwrap
 from pathlib import Path
 
+from . import values
+
 ROOT = Path(__file__).resolve().parent.parent
+METRIC = ROOT / "perplexity_sliding.py"
 BUNDLED_MODEL = ROOT / "demo_model"
-START_CHOICES = {"true": True, "false": False, "once": "once", "every": "every"}
+FORMATS = ("text", "json", "jsonl", "csv", "tsv", "markdown", "latex")
+# What the ending of --output stands for; Parquet cannot be printed.
+ENDINGS = {
+    ".txt": "text",
+    ".json": "json",
+    ".jsonl": "jsonl",
+    ".csv": "csv",
+    ".tsv": "tsv",
+    ".md": "markdown",
+    ".tex": "latex",
+    ".parquet": "parquet",
+}
+# Formats with one row a text (a token, a word), and nothing else.
+TIDY = ("jsonl", "csv", "tsv", "parquet")
 
+EXAMPLES = """\
+examples:
+  %(prog)s samples/story.txt
+  %(prog)s samples --model openai-community/gpt2 --stride 256
+  %(prog)s story.txt --protocol all           as each tool would measure it
+  %(prog)s story.txt --stride 64,32,16        what a smaller stride gains
+  %(prog)s reviews.csv --id-column id --output scores.csv
+  %(prog)s story.txt --tokens --format jsonl  every token with its surprisal
+  %(prog)s story.txt --fail-above 40          exit code 1: a gate
+  %(prog)s story.txt --cite                   the sentence for a paper
 
-def whole_numbers(text: str) -> list[int]:
-    try:
-        return [int(number) for number in text.split(",")]
-    except ValueError:
-        raise argparse.ArgumentTypeError(
-            f"{text!r} must be a whole number, or several with commas between"
-        ) from None
-
-
-def names(text: str) -> list[str]:
-    return text.split(",")
-
-
-def json_object(text: str) -> dict:
-    try:
-        value = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise argparse.ArgumentTypeError(f"{text!r} is not JSON: {error}") from None
-    if not isinstance(value, dict):
-        raise argparse.ArgumentTypeError(f'{text!r} must be a JSON object such as {{"a": 1}}')
-    return value
-
-
-def unescaped(text: str) -> str:
-    r"""Read \n, \t and the like, which a shell passes on as they are."""
-    try:
-        return text.encode("latin-1", "backslashreplace").decode("unicode_escape")
-    except UnicodeDecodeError as error:
-        raise argparse.ArgumentTypeError(f"{text!r} has a bad escape: {error.reason}") from None
-
-
-def start_choice(text: str) -> bool | str:
-    try:
-        return START_CHOICES[text.lower()]
-    except KeyError:
-        choices = ", ".join(START_CHOICES)
-        raise argparse.ArgumentTypeError(f"{text!r} must be one of {choices}") from None
+exit code: 0; 1 above --fail-above; 2 for bad input, with a line on stderr, also
+when one of several texts could not be scored; 130 when interrupted.  Each option
+in more words: docs/command-line.md
+"""
 
 
 def option(help: str, **settings) -> dict:
@@ -55,122 +57,129 @@ def option(help: str, **settings) -> dict:
     return {"help": help} | settings
 
 
+def protocol_names() -> list[str]:
+    """The protocols of the metric, read from the source of its table without importing it."""
+    tree = ast.parse((ROOT / "windows.py").read_text("utf-8"))
+    calls = [
+        node
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "Protocol"
+    ]
+    named = [[*call.args, *(k.value for k in call.keywords if k.arg == "name")] for call in calls]
+    return [ast.literal_eval(arguments[0]) for arguments in named]
+
+
+def version() -> str:
+    """The metric's version, read from its source without importing it."""
+    source = (ROOT / "identity.py").read_text("utf-8")
+    return re.search(r'^VERSION = "(.+)"', source, re.MULTILINE)[1]
+
+
 # The arguments of the metric, under their own names.
 MEASURE = {
+    "protocol": option(
+        f"{', '.join(protocol_names())}; several, or all", type=values.names, metavar="NAME,...",
+    ),
     "max_length": option(
-        "tokens in a window; by default as many as the model takes", type=int, metavar="L"
+        "tokens in a window; by default as many as the model takes", type=values.whole_number(2),
+        metavar="L",
     ),
     "stride": option(
-        "tokens from one window to the next, 1 to max_length, by default half of it; smaller "
-        "strides give each token more context and cost more. Several, such as 128,64,32, are "
-        "compared in a table",
-        type=whole_numbers,
-        metavar="S[,S...]",
+        "tokens from window to window, 1 to L, default L/2; or several", metavar="S,...",
+        type=values.whole_numbers(1),
     ),
     "add_start_token": option(
-        "true (the default), false, once or every: whether the first token is scored too, given "
-        "the start token, and whether that stands before the text only or in every window; true "
-        "does what the tokenizer does when it encodes",
-        type=start_choice,
+        "score the first token too: true, false, once, every", type=values.start_choice,
         metavar="CHOICE",
     ),
-    "protocol": option(
-        "whose way to measure: sliding (the default), transformers-docs, "
-        "transformers-docs-weighted, stock, lm-eval, paloma, llama.cpp, gptq, exllamav2, megatron, "
-        "mlx-lm. Several with commas between, or 'all', are compared in a table",
-        type=names,
-        metavar="NAME[,NAME...]",
-    ),
     "separator": option(
-        r"joins the texts into one before anything else; escapes such as \n are understood",
-        type=unescaped,
+        r"join the texts by this into one; \n is a line end", type=values.unescaped,
         metavar="TEXT",
     ),
     "word_counts": option(
-        "words that each text had in its original form, to give the perplexity per such word; "
-        "--detokenize counts them by itself",
-        type=whole_numbers,
-        metavar="N[,N...]",
+        "original words of each text, to normalise by", type=values.whole_numbers(1),
+        metavar="N,...",
     ),
-}
+}  # fmt: skip
 MODEL = {
     "model_id": option(
-        "a causal language model on the Hugging Face Hub, or a folder; by default the small "
-        "bundled one, which has read English novels",
+        "on the Hugging Face Hub, or a folder; default: the bundled one",
         default=str(BUNDLED_MODEL),
         metavar="NAME",
     ),
-    "device": option(
-        "cpu, cuda, cuda:1, mps; by default an accelerator if there is one", metavar="NAME"
-    ),
+    "device": option("cpu, cuda, cuda:1, mps; an accelerator by default", metavar="NAME"),
     "dtype": option("float32 (the default), bfloat16, float16 or auto", metavar="NAME"),
+    "tokenizer": option("of another model than --model, by name or folder", metavar="NAME"),
     "model_kwargs": option(
-        "more arguments for the model's from_pretrained, such as "
-        '\'{"revision": "main", "device_map": "auto"}\'',
-        type=json_object,
-        metavar="JSON",
+        'for from_pretrained: \'{"revision": "main"}\'', type=values.json_object, metavar="JSON"
     ),
-    "tokenizer_kwargs": option("the same for the tokenizer", type=json_object, metavar="JSON"),
+    "tokenizer_kwargs": option(
+        "the same for the tokenizer", type=values.json_object, metavar="JSON"
+    ),
 }
 RUN = {
-    "batch_size": option("windows in one forward pass, 16 by default", type=int, metavar="N"),
+    "batch_size": option(
+        "windows in one forward pass, default 16", type=values.whole_number(1), metavar="N"
+    ),
     "logits_memory": option(
-        "what logits may take at a time, 512 MiB by default", type=int, metavar="BYTES"
+        "what logits may take at a time, default 512M", type=values.size(1024), metavar="SIZE"
     ),
     "checkpoint": option(
-        "keep the scores of finished windows in this file, and go on from it if there is one",
-        metavar="FILE",
+        "keep finished windows here, and go on from them", metavar="FILE"
     ),
     "distributed": option(
-        "share the work out between the processes of a torchrun; under torchrun this is on",
+        "share the work between the processes of a torchrun",
         action="store_true",
         default="TORCHELASTIC_RUN_ID" in os.environ,
     ),
-}
+}  # fmt: skip
 TOKENS = {
     "num_alternatives": option(
-        "list each token's rank and the N likeliest in its place; implies --tokens",
-        type=int,
-        metavar="N",
+        "also ranks and the N likeliest; implies --tokens", type=values.whole_number(0), metavar="N"
     ),
 }
-METRIC_ARGUMENTS = MEASURE | MODEL | RUN | TOKENS
+METRIC_ARGUMENTS = {
+    name: settings
+    for name, settings in (MEASURE | MODEL | RUN | TOKENS).items()
+    if name != "tokenizer"  # a live object to the metric
+}
 
 INPUT = {
     "dataset": option(
-        "score the texts of a dataset: NAME is one on the Hub or a folder, CONFIG may be empty, "
-        "SPLIT may be a slice such as test[:100]",
-        metavar="NAME:CONFIG:SPLIT:COLUMN",
+        "of the Hub, a folder or a file", metavar="NAME:CONFIG:SPLIT:COLUMN"
     ),
+    "text_column": option("of a table, 'text' by default", metavar="NAME"),
+    "context_column": option("read before a text without being scored", metavar="NAME"),
+    "id_column": option("names the texts of a table in the output", metavar="NAME"),
+    "encoding": option("of text files and CSV, UTF-8 by default", type=values.encoding,
+                       metavar="NAME"),
     "detokenize": option(
-        "the texts are in WikiText's word-level form: score them as ordinary prose, and give the "
-        "perplexity per word of the original",
-        choices=["wikitext"],
+        "texts in WikiText's form, to be scored as prose", choices=["wikitext"]
     ),
     "shard_characters": option(
-        "read and score texts so many characters at a time, 10 million by default, so that a corpus "
-        "may be larger than memory; a single text is never cut, and must fit. Everything is read "
-        "at once for --tokens, --word_counts, --separator, comparisons and protocols that join "
-        "the texts",
-        type=int,
+        "read and score so much at a time, default 10M",
+        type=values.size(1000),
         default=10_000_000,
-        metavar="N",
+        metavar="SIZE",
     ),
-}
+}  # fmt: skip
 OUTPUT = {
-    "json": option(
-        "print JSON instead of tables: the metric's results under 'files' and 'corpus', "
-        "'protocols' or 'strides', with null for infinite and undefined numbers",
-        action="store_true",
+    "format": option("how to print: " + ", ".join(FORMATS), choices=FORMATS, metavar="NAME"),
+    "json": option("short for --format json", action="store_true"),
+    "output": option(
+        "write here; its ending is the format, .parquet too", metavar="FILE"
     ),
-    "tokens": option("list every token with its score", action="store_true"),
+    "tokens": option("a row for every token, with its score", action="store_true"),
     **TOKENS,
-    "plot": option(
-        "draw the comparison of protocols or strides (needs matplotlib): .png, .svg or .pdf",
-        metavar="FILE",
+    "plot": option("draw what is compared: .png, .svg, .pdf", metavar="FILE"),
+    "fail_above": option(
+        "exit code 1 where the perplexity is above X", type=values.positive, metavar="X"
     ),
-    "quiet": option("show no progress on stderr", action="store_true"),
-}
+    "cite": option("print the sentence for a paper, and BibTeX", action="store_true"),
+    "verbose": option("print the long signature", action="store_true"),
+    "quiet": option("show no progress and no warnings", action="store_true"),
+    "debug": option("show the traceback of an error", action="store_true"),
+}  # fmt: skip
 GROUPS = {
     "texts": INPUT,
     "what is measured": MEASURE,
@@ -178,70 +187,163 @@ GROUPS = {
     "how it runs": RUN,
     "output": OUTPUT,
 }
+SHORT = {"model_id": ["--model"], "output": ["-o"], "verbose": ["-v"], "quiet": ["-q"]}
+
+
+class HelpFormatter(argparse.RawDescriptionHelpFormatter):
+    """Help in 80 columns, an option a line, each under the first of its long names."""
+
+    def __init__(self, prog: str):
+        super().__init__(prog, max_help_position=30, width=80)
+
+    def _split_lines(self, text: str, width: int) -> list[str]:
+        return textwrap.wrap(text, width, break_on_hyphens=False)
+
+    def _format_action_invocation(self, action: argparse.Action) -> str:
+        if not action.option_strings:
+            return super()._format_action_invocation(action)
+        short = [name for name in action.option_strings if not name.startswith("--")]
+        long = next(name for name in action.option_strings if name.startswith("--"))
+        value = self._format_args(action, action.dest.upper()) if action.nargs != 0 else ""
+        return f"{', '.join([*short, long])} {value}".rstrip()
 
 
 class Parser(argparse.ArgumentParser):
     """A parser whose errors are exceptions, so that all errors look alike."""
 
     def error(self, message: str):
-        raise ValueError(f"{message}. See {self.prog} --help.")
+        raise ValueError(f"{message.removeprefix('argument ')}. See {self.prog} --help.")
 
 
-def make_parser() -> Parser:
+def make_parser(program: str = "score.py") -> Parser:
     parser = Parser(
-        prog="score.py",
+        prog=program,
         usage="%(prog)s [FILE ...] [options]",
-        description="Perplexity of texts of any length under a causal language model, read in "
-        "windows that slide over them.",
-        epilog="Exit code: 0; 2 for bad input, with one line on stderr; 130 when interrupted. "
-        "Options may be spelled with dashes: --max-length.",
+        description="Perplexity of texts of any length, read in windows that slide over them.",
+        epilog=EXAMPLES,
         allow_abbrev=False,
+        formatter_class=HelpFormatter,
+        add_help=False,
     )
     parser.add_argument(
-        "files", nargs="*", metavar="FILE", help="UTF-8 text; - or nothing for standard input"
+        "files",
+        nargs="*",
+        metavar="FILE",
+        help="text, CSV, TSV, JSON lines, Parquet, gzipped or not; "
+        "a folder or glob of them; - or nothing: standard input",
+    )
+    parser.add_argument("-h", "--help", action="help", help="show this and exit")
+    parser.add_argument(
+        "--version",
+        action="version",
+        version=f"perplexity-sliding {version()}",
+        help="show the version and exit",
     )
     for title, options in GROUPS.items():
         group = parser.add_argument_group(title)
         for name, settings in options.items():
-            group.add_argument(f"--{name}", **settings)
+            spelled = [*SHORT.get(name, ()), f"--{with_hyphens(name)}"]
+            group.add_argument(*spelled, dest=name, **settings)
     return parser
 
 
-def parse_arguments(argv: list[str]) -> argparse.Namespace:
+def parse_arguments(argv: list[str], program: str = "score.py") -> argparse.Namespace:
     """Parse the command line and refuse what does not go together.
 
     Beside the options, the result says with `compares` whether several protocols or strides were
-    given; both are lists.
+    given; both are lists.  `format` is resolved; `carries_columns` says whether the output has room
+    for the other columns of a table.
 
     Raises:
         ValueError: a bad command line.
     """
-    args = make_parser().parse_args(with_underscores(argv))
+    parser = make_parser(program)
+    args, unknown = parser.parse_known_args([normalised(word) for word in before_dashes(argv)])
+    args.files += argv[len(before_dashes(argv)) + 1 :]
+    if unknown:
+        parser.error(f"unrecognized arguments: {' '.join(unknown)}{suggestion(unknown[0])}")
     args.stride, args.protocol = args.stride or [None], args.protocol or [None]
     args.tokens = args.tokens or bool(args.num_alternatives)
-    protocols, strides = args.protocol[1:] or args.protocol == ["all"], args.stride[1:]
-    args.compares = bool(protocols or strides)
+    args.compares = len(args.protocol) > 1 or args.protocol == ["all"] or len(args.stride) > 1
+    check_protocols(args.protocol)
+    check_together(args)
+    args.format = resolve_format(args)
+    args.carries_columns = args.format in TIDY
+    args.hides_progress = args.quiet or sys.stderr is None or os.environ.get("RANK", "0") != "0"
+    return args
+
+
+def check_protocols(given: list[str | None]) -> None:
+    """Refuse a misspelt name before anything is imported, and say which was meant."""
+    known = protocol_names()
+    for name in given:
+        if name is not None and name != "all" and name not in known:
+            close = difflib.get_close_matches(name, known, n=1)
+            hint = f"Did you mean {close[0]}?" if close else f"It takes {', '.join(known)}, all."
+            raise ValueError(f"--protocol={name} is not known. {hint}")
+    if "all" in given and len(given) > 1:
+        raise ValueError("--protocol takes all by itself, without other names.")
+
+
+def check_together(args: argparse.Namespace) -> None:
+    """Refuse options that exclude each other or need another."""
+    comparison = "several protocols or strides"
     conflicts = {
         "FILE and --dataset": args.files and args.dataset,
-        "--word_counts and --detokenize": args.word_counts and args.detokenize,
-        "several strides and several protocols": strides and protocols,
-        "--tokens and several protocols or strides": args.tokens and args.compares,
+        "--word-counts and --detokenize": args.word_counts and args.detokenize,
+        "several strides and several protocols": args.stride[1:]
+        and (args.protocol[1:] or args.protocol == ["all"]),
+        f"--tokens and {comparison}": args.tokens and args.compares,
+        "--json and --format": args.json and args.format not in (None, "json"),
+        f"--cite and {comparison}": args.cite and args.compares,
     }
     for what, given in conflicts.items():
         if given:
             raise ValueError(f"{what} must not be given together.")
-    if args.shard_characters < 1:
-        raise ValueError(f"--shard_characters must be at least 1, got {args.shard_characters}.")
     if args.plot and not args.compares:
-        raise ValueError("--plot needs several protocols or strides to draw.")
-    return args
+        raise ValueError(f"--plot needs {comparison} to draw.")
+    if args.max_length and max(filter(None, args.stride), default=0) > args.max_length:
+        raise ValueError(
+            f"--stride must be between 1 and --max-length={args.max_length}, got "
+            f"{max(args.stride)}. A larger one would skip tokens."
+        )
 
 
-def with_underscores(argv: list[str]) -> list[str]:
-    """Write the names of options as the metric's arguments are: --max-length as --max_length."""
-    end = argv.index("--") if "--" in argv else len(argv)
-    options = [
-        re.sub("^--[^=]+", lambda name: f"--{name[0][2:].replace('-', '_')}", word)
-        for word in argv[:end]
-    ]
-    return options + argv[end:]
+def resolve_format(args: argparse.Namespace) -> str:
+    """The format asked for, by name or by the ending of the file that is written."""
+    if args.output is None:
+        return args.format or ("json" if args.json else "text")
+    path = Path(args.output)
+    if not path.parent.is_dir():
+        raise ValueError(f"--output must lie in a folder that exists, got {args.output!r}.")
+    if args.format or args.json:
+        return args.format or "json"
+    if path.suffix.lower() not in ENDINGS:
+        raise ValueError(
+            f"--output must end in one of {', '.join(ENDINGS)}, got {args.output!r}; or name the "
+            "--format."
+        )
+    return ENDINGS[path.suffix.lower()]
+
+
+def before_dashes(argv: list[str]) -> list[str]:
+    """What stands before `--`, behind which there are only files."""
+    return argv[: argv.index("--")] if "--" in argv else argv
+
+
+def normalised(word: str) -> str:
+    """Write the name of an option with hyphens: --max_length as --max-length."""
+    return re.sub("^--[^=]+", lambda name: with_hyphens(name[0]), word)
+
+
+def with_hyphens(name: str) -> str:
+    return name.replace("_", "-")
+
+
+def suggestion(word: str) -> str:
+    """The option that was probably meant."""
+    name = word.partition("=")[0]
+    known = ["--help", "--version", "--model"]
+    known += [f"--{with_hyphens(name)}" for options in GROUPS.values() for name in options]
+    close = difflib.get_close_matches(name, known, n=1) if name.startswith("-") else []
+    return f" (did you mean {close[0]}?)" if close else ""

@@ -24,17 +24,16 @@ def check_path(path: str) -> None:
         raise ValueError(f"--plot must lie in a folder that exists, got {path!r}.")
 
 
-def draw(report: dict[str, list[dict]], path: str) -> None:
-    """Draw a report of protocols or strides, leaving out the rows without a finite perplexity.
+def draw(compared: str, rows: list[dict], path: str) -> None:
+    """Draw "protocols" or "strides", leaving out the rows without a finite perplexity.
 
     Raises:
         ValueError: no row has one.
     """
-    ((kind, rows),) = report.items()
     rows = [row for row in rows if math.isfinite(row.get("perplexity", math.inf))]
     if not rows:
         raise ValueError("--plot has nothing to draw: no perplexity is finite.")
-    figure = draw_protocols(rows) if kind == "protocols" else draw_strides(rows)
+    figure = draw_protocols(rows) if compared == "protocols" else draw_strides(rows)
     figure.savefig(path, dpi=160)
 
 

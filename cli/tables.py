@@ -1,14 +1,62 @@
-"""The tables that score.py prints.
+"""The tables for people: as text in the width of the terminal, as Markdown, as LaTeX.
 
-A row is a result of the metric with the name of what was measured, or with an `error` instead.
+A row is a result of the metric with the name of what was measured, or with an `error` instead.  To
+show a new number, add a column here; `EXPENDABLE` says which columns go first where there is no
+room for all.
 """
 
 import json
 import math
+import shutil
+import textwrap
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from wcwidth import wcswidth
+
+from .messages import one_line
 
 Cell = Callable[[dict], str]
 NOTHING = "–"
+WIDTH = 80
+# Titles of the columns that are left out where the terminal is too narrow, the first one first.
+EXPENDABLE = (
+    "bits/original byte",
+    "windows",
+    "word perplexity",
+    "tool's ±",
+    "forward tokens",
+    "start",
+    "adjusted",
+    "characters",
+    "context",
+    "tokens",
+    "stride",
+    "window",
+    "bits/byte",
+    "95 % interval",
+    "±",
+)
+# The first column is not made narrower than this to save others, nor the last one where it is text.
+LEAST_NAME = 24
+LEAST_TEXT = 30
+
+
+@dataclass(frozen=True)
+class Table:
+    """Cells under titles, columns that are empty in all rows left out.
+
+    Attributes:
+        left: titles of the columns to align on the left.
+        lines: cells of each row; a row of one cell is a name with what went wrong.
+        notes: sentences below the table.
+    """
+
+    titles: list[str]
+    lines: list[list[str]]
+    left: tuple[str, ...]
+    notes: tuple[str, ...] = ()
+    errors: tuple[tuple[int, str, str], ...] = ()
 
 
 def number(key: str, digits: int = 2) -> Cell:
@@ -25,11 +73,6 @@ def interval(row: dict) -> str:
     if bounds is None:
         return NOTHING if "perplexity_interval" in row else ""
     return " – ".join(format_number(bound) for bound in bounds)
-
-
-def plus_minus(row: dict) -> str:
-    """The tool's own ± where the protocol has one, else the metric's."""
-    return format_number(row.get("tool_stderr", row["perplexity_stderr"]), 4)
 
 
 def signed(key: str) -> Cell:
@@ -53,22 +96,21 @@ def signature_fields(row: dict) -> dict[str, str]:
 def common_signature(rows: list[dict]) -> str:
     """The part of the signature that all rows share; the tables have columns for the rest."""
     fields = [signature_fields(row) for row in rows if "error" not in row]
-    shared = (name for name in fields[0] if all(own[name] == fields[0][name] for own in fields))
+    shared = (name for name in fields[0] if all(own.get(name) == fields[0][name] for own in fields))
     return "|".join(f"{name}:{fields[0][name]}" for name in shared)
 
 
-def of_files(report: dict) -> str:
-    """Files and corpus: sizes, perplexity with its interval, and what no tokenizer decides."""
-    corpus, files = report["corpus"], report.get("files", [])
-    rows = list(files)
-    if len(files) != 1:
+def of_texts(rows: list[dict], corpus: dict) -> Table:
+    """Texts and corpus: sizes, perplexity with its interval, and what no tokenizer decides."""
+    rows = list(rows)
+    if len(rows) != 1:
         rows.append({"name": "all together"} | corpus)
     if len(corpus["perplexities"]) > 1:
         rows.append({"name": "mean of them", "perplexity": corpus["mean_perplexity"]})
     return table(
         rows,
         {
-            "text": lambda row: row["name"],
+            "text": lambda row: printable(row["name"]),
             "tokens": count("num_tokens"),
             "windows": count("num_windows"),
             "perplexity": number("perplexity"),
@@ -82,7 +124,7 @@ def of_files(report: dict) -> str:
     )
 
 
-def of_protocols(rows: list[dict]) -> str:
+def of_protocols(rows: list[dict]) -> Table:
     """Protocols side by side, to the digits that the tools print."""
     return table(
         rows,
@@ -93,7 +135,8 @@ def of_protocols(rows: list[dict]) -> str:
             "start": signed("start"),
             "tokens": count("num_tokens"),
             "perplexity": number("perplexity", 4),
-            "±": plus_minus,
+            "±": number("perplexity_stderr", 4),
+            "tool's ±": number("tool_stderr", 4),
             "bits/byte": number("bits_per_byte", 4),
             "bits/original byte": number("bits_per_original_byte", 4),
             "word perplexity": number("word_perplexity", 4),
@@ -102,13 +145,14 @@ def of_protocols(rows: list[dict]) -> str:
     )
 
 
-def of_strides(rows: list[dict]) -> str:
+def of_strides(rows: list[dict]) -> Table:
     """Strides: what a smaller one gains, and what it costs."""
     base = max((row for row in rows if "error" not in row), key=lambda row: row["stride"])
 
-    def gain(row: dict) -> str:
-        return "" if row is base else f"{100 * (1 - row['perplexity'] / base['perplexity']):.2f} %"
+    def change(row: dict) -> str:
+        return "" if row is base else f"{100 * (row['perplexity'] / base['perplexity'] - 1):+.2f} %"
 
+    against = f"against {base['stride']}"
     return table(
         rows,
         {
@@ -118,68 +162,199 @@ def of_strides(rows: list[dict]) -> str:
             "forward tokens": count("num_forward_tokens"),
             "perplexity": number("perplexity", 4),
             "95 % interval": interval,
-            f"gain on {base['stride']}": gain,
+            against: change,
         },
+        notes=(f"{against}: change of the perplexity; - is lower, which is better.",),
     )
 
 
-def token_tables(corpus: dict, names: list[str]) -> Iterator[tuple[str, str]]:
-    """Every token of each text, if their scores were asked for."""
-    scores = corpus.get("token_scores", [])
-    if len(scores) < len(names):
-        names = ["all together"]  # joined
-    return ((name, of_tokens(columns)) for name, columns in zip(names, scores))
-
-
-def of_tokens(columns: dict[str, list]) -> str:
+def of_tokens(rows: list[dict]) -> Table:
     """Tokens with their characters, context, and negative log-likelihood in nats and in bits."""
-    keys = [key for key in columns if key != "windows"]
-    rows = [dict(zip(keys, values)) for values in zip(*(columns[key] for key in keys))]
     return table(
         rows,
         {
-            "characters": lambda row: "-".join(map(str, row["offsets"] or ())),
+            "characters": lambda row: (
+                "" if row["first"] is None else f"{row['first']}-{row['last']}"
+            ),
             "context": number("context_length", 0),
-            "nats": number("nll", 4),
-            "bits": lambda row: format_number(row["nll"] and row["nll"] / math.log(2), 4),
+            "nats": number("nats", 4),
+            "bits": number("bits", 4),
             "rank": lambda row: str(row["rank"] or NOTHING) if "rank" in row else "",
-            "token": lambda row: row["tokens"],
+            "token": lambda row: quoted(row["token"]),
             "likeliest, nats": lambda row: ", ".join(
-                f"{json.dumps(piece, ensure_ascii=False)} {nll:.2f}"
-                for piece, nll in row.get("alternatives") or ()
+                f"{quoted(piece)} {nll:.2f}" for piece, nll in row.get("alternatives") or ()
             ),
         },
         left=("token", "likeliest, nats"),
     )
 
 
-def table(rows: list[dict], columns: dict[str, Cell], left: tuple[str, ...] | None = None) -> str:
-    """Lay out rows under the columns' titles, without the columns that are empty in all rows.
+def by_text(rows: list[dict]) -> Iterator[tuple[str, list[dict]]]:
+    """Tokens of each text, under the text's name."""
+    of_text: dict[str, list[dict]] = {}
+    for row in rows:
+        of_text.setdefault(row["name"], []).append(row)
+    yield from of_text.items()
+
+
+def quoted(text: str) -> str:
+    """A piece of text in quotes, so that its spaces and line ends show."""
+    return json.dumps(text, ensure_ascii=False)
+
+
+def printable(name: str) -> str:
+    """A name without what would move the cursor."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in name)
+
+
+def table(
+    rows: list[dict],
+    columns: dict[str, Cell],
+    left: tuple[str, ...] | None = None,
+    notes: tuple[str, ...] = (),
+) -> Table:
+    """Fill the cells of rows, without the columns that are empty in all of them.
 
     Args:
         left: titles of the columns to align on the left; by default the first one.
     """
     titles = list(columns)
-    left = left or titles[:1]
-    cells = [[cell(row) for cell in columns.values()] for row in rows if "error" not in row]
-    used = [n for n in range(len(titles)) if any(line[n] for line in cells)]
-    lines = [titles, *cells]
     first = columns[titles[0]]
-    widths = {n: max(len(line[n]) for line in lines) for n in used}
-    widths[0] = max([widths[0], *(len(first(row)) for row in rows)])
-
-    def lay_out(line: list[str]) -> str:
-        padded = (
-            line[n].ljust(widths[n]) if titles[n] in left else line[n].rjust(widths[n])
-            for n in used
-        )
-        return "  ".join(padded).rstrip()
-
-    measured = iter(cells)
-    body = [
-        f"{first(row).ljust(widths[0])}  {row['error']}"
-        if "error" in row
-        else lay_out(next(measured))
-        for row in rows
+    cells = [
+        [first(row)] if "error" in row else [cell(row) for cell in columns.values()] for row in rows
     ]
-    return "\n".join([lay_out(titles), *body])
+    full = [line for line in cells if len(line) > 1]
+    used = [n for n in range(len(titles)) if n == 0 or any(line[n] for line in full)]
+    errors = tuple(
+        (number, first(row), one_line(row["error"]))
+        for number, row in enumerate(rows)
+        if "error" in row
+    )
+    return Table(
+        [titles[n] for n in used],
+        [line if len(line) == 1 else [line[n] for n in used] for line in cells],
+        left or (titles[0],),
+        notes,
+        errors,
+    )
+
+
+def lay_out(what: Table, width: int | None = None) -> str:
+    """Lay a table out in a number of columns, by default the terminal's, or 80."""
+    width = width or shutil.get_terminal_size((WIDTH, 24)).columns
+    kept, dropped = fit(what, width)
+    lines = [[line[n] for n in kept] if len(line) > 1 else line for line in what.lines]
+    titles = [what.titles[n] for n in kept]
+    full = [titles, *(line for line in lines if len(line) > 1)]
+    widths = [max(columns(line[n]) for line in full) for n in range(len(kept))]
+    names = max([widths[0], *(columns(line[0]) for line in lines)])
+    widths[0] = min(names, max(LEAST_NAME, width - sum(widths[1:]) - 2 * (len(widths) - 1)))
+    errors = {number: error for number, _, error in what.errors}
+
+    def pad(line: list[str]) -> str:
+        cells = [shorten(line[0], widths[0]), *line[1:]]
+        padded = (
+            cell + gap if title in what.left else gap + cell
+            for title, cell, gap in (
+                (title, cell, " " * (size - columns(cell)))
+                for title, cell, size in zip(titles, cells, widths)
+            )
+        )
+        return wrap_last("  ".join(padded).rstrip(), cells[-1], width)
+
+    body = [
+        excuse(shorten(line[0], widths[0]), widths[0], errors[number], width)
+        if number in errors
+        else pad(line)
+        for number, line in enumerate(lines)
+    ]
+    notes = list(what.notes)
+    if dropped:
+        notes.append(f"No room here for: {', '.join(dropped)} (--format csv has everything).")
+    wrapped = [line for note in notes for line in textwrap.wrap(note, width)]
+    return "\n".join([pad(titles), *body, *wrapped])
+
+
+def wrap_last(line: str, last: str, width: int) -> str:
+    """Go on below where the text in the last column is too long for a line."""
+    begin = columns(line) - columns(last)
+    if columns(line) <= width or width - begin < LEAST_TEXT:
+        return line
+    parts = textwrap.wrap(last, width - begin, break_long_words=False)
+    return line.removesuffix(last) + ("\n" + " " * begin).join(parts)
+
+
+def fit(what: Table, width: int) -> tuple[list[int], list[str]]:
+    """The places of the columns that fit into a width, and the titles of those that don't."""
+    full = [what.titles, *(line for line in what.lines if len(line) > 1)]
+    widths = [max(columns(line[n]) for line in full) for n in range(len(what.titles))]
+    widths[0] = min(widths[0], LEAST_NAME)
+    if len(widths) > 1 and what.titles[-1] in what.left:
+        widths[-1] = min(widths[-1], LEAST_TEXT)
+    kept, dropped = list(range(len(widths))), []
+    for title in EXPENDABLE:
+        if sum(widths[n] + 2 for n in kept) - 2 <= width:
+            break
+        if title in what.titles and what.titles.index(title) > 0:
+            kept.remove(what.titles.index(title))
+            dropped.append(title)
+    return kept, dropped
+
+
+def excuse(name: str, size: int, error: str, width: int) -> str:
+    """A row that says why there are no numbers, in as many lines as it takes."""
+    indent = name + " " * (size - columns(name) + 2)
+    lines = textwrap.wrap(error, max(width - columns(indent), 30), break_long_words=False)
+    return indent + ("\n" + " " * columns(indent)).join(lines)
+
+
+def columns(text: str) -> int:
+    """How wide a terminal shows a text: two columns for a wide character."""
+    return max(wcswidth(text), 0)
+
+
+def shorten(name: str, size: int) -> str:
+    """Take the middle out of a name that is too long; its ending says more than its folders."""
+    if columns(name) <= size:
+        return name
+    head, tail = "", name
+    while columns(f"{head}{name[len(head)]}") <= size // 3:
+        head += name[len(head)]
+    while columns(f"{head}…{tail}") > size:
+        tail = tail[1:]
+    return f"{head}…{tail}"
+
+
+def to_markdown(what: Table) -> str:
+    from tabulate import tabulate
+
+    rows = [[cell.replace("|", r"\|") for cell in line] for line in with_errors(what)]
+    return _with_notes(tabulate(rows, what.titles, "pipe", **_aligned(what)), what)
+
+
+def to_latex(what: Table) -> str:
+    """A table for LaTeX's booktabs."""
+    from tabulate import tabulate
+
+    rows = tabulate(with_errors(what), what.titles, "latex_booktabs", **_aligned(what))
+    notes = "".join(f"% {note}\n" for note in what.notes)
+    return f"{notes}{rows}".replace("–", "--")
+
+
+def with_errors(what: Table) -> list[list[str]]:
+    """The lines of a table, with what went wrong in the second column."""
+    errors = {number: error for number, _, error in what.errors}
+    rest = len(what.titles) - 2
+    return [
+        [line[0], errors[number], *[""] * rest] if number in errors else line
+        for number, line in enumerate(what.lines)
+    ]
+
+
+def _aligned(what: Table) -> dict:
+    sides = ["left" if title in what.left else "right" for title in what.titles]
+    return {"disable_numparse": True, "colalign": sides}
+
+
+def _with_notes(text: str, what: Table) -> str:
+    return "\n".join([text, *(f"\n{note}" for note in what.notes)])

@@ -26,6 +26,7 @@ sys.modules["core"] = module_from_spec(_spec)
 import evaluate  # noqa: E402
 import pytest  # noqa: E402
 import torch  # noqa: E402
+from command import call, tiny  # noqa: E402, F401
 from hypothesis import settings  # noqa: E402
 from models import make_model, make_tokenizer  # noqa: E402
 

@@ -25,7 +25,7 @@ sys.path.insert(0, str(ROOT))
 
 import cli  # noqa: E402
 from cli import main as score  # noqa: E402
-from cli import options, plots, wikitext  # noqa: E402
+from cli import measuring, options, plots, reading, wikitext  # noqa: E402
 
 # Arguments that are live objects, or that the command line has another word for.
 NOT_OPTIONS = {
@@ -37,7 +37,7 @@ NOT_OPTIONS = {
     "return_token_scores",
     "return_totals",
 }
-SIGNATURE = re.compile(r"model:\S+\|protocol:\S+\|window:\d+\|stride:\d+\|\S+\|torch:\S+")
+SHORT_SIGNATURE = re.compile(r"ppl\|\S+\|L\d+\|S\d+\|[0-9a-f]{12}")
 
 
 @pytest.fixture(scope="module")
@@ -64,8 +64,13 @@ def texts(files):
 
 
 @pytest.fixture
-def run(capsys, model_id):
-    """Run the command line with the tiny model; return what it printed, after exit code 0."""
+def run(capsys, monkeypatch, model_id):
+    """Run the command line with the tiny model; return what it printed, after exit code 0.
+
+    The terminal is wide enough for all columns.
+    """
+
+    monkeypatch.setenv("COLUMNS", "200")
 
     def run(*argv: str) -> str:
         code = score.main([*argv, f"--model_id={model_id}"])
@@ -78,7 +83,15 @@ def run(capsys, model_id):
 
 @pytest.fixture
 def run_json(run):
-    return lambda *argv: strict_json(run(*argv, "--json"))
+    """What JSON holds of the numbers; what they cost is another each time."""
+
+    def run_json(*argv: str) -> dict:
+        report = strict_json(run(*argv, "--json"))
+        assert all(report.pop(name) > 0 for name in COST)
+        assert report.pop("num_empty_texts") == 0
+        return report
+
+    return run_json
 
 
 @pytest.fixture
@@ -102,6 +115,9 @@ def expected(metric, model_id):
     return lambda texts, **arguments: metric.compute(
         predictions=texts, model_id=model_id, **arguments
     )
+
+
+COST = ("seconds", "tokens_per_second", "peak_memory_bytes")
 
 
 def strict_json(text: str) -> dict:
@@ -153,9 +169,10 @@ def test_a_table_of_files_and_corpus_then_the_signature(run, files, texts, expec
         ]
     assert cells(lines[4]) == ["mean of them", f"{corpus['mean_perplexity']:.2f}"]
     assert lines[5] == ""
-    assert lines[6] == corpus["signature"]
-    assert SIGNATURE.fullmatch(lines[6])
+    assert lines[6] == corpus["signature_short"]
+    assert SHORT_SIGNATURE.fullmatch(lines[6])
     assert len(lines) == 7
+    assert run(*files, "--verbose").splitlines()[6] == corpus["signature"]
 
 
 def test_a_single_file_has_a_single_row(run, files):
@@ -190,7 +207,7 @@ def test_infinite_numbers_are_null_in_json_and_inf_in_the_table(capsys, files, t
     assert report["files"][0]["perplexities"] == [None]
     assert report["corpus"]["total_nll"] > 0
     assert score.main(argv) == 0
-    assert cells(capsys.readouterr().out.splitlines()[1])[3] == "inf"
+    assert "inf" in cells(capsys.readouterr().out.splitlines()[1])
 
 
 def test_the_token_table_sums_up_to_the_perplexity(run, files, texts, expected):
@@ -200,7 +217,7 @@ def test_the_token_table_sums_up_to_the_perplexity(run, files, texts, expected):
     rows = [cells(line) for line in table[2:]]
     result = expected(texts[:1], return_token_scores=True)
     scores = result["token_scores"][0]
-    assert [row[4] for row in rows] == texts[0].split()
+    assert [json.loads(row[4]).strip() for row in rows] == texts[0].split()
     spans = [tuple(map(int, row[0].split("-"))) for row in rows]
     assert [texts[0][begin:end].strip() for begin, end in spans] == texts[0].split()
     assert [int(row[1]) for row in rows] == scores["context_length"]
@@ -219,7 +236,9 @@ def test_alternatives_come_with_their_ranks(run, files, texts, expected):
     assert cells(lines[1])[4:] == ["rank", "token", "likeliest, nats"]
     scores = expected(texts[:1], num_alternatives=2)["token_scores"][0]
     assert [int(cells(line)[4]) for line in lines[2:52]] == scores["rank"]
-    likeliest = ", ".join(f'"{piece}" {nll:.2f}' for piece, nll in scores["alternatives"][0])
+    likeliest = ", ".join(
+        f"{json.dumps(piece)} {nll:.2f}" for piece, nll in scores["alternatives"][0]
+    )
     assert cells(lines[2])[6] == likeliest
 
 
@@ -280,8 +299,11 @@ def test_a_dataset_is_scored(run, run_json, dataset, expected, config, split, co
     ("spec", "message"),
     [
         ("{folder}", "--dataset must be NAME:CONFIG:SPLIT:COLUMN, got '{folder}'"),
-        ("{folder}::test:words", "must name one of the columns text, size, got 'words'"),
-        ("{folder}::test:size", "must name a column of strings, but 'size' holds others"),
+        (
+            "{folder}::test:words",
+            "must name one of the columns text, size of {folder}, got 'words'",
+        ),
+        ("{folder}::test:size", "must have texts in the column 'size', but it holds others"),
         ("{folder}::train:text", "train"),
         ("{folder}/nowhere::test:text", "nowhere"),
     ],
@@ -369,9 +391,9 @@ def test_a_checkpoint_is_written_and_read(run_json, files, tmp_path):
 
 def test_files_are_not_scored_again_after_the_corpus(metric, model_id, texts):
     arguments = {"model_id": model_id}
-    both = [score.Text(str(number), text) for number, text in enumerate(texts)]
+    both = [reading.Text(str(number), text) for number, text in enumerate(texts)]
     seen = []
-    with score.kept_scores(arguments, both) as kept:
+    with measuring.kept_scores(arguments, both) as kept:
         metric.compute(predictions=texts, callback=seen.append, **kept)
         assert seen.pop().done > 0
         seen.clear()
@@ -396,21 +418,23 @@ def test_all_protocols_side_by_side(run, run_json, files, texts, expected, metri
     for row in rows:
         assert row == {"protocol": row["protocol"]} | expected(texts[:1], protocol=row["protocol"])
     lines = run(files[0], "--protocol=all").splitlines()
-    columns = "protocol window stride start tokens perplexity ± bits/byte word_perplexity"
+    columns = "protocol window stride start tokens perplexity ± tool's_± bits/byte word_perplexity"
     assert [name.replace(" ", "_") for name in cells(lines[0])] == columns.split()
     for line, row in zip(lines[1:], rows):
-        plus_minus = row.get("tool_stderr", row["perplexity_stderr"])
+        ours, tools = row["perplexity_stderr"], row.get("tool_stderr")
         shown = cells(line)
         assert shown[0] == row["protocol"]
         assert f"|window:{shown[1]}|stride:{shown[2]}|start:{shown[3]}" in row["signature"]
         assert shown[4:] == [
             str(row["num_tokens"]),
             f"{row['perplexity']:.4f}",
-            "–" if plus_minus is None else f"{plus_minus:.4f}",
+            "–" if ours is None else f"{ours:.4f}",
+            *([] if tools is None else [f"{tools:.4f}"]),
             f"{row['bits_per_byte']:.4f}",
             f"{row['word_perplexity']:.4f}",
         ]
-    shared = lines[len(rows) + 2]
+    assert lines[len(rows) + 2 :] == [row["signature_short"] for row in rows]
+    shared = run(files[0], "--protocol=all", "--verbose").splitlines()[-1]
     assert all(field in row["signature"] for row in rows for field in shared.split("|"))
     assert "protocol:" not in shared
 
@@ -436,14 +460,15 @@ def test_strides_against_their_cost(run, run_json, files, texts, expected):
     for row in rows[1:]:
         assert row == {"stride": row["stride"]} | expected(texts, stride=row["stride"])
     lines = run(*argv).splitlines()
-    assert cells(lines[0])[3:] == ["forward tokens", "perplexity", "95 % interval", "gain on 16"]
+    assert cells(lines[0])[3:] == ["forward tokens", "perplexity", "95 % interval", "against 16"]
     assert cells(lines[1])[0] == "17"
     for line, row in zip(lines[2:], rows[1:]):
         assert cells(line)[0] == str(row["stride"])
         assert cells(line)[3] == str(row["num_forward_tokens"])
         assert cells(line)[4] == f"{row['perplexity']:.4f}"
-    gain = 100 * (1 - rows[3]["perplexity"] / rows[1]["perplexity"])
-    assert cells(lines[4])[6] == f"{gain:.2f} %"
+    change = 100 * (rows[3]["perplexity"] / rows[1]["perplexity"] - 1)
+    assert cells(lines[4])[6] == f"{change:+.2f} %"
+    assert lines[5] == "against 16: change of the perplexity; - is lower, which is better."
 
 
 @pytest.mark.parametrize("argv", ["--protocol=all", "--stride=16,8"])
@@ -480,7 +505,7 @@ def test_the_bars_of_a_picture_reach_as_far_as_the_interval():
 def test_infinite_perplexities_cannot_be_drawn(tmp_path):
     rows = [{"stride": 4, "perplexity": math.inf}, {"stride": 9, "error": "too large"}]
     with pytest.raises(ValueError, match="--plot has nothing to draw: no perplexity is finite"):
-        plots.draw({"strides": rows}, str(tmp_path / "plot.png"))
+        plots.draw("strides", rows, str(tmp_path / "plot.png"))
 
 
 @pytest.mark.parametrize(("rank", "prints"), [("0", True), ("1", False)])
@@ -488,7 +513,8 @@ def test_only_the_first_process_of_a_torchrun_prints(
     capsys, monkeypatch, files, model_id, rank, prints
 ):
     monkeypatch.setenv("RANK", rank)
-    monkeypatch.setattr(score, "metric_arguments", lambda args: {"model_id": model_id})
+    arguments = {"model_id": model_id}
+    monkeypatch.setattr(measuring, "metric_arguments", lambda args: arguments)
     assert score.main([files[0], "--distributed"]) == 0
     assert bool(capsys.readouterr().out) == prints
 
@@ -498,26 +524,34 @@ def test_only_the_first_process_of_a_torchrun_prints(
 
 REFUSED = {
     "no such file": (["nowhere.txt"], r"nowhere\.txt: No such file or directory"),
-    "a folder": (["."], r"\.: Is a directory"),
-    "unknown option": (["FILE", "--strid=3"], r"unrecognized arguments: --strid=3\. See score"),
+    "unknown option": (
+        ["FILE", "--strid=3"],
+        r"unrecognized arguments: --strid=3 \(did you mean --stride\?\)\. See score",
+    ),
     "stride no number": (["FILE", "--stride=few"], "'few' must be a whole number, or several"),
-    "stride too large": (["FILE", "--stride=17"], "`stride` must be between 1 and max_length=16"),
-    "window past the table": (["FILE", "--max_length=99"], "`max_length` must be between 2 and 16"),
+    "stride too large": (["FILE", "--stride=17"], "--stride must be between 1 and max_length=16"),
+    "window past the table": (["FILE", "--max_length=99"], "--max-length must be between 2 and 16"),
     "start token": (["FILE", "--add_start_token=no"], "'no' must be one of true, false, once"),
-    "unknown protocol": (["FILE", "--protocol=best"], "`protocol` must be one of sliding, "),
-    "unknown protocols": (["FILE", "--protocol=best,worst"], "`protocol` must be one of sliding"),
+    "unknown protocol": (
+        ["FILE", "--protocol=best"],
+        "--protocol=best is not known. It takes sliding, ",
+    ),
+    "misspelt protocol": (["FILE", "--protocol=all,lm-evil"], "Did you mean lm-eval\\?"),
     "no setting for it": (["FILE", "--protocol=lm-eval", "--stride=3"], "no such setting"),
     "bad JSON": (["FILE", "--model_kwargs={a}"], r"'\{a\}' is not JSON: Expecting"),
     "no JSON object": (["FILE", "--tokenizer_kwargs=3"], "'3' must be a JSON object such as"),
     "bad escape": (["FILE", r"--separator=\x"], "has a bad escape"),
-    "word counts": (["FILE", "--word_counts=3,4"], "`word_counts` must hold one number per text"),
-    "no such model": (["FILE", "--model_id=./nowhere"], "'./nowhere' could not be loaded"),
-    "checkpoint of another kind": (["FILE", "--checkpoint=FILE"], "`checkpoint`=.* cannot be used"),
-    "no such dtype": (["FILE", "--dtype=int3"], "`dtype` must be 'auto', 'float32'"),
+    "word counts": (["FILE", "--word_counts=3,4"], "--word-counts must hold one number per text"),
+    "no such model": (
+        ["FILE", "--model_id=./nowhere"],
+        "--model ./nowhere: there is no such folder",
+    ),
+    "checkpoint of another kind": (["FILE", "--checkpoint=FILE"], "--checkpoint=.* cannot be used"),
+    "no such dtype": (["FILE", "--dtype=int3"], "--dtype must be 'auto', 'float32'"),
     "files and dataset": (["FILE", "--dataset=a:b:c:d"], "FILE and --dataset must not be given"),
     "two word counts": (
         ["FILE", "--word_counts=3", "--detokenize=wikitext"],
-        "--word_counts and --detokenize must not be given together",
+        "--word-counts and --detokenize must not be given together",
     ),
     "two comparisons": (
         ["FILE", "--stride=4,2", "--protocol=all"],
@@ -550,7 +584,7 @@ def test_bad_input_is_one_line_and_exit_code_2(refuse, files, argv, message):
 )
 def test_a_file_without_text_is_named(refuse, files, tmp_path, data, message):
     (tmp_path / "empty.txt").write_bytes(data)
-    assert re.search(message, refuse(files[0], str(tmp_path / "empty.txt")))
+    assert re.search(message, refuse(str(tmp_path / "empty.txt")))
 
 
 def test_a_pipe_without_text_is_named(refuse, monkeypatch):
@@ -570,12 +604,15 @@ def test_plots_need_matplotlib(refuse, files, monkeypatch):
     assert "--plot needs the package matplotlib: pip install matplotlib." in message
 
 
-def test_an_interruption_ends_with_its_own_code(monkeypatch):
+def test_an_interruption_ends_with_its_own_code_and_says_how_to_go_on(monkeypatch, capsys):
     def interrupted(args):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(score, "run", interrupted)
     assert score.main(["-"]) == 130
+    assert "Nothing was kept; with --checkpoint FILE" in capsys.readouterr().err
+    assert score.main(["-", "--checkpoint=run.sqlite"]) == 130
+    assert "The same command goes on from run.sqlite." in capsys.readouterr().err
 
 
 def test_a_warning_is_one_line(capsys, tmp_path, files):
@@ -622,8 +659,8 @@ def test_the_bundled_model_scores_a_sample_from_anywhere(tmp_path):
     lines = process.communicate()[0].decode().splitlines()
     assert process.returncode == 0, shown
     assert cells(lines[1])[0] == sample
-    assert SIGNATURE.fullmatch(lines[-1])
-    assert "Scoring: 100%" in shown
+    assert SHORT_SIGNATURE.fullmatch(lines[-1])
+    assert "Scoring: 100 %" in shown
 
 
 def test_nothing_is_shown_when_quiet_not_even_that_the_reader_has_gone(model_id, files, tmp_path):

@@ -1,0 +1,60 @@
+"""What can be told before anything is imported: models that are none, files that cannot be written."""
+
+import json
+import os
+from importlib.util import find_spec
+from pathlib import Path
+
+
+def check_model(name: str) -> None:
+    """Refuse what is surely no model that can be loaded.
+
+    Raises:
+        ValueError: a path to nothing, a GGUF file, weights without a folder, a folder without a
+            model, or an adapter without the package that loads it.
+    """
+    path = Path(name).expanduser()
+    if path.suffix.lower() == ".gguf":
+        raise ValueError(
+            f"--model {name} is a GGUF file. Name its folder, and the file as --model-kwargs "
+            f'\'{{"gguf_file": "{path.name}"}}\' and as --tokenizer-kwargs likewise (needs the '
+            "package gguf)."
+        )
+    if path.is_file():
+        raise ValueError(
+            f"--model {name} is a file. Name the folder that holds the weights together with "
+            f"config.json and the tokenizer: --model {path.parent}."
+        )
+    if path.is_dir():
+        _check_folder(name, path)
+    elif name.startswith((".", "/", "~")) or name.endswith("/") or name.count("/") > 1:
+        raise ValueError(f"--model {name}: there is no such folder.")
+
+
+def _check_folder(name: str, folder: Path) -> None:
+    adapter = folder / "adapter_config.json"
+    if adapter.is_file():
+        if find_spec("peft") is None:
+            raise ValueError(f"--model {name} is an adapter, which needs peft: pip install peft.")
+        base = json.loads(adapter.read_text("utf-8")).get("base_model_name_or_path")
+        if not base:
+            raise ValueError(f"--model {name} is an adapter that doesn't name its base model.")
+        return
+    holds_one = any(folder.rglob("config.json")) or any(folder.glob("*.gguf"))
+    if not holds_one:
+        raise ValueError(
+            f"--model {name} is a folder without config.json. Name one that save_pretrained or "
+            "`hf download` has written."
+        )
+
+
+def check_writable(option: str, path: str | None) -> None:
+    """Refuse a file that cannot be written before hours of work."""
+    if path is None:
+        return
+    parent = Path(path).parent
+    if not parent.is_dir():
+        raise ValueError(f"{option} must lie in a folder that exists, got {path!r}.")
+    target = path if os.path.exists(path) else parent
+    if os.path.isdir(path) or not os.access(target, os.W_OK):
+        raise ValueError(f"{option} must be a file that can be written, got {path!r}.")

@@ -1,0 +1,71 @@
+"""What is said on stderr, in the language of the command line."""
+
+import re
+import sys
+from pathlib import Path
+
+from .options import METRIC_ARGUMENTS, with_hyphens
+
+# What the metric calls otherwise than the command line.
+OTHER_NAMES = {
+    "predictions": "the texts",
+    "model": "--model",
+    "model_id": "--model",
+    "contexts": "--context-column",
+    "num_alternatives": "--num-alternatives",
+}
+
+
+def program_name() -> str:
+    """How the command line was called: score.py in a clone, perplexity-sliding once installed."""
+    path = Path(sys.argv[0] if sys.argv else "")
+    installed = path.stem == "perplexity-sliding" or path.parent.name == "perplexity_sliding"
+    return "perplexity-sliding" if installed else "score.py"
+
+
+def say(message: str) -> None:
+    """Print one line on stderr; where that is closed there is nobody to be told."""
+    if sys.stderr is not None:
+        print(f"{program_name()}: {one_line(message)}", file=sys.stderr, flush=True)
+
+
+def show_warning(message, *_) -> None:
+    """What `warnings.showwarning` is replaced by."""
+    say(f"warning: {in_options(str(message))}")
+
+
+def describe(error: BaseException) -> str:
+    """Say what is wrong, with the names of options instead of those of arguments."""
+    if isinstance(error, OSError) and error.filename:
+        return f"{error.filename}: {error.strerror}"
+    return in_options(str(error) or type(error).__name__)
+
+
+def in_options(message: str) -> str:
+    """Write `max_length` as --max-length, and "pass dtype='float32'" as the option would be."""
+    message = re.sub(r"`(\w+)`", lambda found: option_name(found[1]) or found[0], message)
+    return re.sub(
+        r"\b(pass(?:ing)?|with|add|load it with) (\w+)='?([\w.-]+?)'?(?=[\s.,;:)]|$)",
+        lambda found: (
+            f"{found[1]} {option_name(found[2]) or found[2]} {found[3].lower()}"
+            if option_name(found[2])
+            else found[0]
+        ),
+        message,
+    )
+
+
+def option_name(argument: str) -> str | None:
+    if argument in OTHER_NAMES:
+        return OTHER_NAMES[argument]
+    return f"--{with_hyphens(argument)}" if argument in METRIC_ARGUMENTS else None
+
+
+def one_line(text: str) -> str:
+    return " ".join(text.split())
+
+
+def named(names: list[str], most: int = 3) -> str:
+    """Name a few and count the others."""
+    more = len(names) - most
+    return ", ".join(names[:most]) + (f" and {more} more" if more > 0 else "")

@@ -1,0 +1,119 @@
+"""Show a report: which rows there are, and in which format they are written."""
+
+import argparse
+import sys
+from collections.abc import Callable
+
+from . import citing, formats, rows, tables
+from .measuring import Report
+
+# The table of each comparison, and what a new one needs.
+COMPARISONS: dict[str, Callable[[list[dict]], tables.Table]] = {
+    "protocols": tables.of_protocols,
+    "strides": tables.of_strides,
+}
+
+
+def show(report: Report, args: argparse.Namespace, metric) -> None:
+    """Print the report, or write it to --output."""
+    if args.format == "parquet":
+        formats.write_parquet(tidy_rows(report, args), args.output)
+        return
+    text = render(report, args, metric)
+    if args.output is not None:
+        formats.write(text, args.output)
+    elif sys.stdout is not None:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+
+
+def render(report: Report, args: argparse.Namespace, metric) -> str:
+    """The report in the format that was asked for."""
+    writers = {
+        "json": lambda: formats.to_json(as_json(report)) + "\n",
+        "jsonl": lambda: formats.to_jsonl(tidy_rows(report, args)),
+        "csv": lambda: formats.to_csv(tidy_rows(report, args)),
+        "tsv": lambda: formats.to_csv(tidy_rows(report, args), "\t"),
+        "markdown": lambda: tables.to_markdown(table_of(report)) + "\n",
+        "latex": lambda: tables.to_latex(table_of(report)) + "\n",
+        "text": lambda: as_text(report, args, metric),
+    }
+    return writers[args.format]()
+
+
+def as_json(report: Report) -> dict:
+    """The metric's results as they are, and what they cost."""
+    files = [row for row in report.texts if "row" not in row]
+    parts = {"files": files} if files else {}
+    if report.compared:
+        parts[report.compared] = report.measurements
+    else:
+        parts["corpus"] = report.corpus
+    return parts | {"num_empty_texts": report.num_empty} | report.cost
+
+
+def tidy_rows(report: Report, args: argparse.Namespace) -> list[dict]:
+    """One row a measurement, a token, or a text."""
+    if report.compared:
+        return rows.of_measurements(report.measurements)
+    if args.tokens:
+        return token_rows(report, args)
+    return rows.of_texts(report.texts)
+
+
+def token_rows(report: Report, args: argparse.Namespace) -> list[dict]:
+    scores = report.corpus["token_scores"]
+    named = [(text.name, text.text) for text in report.scored]
+    if len(scores) < len(named):  # joined
+        named = [("all together", (args.separator or "").join(text for _, text in named))]
+    return [
+        row
+        for (name, text), columns in zip(named, scores)
+        for row in rows.of_parts(name, text, columns, "token")
+    ]
+
+
+def table_of(report: Report) -> tables.Table:
+    if report.compared:
+        return COMPARISONS[report.compared](report.measurements)
+    return tables.of_texts([row for row in report.texts if "row" not in row], report.corpus)
+
+
+def as_text(report: Report, args: argparse.Namespace, metric) -> str:
+    """Tables, what was left out, and the signature; with --cite the sentence instead."""
+    if args.cite:
+        name = tables.signature_fields(report.corpus)["protocol"]
+        protocols = metric.protocols if isinstance(metric.protocols, dict) else {}
+        source = protocols[name].source if name in protocols else name
+        return citing.of_result(report.corpus, source, metric.citation) + "\n"
+    parts = []
+    if args.tokens:
+        parts += [
+            f"{name}\n{tables.lay_out(tables.of_tokens(of_text))}\n\n"
+            for name, of_text in tables.by_text(token_rows(report, args))
+        ]
+    parts.append(tables.lay_out(table_of(report)) + "\n")
+    parts += [f"{note}\n" for note in notes(report)]
+    return "".join([*parts, "\n", signature(report, args.verbose), "\n"])
+
+
+def notes(report: Report) -> list[str]:
+    """What a reader of the numbers must know beside them."""
+    said = []
+    if report.num_empty:
+        rows_are = "row was" if report.num_empty == 1 else "rows were"
+        said.append(f"{report.num_empty:,} empty {rows_are} left out.")
+    failed = [row for row in report.texts if "error" in row and "row" in row]
+    said += [f"{row['name']}: {row['error']}" for row in failed[:5]]
+    if len(failed) > 5:
+        said.append(f"{len(failed) - 5:,} more rows could not be scored.")
+    return said
+
+
+def signature(report: Report, long: bool) -> str:
+    """The signature; of a comparison the part that is shared, or the short ones."""
+    if report.corpus is not None:
+        return report.corpus["signature" if long else "signature_short"]
+    if long:
+        return tables.common_signature(report.measurements)
+    return "\n".join(row["signature_short"] for row in report.results)

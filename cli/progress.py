@@ -1,0 +1,93 @@
+"""How far a run is: one bar for all of it on a terminal, a line a minute in a log."""
+
+import sys
+import time
+from collections.abc import Callable
+
+LOG_INTERVAL = 60.0  # seconds
+CLEAR_LINE = "\r\x1b[2K"
+
+
+class Progress:
+    """Shows one run, whose shards are parts of one bar.
+
+    Args:
+        title: what is measured.
+        hidden: show nothing.
+        clock: seconds, for the lines in a log.
+    """
+
+    def __init__(self, title: str, hidden: bool, clock: Callable[[], float] = time.monotonic):
+        self.title = title
+        self.hidden = hidden or sys.stderr is None
+        self.on_terminal = not self.hidden and sys.stderr.isatty()
+        self.clock = clock
+        self.started = self.logged = clock()
+        self.parts_done = 0.0
+        self.part, self.total = 1.0, 1.0
+        self.first: tuple[float, float] | None = None  # time and share after the first batch
+        self._bar = None
+
+    def status(self, message: str) -> None:
+        """Say what goes on before there is a bar."""
+        if self.on_terminal and self._bar is None:
+            print(f"{CLEAR_LINE}{message} …", end="", file=sys.stderr, flush=True)
+
+    def begin_part(self, part: float, total: float | None) -> None:
+        """Begin a part of the run, such as a shard: how much it is, of how much in all."""
+        self.part, self.total = part, max(total or 0.0, self.parts_done + part)
+
+    def end_part(self) -> None:
+        self.parts_done += self.part
+
+    def __call__(self, progress) -> None:
+        """Take the metric's word on how far the part is: the `callback` of `compute`."""
+        if self.hidden:
+            return
+        share = (self.parts_done + self.part * progress.done / progress.total) / self.total
+        # The speed is measured from here on: what a checkpoint had took no time.
+        self.first = self.first or (self.clock(), share)
+        if self.on_terminal:
+            self._draw(share, progress.perplexity)
+        elif self.clock() - self.logged >= LOG_INTERVAL:
+            self._log(share, progress.perplexity)
+
+    def _draw(self, share: float, perplexity: float) -> None:
+        from tqdm import tqdm
+
+        if self._bar is None:
+            print(CLEAR_LINE, end="", file=sys.stderr)
+            self._bar = tqdm(
+                total=1.0,
+                initial=share,
+                desc=self.title,
+                bar_format="{desc}: {percentage:3.0f} % |{bar}| {elapsed} < {remaining}{postfix}",
+            )
+        self._bar.set_postfix_str(f"perplexity {perplexity:.2f}", refresh=False)
+        self._bar.update(share - self._bar.n)
+
+    def _log(self, share: float, perplexity: float) -> None:
+        from .messages import say
+
+        self.logged = self.clock()
+        elapsed = self.logged - self.started
+        begin, before = self.first
+        pace = (self.logged - begin) / (share - before) if share > before else elapsed / share
+        left = pace * (1 - share)
+        say(
+            f"{self.title}: {share:.0%} after {minutes(elapsed)}, about {minutes(left)} left, "
+            f"perplexity so far {perplexity:.2f}"
+        )
+
+    def close(self) -> None:
+        """Clear the line, so that what is printed next stands alone."""
+        if self._bar is not None:
+            self._bar.close()
+        elif self.on_terminal:
+            print(CLEAR_LINE, end="", file=sys.stderr, flush=True)
+
+
+def minutes(seconds: float) -> str:
+    """A length of time to the minute."""
+    hours, rest = divmod(round(seconds / 60), 60)
+    return f"{hours} h {rest} min" if hours else f"{rest} min"

@@ -1,0 +1,79 @@
+"""Tidy rows: one a text, one a token, one a word, with flat columns for other programs.
+
+Every plain number of a result is a column by itself, so that a new one needs no edit here.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+
+# What stands under other names, or is no number of one text.
+NOT_COLUMNS = {"name", "row", "perplexities", "tokens_per_text", "mean_perplexity", "total_nll"}
+# Lists of a text's parts that are not columns of them.
+NOT_OF_PARTS = {"windows"}
+
+
+def of_texts(results: Sequence[dict]) -> list[dict]:
+    """One row a result: its name, what was carried along, then its numbers."""
+    return [own_columns(result) | flat(result) for result in results]
+
+
+def own_columns(result: dict) -> dict:
+    """The name of a text and its row's other columns; one named like a result gets another name."""
+    taken = {"name", *flat(result)}
+    carried = {
+        f"{name}_given" if name in taken else name: value
+        for name, value in result.get("carried", {}).items()
+    }
+    return {"name": result["name"]} | carried
+
+
+def of_measurements(results: Sequence[dict]) -> list[dict]:
+    return [flat(result) for result in results]
+
+
+def flat(result: dict) -> dict:
+    """The plain values of a result; intervals as two columns, nlls in nats and in bits."""
+    row: dict = {}
+    for key, value in result.items():
+        if key in NOT_COLUMNS or key == "carried":
+            continue
+        if key.endswith("interval"):
+            low, high = value or (None, None)
+            stem = key.removesuffix("interval")
+            row |= {f"{stem}low": low, f"{stem}high": high}
+        elif isinstance(value, dict):
+            row |= {f"{key}_{name}": of_key for name, of_key in flat(value).items()}
+        elif value is None or isinstance(value, bool | int | float | str):
+            row[key] = value
+    if "total_nll" in result:
+        row |= in_both_units(result["total_nll"])
+    return row
+
+
+def of_parts(name: str, text: str, parts: dict[str, list], unit: str) -> Iterator[dict]:
+    """One row a token or word of a text.
+
+    Args:
+        parts: equally long columns of a text, such as its `token_scores` or `word_scores`.
+        unit: "token" or "word": the name of the column with the piece as the text writes it.
+    """
+    columns = {key: values for key, values in parts.items() if key not in NOT_OF_PARTS}
+    own_name = f"{unit}s"
+    for number in range(len(columns[own_name])):
+        values = {key: column[number] for key, column in columns.items()}
+        first, last = values.pop("offsets", None) or (None, None)
+        raw = values.pop(own_name)
+        row = {
+            "name": name,
+            "number": number,
+            unit: raw if first is None else text[first:last],
+            "first": first,
+            "last": last,
+            **in_both_units(values.pop("nll")),
+            **values,
+        }
+        yield row | ({"piece": raw} if unit == "token" else {})
+
+
+def in_both_units(nll: float | None) -> dict[str, float | None]:
+    return {"nats": nll, "bits": None if nll is None else nll / math.log(2)}

@@ -1,0 +1,125 @@
+"""Where texts come from: files, folders, globs, tables, datasets, standard input.
+
+The files are listed before anything is imported; what is in them is read one text after the other,
+in reading.py.
+"""
+
+import glob
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from .messages import named, say
+
+# How `datasets` reads the files with one text a row.
+TABLES = {
+    ".csv": "csv",
+    ".tsv": "csv",
+    ".jsonl": "json",
+    ".ndjson": "json",
+    ".json": "json",
+    ".parquet": "parquet",
+}
+TEXTS = (".txt", ".text")
+STANDARD_INPUT = "-"
+
+
+@dataclass(frozen=True)
+class Source:
+    """A file with a text, or with one text a row.
+
+    Attributes:
+        name: the path as it was given, or as it was found in a folder that was given.
+        builder: the module of `datasets` that reads a table; None for a text.
+    """
+
+    name: str
+    builder: str | None = None
+
+    @property
+    def shown(self) -> str:
+        return "Standard input" if self.name == STANDARD_INPUT else self.name
+
+    @property
+    def separated_by(self) -> str:
+        return "\t" if suffix(self.name) == ".tsv" else ","
+
+
+def list_sources(names: list[str]) -> list[Source]:
+    """List the files behind the names on the command line, in their order.
+
+    Raises:
+        ValueError: there is nothing to score.
+        OSError: a file that is not there or cannot be opened.
+    """
+    if not names:
+        if sys.stdin is None or sys.stdin.closed or sys.stdin.isatty():
+            raise ValueError(
+                "There is nothing to score: name a FILE, pipe text in, or pass --dataset."
+            )
+        names = [STANDARD_INPUT]
+    sources = [source for name in names for source in _behind(name)]
+    warn_of_twins(sources)
+    return sources
+
+
+def _behind(name: str) -> list[Source]:
+    if name == STANDARD_INPUT:
+        if sys.stdin is None or sys.stdin.closed:
+            raise ValueError("Standard input is closed: name a FILE.")
+        return [Source(name)]
+    path = Path(name)
+    if path.is_dir():
+        return _in_folder(path)
+    if not path.exists() and glob.has_magic(name):
+        found = sorted(file for file in glob.glob(name, recursive=True) if os.path.isfile(file))
+        if not found:
+            raise ValueError(f"No file matches {name}.")
+        return [Source(file, builder_of(file)) for file in found]
+    if not path.is_fifo():  # a pipe can be opened only once
+        open(name, "rb").close()
+    return [Source(name, builder_of(name))]
+
+
+def _in_folder(folder: Path) -> list[Source]:
+    """The texts and tables in a folder and the folders in it, but for hidden ones."""
+    files = sorted(
+        file
+        for file in folder.rglob("*")
+        if file.is_file() and not any(p.startswith(".") for p in file.relative_to(folder).parts)
+    )
+    taken = [file for file in files if suffix(str(file)) in (*TEXTS, *TABLES)]
+    left = [str(file) for file in files if file not in set(taken)]
+    if not taken:
+        raise ValueError(
+            f"{folder} is a folder without {', '.join((*TEXTS, *TABLES))} files. Name others by a "
+            f"glob: '{folder}/*'."
+        )
+    if left:
+        say(
+            f"warning: left out in {folder}, as neither text nor table by its ending: {named(left)}."
+        )
+    return [Source(str(file), builder_of(str(file))) for file in taken]
+
+
+def builder_of(name: str) -> str | None:
+    """The module of `datasets` that reads a file, by its ending; None for a text."""
+    return TABLES.get(suffix(name))
+
+
+def suffix(name: str) -> str:
+    """The ending of a file's name in small letters, without that of gzip."""
+    return Path(name.lower().removesuffix(".gz")).suffix
+
+
+def warn_of_twins(sources: list[Source]) -> None:
+    """Warn of a file that is named twice, and so would count twice."""
+    seen: dict[tuple[int, int], str] = {}
+    for source in sources:
+        if source.name == STANDARD_INPUT:
+            continue
+        state = os.stat(source.name)
+        first = seen.setdefault((state.st_dev, state.st_ino), source.name)
+        if first is not source.name:
+            say(f"warning: {source.name} is the same file as {first}: it counts twice.")

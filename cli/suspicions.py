@@ -1,0 +1,99 @@
+"""Mistakes that give a number all the same, found in the texts and told once."""
+
+import csv
+import itertools
+import json
+import re
+
+from .messages import say
+
+# Enough to see what kind of text it is.
+LOOKED_AT = 100_000
+WIKITEXT = re.compile(r" @[-,.]@ | <unk> [,.] ")
+COLUMN_NAME = re.compile(r"[\w.-]+")
+
+
+class Suspicions:
+    """Warns of each kind of mistake once, naming the first text that has it.
+
+    Args:
+        detokenizes: whether texts are said to be in WikiText's form.
+    """
+
+    def __init__(self, detokenizes: bool):
+        self.detokenizes = detokenizes
+        self.told: set[str] = set()
+
+    def look_at(self, name: str, text: str, is_file: bool) -> None:
+        """Warn of what is surely wrong with a text; only a whole file may be a table."""
+        head = text[:LOOKED_AT]
+        if "\r\n" in head:
+            self._warn(
+                "line ends",
+                f"{name} has Windows line ends (\\r\\n), which the model reads as they are and is "
+                "surprised by. Turn them into \\n, with dos2unix for example.",
+            )
+        if is_file and is_json_lines(head):
+            self._warn(
+                "JSON lines",
+                f"{name} looks like JSON lines, but is read as prose. Let its name end in .jsonl to "
+                "score the texts in it.",
+            )
+        elif is_file and is_csv(head):
+            self._warn(
+                "CSV",
+                f"{name} looks like CSV, but is read as prose. Let its name end in .csv or .tsv to "
+                "score the texts in it.",
+            )
+        if not self.detokenizes and WIKITEXT.search(head):
+            self._warn(
+                "WikiText",
+                f"{name} looks like WikiText's tokenised form, which models find strange. Pass "
+                "--detokenize wikitext to score it as prose.",
+            )
+        if self.detokenizes and is_prose(head):
+            self._warn(
+                "prose",
+                f"{name} looks like prose, not like WikiText's tokenised form: --detokenize has "
+                "nothing to do there.",
+            )
+
+    def _warn(self, kind: str, message: str) -> None:
+        if kind not in self.told:
+            self.told.add(kind)
+            say(f"warning: {message}")
+
+
+def is_json_lines(text: str) -> bool:
+    """Whether the first two lines (or the only one) are JSON objects."""
+    lines = [line for line in itertools.islice(text.split("\n"), 2) if line.strip()]
+    return bool(lines) and all(_is_json_object(line) for line in lines)
+
+
+def _is_json_object(line: str) -> bool:
+    try:
+        return isinstance(json.loads(line), dict)
+    except json.JSONDecodeError:
+        return False
+
+
+def is_csv(text: str) -> bool:
+    """Whether the first line names columns, and the rows below have as many fields as it."""
+    lines = text.split("\n")[:50]
+    for delimiter in ",\t;":
+        names = lines[0].rstrip("\r").split(delimiter)
+        if len(names) < 2 or not all(COLUMN_NAME.fullmatch(name.strip('"')) for name in names):
+            continue
+        try:
+            rows = list(csv.reader(lines[1:-1] or lines[1:], delimiter=delimiter))
+        except csv.Error:
+            continue
+        rows = [row for row in rows if row]
+        if rows and sum(len(row) == len(names) for row in rows) >= 0.8 * len(rows):
+            return True
+    return False
+
+
+def is_prose(text: str) -> bool:
+    """Whether a text has sentences, and no mark set apart as WikiText has them."""
+    return re.search(r"\w[.,] ", text) is not None and re.search(r" [.,] ", text) is None

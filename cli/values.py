@@ -1,0 +1,109 @@
+"""What stands behind an option: numbers, sizes, lists, JSON, escapes."""
+
+import argparse
+import json
+import re
+from collections.abc import Callable
+
+START_CHOICES = {"true": True, "false": False, "once": "once", "every": "every"}
+SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(i?b)?", re.IGNORECASE)
+POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
+
+
+def whole_number(low: int) -> Callable[[str], int]:
+    """Make a reader of whole numbers from `low` on."""
+
+    def read(text: str) -> int:
+        try:
+            number = int(text)
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"{text!r} must be a whole number") from None
+        if number < low:
+            raise argparse.ArgumentTypeError(f"must be at least {low}, got {number}")
+        return number
+
+    return read
+
+
+def whole_numbers(low: int) -> Callable[[str], list[int]]:
+    """Make a reader of whole numbers from `low` on with commas between."""
+    read_one = whole_number(low)
+
+    def read(text: str) -> list[int]:
+        if not re.fullmatch(r"\s*-?\d+\s*(,\s*-?\d+\s*)*", text):
+            raise argparse.ArgumentTypeError(
+                f"{text!r} must be a whole number, or several with commas between"
+            )
+        return [read_one(number) for number in text.split(",")]
+
+    return read
+
+
+def size(unit: int) -> Callable[[str], int]:
+    """Make a reader of sizes such as 64M, with `unit` to the K: 1024 for bytes, else 1000."""
+
+    def read(text: str) -> int:
+        match = SIZE.fullmatch(text.strip())
+        if match is None:
+            raise argparse.ArgumentTypeError(f"{text!r} must be a size such as 500K, 64M or 2G")
+        number = round(float(match[1]) * unit ** POWERS[match[2].lower()])
+        if number < 1:
+            raise argparse.ArgumentTypeError(f"must be at least 1, got {text}")
+        return number
+
+    return read
+
+
+def positive(text: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} must be a number") from None
+    if not number > 0:
+        raise argparse.ArgumentTypeError(f"must be above 0, got {text}")
+    return number
+
+
+def names(text: str) -> list[str]:
+    return [name.strip() for name in text.split(",")]
+
+
+def json_object(text: str) -> dict:
+    """Read JSON; the keys of `max_memory` that are numbers name devices, as accelerate wants it."""
+    try:
+        value = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is not JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise argparse.ArgumentTypeError(f'{text!r} must be a JSON object such as {{"a": 1}}')
+    if isinstance(value.get("max_memory"), dict):
+        value["max_memory"] = {
+            int(key) if key.isdecimal() else key: room for key, room in value["max_memory"].items()
+        }
+    return value
+
+
+def unescaped(text: str) -> str:
+    r"""Read \n, \t and the like, which a shell passes on as they are."""
+    try:
+        return text.encode("latin-1", "backslashreplace").decode("unicode_escape")
+    except UnicodeDecodeError as error:
+        raise argparse.ArgumentTypeError(f"{text!r} has a bad escape: {error.reason}") from None
+
+
+def start_choice(text: str) -> bool | str:
+    try:
+        return START_CHOICES[text.lower()]
+    except KeyError:
+        choices = ", ".join(START_CHOICES)
+        raise argparse.ArgumentTypeError(f"{text!r} must be one of {choices}") from None
+
+
+def encoding(text: str) -> str:
+    try:
+        "".encode(text)
+    except LookupError:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} must be an encoding that Python knows, such as utf-8, latin-1 or utf-16"
+        ) from None
+    return text

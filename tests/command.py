@@ -1,0 +1,47 @@
+"""What the tests of the command line share: a tiny model in a folder, and running it in place."""
+
+import json
+from dataclasses import dataclass
+
+import pytest
+from models import make_model, make_tokenizer
+
+from cli import main as score
+
+
+@dataclass
+class Outcome:
+    """What a run of the command line left behind."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> dict:
+        return json.loads(self.out)
+
+    @property
+    def warnings(self) -> list[str]:
+        return [line for line in self.err.splitlines() if ": warning: " in line]
+
+
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory) -> str:
+    """A folder with a tiny GPT-2 of context 16 and a tokenizer whose tokens are words."""
+    folder = tmp_path_factory.mktemp("models") / "tiny"
+    make_model("gpt2").save_pretrained(folder)
+    make_tokenizer().save_pretrained(folder)
+    return str(folder)
+
+
+@pytest.fixture
+def call(capsys, tiny):
+    """Run the command line with the tiny model in this process, whatever comes of it."""
+
+    def call(*argv: object, model: str | None = None) -> Outcome:
+        code = score.main([*map(str, argv), f"--model={model or tiny}"])
+        printed = capsys.readouterr()
+        return Outcome(code, printed.out, printed.err)
+
+    return call

@@ -1,0 +1,252 @@
+"""Where the command line's texts come from, and what it says of mistakes in them."""
+
+import csv
+import gzip
+import json
+import math
+import os
+from pathlib import Path
+
+import datasets
+import pytest
+from models import random_text
+
+from cli import suspicions
+
+TEXTS = [random_text(length, seed=length) for length in (20, 40, 6)]
+
+
+@pytest.fixture(autouse=True)
+def place(tmp_path, monkeypatch) -> Path:
+    """An empty folder to be in, with the caches of `datasets` in another."""
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    return tmp_path / "here"
+
+
+def write_files(*names: str) -> None:
+    for name, text in zip(names, TEXTS):
+        Path(name).parent.mkdir(parents=True, exist_ok=True)
+        Path(name).write_text(text, "utf-8")
+
+
+def names_of(outcome) -> list[str]:
+    return [row["name"] for row in outcome.json["files"]]
+
+
+# ---- files
+
+
+def test_a_folder_is_its_texts_and_those_of_its_folders(call):
+    write_files("texts/b.txt", "texts/deeper/a.txt", "texts/.hidden.txt")
+    Path("texts/picture.png").write_bytes(b"\x89PNG")
+    outcome = call("texts", "--json")
+    assert names_of(outcome) == ["texts/b.txt", "texts/deeper/a.txt"]
+    assert outcome.json["corpus"]["num_tokens"] == 60
+    (warning,) = outcome.warnings
+    assert (
+        "left out in texts, as neither text nor table by its ending: texts/picture.png" in warning
+    )
+
+
+def test_a_glob_that_the_shell_left_alone_is_resolved(call):
+    write_files("a1.md", "a2.md", "b.md")
+    assert names_of(call("a*.md", "--json")) == ["a1.md", "a2.md"]
+
+
+@pytest.mark.parametrize(
+    ("argument", "message"),
+    [
+        ("nowhere.txt", "nowhere.txt: No such file or directory"),
+        ("*.doc", "No file matches *.doc."),
+        ("empty", "empty is a folder without .txt, .text, .csv"),
+    ],
+)
+def test_what_is_not_there_is_told_before_anything_is_scored(call, argument, message):
+    os.mkdir("empty")
+    write_files("a.txt")
+    outcome = call("a.txt", argument)
+    assert (outcome.code, outcome.out) == (2, "")
+    assert message in outcome.err
+
+
+def test_a_bad_file_is_a_row_and_not_the_end(call):
+    write_files("a.txt", "c.txt")
+    Path("b.txt").write_bytes(b"caf\xe9!")
+    Path("d.txt").write_text("")
+    outcome = call("a.txt", "b.txt", "c.txt", "d.txt", "--json")
+    assert outcome.code == 2, "a script must see that not all were scored"
+    assert names_of(outcome) == ["a.txt", "b.txt", "c.txt", "d.txt"]
+    errors = [row.get("error") for row in outcome.json["files"]]
+    assert errors[1].startswith("b.txt is not UTF-8 text: ") and "--encoding" in errors[1]
+    assert errors[3] == "d.txt is empty."
+    good = call("a.txt", "c.txt", "--json").json
+    assert outcome.json["corpus"] == good["corpus"]
+    table = call("a.txt", "b.txt").out
+    assert "b.txt is not UTF-8 text" in table
+
+
+def test_gzip_is_known_by_its_first_bytes(call):
+    write_files("plain.txt")
+    Path("packed").write_bytes(gzip.compress(TEXTS[0].encode()))
+    packed, plain = (call(name, "--json").json["corpus"] for name in ("packed", "plain.txt"))
+    assert packed == plain
+    Path("broken").write_bytes(gzip.compress(TEXTS[0].encode())[:-9])
+    assert "broken is gzipped, but broken: " in call("broken").err
+
+
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16", "utf-32", "utf-16-le", "latin-1"])
+def test_encodings(call, encoding):
+    text = "w5 w6 café w7"
+    Path("plain.txt").write_text(text, "utf-8")
+    Path("other.txt").write_bytes(text.encode(encoding))
+    named = () if encoding in ("utf-8-sig", "utf-16", "utf-32") else (f"--encoding={encoding}",)
+    other = call("other.txt", *named, "--json").json["corpus"]
+    assert other == call("plain.txt", "--json").json["corpus"]
+
+
+# ---- tables
+
+
+def write_table(name: str, rows: list[dict]) -> None:
+    if name.endswith((".csv", ".tsv")):
+        with open(name, "w", newline="") as file:
+            writer = csv.DictWriter(file, list(rows[0]), delimiter="\t" if "tsv" in name else ",")
+            writer.writeheader()
+            writer.writerows(rows)
+    elif name.endswith(".csv.gz"):
+        lines = [",".join(rows[0]), *(",".join(map(str, row.values())) for row in rows)]
+        Path(name).write_bytes(gzip.compress("\n".join(lines).encode()))
+    elif name.endswith(".parquet"):
+        datasets.Dataset.from_list(rows).to_parquet(name)
+    else:
+        Path(name).write_text("\n".join(map(json.dumps, rows)), "utf-8")
+
+
+ROWS = [
+    {"key": f"00{n}", "text": text, "label": kind}
+    for n, (text, kind) in enumerate(zip(TEXTS, ["NA", "x", "None"]))
+]
+ENDINGS = [".csv", ".tsv", ".jsonl", ".parquet", ".csv.gz"]
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
+def test_a_table_has_one_text_a_row_and_its_columns_are_carried_along(call, metric, tiny, ending):
+    write_table(f"table{ending}", ROWS)
+    outcome = call(f"table{ending}", "--id-column=key", "--format=jsonl")
+    rows = [json.loads(line) for line in outcome.out.splitlines()]
+    assert [row["name"] for row in rows] == ["000", "001", "002"], "as written, not as numbers"
+    assert [row["label"] for row in rows] == ["NA", "x", "None"], "words, not missing values"
+    for row, text in zip(rows, TEXTS):
+        result = metric.compute(predictions=[text], model_id=tiny)
+        assert row["perplexity"] == pytest.approx(result["perplexity"], rel=1e-6)
+        assert row["nats"] == pytest.approx(result["total_nll"], rel=1e-6)
+        assert row["bits"] == pytest.approx(result["total_nll"] / math.log(2), rel=1e-6)
+    corpus = call(f"table{ending}", "--json").json
+    assert corpus["corpus"]["perplexities"] == pytest.approx([row["perplexity"] for row in rows])
+    assert "files" not in corpus
+
+
+def test_a_column_of_another_name(call):
+    write_table("table.csv", [{"sentence": text, "n": n} for n, text in enumerate(TEXTS)])
+    assert (
+        "has no column 'text': name one of sentence, n with --text-column." in call("table.csv").err
+    )
+    by_name = call("table.csv", "--text-column=sentence", "--json").json["corpus"]
+    assert by_name["num_tokens"] == 66
+    for option in ("text", "id"):
+        error = call("table.csv", "--text-column=sentence", f"--{option}-column=other").err
+        assert f"--{option}-column must name one of the columns sentence, n of table.csv" in error
+    write_table("numbers.jsonl", [{"text": 3}, {"text": 4}])
+    assert "must have texts in the column 'text', but it holds others" in call("numbers.jsonl").err
+
+
+def test_a_carried_column_does_not_hide_a_number(call):
+    write_table("table.jsonl", [{"text": TEXTS[0], "perplexity": "high", "name": "n"}])
+    (row,) = map(json.loads, call("table.jsonl", "--format=jsonl").out.splitlines())
+    assert (row["perplexity_given"], row["name_given"]) == ("high", "n")
+    assert row["perplexity"] > 1
+
+
+def test_empty_rows_are_left_out_and_counted(call):
+    write_table("table.jsonl", [{"text": ""}, {"text": TEXTS[0]}, {"text": None}])
+    outcome = call("table.jsonl", "--json")
+    assert outcome.code == 0
+    assert outcome.json["num_empty_texts"] == 2
+    assert len(outcome.json["corpus"]["perplexities"]) == 1
+    assert "2 empty rows were left out." in call("table.jsonl").out
+    write_table("empty.jsonl", [{"text": ""}, {"text": ""}])
+    assert "There is no text in it that isn't empty." in call("empty.jsonl").err
+
+
+def test_a_dataset_may_be_a_file(call):
+    write_table("table.csv", ROWS)
+    direct = call("table.csv", "--json").json["corpus"]
+    assert call("--dataset=table.csv::train:text", "--json").json["corpus"] == direct
+    two = call("--dataset=table.csv::train[:2]:text", "--json").json["corpus"]
+    assert two["num_tokens"] == 60
+    write_files("a.txt")
+    assert (
+        "must be a CSV, TSV, JSON lines or Parquet file" in call("--dataset=a.txt::train:text").err
+    )
+
+
+def test_a_broken_table_is_told(call):
+    Path("broken.jsonl").write_text("{]\n", "utf-8")
+    outcome = call("broken.jsonl")
+    assert outcome.code == 2
+    assert "broken.jsonl could not be read as a table: " in outcome.err
+
+
+# ---- what is surely a mistake
+
+CSV = "id,text\n1,w5 w6\n2,w7 w8\n"
+PROSE = "He came, he saw. Then he went home, and slept."
+WIKITEXT = " w5 @-@ w6 , w7 . \n"
+MISTAKES = {
+    "Windows line ends": ("a.txt", "w5 w6\r\nw7\r\n", [], "has Windows line ends (\\r\\n)"),
+    "CSV as prose": ("a.txt", CSV, [], "looks like CSV, but is read as prose"),
+    "TSV as prose": ("a.txt", CSV.replace(",", "\t"), [], "looks like CSV"),
+    "JSON lines as prose": ("a.txt", '{"text": "w5"}\n{"text": "w6"}\n', [], "JSON lines, but"),
+    "WikiText's form": ("a.txt", WIKITEXT, [], "looks like WikiText's tokenised form"),
+    "prose to detokenise": ("a.txt", PROSE, ["--detokenize=wikitext"], "looks like prose, not"),
+}
+FINE = {
+    "prose": (PROSE, []),
+    "verse with a comma a line": ("Roses are red, violets are blue,\nSugar is sweet, and so\n", []),
+    "a list of words": ("apples\npears\n", []),
+    "WikiText to detokenise": (WIKITEXT, ["--detokenize=wikitext"]),
+    "braces": ("{curly} w5 {braces}\n", []),
+}
+
+
+@pytest.mark.parametrize(("name", "text", "argv", "message"), MISTAKES.values(), ids=MISTAKES)
+def test_a_mistake_is_warned_of(call, name, text, argv, message):
+    Path(name).write_bytes(text.encode())
+    outcome = call(name, *argv)
+    assert outcome.code == 0
+    (warning,) = outcome.warnings
+    assert warning.startswith(f"score.py: warning: {name} ")
+    assert message in warning
+
+
+@pytest.mark.parametrize(("text", "argv"), FINE.values(), ids=FINE)
+def test_nothing_is_said_where_nothing_is_wrong(call, text, argv):
+    Path("a.txt").write_bytes(text.encode())
+    assert call("a.txt", *argv).warnings == []
+
+
+def test_each_kind_of_mistake_is_told_once(capsys):
+    watch = suspicions.Suspicions(detokenizes=False)
+    for number in range(3):
+        watch.look_at(f"{number}.txt", "w5\r\n", is_file=True)
+    assert capsys.readouterr().err.count("Windows line ends") == 1
+
+
+def test_the_same_file_twice(call):
+    write_files("a.txt")
+    os.link("a.txt", "b.txt")
+    outcome = call("a.txt", "b.txt", "--json")
+    (warning,) = outcome.warnings
+    assert "b.txt is the same file as a.txt: it counts twice." in warning
