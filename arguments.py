@@ -1,8 +1,10 @@
 """The checks of what a caller passes: every message names the parameter, its range and the value."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from difflib import get_close_matches
 from inspect import signature
+from itertools import product
 from numbers import Integral
 from os import PathLike
 
@@ -68,35 +70,90 @@ def positions(numbers: Sequence[int]) -> str:
     return f"{places} {named}" + (f" and {more} more" if more > 0 else "")
 
 
-def check_protocol(name: str, max_length, stride, add_start_token, separator) -> Protocol:
-    """Return the protocol of a name, refusing arguments that its tool has no setting for."""
+@dataclass(frozen=True)
+class Setting:
+    """One of the measurements that a call asks for.
+
+    Attributes:
+        max_length, stride: None leaves them to the protocol and the model.
+    """
+
+    protocol: Protocol
+    max_length: int | None
+    stride: int | None
+
+    def describe(self) -> dict[str, object]:
+        """What tells it from the others."""
+        return {
+            "protocol": self.protocol.name,
+            "max_length": self.max_length,
+            "stride": self.stride,
+        }
+
+
+def list_settings(protocol, max_length, stride) -> tuple[list[Setting], bool]:
+    """All combinations of protocols, window lengths and strides, in the order asked.
+
+    Returns:
+        the settings, and whether one of the arguments was a list (or "all").
+
+    Raises:
+        ValueError, TypeError: a name or a number that no protocol could take.
+    """
+    protocols = list(PROTOCOLS) if isinstance(protocol, str) and protocol == "all" else protocol
+    several = [isinstance(values, list | tuple) for values in (protocols, max_length, stride)]
+    for name, values in (("protocol", protocols), ("max_length", max_length), ("stride", stride)):
+        if isinstance(values, list | tuple) and not values:
+            raise ValueError(f"`{name}` must hold at least one value, got an empty list.")
+    rows = [_check_protocol_name(name) for name in _as_list(protocols)]
+    lengths = [_check_optional("max_length", value, 2) for value in _as_list(max_length)]
+    strides = [_check_optional("stride", value, 1) for value in _as_list(stride)]
+    return [Setting(*values) for values in product(rows, lengths, strides)], any(several)
+
+
+def _as_list(values) -> list:
+    return list(values) if isinstance(values, list | tuple) else [values]
+
+
+def _check_protocol_name(name) -> Protocol:
     if not isinstance(name, str) or name not in PROTOCOLS:
-        raise ValueError(f"`protocol` must be one of {', '.join(PROTOCOLS)}, got {name!r}.")
-    protocol = PROTOCOLS[name]
+        close = get_close_matches(str(name), list(PROTOCOLS), n=1)
+        hint = f" Did you mean {close[0]!r}?" if close else ""
+        raise ValueError(f"`protocol` must be one of {', '.join(PROTOCOLS)}, got {name!r}.{hint}")
+    return PROTOCOLS[name]
+
+
+def _check_optional(name: str, value, low: int) -> int | None:
+    if value is not None:
+        check_whole_number(name, value, low)
+    return value
+
+
+def check_setting(setting: Setting, add_start_token, separator) -> None:
+    """Refuse arguments that a protocol's tool has no setting for."""
+    protocol = setting.protocol
     given = {
-        "max_length": max_length is not None,
-        "stride": stride is not None,
+        "max_length": setting.max_length is not None,
+        "stride": setting.stride is not None,
         "add_start_token": add_start_token is not True,
         "separator": separator is not None,
     }
     for argument, is_given in given.items():
         if is_given and argument not in protocol.knobs:
             raise ValueError(
-                f"`{argument}` must be left out with protocol={name!r}: {protocol.source} has no such "
-                f"setting. It takes {', '.join(protocol.knobs)}."
+                f"`{argument}` must be left out with protocol={protocol.name!r}: {protocol.source} "
+                f"has no such setting. It takes {', '.join(protocol.knobs)}."
             )
-    _check_start_token(add_start_token, protocol)
-    if max_length is not None:
-        check_whole_number("max_length", max_length, 2)
-    if stride is not None:
-        check_whole_number("stride", stride, 1)
+    check_choice("add_start_token", add_start_token, protocol.start_choices)
+
+
+def check_separator(separator) -> None:
     if separator is not None and not isinstance(separator, str):
         raise TypeError(f"`separator` must be a string, got {separator!r}.")
     if separator is not None and not _is_unicode(separator):
         raise ValueError(
             f"`separator` must be valid Unicode, without lone surrogates, got {separator!r}."
         )
-    return protocol
 
 
 def check_whole_number(name: str, value, low: int, hint: str = "") -> None:
@@ -106,14 +163,13 @@ def check_whole_number(name: str, value, low: int, hint: str = "") -> None:
         raise ValueError(f"`{name}` must be at least {low}, got {value}.{hint}")
 
 
-def _check_start_token(value, protocol: Protocol) -> None:
-    choices = (True, False) if protocol.name == "stock" else START_CHOICES
+def check_choice(name: str, value, choices: Sequence) -> None:
+    """Refuse a value that is none of a few; True is not 1."""
     if not any(
         value is choice or (value == choice and isinstance(value, str)) for choice in choices
     ):
         raise ValueError(
-            f"`add_start_token` must be one of {', '.join(repr(choice) for choice in choices)}, "
-            f"got {value!r}."
+            f"`{name}` must be one of {', '.join(repr(choice) for choice in choices)}, got {value!r}."
         )
 
 
@@ -187,11 +243,6 @@ def check_running(batch_size, logits_memory, num_alternatives, callback, checkpo
         raise TypeError(f"`callback` must be callable, got {callback!r}.")
     if checkpoint is not None and (not isinstance(checkpoint, str | PathLike) or checkpoint == ""):
         raise TypeError(f"`checkpoint` must be the path of a file, got {checkpoint!r}.")
-    if checkpoint is not None and num_alternatives:
-        raise ValueError(
-            "`num_alternatives` must be 0 with `checkpoint`, which keeps no alternatives, got "
-            f"{num_alternatives}."
-        )
 
 
 def check_word_counts(word_counts, num_texts: int) -> list[int] | None:

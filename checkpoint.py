@@ -1,112 +1,205 @@
-"""A run that survives being killed: scores of finished windows in a SQLite file.
+"""A run that survives being killed: scores of finished passes in a SQLite file.
 
 Every batch is one transaction, so the file holds whole batches whenever the process dies.  Scores
-lie under a key made of the measurement's signature and the text's hash: another model, dtype,
-window, stride or text never matches, and several runs may share a file.
+lie under a key made of the model's signature, the text's hash and what a pass reads of the text:
+another model, dtype or text never matches, while another stride, window or protocol over the same
+text takes what is there already.  Several runs may share a file.
 """
 
 import sqlite3
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
-import xxhash
 
-from .windows import Window
+from .identity import check_identifiable, describe_model
+from .language_model import LanguageModel
+from .measures import Measure
+from .passes import Pass
+from .scoring import Columns
 
 # SQLite's own way to tell whose file it is: an arbitrary number in the header.
-APPLICATION_ID = 0x50504C31
+APPLICATION_ID = 0x50504C32
 BUSY_TIMEOUT_S = 60.0
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS scores (
-    run TEXT, text TEXT, first_read INTEGER, first INTEGER, end INTEGER, start_token INTEGER,
-    nll BLOB NOT NULL,
-    PRIMARY KEY (run, text, first_read, first, end, start_token)
+    model TEXT, text TEXT, first_read INTEGER, start_token INTEGER, end INTEGER, targets TEXT,
+    name TEXT, dtype TEXT NOT NULL, width INTEGER NOT NULL, scores BLOB NOT NULL,
+    PRIMARY KEY (model, text, first_read, start_token, end, targets, name)
 ) WITHOUT ROWID
 """
+NO_START_TOKEN = -1
+
+
+class StoredPass(NamedTuple):
+    """Scores of a pass of an earlier run."""
+
+    end: int
+    targets: np.ndarray
+    columns: Columns
 
 
 class Checkpoint:
-    """Scores of the windows of one run.
+    """Scores of passes under one model.
 
     Args:
         path: the file; made if it is not there.
-        run: what identifies the measurement, such as its signature.
 
     Raises:
-        ValueError: the file is damaged, or is none of ours.
+        ValueError: the file is damaged, or was not created by this program.
     """
 
-    def __init__(self, path: str | Path, run: str):
+    def __init__(self, path: str | Path):
         self.path = str(path)
-        self.run = run
+        self.model = ""
+        self.names: dict[str, str] = {}  # of the wanted columns: what each is stored under
+        self.prefixes_agree = True
         self.connection = None
         try:
-            self._open()
+            self._connect()
         except (sqlite3.Error, ValueError) as error:  # ValueError: NUL in the name
             self.close()
             raise ValueError(f"`checkpoint`={self.path!r} cannot be used: {error}.") from error
 
-    def _open(self) -> None:
+    def _connect(self) -> None:
         self.connection = sqlite3.connect(self.path, timeout=BUSY_TIMEOUT_S, isolation_level=None)
         with _transaction(self.connection):
             owner = self.connection.execute("PRAGMA application_id").fetchone()[0]
             tables = self.connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
             if tables and owner != APPLICATION_ID:
-                raise sqlite3.DatabaseError("it is a database of another program")
+                raise sqlite3.DatabaseError(
+                    "it is a database of another program, or of an earlier version of this one"
+                )
             self.connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
             self.connection.execute(SCHEMA)
 
-    def load(self, text: str) -> dict[Window, np.ndarray]:
-        """Return the finished windows of a text, given by its hash, with their nlls."""
-        try:
-            rows = self.connection.execute(
-                "SELECT first_read, first, end, start_token, nll FROM scores WHERE run = ? AND text = ?",
-                (self.run, text),
-            ).fetchall()
-        except sqlite3.Error as error:
-            raise ValueError(f"`checkpoint`={self.path!r} cannot be read: {error}.") from error
-        scores = {
-            Window(begin, first, end, bool(start)): np.frombuffer(nll, dtype=np.float32)
-            for begin, first, end, start, nll in rows
-        }
-        if any(len(nll) != window.num_targets for window, nll in scores.items()):
-            raise ValueError(f"`checkpoint`={self.path!r} cannot be used: its scores are damaged.")
-        return scores
+    def use(self, model: LanguageModel, measures: Sequence[Measure]) -> None:
+        """Keep and look up what these measures give of this model.
 
-    def save(self, scores: Iterable[tuple[str, Window, np.ndarray]]) -> None:
-        """Store the windows of a batch, all of them or none."""
+        Raises:
+            ValueError: nothing tells the model from others.
+        """
+        check_identifiable(model.model)
+        self.model = describe_model(model)
+        self.prefixes_agree = model.prefixes_agree
+        self.names = {
+            name: f"{measure.key}/{name}" for measure in measures for name in measure.columns
+        }
+
+    def load(self, wanted: Sequence[tuple[str, Pass]]) -> dict[int, Columns]:
+        """Return the scores of those passes, by place, that earlier runs have finished.
+
+        Args:
+            wanted: (hash of the text, pass).
+        """
+        stored: dict[tuple, list[StoredPass]] = {}
+        for text in {text for text, _ in wanted}:
+            for (begin, start_token), one in self._stored(text):
+                stored.setdefault((text, begin, start_token), []).append(one)
+        finished = {}
+        for place, (text, one) in enumerate(wanted):
+            candidates = stored.get((text, one.begin, one.start_token), ())
+            columns = self._put_together(one, candidates)
+            if columns is not None:
+                finished[place] = columns
+        return finished
+
+    def save(self, scores: Iterable[tuple[str, Pass, Columns]]) -> None:
+        """Store the passes of a batch, all of them or none."""
+        rows = [
+            (*self._key(text, one), self.names[name], *_packed(values))
+            for text, one, columns in scores
+            for name, values in columns.items()
+        ]
         with _transaction(self.connection):
             self.connection.executemany(
-                "INSERT OR REPLACE INTO scores VALUES (?, ?, ?, ?, ?, ?, ?)",
-                [
-                    (self.run, text, *map(int, window), nll.astype(np.float32).tobytes())
-                    for text, window, nll in scores
-                ],
+                "INSERT OR REPLACE INTO scores VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", rows
             )
 
     def close(self) -> None:
         if self.connection is not None:
             self.connection.close()
 
+    def _key(self, text: str, one: Pass) -> tuple:
+        start_token = NO_START_TOKEN if one.start_token is None else one.start_token
+        targets = ",".join(f"{first}-{end}" for first, end in one.targets)
+        return self.model, text, one.begin, start_token, one.end, targets
+
+    def _stored(self, text: str) -> Iterator[tuple[tuple[int, int | None], StoredPass]]:
+        """Yield ((first token read, start token), scores) of each stored pass over a text."""
+        marks = ", ".join("?" * len(self.names))
+        try:
+            rows = self.connection.execute(
+                "SELECT first_read, start_token, end, targets, name, dtype, width, scores "
+                f"FROM scores WHERE model = ? AND text = ? AND name IN ({marks})",
+                (self.model, text, *self.names.values()),
+            ).fetchall()
+        except sqlite3.Error as error:
+            raise ValueError(f"`checkpoint`={self.path!r} cannot be read: {error}.") from error
+        columns: dict[tuple, Columns] = {}
+        column_of = {stored: column for column, stored in self.names.items()}
+        for begin, start_token, end, targets, name, *packed in rows:
+            of_pass = columns.setdefault((begin, start_token, end, targets), {})
+            of_pass[column_of[name]] = _unpacked(*packed)
+        for (begin, start_token, end, ranges), named in columns.items():
+            spans = [tuple(map(int, span.split("-"))) for span in ranges.split(",")]
+            targets = np.concatenate([np.arange(first, last) for first, last in spans])
+            if any(len(values) != len(targets) for values in named.values()):
+                raise ValueError(
+                    f"`checkpoint`={self.path!r} cannot be used: its scores are damaged."
+                )
+            start = None if start_token == NO_START_TOKEN else start_token
+            yield (begin, start), StoredPass(end, targets, named)
+
+    def _put_together(self, one: Pass, candidates: Sequence[StoredPass]) -> Columns | None:
+        """The scores of a pass from what is stored; None where some are missing."""
+        wanted = np.concatenate([np.arange(first, end) for first, end in one.targets])
+        usable = [
+            stored
+            for stored in candidates
+            if (self.prefixes_agree or stored.end == one.end)
+            and self.names.keys() <= stored.columns.keys()
+        ]
+        for stored in usable:
+            if stored.end == one.end and np.array_equal(stored.targets, wanted):
+                return {name: stored.columns[name] for name in self.names}
+        if not usable:
+            return None
+        targets, first_places = np.unique(
+            np.concatenate([stored.targets for stored in usable]), return_index=True
+        )
+        places = np.searchsorted(targets, wanted)
+        if places[-1] >= len(targets) or not np.array_equal(targets[places], wanted):
+            return None
+        return {
+            name: np.concatenate([s.columns[name] for s in usable])[first_places[places]]
+            for name in self.names
+        }
+
 
 @contextmanager
-def open_checkpoint(path: str | Path | None, run: str) -> Iterator[Checkpoint | None]:
+def open_checkpoint(path: str | Path | None) -> Iterator[Checkpoint | None]:
     """The checkpoint at a path for the time of a run, or none."""
     if path is None:
         yield None
         return
-    checkpoint = Checkpoint(path, run)
+    checkpoint = Checkpoint(path)
     try:
         yield checkpoint
     finally:
         checkpoint.close()
 
 
-def text_hash(ids: np.ndarray) -> str:
-    """Identify a text by the tokens that the model reads."""
-    return xxhash.xxh3_128(np.ascontiguousarray(ids, dtype=np.int64)).hexdigest()
+def _packed(values: np.ndarray) -> tuple[str, int, bytes]:
+    width = 0 if values.ndim == 1 else values.shape[1]
+    return values.dtype.str, width, np.ascontiguousarray(values).tobytes()
+
+
+def _unpacked(dtype: str, width: int, scores: bytes) -> np.ndarray:
+    values = np.frombuffer(scores, dtype=dtype)
+    return values.reshape(-1, width) if width else values
 
 
 @contextmanager

@@ -4,7 +4,6 @@ Whatever would make every number wrong without a sound is refused here: weights 
 does not hold, an encoder-decoder, a window past the position table.
 """
 
-import inspect
 import json
 import os
 import re
@@ -21,6 +20,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import cached_file, is_peft_available
 from transformers.utils.peft_utils import find_adapter_config_file
+
+from .logits import forward_kwargs
 
 # Attributes under which configurations state how many tokens the model was built for.
 LIMIT_NAMES = (
@@ -427,15 +428,6 @@ def resolve_max_length(
             stacklevel=2,
         )
     return max_length
-
-
-def forward_parameters(module: torch.nn.Module) -> set[str]:
-    return set(inspect.signature(module.forward).parameters)
-
-
-def forward_kwargs(module: torch.nn.Module) -> dict:
-    """Arguments that save the module work nobody asked for, as far as it has them."""
-    return {"use_cache": False} if "use_cache" in forward_parameters(module) else {}
 
 
 @contextmanager

@@ -9,68 +9,40 @@ import re
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
-from types import SimpleNamespace
 
 import datasets
 import evaluate
-import torch
 
 from .arguments import (
     check_model_source,
     check_names,
-    check_protocol,
     check_running,
+    check_separator,
     check_texts,
     check_word_counts,
+    list_settings,
 )
 from .checkpoint import open_checkpoint
 from .distributed import Processes
-from .heads import ways
-from .identity import (
-    VERSION,
-    TextsDigest,
-    check_identifiable,
-    describe_measurement,
-    model_name,
-    model_revision,
-)
-from .loading import (
-    check_decoder,
-    context_limit,
-    evaluating,
-    files_state,
-    find_commit,
-    input_device,
-    load_model,
-    load_tokenizer,
-    num_embeddings,
-    resolve_device,
-    resolve_dtype,
-    snapshot,
-    unwrapped,
-)
-from .measuring import (
-    Work,
-    check_ids,
-    check_scorable,
-    make_plan,
-    read,
-    score_windows,
-    text_scores,
-    token_scores,
-)
-from .probing import probe
-from .results import Settings, Totals
+from .guards import KeptState as KeptState
+from .identity import VERSION, TextsDigest
+from .language_model import LanguageModel
+from .loading import files_state, resolve_device, resolve_dtype, snapshot
+from .logits import Head as Head
+from .measurement import Corpus, Measurement, plan_settings
+from .measures import Alternatives, Measure, NegativeLogLikelihood
+from .passes import Pass as Pass
+from .report import Extras, Report, list_reports
+from .results import TextScores as TextScores
+from .running import Runner
 from .scoring import Scorer
-
-# Used by heads.py alone; evaluate copies no file that isn't imported here.
-from .shortcuts import ScoredRows as ScoredRows
 from .tokenization import check_tokenizer
-
-# Used by results.py alone.
 from .uncertainty import Estimate as Estimate
-from .windows import PROTOCOLS
+from .windows import PROTOCOLS, Protocol
+from .work import plan_work
+
+# Names imported as themselves are used by other modules of the engine alone: evaluate copies no
+# file that isn't imported here.
 
 __version__ = VERSION
 
@@ -95,9 +67,9 @@ Args:
         takes one of the places; True means "every" where the tokenizer itself prepends one when
         it encodes, and "once" elsewhere. Defaults to True.
     device (str): "cpu", "gpu", "cuda", "cuda:1", "mps"; an accelerator if there is one by default.
-    max_length (int): tokens in a window, the model's limit by default.
-    stride (int): tokens from one window to the next, 1 to `max_length`; half the window by default.
-        Smaller strides give each token more context and cost more.
+    max_length (int or list of int): tokens in a window, the model's limit by default.
+    stride (int or list of int): tokens from one window to the next, 1 to `max_length`; half the
+        window by default. Smaller strides give each token more context and cost more.
     model (torch.nn.Module): a live model instead of `model_id`; left as it was found.
     tokenizer: the tokenizer of `model`, or one to use instead of that of `model_id`.
     dtype (str or torch.dtype): what to load the weights in: "float32" (the default), "bfloat16",
@@ -107,9 +79,9 @@ Args:
     tokenizer_kwargs (dict): the same for the tokenizer, which by default shares revision, token
         and the like with the model.
     return_token_scores (bool): also return every token's score. Defaults to False.
-    protocol (str): whose windows to use: "sliding" (the default), "transformers-docs",
-        "transformers-docs-weighted", "stock", "lm-eval", "paloma", "llama.cpp", "gptq",
-        "exllamav2", "megatron", "mlx-lm".
+    protocol (str or list of str): whose windows to use: {protocols}; or "all" of them. Where
+        `protocol`, `max_length` or `stride` is a list, every combination is measured, and what
+        they share is read once: see `measurements`.
     separator (str): joins the texts into one before anything else. By default each is scored on
         its own; protocols that join do so by themselves.
     word_counts (list of int): original words (or tokens) of each text, to normalise by.
@@ -118,9 +90,10 @@ Args:
         its place, in `token_scores`. Defaults to 0.
     callback (callable): called after every batch with an object that has `done` and `total`
         (tokens through the model) and `perplexity` (so far). An exception it raises ends the
-        compute; texts that were added are kept.
-    checkpoint (str): a SQLite file that keeps the scores of finished windows. The same compute on
-        the same file goes on where a killed one stopped, and ends with the same result.
+        run; texts that were added are kept.
+    checkpoint (str): a SQLite file that keeps the scores of finished passes. The same call with
+        the same file goes on where a killed one stopped, and ends with the same result; another
+        stride, window or protocol over the same texts takes what is there already.
     distributed (bool): share the windows out between the processes that `torchrun` started; each
         must make this same call, and gets the same result. Needs the package accelerate.
     return_totals (bool): also return what adds up over shards of a corpus. Defaults to False.
@@ -150,12 +123,17 @@ Returns:
             context_length (tokens seen; 0 where unscored); with `num_alternatives` also rank (1
             for the likeliest) and alternatives ([decoded token, nll] pairs, likeliest first); and
             windows, the plan: begin (first token read), first and end (tokens scored), start_token.
-        totals: with `return_totals`, what this result is computed from. Totals of several computes
+        totals: with `return_totals`, what this result is computed from. Totals of several calls
             add up: `(a["totals"] + b["totals"]).result()` is the result of all their texts.
         texts_digest (str): of the texts, in their order.
         signature, signature_short (str): what was measured, and how. Equal ones with equal texts
             mean equal numbers up to rounding; `+modified` behind the model's name says that hooks
             or code of the caller's own run in it, for which no digest can vouch.
+        measurements (list of dict): where `protocol`, `max_length` or `stride` is a list, in place
+            of all these: for each combination its protocol, max_length and stride with what a
+            single call would give, or with the `error` that refuses it; and, for every one after
+            the first, `ratio_to_first`: perplexity_ratio with its paired interval and p-value.
+            `num_forward_tokens` beside it counts what was read for all of them.
 
 Raises:
     TypeError, ValueError: bad arguments or texts; nothing is computed and texts that were added
@@ -186,6 +164,11 @@ Examples:
     (19, 5)
 """
 
+_KWARGS_DESCRIPTION = _KWARGS_DESCRIPTION.replace(
+    "{protocols}",
+    ", ".join(f'"{name}"' + " (the default)" * (name == "sliding") for name in PROTOCOLS),
+)
+
 _CITATION = """\
 @article{jelinek1977perplexity,
   title = {Perplexity—a measure of the difficulty of speech recognition tasks},
@@ -201,26 +184,15 @@ _CITATION = """\
 _ENTRANCE = threading.Lock()
 
 
-@dataclass(frozen=True)
-class LoadedModel:
-    """A model in use, and what was found out about it."""
-
-    model: torch.nn.Module
-    tokenizer: object
-    name: str
-    revision: str
-    description: str
-
-
 @evaluate.utils.file_utils.add_start_docstrings(_DESCRIPTION, _KWARGS_DESCRIPTION)
 class PerplexitySliding(evaluate.Metric):
     """Sliding-window perplexity as a Hugging Face `evaluate` metric.
 
     Attributes:
-        protocols: the names that `protocol` takes.
+        protocols: what `protocol` takes, by name; each row says what it does.
     """
 
-    protocols = tuple(PROTOCOLS)
+    protocols: dict[str, Protocol] = PROTOCOLS
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
@@ -229,7 +201,7 @@ class PerplexitySliding(evaluate.Metric):
         self._kept: list[str] = []  # texts of a call that failed
         self._received: list[str] = []
         self._thread: int | None = None  # the thread that is inside a call
-        self._loaded: tuple[object, LoadedModel] | None = None
+        self._opened: tuple[object, LanguageModel] | None = None
 
     def _info(self):
         return evaluate.MetricInfo(
@@ -251,7 +223,7 @@ class PerplexitySliding(evaluate.Metric):
         return super().__len__() + len(self._kept)
 
     def add(self, *, prediction=None, reference=None, **kwargs):
-        """Add one text, refusing at once what is none.
+        """Add one text; reject what is no string immediately.
 
         Args:
             prediction: the text. `predictions` is accepted as well, as `evaluate` itself does.
@@ -390,101 +362,104 @@ class PerplexitySliding(evaluate.Metric):
         return_totals=False,
     ):
         self._received = list(predictions)
+        settings, gives_list = list_settings(protocol, max_length, stride)
         word_counts = check_word_counts(word_counts, len(predictions))
-        rule = check_protocol(protocol, max_length, stride, add_start_token, separator)
+        check_separator(separator)
         check_running(batch_size, logits_memory, num_alternatives, callback, checkpoint)
         if model_id is None and model is None and self.config_name != "default":
             model_id = self.config_name
         check_model_source(
             model_id, model, tokenizer, device, dtype, model_kwargs, tokenizer_kwargs
         )
-        processes = Processes(distributed)
-        if model is None:
-            loaded = self._load(model_id, tokenizer, device, dtype, model_kwargs, tokenizer_kwargs)
-        else:
-            loaded = adopt(model, tokenizer)
         with_tokens = return_token_scores or num_alternatives > 0
-        with evaluating(loaded.model):
-            texts, streams = read(loaded.tokenizer, predictions, rule, separator, with_tokens)
-            limit = context_limit(loaded.model, loaded.tokenizer)
-            plan = make_plan(
-                loaded.tokenizer, limit, rule, streams, max_length, stride, add_start_token
+        measures: list[Measure] = [NegativeLogLikelihood()]
+        if num_alternatives:
+            measures.append(Alternatives(num_alternatives))
+        processes = Processes(distributed)
+        with open_checkpoint(checkpoint) as store:
+            language_model = self._language_model(
+                model_id, model, tokenizer, device, dtype, model_kwargs, tokenizer_kwargs
             )
-            work = Work(streams, plan)
-            check_scorable(work, plan)
-            found = probe(loaded.model, loaded.revision, loaded.description)
-            scorer = Scorer(
-                input_device(loaded.model),
-                ways(loaded.model)[found.way](),
-                found.vocabulary,
-                batch_size * plan.max_length,
-                logits_memory,
-                num_alternatives,
-            )
-            known = num_embeddings(loaded.model) or found.vocabulary
-            check_ids(work, min(known, found.vocabulary))
-            measurement = SimpleNamespace(plan=plan, separator=separator)
-            signatures = describe_measurement(loaded, measurement, word_counts is not None)
-            if checkpoint is not None:
-                check_identifiable(loaded.model)
-            with open_checkpoint(checkpoint, signatures["signature"]) as store:
-                scores = score_windows(scorer, work, store, processes, callback)
-        totals = Totals.of(
-            text_scores(texts, work, scores, word_counts),
-            Settings(rule.aggregate, rule.error, plan.max_length, word_counts is not None),
-            num_forward_tokens=sum(work.costs),
-            identity=signatures,
-            texts_digest=TextsDigest.of(predictions),
-        )
-        result = totals.result()
-        if return_totals:
-            result["totals"] = totals
-        if with_tokens:
-            result["token_scores"] = [
-                token_scores(loaded.tokenizer, *of_text)
-                for of_text in zip(work.streams, work.per_text, scores)
-            ]
-        return result
+            with language_model.in_use():
+                language_model.check()
+                corpus = Corpus(language_model.tokenizer, predictions, with_tokens)
+                planned = plan_settings(
+                    language_model, corpus, settings, add_start_token, separator, gives_list
+                )
+                measurements = [m for m in planned.values() if isinstance(m, Measurement)]
+                work = plan_work(language_model, measurements)
+                if store is not None:
+                    store.use(language_model, measures)
+                scorer = Scorer(
+                    [language_model], measures, batch_size * work.max_length, logits_memory
+                )
+                scores = Runner(scorer, work, store, processes, callback).run()
+        texts_digest = TextsDigest.of(predictions)
+        reports = [
+            Report(language_model, measurement, of_measurement, cost, word_counts, texts_digest)
+            for measurement, of_measurement, cost in work.by_measurement(scores)
+        ]
+        extras = Extras(with_tokens, return_totals)
+        if not gives_list:
+            return reports[0].result(extras)
+        return {
+            "measurements": list_reports(planned, reports, extras),
+            "num_forward_tokens": sum(work.costs),
+        }
 
-    def _load(self, model_id, tokenizer, device, dtype, model_kwargs, tokenizer_kwargs):
-        """Load a model, or take the one of the last compute if it is the very same."""
-        model_kwargs, tokenizer_kwargs = dict(model_kwargs or {}), dict(tokenizer_kwargs or {})
+    def open_model(
+        self,
+        model_id=None,
+        *,
+        model=None,
+        tokenizer=None,
+        device=None,
+        dtype=None,
+        model_kwargs=None,
+        tokenizer_kwargs=None,
+    ):
+        """Open a model once, to ask what it takes and to pass it as `model`.
+
+        Args:
+            model_id, model, tokenizer, device, dtype, model_kwargs, tokenizer_kwargs: as in
+                `compute`.
+
+        Returns:
+            an object with `model`, `tokenizer`, `name`, `revision`, `device`, `num_embeddings` and
+            `limit`, whose `length` is the number of tokens that the model takes at a time (None
+            where it states no limit).
+
+        Raises:
+            TypeError, ValueError: as in `compute`.
+        """
+        check_model_source(
+            model_id, model, tokenizer, device, dtype, model_kwargs, tokenizer_kwargs
+        )
+        if model is not None:
+            return LanguageModel.adopt(model, tokenizer)
+        return LanguageModel.open(
+            model_id, tokenizer, device, dtype, model_kwargs, tokenizer_kwargs
+        )
+
+    def _language_model(
+        self, model_id, model, tokenizer, device, dtype, model_kwargs, tokenizer_kwargs
+    ) -> LanguageModel:
+        """Adopt the live model, or load the named one unless the last call did."""
+        if model is not None:
+            return LanguageModel.adopt(model, tokenizer)
         if tokenizer is not None:
             check_tokenizer(tokenizer)
-        state = files_state(model_id, model_kwargs)
-        settings = snapshot([device, dtype, model_kwargs, tokenizer_kwargs])
-        key = (model_id, tokenizer, settings, state)
-        if self._loaded is not None and self._loaded[0] == key:
-            return self._loaded[1]
-        placed = "device_map" in model_kwargs or "quantization_config" in model_kwargs
-        typed = bool({"dtype", "torch_dtype", "quantization_config"} & set(model_kwargs))
-        target = None if placed and device is None else resolve_device(device)
-        weights = None if typed and dtype is None else resolve_dtype(dtype)
-        self._loaded = None  # its memory is needed for the next
-        if tokenizer is None:
-            tokenizer = load_tokenizer(model_id, tokenizer_kwargs, model_kwargs)
-        model = load_model(model_id, target, weights, model_kwargs)
-        loaded = LoadedModel(
-            model,
-            tokenizer,
-            model_name(model_id, model_kwargs),
-            model_revision(model, find_commit(model_id, model_kwargs)),
-            f"`model_id`={model_id!r}",
+        key = (
+            *(model_id, tokenizer),
+            snapshot([device, dtype, model_kwargs, tokenizer_kwargs]),
+            files_state(model_id, model_kwargs or {}),
         )
-        self._loaded = key, loaded
-        return loaded
-
-
-def adopt(model, tokenizer) -> LoadedModel:
-    """Take a live model and its tokenizer as they are."""
-    if not isinstance(model, torch.nn.Module):
-        raise TypeError(
-            f"`model` must be a loaded torch model, got {type(model).__name__}. Pass a name or a "
-            "folder as `model_id`."
-        )
-    model = unwrapped(model)
-    check_tokenizer(tokenizer)
-    config = getattr(model, "config", None)
-    check_decoder(config, "`model`")
-    name = model_name(getattr(config, "_name_or_path", "") or type(model).__name__, {})
-    return LoadedModel(model, tokenizer, name, model_revision(model, None), "`model`")
+        if self._opened is None or self._opened[0] != key:
+            resolve_device(device)
+            resolve_dtype(dtype)  # refused before the model in memory is given up
+            self._opened = None  # its memory is needed for the next
+            opened = LanguageModel.open(
+                model_id, tokenizer, device, dtype, model_kwargs, tokenizer_kwargs
+            )
+            self._opened = key, opened
+        return self._opened[1]

@@ -1,9 +1,9 @@
-"""A causal language model as a scorer: windows of token ids in, negative log-likelihoods out.
+"""Causal language models as scorers: passes of token ids in, columns of scores out.
 
-Windows of all texts are pooled, sorted by length, right-padded and run in batches; a causal model
+Passes of all texts are pooled, sorted by length, right-padded and run in batches; a causal model
 needs no mask for padding on the right.  Only the rows that are scored go through the vocabulary
-head, a block of them at a time, so that logits never fill the memory.  Log-likelihoods are taken in
-float32 whatever the model runs in: in bfloat16 they would come in steps.
+head, a block of them at a time, so that logits never fill the memory.  Several models read the same
+batches, and their logits meet block by block.
 """
 
 import warnings
@@ -13,7 +13,9 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from .heads import Head
+from .guards import explain_failure, is_out_of_memory
+from .language_model import LanguageModel
+from .measures import Block, Measure
 
 # On a CPU: tokens in a forward pass, and rows of logits computed at once, beyond which more of them
 # only cost cache misses; and bytes of logits that the loss finds in cache.
@@ -24,72 +26,67 @@ CPU_LOSS_BYTES = 2**23
 # a CPU as measured, elsewhere about the ratio of an accelerator's matrix rate to its memory's.
 CPU_PADDING = 32
 PADDING = 256
-OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "not enough memory")
+
+# Scores of a pass by name: arrays with one value, or row of values, for each target.
+Columns = dict[str, np.ndarray]
 
 
 class Row(NamedTuple):
-    """One window as the scorer sees it.
+    """One pass as the scorer sees it.
 
     Attributes:
         inputs: token ids to read (T,), the start token included.
-        targets: token ids to score (R,), each predicted from one of the last R rows.
+        scored: the rows that are scored (R,), ascending, each at most T - 1.
+        targets: the token id that each of these rows predicts (R,).
     """
 
     inputs: np.ndarray
+    scored: np.ndarray
     targets: np.ndarray
 
 
-class TokenColumns(NamedTuple):
-    """Scores of a window's R targets.
+class Launched(NamedTuple):
+    """A batch on its way: on a GPU its columns are there once `copied` has happened."""
 
-    Attributes:
-        nll: negative log-likelihoods in nats (R,), float32.
-        rank: 1 for the likeliest token, and so on (R,); with alternatives only, as all below.
-        top_ids: the likeliest tokens, best first (R, K).
-        top_nll: their negative log-likelihoods (R, K).
-    """
-
-    nll: np.ndarray
-    rank: np.ndarray | None = None
-    top_ids: np.ndarray | None = None
-    top_nll: np.ndarray | None = None
+    numbers: list[int]
+    columns: dict[str, torch.Tensor]
+    counts: list[int]
+    copied: torch.cuda.Event | None
 
 
 class Scorer:
-    """Negative log-likelihoods of windows under one model.
+    """Scores of passes under a model, or under a model and its reference.
 
     Args:
-        device: where the model takes its token ids.
-        head: the way to its logits.
-        vocabulary: logits that it gives for a token.
-        batch_tokens: tokens in one forward pass, padding included; a longer window runs alone.
+        models: the model and, for measures of two, its reference; each examined.
+        measures: what to measure of each target.
+        batch_tokens: tokens in one forward pass, padding included; a longer pass runs alone.
         logits_memory: bytes that logits and the loss over them may take.
-        num_alternatives: likeliest tokens to report beside each target.
     """
 
     def __init__(
         self,
-        device: torch.device,
-        head: Head,
-        vocabulary: int,
+        models: Sequence[LanguageModel],
+        measures: Sequence[Measure],
         batch_tokens: int,
         logits_memory: int,
-        num_alternatives: int = 0,
     ):
-        self.device = device
-        self.head = head
+        self.models = models
+        self.measures = measures
+        self.device = models[0].device
         self.batch_tokens = batch_tokens
         self.padding = PADDING
         # A row of logits exists in the model's dtype, in float32, and once more inside the loss.
-        self.block_rows = max(1, logits_memory // (vocabulary * 12))
+        self.block_rows = max(1, logits_memory // sum(m.vocabulary_size * 12 for m in models))
         self.loss_rows = self.block_rows
-        self.num_alternatives = min(num_alternatives, vocabulary)
-        if device.type == "cpu":
+        if self.device.type == "cpu":
             self.batch_tokens = min(batch_tokens, CPU_BATCH_TOKENS)
             self.padding = CPU_PADDING
-            self.loss_rows = max(1, CPU_LOSS_BYTES // (vocabulary * 4))
-            if head.by_blocks:
+            self.loss_rows = max(1, CPU_LOSS_BYTES // (models[0].vocabulary_size * 4))
+            if all(model.head.by_blocks for model in models):
                 self.block_rows = min(self.block_rows, CPU_BLOCK_ROWS)
+        if not all(model.prefixes_agree for model in models):
+            self.padding = 0  # a padded pass would be read as a longer one
 
     @torch.inference_mode()
     def score(
@@ -97,101 +94,108 @@ class Scorer:
         row: Callable[[int], Row],
         lengths: Sequence[int],
         finished: Container[int] = (),
-    ) -> Iterator[tuple[list[int], list[TokenColumns]]]:
-        """Score windows, longest first; yield after every batch.
+    ) -> Iterator[tuple[list[int], list[Columns]]]:
+        """Score passes, longest first; yield after every batch.
 
         Args:
-            row: gives the window of a number, 0 to len(lengths) - 1.
-            lengths: tokens that each window reads.
+            row: gives the pass of a number, 0 to len(lengths) - 1.
+            lengths: tokens that each pass reads.
             finished: numbers to leave out.  The rest is batched as if they were there, so that a
                 resumed run rounds as the whole one would have.
 
         Yields:
-            (numbers of the windows, their scores): see `TokenColumns`.
+            (numbers of the passes, their scores).
 
         Raises:
-            MemoryError: a single window does not fit.
+            MemoryError: a single pass does not fit.
             ValueError: the model's forward pass failed in another way.
         """
         waiting = [
-            rest
+            unfinished
             for numbers in reversed(batches(lengths, self.batch_tokens, self.padding))
-            if (rest := [number for number in numbers if number not in finished])
+            if (unfinished := [number for number in numbers if number not in finished])
         ]
-        running = None  # collected once the next batch is launched, so that a GPU never waits
+        # On a GPU a batch is collected once the next one is launched, so that it never waits.
+        launched: Launched | None = None
         while waiting:
             numbers = waiting.pop()
             if len(numbers) > 1 and len(numbers) * lengths[numbers[0]] > self.batch_tokens:
                 waiting += [numbers[len(numbers) // 2 :], numbers[: len(numbers) // 2]]
                 continue
-            try:
-                launched = numbers, self._launch([row(number) for number in numbers])
-            except Exception as error:
-                if not is_out_of_memory(error):
-                    raise ValueError(
-                        f"`model` failed on {len(numbers)} windows of {lengths[numbers[0]]} "
-                        f"tokens: {error or type(error).__name__}."
-                    ) from error
-                self._lower_batch(len(numbers), lengths[numbers[0]], error)
+            previous, launched = launched, self._try_to_launch(numbers, lengths, row)
+            if launched is None:
                 waiting.append(numbers)
+                launched = previous
                 continue
-            if running is not None:
-                yield running[0], collect(*running[1])
-            running = launched
-        if running is not None:
-            yield running[0], collect(*running[1])
+            if previous is not None:
+                yield previous.numbers, collect(previous)
+            if launched.copied is None:
+                yield launched.numbers, collect(launched)
+                launched = None
+        if launched is not None:
+            yield launched.numbers, collect(launched)
 
-    def _launch(self, rows: list[Row]) -> tuple[list[torch.Tensor], list[int], object]:
-        """Score a batch; return what `collect` takes, on a GPU before it has been computed."""
+    def _try_to_launch(
+        self, numbers: list[int], lengths: Sequence[int], row: Callable[[int], Row]
+    ) -> Launched | None:
+        """Launch a batch; None where memory ran out and the batch was lowered."""
+        length = lengths[numbers[0]]
+        try:
+            return self._launch(numbers, [row(number) for number in numbers])
+        except Exception as error:
+            if len(numbers) == 1 or not is_out_of_memory(error):
+                raise explain_failure(error, len(numbers), length, self.device) from error
+        # Here, where no traceback holds the activations any more.
+        self._lower_batch(len(numbers), length)
+        return None
+
+    def _launch(self, numbers: list[int], rows: list[Row]) -> Launched:
         ids = np.full((len(rows), max(len(row.inputs) for row in rows)), rows[0].inputs[0])
         for line, row in zip(ids, rows):
             line[: len(row.inputs)] = row.inputs  # right padding
-        scored = [
-            np.arange(len(row.inputs) - len(row.targets), len(row.inputs)) + number * ids.shape[1]
-            for number, row in enumerate(rows)
-        ]
-        blocks = self.head(
-            self._to_device(ids),  # (B, T)
-            self._to_device(np.concatenate(scored)),  # (R,), counting through B * T
-            self._to_device(np.concatenate([row.targets for row in rows])),  # (R,)
-            self.block_rows,
+        scored = [row.scored + line * ids.shape[1] for line, row in enumerate(rows)]
+        batch = (
+            ids,  # (B, T)
+            np.concatenate(scored),  # (R,), counting through B * T
+            np.concatenate([row.targets for row in rows]),  # (R,)
         )
-        columns = self._columns(blocks, sum(len(row.targets) for row in rows))
-        on_gpu = columns[0].is_cuda
-        on_host = [column.to("cpu", non_blocking=on_gpu) for column in columns]
-        copied = torch.cuda.current_stream(columns[0].device).record_event() if on_gpu else None
-        return on_host, [len(row.targets) for row in rows], copied
+        columns = self._columns(batch)
+        on_gpu = next(iter(columns.values())).is_cuda
+        on_host = {name: column.to("cpu", non_blocking=on_gpu) for name, column in columns.items()}
+        copied = None
+        if on_gpu:
+            device = next(iter(columns.values())).device
+            copied = torch.cuda.current_stream(device).record_event()
+        return Launched(numbers, on_host, [len(row.targets) for row in rows], copied)
 
-    def _columns(self, blocks: Iterator, num_rows: int) -> list[torch.Tensor]:
-        """Score blocks of logits into columns of `num_rows` rows; see `TokenColumns`."""
-        columns, done = [], 0
-        for logits, targets in blocks:
-            for part in zip(logits.split(self.loss_rows), targets.split(self.loss_rows)):
-                values = token_columns(*part, self.num_alternatives)
-                # At once in their place: kept, they would lie between the blocks that a CPU's
-                # allocator takes for every loss, and none could be taken again.
-                if not columns:
-                    columns = [value.new_empty(num_rows, *value.shape[1:]) for value in values]
-                for column, value in zip(columns, values):
-                    column[done : done + len(value)] = value
-                done += len(part[1])
+    def _columns(self, batch: tuple[np.ndarray, ...]) -> dict[str, torch.Tensor]:
+        """Score a batch into columns of all its rows, block by block."""
+        num_rows = len(batch[2])
+        columns: dict[str, torch.Tensor] = {}
+        done = 0
+        for blocks in zip(*(self._blocks(model, batch) for model in self.models)):
+            count = len(blocks[0].targets)
+            for measure in self.measures:
+                for name, values in measure(blocks).items():
+                    # At once in their place: kept, they would lie between the blocks that a CPU's
+                    # allocator takes for every loss, and none could be taken again.
+                    if name not in columns:
+                        columns[name] = values.new_empty(num_rows, *values.shape[1:])
+                    columns[name][done : done + count] = values
+            done += count
         return columns
 
-    def _to_device(self, array: np.ndarray) -> torch.Tensor:
-        tensor = torch.from_numpy(array)
-        if self.device.type != "cuda":
-            return tensor.to(self.device)
-        return tensor.pin_memory().to(self.device, non_blocking=True)
+    def _blocks(self, model: LanguageModel, batch: tuple[np.ndarray, ...]) -> Iterator[Block]:
+        """The logits of a batch under a model, `loss_rows` rows at a time."""
+        ids, scored, targets = (to_device(array, model.device) for array in batch)
+        for logits, labels in model.logits(ids, scored, targets, self.block_rows):
+            for part in zip(logits.split(self.loss_rows), labels.split(self.loss_rows)):
+                yield Block(*part)
 
-    def _lower_batch(self, num_windows: int, length: int, error: Exception) -> None:
-        """After running out of memory: halve the batch for the rest, or give up on one window."""
+    def _lower_batch(self, num_windows: int, length: int) -> None:
+        """After running out of memory: halve the batch for the rest."""
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
-        if num_windows == 1:
-            raise MemoryError(
-                f"One window of {length} tokens does not fit in the memory of {self.device}: lower "
-                "`max_length`, load the model in a smaller `dtype`, or lower `logits_memory`."
-            ) from error
         self.batch_tokens = (num_windows // 2) * length
         warnings.warn(
             f"Out of memory with {num_windows} windows of {length} tokens in a batch; going on "
@@ -200,19 +204,30 @@ class Scorer:
         )
 
 
-def collect(columns: list[torch.Tensor], counts: list[int], copied) -> list[TokenColumns]:
-    """Give the scores of a batch window by window, once they have been `copied` to the host."""
-    if copied is not None:
-        copied.synchronize()
-    ends = np.cumsum(counts)[:-1]
-    return [TokenColumns(*own) for own in zip(*(np.split(c.numpy(), ends) for c in columns))]
+def to_device(array: np.ndarray, device: torch.device) -> torch.Tensor:
+    tensor = torch.from_numpy(array)
+    if device.type != "cuda":
+        return tensor.to(device)
+    return tensor.pin_memory().to(device, non_blocking=True)
+
+
+def collect(launched: Launched) -> list[Columns]:
+    """Give the scores of a batch pass by pass, once they have been copied to the host."""
+    if launched.copied is not None:
+        launched.copied.synchronize()
+    ends = np.cumsum(launched.counts)[:-1]
+    parts = {name: np.split(c.numpy(), ends) for name, c in launched.columns.items()}
+    return [
+        {name: split[number] for name, split in parts.items()}
+        for number in range(len(launched.counts))
+    ]
 
 
 def batches(lengths: Sequence[int], batch_tokens: int, padding: int) -> list[list[int]]:
-    """Group windows of like lengths, longest first, so that hardly any padding is run.
+    """Group passes of like lengths, longest first, so that hardly any padding is run.
 
     Each group takes at most `batch_tokens` tokens once padded to its longest, at most `padding` of
-    them padding, or holds one window.
+    them padding, or holds one pass.
     """
     groups: list[list[int]] = []
     longest = padded = 0
@@ -224,22 +239,3 @@ def batches(lengths: Sequence[int], batch_tokens: int, padding: int) -> list[lis
             groups.append([number])
             longest, padded = lengths[number], 0
     return groups
-
-
-def token_columns(
-    logits: torch.Tensor, targets: torch.Tensor, num_alternatives: int
-) -> tuple[torch.Tensor, ...]:
-    """Score targets (R,) under logits (R, V), in float32; see `TokenColumns` for what comes."""
-    logits = logits.float()
-    nll = torch.nn.functional.cross_entropy(logits, targets, reduction="none")
-    if not num_alternatives:
-        return (nll,)
-    rank = 1 + (logits > logits.gather(1, targets[:, None])).sum(1)
-    top = logits.topk(num_alternatives)
-    return nll, rank, top.indices, logits.logsumexp(1, keepdim=True) - top.values
-
-
-def is_out_of_memory(error: Exception) -> bool:
-    return isinstance(error, MemoryError | torch.OutOfMemoryError) or any(
-        phrase in str(error).lower() for phrase in OUT_OF_MEMORY
-    )

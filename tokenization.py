@@ -11,6 +11,9 @@ from dataclasses import dataclass
 from itertools import groupby
 
 import numpy as np
+import xxhash
+
+from .windows import Protocol, Start
 
 # Texts handed to the tokenizer in one call: enough to keep its threads busy, few enough that the
 # Python lists it returns stay small.
@@ -84,6 +87,17 @@ def resolve_start(tokenizer, add_start_token: bool | str) -> str:
     return add_start_token
 
 
+def choose_start(tokenizer, protocol: Protocol, add_start_token: bool | str) -> Start:
+    """Where the start token stands: the user's choice where the protocol leaves it."""
+    if protocol.start == "chosen":
+        start = resolve_start(tokenizer, add_start_token)
+        # With one window to a text, "every" is "once".
+        return "once" if protocol.last == "cut" and start == "every" else start
+    if protocol.start == "replace" and not prepends_start_token(tokenizer):
+        return "none"
+    return protocol.start
+
+
 def tokenize(
     tokenizer, texts: list[str], encoding: str = "plain", with_offsets: bool = False
 ) -> list[TokenizedText]:
@@ -149,6 +163,11 @@ def without_start_token(text: TokenizedText, start_id: int) -> TokenizedText:
         return text
     offsets = None if text.offsets is None else text.offsets[1:]
     return TokenizedText(text.ids[1:], offsets, text.num_added)
+
+
+def stream_hash(ids: np.ndarray) -> str:
+    """Identify a text by the tokens that the model reads."""
+    return xxhash.xxh3_128(np.ascontiguousarray(ids, dtype=np.int64)).hexdigest()
 
 
 @contextmanager

@@ -9,7 +9,8 @@ one planner `plan_windows`.
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
+from types import UnionType
+from typing import Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
 
 
 class Window(NamedTuple):
@@ -47,6 +48,12 @@ class Window(NamedTuple):
         return target - self.begin + self.start_token
 
 
+Start = Literal["none", "once", "every", "replace"]
+Aggregate = Literal["tokens", "window means", "guide weights", "texts", "capped"]
+ToolError = Literal["population", "sample"]
+Knob = Literal["max_length", "stride", "add_start_token", "separator"]
+
+
 @dataclass(frozen=True)
 class Protocol:
     """One tool's way to measure perplexity.
@@ -54,6 +61,7 @@ class Protocol:
     Attributes:
         name: the value of `protocol=`.
         source: whose number this is.
+        description: one sentence on what it does, for help texts and the Space.
         max_length: tokens in a window; None stands for the model's own limit, which also caps a
             number given here.
         stride: distance between the first tokens of two windows; None stands for `max_length`,
@@ -65,8 +73,12 @@ class Protocol:
             "replace" for the first token of every window if the tokenizer adds one by itself, or
             "none".
         start_is: which token that is: "bos", "bos or eos", or "eos".
-        scores_next: a window also scores the token after it, from its last row, and so reads
-            `max_length` tokens instead of `max_length - 1`.
+        start_choices: the values of `add_start_token` that the tool knows.
+        drops_written_start: a start token written at the head of a text is taken for the one that
+            stands before it; other tools score it as text.
+        scores_next: whether a window also scores the token after it, from its last row, and so
+            reads `max_length` tokens instead of `max_length - 1`: "always", "never", or
+            "without overlap", where windows share no token.
         scores: "new" tokens, those that no window before has scored, or the "second half" of
             each window.
         last: what becomes of a last window that the text does not fill: it stays "short", it is
@@ -80,129 +92,207 @@ class Protocol:
         error: the ± that the tool prints: "population" (llama.cpp), "sample" (mlx-lm) or None.
         min_windows: fewest windows that the tool accepts a text with.
         knobs: the arguments that the tool has a setting for.
+
+    Raises:
+        TypeError: an attribute has a value that nothing in this project knows.
     """
 
     name: str
     source: str
+    description: str
     max_length: int | None = None
-    stride: int | str | None = None
-    encoding: str = "plain"
-    start: str = "none"
-    start_is: str = "bos"
-    scores_next: bool = False
-    scores: str = "new"
-    last: str = "short"
+    stride: int | Literal["half"] | None = None
+    encoding: Literal["plain", "default", "default once"] = "plain"
+    start: Literal["none", "chosen", "once", "replace"] = "none"
+    start_is: Literal["bos", "bos or eos", "eos"] = "bos"
+    start_choices: tuple[Literal["once", "every"] | bool, ...] = (True, False, "once", "every")
+    drops_written_start: bool = False
+    scores_next: Literal["always", "never", "without overlap"] = "never"
+    scores: Literal["new", "second half"] = "new"
+    last: Literal["short", "full", "dropped", "cut"] = "short"
     join: str | None = None
-    aggregate: str = "tokens"
-    error: str | None = None
+    aggregate: Aggregate = "tokens"
+    error: ToolError | None = None
     min_windows: int = 1
-    knobs: tuple[str, ...] = ("max_length",)
+    knobs: tuple[Knob, ...] = ("max_length",)
+
+    def __post_init__(self) -> None:
+        for attribute, hint in get_type_hints(type(self)).items():
+            value = getattr(self, attribute)
+            if not _is_of(value, hint):
+                raise TypeError(
+                    f"`{attribute}` of protocol {self.name!r} must be {hint}, got {value!r}."
+                )
+
+    @property
+    def scores_each_text(self) -> bool:
+        """Whether every text is scored on its own, so that a corpus may come in shards."""
+        return self.join is None
 
 
-PROTOCOLS = {
-    protocol.name: protocol
-    for protocol in (
-        Protocol(
-            "sliding",
-            source="this metric",
-            stride="half",
-            start="chosen",
-            knobs=("max_length", "stride", "add_start_token", "separator"),
+def _is_of(value: object, hint: object) -> bool:
+    """Whether a value is of a type, as far as the attributes of `Protocol` need it."""
+    parts = get_args(hint)
+    if get_origin(hint) is Literal:
+        return any(value is part or (value == part and type(value) is type(part)) for part in parts)
+    if get_origin(hint) in (Union, UnionType):
+        return any(_is_of(value, part) for part in parts)
+    if get_origin(hint) is tuple:
+        return isinstance(value, tuple) and all(_is_of(item, parts[0]) for item in value)
+    return isinstance(value, hint) and (hint is bool or not isinstance(value, bool))
+
+
+def protocol_table(*protocols: Protocol) -> dict[str, Protocol]:
+    """Protocols by name.
+
+    Raises:
+        ValueError: two have the same name.
+    """
+    table = {protocol.name: protocol for protocol in protocols}
+    if len(table) < len(protocols):
+        raise ValueError("Two protocols must not have the same name.")
+    return table
+
+
+PROTOCOLS = protocol_table(
+    Protocol(
+        "sliding",
+        source="this metric",
+        description=(
+            "Windows overlap, and every token is scored exactly once, with as much context as the "
+            "stride leaves it."
         ),
-        Protocol(
-            "transformers-docs",
-            source="transformers guide, mean of window means (2022-2024)",
-            stride="half",
-            encoding="default",
-            join="\n\n",
-            aggregate="window means",
-            knobs=("max_length", "stride", "separator"),
+        stride="half",
+        start="chosen",
+        drops_written_start=True,
+        scores_next="without overlap",
+        knobs=("max_length", "stride", "add_start_token", "separator"),
+    ),
+    Protocol(
+        "transformers-docs",
+        source="transformers guide, mean of window means (2022-2024)",
+        description=(
+            "The same windows, but the average is taken over windows instead of tokens, so a short "
+            "last window counts as much as a full one."
         ),
-        Protocol(
-            "transformers-docs-weighted",
-            source="transformers guide, present form",
-            stride="half",
-            encoding="default",
-            join="\n\n",
-            aggregate="guide weights",
-            knobs=("max_length", "stride", "separator"),
+        stride="half",
+        encoding="default",
+        join="\n\n",
+        aggregate="window means",
+        knobs=("max_length", "stride", "separator"),
+    ),
+    Protocol(
+        "transformers-docs-weighted",
+        source="transformers guide, present form",
+        description="The same windows; each window's average is weighted by its number of tokens, less one.",
+        stride="half",
+        encoding="default",
+        join="\n\n",
+        aggregate="guide weights",
+        knobs=("max_length", "stride", "separator"),
+    ),
+    Protocol(
+        "stock",
+        source="evaluate's own perplexity metric",
+        description="Only the first window of each text is read; the rest is cut off.",
+        start="chosen",
+        start_choices=(True, False),
+        last="cut",
+        aggregate="texts",
+        knobs=("max_length", "add_start_token"),
+    ),
+    Protocol(
+        "lm-eval",
+        source="lm-evaluation-harness, loglikelihood_rolling",
+        description=(
+            "Windows do not overlap, so the first tokens of each have hardly any context; the last "
+            "window is moved back to be full."
         ),
-        Protocol(
-            "stock",
-            source="evaluate's own perplexity metric",
-            start="chosen",
-            last="cut",
-            aggregate="texts",
-            knobs=("max_length", "add_start_token"),
+        encoding="default once",
+        start="once",
+        start_is="bos or eos",
+        scores_next="always",
+        last="full",
+    ),
+    Protocol(
+        "paloma",
+        source="Paloma and OLMo-Eval",
+        description=(
+            "As lm-eval, with at most 2048 tokens, but the text always begins with the end-of-text "
+            "token."
         ),
-        Protocol(
-            "lm-eval",
-            source="lm-evaluation-harness, loglikelihood_rolling",
-            encoding="default once",
-            start="once",
-            start_is="bos or eos",
-            scores_next=True,
-            last="full",
+        max_length=2048,
+        start="once",
+        start_is="eos",
+        scores_next="always",
+        last="full",
+    ),
+    Protocol(
+        "llama.cpp",
+        source="llama.cpp, llama-perplexity",
+        description=(
+            "Windows do not overlap, and only the second half of each is scored; what does not fill a "
+            "window is dropped."
         ),
-        Protocol(
-            "paloma",
-            source="Paloma and OLMo-Eval",
-            max_length=2048,
-            start="once",
-            start_is="eos",
-            scores_next=True,
-            last="full",
+        max_length=512,
+        encoding="default",
+        start="replace",
+        scores="second half",
+        last="dropped",
+        join="\n\n",
+        error="population",
+        min_windows=2,
+        knobs=("max_length", "separator"),
+    ),
+    Protocol(
+        "gptq",
+        source="GPTQ and AWQ papers",
+        description=(
+            "Windows do not overlap, the first token of each is not scored, and what does not fill a "
+            "window is dropped."
         ),
-        Protocol(
-            "llama.cpp",
-            source="llama.cpp, llama-perplexity",
-            max_length=512,
-            encoding="default",
-            start="replace",
-            scores="second half",
-            last="dropped",
-            join="\n\n",
-            error="population",
-            min_windows=2,
-            knobs=("max_length", "separator"),
+        max_length=2048,
+        encoding="default",
+        last="dropped",
+        join="\n\n",
+        knobs=("max_length", "separator"),
+    ),
+    Protocol(
+        "exllamav2",
+        source="ExLlamaV2, --standard_perplexity",
+        description="Windows are at most 512 tokens apart; what does not fill a window is dropped.",
+        stride=512,
+        last="dropped",
+        join="\n\n",
+        knobs=("max_length", "separator"),
+    ),
+    Protocol(
+        "megatron",
+        source="Megatron-LM, zero-shot evaluation",
+        description=(
+            "Windows are at most 32 tokens apart unless you choose otherwise; the mean is capped at "
+            "20 nats."
         ),
-        Protocol(
-            "gptq",
-            source="GPTQ and AWQ papers",
-            max_length=2048,
-            encoding="default",
-            last="dropped",
-            join="\n\n",
-            knobs=("max_length", "separator"),
+        stride=32,
+        scores_next="always",
+        join="\n\n",
+        aggregate="capped",
+        knobs=("max_length", "stride", "separator"),
+    ),
+    Protocol(
+        "mlx-lm",
+        source="mlx-lm, mlx_lm.perplexity",
+        description=(
+            "The token ids of all texts are cut into rows; the first token of each is not scored and "
+            "an incomplete row is dropped."
         ),
-        Protocol(
-            "exllamav2",
-            source="ExLlamaV2, --standard_perplexity",
-            stride=512,
-            last="dropped",
-            join="\n\n",
-            knobs=("max_length", "separator"),
-        ),
-        Protocol(
-            "megatron",
-            source="Megatron-LM, zero-shot evaluation",
-            stride=32,
-            scores_next=True,
-            join="\n\n",
-            aggregate="capped",
-            knobs=("max_length", "stride", "separator"),
-        ),
-        Protocol(
-            "mlx-lm",
-            source="mlx-lm, mlx_lm.perplexity",
-            max_length=512,
-            encoding="default",
-            last="dropped",
-            join="tokens",
-            error="sample",
-        ),
-    )
-}
+        max_length=512,
+        encoding="default",
+        last="dropped",
+        join="tokens",
+        error="sample",
+    ),
+)
 
 
 def resolve_stride(protocol: Protocol, stride: int | None, max_length: int) -> int:
@@ -215,7 +305,11 @@ def resolve_stride(protocol: Protocol, stride: int | None, max_length: int) -> i
 
 
 def plan_windows(
-    num_tokens: int, max_length: int, stride: int, start: str = "none", protocol: str = "sliding"
+    num_tokens: int,
+    max_length: int,
+    stride: int,
+    start: Start = "none",
+    protocol: Protocol = PROTOCOLS["sliding"],
 ) -> Iterator[Window]:
     """Plan the windows over a text of `num_tokens` tokens.
 
@@ -231,24 +325,24 @@ def plan_windows(
         stride: 1 to `max_length`; with `start="every"`, to `max_length - 1`.
         start: "none"; "once", before the text; "every", at the head of each window; "replace",
             in the place of each window's first token.
-        protocol: a key of `PROTOCOLS`; decides which targets count and what becomes of the last
-            window.
+        protocol: decides which targets count and what becomes of the last window.
 
     Yields:
         windows in the order of the text, each with at least one target.
     """
-    rule = PROTOCOLS[protocol]
     if start == "every":
         # The start token takes a place, and gives the first token of each window a predecessor.
-        spans = _spans(num_tokens, max_length - 1, stride, rule.last, lead=0)
+        spans = _spans(num_tokens, max_length - 1, stride, protocol.last, lead=0)
         return (Window(begin, first, end, True) for begin, first, end in spans)
-    scores_next = rule.scores_next or (rule.name == "sliding" and stride == max_length)
+    scores_next = protocol.scores_next == "always" or (
+        protocol.scores_next == "without overlap" and stride == max_length
+    )
     width = max_length + scores_next
     if start == "once":
-        spans = _spans(num_tokens + 1, width, stride, rule.last)
+        spans = _spans(num_tokens + 1, width, stride, protocol.last)
         return (_after_start_token(*span) for span in spans)
-    spans = _spans(num_tokens, width, stride, rule.last)
-    if rule.scores == "second half":
+    spans = _spans(num_tokens, width, stride, protocol.last)
+    if protocol.scores == "second half":
         spans = ((begin, begin + max_length // 2 + 1, end) for begin, _, end in spans)
         spans = (span for span in spans if span[1] < span[2])
     replaced = start == "replace"
@@ -282,6 +376,28 @@ def _spans(
 def _after_start_token(begin: int, first: int, end: int) -> Window:
     """Turn a span over [start token] + text into a window over the text."""
     return Window(max(begin - 1, 0), first - 1, end - 1, begin == 0)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A protocol with its numbers filled in for one model.
+
+    Attributes:
+        start: where the start token stands.
+        start_id: its token id; None without one.
+    """
+
+    protocol: Protocol
+    max_length: int
+    stride: int
+    start: Start
+    start_id: int | None
+
+    def windows(self, num_tokens: int) -> list[Window]:
+        """The windows over a text of `num_tokens` tokens."""
+        return list(
+            plan_windows(num_tokens, self.max_length, self.stride, self.start, self.protocol)
+        )
 
 
 def guide_weights(windows: list[Window]) -> list[int]:

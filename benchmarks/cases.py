@@ -1,11 +1,12 @@
 """The workloads, and who runs them: the floor, this metric, and what people use today."""
 
+import importlib
 import importlib.util
-import sys
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import ModuleType
 
 import evaluate
 import torch
@@ -14,8 +15,6 @@ from peers import Harness, guide_loop, stock_metric
 from workloads import make_lines, make_model, make_text, make_tokenizer, read_lines
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.append(str(ROOT))
-from windows import plan_windows  # noqa: E402
 
 OURS, FLOOR = "ours", "floor"
 # The stock metric pads every text to the longest one: at the full length of WikiText's lines it
@@ -48,6 +47,11 @@ class Case:
     contenders: dict[str, Contender] = field(default_factory=dict)
 
 
+def engine(metric: evaluate.Metric, name: str) -> ModuleType:
+    """A module of the loaded metric: the copy that it uses, not another one."""
+    return importlib.import_module(f".{name}", type(metric).__module__.rpartition(".")[0])
+
+
 class Setup:
     """A model, its tokenizer and the metric, in memory and on disk."""
 
@@ -77,6 +81,7 @@ class Setup:
 
     def floor(self, texts: list[str], stride: int) -> Floor:
         """Bare forward passes over the windows that this metric plans for the texts."""
+        plan_windows = engine(self.metric, "windows").plan_windows
         windows = [
             window
             for text in texts

@@ -10,14 +10,15 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+import evaluate
 import torch
 import transformers
-from cases import ROOT  # noqa: F401  (puts the metric's modules on the path)
+from cases import ROOT, engine
 from measure import spread
 from workloads import make_model
 
-from shortcuts import AlignedProduct, ScoredRows, fused_gelu
-
+METRIC = evaluate.load(str(ROOT / "perplexity_sliding.py"))
+shortcuts = engine(METRIC, "logits")
 cross_entropy = torch.nn.functional.cross_entropy
 
 
@@ -71,14 +72,16 @@ def body(model) -> dict[str, Callable]:
     """A full window through the body"""
     ids = random_ids(model, 1)
     length = ids.shape[1]
-    activations = dict.fromkeys((block.mlp.act for block in model.base_model.h), fused_gelu)
+    activations = dict.fromkeys(
+        (block.mlp.act for block in model.base_model.h), shortcuts.fused_gelu
+    )
 
     def run(forwards):
         with replaced(forwards):
             model.base_model(ids, use_cache=False)
 
     def scoring(part):
-        shortcut = ScoredRows(model.base_model.h[-1].mlp)
+        shortcut = shortcuts.ScoredRows(model.base_model.h[-1].mlp)
         shortcut.scored = torch.arange(length - length // part, length)
         return {model.base_model.h[-1].mlp: shortcut}
 
@@ -93,7 +96,7 @@ def body(model) -> dict[str, Callable]:
 def head(model) -> dict[str, Callable]:
     """The head over a window's rows"""
     hidden = torch.randn(model.config.n_positions, model.config.n_embd)
-    linear, aligned = model.lm_head, AlignedProduct(model.lm_head)
+    linear, aligned = model.lm_head, shortcuts.AlignedProduct(model.lm_head)
 
     def run(product, rows):
         return lambda: [product(part) for part in hidden.split(rows)]
@@ -112,7 +115,7 @@ def loss(model) -> dict[str, Callable]:
     """The head over 512 rows and their loss"""
     hidden = torch.randn(512, model.config.n_embd)
     targets = torch.randint(model.config.vocab_size, (512,))
-    product = AlignedProduct(model.lm_head)
+    product = shortcuts.AlignedProduct(model.lm_head)
 
     def run(rows, nll):
         def blocks():

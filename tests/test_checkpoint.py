@@ -86,12 +86,29 @@ def test_texts_finished_before_count_in_another_company_and_order(metric, argume
     ],
     ids=str,
 )
-def test_another_measurement_never_matches(metric, arguments, path, change):
+def test_another_measurement_takes_what_it_shares(metric, arguments, path, change):
     metric.compute(predictions=TEXTS, checkpoint=path, **arguments)
     changed = arguments | change
-    assert metric.compute(predictions=TEXTS, checkpoint=path, **changed) == metric.compute(
-        predictions=TEXTS, **changed
-    )
+    expected = metric.compute(predictions=TEXTS, **changed)
+    result = metric.compute(predictions=TEXTS, checkpoint=path, **changed)
+    assert result.pop("perplexities") == pytest.approx(expected.pop("perplexities"), rel=1e-6)
+    for name in ("total_nll", "num_tokens", "num_windows", "num_forward_tokens"):
+        assert result[name] == pytest.approx(expected[name], rel=1e-6)
+    assert result["signature"] == expected["signature"]
+
+
+def test_a_list_of_strides_leaves_nothing_to_do_for_each_of_them(metric, arguments, path):
+    strides = [8, 4, 2]
+    metric.compute(predictions=TEXTS, checkpoint=path, **(arguments | {"stride": strides}))
+    for stride in strides:
+        alone = arguments | {"stride": stride}
+        progress = []
+        result = metric.compute(
+            predictions=TEXTS, checkpoint=path, callback=progress.append, **alone
+        )
+        assert progress == []
+        expected = metric.compute(predictions=TEXTS, **alone)
+        assert result["total_nll"] == pytest.approx(expected["total_nll"], rel=1e-6)
 
 
 def test_another_model_never_matches(metric, arguments, path):
@@ -155,7 +172,7 @@ def test_a_damaged_file_is_refused(metric, arguments, path):
 def test_scores_of_the_wrong_size_are_refused(metric, arguments, path):
     metric.compute(predictions=TEXTS, checkpoint=path, **arguments)
     with sqlite3.connect(path) as connection:
-        connection.execute("UPDATE scores SET nll = x'00000000' WHERE end > first + 1")
+        connection.execute("UPDATE scores SET scores = x'00000000' WHERE end > first_read + 2")
     with pytest.raises(ValueError, match=r"run\.sqlite' cannot be used: its scores are damaged"):
         metric.compute(predictions=TEXTS, checkpoint=path, **arguments)
 
@@ -172,9 +189,22 @@ def test_a_path_must_be_one(metric, arguments):
         metric.compute(predictions=TEXTS, checkpoint=3, **arguments)
 
 
-def test_alternatives_are_not_kept(metric, arguments, path):
-    with pytest.raises(ValueError, match=r"`num_alternatives` must be 0 with `checkpoint`.*got 2"):
-        metric.compute(predictions=TEXTS, checkpoint=path, num_alternatives=2, **arguments)
+def test_alternatives_are_kept_too(metric, arguments, path):
+    arguments |= {"num_alternatives": 2}
+    expected = metric.compute(predictions=TEXTS, **arguments)
+    assert metric.compute(predictions=TEXTS, checkpoint=path, **arguments) == expected
+    progress = []
+    again = metric.compute(
+        predictions=TEXTS, checkpoint=path, callback=progress.append, **arguments
+    )
+    assert (again, progress) == (expected, [])
+
+
+def test_another_number_of_alternatives_is_scored_anew(metric, arguments, path):
+    metric.compute(predictions=TEXTS, checkpoint=path, num_alternatives=2, **arguments)
+    arguments |= {"num_alternatives": 3}
+    result = metric.compute(predictions=TEXTS, checkpoint=path, **arguments)
+    assert result == metric.compute(predictions=TEXTS, **arguments)
 
 
 # A run in a process of its own.  Forked, so that twenty of them need not load torch twenty times.

@@ -284,7 +284,8 @@ ARGUMENTS = [
     given_as("max_length", 2, Tokens([TEXT_IDS], length=2, stride=1)),
     given_as("max_length", 17, Refused(ValueError, "`max_length` must be between 2 and 16.*got 17")),
     given_as("max_length", INF, Refused(TypeError, "`max_length` must be a whole number.*inf")),
-    given_as("max_length", [16], Refused(TypeError, r"`max_length` must be a whole number.*\[16\]")),
+    given_as("max_length", ["16"], Refused(TypeError, r"`max_length` must be a whole number.*'16'")),
+    given_as("max_length", [], Refused(ValueError, r"`max_length` must hold at least one value")),
     given_as("batch_size", 0, Refused(ValueError, "`batch_size` must be at least 1, got 0")),
     given_as("batch_size", 10**30, Tokens([TEXT_IDS])),
     given_as("logits_memory", 1, Tokens([TEXT_IDS])),
@@ -295,7 +296,7 @@ ARGUMENTS = [
     given_as("add_start_token", None, Refused(ValueError, "`add_start_token` must be one of.*None")),
     given_as("add_start_token", False, Tokens([TEXT_IDS], start="none")),
     given_as("protocol", None, Refused(ValueError, "`protocol` must be one of.*None")),
-    given_as("protocol", ["sliding"], Refused(ValueError, r"`protocol` must be one of.*\['sliding'\]")),
+    given_as("protocol", ["slidin"], Refused(ValueError, r"`protocol` must be one of.*Did you mean 'sliding'")),
     given_as("separator", b"\n", Refused(TypeError, "`separator` must be a string")),
     given_as("separator", "\ud800", Refused(ValueError, "`separator` must be valid Unicode"), "a surrogate as separator", predictions=["w5", "w6"]),
     given_as("word_counts", [math.nan], Refused(TypeError, "`word_counts` must be a whole number")),
@@ -709,7 +710,7 @@ def test_a_batch_that_does_not_fit_in_memory_is_halved(root, tmp_path):
 
 
 def test_a_window_that_does_not_fit_in_memory_says_what_to_lower(root, tmp_path):
-    """A window of 63 tokens takes 1512 MiB and has 900; the 16 tokens of the probes fit."""
+    """A window of 63 tokens takes 1512 MiB and has 900; the 24 tokens of the probes fit."""
     printed = run_cramped(root, tmp_path, per_token=24 * MEBIBYTE, room=900 * MEBIBYTE)
     assert "MemoryError One window of 63 tokens does not fit" in printed
     assert "lower `max_length`" in printed

@@ -5,10 +5,10 @@ import copy
 import pytest
 import reference
 import torch
-from core.heads import BodyThenHead, ways
-from core.probing import probe
-from core.shortcuts import (
+from core.language_model import LanguageModel
+from core.logits import (
     AlignedProduct,
+    BodyThenHead,
     ScoredRows,
     body_shortcuts,
     fused_gelu,
@@ -21,8 +21,12 @@ from transformers.activations import NewGELUActivation
 FED = {"gpt2": "mlp", "llama": "mlp", "gemma2": "mlp", "bloom": "mlp", "gptj": "mlp"}
 
 
-def way_of(model):
-    return ways(model)[probe(model, "revision", "`model`").way]()
+def head_of(model):
+    language_model = LanguageModel.adopt(model, make_tokenizer())
+    with language_model.in_use():
+        language_model.check()
+        language_model.examine(CONTEXT)
+    return language_model.head
 
 
 @pytest.fixture
@@ -54,7 +58,7 @@ def test_scored_rows_alone_run_through_the_layer():
     layer = torch.nn.Linear(4, 4)
     shortcut = ScoredRows(layer)
     layer.register_forward_hook(lambda module, inputs, output: shapes.append(output.shape))
-    shortcut.own = layer
+    shortcut.plain_forward = layer
     hidden = torch.randn(2, 3, 4)
     shortcut.scored = torch.tensor([1, 5])
     output = shortcut(hidden)
@@ -67,15 +71,15 @@ def test_scored_rows_alone_run_through_the_layer():
 @pytest.mark.parametrize("name", FED)
 def test_ordinary_architectures_take_them_all(name):
     model = make_model(name)
-    way = way_of(model)
-    assert last_feed_forward(way.body) in way.in_body
-    assert list(way.in_head) == [model.get_output_embeddings()]
+    head = head_of(model)
+    assert last_feed_forward(head.body) in head.in_body
+    assert list(head.in_head) == [model.get_output_embeddings()]
 
 
 @pytest.mark.parametrize("name", ["gpt2", "gptj", "codegen"])
 def test_gelu_is_fused_in_every_block(name):
     model = make_model(name)
-    assert list(way_of(model).in_body.values()).count(fused_gelu) == model.config.n_layer
+    assert list(head_of(model).in_body.values()).count(fused_gelu) == model.config.n_layer
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -114,9 +118,9 @@ class ReadsOtherRows(torch.nn.Module):
 
 def test_a_layer_that_reads_other_rows_runs_whole(metric, lively):
     lively.base_model.h[-1].mlp = ReadsOtherRows(lively.base_model.h[-1].mlp)
-    way = way_of(lively)
-    assert isinstance(way, BodyThenHead)
-    assert way.in_body == {}
+    head = head_of(lively)
+    assert isinstance(head, BodyThenHead)
+    assert head.in_body == {}
     agrees_with_naive(metric, lively)
 
 
@@ -126,7 +130,7 @@ def test_a_layer_that_later_ones_read_runs_whole(metric, lively):
     blocks = list(body.h)
     body.h = torch.nn.ModuleList(blocks[:1])
     body.ln_f = torch.nn.Sequential(OnlyHidden(blocks[1]), body.ln_f)
-    assert way_of(lively).in_body == {}
+    assert head_of(lively).in_body == {}
     agrees_with_naive(metric, lively)
 
 

@@ -118,14 +118,18 @@ def test_the_guides_windows(length):
                     for window in reference.guide_windows(num_tokens, length, stride)
                     if window
                 ]
-                windows = list(plan_windows(num_tokens, length, stride, "none", protocol))
+                windows = list(
+                    plan_windows(num_tokens, length, stride, "none", PROTOCOLS[protocol])
+                )
                 assert [contexts([window]) for window in windows] == expected
 
 
 def test_the_guide_never_scores_the_first_token_of_windows_side_by_side():
     for length in LENGTHS:
         for num_tokens in range(1, 41):
-            windows = plan_windows(num_tokens, length, length, "none", "transformers-docs")
+            windows = plan_windows(
+                num_tokens, length, length, "none", PROTOCOLS["transformers-docs"]
+            )
             scored = sum(window.num_targets for window in windows)
             assert scored == num_tokens - math.ceil(num_tokens / length)
 
@@ -134,7 +138,7 @@ def test_the_guide_never_scores_the_first_token_of_windows_side_by_side():
 @pytest.mark.parametrize("protocol", ["lm-eval", "paloma"])
 def test_rolling_windows_of_lm_eval(protocol, length):
     for num_tokens in TOKENS:
-        windows = list(plan_windows(num_tokens, length, length, "once", protocol))
+        windows = list(plan_windows(num_tokens, length, length, "once", PROTOCOLS[protocol]))
         assert contexts(windows) == reference.lm_eval(num_tokens, length)
         # all inputs are full as soon as the text fills one
         assert {w.num_inputs for w in windows} <= {min(length, num_tokens)}
@@ -145,7 +149,9 @@ def test_stock_reads_one_window(length):
     for num_tokens in TOKENS:
         for start in (False, True):
             windows = list(
-                plan_windows(num_tokens, length, length, "once" if start else "none", "stock")
+                plan_windows(
+                    num_tokens, length, length, "once" if start else "none", PROTOCOLS["stock"]
+                )
             )
             assert contexts(windows) == reference.stock(num_tokens, length, start)
             assert len(windows) <= 1
@@ -155,7 +161,7 @@ def test_stock_reads_one_window(length):
 def test_llama_cpp_scores_the_second_half_of_full_chunks(length):
     for num_tokens in TOKENS:
         for start in ("none", "replace"):
-            windows = list(plan_windows(num_tokens, length, length, start, "llama.cpp"))
+            windows = list(plan_windows(num_tokens, length, length, start, PROTOCOLS["llama.cpp"]))
             assert contexts(windows) == reference.llama_cpp(num_tokens, length, start != "none")
             assert all(w.num_targets == length - 1 - length // 2 for w in windows)
 
@@ -164,7 +170,7 @@ def test_llama_cpp_scores_the_second_half_of_full_chunks(length):
 @pytest.mark.parametrize("protocol", ["gptq", "mlx-lm"])
 def test_full_chunks_side_by_side(protocol, length):
     for num_tokens in TOKENS:
-        windows = plan_windows(num_tokens, length, length, "none", protocol)
+        windows = plan_windows(num_tokens, length, length, "none", PROTOCOLS[protocol])
         assert contexts(windows) == reference.chunks(num_tokens, length)
 
 
@@ -172,7 +178,7 @@ def test_full_chunks_side_by_side(protocol, length):
 def test_exllamav2_drops_what_does_not_fill_a_window(length):
     for stride in range(1, length + 1):
         for num_tokens in TOKENS:
-            windows = plan_windows(num_tokens, length, stride, "none", "exllamav2")
+            windows = plan_windows(num_tokens, length, stride, "none", PROTOCOLS["exllamav2"])
             assert contexts(windows) == reference.exllamav2(num_tokens, length, stride)
 
 
@@ -180,7 +186,7 @@ def test_exllamav2_drops_what_does_not_fill_a_window(length):
 def test_megatron_overlaps(length):
     for overlap in range(1, length + 1):
         for num_tokens in range(2, 41):
-            windows = list(plan_windows(num_tokens, length, overlap, "none", "megatron"))
+            windows = list(plan_windows(num_tokens, length, overlap, "none", PROTOCOLS["megatron"]))
             assert contexts(windows) == reference.megatron(num_tokens, length, overlap)
             assert all(window.num_inputs <= length for window in windows)
 
@@ -205,7 +211,7 @@ def test_a_window_as_drawn_in_its_documentation():
     ],
 )
 def test_the_weights_of_the_guide(stride, expected):
-    windows = list(plan_windows(20, 8, stride, "none", "transformers-docs-weighted"))
+    windows = list(plan_windows(20, 8, stride, "none", PROTOCOLS["transformers-docs-weighted"]))
     assert guide_weights(windows) == expected
 
 

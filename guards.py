@@ -1,0 +1,362 @@
+"""What forward passes of made-up tokens tell about a model before any text is scored with it.
+
+A model that looks ahead, or that gives other numbers the next time, is refused.  A model for which
+the length of a pass or its company matters is found out, so that its passes run apart.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import NamedTuple
+
+import torch
+
+from .identity import GROWING_ROTARY, quantisation
+from .loading import input_device, num_embeddings, position_table
+from .logits import BUILT_OTHERWISE, Head, forward_kwargs
+
+PROBE_LENGTH = 12
+# Rows of logits that passes at a window's length are compared by.
+PROBE_ROWS = 32
+# Largest difference, as a share of the logits' spread, that rounding explains in a dtype: of two
+# passes of the same shape, and of passes of different shapes or through other kernels.
+SAME_SHAPE = {torch.float32: 1e-4, torch.bfloat16: 0.02, torch.float16: 0.005}
+OTHER_SHAPE = {torch.float32: 1e-3, torch.bfloat16: 0.08, torch.float16: 0.02}
+
+# Attributes of modules that a forward pass may set.
+PLAIN = (bool, int, float, str, torch.Tensor, type(None))
+OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "not enough memory")
+
+# Gives the logits of some rows (R, V) for token ids (B, T).
+RowLogits = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+
+
+def probe_ids(model: torch.nn.Module, length: int, first: int = 1) -> torch.Tensor:
+    """A row of ordinary token ids (T,), to see how the model behaves.
+
+    Args:
+        first: begins another row of other tokens.
+    """
+    size = num_embeddings(model) or length + 1
+    spread = torch.arange(first, first + length) * max(1, size // (length + 2)) % size
+    return spread.to(input_device(model))
+
+
+def with_other_end(ids: torch.Tensor, size: int) -> torch.Tensor:
+    """The same ids in the first half, others in the second."""
+    changed = ids.clone()
+    half = ids.shape[-1] // 2
+    changed[..., half:] = (changed[..., half:] + 1 + size // 3) % max(2, size)
+    return changed
+
+
+def short_probe(model: torch.nn.Module) -> torch.Tensor:
+    """Two different rows of token ids (2, T), short enough to look at all of their logits."""
+    length = min(PROBE_LENGTH, position_table(model) or PROBE_LENGTH)
+    return torch.stack([probe_ids(model, length), probe_ids(model, length, first=3)])
+
+
+def check_causal(model: torch.nn.Module, name: str) -> torch.Tensor:
+    """Refuse a model that looks ahead: change later tokens, and earlier logits must not move.
+
+    BERT-like models load as "causal" ones and would predict tokens that they see.
+
+    Returns:
+        the logits (2, T, V) of `short_probe`.
+
+    Raises:
+        ValueError: it gives no logits, or it sees tokens that it predicts.
+    """
+    ids = short_probe(model)
+    expected = plain_logits(model, ids, name)
+    moved = plain_logits(model, with_other_end(ids, num_embeddings(model) or 2), name)
+    half = ids.shape[1] // 2
+    tolerance = SAME_SHAPE[precision(model)]
+    if differ(moved[:, :half], expected[:, :half], tolerance, expected):
+        refuse(name, plain_logits(model, ids, name), expected, tolerance)
+    return expected
+
+
+def refuse(name: str, again: torch.Tensor, expected: torch.Tensor, tolerance: float) -> None:
+    """Say why a model's earlier logits move: it is random, or it looks ahead.
+
+    Raises:
+        ValueError: always.
+    """
+    if differ(again, expected, tolerance):
+        raise ValueError(
+            f"{name} must give the same logits each time, but they differ from one forward pass to "
+            "the next: a part of it is random. Switch that off in its configuration."
+        )
+    raise ValueError(
+        f"{name} must be a causal language model, but its prediction for a token changes with "
+        "the tokens after it: it is a masked or bidirectional model, or its configuration "
+        "lacks is_decoder=True."
+    )
+
+
+def plain_logits(model: torch.nn.Module, ids: torch.Tensor, name: str) -> torch.Tensor:
+    """Logits (B, T, V) for token ids (B, T) from the model's own forward.
+
+    Raises:
+        ValueError: the forward pass fails, or gives something else.
+    """
+    try:
+        logits = model(ids, **forward_kwargs(model)).logits
+    except Exception as error:
+        if is_out_of_memory(error):
+            raise explain_failure(error, len(ids), ids.shape[1], ids.device) from error
+        raise ValueError(
+            f"{name} must be a causal language model, which gives `.logits` for token ids, but a "
+            f"forward pass failed: {error or type(error).__name__}."
+        ) from error
+    if not isinstance(logits, torch.Tensor):
+        raise ValueError(
+            f"{name} must be a causal language model, which gives `.logits` for token ids, got "
+            f"{type(logits).__name__} there."
+        )
+    if logits.ndim != 3 or logits.shape[:2] != ids.shape:
+        raise ValueError(
+            f"{name} must give logits of the shape (texts, tokens, vocabulary), but for token ids "
+            f"{tuple(ids.shape)} it gave {tuple(logits.shape)}."
+        )
+    return logits
+
+
+def gives_logits(head: Head, ids: torch.Tensor, expected: torch.Tensor, tolerance: float) -> bool:
+    """Whether a way to the logits gives the expected ones (B, T, V) for the later rows."""
+    length = ids.shape[1]
+    later = torch.arange(length // 2, length, device=ids.device)
+    scored = torch.cat([later + row * length for row in range(len(ids))])
+    # Targets that are no inputs: logits that depend on what was read must not be taken for others.
+    targets = ids.flatten()[: len(scored)]
+    try:
+        logits = torch.cat([rows.clone() for rows, _ in head(ids, scored, targets, length)])
+    except BUILT_OTHERWISE:
+        return False
+    wanted = expected[:, length // 2 :].flatten(0, 1)
+    return logits.shape == wanted.shape and not differ(logits, wanted, tolerance)
+
+
+def check_causal_at(length: int, model: torch.nn.Module, name: str, row_logits: RowLogits) -> None:
+    """Refuse a model that looks ahead in passes of `length` tokens, or is random in them.
+
+    Raises:
+        ValueError: it does.
+    """
+    ids = probe_ids(model, length)[None]
+    rows = probe_rows(length)
+    expected = row_logits(ids, rows)
+    moved = row_logits(with_other_end(ids, num_embeddings(model) or 2), rows)
+    early = rows < length // 2
+    tolerance = SAME_SHAPE[precision(model)]
+    if differ(moved[early], expected[early], tolerance, expected):
+        refuse(name, row_logits(ids, rows), expected, tolerance)
+
+
+def prefixes_agree(length: int, model: torch.nn.Module, name: str, row_logits: RowLogits) -> bool:
+    """Whether tokens get the same logits in shorter passes as in one of `length` tokens.
+
+    They do not where rotary frequencies depend on the length of the pass ("dynamic", "longrope"),
+    or where a model pads within.
+
+    Raises:
+        ValueError: the other rows of a batch, or chance, decide what a row gets.
+    """
+    ids = probe_ids(model, length)[None]
+    rows = probe_rows(length)
+    expected = row_logits(ids, rows)
+    tolerance = OTHER_SHAPE[precision(model)]
+    agree = True
+    for part in prefix_lengths(length):
+        inside = rows[rows < part]
+        alone = row_logits(ids[:, :part], inside)
+        agree = agree and not differ(alone, expected[: len(inside)], tolerance)
+    half = prefix_lengths(length)[0]
+    inside = rows[rows < half]
+    alone = row_logits(ids[:, :half], inside)
+    company = torch.cat([ids[:, :half], probe_ids(model, half, first=3)[None]])
+    if differ(row_logits(company, inside), alone, tolerance):
+        raise ValueError(
+            f"{name} must score a text by itself, but its logits for {half} tokens change with the "
+            "other rows of the batch."
+        )
+    return agree
+
+
+def prefix_lengths(length: int) -> list[int]:
+    """Lengths of shorter passes to try: half, a quarter, and so on."""
+    lengths = [length // 2]
+    while lengths[-1] > PROBE_LENGTH:
+        lengths.append(lengths[-1] // 2)
+    return lengths
+
+
+def probe_rows(length: int) -> torch.Tensor:
+    """Rows (R,) of a pass to compare, ascending, its first and last among them."""
+    return torch.linspace(0, length - 1, min(length, PROBE_ROWS)).long().unique()
+
+
+def precision(model: torch.nn.Module) -> torch.dtype:
+    """The coarsest of the dtypes that a model computes in.
+
+    Quantised layers that round a whole batch to one scale count as bfloat16.
+    """
+    for device in ("cpu", "cuda"):
+        if torch.is_autocast_enabled(device):
+            return torch.get_autocast_dtype(device)
+    dtypes = {p.dtype for p in model.parameters() if p.is_floating_point()}
+    if quantisation(model) or torch.bfloat16 in dtypes:
+        return torch.bfloat16
+    return torch.float16 if torch.float16 in dtypes else torch.float32
+
+
+def differ(
+    logits: torch.Tensor,
+    expected: torch.Tensor,
+    tolerance: float,
+    scale_by: torch.Tensor | None = None,
+) -> bool:
+    """Whether logits (..., V) differ by more than rounding: root mean squares, offsets left out.
+
+    Args:
+        tolerance: the largest difference that is rounding, as a share of the logits' spread.
+        scale_by: logits whose spread differences are measured by; `expected` by default.
+    """
+    # Kernels may multiply what is masked by zero, so that one NaN spreads to earlier rows.
+    numbers = ~(logits.isnan().any(-1) | expected.isnan().any(-1))
+    spread = root_mean_square(centred(expected if scale_by is None else scale_by))
+    difference = root_mean_square(centred(logits[numbers]) - centred(expected[numbers]))
+    return bool(difference > tolerance * max(spread, 1e-3))
+
+
+def centred(logits: torch.Tensor) -> torch.Tensor:
+    """Logits without the offset that no probability depends on; infinite and undefined ones as 0."""
+    logits = logits.float().nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
+    return logits - logits.mean(-1, keepdim=True)
+
+
+def root_mean_square(values: torch.Tensor) -> float:
+    return values.square().mean().sqrt().item() if values.numel() else 0.0
+
+
+class KeptState:
+    """What a model's modules keep from one forward pass to the next, besides their weights.
+
+    Rotary embeddings with "dynamic" frequencies keep the grown ones, and BigBird the attention that
+    a short text switched it to; scores would then depend on what was scored before.
+    """
+
+    def __init__(self, model: torch.nn.Module):
+        self.saved = {module: SavedModule.of(module) for module in model.modules()}
+
+    def changed(self) -> list[torch.nn.Module]:
+        """Modules that are not as they were."""
+        return [module for module, saved in self.saved.items() if not saved.describes(module)]
+
+    def restore(self, modules: list[torch.nn.Module]) -> None:
+        """Give modules back what they had."""
+        for module in modules:
+            self.saved[module].restore(module)
+
+
+class SavedModule(NamedTuple):
+    """What a module holds besides its weights.
+
+    Attributes:
+        contents: copies of the numbers in its buffers, which newer rotary embeddings overwrite.
+    """
+
+    children: dict[str, torch.nn.Module | None]
+    buffers: dict[str, torch.Tensor | None]
+    contents: dict[str, torch.Tensor]
+    attributes: dict[str, object]
+
+    @classmethod
+    def of(cls, module: torch.nn.Module) -> "SavedModule":
+        contents = {
+            name: buffer.detach().clone()
+            for name, buffer in module._buffers.items()
+            if buffer is not None and buffer.is_floating_point() and not buffer.is_meta
+        }
+        attributes = {
+            name: value for name, value in vars(module).items() if isinstance(value, PLAIN)
+        }
+        return cls(dict(module._modules), dict(module._buffers), contents, attributes)
+
+    def describes(self, module: torch.nn.Module) -> bool:
+        """Whether the module is still as it was."""
+        present = vars(module)
+        return (
+            same_objects(module._modules, self.children)
+            and same_objects(module._buffers, self.buffers)
+            and all(torch.equal(self.buffers[name], old) for name, old in self.contents.items())
+            and all(
+                name in present and is_same(present[name], value)
+                for name, value in self.attributes.items()
+            )
+        )
+
+    def restore(self, module: torch.nn.Module) -> None:
+        """Make the module what it was."""
+        for held, saved in ((module._modules, self.children), (module._buffers, self.buffers)):
+            held.clear()
+            held.update(saved)
+        with torch.inference_mode():  # buffers that were made in it can be written in it alone
+            for name, content in self.contents.items():
+                self.buffers[name].copy_(content)
+        vars(module).update(self.attributes)
+
+
+@contextmanager
+def state_kept(model: torch.nn.Module) -> Iterator[None]:
+    """Give a model back with the buffers and settings that it came with."""
+    state = KeptState(model)
+    try:
+        yield
+    finally:
+        state.restore(state.changed())
+
+
+def forget_lengths(model: torch.nn.Module) -> None:
+    """Set rotary embeddings back to the frequencies that they had before any text was read."""
+    for module in model.modules():
+        limit = getattr(module, "original_max_seq_len", None)
+        if not any(kind in str(getattr(module, "rope_type", "")) for kind in GROWING_ROTARY):
+            continue  # frequencies that somebody set are meant
+        for name in [n for n in module._buffers if n.endswith("inv_freq")]:
+            prefix = name.removesuffix("inv_freq")
+            original = getattr(module, f"{prefix}original_inv_freq", None)
+            if limit is not None and isinstance(original, torch.Tensor):
+                module._buffers[name] = original.clone().to(module._buffers[name].device)
+                setattr(module, f"{prefix}max_seq_len_cached", limit)
+
+
+def same_objects(present: dict, saved: dict) -> bool:
+    return present.keys() == saved.keys() and all(present[key] is saved[key] for key in saved)
+
+
+def is_same(value: object, other: object) -> bool:
+    if value is other:
+        return True
+    return isinstance(value, int | float | str) and type(value) is type(other) and value == other
+
+
+def explain_failure(
+    error: Exception, num_windows: int, length: int, device: torch.device
+) -> Exception:
+    """The error to raise instead of one that a forward pass ended with."""
+    if is_out_of_memory(error):
+        return MemoryError(
+            f"One window of {length} tokens does not fit in the memory of {device}: lower "
+            "`max_length`, load the model in a smaller `dtype`, or lower `logits_memory`."
+        )
+    return ValueError(
+        f"`model` failed on {num_windows} windows of {length} tokens: "
+        f"{error or type(error).__name__}."
+    )
+
+
+def is_out_of_memory(error: Exception) -> bool:
+    return isinstance(error, MemoryError | torch.OutOfMemoryError) or any(
+        phrase in str(error).lower() for phrase in OUT_OF_MEMORY
+    )

@@ -1,0 +1,318 @@
+"""A causal language model, opened by name or adopted live, and everything that is asked of it.
+
+Its name and what identifies it, the tokens it takes, its vocabulary, and the way to its logits are
+found out here, once for as long as the model stays as it is.
+"""
+
+import threading
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import NamedTuple
+
+import evaluate
+import torch
+
+from .guards import (
+    OTHER_SHAPE,
+    KeptState,
+    check_causal,
+    check_causal_at,
+    differ,
+    explain_failure,
+    forget_lengths,
+    gives_logits,
+    precision,
+    prefixes_agree,
+    probe_ids,
+    probe_rows,
+    short_probe,
+    state_kept,
+)
+from .identity import model_name, model_revision
+from .loading import (
+    ContextLimit,
+    check_decoder,
+    context_limit,
+    evaluating,
+    find_commit,
+    input_device,
+    load_model,
+    load_tokenizer,
+    num_embeddings,
+    resolve_device,
+    resolve_dtype,
+    unwrapped,
+)
+from .logits import Blocks, Head, describe_head, head_makers
+from .tokenization import check_tokenizer
+
+logger = evaluate.logging.get_logger(__name__)
+
+
+class Findings(NamedTuple):
+    """What forward passes told about a model.
+
+    Attributes:
+        state: what the model was like then.
+        way: number of the way to its logits, among `head_makers(model)`.
+        vocabulary_size: logits that it gives for a token.
+        length: tokens in the longest pass that was tried.
+        prefixes_agree: whether a token's score is the same in shorter and in longer passes.
+        restless: names of modules that change what they keep while they run.
+    """
+
+    state: tuple
+    way: int
+    vocabulary_size: int
+    length: int
+    prefixes_agree: bool
+    restless: frozenset[str]
+
+
+_FINDINGS: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
+_LOCKS: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
+_LOCKS_LOCK = threading.Lock()
+
+
+class LanguageModel:
+    """A causal language model and its tokenizer, ready to be asked.
+
+    Attributes:
+        model: the torch module.
+        tokenizer: its tokenizer.
+        name: for the signature.
+        revision: digests of its weights and configuration, taken before anything ran through it.
+        description: what to call it in an error.
+        limit: tokens that it takes.
+        device: where it expects token ids.
+        num_embeddings: token ids must be below it; None where the model does not say.
+        head: the way to its logits; after `check`, as are the following.
+        vocabulary_size: logits that it gives for a token.
+        prefixes_agree: whether a token's score is the same in shorter and in longer passes; after
+            `examine`.
+    """
+
+    def __init__(
+        self, model: torch.nn.Module, tokenizer, name: str, revision: str, description: str
+    ):
+        self.model = model
+        self.tokenizer = tokenizer
+        self.name = name
+        self.revision = revision
+        self.description = description
+        self.limit: ContextLimit = context_limit(model, tokenizer)
+        self.device = input_device(model)
+        self.num_embeddings = num_embeddings(model)
+        self.prefixes_agree = True
+        self._kept_state: KeptState | None = None
+        self._restless: list[torch.nn.Module] = []
+
+    @classmethod
+    def open(
+        cls,
+        model_id: str,
+        tokenizer=None,
+        device=None,
+        dtype=None,
+        model_kwargs: dict | None = None,
+        tokenizer_kwargs: dict | None = None,
+    ) -> "LanguageModel":
+        """Load a model, and its tokenizer unless one is given.
+
+        Raises:
+            ValueError: it cannot be loaded, or is no complete causal language model.
+        """
+        model_kwargs, tokenizer_kwargs = dict(model_kwargs or {}), dict(tokenizer_kwargs or {})
+        placed = "device_map" in model_kwargs or "quantization_config" in model_kwargs
+        typed = bool({"dtype", "torch_dtype", "quantization_config"} & set(model_kwargs))
+        target = None if placed and device is None else resolve_device(device)
+        weights = None if typed and dtype is None else resolve_dtype(dtype)
+        if tokenizer is None:
+            tokenizer = load_tokenizer(model_id, tokenizer_kwargs, model_kwargs)
+        model = load_model(model_id, target, weights, model_kwargs)
+        return cls(
+            model,
+            tokenizer,
+            model_name(model_id, model_kwargs),
+            model_revision(model, find_commit(model_id, model_kwargs)),
+            f"`model_id`={model_id!r}",
+        )
+
+    @classmethod
+    def adopt(cls, model: torch.nn.Module, tokenizer) -> "LanguageModel":
+        """Take a live model and its tokenizer as they are.
+
+        Raises:
+            TypeError: they are something else.
+            ValueError: the model is an encoder-decoder, or has no weights.
+        """
+        if not isinstance(model, torch.nn.Module):
+            raise TypeError(
+                f"`model` must be a loaded torch model, got {type(model).__name__}. Pass a name or "
+                "a folder as `model_id`."
+            )
+        model = unwrapped(model)
+        check_tokenizer(tokenizer)
+        config = getattr(model, "config", None)
+        check_decoder(config, "`model`")
+        name = model_name(getattr(config, "_name_or_path", "") or type(model).__name__, {})
+        with lock_of(model):
+            return cls(model, tokenizer, name, model_revision(model, None), "`model`")
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """What its weights are in."""
+        return next(self.model.parameters(), torch.empty(0)).dtype
+
+    @contextmanager
+    def in_use(self) -> Iterator[None]:
+        """Have the model to oneself, in evaluation mode; it is given back as it was.
+
+        Other threads that use the same model wait: parts of it run differently meanwhile.
+        """
+        with lock_of(self.model), evaluating(self.model), state_kept(self.model):
+            forget_lengths(self.model)
+            self._kept_state = KeptState(self.model)
+            try:
+                yield
+            finally:
+                self._kept_state = None
+
+    @torch.inference_mode()
+    def check(self) -> None:
+        """Check with short passes that it is a causal language model; find a way to its logits.
+
+        Raises:
+            ValueError: it gives no logits, or it sees tokens that it predicts.
+        """
+        state = (self.revision, model_structure(self.model))
+        findings = _FINDINGS.get(self.model)
+        if findings is None or findings.state != state:
+            expected = check_causal(self.model, self.description)  # (2, T, V)
+            way = self._find_way(expected)
+            findings = Findings(
+                state, way, expected.shape[-1], expected.shape[1], True, frozenset()
+            )
+        self._take(findings)
+
+    @torch.inference_mode()
+    def examine(self, length: int) -> None:
+        """Try passes as long as the longest that is to be scored, where none so long was tried.
+
+        Raises:
+            MemoryError: such a pass does not fit.
+            ValueError: the model looks ahead in it, or a part of it is random.
+        """
+        findings: Findings = _FINDINGS[self.model]
+        if length <= findings.length:
+            return
+        if self.head.needs_trial and not self._agrees_with_plain(length):
+            # The next maker's head is the same one without the parts that run faster.
+            findings = findings._replace(way=findings.way + 1)
+            self._take(findings)
+        probed = (length, self.model, self.description, self._row_logits)
+        check_causal_at(*probed)
+        agree = prefixes_agree(*probed) and findings.prefixes_agree
+        self._take(findings._replace(length=length, prefixes_agree=agree))
+
+    def logits(
+        self, ids: torch.Tensor, scored: torch.Tensor, targets: torch.Tensor, block_rows: int
+    ) -> Blocks:
+        """Yield (logits (R', V), targets (R',)) of at most `block_rows` rows at a time.
+
+        Args:
+            ids: token ids (B, T), on `device`.
+            scored: which rows to give logits of (R,), counting through B * T.
+            targets: the token that each of these rows predicts (R,).
+        """
+        if self._restless and self._kept_state is not None:
+            self._kept_state.restore(self._restless)
+        yield from self.head(ids, scored, targets, block_rows)
+
+    def _take(self, findings: Findings) -> None:
+        """Work with what was found out, and with what the passes of a probe have changed."""
+        if self._kept_state is not None:
+            names = {module: name for name, module in self.model.named_modules()}
+            changed = self._kept_state.changed()
+            self._kept_state.restore(changed)
+            findings = findings._replace(
+                restless=findings.restless | {names[m] for m in changed if m in names}
+            )
+        modules = dict(self.model.named_modules())
+        self._restless = [modules[name] for name in findings.restless if name in modules]
+        self.head: Head = head_makers(self.model)[findings.way]()
+        self.vocabulary_size = findings.vocabulary_size
+        self.prefixes_agree = findings.prefixes_agree
+        _FINDINGS[self.model] = findings
+
+    def _find_way(self, expected: torch.Tensor) -> int:
+        """The number of the cheapest way that gives what the plain forward gives."""
+        ids = short_probe(self.model)
+        tolerance = OTHER_SHAPE[precision(self.model)]
+        makers = head_makers(self.model)
+        for number, make in enumerate(makers[:-1]):
+            head = make()
+            if gives_logits(head, ids, expected, tolerance):
+                logger.info(f"{self.description}: logits by {describe_head(head)}")
+                return number
+        logger.info(f"{self.description}: logits by {describe_head(makers[-1]())}")
+        return len(makers) - 1
+
+    def _agrees_with_plain(self, length: int) -> bool:
+        """Whether the way gives at this length what the next one gives."""
+        ids = probe_ids(self.model, length)[None]
+        rows = probe_rows(length)
+        fast = self._row_logits(ids, rows)
+        plain = head_makers(self.model)[_FINDINGS[self.model].way + 1]()
+        expected = collect_rows(plain, ids, rows)
+        return not differ(fast, expected, OTHER_SHAPE[precision(self.model)])
+
+    def _row_logits(self, ids: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+        """Logits (R, V) of some rows of the first of the passes (B, T)."""
+        try:
+            self._kept_state.restore(self._kept_state.changed())
+            return collect_rows(self.head, ids, rows)
+        except Exception as error:
+            raise explain_failure(error, 1, ids.shape[1], self.device) from error
+
+
+def collect_rows(head: Head, ids: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    """Logits (R, V) of some rows of the first of the passes (B, T)."""
+    rows = rows.to(ids.device)
+    blocks = head(ids, rows, ids[0, : len(rows)], len(rows))
+    return torch.cat([logits.clone() for logits, _ in blocks])
+
+
+def lock_of(model: torch.nn.Module) -> threading.RLock:
+    """The lock of a model: whoever runs it, or reads how it is built, holds it."""
+    with _LOCKS_LOCK:
+        return _LOCKS.setdefault(model, threading.RLock())
+
+
+def model_structure(model: torch.nn.Module) -> tuple:
+    """What decides, beside weights and configuration, how a model's forward runs.
+
+    Replaced forwards and hooks are held weakly: compared while they live, and never taken for
+    others that come to lie at the same address.
+    """
+    modules = [
+        (
+            type(module),
+            as_weak(vars(module).get("forward")),
+            *map(as_weak, module._forward_hooks.values()),
+            *map(as_weak, module._forward_pre_hooks.values()),
+        )
+        for module in model.modules()
+    ]
+    tensors = [(p.device, p.dtype) for p in model.parameters()]
+    autocast = [torch.is_autocast_enabled(device) for device in ("cpu", "cuda")]
+    return (*modules, *tensors, *autocast)
+
+
+def as_weak(function):
+    """A weak reference to a function, where it can have one."""
+    try:
+        return weakref.ref(function)
+    except TypeError:
+        return function

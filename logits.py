@@ -1,0 +1,336 @@
+"""How to get the logits of the rows that are scored, and of no others.
+
+The body of a model runs once over whole windows; its vocabulary head over the scored rows alone, a
+block of them at a time.  Some parts can run faster than they do, for the same numbers up to
+rounding.  Each such way is tried on the model before it is taken; a model that is built in another
+manner runs as it is.
+"""
+
+import inspect
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+
+import torch
+from transformers.activations import NewGELUActivation
+from transformers.pytorch_utils import Conv1D
+
+CACHE_LINE = 16  # float32 numbers
+# What the part of a transformer block after its attention is called.
+FEED_FORWARD_NAMES = ("mlp", "feed_forward", "ffn")
+# Layers that compute each row from that row alone.
+ROW_WISE = (
+    torch.nn.Linear,
+    Conv1D,
+    torch.nn.LayerNorm,
+    torch.nn.Identity,
+    torch.nn.Dropout,
+    torch.nn.GELU,
+    torch.nn.ReLU,
+    torch.nn.Sigmoid,
+    torch.nn.SiLU,
+    torch.nn.Tanh,
+)
+# What a way to the logits raises where the model is built in another manner.
+BUILT_OTHERWISE = (TypeError, AttributeError, RuntimeError, ValueError, IndexError, KeyError)
+
+Blocks = Iterator[tuple[torch.Tensor, torch.Tensor]]
+
+
+class BodyThenHead:
+    """Run the body of a model once, then the rest of its forward over blocks of the scored rows.
+
+    The rest is the model's own: its vocabulary head with whatever follows (soft caps, scales,
+    casts).  It is given the hidden states of the scored rows in the place of the body's output, so
+    no row is projected that is not scored, and no more than a block of logits exists at a time.
+
+    Args:
+        with_shortcuts: let parts of the model run faster, where it has such.  A block of logits is
+            then gone when the next one is computed.
+
+    Attributes:
+        needs_trial: whether a part is skipped for rows that are not scored although it is not
+            known to compute each row from that row alone.
+    """
+
+    by_blocks = True
+
+    def __init__(self, model: torch.nn.Module, body: torch.nn.Module, with_shortcuts: bool):
+        self.model = model
+        self.body = body
+        self.in_body = body_shortcuts(body) if with_shortcuts else {}
+        self.in_head = head_shortcuts(model) if with_shortcuts else {}
+        self.model_kwargs = forward_kwargs(model)
+        self.body_kwargs = forward_kwargs(body)
+        self.needs_trial = any(
+            isinstance(shortcut, ScoredRows) and not is_row_wise(module)
+            for module, shortcut in self.in_body.items()
+        )
+
+    def __call__(
+        self,
+        ids: torch.Tensor,
+        scored: torch.Tensor,
+        targets: torch.Tensor,
+        block_rows: int,
+    ) -> Blocks:
+        """Yield (logits (R', V), targets (R',)) of at most `block_rows` rows at a time.
+
+        Args:
+            ids: token ids (B, T).
+            scored: which rows to give logits of (R,), counting through B * T.
+            targets: the token that each of these rows predicts (R,).
+        """
+        for shortcut in self.in_body.values():
+            if isinstance(shortcut, ScoredRows):
+                shortcut.scored = scored
+        with replaced_forwards(self.in_body):
+            output = self.body(ids, **self.body_kwargs)
+        hidden = output.last_hidden_state.flatten(0, 1)
+        hidden = hidden[scored.to(hidden.device)]  # (R, D)
+        for rows, labels in zip(hidden.split(block_rows), targets.split(block_rows)):
+            seen = type(output)(last_hidden_state=rows[None])
+            with replaced_forwards(self.in_head | {self.body: lambda *_, seen=seen, **__: seen}):
+                logits = self.model(labels[None], **self.model_kwargs).logits  # (1, R', V)
+            yield logits[0], labels.to(logits.device)
+
+
+class WholeForward:
+    """Run the model's forward as it is, asking for no more rows of logits than it lets one.
+
+    For models that are built in another manner.  Rows are asked for by index where the model takes
+    `logits_to_keep` so, else all are computed and the rest dropped.
+    """
+
+    by_blocks = False
+    needs_trial = False
+
+    def __init__(self, model: torch.nn.Module, takes_index: bool):
+        self.model = model
+        self.takes_index = takes_index
+        self.kwargs = forward_kwargs(model)
+
+    def __call__(
+        self,
+        ids: torch.Tensor,
+        scored: torch.Tensor,
+        targets: torch.Tensor,
+        block_rows: int,
+    ) -> Blocks:
+        """As `BodyThenHead` does, but for memory: a whole window's logits exist at once."""
+        length = ids.shape[1]
+        per_pass = max(1, block_rows // length)  # windows whose logits fit in memory together
+        for first in range(0, len(ids), per_pass):
+            part = ids[first : first + per_pass]
+            inside = (scored >= first * length) & (scored < (first + per_pass) * length)
+            logits = self._logits(part, scored[inside] - first * length)
+            labels = targets[inside].to(logits.device)
+            yield from zip(logits.split(block_rows), labels.split(block_rows))
+
+    def _logits(self, ids: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+        """Logits (R, V) of the wanted rows, which count through all rows of `ids` (B, T)."""
+        if not self.takes_index:
+            logits = self.model(ids, **self.kwargs).logits.flatten(0, 1)
+            return logits[rows.to(logits.device)]
+        places = rows % ids.shape[1]
+        kept = torch.unique(places)  # sorted; windows of a batch want nearly the same places
+        logits = self.model(ids, logits_to_keep=kept, **self.kwargs).logits  # (B, K, V)
+        windows, columns = rows // ids.shape[1], torch.searchsorted(kept, places)
+        return logits[windows.to(logits.device), columns.to(logits.device)]
+
+
+Head = BodyThenHead | WholeForward
+
+
+class AlignedProduct:
+    """What a linear layer computes, written into rows that begin at a cache line, always the same.
+
+    Where the number of outputs is no multiple of a cache line, as GPT-2's 50257 tokens are none,
+    a CPU's product otherwise writes every row across the lines; and memory that is asked for anew
+    for every block has to be mapped anew.
+    """
+
+    def __init__(self, linear: torch.nn.Linear):
+        self.linear = linear
+        self.buffer = linear.weight.new_empty(0)
+
+    def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Logits (..., V) for hidden states (..., D), which the next call overwrites."""
+        rows = hidden.flatten(0, -2)  # (R, D)
+        weight, bias = self.linear.weight, self.linear.bias
+        if len(rows) > len(self.buffer):
+            width = -(-len(weight) // CACHE_LINE) * CACHE_LINE
+            self.buffer = weight.new_empty(len(rows), width)
+        logits = self.buffer[: len(rows), : len(weight)]
+        if bias is None:
+            torch.mm(rows, weight.t(), out=logits)
+        else:
+            torch.addmm(bias, rows, weight.t(), out=logits)
+        return logits.unflatten(0, hidden.shape[:-1])
+
+
+class ScoredRows:
+    """What a feed-forward layer computes for the rows that are scored, and zeros for the others.
+
+    It works on each row by itself, and after a model's last attention no row is read by another.
+
+    Attributes:
+        scored: the rows (R,), counting through all of a batch.
+    """
+
+    def __init__(self, module: torch.nn.Module):
+        self.plain_forward = module.forward
+        self.scored = torch.empty(0, dtype=torch.long)
+
+    def __call__(self, *states: torch.Tensor) -> torch.Tensor:
+        """The layer's output (B, T, D) for its inputs, each (B, T, D)."""
+        shape = states[0].shape[:2]
+        if len(self.scored) == shape.numel():
+            return self.plain_forward(*states)
+        scored = self.scored.to(states[0].device)
+        rows = self.plain_forward(*(state.flatten(0, 1)[scored][None] for state in states))[0]
+        output = rows.new_zeros(shape.numel(), rows.shape[-1])  # (B * T, D)
+        output[scored] = rows
+        return output.unflatten(0, shape)
+
+
+def fused_gelu(hidden: torch.Tensor) -> torch.Tensor:
+    """The tanh approximation of GELU, which transformers' "gelu_new" takes in eight steps."""
+    return torch.nn.functional.gelu(hidden, approximate="tanh")
+
+
+def head_makers(model: torch.nn.Module) -> list[Callable[[], Head]]:
+    """Makers of every way to a model's logits that may be one, the cheapest first.
+
+    The last one always is: the plain forward pass.
+    """
+    makers: list[Callable[[], Head]] = [
+        partial(BodyThenHead, model, body, with_shortcuts)
+        for body in bodies(model)
+        for with_shortcuts in (True, False)
+    ]
+    if "logits_to_keep" in forward_parameters(model):
+        makers.append(partial(WholeForward, model, takes_index=True))
+    return [*makers, partial(WholeForward, model, takes_index=False)]
+
+
+def describe_head(head: Head) -> str:
+    """One line for the log: how the logits of the scored rows are computed."""
+    if isinstance(head, WholeForward):
+        return "logits_to_keep" if head.takes_index else "plain forward passes, all logits"
+    parts = [type(module).__name__ for module in (head.in_body | head.in_head)]
+    shortcuts = f", faster: {', '.join(sorted(set(parts)))}" if parts else ""
+    return f"the body ({type(head.body).__name__}), then the head over scored rows{shortcuts}"
+
+
+def bodies(model: torch.nn.Module) -> list[torch.nn.Module]:
+    """Parts of a model that may give its last hidden states: OPT's is inside its base model."""
+    parts = [getattr(model, "base_model", None)]
+    if hasattr(model, "get_decoder"):
+        parts.append(model.get_decoder())
+    return [part for part in parts if isinstance(part, torch.nn.Module) and part is not model]
+
+
+def head_shortcuts(model: torch.nn.Module) -> dict[torch.nn.Module, Callable]:
+    """A faster vocabulary head, by the module whose place it takes."""
+    linear = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
+    # On a GPU, and in other dtypes, the product is another one.
+    if (
+        type(linear) is torch.nn.Linear
+        and linear.weight.device.type == "cpu"
+        and computes_in_float32(linear)
+    ):
+        return {linear: AlignedProduct(linear)}
+    return {}
+
+
+def body_shortcuts(body: torch.nn.Module) -> dict[torch.nn.Module, Callable]:
+    """Faster parts of a model's body, by the modules whose places they take."""
+    shortcuts: dict[torch.nn.Module, Callable] = {}
+    if computes_in_float32(body):  # in half precision each of the eight steps rounds
+        activations = (m for m in body.modules() if type(m) is NewGELUActivation)
+        shortcuts |= dict.fromkeys(activations, fused_gelu)
+    feed_forward = last_feed_forward(body)
+    if feed_forward is not None and is_untouched(feed_forward):
+        shortcuts[feed_forward] = ScoredRows(feed_forward)
+    return shortcuts
+
+
+def last_feed_forward(body: torch.nn.Module) -> torch.nn.Module | None:
+    """The feed-forward layer of the last block, where a model has one of a usual name."""
+    blocks = next((m for m in body.modules() if isinstance(m, torch.nn.ModuleList) and m), [None])
+    candidates = (getattr(blocks[-1], name, None) for name in FEED_FORWARD_NAMES)
+    return next((part for part in candidates if isinstance(part, torch.nn.Module)), None)
+
+
+def is_row_wise(module: torch.nn.Module) -> bool:
+    """Whether a module's types say that it computes each row from that row alone.
+
+    A container of such layers that holds no weights and no list of layers of its own, as the
+    feed-forward layers of transformers are: experts, which rows may compete for, hold a list.
+    """
+    layers = list(module.children())
+    if not layers:
+        return (
+            isinstance(module, ROW_WISE)
+            or type(module).__module__ == NewGELUActivation.__module__
+            or type(module).__name__.endswith("RMSNorm")
+        )
+    holds_weights = any(True for _ in module.parameters(recurse=False))
+    return (
+        not holds_weights
+        and not isinstance(module, torch.nn.ModuleList)
+        and all(is_row_wise(layer) for layer in layers)
+    )
+
+
+def is_untouched(module: torch.nn.Module) -> bool:
+    """Whether nobody has put something in the place of a forward, or watches one."""
+    return not any(
+        "forward" in vars(m) or m._forward_hooks or m._forward_pre_hooks for m in module.modules()
+    )
+
+
+def computes_in_float32(module: torch.nn.Module) -> bool:
+    return (
+        is_untouched(module)
+        and all(p.dtype == torch.float32 for p in module.parameters())
+        and not any(torch.is_autocast_enabled(device) for device in ("cpu", "cuda"))
+    )
+
+
+def forward_parameters(module: torch.nn.Module) -> set[str]:
+    return set(inspect.signature(module.forward).parameters)
+
+
+def forward_kwargs(module: torch.nn.Module) -> dict:
+    """Arguments that save the module work nobody asked for, as far as it has them."""
+    return {"use_cache": False} if "use_cache" in forward_parameters(module) else {}
+
+
+@contextmanager
+def replaced_forwards(forwards: dict[torch.nn.Module, Callable]) -> Iterator[None]:
+    """Let modules run another `forward` than their own.
+
+    Raises:
+        RuntimeError: one of them was not called.
+    """
+    called = set()
+
+    def note_call(module, forward):
+        return lambda *args, **kwargs: called.add(module) or forward(*args, **kwargs)
+
+    # accelerate puts its hooks where these go
+    replaced = {module: vars(module).get("forward") for module in forwards}
+    for module, forward in forwards.items():
+        module.forward = note_call(module, forward)
+    try:
+        yield
+    finally:
+        for module, forward in replaced.items():
+            if forward is None:
+                del module.forward
+            else:
+                module.forward = forward
+    if len(called) < len(forwards):
+        raise RuntimeError("the model reaches its hidden states in another way")

@@ -1,0 +1,179 @@
+"""What is measured: a protocol with its numbers for one model, over one reading of the texts.
+
+Joins what the three layers know: windows (integers), scores (arrays) and results (floats).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from .arguments import Setting, check_setting, check_stride, positions
+from .language_model import LanguageModel
+from .loading import resolve_max_length
+from .tokenization import (
+    TokenizedText,
+    choose_start,
+    concatenate,
+    start_token_id,
+    tokenize,
+    without_start_token,
+)
+from .windows import Plan, Protocol, Window, resolve_stride
+
+
+class Corpus:
+    """The texts as protocols read them: each on its own or joined, encoded in one way or another.
+
+    Args:
+        with_offsets: keep the characters of each token, where the tokenizer says.
+    """
+
+    def __init__(self, tokenizer, texts: list[str], with_offsets: bool):
+        self.tokenizer = tokenizer
+        self.texts = texts
+        self.with_offsets = with_offsets
+        self._readings: dict[tuple, tuple[list[str], list[TokenizedText]]] = {}
+
+    def read(
+        self, protocol: Protocol, separator: str | None
+    ) -> tuple[list[str], list[TokenizedText]]:
+        """The texts, or the one that they are joined to, and their tokens."""
+        joint = protocol.join if separator is None else separator
+        key = (protocol.encoding, joint, joint is not None and separator is not None)
+        if key not in self._readings:
+            self._readings[key] = self._read(protocol, separator)
+        return self._readings[key]
+
+    def _read(
+        self, protocol: Protocol, separator: str | None
+    ) -> tuple[list[str], list[TokenizedText]]:
+        texts = self.texts
+        if separator is None and protocol.join == "tokens":
+            parts = tokenize(self.tokenizer, texts, protocol.encoding, self.with_offsets)
+            return ["".join(texts)], [concatenate(parts, texts)]
+        joint = protocol.join if separator is None else separator
+        if joint is not None:
+            texts = [joint.join(texts)]
+        return texts, tokenize(self.tokenizer, texts, protocol.encoding, self.with_offsets)
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """One protocol, window and stride over the texts.
+
+    Attributes:
+        texts: the texts as scored, each on its own or joined.
+        streams: their tokens.
+        windows: the windows over each stream.
+    """
+
+    plan: Plan
+    separator: str | None
+    texts: list[str]
+    streams: list[TokenizedText]
+    windows: list[list[Window]]
+
+
+def plan_measurement(
+    model: LanguageModel,
+    corpus: Corpus,
+    setting: Setting,
+    add_start_token: bool | str,
+    separator: str | None,
+) -> Measurement:
+    """Fill in what the protocol leaves to the model and to the caller, and plan the windows.
+
+    Raises:
+        ValueError: a window or stride that the model or the protocol does not allow, or texts in
+            which there is nothing to score.
+    """
+    protocol = setting.protocol
+    texts, streams = corpus.read(protocol, separator)
+    plan = make_plan(model, setting, streams, add_start_token)
+    if protocol.drops_written_start and plan.start_id is not None:
+        streams = [without_start_token(stream, plan.start_id) for stream in streams]
+    windows = [plan.windows(len(stream)) for stream in streams]
+    measurement = Measurement(plan, separator, texts, streams, windows)
+    check_scorable(measurement)
+    return measurement
+
+
+def plan_settings(
+    model: LanguageModel,
+    corpus: Corpus,
+    settings: Sequence[Setting],
+    add_start_token: bool | str,
+    separator: str | None,
+    keeps_refusals: bool,
+) -> dict[Setting, Measurement | ValueError]:
+    """Plan a measurement for each setting.
+
+    Args:
+        keeps_refusals: return the error of a setting that is refused in its place, unless all are.
+
+    Raises:
+        ValueError: a setting is refused.
+    """
+    planned: dict[Setting, Measurement | ValueError] = {}
+    for setting in settings:
+        try:
+            check_setting(setting, add_start_token, separator)
+            planned[setting] = plan_measurement(model, corpus, setting, add_start_token, separator)
+        except ValueError as error:
+            if not keeps_refusals:
+                raise
+            planned[setting] = error
+    refusals = [error for error in planned.values() if isinstance(error, ValueError)]
+    if len(refusals) == len(planned):
+        raise refusals[0]
+    return planned
+
+
+def make_plan(
+    model: LanguageModel,
+    setting: Setting,
+    streams: Sequence[TokenizedText],
+    add_start_token: bool | str,
+) -> Plan:
+    """Fill in a protocol's numbers for a model and the longest of the streams."""
+    protocol = setting.protocol
+    start = choose_start(model.tokenizer, protocol, add_start_token)
+    start_id = start_token_id(model.tokenizer, protocol.start_is) if start != "none" else None
+    if start != "none" and start_id is None:
+        raise ValueError(
+            f"`tokenizer` must have a start token ({protocol.start_is}) with "
+            f"protocol={protocol.name!r}, got one without."
+        )
+    longest = max(len(stream) for stream in streams)
+    max_length = resolve_max_length(model.limit, setting.max_length, protocol.max_length, longest)
+    stride = resolve_stride(protocol, setting.stride, max_length)
+    check_stride(stride, max_length, start)
+    return Plan(protocol, int(max_length), int(stride), start, start_id)
+
+
+def check_scorable(measurement: Measurement) -> None:
+    """Refuse texts in which there is nothing to score, naming all of them."""
+    plan = measurement.plan
+    protocol = plan.protocol
+    unscorable = [
+        number
+        for number, windows in enumerate(measurement.windows)
+        if len(windows) < protocol.min_windows
+    ]
+    if not unscorable:
+        return
+    if protocol.last == "dropped":
+        raise ValueError(
+            f"`predictions` must have at least {protocol.min_windows * plan.max_length} tokens with "
+            f"protocol={protocol.name!r}, which drops what does not fill a window of "
+            f"{plan.max_length}, got {len(measurement.streams[0])}. Pass a smaller `max_length` or "
+            "more text."
+        )
+    need = "1 token"
+    advice = ""
+    if plan.start == "none":
+        need = "2 tokens"
+        advice = ", or give single tokens a start token (`add_start_token`, if there is one)"
+    raise ValueError(
+        f"`predictions` must hold texts of at least {need}, got shorter ones at "
+        f"{positions(unscorable)}. Remove them{advice}."
+    )

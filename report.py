@@ -1,0 +1,156 @@
+"""From the scores of windows to what a call returns."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+from .arguments import Setting
+from .identity import TextsDigest, describe_measurement
+from .language_model import LanguageModel
+from .measurement import Measurement
+from .results import Settings, TextScores, Totals, ratio_of_perplexities
+from .scoring import Columns
+from .tokenization import TokenizedText
+from .windows import Window, guide_weights
+
+
+class Extras(NamedTuple):
+    """What a result holds beside its numbers, as asked: token scores, totals."""
+
+    with_tokens: bool
+    with_totals: bool
+
+
+@dataclass(frozen=True)
+class Report:
+    """What came of a measurement.
+
+    Attributes:
+        scores: of the windows of each text.
+        cost: tokens that the measurement reads by itself.
+        word_counts: words of each text that the caller gave, or None.
+        texts_digest: of the texts as they were given.
+    """
+
+    model: LanguageModel
+    measurement: Measurement
+    scores: list[list[Columns]]
+    cost: int
+    word_counts: list[int] | None
+    texts_digest: TextsDigest
+
+    @cached_property
+    def totals(self) -> Totals:
+        """What adds up over texts."""
+        plan = self.measurement.plan
+        words_given = self.word_counts is not None
+        protocol = plan.protocol
+        return Totals.of(
+            text_scores(self.measurement, self.scores, self.word_counts),
+            Settings(protocol.aggregate, protocol.error, plan.max_length, words_given),
+            num_forward_tokens=self.cost,
+            identity=describe_measurement(self.model, self.measurement, words_given),
+            texts_digest=self.texts_digest,
+        )
+
+    def result(self, extras: Extras) -> dict:
+        """What a call returns; see the metric's documentation."""
+        result = self.totals.result()
+        if extras.with_totals:
+            result["totals"] = self.totals
+        if extras.with_tokens:
+            measurement = self.measurement
+            result["token_scores"] = [
+                token_scores(self.model.tokenizer, *of_text)
+                for of_text in zip(measurement.streams, measurement.windows, self.scores)
+            ]
+        return result
+
+
+def list_reports(
+    planned: dict[Setting, Measurement | ValueError], reports: Sequence[Report], extras: Extras
+) -> list[dict]:
+    """One entry for each setting, in order: its result, or why there is none.
+
+    Those after the first that has a result also hold the paired ratio to it.
+    """
+    waiting = iter(reports)
+    entries = []
+    for setting, outcome in planned.items():
+        if isinstance(outcome, ValueError):
+            entries.append(setting.describe() | {"error": str(outcome)})
+            continue
+        plan = outcome.plan
+        report = next(waiting)
+        entry = Setting(plan.protocol, plan.max_length, plan.stride).describe()
+        entry |= report.result(extras)
+        if report is not reports[0]:
+            entry["ratio_to_first"] = ratio_of_perplexities(report.totals, reports[0].totals)
+        entries.append(entry)
+    return entries
+
+
+def text_scores(
+    measurement: Measurement,
+    scores: list[list[Columns]],
+    word_counts: list[int] | None,
+) -> list[TextScores]:
+    """Hand the scores of the texts, with the units in them, over to results.py."""
+    texts = measurement.texts
+    if word_counts is None:
+        # lm-evaluation-harness counts words so, the empty ones at the ends included.
+        word_counts = [len(re.split(r"\s+", text)) for text in texts]
+    elif len(texts) < len(word_counts):
+        word_counts = [sum(word_counts)]  # the texts were joined
+    return [
+        TextScores(
+            window_nlls=[columns["nll"] for columns in of_text],
+            first_targets=[window.first for window in windows],
+            guide_weights=guide_weights(windows),
+            stream_length=len(stream),
+            num_tokens=num_own_tokens(stream, windows),
+            num_bytes=len(text.encode("utf-8")),
+            num_characters=len(text),
+            num_words=count,
+        )
+        for text, stream, windows, of_text, count in zip(
+            texts, measurement.streams, measurement.windows, scores, word_counts
+        )
+    ]
+
+
+def num_own_tokens(stream: TokenizedText, windows: list[Window]) -> int:
+    """Tokens that stand for the text: without special ones added to it, unless these count."""
+    all_scored = sum(window.num_targets for window in windows) == len(stream)
+    return len(stream) - (0 if all_scored else stream.num_added)
+
+
+def token_scores(
+    tokenizer, stream: TokenizedText, windows: list[Window], scores: list[Columns]
+) -> dict[str, list]:
+    """List every token of a text with its score, `None` where it has none."""
+    offsets = [None] * len(stream) if stream.offsets is None else stream.offsets.tolist()
+    columns = {
+        "tokens": tokenizer.convert_ids_to_tokens(stream.ids.tolist()),
+        "offsets": offsets,
+        "nll": [None] * len(stream),
+        "context_length": [0] * len(stream),
+    }
+    with_alternatives = "rank" in scores[0]
+    if with_alternatives:
+        columns |= {"rank": [None] * len(stream), "alternatives": [None] * len(stream)}
+    for window, of_window in zip(windows, scores):
+        scored = slice(window.first, window.end)
+        columns["nll"][scored] = of_window["nll"].tolist()
+        columns["context_length"][scored] = map(
+            window.context_length, range(window.first, window.end)
+        )
+        if with_alternatives:
+            columns["rank"][scored] = of_window["rank"].tolist()
+            columns["alternatives"][scored] = [
+                [[tokenizer.decode([top]), nll] for top, nll in zip(ids, nlls)]
+                for ids, nlls in zip(of_window["top_ids"].tolist(), of_window["top_nll"].tolist())
+            ]
+    return columns | {"windows": [window._asdict() for window in windows]}

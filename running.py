@@ -1,0 +1,129 @@
+"""Run the forward passes: those not in the checkpoint, shared out between processes, with progress."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import evaluate
+import numpy as np
+
+from .checkpoint import Checkpoint
+from .distributed import Processes
+from .passes import Pass
+from .results import exp
+from .scoring import Columns, Scorer
+from .work import Work
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a run has come, as `callback` is told after every batch.
+
+    Attributes:
+        done, total: tokens that went and that have to go through the model, in this process.
+        perplexity: of the tokens scored so far, longest windows first.
+    """
+
+    done: int
+    total: int
+    perplexity: float
+
+
+class RunningEstimate:
+    """Perplexity of the tokens scored so far, and how many tokens went through the model."""
+
+    def __init__(self, total: int):
+        self.total, self.done = total, 0
+        self.nll_sum, self.num_scored = 0.0, 0
+
+    def add(self, nll: np.ndarray, cost: int) -> None:
+        self.nll_sum += float(nll.sum(dtype=np.float64))
+        self.num_scored += len(nll)
+        self.done += cost
+
+    @property
+    def perplexity(self) -> float:
+        return exp(self.nll_sum / self.num_scored)
+
+
+@dataclass(frozen=True)
+class Runner:
+    """Scores the passes of a work.
+
+    Attributes:
+        checkpoint: keeps the scores of finished passes, and has those of an earlier run.
+        processes: who shares the work.
+        callback: called after every batch.
+    """
+
+    scorer: Scorer
+    work: Work
+    checkpoint: Checkpoint | None
+    processes: Processes
+    callback: Callable[[Progress], None] | None
+
+    def run(self) -> list[Columns]:
+        """Return the scores of every pass, in all processes."""
+        scores: dict[int, Columns] = {}
+        error = None
+        try:
+            self._score_share(scores)
+        except Exception as raised:
+            error = raised
+        gathered = dict(self.processes.gather(list(scores.items()), error))
+        return [gathered[number] for number in range(len(self.work.passes))]
+
+    def _score_share(self, scores: dict[int, Columns]) -> None:
+        """Score this process's passes into `scores`, longest first, and show how it goes."""
+        share = self.processes.share(self.work.costs)
+        costs = [self.work.costs[number] for number in share]
+        finished = self._load_finished(share)
+        estimate = RunningEstimate(sum(costs))
+        for place, columns in finished.items():
+            scores[share[place]] = columns
+            estimate.add(columns["nll"], costs[place])
+        with evaluate.logging.tqdm(
+            total=estimate.total,
+            initial=estimate.done,
+            unit="token",
+            desc="Scoring",
+            disable=True if self.processes.rank else None,
+        ) as bar:
+            for places, batch in self.scorer.score(
+                lambda place: self.work.row(share[place]), costs, finished
+            ):
+                numbers = [share[place] for place in places]
+                for number, place, columns in zip(numbers, places, batch):
+                    self._check_numbers(columns["nll"], self.work.passes[number])
+                    scores[number] = columns
+                    estimate.add(columns["nll"], costs[place])
+                self._save(numbers, batch)
+                bar.set_postfix(perplexity=f"{estimate.perplexity:.2f}", refresh=False)
+                bar.update(sum(costs[place] for place in places))
+                if self.callback is not None:
+                    self.callback(Progress(estimate.done, estimate.total, estimate.perplexity))
+
+    def _load_finished(self, share: Sequence[int]) -> dict[int, Columns]:
+        """The scores that an earlier run left, by place in this process's share."""
+        if self.checkpoint is None:
+            return {}
+        digests = [stream.digest for stream in self.work.streams]
+        wanted = [(digests[self.work.passes[n].stream], self.work.passes[n]) for n in share]
+        return self.checkpoint.load(wanted)
+
+    def _save(self, numbers: Sequence[int], batch: Sequence[Columns]) -> None:
+        if self.checkpoint is None:
+            return
+        passes = [self.work.passes[number] for number in numbers]
+        self.checkpoint.save(
+            (self.work.streams[one.stream].digest, one, columns)
+            for one, columns in zip(passes, batch)
+        )
+
+    def _check_numbers(self, nll: np.ndarray, one: Pass) -> None:
+        """Refuse NaN, naming the text; infinity is a result."""
+        if np.isnan(nll).any():
+            raise ValueError(
+                f"The model gave NaN for the text at position {self.work.streams[one.stream].text}, "
+                f"in its tokens {one.targets[0][0]} to {one.end - 1}. Its weights hold NaN, or it "
+                "overflows in its dtype: load it with dtype='float32'."
+            )

@@ -1,0 +1,276 @@
+"""Windows of several plans share passes: the fewest tokens read, the same scores."""
+
+import pytest
+import torch
+from core.passes import Pass, PlannedWindow, count_inputs, merge_windows, offset_of, unite
+from core.windows import PROTOCOLS, plan_windows
+from hypothesis import given
+from hypothesis import strategies as st
+from models import (
+    ARCHITECTURES,
+    BOS,
+    CONTEXT,
+    make_model,
+    make_tokenizer,
+    random_text,
+)
+
+TEXTS = [random_text(45, seed=1), random_text(9, seed=2), random_text(30, seed=3)]
+COUNTS = ("num_tokens", "num_windows", "num_forward_tokens", "tokens_per_text")
+
+
+def planned(num_tokens: int, length: int, stride: int, start: str, stream: int = 0) -> list:
+    return [
+        PlannedWindow(stream, window, BOS if window.start_token else None)
+        for window in plan_windows(num_tokens, length, stride, start)
+    ]
+
+
+def targets_of(one: Pass) -> list[int]:
+    return [target for first, end in one.targets for target in range(first, end)]
+
+
+@given(
+    plans=st.lists(
+        st.tuples(st.integers(2, 9), st.integers(1, 9), st.sampled_from(["none", "once", "every"])),
+        min_size=1,
+        max_size=4,
+    ),
+    num_tokens=st.integers(2, 40),
+    prefixes_agree=st.booleans(),
+)
+def test_every_window_finds_its_targets_in_its_pass(plans, num_tokens, prefixes_agree):
+    windows = [
+        window
+        for length, stride, start in plans
+        for window in planned(num_tokens, length, min(stride, length - (start == "every")), start)
+    ]
+    passes, places = merge_windows(windows, prefixes_agree)
+    for window, place in zip(windows, places):
+        one = passes[place.number]
+        targets = targets_of(one)
+        assert targets == sorted(set(targets))
+        wanted = list(range(window.window.first, window.window.end))
+        assert targets[place.offset : place.offset + len(wanted)] == wanted
+        assert (one.begin, one.start_token) == (window.window.begin, window.start_id)
+        assert one.end >= window.window.end
+        assert prefixes_agree or one.end == window.window.end
+    wanted = {
+        (w.stream, w.window.begin, w.start_id, None if prefixes_agree else w.window.end)
+        for w in windows
+    }
+    assert len(passes) == len(wanted), "no pass is run twice"
+
+
+def test_a_pass_is_as_long_as_its_longest_window_and_scores_what_any_of_them_does():
+    windows = planned(20, 8, 4, "none") + planned(20, 6, 4, "none")
+    passes, _ = merge_windows(windows)
+    assert passes[1] == Pass(0, 4, 12, None, ((6, 12),))
+    assert passes[1].num_inputs == 7
+    assert passes[1].num_targets == 6
+
+
+@pytest.mark.parametrize(
+    ("ranges", "united"),
+    [
+        ([(3, 5), (1, 2)], ((1, 2), (3, 5))),
+        ([(1, 3), (3, 5)], ((1, 5),)),
+        ([(1, 9), (2, 4)], ((1, 9),)),
+    ],
+)
+def test_unite(ranges, united):
+    assert unite(ranges) == united
+
+
+def test_offsets_count_the_targets_before():
+    assert [offset_of(((2, 4), (7, 9)), target) for target in (2, 3, 7, 8)] == [0, 1, 2, 3]
+
+
+def test_strides_that_divide_each_other_read_little_more_than_the_finest():
+    """Text of 20,000 tokens, L = 1,024, S = L, L/2, L/4, L/8; closed form.
+
+    Windows of the coarser plans begin where some of the finest do.  Only at S = L, where a window
+    scores one token more, from its last row, do passes grow: by one token each.
+    """
+    length, num_tokens = 1024, 20_000
+    strides = [1024, 512, 256, 128]
+    alone = [planned(num_tokens, length, stride, "once") for stride in strides]
+    merged, _ = merge_windows([window for windows in alone for window in windows])
+    finest, _ = merge_windows(alone[-1])
+    assert sum(count_inputs(merge_windows(windows)[0]) for windows in alone) == 290_298
+    assert count_inputs(finest) == 153_355
+    # At S = L windows read one token more, all 19 that are full; and the last windows of S = L,
+    # L/2 and L/4 begin where no window of the finest plan does, past its end.
+    last = [windows[-1] for windows in alone[:-1]]
+    begins = {one.begin for one in finest}
+    more = {w.window.begin: w.window.num_inputs for w in last if w.window.begin not in begins}
+    assert count_inputs(merged) == 153_355 + 19 + sum(more.values()) == 154_718
+
+
+# ---- through the metric
+
+
+def arguments(architecture: str, **others) -> dict:
+    return {
+        "predictions": TEXTS,
+        "model": make_model(architecture),
+        "tokenizer": make_tokenizer(),
+        "max_length": CONTEXT,
+        "return_token_scores": True,
+    } | others
+
+
+def assert_same_measurement(entry: dict, single: dict) -> None:
+    """An entry of `measurements` is what the single call gives, equal to rounding."""
+    extra = {"protocol", "max_length", "stride", "ratio_to_first"}
+    assert entry.keys() - extra == single.keys()
+    for name in (*COUNTS, "signature", "signature_short"):
+        assert entry[name] == single[name], name
+    for name in ("perplexity", "total_nll", "bits_per_byte", "mean_perplexity", "perplexities"):
+        assert entry[name] == pytest.approx(single[name], rel=1e-5), name
+    for scores, expected in zip(entry["token_scores"], single["token_scores"]):
+        assert scores["windows"] == expected["windows"]
+        for nll, other in zip(scores["nll"], expected["nll"]):
+            assert (nll is None) == (other is None)
+            assert nll is None or nll == pytest.approx(other, rel=1e-4, abs=1e-5)
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_a_list_of_strides_gives_the_single_results(metric, architecture):
+    given = arguments(architecture)
+    strides = [CONTEXT, 8, 4, 3]
+    together = metric.compute(stride=strides, **given)
+    singles = [metric.compute(stride=stride, **given) for stride in strides]
+    assert [entry["stride"] for entry in together["measurements"]] == strides
+    for entry, single in zip(together["measurements"], singles):
+        assert_same_measurement(entry, single)
+    windows = [
+        window
+        for stride in strides
+        for stream, text in enumerate(TEXTS)
+        for window in planned(len(text.split()), CONTEXT, stride, "once", stream)
+    ]
+    merged, _ = merge_windows(windows)
+    assert together["num_forward_tokens"] == count_inputs(merged)
+    assert together["num_forward_tokens"] < sum(single["num_forward_tokens"] for single in singles)
+
+
+@pytest.mark.parametrize("architecture", ["gpt2", "llama", "mamba"])
+def test_all_protocols_give_their_single_results(metric, architecture):
+    given = arguments(architecture) | {"predictions": [TEXTS[0]]}
+    together = metric.compute(protocol="all", **given)
+    entries = together["measurements"]
+    assert [entry["protocol"] for entry in entries] == list(PROTOCOLS)
+    read_alone = 0
+    for entry in entries:
+        single = metric.compute(protocol=entry["protocol"], **given)
+        assert_same_measurement(entry, single)
+        read_alone += single["num_forward_tokens"]
+    assert together["num_forward_tokens"] < 0.6 * read_alone
+
+
+def test_lists_combine_in_the_order_asked(metric):
+    given = arguments("gpt2", max_length=[16, 8], stride=[4, 2])
+    entries = metric.compute(**given)["measurements"]
+    assert [(entry["max_length"], entry["stride"]) for entry in entries] == [
+        (16, 4),
+        (16, 2),
+        (8, 4),
+        (8, 2),
+    ]
+
+
+def test_a_list_of_one_is_a_list(metric):
+    result = metric.compute(**arguments("gpt2", stride=[4]))
+    assert [entry["stride"] for entry in result["measurements"]] == [4]
+    assert "ratio_to_first" not in result["measurements"][0]
+
+
+def test_what_a_protocol_refuses_stands_in_its_place(metric):
+    given = arguments("gpt2", protocol=["sliding", "lm-eval", "gptq"], stride=4)
+    first, *others = metric.compute(**given)["measurements"]
+    assert first["perplexity"] > 1
+    for entry in others:
+        assert entry["error"].startswith("`stride` must be left out with protocol=")
+        assert "perplexity" not in entry
+
+
+def test_where_all_are_refused_the_first_error_is_raised(metric):
+    with pytest.raises(ValueError, match="`stride` must be left out with protocol='gptq'"):
+        metric.compute(**arguments("gpt2", protocol=["gptq", "lm-eval"], stride=4))
+
+
+@pytest.mark.parametrize(
+    ("argument", "values"), [("protocol", ["sliding", "slidng"]), ("stride", [4, "x"])]
+)
+def test_a_misspelt_value_in_a_list_is_refused_at_once(metric, argument, values):
+    with pytest.raises((ValueError, TypeError), match=f"`{argument}` must be"):
+        metric.compute(**arguments("gpt2") | {argument: values})
+
+
+def test_equal_texts_are_read_once(metric):
+    given = arguments("gpt2")
+    once = metric.compute(**given | {"predictions": TEXTS[:1]})
+    twice = metric.compute(**given | {"predictions": TEXTS[:1] * 2})
+    assert twice["num_forward_tokens"] == once["num_forward_tokens"]
+    assert twice["num_tokens"] == 2 * once["num_tokens"]
+    assert twice["perplexities"] == once["perplexities"] * 2
+
+
+def test_the_progress_of_a_list_counts_the_merged_work(metric):
+    progress = []
+    result = metric.compute(
+        stride=[8, 4, 2], callback=progress.append, batch_size=2, **arguments("gpt2")
+    )
+    assert progress[-1].done == progress[-1].total == result["num_forward_tokens"]
+
+
+# ---- models for which the length of a pass matters
+
+
+@pytest.mark.parametrize("kind", ["dynamic", "longrope"])
+def test_length_dependent_positions_run_apart(metric, kind):
+    """Their frequencies change past 8 tokens; each score is that of its window's own pass."""
+    model = rotary_model(kind)
+    tokenizer = make_tokenizer()
+    texts = [random_text(count, seed=count) for count in (5, 7, 12, 16, 15)]
+    before = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    given = {"model": model, "tokenizer": tokenizer, "add_start_token": False}
+    together = metric.compute(predictions=texts, max_length=16, **given)
+    alone = [
+        metric.compute(predictions=[text], max_length=16, **given)["perplexity"] for text in texts
+    ]
+    backwards = metric.compute(predictions=texts[::-1], max_length=16, **given)
+    naive = [naive_perplexity(rotary_model(kind), text) for text in texts]
+    assert together["perplexities"] == pytest.approx(naive, rel=1e-5)
+    assert alone == pytest.approx(naive, rel=1e-5)
+    assert backwards["perplexities"][::-1] == pytest.approx(naive, rel=1e-5)
+    assert together["signature"] == backwards["signature"]
+    after = dict(model.named_buffers())
+    assert before.keys() == after.keys()
+    assert all((before[name] == after[name]).all() for name in before)
+
+
+def test_length_dependent_positions_are_measured_by_the_windows_length(metric):
+    model = rotary_model("dynamic")
+    given = {"predictions": TEXTS, "model": model, "tokenizer": make_tokenizer()}
+    entries = metric.compute(max_length=[16, 12, 6], stride=3, **given)["measurements"]
+    for entry in entries:
+        single = metric.compute(max_length=entry["max_length"], stride=3, **given)
+        assert entry["total_nll"] == pytest.approx(single["total_nll"], rel=1e-6)
+
+
+def rotary_model(kind: str):
+    scaling = {"rope_type": kind, "factor": 4.0}
+    if kind == "longrope":
+        half = 8  # pairs of dimensions of a head
+        scaling |= {"short_factor": [1.0] * half, "long_factor": [9.0] * half}
+        scaling["original_max_position_embeddings"] = 8
+    return make_model("llama", max_position_embeddings=8, rope_scaling=scaling)
+
+
+def naive_perplexity(model, text: str) -> float:
+    ids = torch.tensor([[int(word[1:]) for word in text.split()]])
+    with torch.inference_mode():
+        scores = model(ids[:, :-1], use_cache=False).logits[0].double().log_softmax(-1)
+    return (-scores[range(ids.shape[1] - 1), ids[0, 1:]]).mean().exp().item()
