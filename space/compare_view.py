@@ -21,8 +21,10 @@ def compare_view(compared: Compared) -> str:
             for piece in compared.pieces
         ],
     }
+    first = compared.scored[0]
+    mark = first.settings.mark(first.text, but=("window", "stride", "protocol"))
     return (
-        f'<div class="ps-view" data-view="compare" data-payload="{payload(data)}">'
+        f'<div class="ps-view" data-view="compare" data-of="{escape(mark)}" data-payload="{payload(data)}">'
         f'<p class="ps-verdict">{verdict(compared)}</p>{_table(compared.scored)}{_legend(names)}'
         f'<div class="ps-pair">{text_box(spans, "piece")}'
         f"{detail_box('how surprising it was for either model')}</div></div>"

@@ -13,6 +13,7 @@ import gradio as gr
 from .calls import python_call, shell_call
 from .cite_view import cite_view
 from .compare_view import compare_view
+from .gain_view import gain_view
 from .jobs import Job, Jobs, OverBudget, Shown, Stopped, follow
 from .limits import Refused
 from .links import read_link, unpack
@@ -38,6 +39,8 @@ TURNED_AWAY = (
     "This request was turned away before it began: too many are waiting, or a setting is out of its "
     "range. Check window and stride, and try again in a moment."
 )
+# What is scored again by itself: so many characters read, those read twice counted twice.
+QUICK_CHARACTERS = 40_000
 logger = logging.getLogger(__name__)
 
 
@@ -184,12 +187,29 @@ class Handlers:
             lambda scored: f"Scored with {scored.loaded.name}.",
         )
 
+    def rescore(self, request: gr.Request, text: str, *chosen) -> Iterator:
+        """Score again without being asked what takes a moment, and leave the sliders alone.
+
+        The rest waits for the button; the page shows that its result is an old one.
+        """
+        if not self._is_quick(text, chosen_settings(*chosen)):
+            yield [gr.skip()] * (2 + len(SCORE_OUTPUTS))
+            return
+        for line, _, _, *results in self.score(request, text, *chosen):
+            yield line, *results
+
+    def _is_quick(self, text: str, settings: Settings) -> bool:
+        work = len(text) * settings.window / (settings.stride or settings.window)
+        at_hand = settings.model in self.service.shelf.names
+        return bool(text.strip()) and at_hand and work <= QUICK_CHARACTERS
+
     def trade_off(self, request: gr.Request, text: str, *chosen) -> Iterator:
         settings = chosen_settings(*chosen)
         yield from self._run(
             request,
             lambda job: self.service.trade_off(text, settings, job),
-            lambda sweep: (trade_off_view(sweep),),
+            lambda sweep: (gain_view(sweep), trade_off_view(sweep)),
+            2,
         )
 
     def every_protocol(self, request: gr.Request, text: str, *chosen) -> Iterator:

@@ -105,7 +105,7 @@ function heroView(view, data) {
     rulers.width.draw(width, begin, begin + width);
     rulers.stride.draw(stride, begin, begin + stride);
     const middle = parseFloat(pane.style.left) + parseFloat(pane.style.width) / 2;
-    const slack = film.scrollWidth - reel.clientWidth;
+    const slack = film.offsetWidth - reel.clientWidth;
     film.style.transform = `translateX(${-clamp(middle - reel.clientWidth / 2, 0, Math.max(0, slack))}px)`;
     tell(window, done, sum);
   }

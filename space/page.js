@@ -16,7 +16,7 @@ function compareWithRequest() {
     const stale = JSON.parse(view.dataset.of).some((value, n) => value !== null && value !== request[n]);
     const note = view.querySelector(":scope > .ps-stale-note");
     view.classList.toggle("ps-stale", stale);
-    if (stale && !note) view.prepend(make("p", "ps-stale-note", "This is of the text and settings before. Press Score for the present ones."));
+    if (stale && !note) view.prepend(make("p", "ps-stale-note", "This is of the text or the settings before. Press Score for the present ones."));
     if (!stale) note?.remove();
   }
 }

@@ -69,11 +69,11 @@ class Results:
     make_files: gr.Button
     files: gr.Files
     score: dict
-    trade_off: gr.HTML
-    protocols: gr.HTML
+    strides: list[gr.HTML]
+    tools: gr.HTML
     compared: gr.HTML
-    measure_trade_off: gr.Button
-    measure_protocols: gr.Button
+    strides_tab: gr.Tab
+    tools_tab: gr.Tab
     measure_compared: gr.Button
     other: gr.Dropdown
 
@@ -149,7 +149,12 @@ def lay_out_controls(service: Service, handlers: Handlers, scored: Scored):
             list(handlers.samples), label="Or begin with a sample", scale=3, min_width=170
         )
         upload = gr.UploadButton(
-            "Upload .txt", file_types=[".txt"], scale=1, min_width=110, elem_id="upload"
+            "Upload .txt",
+            file_types=[".txt"],
+            scale=1,
+            min_width=110,
+            size="sm",
+            elem_id="upload",
         )
     model = model_choice("Model", BUNDLED)
     with gr.Row():
@@ -243,11 +248,10 @@ def lay_out_results(scored: Scored, line: gr.HTML, stop: gr.Button) -> Results:
         with gr.Tab("Result"):
             views["score"] = view(values["score"])
             views["text"] = view(values["text"])
-        with gr.Tab("Why context helps"):
-            measure_trade_off = gr.Button("Measure several strides")
+        with gr.Tab("Why context helps") as strides_tab:
+            gain = view()
             trade_off = view()
-        with gr.Tab("Tools"):
-            measure_protocols = gr.Button("Measure as every tool does")
+        with gr.Tab("Tools") as tools_tab:
             protocols = view()
         with gr.Tab("Compare"):
             gr.Markdown("Which of two models predicts your text better, and where?")
@@ -269,11 +273,11 @@ def lay_out_results(scored: Scored, line: gr.HTML, stop: gr.Button) -> Results:
         make_files,
         files,
         views,
-        trade_off,
+        [gain, trade_off],
         protocols,
         compared,
-        measure_trade_off,
-        measure_protocols,
+        strides_tab,
+        tools_tab,
         measure_compared,
         other,
     )
@@ -285,19 +289,25 @@ def connect_settings(
     """Controls that change other controls."""
     c, status_line = controls, results.status
     latest = QUICK | {"trigger_mode": "always_last"}
-    # A choice, not `input`: that fires too when the list is only left, and would replace a text.
-    c.sample.select(handlers.choose_sample, c.sample, c.text, **QUICK)
-    c.upload.upload(handlers.upload, c.upload, [c.text, status_line], **QUICK)
-    c.window.input(
-        handlers.move_window, [c.window, c.stride, c.protocol], [c.stride, c.sketch], **latest
-    )
-    c.stride.input(handlers.move_stride, [c.window, c.stride, c.protocol], c.sketch, **latest)
-    c.protocol.input(
-        handlers.choose_protocol,
-        [c.protocol, c.window, c.stride, c.start],
-        [c.stride, c.start, c.sketch],
-        **QUICK,
-    )
+    changes = [
+        # A choice, not `input`: that fires too when the list is only left, and would replace a text.
+        c.sample.select(handlers.choose_sample, c.sample, c.text, **QUICK),
+        c.upload.upload(handlers.upload, c.upload, [c.text, status_line], **QUICK),
+        c.window.input(
+            handlers.move_window, [c.window, c.stride, c.protocol], [c.stride, c.sketch], **latest
+        ),
+        c.stride.input(handlers.move_stride, [c.window, c.stride, c.protocol], c.sketch, **latest),
+        c.protocol.input(
+            handlers.choose_protocol,
+            [c.protocol, c.window, c.stride, c.start],
+            [c.stride, c.start, c.sketch],
+            **QUICK,
+        ),
+    ]
+    views = [results.score[name] for name in SCORE_OUTPUTS]
+    again = COMPUTING | QUIET | {"trigger_mode": "always_last"}
+    for changed in (c.text.input, c.start.input, *(change.then for change in changes)):
+        changed(handlers.rescore, c.request, [status_line, results.shared, *views], **again)
     behind = gr.Textbox(visible=False)  # the # of the address, which only the script sees
     arrived = page.load(
         handlers.arrive,
@@ -344,10 +354,22 @@ def connect_measurements(handlers: Handlers, controls: Controls, results: Result
         [c.window, c.stride, c.sketch],
     )
     views = [r.score[name] for name in SCORE_OUTPUTS]
-    for asks in (c.score.click, c.visits.change):
+    for asks in (c.score.click, c.text.submit, c.visits.change):
         on(asks, handlers.score, c.request, [c.window, c.stride, r.shared, *views])
     r.make_files.click(handlers.make_files, r.shared, r.files, **QUICK)
-    on(r.measure_trade_off.click, handlers.trade_off, c.request, [r.trade_off])
-    on(r.measure_protocols.click, handlers.every_protocol, c.request, [r.protocols])
+    # A tab that is opened measures, unless it shows the present choice already.
+    for tab, run, outputs in (
+        (r.strides_tab, handlers.trade_off, r.strides),
+        (r.tools_tab, handlers.every_protocol, [r.tools]),
+    ):
+        measured = gr.State()
+        tab.select(
+            lambda *request: list(request),
+            c.request,
+            measured,
+            **QUIET,
+            concurrency_limit=None,
+        )
+        on(measured.change, run, c.request, outputs)
     on(r.measure_compared.click, handlers.compare, [r.other, *c.request], [r.compared])
     r.stop.click(handlers.stop, None, r.status, **QUICK)

@@ -11,8 +11,9 @@ def trade_off_view(sweep: Sweep) -> str:
     if not sweep.scored:
         return f'<div class="ps-view">{_remarks(sweep)}</div>'
     scored = sorted(sweep.scored, key=lambda one: one.settings.stride)
+    mark = escape(scored[0].settings.mark(scored[0].text, but=("stride", "protocol")))
     return (
-        f'<div class="ps-view"><h3>A smaller stride gives more context, and costs more</h3>'
+        f'<div class="ps-view" data-of="{mark}"><h3>A smaller stride gives more context, and costs more</h3>'
         f"{_stride_chart(scored)}{_stride_table(scored)}"
         f"<h3>What context is worth</h3>{_context_chart(sweep.scored[0])}{_remarks(sweep)}</div>"
     )
@@ -29,8 +30,10 @@ def protocol_view(sweep: Sweep) -> str:
         f"<td colspan='3' class='ps-none'>{escape(reason)}</td></tr>"
         for settings, reason in sweep.failed
     )
+    marks = [one.settings.mark(one.text, but=("protocol",)) for one in sweep.scored[:1]]
+    of = "".join(f' data-of="{escape(mark)}"' for mark in marks)
     return (
-        '<div class="ps-view"><h3>The same text, the same model, and what each tool would report</h3>'
+        f'<div class="ps-view"{of}><h3>The same text, the same model, and what each tool would report</h3>'
         "<p>All of them are “the perplexity”. They differ because each tool cuts the text into "
         "other windows, scores other tokens of them, or averages in another way. So say which one "
         "you used.</p>"

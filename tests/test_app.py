@@ -31,6 +31,7 @@ from space.calls import python_call, shell_call
 from space.charts import round_levels
 from space.compare_view import compare_view, verdict
 from space.endpoints import plain
+from space.gain_view import gain_view, measure_gains, repeated_before
 from space.handlers import SCORE_OUTPUTS, Handlers
 from space.jobs import Job, Jobs, OverBudget, Shown, Stopped, Update, follow, newest
 from space.limits import Limits, Refused
@@ -46,6 +47,7 @@ from space.segments import cut
 from space.service import Service, surprise_by_context
 from space.settings import Settings, check_settings
 from space.sweep_view import protocol_view, trade_off_view
+from space.token_view import text_segments
 
 STORY = "It was late, and the lamp had gone out again. Nobody went to light it. " * 12
 MANY = "Ça, c’est naïve: 你好 e\u0301 👩‍👩‍👧 🇩🇪! <script>alert(1)</script> & \"'`${x} {{y}}\n\tend"
@@ -986,3 +988,35 @@ def test_the_tools_of_the_mcp_server(url):
     [data] = regex.findall(r"data: (.*)", reply.text)
     [content] = json.loads(data)["result"]["content"]
     assert json.loads(content["text"])["perplexity"] > 1
+
+
+# Why context helps
+
+
+def test_gains_are_the_differences_of_the_metrics_own_scores(service):
+    sweep = service.trade_off(STORY, Settings(BUNDLED, 64, 32), Job(60))
+    wide, narrow = sweep.scored[0], sweep.scored[-1]
+    segments, _ = text_segments(wide)
+    gains = measure_gains(wide, narrow, segments)
+    assert len(gains) == len(wide.tokens["nll"])  # a byte is a piece
+    total = sum(gain.saved for gain in gains) * math.log(2)
+    expected = wide.result["total_nll"] - narrow.result["total_nll"]
+    assert total == pytest.approx(expected, abs=1e-3)
+
+
+@pytest.mark.parametrize(
+    "names, token, context, far",
+    [
+        (["Ġlamp", "a", "b", "Ġlamp"], 3, (2, 3), 3),  # only the narrow stride shows it
+        (["Ġlamp", "a", "b", "Ġlamp"], 3, (3, 3), None),  # seen before, too
+        (["Lamp", "Ġlamp", "b", "Ġlamp"], 3, (1, 3), 2),  # the nearest
+        ([".", "a", "b", "."], 3, (1, 3), None),  # a full stop is no word
+    ],
+)
+def test_a_word_that_came_in_sight(names, token, context, far):
+    assert repeated_before(names, token, context) == far
+
+
+def test_a_text_in_one_window_has_no_gain(service):
+    sweep = service.trade_off("Short.", Settings(BUNDLED, 64, 32), Job(60))
+    assert "fits in one window" in gain_view(sweep)

@@ -1,0 +1,150 @@
+"""Why context helps: the same text under two strides, and the tokens that needed context most."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from .markup import count, escape, number, payload
+from .segments import Segment
+from .service import Scored, Sweep
+from .token_view import detail_box, segment_span, text_box, text_segments
+
+SLIGHT, CLEAR = 1.0, 3.0  # bits; a smaller difference is left plain
+MOST = 10  # tokens in the list
+
+
+@dataclass(frozen=True)
+class Gain:
+    """One piece of the text under a wide stride and a narrow one.
+
+    Attributes:
+        piece: its number among the segments.
+        bits: surprisal under either.
+        context: tokens before it under either.
+    """
+
+    piece: int
+    bits: tuple[float, float]
+    context: tuple[int, int]
+
+    @property
+    def saved(self) -> float:
+        return self.bits[0] - self.bits[1]
+
+
+def gain_view(sweep: Sweep) -> str:
+    """The text coloured by what a smaller stride saves, and the ten greatest savings."""
+    if len(sweep.scored) < 2:
+        return ""
+    wide, narrow = sweep.scored[0], sweep.scored[-1]
+    if len(wide.tokens["windows"]) < 2:
+        return (
+            '<div class="ps-view"><p>The text fits in one window, so the stride changes nothing: every '
+            "token has all that stands before it as context. Try a longer text, or a shorter "
+            "window.</p></div>"
+        )
+    segments, text = text_segments(wide)
+    gains = measure_gains(wide, narrow, segments)
+    by_piece: dict[int, Gain] = {gain.piece: gain for gain in gains}
+    spans = "".join(
+        segment_span(text, segment, _colour(by_piece.get(number)))
+        for number, segment in enumerate(segments)
+    )
+    data = {"pieces": [_columns(by_piece.get(number)) for number in range(len(segments))]}
+    mark = wide.settings.mark(wide.text, but=("stride", "protocol"))
+    return (
+        f'<div class="ps-view" data-view="gain" data-of="{escape(mark)}" data-payload="{payload(data)}">'
+        f"{_headline(wide, narrow, gains)}<h3>The tokens that needed context most</h3>"
+        f"{_list(gains, wide, segments, text)}{_legend()}"
+        f'<div class="ps-pair">{text_box(spans, "token")}'
+        f"{detail_box('what the added context was worth')}</div></div>"
+    )
+
+
+def measure_gains(wide: Scored, narrow: Scored, segments: Sequence[Segment]) -> list[Gain]:
+    """Compare the pieces that both strides scored."""
+    gains = []
+    for piece, segment in enumerate(segments):
+        if segment.first is None:
+            continue
+        own = slice(segment.first, segment.last + 1)
+        nll = [one.tokens["nll"][own] for one in (wide, narrow)]
+        if None in (*nll[0], *nll[1]) or not math.isfinite(sum(nll[0]) + sum(nll[1])):
+            continue
+        context = tuple(one.tokens["context_length"][segment.first] for one in (wide, narrow))
+        gains.append(Gain(piece, tuple(sum(side) / math.log(2) for side in nll), context))
+    return gains
+
+
+def repeated_before(names: Sequence[str], token: int, context: tuple[int, int]) -> int | None:
+    """How far back the same word stands in the context that only the narrow stride shows."""
+    word = _word(names[token])
+    for back in range(context[0] + 1, min(context[1], token) + 1):
+        if word and _word(names[token - back]) == word:
+            return back
+    return None
+
+
+def _word(name: str) -> str:
+    """A token's letters, where it has some and is more than a letter."""
+    letters = name.lstrip("Ġ▁ ").lower()
+    return letters if letters.isalpha() and len(letters) > 1 else ""
+
+
+def _headline(wide: Scored, narrow: Scored, gains: Sequence[Gain]) -> str:
+    before, after = (one.result["perplexity"] for one in (wide, narrow))
+    work = narrow.result["num_forward_tokens"] / max(1, wide.result["num_forward_tokens"])
+    helped = sum(gain.saved >= SLIGHT for gain in gains)
+    harmed = sum(gain.saved <= -SLIGHT for gain in gains)
+    return (
+        f'<p class="ps-verdict">Stride {narrow.settings.stride:,} instead of '
+        f"{wide.settings.stride:,}: perplexity <b>{number(before)} → {number(after)}</b> for "
+        f"{work:.1f} × the work.</p><p>{count(helped, 'token')} became clearer by a bit or more, because "
+        f"the model saw more before {'it' if helped == 1 else 'them'}; {count(harmed, 'token')} became "
+        "less clear: context helps on average, not always.</p>"
+    )
+
+
+def _list(gains: Sequence[Gain], wide: Scored, segments: Sequence[Segment], text: str) -> str:
+    best = sorted((gain for gain in gains if gain.saved > 0), key=lambda gain: -gain.saved)[:MOST]
+    if not best:
+        return '<p class="ps-note">None did.</p>'
+    rows = []
+    for gain in best:
+        segment = segments[gain.piece]
+        piece = text[segment.start : segment.end]
+        word = piece.strip() or piece.replace("\n", "↵").replace(" ", "·")
+        far = repeated_before(wide.tokens["tokens"], segment.first, gain.context)
+        seen = (
+            "" if far is None else f"; the same word, {count(far, 'token')} before, came in sight"
+        )
+        rows.append(
+            f'<li><button type="button" class="ps-button" data-piece="{gain.piece}">{escape(word)}'
+            f"</button><b>+{gain.saved:.1f} bits</b><small>with {count(gain.context[1], 'token')} before "
+            f"it instead of {gain.context[0]:,}{seen}</small></li>"
+        )
+    return f'<ol class="ps-needy">{"".join(rows)}</ol>'
+
+
+def _legend() -> str:
+    return (
+        '<div class="ps-legend"><ul>'
+        f"<li><span class='ps-box g2'>clearer</span><small>by {CLEAR:g} bits or more</small></li>"
+        f"<li><span class='ps-box g1'>clearer</span><small>by {SLIGHT:g} to {CLEAR:g}</small></li>"
+        "<li><span class='ps-box'>about the same</span><small>or not scored</small></li>"
+        f"<li><span class='ps-box v1'>less clear</span><small>by {SLIGHT:g} or more</small></li>"
+        "</ul></div>"
+    )
+
+
+def _colour(gain: Gain | None) -> str:
+    if gain is None or abs(gain.saved) < SLIGHT:
+        return ""
+    if gain.saved < 0:
+        return "v1"
+    return "g2" if gain.saved >= CLEAR else "g1"
+
+
+def _columns(gain: Gain | None) -> list | None:
+    """What the script shows: bits under either stride, context under either."""
+    return gain and [*(round(bits, 2) for bits in gain.bits), *gain.context]

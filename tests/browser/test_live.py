@@ -1,0 +1,73 @@
+"""What happens by itself: short texts score again, opened tabs measure, and both say what changed."""
+
+import time
+
+import pytest
+from visitor import Keys
+
+from space.samples import samples
+
+
+def scored_text(page):
+    return page.one(".ps-recipe").text
+
+
+def test_a_moved_slider_scores_again_and_says_what_changed(page, metric, bundled):
+    before = page.one(".ps-big output").text
+    page.script("arguments[0].focus()", page.labelled("range slider for Stride"))
+    page.keys(Keys.HOME, *[Keys.ARROW_RIGHT] * 7)
+    page.until(lambda: "stride 8" in scored_text(page), "nothing was scored by itself")
+    page.until(lambda: not page.all(".ps-card.ps-stale"))
+    [text, *_] = samples().values()
+    results = [
+        metric.compute(predictions=[text], model_id=bundled, max_length=64, stride=stride)
+        for stride in (32, 8)
+    ]
+    after = page.one(".ps-big output").text
+    assert float(after) == pytest.approx(results[1]["perplexity"], rel=1e-3)
+    change = page.one(".ps-change").text
+    work = results[1]["num_forward_tokens"] / results[0]["num_forward_tokens"]
+    assert change.startswith(f"{before} → {after}, ")
+    assert f"{work:.1f} × the work" in change
+
+
+def test_a_short_text_scores_itself_while_it_is_typed(page):
+    page.write("Text", "The sea was calm.")
+    page.until(lambda: page.one(".ps-text").get_property("textContent") == "The sea was calm.")
+    page.until(lambda: not page.all(".ps-card.ps-stale"))
+
+
+def test_a_long_text_waits_for_the_button(page):
+    page.fill("Again the tide came in and went out. " * 1200)
+    page.until(lambda: page.all(".ps-card.ps-stale"))
+    time.sleep(2)
+    assert page.all(".ps-card.ps-stale")
+    assert "Scor" not in page.status
+
+
+def test_a_tab_that_is_opened_measures_once(page):
+    page.tab("Why context helps")
+    page.until(lambda: "Done." in page.status)
+    page.until(lambda: len(page.all(".ps-mark")) > 4)
+    gains = [float(node.text.split()[0]) for node in page.all(".ps-needy b")]
+    assert 0 < len(gains) <= 10 and gains == sorted(gains, reverse=True)
+    page.score()
+    page.tab("Result")
+    page.tab("Why context helps")
+    time.sleep(1)
+    assert "Scored with" in page.status  # nothing was measured a second time
+
+
+def test_the_list_of_needy_tokens_leads_to_them(page):
+    page.tab("Why context helps")
+    page.until(lambda: "Done." in page.status)
+    last = page.all(".ps-needy li")[-1]
+    word, saved = (
+        last.find_element("css selector", "button"),
+        last.find_element("css selector", "b"),
+    )
+    expected, bits = word.text, float(saved.text.split()[0])
+    page.script("arguments[0].click()", word)
+    told = page.one("[data-view=gain] .ps-detail").text
+    assert expected in told and "The added context saved" in told
+    assert float(told.split("saved ")[1].split()[0]) == pytest.approx(bits, abs=0.06)
