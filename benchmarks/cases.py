@@ -1,4 +1,4 @@
-"""The workloads, and who runs them: the floor, this metric, and what people use today."""
+"""The workloads, and who runs them: plain passes, this metric, and what people use today."""
 
 import importlib
 import importlib.util
@@ -10,13 +10,13 @@ from types import ModuleType
 
 import evaluate
 import torch
-from floor import Floor
 from peers import Harness, guide_loop, stock_metric
+from plain import PlainPasses
 from workloads import make_lines, make_model, make_text, make_tokenizer, read_lines
 
 ROOT = Path(__file__).resolve().parent.parent
 
-OURS, FLOOR = "ours", "floor"
+OURS, PLAIN = "ours", "plain passes"
 # The stock metric pads every text to the longest one: at the full length of WikiText's lines it
 # would take most of the time of a run by itself.
 LINE_SCALE = 1 / 3
@@ -43,7 +43,7 @@ class Case:
 
     name: str
     description: str
-    floor: Floor
+    plain: PlainPasses
     contenders: dict[str, Contender] = field(default_factory=dict)
 
 
@@ -79,7 +79,7 @@ class Setup:
             predictions=texts, model=self.model, tokenizer=self.tokenizer, **arguments
         )
 
-    def floor(self, texts: list[str], stride: int) -> Floor:
+    def plain(self, texts: list[str], stride: int) -> PlainPasses:
         """Bare forward passes over the windows that this metric plans for the texts."""
         plan_windows = engine(self.metric, "windows").plan_windows
         windows = [
@@ -87,7 +87,7 @@ class Setup:
             for text in texts
             for window in plan_windows(len(text.split()), self.context, stride, "once")
         ]
-        return Floor(self.model, windows)
+        return PlainPasses(self.model, windows)
 
     def harness(self, texts: list[str], batch_size: int) -> Contender:
         harness = Harness(self.model, self.tokenizer, batch_size)
@@ -102,9 +102,9 @@ def long_text(setup: Setup, part: int, num_windows: int) -> Case:
     num_tokens = setup.context + (num_windows - 1) * stride
     text = make_text(num_tokens, setup.vocabulary)
     label = "L" if part == 1 else f"L/{part}"
-    case = Case(f"one text, S = {label}", f"{num_tokens:,} tokens", setup.floor([text], stride))
+    case = Case(f"one text, S = {label}", f"{num_tokens:,} tokens", setup.plain([text], stride))
     case.contenders = {
-        FLOOR: Contender(case.floor),
+        PLAIN: Contender(case.plain),
         OURS: Contender(lambda: setup.ours([text], stride=stride)["perplexity"]),
         "guide": Contender(
             lambda: guide_loop(setup.model, setup.tokenizer, text, setup.context, stride),
@@ -127,10 +127,10 @@ def mixed_texts(setup: Setup, number: int, folder: str | None) -> Case:
     case = Case(
         "mixed lengths",
         f"{number} texts, {sum(lengths):,} tokens, the longest {max(lengths)}",
-        setup.floor(texts, setup.context // 2),
+        setup.plain(texts, setup.context // 2),
     )
     case.contenders = {
-        FLOOR: Contender(case.floor),
+        PLAIN: Contender(case.plain),
         OURS: Contender(lambda: setup.ours(texts)["perplexity"]),
         "stock": stock(setup, texts),
     }
@@ -146,11 +146,11 @@ def repeated_computes(setup: Setup, times: int, number: int) -> Case:
     case = Case(
         "repeated computes",
         f"{times} computes of {number} texts",
-        setup.floor(texts, setup.context // 2),
+        setup.plain(texts, setup.context // 2),
     )
     folder = setup.folder()
     case.contenders = {
-        FLOOR: Contender(case.floor),
+        PLAIN: Contender(case.plain),
         OURS: Contender(lambda: setup.ours(texts)["perplexity"]),
         "ours, by name": Contender(
             lambda: setup.metric.compute(predictions=texts, model_id=folder, device="cpu")[
@@ -183,7 +183,7 @@ def large_batch(setup: Setup) -> Case:
     """Sixteen full windows in a batch, for the memory that their logits take."""
     text = make_text(16 * setup.context, setup.vocabulary)
     ids = torch.randint(setup.vocabulary, (16, setup.context))
-    case = Case("a batch of 16 windows", "", setup.floor([text], setup.context))
+    case = Case("a batch of 16 windows", "", setup.plain([text], setup.context))
 
     def ours(**arguments):
         return Contender(lambda: setup.ours([text], stride=setup.context, **arguments)["total_nll"])

@@ -1,20 +1,20 @@
-"""The picture of a benchmark's results: time for the same work, the floor's being 1."""
+"""The picture of a benchmark's results: time for the same work, the plain's being 1."""
 
 from pathlib import Path
 from statistics import median
 
 import matplotlib
-from cases import FLOOR, OURS
+from cases import OURS, PLAIN
 
 matplotlib.use("Agg")
 from matplotlib import pyplot
 
-COLOURS = {FLOOR: "#b8bec6", OURS: "#1f77b4"}
+COLOURS = {PLAIN: "#b8bec6", OURS: "#1f77b4"}
 OTHER = "#e0a458"
 
 
 def draw(results: dict, path: Path) -> None:
-    """Draw one group of bars for each case: the median time over the median of the floor."""
+    """Draw one group of bars for each case: the median time over the median of the plain passes."""
     cases = results["cases"]
     figure, panels = pyplot.subplots(
         len(cases),
@@ -31,9 +31,9 @@ def draw(results: dict, path: Path) -> None:
 
 
 def draw_case(panel, case: dict) -> None:
-    floor = median(case["seconds"][FLOOR])
+    plain = median(case["seconds"][PLAIN])
     names = list(case["seconds"])
-    times = [median(case["seconds"][name]) / floor for name in names]
+    times = [median(case["seconds"][name]) / plain for name in names]
     bars = panel.barh(names, times, color=[COLOURS.get(name, OTHER) for name in names])
     panel.bar_label(bars, [f"{time:.2f}" for time in times], padding=3, fontsize=8)
     panel.axvline(1, color="#555555", linewidth=0.8)

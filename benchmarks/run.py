@@ -17,9 +17,10 @@ from pathlib import Path
 
 import bookkeeping
 import evaluate
+import shared
 import torch
 import transformers
-from cases import FLOOR, Case, Setup, large_batch, timed_cases
+from cases import PLAIN, Case, Setup, large_batch, timed_cases
 from measure import agreement, peak_memory, peak_memory_apart, ratios, spread, time_in_turns
 from plot import draw
 
@@ -69,6 +70,13 @@ def all_parts(
         place = places[0] if places else len(results["cases"])
         results["cases"][place : place + 1] = [measured]
 
+    def all_shared(setup: Setup) -> None:
+        results["shared passes"] = [
+            shared.several_strides(setup, 3 if tiny else 12, options.repetitions),
+            shared.all_protocols(setup, 100 if tiny else 3_000, options.repetitions),
+        ]
+        print_shared(results["shared passes"])
+
     def all_bookkeeping() -> None:
         results["bookkeeping"] = run_bookkeeping(tiny, results["cases"])
         print_bookkeeping(results["bookkeeping"])
@@ -77,8 +85,10 @@ def all_parts(
         results["memory"] = run_memory(options.texts)
         print_memory(results["memory"])
 
-    for case in timed_cases(Setup(options.shape), tiny, options.texts):
+    setup = Setup(options.shape)
+    for case in timed_cases(setup, tiny, options.texts):
         yield case.name, partial(one_case, case)
+    yield "shared passes", partial(all_shared, setup)
     yield "bookkeeping", all_bookkeeping
     yield "memory", all_memory
 
@@ -115,7 +125,7 @@ def describe_machine(threads: int) -> dict:
 
 def run_case(case: Case, repetitions: int) -> dict:
     """Check that all contenders give the same number, then time them in turns."""
-    floor_settings = case.floor.search(sample=4)
+    plain_settings = case.plain.search(sample=4)
     differences = agreement(case)
     wrong = {name: value for name, value in differences.items() if not value <= TOLERANCE}
     if wrong:
@@ -124,9 +134,9 @@ def run_case(case: Case, repetitions: int) -> dict:
     return {
         "name": case.name,
         "description": case.description,
-        "floor": floor_settings._asdict(),
-        "forward_tokens": sum(window.num_inputs for window in case.floor.windows),
-        "scored_tokens": sum(window.num_targets for window in case.floor.windows),
+        "plain": plain_settings._asdict(),
+        "forward_tokens": sum(window.num_inputs for window in case.plain.windows),
+        "scored_tokens": sum(window.num_targets for window in case.plain.windows),
         "differences": differences,
         "seconds": seconds,
         "ratios": ratios(seconds),
@@ -134,14 +144,14 @@ def run_case(case: Case, repetitions: int) -> dict:
 
 
 def run_bookkeeping(tiny: bool, cases: list[dict]) -> dict:
-    """With a free model; and what share of the floor's time for as many tokens that would be."""
+    """With a free model; and what share of the plain passes' time for as many tokens that would be."""
     smaller = 1000 if tiny else 1
     short = bookkeeping.short_texts([n // smaller for n in (12_500, 25_000, 50_000, 100_000)])
     long = bookkeeping.one_text([10**4 // smaller * 10**power for power in range(4)])
     mixed = next(case for case in cases if case["name"] == "mixed lengths")
-    per_token = spread(mixed["seconds"][FLOOR])["median"] / mixed["forward_tokens"]
+    per_token = spread(mixed["seconds"][PLAIN])["median"] / mixed["forward_tokens"]
     for run in short + long:
-        run["share_of_floor"] = run["seconds"] / (run["forward_tokens"] * per_token)
+        run["share_of_plain"] = run["seconds"] / (run["forward_tokens"] * per_token)
     return {"short texts": short, "one text": long}
 
 
@@ -171,11 +181,21 @@ def measure_memory(shape: str, name: str, contender: str, texts: str | None) -> 
 
 
 def print_case(case: dict) -> None:
-    print(f"\n{case['name']}: {case['description']}; floor {case['floor']}")
+    print(f"\n{case['name']}: {case['description']}; plain {case['plain']}")
     for name, seconds in case["seconds"].items():
         print(f"  {name:24} {spread(seconds)['median']:9.2f} s")
-    for label, ratio in case["ratios"].items():
-        print(f"  {label:24} {ratio['median']:9.3f}   ({ratio['low']:.3f} to {ratio['high']:.3f})")
+    print_ratios(case["ratios"])
+
+
+def print_shared(cases: list[dict]) -> None:
+    for case in cases:
+        print(f"\n{case['name']}; tokens read: {case['forward_tokens']}")
+        print_ratios(case["ratios"])
+
+
+def print_ratios(ratios: dict[str, dict[str, float]]) -> None:
+    for label, ratio in ratios.items():
+        print(f"  {label:28} {ratio['median']:9.3f}   ({ratio['low']:.3f} to {ratio['high']:.3f})")
     sys.stdout.flush()
 
 
@@ -186,7 +206,7 @@ def print_bookkeeping(runs: dict) -> None:
             print(
                 f"  {point['texts']:8,} texts {point['tokens']:12,} tokens "
                 f"{point['seconds']:8.2f} s {point['seconds'] / point['tokens'] * 1e6:8.2f} µs a "
-                f"token, {point['share_of_floor']:.2%} of the floor"
+                f"token, {point['share_of_plain']:.2%} of the plain passes"
             )
     sys.stdout.flush()
 

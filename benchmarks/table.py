@@ -4,14 +4,29 @@ PEERS = ("guide", "stock", "lm-eval", "lm-eval, batch 16")
 
 
 def speed_table(results: dict) -> str:
-    """Ours over the floor, then every peer over ours: medians, with the lowest and highest."""
-    labels = ["ours / floor", *(f"{peer} / ours" for peer in PEERS)]
+    """Ours over the plain passes, then every peer over ours: medians, with the lowest and highest."""
+    labels = ["ours / plain passes", *(f"{peer} / ours" for peer in PEERS)]
     rows = [
         [f"{case['name']} ({case['description']})"]
         + [_ratio(case["ratios"].get(label)) for label in labels]
         for case in results["cases"]
     ]
     return _markdown(["workload", *labels], rows)
+
+
+def shared_table(results: dict) -> str:
+    """Several measurements in one call, over what they take alone."""
+    rows = [
+        [case["name"], label, _ratio(ratio), f"{_tokens(case, label):.3f}"]
+        for case in results["shared passes"]
+        for label, ratio in case["ratios"].items()
+    ]
+    return _markdown(["measurements", "", "time", "tokens read"], rows)
+
+
+def _tokens(case: dict, label: str) -> float:
+    above, below = label.split(" / ")
+    return case["forward_tokens"][above] / case["forward_tokens"][below]
 
 
 def memory_table(results: dict) -> str:
@@ -36,12 +51,12 @@ def bookkeeping_table(results: dict) -> str:
             f"{run['texts']:,}",
             f"{run['tokens']:,}",
             f"{run['seconds'] / run['tokens'] * 1e6:.2f} µs",
-            f"{run['share_of_floor']:.2%}",
+            f"{run['share_of_plain']:.2%}",
         ]
         for runs in results["bookkeeping"].values()
         for run in runs
     ]
-    return _markdown(["texts", "tokens", "time per token", "share of the floor's time"], rows)
+    return _markdown(["texts", "tokens", "time per token", "share of the plain passes' time"], rows)
 
 
 def _ratio(ratio: dict | None) -> str:

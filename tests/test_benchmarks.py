@@ -7,6 +7,7 @@ import json
 import statistics
 import sys
 from itertools import chain
+from pathlib import Path
 from types import SimpleNamespace
 
 import evaluate
@@ -14,9 +15,9 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from conftest import ROOT
 
 pytest.importorskip("matplotlib", reason="the benchmark draws its results")
+ROOT = Path(__file__).resolve().parent.parent
 sys.path.append(str(ROOT / "benchmarks"))
 
 import measure
@@ -25,8 +26,8 @@ import run
 import table
 import utilisation
 from cases import Case, Contender, Setup, long_text, mixed_texts
-from floor import Floor, batches
 from peers import guide_loop, stock_metric
+from plain import PlainPasses, batches
 from workloads import FreeModel, make_lines, make_text, make_tokenizer, read_lines
 
 
@@ -74,9 +75,9 @@ def test_harness_is_compared_too(outcome):
 def test_ratios_are_those_of_the_seconds(outcome):
     for case in outcome[0]["cases"]:
         seconds = case["seconds"]
-        pairs = [own / floor for own, floor in zip(seconds["ours"], seconds["floor"])]
+        pairs = [own / plain for own, plain in zip(seconds["ours"], seconds["plain passes"])]
         assert len(pairs) == 3
-        assert case["ratios"]["ours / floor"] == {
+        assert case["ratios"]["ours / plain passes"] == {
             "median": statistics.median(pairs),
             "low": min(pairs),
             "high": max(pairs),
@@ -87,7 +88,16 @@ def test_bookkeeping_grows_to_what_was_asked(outcome):
     runs = outcome[0]["bookkeeping"]
     assert [point["texts"] for point in runs["short texts"]] == [12, 25, 50, 100]
     assert [point["tokens"] for point in runs["one text"]] == [10, 100, 1000, 10_000]
-    assert all(point["share_of_floor"] > 0 for points in runs.values() for point in points)
+    assert all(point["share_of_plain"] > 0 for points in runs.values() for point in points)
+
+
+def test_measurements_in_one_call_read_fewer_tokens(outcome):
+    strides, protocols = outcome[0]["shared passes"]
+    read = strides["forward_tokens"]
+    assert read["the finest alone"] <= read["together"] < read["one by one"]
+    assert protocols["forward_tokens"]["together"] < protocols["forward_tokens"]["one by one"]
+    for case in (strides, protocols):
+        assert all(len(seconds) == 3 for seconds in case["seconds"].values())
 
 
 def test_plot_is_drawn(outcome):
@@ -110,9 +120,9 @@ def test_contenders_begin_in_turn():
 
 
 @pytest.mark.parametrize("batch_tokens", [1, 40, 10_000])
-def test_floor_runs_the_required_windows_and_no_more(setup, batch_tokens):
+def test_plain_passes_runs_the_required_windows_and_no_more(setup, batch_tokens):
     """Tokens through the body (padding aside) and rows through the head, counted by hooks."""
-    floor = mixed_texts(setup, 12, folder=None).floor
+    plain = mixed_texts(setup, 12, folder=None).plain
     rows, shapes = [], []
     watched = setup.model.base_model.register_forward_hook(
         lambda module, inputs, output: shapes.append(tuple(inputs[0].shape))
@@ -124,25 +134,25 @@ def test_floor_runs_the_required_windows_and_no_more(setup, batch_tokens):
         return product(hidden, weight)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("floor.torch.nn.functional.linear", counting)
+        patch.setattr("plain.torch.nn.functional.linear", counting)
         # The body of GPT-2 has no linear modules: whatever is counted is the head's.
-        floor.run(floor.windows, batch_tokens, block_rows=7)
+        plain.run(plain.windows, batch_tokens, block_rows=7)
     watched.remove()
     assert max(rows) <= 7
-    assert sum(rows) == sum(window.num_targets for window in floor.windows)
-    assert sum(count for count, _ in shapes) == len(floor.windows)
-    needed = sum(window.num_inputs for window in floor.windows)
+    assert sum(rows) == sum(window.num_targets for window in plain.windows)
+    assert sum(count for count, _ in shapes) == len(plain.windows)
+    needed = sum(window.num_inputs for window in plain.windows)
     padded = sum(count * length for count, length in shapes)
     assert padded == needed if batch_tokens == 1 else padded >= needed
 
 
-def test_floor_plans_the_windows_that_the_metric_runs(setup):
+def test_plain_passes_plans_the_windows_that_the_metric_runs(setup):
     case = long_text(setup, part=8, num_windows=3)
     text = make_text(setup.context + 2 * (setup.context // 8), setup.vocabulary)
     result = setup.ours([text], stride=setup.context // 8)
-    assert len(case.floor.windows) == result["num_windows"]
-    assert sum(w.num_inputs for w in case.floor.windows) == result["num_forward_tokens"]
-    assert sum(w.num_targets for w in case.floor.windows) == result["num_tokens"]
+    assert len(case.plain.windows) == result["num_windows"]
+    assert sum(w.num_inputs for w in case.plain.windows) == result["num_forward_tokens"]
+    assert sum(w.num_targets for w in case.plain.windows) == result["num_tokens"]
 
 
 def test_batches_hold_every_window_once():
@@ -153,8 +163,8 @@ def test_batches_hold_every_window_once():
 
 
 def test_search_keeps_settings_that_it_tried(setup):
-    floor = Floor(setup.model, mixed_texts(setup, 12, folder=None).floor.windows)
-    assert floor.search(sample=4) == floor.settings
+    plain = PlainPasses(setup.model, mixed_texts(setup, 12, folder=None).plain.windows)
+    assert plain.search(sample=4) == plain.settings
 
 
 def test_guide_loop_is_the_mean_of_window_means(setup):
@@ -187,11 +197,10 @@ def test_free_model_takes_the_ordinary_path(metric):
     model, tokenizer = FreeModel(vocabulary=8, context=16), make_tokenizer(8)
     heads = []
     model.head.register_forward_hook(lambda module, inputs, output: heads.append(output.shape[-2]))
-    metric.compute(predictions=["w1 w2"], model=model, tokenizer=tokenizer)
+    arguments = {"predictions": [make_text(40, 8)], "model": model, "tokenizer": tokenizer}
+    metric.compute(stride=4, **arguments)  # tries the model
     before = sum(heads)
-    result = metric.compute(
-        predictions=[make_text(40, 8)], model=model, tokenizer=tokenizer, stride=4
-    )
+    result = metric.compute(stride=4, **arguments)
     assert sum(heads) - before == result["num_tokens"] == 40
     assert result["num_forward_tokens"] > 100
 

@@ -150,7 +150,9 @@ def test_lm_eval_windows(num_tokens, max_length):
     utils = pytest.importorskip("lm_eval.utils")
     ids = list(range(num_tokens))
     theirs = list(utils.get_rolling_token_windows(ids, "P", max_length, context_len=1))
-    ours = plan_windows(num_tokens, max_length, max_length, start="once", protocol=PROTOCOLS["lm-eval"])
+    ours = plan_windows(
+        num_tokens, max_length, max_length, start="once", protocol=PROTOCOLS["lm-eval"]
+    )
     assert [
         (["P"] * w.start_token + ids[w.begin : w.end - 1], ids[w.first : w.end]) for w in ours
     ] == theirs

@@ -20,7 +20,7 @@ class Settings(NamedTuple):
     block_rows: int
 
 
-class Floor:
+class PlainPasses:
     """Bare forward passes of a model over windows of random tokens.
 
     Args:
