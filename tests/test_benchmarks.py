@@ -17,15 +17,14 @@ import torch
 import transformers
 
 pytest.importorskip("matplotlib", reason="the benchmark draws its results")
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.append(str(ROOT / "benchmarks"))
+sys.path.append(str(Path(__file__).resolve().parent.parent / "benchmarks"))
 
 import measure
 import parts
 import run
 import table
 import utilisation
-from cases import Case, Contender, Setup, long_text, mixed_texts
+from cases import ROOT, Case, Contender, Setup, long_text, mixed_texts
 from peers import guide_loop, stock_metric
 from plain import PlainPasses, batches
 from workloads import FreeModel, make_lines, make_text, make_tokenizer, read_lines
