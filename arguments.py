@@ -5,12 +5,14 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from inspect import signature
 from itertools import product
-from numbers import Integral
+from numbers import Integral, Real
 from os import PathLike
 
 from .windows import PROTOCOLS, Protocol
 
 START_CHOICES = (True, False, "once", "every")
+# What stands for a PEFT model's base as its reference.
+WITHOUT_ADAPTER = "without adapter"
 # Errors name this many offending texts and count the rest.
 NAMED_TEXTS = 10
 # Up to here floats count exactly.
@@ -232,6 +234,64 @@ def _check_live_model(tokenizer, device, dtype, model_kwargs, tokenizer_kwargs) 
                 f"`{name}` must be left out with `model`, which is used as it is, got {value!r}. "
                 "Prepare the model before passing it."
             )
+
+
+def check_reference(
+    reference_model_id,
+    reference_model,
+    reference_tokenizer,
+    reference_model_kwargs,
+    reference_dtype,
+    margin,
+) -> None:
+    """At most one reference, by name, live or the model without its adapter, with what is its own."""
+    if reference_model_id is not None and reference_model is not None:
+        raise ValueError(
+            "`reference_model_id` or `reference_model` must be given, not both of them."
+        )
+    settings = {
+        "reference_tokenizer": reference_tokenizer,
+        "reference_model_kwargs": reference_model_kwargs,
+        "reference_dtype": reference_dtype,
+        "margin": margin,
+    }
+    for name, value in settings.items():
+        if value is not None and reference_model_id is None and reference_model is None:
+            raise ValueError(
+                f"`{name}` needs a model to compare with: pass `reference_model_id` or "
+                "`reference_model`."
+            )
+        if name.startswith("reference_") and value is not None and reference_model is not None:
+            _check_live_reference(name, reference_model)
+    if reference_model_kwargs is not None and not isinstance(reference_model_kwargs, dict):
+        raise TypeError(
+            "`reference_model_kwargs` must be a dict of from_pretrained arguments, got "
+            f"{reference_model_kwargs!r}."
+        )
+    if reference_model_id is not None and not isinstance(reference_model_id, str):
+        raise TypeError(
+            "`reference_model_id` must be the name of a model on the Hub or a folder, got "
+            f"{reference_model_id!r}. Pass a loaded model as `reference_model`."
+        )
+    _check_margin(margin)
+
+
+def _check_live_reference(name: str, reference_model) -> None:
+    """Refuse what does not go with a reference that is used as it is."""
+    if name != "reference_tokenizer" or isinstance(reference_model, str):
+        raise ValueError(
+            f"`{name}` must be left out with `reference_model`, which is used as it is. Prepare the "
+            "model before passing it."
+        )
+
+
+def _check_margin(margin) -> None:
+    if margin is None:
+        return
+    if isinstance(margin, bool) or not isinstance(margin, Real):
+        raise TypeError(f"`margin` must be a number such as 0.01 for 1 %, got {margin!r}.")
+    if not 0 <= margin < 1:
+        raise ValueError(f"`margin` must be from 0 to below 1, 0.01 for 1 %, got {margin}.")
 
 
 def check_running(batch_size, logits_memory, num_alternatives, callback, checkpoint) -> None:

@@ -7,7 +7,7 @@ found out here, once for as long as the model stays as it is.
 import threading
 import weakref
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import NamedTuple
 
 import evaluate
@@ -93,6 +93,8 @@ class LanguageModel:
             `examine`.
     """
 
+    variant = ""  # which of the models in the same weights this is
+
     def __init__(
         self, model: torch.nn.Module, tokenizer, name: str, revision: str, description: str
     ):
@@ -140,8 +142,11 @@ class LanguageModel:
         )
 
     @classmethod
-    def adopt(cls, model: torch.nn.Module, tokenizer) -> "LanguageModel":
+    def adopt(cls, model: torch.nn.Module, tokenizer, argument: str = "model") -> "LanguageModel":
         """Take a live model and its tokenizer as they are.
+
+        Args:
+            argument: what an error calls the model.
 
         Raises:
             TypeError: they are something else.
@@ -149,21 +154,29 @@ class LanguageModel:
         """
         if not isinstance(model, torch.nn.Module):
             raise TypeError(
-                f"`model` must be a loaded torch model, got {type(model).__name__}. Pass a name or "
-                "a folder as `model_id`."
+                f"`{argument}` must be a loaded torch model, got {type(model).__name__}. Pass a "
+                f"name or a folder as `{argument}_id`."
             )
         model = unwrapped(model)
         check_tokenizer(tokenizer)
         config = getattr(model, "config", None)
-        check_decoder(config, "`model`")
+        check_decoder(config, f"`{argument}`")
         name = model_name(getattr(config, "_name_or_path", "") or type(model).__name__, {})
         with lock_of(model):
-            return cls(model, tokenizer, name, model_revision(model, None), "`model`")
+            return cls(model, tokenizer, name, model_revision(model, None), f"`{argument}`")
 
     @property
     def dtype(self) -> torch.dtype:
         """What its weights are in."""
         return next(self.model.parameters(), torch.empty(0)).dtype
+
+    @property
+    def _findings(self) -> Findings | None:
+        return _FINDINGS.get(self.model, {}).get(self.variant)
+
+    def as_scored(self) -> AbstractContextManager:
+        """Let the torch model be, for the time of the context, what is scored."""
+        return nullcontext()
 
     @contextmanager
     def in_use(self) -> Iterator[None]:
@@ -187,7 +200,7 @@ class LanguageModel:
             ValueError: it gives no logits, or it sees tokens that it predicts.
         """
         state = (self.revision, model_structure(self.model))
-        findings = _FINDINGS.get(self.model)
+        findings = self._findings
         if findings is None or findings.state != state:
             expected = check_causal(self.model, self.description)  # (2, T, V)
             way = self._find_way(expected)
@@ -204,7 +217,7 @@ class LanguageModel:
             MemoryError: such a pass does not fit.
             ValueError: the model looks ahead in it, or a part of it is random.
         """
-        findings: Findings = _FINDINGS[self.model]
+        findings = self._findings
         if length <= findings.length:
             return
         if self.head.needs_trial and not self._agrees_with_plain(length):
@@ -244,7 +257,7 @@ class LanguageModel:
         self.head: Head = head_makers(self.model)[findings.way]()
         self.vocabulary_size = findings.vocabulary_size
         self.prefixes_agree = findings.prefixes_agree
-        _FINDINGS[self.model] = findings
+        _FINDINGS.setdefault(self.model, {})[self.variant] = findings
 
     def _find_way(self, expected: torch.Tensor) -> int:
         """The number of the cheapest way that gives what the plain forward gives."""
@@ -264,7 +277,7 @@ class LanguageModel:
         ids = probe_ids(self.model, length)[None]
         rows = probe_rows(length)
         fast = self._row_logits(ids, rows)
-        plain = head_makers(self.model)[_FINDINGS[self.model].way + 1]()
+        plain = head_makers(self.model)[self._findings.way + 1]()
         expected = collect_rows(plain, ids, rows)
         return not differ(fast, expected, OTHER_SHAPE[precision(self.model)])
 

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from .arguments import Setting, check_setting, check_stride, positions
-from .language_model import LanguageModel
-from .loading import resolve_max_length
+from .loading import ContextLimit, resolve_max_length
 from .tokenization import (
     TokenizedText,
     choose_start,
@@ -74,13 +73,16 @@ class Measurement:
 
 
 def plan_measurement(
-    model: LanguageModel,
     corpus: Corpus,
+    limit: ContextLimit,
     setting: Setting,
     add_start_token: bool | str,
     separator: str | None,
 ) -> Measurement:
     """Fill in what the protocol leaves to the model and to the caller, and plan the windows.
+
+    Args:
+        limit: tokens that the model takes.
 
     Raises:
         ValueError: a window or stride that the model or the protocol does not allow, or texts in
@@ -88,7 +90,7 @@ def plan_measurement(
     """
     protocol = setting.protocol
     texts, streams = corpus.read(protocol, separator)
-    plan = make_plan(model, setting, streams, add_start_token)
+    plan = make_plan(corpus.tokenizer, limit, setting, streams, add_start_token)
     if protocol.drops_written_start and plan.start_id is not None:
         streams = [without_start_token(stream, plan.start_id) for stream in streams]
     windows = [plan.windows(len(stream)) for stream in streams]
@@ -98,8 +100,8 @@ def plan_measurement(
 
 
 def plan_settings(
-    model: LanguageModel,
     corpus: Corpus,
+    limit: ContextLimit,
     settings: Sequence[Setting],
     add_start_token: bool | str,
     separator: str | None,
@@ -108,6 +110,7 @@ def plan_settings(
     """Plan a measurement for each setting.
 
     Args:
+        limit: tokens that the model takes.
         keeps_refusals: return the error of a setting that is refused in its place, unless all are.
 
     Raises:
@@ -117,7 +120,7 @@ def plan_settings(
     for setting in settings:
         try:
             check_setting(setting, add_start_token, separator)
-            planned[setting] = plan_measurement(model, corpus, setting, add_start_token, separator)
+            planned[setting] = plan_measurement(corpus, limit, setting, add_start_token, separator)
         except ValueError as error:
             if not keeps_refusals:
                 raise
@@ -129,22 +132,23 @@ def plan_settings(
 
 
 def make_plan(
-    model: LanguageModel,
+    tokenizer,
+    limit: ContextLimit,
     setting: Setting,
     streams: Sequence[TokenizedText],
     add_start_token: bool | str,
 ) -> Plan:
     """Fill in a protocol's numbers for a model and the longest of the streams."""
     protocol = setting.protocol
-    start = choose_start(model.tokenizer, protocol, add_start_token)
-    start_id = start_token_id(model.tokenizer, protocol.start_is) if start != "none" else None
+    start = choose_start(tokenizer, protocol, add_start_token)
+    start_id = start_token_id(tokenizer, protocol.start_is) if start != "none" else None
     if start != "none" and start_id is None:
         raise ValueError(
             f"`tokenizer` must have a start token ({protocol.start_is}) with "
             f"protocol={protocol.name!r}, got one without."
         )
     longest = max(len(stream) for stream in streams)
-    max_length = resolve_max_length(model.limit, setting.max_length, protocol.max_length, longest)
+    max_length = resolve_max_length(limit, setting.max_length, protocol.max_length, longest)
     stride = resolve_stride(protocol, setting.stride, max_length)
     check_stride(stride, max_length, start)
     return Plan(protocol, int(max_length), int(stride), start, start_id)

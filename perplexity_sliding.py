@@ -9,13 +9,16 @@ import re
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 
 import datasets
 import evaluate
 
 from .arguments import (
+    WITHOUT_ADAPTER,
     check_model_source,
     check_names,
+    check_reference,
     check_running,
     check_separator,
     check_texts,
@@ -23,7 +26,9 @@ from .arguments import (
     list_settings,
 )
 from .checkpoint import open_checkpoint
+from .comparison import PairedScores as PairedScores
 from .distributed import Processes
+from .divergence import Divergence as Divergence
 from .guards import KeptState as KeptState
 from .identity import VERSION, TextsDigest
 from .language_model import LanguageModel
@@ -31,15 +36,17 @@ from .loading import files_state, resolve_device, resolve_dtype, snapshot
 from .logits import Head as Head
 from .measurement import Corpus, Measurement, plan_settings
 from .measures import Alternatives, Measure, NegativeLogLikelihood
+from .pairing import WithoutAdapter, in_use_together, score_pair, smallest_limit
 from .passes import Pass as Pass
+from .pieces import Pieces as Pieces
 from .report import Extras, Report, list_reports
 from .results import TextScores as TextScores
-from .running import Runner
-from .scoring import Scorer
+from .running import Session
+from .scoring import Scorer as Scorer
 from .tokenization import check_tokenizer
 from .uncertainty import Estimate as Estimate
 from .windows import PROTOCOLS, Protocol
-from .work import plan_work
+from .work import Work as Work
 
 # Names imported as themselves are used by other modules of the engine alone: evaluate copies no
 # file that isn't imported here.
@@ -97,6 +104,15 @@ Args:
     distributed (bool): share the windows out between the processes that `torchrun` started; each
         must make this same call, and gets the same result. Needs the package accelerate.
     return_totals (bool): also return what adds up over shards of a corpus. Defaults to False.
+    reference_model_id (str), reference_model (torch.nn.Module or str): a second model to compare
+        the first with, by name or live; "without adapter" takes `model` itself with its adapters
+        switched off. Both read the same windows, and their logits meet block by block: see
+        `comparison`.
+    reference_tokenizer: the reference's, if it is not its own (by name) or the model's (live).
+    reference_model_kwargs (dict): more arguments for the reference's `from_pretrained`.
+    reference_dtype (str or torch.dtype): what to load the reference in; as `dtype` by default.
+    margin (float): how much worse the model may be: 0.01 for 1 % of perplexity. The `verdict` then
+        says if it stays within, and `within_margin` whether that is sure.
 
 Returns:
     dict of plain Python numbers:
@@ -126,6 +142,19 @@ Returns:
         totals: with `return_totals`, what this result is computed from. Totals of several calls
             add up: `(a["totals"] + b["totals"]).result()` is the result of all their texts.
         texts_digest (str): of the texts, in their order.
+        comparison (dict): with a reference, what separates the model from it; intervals are of 95 %
+            confidence, from texts or parts of texts, None where the text is too little:
+            verdict ("worse", "better", "no clear difference", "within 1 %"), summary (a sentence),
+            within_margin; perplexity_ratio with interval and p-value, reference_perplexity,
+            correlation; kl and kl_reverse (divergence of the model from the reference and the other
+            way, in nats), kl_percentiles, infinite_kl (tokens), kl_largest_part (share of one text
+            in the sum); token_agreement (chance of the same sampled token), same_top, accuracy,
+            accuracy_change, right_to_wrong, wrong_to_right; delta_p, rms_delta_p (change of the
+            probability of the text's tokens); by_confidence, by_context (kl and log_ratio of groups
+            of tokens); worst_tokens; tool_stderr, the ± that llama.cpp prints, with its protocol.
+            `token_scores` gain reference_nll, kl, top and reference_top. Where the tokenizers
+            differ, `compared` is "bytes" instead of "tokens": bits_per_byte of both over the pieces
+            of text that both cut, and byte_perplexity_ratio in the place of all that.
         signature, signature_short (str): what was measured, and how. Equal ones with equal texts
             mean equal numbers up to rounding; `+modified` behind the model's name says that hooks
             or code of the caller's own run in it, for which no digest can vouch.
@@ -201,7 +230,7 @@ class PerplexitySliding(evaluate.Metric):
         self._kept: list[str] = []  # texts of a call that failed
         self._received: list[str] = []
         self._thread: int | None = None  # the thread that is inside a call
-        self._opened: tuple[object, LanguageModel] | None = None
+        self._opened: dict[str, tuple[tuple, LanguageModel]] = {}  # by role: model, reference
 
     def _info(self):
         return evaluate.MetricInfo(
@@ -360,6 +389,12 @@ class PerplexitySliding(evaluate.Metric):
         checkpoint=None,
         distributed=False,
         return_totals=False,
+        reference_model_id=None,
+        reference_model=None,
+        reference_tokenizer=None,
+        reference_model_kwargs=None,
+        reference_dtype=None,
+        margin=None,
     ):
         self._received = list(predictions)
         settings, gives_list = list_settings(protocol, max_length, stride)
@@ -371,6 +406,10 @@ class PerplexitySliding(evaluate.Metric):
         check_model_source(
             model_id, model, tokenizer, device, dtype, model_kwargs, tokenizer_kwargs
         )
+        check_reference(
+            *(reference_model_id, reference_model, reference_tokenizer),
+            *(reference_model_kwargs, reference_dtype, margin),
+        )
         with_tokens = return_token_scores or num_alternatives > 0
         measures: list[Measure] = [NegativeLogLikelihood()]
         if num_alternatives:
@@ -380,24 +419,40 @@ class PerplexitySliding(evaluate.Metric):
             language_model = self._language_model(
                 model_id, model, tokenizer, device, dtype, model_kwargs, tokenizer_kwargs
             )
-            with language_model.in_use():
-                language_model.check()
-                corpus = Corpus(language_model.tokenizer, predictions, with_tokens)
-                planned = plan_settings(
-                    language_model, corpus, settings, add_start_token, separator, gives_list
+            reference = self._reference(
+                *(language_model, reference_model_id, reference_model, reference_tokenizer),
+                *(device, reference_dtype or dtype, reference_model_kwargs),
+            )
+            models = [language_model] if reference is None else [language_model, reference]
+            session = Session(batch_size, logits_memory, store, processes, callback)
+            with in_use_together(models):
+                for one in models:
+                    one.check()
+                plan = partial(
+                    plan_settings,
+                    limit=smallest_limit(models),
+                    add_start_token=add_start_token,
+                    separator=separator,
                 )
-                measurements = [m for m in planned.values() if isinstance(m, Measurement)]
-                work = plan_work(language_model, measurements)
-                if store is not None:
-                    store.use(language_model, measures)
-                scorer = Scorer(
-                    [language_model], measures, batch_size * work.max_length, logits_memory
-                )
-                scores = Runner(scorer, work, store, processes, callback).run()
-        texts_digest = TextsDigest.of(predictions)
+                # pieces of text that both models cut are found by their characters
+                with_offsets = with_tokens or reference is not None
+                corpus = Corpus(language_model.tokenizer, predictions, with_offsets)
+                planned = plan(corpus, settings=settings, keeps_refusals=gives_list)
+                measured = {s: m for s, m in planned.items() if isinstance(m, Measurement)}
+                if reference is None:
+                    work, scores = session.score(models, list(measured.values()), measures)
+                    comparisons = [None] * len(measured)
+                else:
+                    corpus = Corpus(reference.tokenizer, predictions, with_offsets)
+                    others = plan(corpus, settings=list(measured), keeps_refusals=False)
+                    pairs = list(zip(measured.values(), others.values()))
+                    work, scores, comparisons = score_pair(session, models, pairs, measures, margin)
+        given = (word_counts, TextsDigest.of(predictions))
         reports = [
-            Report(language_model, measurement, of_measurement, cost, word_counts, texts_digest)
-            for measurement, of_measurement, cost in work.by_measurement(scores)
+            Report(language_model, measurement, of_measurement, cost, *given, comparison)
+            for (measurement, of_measurement, cost), comparison in zip(
+                work.by_measurement(scores), comparisons
+            )
         ]
         extras = Extras(with_tokens, return_totals)
         if not gives_list:
@@ -447,6 +502,28 @@ class PerplexitySliding(evaluate.Metric):
         """Adopt the live model, or load the named one unless the last call did."""
         if model is not None:
             return LanguageModel.adopt(model, tokenizer)
+        return self._open(
+            "model", model_id, tokenizer, device, dtype, model_kwargs, tokenizer_kwargs
+        )
+
+    def _reference(
+        self, language_model, model_id, model, tokenizer, device, dtype, model_kwargs
+    ) -> LanguageModel | None:
+        """Adopt or load what the model is compared with, if anything."""
+        if model_id is not None:
+            return self._open("reference", model_id, tokenizer, device, dtype, model_kwargs, None)
+        self._opened.pop("reference", None)
+        if model is None:
+            return None
+        if isinstance(model, str) and model == WITHOUT_ADAPTER:
+            return WithoutAdapter.of(language_model)
+        tokenizer = language_model.tokenizer if tokenizer is None else tokenizer
+        return LanguageModel.adopt(model, tokenizer, "reference_model")
+
+    def _open(
+        self, role, model_id, tokenizer, device, dtype, model_kwargs, tokenizer_kwargs
+    ) -> LanguageModel:
+        """Load the model of a name, unless the last call did in the same role."""
         if tokenizer is not None:
             check_tokenizer(tokenizer)
         key = (
@@ -454,12 +531,12 @@ class PerplexitySliding(evaluate.Metric):
             snapshot([device, dtype, model_kwargs, tokenizer_kwargs]),
             files_state(model_id, model_kwargs or {}),
         )
-        if self._opened is None or self._opened[0] != key:
+        if role not in self._opened or self._opened[role][0] != key:
             resolve_device(device)
             resolve_dtype(dtype)  # refused before the model in memory is given up
-            self._opened = None  # its memory is needed for the next
+            self._opened.pop(role, None)  # its memory is needed for the next
             opened = LanguageModel.open(
                 model_id, tokenizer, device, dtype, model_kwargs, tokenizer_kwargs
             )
-            self._opened = key, opened
-        return self._opened[1]
+            self._opened[role] = key, opened
+        return self._opened[role][1]

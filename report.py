@@ -3,17 +3,21 @@
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from typing import NamedTuple
 
 from .arguments import Setting
 from .identity import TextsDigest, describe_measurement
 from .language_model import LanguageModel
 from .measurement import Measurement
+from .pairing import ByteComparison, TokenComparison
 from .results import Settings, TextScores, Totals, ratio_of_perplexities
 from .scoring import Columns
 from .tokenization import TokenizedText
 from .windows import Window, guide_weights
+
+# What `token_scores` holds besides, where there is a reference; tokens are decoded.
+REFERENCE_COLUMNS = ("reference_nll", "kl", "top", "reference_top")
 
 
 class Extras(NamedTuple):
@@ -40,6 +44,7 @@ class Report:
     cost: int
     word_counts: list[int] | None
     texts_digest: TextsDigest
+    comparison: TokenComparison | ByteComparison | None = None
 
     @cached_property
     def totals(self) -> Totals:
@@ -66,6 +71,8 @@ class Report:
                 token_scores(self.model.tokenizer, *of_text)
                 for of_text in zip(measurement.streams, measurement.windows, self.scores)
             ]
+        if self.comparison is not None:
+            result["comparison"] = self.comparison.compare(self)
         return result
 
 
@@ -141,6 +148,10 @@ def token_scores(
     with_alternatives = "rank" in scores[0]
     if with_alternatives:
         columns |= {"rank": [None] * len(stream), "alternatives": [None] * len(stream)}
+    with_reference = "kl" in scores[0]
+    if with_reference:
+        columns |= {name: [None] * len(stream) for name in REFERENCE_COLUMNS}
+        decoded = cache(lambda number: tokenizer.decode([number]))  # most tops are a few tokens
     for window, of_window in zip(windows, scores):
         scored = slice(window.first, window.end)
         columns["nll"][scored] = of_window["nll"].tolist()
@@ -153,4 +164,8 @@ def token_scores(
                 [[tokenizer.decode([top]), nll] for top, nll in zip(ids, nlls)]
                 for ids, nlls in zip(of_window["top_ids"].tolist(), of_window["top_nll"].tolist())
             ]
+        if with_reference:
+            for name in REFERENCE_COLUMNS:
+                values = of_window[name].tolist()
+                columns[name][scored] = map(decoded, values) if "top" in name else values
     return columns | {"windows": [window._asdict() for window in windows]}

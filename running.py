@@ -8,10 +8,13 @@ import numpy as np
 
 from .checkpoint import Checkpoint
 from .distributed import Processes
+from .language_model import LanguageModel
+from .measurement import Measurement
+from .measures import Measure
 from .passes import Pass
 from .results import exp
 from .scoring import Columns, Scorer
-from .work import Work
+from .work import Work, plan_work
 
 
 @dataclass(frozen=True)
@@ -43,6 +46,36 @@ class RunningEstimate:
     @property
     def perplexity(self) -> float:
         return exp(self.nll_sum / self.num_scored)
+
+
+@dataclass(frozen=True)
+class Session:
+    """How a call runs whatever it runs.
+
+    Attributes:
+        batch_size: windows of the longest length in one forward pass.
+        logits_memory: bytes that logits and the losses over them may take.
+        checkpoint, processes, callback: see `Runner`.
+    """
+
+    batch_size: int
+    logits_memory: int
+    checkpoint: Checkpoint | None
+    processes: Processes
+    callback: Callable[[Progress], None] | None
+
+    def score(
+        self,
+        models: Sequence[LanguageModel],
+        measurements: Sequence[Measurement],
+        measures: Sequence[Measure],
+    ) -> tuple[Work, list[Columns]]:
+        """Plan the passes of measurements, and score them under a model, or it and its reference."""
+        work = plan_work(models, measurements)
+        if self.checkpoint is not None:
+            self.checkpoint.use(models[0], measures)
+        scorer = Scorer(models, measures, self.batch_size * work.max_length, self.logits_memory)
+        return work, Runner(scorer, work, self.checkpoint, self.processes, self.callback).run()
 
 
 @dataclass(frozen=True)
@@ -93,7 +126,7 @@ class Runner:
             ):
                 numbers = [share[place] for place in places]
                 for number, place, columns in zip(numbers, places, batch):
-                    self._check_numbers(columns["nll"], self.work.passes[number])
+                    self._check_numbers(columns, self.work.passes[number])
                     scores[number] = columns
                     estimate.add(columns["nll"], costs[place])
                 self._save(numbers, batch)
@@ -119,11 +152,13 @@ class Runner:
             for one, columns in zip(passes, batch)
         )
 
-    def _check_numbers(self, nll: np.ndarray, one: Pass) -> None:
-        """Refuse NaN, naming the text; infinity is a result."""
-        if np.isnan(nll).any():
+    def _check_numbers(self, columns: Columns, one: Pass) -> None:
+        """Refuse NaN, naming the model and the text; infinity is a result."""
+        for name, who in (("nll", "model"), ("reference_nll", "reference model")):
+            if name not in columns or not np.isnan(columns[name]).any():
+                continue
             raise ValueError(
-                f"The model gave NaN for the text at position {self.work.streams[one.stream].text}, "
+                f"The {who} gave NaN for the text at position {self.work.streams[one.stream].text}, "
                 f"in its tokens {one.targets[0][0]} to {one.end - 1}. Its weights hold NaN, or it "
                 "overflows in its dtype: load it with dtype='float32'."
             )

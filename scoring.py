@@ -15,6 +15,7 @@ import torch
 
 from .guards import explain_failure, is_out_of_memory
 from .language_model import LanguageModel
+from .logits import Blocks
 from .measures import Block, Measure
 
 # On a CPU: tokens in a forward pass, and rows of logits computed at once, beyond which more of them
@@ -173,7 +174,7 @@ class Scorer:
         num_rows = len(batch[2])
         columns: dict[str, torch.Tensor] = {}
         done = 0
-        for blocks in zip(*(self._blocks(model, batch) for model in self.models)):
+        for blocks in self._blocks(batch):
             count = len(blocks[0].targets)
             for measure in self.measures:
                 for name, values in measure(blocks).items():
@@ -185,12 +186,15 @@ class Scorer:
             done += count
         return columns
 
-    def _blocks(self, model: LanguageModel, batch: tuple[np.ndarray, ...]) -> Iterator[Block]:
-        """The logits of a batch under a model, `loss_rows` rows at a time."""
-        ids, scored, targets = (to_device(array, model.device) for array in batch)
-        for logits, labels in model.logits(ids, scored, targets, self.block_rows):
-            for part in zip(logits.split(self.loss_rows), labels.split(self.loss_rows)):
-                yield Block(*part)
+    def _blocks(self, batch: tuple[np.ndarray, ...]) -> Iterator[list[Block]]:
+        """The logits of a batch under all models, `loss_rows` rows at a time, on one device."""
+        streams = [
+            model.logits(*(to_device(array, model.device) for array in batch), self.block_rows)
+            for model in self.models
+        ]
+        for parts in same_rows(streams, self.loss_rows):
+            device = parts[0][0].device
+            yield [Block(logits.to(device), labels.to(device)) for logits, labels in parts]
 
     def _lower_batch(self, num_windows: int, length: int) -> None:
         """After running out of memory: halve the batch for the rest."""
@@ -209,6 +213,22 @@ def to_device(array: np.ndarray, device: torch.device) -> torch.Tensor:
     if device.type != "cuda":
         return tensor.to(device)
     return tensor.pin_memory().to(device, non_blocking=True)
+
+
+def same_rows(streams: Sequence[Blocks], most_rows: int) -> Iterator[list[tuple]]:
+    """Cut blocks of (logits (R, V), targets (R,)) so that all streams have the same rows.
+
+    A model's next block, which may overwrite the last, is asked for once that one is used up.
+    """
+    waiting = [next(stream, None) for stream in streams]
+    while waiting[0] is not None:
+        count = min(most_rows, *(len(labels) for _, labels in waiting))
+        yield [(logits[:count], labels[:count]) for logits, labels in waiting]
+        for number, stream in enumerate(streams):
+            waiting[number] = tuple(part[count:] for part in waiting[number])
+            if not len(waiting[number][1]):
+                waiting[number] = None  # lets go of the block before the next one is computed
+                waiting[number] = next(stream, None)
 
 
 def collect(launched: Launched) -> list[Columns]:

@@ -165,6 +165,12 @@ def without_start_token(text: TokenizedText, start_id: int) -> TokenizedText:
     return TokenizedText(text.ids[1:], offsets, text.num_added)
 
 
+def tokenizer_vocabulary(tokenizer) -> dict[int, str]:
+    """The tokens by their ids, but for added ones, which models of a family name as they like."""
+    added = getattr(tokenizer, "added_tokens_decoder", {})
+    return {number: token for token, number in tokenizer.get_vocab().items() if number not in added}
+
+
 def stream_hash(ids: np.ndarray) -> str:
     """Identify a text by the tokens that the model reads."""
     return xxhash.xxh3_128(np.ascontiguousarray(ids, dtype=np.int64)).hexdigest()

@@ -116,16 +116,18 @@ class Work:
         ]
 
 
-def plan_work(model: LanguageModel, measurements: Sequence[Measurement]) -> Work:
-    """Try the model at the length of the longest window, and plan the passes.
+def plan_work(models: Sequence[LanguageModel], measurements: Sequence[Measurement]) -> Work:
+    """Try the models at the length of the longest window, and plan the passes.
 
     Raises:
-        MemoryError, ValueError: the model cannot be scored with, or not with these tokens.
+        MemoryError, ValueError: one cannot be scored with, or not with these tokens.
     """
-    check_ids(model, measurements)
     windows = (w for m in measurements for of_text in m.windows for w in of_text)
-    model.examine(max(window.num_inputs for window in windows))
-    return Work(measurements, model.prefixes_agree)
+    longest = max(window.num_inputs for window in windows)
+    for model in models:
+        check_ids(model, measurements)
+        model.examine(longest)
+    return Work(measurements, all(model.prefixes_agree for model in models))
 
 
 def check_ids(model: LanguageModel, measurements: Sequence[Measurement]) -> None:

@@ -5,6 +5,7 @@ log-probabilities in 16 bits, so its figures are met twice: to every printed dig
 went through the same 16 bits here, and by the metric, which keeps them all, to what 16 bits cost.
 """
 
+import math
 import re
 
 import numpy as np
@@ -75,6 +76,18 @@ def scored_logits(model, tokenizer, text) -> tuple[torch.Tensor, torch.Tensor]:
     return logits.flatten(0, 1), windows[:, FIRST:].flatten()
 
 
+@pytest.fixture(scope="module")
+def rows(reference, tokenizer, text):
+    """The reference's logits (R, V), and the targets (R,)."""
+    return scored_logits(reference, tokenizer, text)
+
+
+@pytest.fixture(scope="module")
+def log_q(rounded, tokenizer, text):
+    """Log-probabilities (R, V) of the rounded model, in float64."""
+    return scored_logits(rounded, tokenizer, text)[0].double().log_softmax(1)
+
+
 def through_16_bits(logits: torch.Tensor) -> torch.Tensor:
     """Log-probabilities (R, V) as the tool's file gives them back, in float64."""
     highest = logits.amax(1, keepdim=True)
@@ -85,12 +98,11 @@ def through_16_bits(logits: torch.Tensor) -> torch.Tensor:
     return step.double() * codes.double() + offset.double()
 
 
-def tool_statistics(log_q, log_p, targets, running=False) -> dict[str, tuple]:
+def tool_statistics(log_q, log_p, targets, cutoff=-16) -> dict[str, tuple]:
     """The tool's own formulas over rows of log-probabilities (R, V) in float64: (value, ±)."""
     rows = torch.arange(len(targets))
     a, b = -log_q[rows, targets].numpy(), -log_p[rows, targets].numpy()
-    # what 16 bits cut off doesn't count
-    kept = log_p > -16
+    kept = log_p > cutoff  # what 16 bits cut off doesn't count
     kl = torch.where(kept, log_p.exp() * (log_p - log_q), 0).sum(1).numpy()
     change = 100 * (np.exp(-a) - np.exp(-b))
     same = 100.0 * (log_q.argmax(1) == log_p.argmax(1)).numpy()
@@ -101,7 +113,7 @@ def tool_statistics(log_q, log_p, targets, running=False) -> dict[str, tuple]:
 
     ratio, ppl, base = a.mean() - b.mean(), np.exp(a.mean()), np.exp(b.mean())
     rms = np.sqrt(np.mean(change**2))
-    found = {
+    return {
         "Mean PPL(Q)": (ppl, ppl * error(a)),
         "Mean PPL(base)": (base, base * error(b)),
         "Cor(ln(PPL(Q)), ln(PPL(base)))": (100 * np.corrcoef(a, b)[0, 1], None),
@@ -112,10 +124,9 @@ def tool_statistics(log_q, log_p, targets, running=False) -> dict[str, tuple]:
         "Mean Δp": (change.mean(), error(change)),
         "RMS Δp": (rms, error(change**2) / (2 * rms)),
         "Same top p": (same.mean(), error(same)),
+        **percentile_lines("KLD", kl),
+        **percentile_lines("Δp", change),
     }
-    if running:
-        return found
-    return found | percentile_lines("KLD", kl) | percentile_lines("Δp", change)
 
 
 def percentile_lines(name: str, values: np.ndarray) -> dict[str, tuple]:
@@ -123,16 +134,107 @@ def percentile_lines(name: str, values: np.ndarray) -> dict[str, tuple]:
     return {f"{head} {name}": (np.quantile(values, p), None) for head, p in named.items()}
 
 
-def test_every_printed_line_through_16_bits(root, text, tokenizer, reference, rounded, bits):
+def test_every_printed_line_through_16_bits(root, rows, log_q, bits):
     printed, table = printed_lines(root, bits)
     assert len(printed) == 34 and len(table) == 51
-    logits, targets = scored_logits(reference, tokenizer, text)
-    log_p = through_16_bits(logits)
-    log_q = scored_logits(rounded, tokenizer, text)[0].double().log_softmax(1)
-    computed = tool_statistics(log_q, log_p, targets)
+    logits, targets = rows
+    computed = tool_statistics(log_q, through_16_bits(logits), targets)
     for name, (value, error) in printed.items():
         digits = 3e-6 if "PPL" in name or "KLD" in name else 1.1e-3
         digits = 1.1e-2 if name.startswith("Cor") else digits
         assert computed[name][0] == pytest.approx(value, rel=1e-6, abs=digits), name
         if error is not None:
             assert computed[name][1] == pytest.approx(error, rel=1e-6, abs=digits), name
+
+
+@pytest.fixture(scope="module")
+def compared(root, text, tokenizer, reference, rounded, tmp_path_factory):
+    import evaluate
+
+    folder = tmp_path_factory.mktemp("cache")
+    metric = evaluate.load(str(root / "perplexity_sliding.py"), cache_dir=str(folder))
+    return metric.compute(
+        predictions=[text],
+        model=rounded,
+        tokenizer=tokenizer,
+        reference_model=reference,
+        protocol="llama.cpp",
+        max_length=WINDOW,
+        return_token_scores=True,
+    )
+
+
+def metric_lines(result) -> dict[str, tuple]:
+    """What the metric gives, under the tool's names and in its units."""
+    comparison = result["comparison"]
+    errors = comparison["tool_stderr"]
+    ppl, base = result["perplexity"], comparison["reference_perplexity"]
+    ratio = comparison["perplexity_ratio"]
+    lines = {
+        "Mean PPL(Q)": (ppl, errors["perplexity"]),
+        "Mean PPL(base)": (base, errors["reference_perplexity"]),
+        "Cor(ln(PPL(Q)), ln(PPL(base)))": (100 * comparison["correlation"], None),
+        "Mean ln(PPL(Q)/PPL(base))": (math.log(ratio), errors["log_perplexity_ratio"]),
+        "Mean PPL(Q)/PPL(base)": (ratio, errors["perplexity_ratio"]),
+        "Mean PPL(Q)-PPL(base)": (ppl - base, errors["perplexity_difference"]),
+        "Mean KLD": (comparison["kl"], errors["kl"]),
+        "Mean Δp": (100 * comparison["delta_p"], 100 * errors["delta_p"]),
+        "RMS Δp": (100 * comparison["rms_delta_p"], 100 * errors["rms_delta_p"]),
+        "Same top p": (100 * comparison["same_top"], 100 * errors["same_top"]),
+    }
+    heads = {"0": "Minimum", "50": "Median", "100": "Maximum"}
+    for name, key, unit in (("KLD", "kl", 1), ("Δp", "delta_p", 100)):
+        for percent, value in comparison[f"{key}_percentiles"].items():
+            lines[f"{heads.get(percent, f'{float(percent):.1f}%')} {name}"] = (unit * value, None)
+    return lines
+
+
+def test_the_metric_gives_every_line(root, compared, bits):
+    """To what the tool's 16 bits cost: steps of up to 2.4e-4 nats."""
+    lines = metric_lines(compared)
+    for name, (value, error) in printed_lines(root, bits)[0].items():
+        cost = (
+            1.1e-2 if name.startswith("Cor") else 1.2e-4 if "PPL" in name or "KLD" in name else 4e-3
+        )
+        assert lines[name][0] == pytest.approx(value, rel=5e-5, abs=cost), name
+        if error is not None:
+            assert lines[name][1] == pytest.approx(error, rel=1e-4, abs=1.1e-3), name
+
+
+def test_the_metric_gives_every_line_in_float64(compared, rows, log_q):
+    """The tool's formulas over all bits of the logits: what it would print without its file."""
+    logits, targets = rows
+    log_p = logits.double().log_softmax(1)
+    lines = metric_lines(compared)
+    for name, (value, error) in tool_statistics(log_q, log_p, targets, cutoff=-np.inf).items():
+        if name not in lines:
+            continue
+        assert lines[name][0] == pytest.approx(value, rel=2e-5, abs=2e-5), name
+        if error is not None:
+            assert lines[name][1] == pytest.approx(error, rel=1e-5, abs=2e-5), name
+
+
+def test_the_running_values_of_every_window(root, compared, bits):
+    """Each line holds what the windows up to it give: PPL, ln ratio, divergence, RMS Δp, same top."""
+    _, table = printed_lines(root, bits)
+    scores = compared["token_scores"][0]
+    columns = [scores[name] for name in ("nll", "reference_nll", "kl")]
+    same = [a == b for a, b in zip(scores["top"], scores["reference_top"])]
+    rows = np.array([(*v, s) for *v, s in zip(*columns, same) if v[0] is not None], dtype=float)
+    a, b, kl, same = (np.cumsum(c) / np.arange(1, len(rows) + 1) for c in rows.T)
+    change = np.exp(-rows[:, 0]) - np.exp(-rows[:, 1])
+    rms = 100 * np.sqrt(np.cumsum(change**2) / np.arange(1, len(rows) + 1))
+    ends = np.arange(1, len(table) + 1) * (WINDOW - FIRST) - 1
+    expected = table[:, [1, 3, 5, 7, 9]]
+    got = np.stack([np.exp(a), a - b, kl, rms, 100 * same], 1)[ends]
+    np.testing.assert_allclose(got[:, 0], expected[:, 0], rtol=2e-6, atol=6e-5)
+    np.testing.assert_allclose(got[:, 1:3], expected[:, 1:3], atol=7e-5)
+    np.testing.assert_allclose(got[:, 3:], expected[:, 3:], atol=6e-3)
+
+
+def test_what_the_tool_wrote_of_the_reference(rows):
+    """The nlls that were decoded from its file, to half a step of the 16 bits."""
+    logits, targets = rows
+    nll = -logits.double().log_softmax(1)[torch.arange(len(targets)), targets]
+    assert nll[:8].tolist() == pytest.approx(DECODED_FIRST, abs=1.3e-4)
+    assert nll.mean().item() == pytest.approx(DECODED_MEAN, abs=1e-5)

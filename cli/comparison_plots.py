@@ -1,0 +1,119 @@
+"""The pictures of a model beside its reference: where they part, and several models side by side."""
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from .plots import DOTS, GREY, INK, new_axes
+
+SMALLEST_KL = 1e-9  # what the axis of divergences begins with
+MARKED_PERCENTILES = ("50", "95", "99", "100")
+
+
+def draw_comparison(report: dict) -> Figure:
+    """One model: divergence and change by context, both nlls, the distribution of divergences.
+
+    Args:
+        report: the metric's result, with `comparison` of tokens and `token_scores`.
+    """
+    figure = Figure(figsize=(11, 7), layout="constrained")
+    figure.suptitle(report["comparison"]["summary"], fontsize=10)
+    places = figure.subplots(2, 2)
+    for axes in places.flat:
+        axes.spines[["top", "right"]].set_visible(False)
+    nll, reference_nll, kl = scored_columns(report)
+    groups = report["comparison"]["by_context"]
+    draw_groups(places[0, 0], groups, "kl", "KL divergence, nats")
+    draw_groups(places[1, 0], groups, "log_ratio", "change of nll, nats per token")
+    draw_pairs(places[0, 1], nll, reference_nll)
+    draw_distribution(places[1, 1], kl, report["comparison"]["kl_percentiles"])
+    return figure
+
+
+def scored_columns(report: dict) -> tuple[np.ndarray, ...]:
+    """nll, the reference's nll and divergence of the scored tokens (N,) each."""
+    names = ("nll", "reference_nll", "kl")
+    columns = [
+        np.array([v for scores in report["token_scores"] for v in scores[name] if v is not None])
+        for name in names
+    ]
+    finite = np.isfinite(columns).all(axis=0)
+    return tuple(column[finite] for column in columns)
+
+
+def draw_groups(axes: Axes, groups: Sequence[dict], name: str, label: str) -> None:
+    """A number by the length of the context, with its interval as a band."""
+    centres = [math.sqrt(group["low"] * group["high"]) for group in groups]
+    axes.plot(centres, [group[name] for group in groups], color=INK, marker="o", markersize=4)
+    known = [n for n, group in enumerate(groups) if group[f"{name}_interval"] is not None]
+    bands = np.array([groups[n][f"{name}_interval"] for n in known]).reshape(-1, 2)
+    axes.fill_between([centres[n] for n in known], *bands.T, color=GREY, alpha=0.4, linewidth=0)
+    axes.set_xscale("log", base=2)
+    axes.set_xlabel("tokens of context (band: 95 % interval)")
+    axes.set_ylabel(label)
+
+
+def draw_pairs(axes: Axes, nll: np.ndarray, reference_nll: np.ndarray) -> None:
+    """Each token's nll under both, as hexagons; above the diagonal the model is worse."""
+    axes.hexbin(reference_nll, nll, gridsize=40, bins="log", cmap="Blues", mincnt=1)
+    end = float(max(nll.max(initial=1), reference_nll.max(initial=1)))
+    axes.plot([0, end], [0, end], color=GREY, linewidth=1)
+    axes.set_xlabel("reference, nats")
+    axes.set_ylabel("model, nats (above the line: worse)")
+
+
+def draw_distribution(axes: Axes, kl: np.ndarray, percentiles: dict[str, float]) -> None:
+    """How the divergences of tokens are distributed, on a logarithmic axis."""
+    shown = np.maximum(kl, SMALLEST_KL)
+    bins = np.geomspace(shown.min(), max(shown.max(), shown.min() * 10), 50)
+    axes.hist(shown, bins=bins, color=GREY)
+    axes.set_xscale("log")
+    for name in MARKED_PERCENTILES:
+        value = percentiles[name]
+        if SMALLEST_KL < value < math.inf:
+            axes.axvline(value, color=INK, linewidth=1)
+            label = "max" if name == "100" else f"{name} %"
+            axes.annotate(
+                label, (value, 1), xycoords=("data", "axes fraction"), rotation=90, fontsize=8
+            )
+    axes.set_xlabel("KL divergence of a token, nats")
+    axes.set_ylabel("tokens")
+
+
+def draw_candidates(rows: Sequence[dict]) -> Figure:
+    """Several models against one reference: ratio of perplexities, and divergence, with intervals."""
+    rows = [row for row in rows if "error" not in row]
+    with_kl = all("kl" in row["comparison"] for row in rows)
+    prefix = "" if with_kl else "byte_"
+    figure = Figure(figsize=(8, 1.6 + 0.4 * len(rows)), layout="constrained")
+    measures = [(f"{prefix}perplexity_ratio", "perplexity, × reference")]
+    if with_kl:
+        measures.append(("kl", "KL divergence, nats"))
+    for number, (name, label) in enumerate(measures):
+        axes = new_axes(figure, "x") if len(measures) == 1 else side(figure, number)
+        values = [row["comparison"][name] for row in rows]
+        spans = [row["comparison"][f"{name}_interval"] or [v, v] for row, v in zip(rows, values)]
+        reach = [
+            [max(0.0, value - low) for value, (low, _) in zip(values, spans)],
+            [max(0.0, high - value) for value, (_, high) in zip(values, spans)],
+        ]
+        axes.errorbar(values, range(len(rows)), xerr=reach, **DOTS)
+        axes.set_yticks(range(len(rows)), [row["name"] for row in rows] if number == 0 else [])
+        axes.set_ylim(len(rows) - 0.5, -0.5)
+        axes.set_xlabel(f"{label}\n(bars: 95 % interval)")
+        if name == "kl" and min(values) > 0:
+            axes.set_xscale("log")
+        elif name != "kl":
+            axes.axvline(1, color=GREY, linewidth=1)
+    return figure
+
+
+def side(figure: Figure, number: int) -> Axes:
+    axes = figure.add_subplot(1, 2, number + 1)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(axis="x", color="#e6e6e6")
+    axes.set_axisbelow(True)
+    return axes

@@ -1,0 +1,204 @@
+"""What score.py prints of a model beside its reference: first whether it is worse, then what changes."""
+
+import math
+from collections.abc import Sequence
+
+from .tables import NOTHING, format_number, table
+
+CONTEXT_CHARACTERS = 40
+WORST_TOKENS = 8
+
+
+def of_comparison(report: dict, texts: Sequence[str]) -> str:
+    """The report on one model.
+
+    Args:
+        report: the metric's result, with `comparison`.
+        texts: what was scored, to show tokens in; joined texts are found nowhere and shown without.
+    """
+    comparison = report["comparison"]
+    blocks = [comparison["summary"]]
+    if comparison["compared"] == "bytes":
+        blocks += [of_bytes(comparison)]
+    else:
+        blocks += [
+            of_changes(report, comparison),
+            of_divergence(comparison),
+            of_groups("reference's confidence", comparison["by_confidence"], percent_range),
+            of_groups("context", comparison["by_context"], token_range),
+            of_worst(comparison["worst_tokens"], texts),
+        ]
+    return "\n\n".join(block for block in blocks if block)
+
+
+def of_changes(report: dict, comparison: dict) -> str:
+    """Perplexity and right tokens of both, what changes, and how sure that is."""
+    ratio = comparison["perplexity_ratio"]
+    change = comparison["accuracy_change_interval"]
+    rows = [
+        {
+            "what": "perplexity",
+            "reference": format_number(comparison["reference_perplexity"], 4),
+            "model": format_number(report["perplexity"], 4),
+            "change": NOTHING if ratio is None else f"× {ratio:.4f}",
+            "interval": bounds(comparison["perplexity_ratio_interval"], "{:.4f}"),
+            "note": pvalue(comparison["perplexity_ratio_pvalue"]),
+        },
+        {
+            "what": "right next token",
+            "reference": percent(comparison["reference_accuracy"]),
+            "model": percent(comparison["accuracy"]),
+            "change": f"{100 * comparison['accuracy_change']:+.2f} pt",
+            "interval": bounds(change and [100 * bound for bound in change], "{:+.2f}"),
+            "note": f"{percent(comparison['right_to_wrong'])} lost, "
+            f"{percent(comparison['wrong_to_right'])} won",
+        },
+    ]
+    columns = {
+        "": lambda row: row["what"],
+        "reference": lambda row: row["reference"],
+        "model": lambda row: row["model"],
+        "change": lambda row: row["change"],
+        "95 % interval": lambda row: row["interval"],
+        " ": lambda row: row["note"],
+    }
+    return table(rows, columns, left=("", " "))
+
+
+def of_divergence(comparison: dict) -> str:
+    """How much changes, for better or worse."""
+    points = comparison["kl_percentiles"]
+    lines = [
+        f"KL divergence, nats   mean {format_number(comparison['kl'], 5)}"
+        f" ({bounds(comparison['kl_interval'], '{:.5f}')})"
+        f"   median {format_number(points['50'], 5)}   99 % {format_number(points['99'], 5)}"
+        f"   max {format_number(points['100'], 5)}",
+        f"same next token       sampled {percent(comparison['token_agreement'])}"
+        f"   greedy {percent(comparison['same_top'])}",
+        f"probability           of the text's tokens {100 * comparison['delta_p']:+.3f} pt on average"
+        f", {100 * comparison['rms_delta_p']:.3f} pt root mean square",
+    ]
+    if comparison["infinite_kl"]:
+        lines.append(
+            f"{comparison['infinite_kl']:,} tokens have an infinite divergence: the model rules out "
+            "what the reference does not"
+        )
+    if comparison["interval_sample"]:
+        lines.append(f"intervals             from {comparison['interval_sample']}")
+    return "\n".join(lines)
+
+
+def of_groups(title: str, groups: Sequence[dict], name) -> str:
+    """Divergence and change of groups of tokens."""
+    return table(
+        groups,
+        {
+            title: name,
+            "tokens": lambda row: f"{row['num_tokens']:,}",
+            "share": lambda row: percent(row["share"]),
+            "KL, nats": lambda row: format_number(row["kl"], 5),
+            "95 % interval": lambda row: bounds(row["kl_interval"], "{:.5f}"),
+            "perplexity": lambda row: f"× {ratio_of(row['log_ratio']):.4f}",
+            "95 % interval ": lambda row: bounds(
+                row["log_ratio_interval"] and [ratio_of(b) for b in row["log_ratio_interval"]],
+                "{:.4f}",
+            ),
+        },
+    )
+
+
+def of_worst(tokens: Sequence[dict], texts: Sequence[str]) -> str:
+    """The tokens with the largest divergence, after the text that they follow."""
+    return table(
+        tokens[:WORST_TOKENS],
+        {
+            "worst tokens": lambda row: f"{place(row)}",
+            "KL, nats": lambda row: format_number(row["kl"], 4),
+            "reference": lambda row: percent(math.exp(-row["reference_nll"])),
+            "model": lambda row: percent(math.exp(-row["nll"])),
+            "likeliest, then and now": lambda row: f"{row['reference_top']!r} {row['top']!r}",
+            "in the text": lambda row: in_context(row, texts),
+        },
+        left=("worst tokens", "likeliest, then and now", "in the text"),
+    )
+
+
+def of_bytes(comparison: dict) -> str:
+    """The comparison of models that read other tokens."""
+    change = comparison["bits_per_byte_change_interval"]
+    return "\n".join(
+        [
+            "The tokenizers differ, so the models are compared in bits per byte over "
+            f"{comparison['compared_bytes']:,} bytes that both score.",
+            f"reference {comparison['reference_bits_per_byte']:.4f}   "
+            f"model {comparison['bits_per_byte']:.4f}   "
+            f"change {comparison['bits_per_byte_change']:+.4f} ({bounds(change, '{:+.4f}')})   "
+            f"{pvalue(comparison['byte_perplexity_ratio_pvalue'])}",
+        ]
+    )
+
+
+def of_candidates(rows: Sequence[dict]) -> str:
+    """Several models against one reference; a row is a result with a `name`, or an `error`."""
+    rows = [row if "error" in row else row["comparison"] | row for row in rows]
+    prefix = "" if any("perplexity_ratio" in row for row in rows) else "byte_"
+    return table(
+        rows,
+        {
+            "model": lambda row: row["name"],
+            "perplexity": lambda row: format_number(row["perplexity"], 4),
+            "× reference": lambda row: format_number(row.get(f"{prefix}perplexity_ratio"), 4),
+            "95 % interval": lambda row: bounds(
+                row.get(f"{prefix}perplexity_ratio_interval"), "{:.4f}"
+            ),
+            "KL, nats": lambda row: format_number(row.get("kl"), 5),
+            "95 % interval ": lambda row: bounds(row.get("kl_interval"), "{:.5f}"),
+            "KL 99 %": lambda row: format_number(row.get("kl_percentiles", {}).get("99"), 4),
+            "same top": lambda row: percent(row["same_top"]) if "same_top" in row else NOTHING,
+            "verdict": lambda row: row["verdict"],
+        },
+        left=("model", "verdict"),
+    )
+
+
+def percent(share: float) -> str:
+    return f"{100 * share:.1f} %"
+
+
+def percent_range(group: dict) -> str:
+    return f"{100 * group['low']:.0f} – {100 * group['high']:.0f} %"
+
+
+def token_range(group: dict) -> str:
+    low, high = group["low"], group["high"]
+    return f"{low}" if low == high else f"{low} – {high}"
+
+
+def bounds(interval: Sequence[float] | None, form: str) -> str:
+    return NOTHING if interval is None else " – ".join(form.format(bound) for bound in interval)
+
+
+def pvalue(value: float | None) -> str:
+    if value is None:
+        return ""
+    return "p < 0.0001" if value < 1e-4 else f"p = {value:.4f}"
+
+
+def ratio_of(log_ratio: float) -> float:
+    return math.exp(min(log_ratio, 700.0))
+
+
+def place(token: dict) -> str:
+    offset = token["offset"]
+    where = f"token {token['position']}" if offset is None else f"{offset[0]}-{offset[1]}"
+    return f"{token['text']}: {where}"
+
+
+def in_context(token: dict, texts: Sequence[str]) -> str:
+    """The text before a token, and the token itself in brackets."""
+    if token["offset"] is None or token["text"] >= len(texts):
+        return f"[{token['token']!r}]"
+    begin, end = token["offset"]
+    text = texts[token["text"]]
+    before = text[max(0, begin - CONTEXT_CHARACTERS) : begin]
+    return " ".join(f"…{before}[{text[begin:end]}]".split("\n")).replace("\t", " ")

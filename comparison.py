@@ -1,0 +1,405 @@
+"""From the scores of a model and of its reference to what separates them, and how sure that is.
+
+Floats only: no model, no text.  Nlls and divergences are in nats.  The two are compared token by
+token; what is taken as independent are texts, or parts of texts, never tokens.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from .pieces import Pieces
+from .uncertainty import Blocks, Estimate, estimate_ratio, share_interval
+
+# Bounds of the reference's probability of its likeliest token, as exllamav3's qbench has them: where
+# the reference wavers itself, any change moves much; where it is sure, only damage does.
+CONFIDENCE_BOUNDS = (0.0, 0.25, 0.5, 0.75, 0.95, 1.0)
+PERCENTILES = (0, 0.1, 1, 5, 10, 25, 50, 75, 90, 95, 99, 99.9, 100)
+# Mean probability of the ids that only one of the models has, beyond which the ids that both have
+# tell too little.
+MOST_OUTSIDE = 1e-3
+
+Interval = list[float] | None
+
+
+@dataclass(frozen=True, eq=False)
+class PairedScores:
+    """Scores of the same tokens under a model and its reference, one text after the other.
+
+    Attributes:
+        lengths: tokens of each text, scored or not (T,).
+        texts: the text that each scored token belongs to (N,), 0 to T - 1.
+        positions: its place there (N,).
+        contexts: tokens that its prediction sees (N,).
+        targets: its id (N,).
+        columns: `nll` and all that `divergence.Divergence` gives, each (N,).
+    """
+
+    lengths: Sequence[int]
+    texts: np.ndarray
+    positions: np.ndarray
+    contexts: np.ndarray
+    targets: np.ndarray
+    columns: dict[str, np.ndarray]
+
+    def __len__(self) -> int:
+        return len(self.texts)
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        """A column in float64."""
+        return self.columns[name].astype(np.float64)
+
+    @property
+    def differences(self) -> np.ndarray:
+        """How much worse the model predicts each token than the reference, in nats (N,)."""
+        with np.errstate(invalid="ignore"):  # both may be infinite
+            return self["nll"] - self["reference_nll"]
+
+    @property
+    def probability_changes(self) -> np.ndarray:
+        """The model's probability of each token less the reference's (N,)."""
+        return np.exp(-self["nll"]) - np.exp(-self["reference_nll"])
+
+
+class Parts:
+    """What is taken as independent: sums over it of anything that tokens have.
+
+    Args:
+        block_tokens: fewest scored tokens in a part of a text.
+    """
+
+    def __init__(self, scores: PairedScores, block_tokens: float):
+        self.scores = scores
+        ones = Blocks.of(scores.lengths, scores.texts, scores.positions, [np.ones(len(scores))])
+        self.num_parts = ones.num_parts(block_tokens)
+        self.sample = ones.cut(self.num_parts).sample
+
+    def sums(self, *columns: np.ndarray, chosen: np.ndarray | slice = slice(None)) -> np.ndarray:
+        """Number of tokens and sums of columns over each part (1 + columns, C).
+
+        Args:
+            chosen: the tokens that count, which alone the columns hold.
+        """
+        texts, positions = self.scores.texts[chosen], self.scores.positions[chosen]
+        columns = [np.ones(len(texts)), *columns]
+        blocks = Blocks.of(self.scores.lengths, texts, positions, columns)
+        return blocks.cut(self.num_parts).sums.T
+
+    def mean(self, column: np.ndarray) -> Estimate:
+        """Mean of a column over all tokens."""
+        tokens, sums = self.sums(column)
+        return estimate_ratio(sums, tokens)
+
+    def share(self, column: np.ndarray) -> tuple[float, Interval]:
+        """Mean of a column of values from 0 to 1, and its interval."""
+        tokens, hits = self.sums(column)
+        interval = share_interval(hits, tokens)
+        return float(hits.sum() / tokens.sum()), interval and list(interval)
+
+
+def compare(
+    scores: PairedScores, ratio: dict, block_tokens: float, margin: float | None = None
+) -> dict:
+    """Compute what separates a model from its reference.
+
+    Args:
+        ratio: `perplexity_ratio`, `interval`, `pvalue` and `sample`, see
+            `results.ratio_of_perplexities`.
+        block_tokens: fewest scored tokens in a part of a text that is taken as independent.
+        margin: how much worse the model may be: 0.01 allows a perplexity that is 1 % higher.
+
+    Returns:
+        plain Python numbers and intervals of 95 % confidence, None where the text is too little.
+
+    Raises:
+        ValueError: the two give too much probability to ids that only one of them has.
+    """
+    check_outside_mass(scores)
+    parts = Parts(scores, block_tokens)
+    return {
+        **judge(ratio["perplexity_ratio"], ratio["interval"], margin, "perplexity"),
+        "perplexity_ratio": ratio["perplexity_ratio"],
+        "perplexity_ratio_interval": ratio["interval"],
+        "perplexity_ratio_pvalue": ratio["pvalue"],
+        "interval_sample": ratio["sample"],
+        "correlation": correlation(scores["nll"], scores["reference_nll"]),
+        **divergences(scores, parts),
+        **agreement(scores, parts),
+        **changes_of_probability(scores, parts),
+        "by_confidence": list(by_confidence(scores, parts)),
+        "by_context": list(by_context(scores, parts)),
+    }
+
+
+def check_outside_mass(scores: PairedScores) -> None:
+    """Refuse two vocabularies that have too little in common."""
+    for name, column in (("model", "outside"), ("reference", "reference_outside")):
+        mass = float(scores[column].mean())
+        if mass > MOST_OUTSIDE:
+            raise ValueError(
+                f"`reference_model` must have the vocabulary of the model, up to padding, but the "
+                f"{name} gives ids that the other lacks a probability of {mass:.2g} on average, "
+                f"more than {MOST_OUTSIDE}. Pass the reference's own tokenizer as "
+                "`reference_tokenizer` if it differs."
+            )
+
+
+def compare_bytes(
+    texts: Sequence[Pieces], block_tokens: float, margin: float | None = None
+) -> dict:
+    """Compute how two models with different tokenizers differ over the pieces that both cut.
+
+    Args:
+        texts: the pieces of each text.
+        block_tokens: fewest tokens of the model in a part of a text that is taken as independent.
+        margin: how much worse the model may be, as a share of its perplexity per byte.
+
+    Returns:
+        plain Python numbers and intervals of 95 % confidence, None where the text is too little.
+
+    Raises:
+        ValueError: no piece of any text is scored by both.
+    """
+    number = np.repeat(np.arange(len(texts)), [len(text.ends) for text in texts])
+    if not len(number):
+        raise ValueError(
+            "`predictions` must hold text that both models score, got none: their tokenizers cut "
+            "it nowhere at the same place."
+        )
+    names = ("tokens", "num_bytes", "nll", "reference_nll")
+    columns = [np.concatenate([getattr(text, name) for text in texts]) for name in names]
+    ends = np.concatenate([text.ends for text in texts])
+    blocks = Blocks.of([text.length for text in texts], number, ends - 1, columns)
+    clusters = blocks.clusters(block_tokens)
+    _, sizes, nll, reference_nll = clusters.sums.T
+    estimate = estimate_ratio(nll - reference_nll, sizes)
+    bits, reference_bits = (own.sum() / sizes.sum() / math.log(2) for own in (nll, reference_nll))
+    interval = plain_interval(estimate)
+    ratio_interval = interval and [math.exp(bound) for bound in interval]
+    return {
+        **judge(math.exp(estimate.value), ratio_interval, margin, "perplexity per byte"),
+        "bits_per_byte": float(bits),
+        "reference_bits_per_byte": float(reference_bits),
+        "bits_per_byte_change": estimate.value / math.log(2),
+        "bits_per_byte_change_interval": interval and [bound / math.log(2) for bound in interval],
+        "byte_perplexity_ratio": math.exp(estimate.value),
+        "byte_perplexity_ratio_interval": ratio_interval,
+        "byte_perplexity_ratio_pvalue": estimate.pvalue,
+        "interval_sample": clusters.sample,
+        "compared_bytes": int(sizes.sum()),
+    }
+
+
+def judge(ratio: float | None, interval: Interval, margin: float | None, what: str) -> dict:
+    """What follows from a ratio and its interval: a word, and a sentence."""
+    word = verdict(interval, margin)
+    judged = {"verdict": word, "summary": in_words(word, ratio, interval, what)}
+    if margin is None:
+        return judged
+    return judged | {"margin": margin, "within_margin": is_within(interval, margin)}
+
+
+def in_words(word: str, ratio: float | None, interval: Interval, what: str) -> str:
+    """A verdict as a sentence that needs no key."""
+    if ratio is None or not math.isfinite(ratio):
+        return f"The model's {what} or the reference's is infinite, and no ratio can be given."
+    found = f"its {what} is {change_in_words(ratio)}"
+    if interval is None:
+        return f"The model against the reference: {found}. The text is too little to tell if by chance."
+    low, high = (change_in_words(bound) for bound in interval)
+    sure = f"{found} (95 % interval: {low} to {high})."
+    if word in ("better", "worse"):
+        return f"The model predicts this text {word} than the reference: {sure}"
+    if word.startswith("within"):
+        return f"The model is {word} of the reference: {sure}"
+    return f"No clear difference between the model and the reference: {sure}"
+
+
+def change_in_words(ratio: float) -> str:
+    """A ratio as a change: 1.02 as "2 % higher"."""
+    percent = f"{100 * abs(ratio - 1):.3g}"
+    return f"{percent} % {'higher' if ratio >= 1 else 'lower'}"
+
+
+def verdict(interval: Interval, margin: float | None) -> str:
+    """Whether the model is better or worse, as far as the interval of the ratio tells.
+
+    That none is seen to be better does not make them equal: "within 1 %" only follows where all
+    of the interval lies below the margin.
+    """
+    if interval is None:
+        return "too little text to tell"
+    low, high = interval
+    if high < 1:
+        return "better"
+    if margin is not None and is_within(interval, margin):
+        return f"within {100 * margin:g} %"
+    if low > 1:
+        return "worse"
+    return "no clear difference"
+
+
+def is_within(interval: Interval, margin: float) -> bool:
+    """Whether the model is, with 95 % confidence, no worse than the margin allows."""
+    return interval is not None and interval[1] < 1 + margin
+
+
+def divergences(scores: PairedScores, parts: Parts) -> dict:
+    """Kullback-Leibler divergence both ways, in nats."""
+    result = {}
+    for name in ("kl", "kl_reverse"):
+        estimate = parts.mean(scores[name])
+        result |= {name: estimate.value, f"{name}_interval": positive_interval(estimate)}
+    kl = scores["kl"]
+    _, sums = parts.sums(kl)
+    return result | {
+        "kl_percentiles": percentiles(kl),
+        # a mean that one text makes up is no more certain than that text
+        "kl_largest_part": float(sums.max() / sums.sum()) if 0 < sums.sum() < math.inf else None,
+        "infinite_kl": int(np.isinf(kl).sum()),
+        "outside_mass": {
+            "model": float(scores["outside"].mean()),
+            "reference": float(scores["reference_outside"].mean()),
+        },
+    }
+
+
+def agreement(scores: PairedScores, parts: Parts) -> dict:
+    """How often the two pick the same next token, and how often the right one."""
+    same = scores.columns["top"] == scores.columns["reference_top"]
+    right = scores.columns["top"] == scores.targets
+    was_right = scores.columns["reference_top"] == scores.targets
+    shares = {
+        "token_agreement": 1 - scores["total_variation"],
+        "same_top": same,
+        "accuracy": right,
+        "reference_accuracy": was_right,
+        "right_to_wrong": was_right & ~right,
+        "wrong_to_right": right & ~was_right,
+    }
+    result = {}
+    for name, column in shares.items():
+        result[name], result[f"{name}_interval"] = parts.share(column.astype(np.float64))
+    change = parts.mean(right.astype(np.float64) - was_right)
+    return result | {
+        "accuracy_change": change.value,
+        "accuracy_change_interval": plain_interval(change),
+        "accuracy_change_pvalue": change.pvalue,
+    }
+
+
+def changes_of_probability(scores: PairedScores, parts: Parts) -> dict:
+    """How the probability of the text's own tokens changes: mean, spread and percentiles."""
+    changes = scores.probability_changes
+    mean, square = parts.mean(changes), parts.mean(changes**2)
+    interval = positive_interval(square)
+    return {
+        "delta_p": mean.value,
+        "delta_p_interval": plain_interval(mean),
+        "rms_delta_p": math.sqrt(square.value),
+        "rms_delta_p_interval": interval and [math.sqrt(bound) for bound in interval],
+        "delta_p_percentiles": percentiles(changes),
+    }
+
+
+def by_confidence(scores: PairedScores, parts: Parts) -> Iterator[dict]:
+    """Divergence and change by the reference's probability of its likeliest token."""
+    bounds = np.array(CONFIDENCE_BOUNDS)
+    group = np.searchsorted(bounds[1:-1], scores["reference_top_probability"], side="right")
+    for number, (low, high) in enumerate(zip(bounds[:-1].tolist(), bounds[1:].tolist())):
+        yield from group_of_tokens(scores, parts, group == number, low, high)
+
+
+def by_context(scores: PairedScores, parts: Parts) -> Iterator[dict]:
+    """Divergence and change by the number of tokens that a prediction sees, doubling."""
+    group = np.frexp(scores.contexts)[1]  # 1, 2-3, 4-7, …
+    for number in np.unique(group).tolist():
+        yield from group_of_tokens(scores, parts, group == number, 2**number // 2, 2**number - 1)
+
+
+def group_of_tokens(
+    scores: PairedScores, parts: Parts, chosen: np.ndarray, low: float, high: float
+) -> Iterator[dict]:
+    """Divergence and change of some of the tokens; nothing if there are none."""
+    if not chosen.any():
+        return
+    tokens, kl_sums, difference_sums = parts.sums(
+        scores["kl"][chosen], scores.differences[chosen], chosen=chosen
+    )
+    kl, difference = (estimate_ratio(sums, tokens) for sums in (kl_sums, difference_sums))
+    yield {
+        "low": low,
+        "high": high,
+        "num_tokens": int(tokens.sum()),
+        "share": float(tokens.sum() / len(scores)),
+        "kl": kl.value,
+        "kl_interval": positive_interval(kl),
+        "log_ratio": difference.value,
+        "log_ratio_interval": plain_interval(difference),
+    }
+
+
+def plain_interval(estimate: Estimate) -> Interval:
+    return estimate.interval and list(estimate.interval)
+
+
+def positive_interval(estimate: Estimate) -> Interval:
+    """Interval of what cannot be negative and is skewed: symmetric in its logarithm."""
+    if estimate.value == 0:
+        return plain_interval(estimate)
+    interval = estimate.logarithm().interval
+    return interval and [math.exp(bound) for bound in interval]
+
+
+def percentiles(values: np.ndarray) -> dict[str, float]:
+    """Order statistics, interpolated in between; by the percentage, as `"99.9"`."""
+    with np.errstate(invalid="ignore"):  # between two infinite ones
+        found = np.nan_to_num(np.percentile(values, PERCENTILES), nan=math.inf, posinf=math.inf)
+    return {f"{percent:g}": value for percent, value in zip(PERCENTILES, found.tolist())}
+
+
+def correlation(nlls: np.ndarray, reference_nlls: np.ndarray) -> float | None:
+    """Pearson's, over tokens; None where one of them does not vary."""
+    a, b = nlls - nlls.mean(), reference_nlls - reference_nlls.mean()
+    spread = math.sqrt((a**2).sum() * (b**2).sum())
+    return float((a * b).sum() / spread) if math.isfinite(spread) and spread else None
+
+
+def tool_errors(scores: PairedScores) -> dict[str, float]:
+    """The ± that llama.cpp prints: tokens as independent.
+
+    Those of the two perplexities, the logarithm of their ratio, the ratio, their difference, the
+    divergence, the change of probability, its root mean square, and the share of tokens with the
+    same likeliest one.
+    """
+    nll, reference, kl = scores["nll"], scores["reference_nll"], scores["kl"]
+    changes = scores.probability_changes
+    same = scores.columns["top"] == scores.columns["reference_top"]
+    perplexity, reference_perplexity = np.exp([nll.mean(), reference.mean()])
+    log_ratio = standard_error(scores.differences)
+    slope = perplexity * nll - reference_perplexity * reference
+    root_mean_square = math.sqrt((changes**2).mean())
+    errors = {
+        "perplexity": perplexity * standard_error(nll),
+        "reference_perplexity": reference_perplexity * standard_error(reference),
+        "log_perplexity_ratio": log_ratio,
+        "perplexity_ratio": perplexity / reference_perplexity * log_ratio,
+        "perplexity_difference": standard_error(slope),
+        "kl": standard_error(kl),
+        "delta_p": standard_error(changes),
+        "rms_delta_p": root_mean_square and standard_error(changes**2) / (2 * root_mean_square),
+        "same_top": standard_error(same),
+    }
+    return {name: float(value) for name, value in errors.items()}
+
+
+def standard_error(values: np.ndarray) -> float:
+    """√((⟨x²⟩ - ⟨x⟩²) / (n - 1)) of values taken as independent."""
+    return math.sqrt(values.var() / max(1, len(values) - 1))
+
+
+def worst_tokens(scores: PairedScores, number: int) -> np.ndarray:
+    """Tokens with the largest divergence (at most `number`,), the largest first."""
+    return np.argsort(-scores.columns["kl"], kind="stable")[:number]

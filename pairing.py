@@ -1,0 +1,339 @@
+"""A model beside its reference: whether they read the same tokens, and their scores put together."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from transformers.utils import is_peft_available
+
+from .arguments import WITHOUT_ADAPTER
+from .comparison import PairedScores, compare, compare_bytes, tool_errors, worst_tokens
+from .divergence import Divergence
+from .identity import describe_measurement, describe_model
+from .language_model import LanguageModel, lock_of
+from .loading import ContextLimit
+from .logits import Blocks
+from .measurement import Measurement
+from .measures import Measure, NegativeLogLikelihood
+from .pieces import common_pieces
+from .results import ratio_of_perplexities
+from .running import Session
+from .scoring import Columns
+from .tokenization import TokenizedText, tokenizer_vocabulary
+from .work import Work
+
+WORST_TOKENS = 20
+# What of the reference's own result stands beside the model's.
+SHOWN_OF_REFERENCE = (
+    *("perplexity", "perplexity_interval", "perplexities", "bits_per_byte"),
+    "signature",
+)
+
+
+class WithoutAdapter(LanguageModel):
+    """A model as it is without its adapters (LoRA and its kin): the same weights in memory, once."""
+
+    variant = WITHOUT_ADAPTER
+
+    @classmethod
+    def of(cls, model: LanguageModel) -> "WithoutAdapter":
+        """The model below the adapters of another.
+
+        Raises:
+            ValueError: it has no adapters, or they are merged into its weights.
+        """
+        layers = adapter_layers(model.model)
+        if not layers:
+            raise ValueError(
+                f"`reference_model`={cls.variant!r} needs a model with an adapter, got "
+                f"{type(model.model).__name__} without. Pass the reference as `reference_model_id`."
+            )
+        if any(layer.merged for layer in layers):
+            raise ValueError(
+                f"`reference_model`={cls.variant!r} needs an adapter that can be switched off, but "
+                "it is merged into the weights. Call unmerge_adapter() first."
+            )
+        name, description = f"{model.name} {cls.variant}", f"{model.description} {cls.variant}"
+        return cls(model.model, model.tokenizer, name, model.revision, description)
+
+    @contextmanager
+    def as_scored(self) -> Iterator[None]:
+        """The model with its adapters switched off, and afterwards as it was."""
+        with lock_of(self.model):
+            # switching them also changes which weights are trained
+            trained = {parameter: parameter.requires_grad for parameter in self.model.parameters()}
+            layers = [layer for layer in adapter_layers(self.model) if not layer.disable_adapters]
+            for layer in layers:
+                layer.enable_adapters(False)
+            try:
+                yield
+            finally:
+                for layer in layers:
+                    layer.enable_adapters(True)
+                for parameter, requires_grad in trained.items():
+                    parameter.requires_grad = requires_grad
+
+    @contextmanager
+    def in_use(self) -> Iterator[None]:
+        """As `LanguageModel.in_use`; the state that is kept is that without the adapters."""
+        with lock_of(self.model), ExitStack() as stack:
+            with self.as_scored():
+                stack.enter_context(super().in_use())
+            try:
+                yield
+            finally:
+                with self.as_scored():
+                    stack.close()
+
+    def check(self) -> None:
+        with self.as_scored():
+            super().check()
+
+    def examine(self, length: int) -> None:
+        with self.as_scored():
+            super().examine(length)
+
+    def logits(
+        self, ids: torch.Tensor, scored: torch.Tensor, targets: torch.Tensor, block_rows: int
+    ) -> Blocks:
+        """As `LanguageModel.logits`; between the blocks the model has its adapters again."""
+        blocks = super().logits(ids, scored, targets, block_rows)
+        while True:
+            with self.as_scored():
+                block = next(blocks, None)
+            if block is None:
+                return
+            yield block
+
+
+def adapter_layers(model: torch.nn.Module) -> list[torch.nn.Module]:
+    """The layers of a model that PEFT has put adapters on."""
+    if not is_peft_available():
+        return []
+    from peft.tuners.tuners_utils import BaseTunerLayer
+
+    return [module for module in model.modules() if isinstance(module, BaseTunerLayer)]
+
+
+@contextmanager
+def in_use_together(models: Sequence[LanguageModel]) -> Iterator[None]:
+    """Have models to oneself, in one order for all threads, so that none waits for another."""
+    with ExitStack() as stack:
+        for model in sorted(models, key=lambda model: id(lock_of(model.model))):
+            stack.enter_context(model.in_use())
+        yield
+
+
+def smallest_limit(models: Sequence[LanguageModel]) -> ContextLimit:
+    """The tokens that all of the models take."""
+    lengths = [model.limit.length for model in models if model.limit.length is not None]
+    tables = [model.limit.table for model in models if model.limit.table is not None]
+    return ContextLimit(min(lengths, default=None), min(tables, default=None))
+
+
+def read_alike(model: LanguageModel, reference: LanguageModel, pairs: Sequence[tuple]) -> bool:
+    """Whether two models read the same tokens, and mean the same by them.
+
+    Args:
+        pairs: each measurement, planned with the tokenizer of either.
+
+    Raises:
+        ValueError: they differ in nothing but the start token.
+    """
+    if not same_vocabulary(model.tokenizer, reference.tokenizer):
+        return False
+    for measurement, other in pairs:
+        streams = zip(measurement.streams, other.streams)
+        if not all(np.array_equal(own.ids, others.ids) for own, others in streams):
+            return False
+    for measurement, other in pairs:
+        if measurement.plan != other.plan:
+            starts = [f"{m.plan.start} ({m.plan.start_id})" for m in (measurement, other)]
+            raise ValueError(
+                "`reference_model` must have the start token of the model, got "
+                f"{starts[1]} and {starts[0]}. Pass add_start_token=False, or the model's "
+                "tokenizer as `reference_tokenizer`."
+            )
+    return True
+
+
+def same_vocabulary(tokenizer, reference_tokenizer) -> bool:
+    """Whether every id that both have is the same token; either may have more of them."""
+    if tokenizer is reference_tokenizer:
+        return True
+    own, others = (tokenizer_vocabulary(t) for t in (tokenizer, reference_tokenizer))
+    return all(others.get(number, token) == token for number, token in own.items())
+
+
+def score_pair(
+    session: Session,
+    models: tuple[LanguageModel, LanguageModel],
+    pairs: Sequence[tuple[Measurement, Measurement]],
+    measures: Sequence[Measure],
+    margin: float | None,
+) -> tuple[Work, list[Columns], list["TokenComparison | ByteComparison"]]:
+    """Score measurements under a model and its reference, both at once where they read alike.
+
+    Args:
+        pairs: each measurement, planned with the tokenizer of either.
+
+    Returns:
+        work and scores of the model, and what compares each of the measurements.
+    """
+    model, reference = models
+    measurements = [own for own, _ in pairs]
+    if read_alike(model, reference, pairs):
+        with reference.as_scored():
+            divergence = Divergence(describe_model(reference))
+        work, scores = session.score(models, measurements, [*measures, divergence])
+        return work, scores, [TokenComparison(reference, margin)] * len(pairs)
+    other_work, other_scores = session.score(
+        [reference], [others for _, others in pairs], [NegativeLogLikelihood()]
+    )
+    comparisons = [
+        ByteComparison(reference, margin, measurement, of_texts)
+        for measurement, of_texts, _ in other_work.by_measurement(other_scores)
+    ]
+    return *session.score([model], measurements, measures), comparisons
+
+
+@dataclass(frozen=True)
+class TokenComparison:
+    """Compares the scores of a measurement token by token with those under the reference.
+
+    Attributes:
+        margin: how much worse the model may be, as a share of the perplexity, or None.
+    """
+
+    reference: LanguageModel
+    margin: float | None
+
+    def compare(self, report) -> dict:
+        """What stands under `comparison`; see the metric's documentation."""
+        measurement, plan = report.measurement, report.measurement.plan
+        with self.reference.as_scored():
+            of_reference = replace(
+                report,
+                model=self.reference,
+                scores=scores_of_reference(report.scores),
+                comparison=None,
+            ).totals
+        reference = of_reference.result()
+        scores = paired_scores(measurement, report.scores)
+        ratio = ratio_of_perplexities(report.totals, of_reference)
+        result = compare(scores, ratio, plan.max_length, self.margin)
+        if plan.protocol.error == "population":
+            result["tool_stderr"] = tool_errors(scores)
+        return {
+            "compared": "tokens",
+            **result,
+            **{f"reference_{name}": reference[name] for name in SHOWN_OF_REFERENCE},
+            "worst_tokens": list_tokens(
+                report.model.tokenizer, measurement, scores, worst_tokens(scores, WORST_TOKENS)
+            ),
+        }
+
+
+def scores_of_reference(scores: list[list[Columns]]) -> list[list[Columns]]:
+    """The reference's nlls in the place of the model's."""
+    return [[{"nll": own["reference_nll"]} for own in of_text] for of_text in scores]
+
+
+def paired_scores(measurement: Measurement, scores: list[list[Columns]]) -> PairedScores:
+    """The scored tokens of all texts, one after the other."""
+    windows = [window for of_text in measurement.windows for window in of_text]
+    counts = [sum(window.num_targets for window in of_text) for of_text in measurement.windows]
+    texts = np.repeat(np.arange(len(counts)), counts)
+    positions = np.concatenate([np.arange(window.first, window.end) for window in windows])
+    contexts = np.concatenate(
+        [
+            np.arange(window.context_length(window.first), window.context_length(window.end))
+            for window in windows
+        ]
+    )
+    starts = np.concatenate([[0], np.cumsum([len(stream) for stream in measurement.streams])])
+    ids = np.concatenate([stream.ids for stream in measurement.streams])
+    columns = [columns for of_text in scores for columns in of_text]
+    return PairedScores(
+        [len(stream) for stream in measurement.streams],
+        texts,
+        positions,
+        contexts,
+        ids[starts[texts] + positions],
+        {name: np.concatenate([own[name] for own in columns]) for name in columns[0]},
+    )
+
+
+def list_tokens(
+    tokenizer, measurement: Measurement, scores: PairedScores, places: np.ndarray
+) -> list[dict]:
+    """Describe scored tokens: where they stand, and what either model made of them."""
+
+    def describe(place: int) -> dict:
+        text, position = int(scores.texts[place]), int(scores.positions[place])
+        offsets = measurement.streams[text].offsets
+        values = {
+            name: float(scores.columns[name][place]) for name in ("kl", "nll", "reference_nll")
+        }
+        tops = {
+            name: tokenizer.decode([int(scores.columns[name][place])])
+            for name in ("top", "reference_top")
+        }
+        return {
+            "text": text,
+            "position": position,
+            "offset": None if offsets is None else offsets[position].tolist(),
+            "token": tokenizer.decode([int(scores.targets[place])]),
+            **values,
+            **tops,
+        }
+
+    return [describe(place) for place in places.tolist()]
+
+
+@dataclass(frozen=True)
+class ByteComparison:
+    """Compares what two models with different tokenizers make of the pieces that both cut.
+
+    Attributes:
+        measurement: the reference's own plan, over its own tokens.
+        scores: of its windows.
+    """
+
+    reference: LanguageModel
+    margin: float | None
+    measurement: Measurement
+    scores: list[list[Columns]]
+
+    def compare(self, report) -> dict:
+        """What stands under `comparison`; see the metric's documentation."""
+        sides = (report.measurement, report.scores), (self.measurement, self.scores)
+        if any(stream.offsets is None for side, _ in sides for stream in side.streams):
+            raise ValueError(
+                "`reference_model` reads other tokens than the model; to compare them by characters "
+                "both need a tokenizer that tells where its tokens stand, a fast one."
+            )
+        pieces = [
+            common_pieces(text, *(scored_characters(*side, number) for side in sides))
+            for number, text in enumerate(report.measurement.texts)
+        ]
+        return {
+            "compared": "bytes",
+            **compare_bytes(pieces, report.measurement.plan.max_length, self.margin),
+            "reference_signature": describe_measurement(
+                self.reference, self.measurement, report.word_counts is not None
+            )["signature"],
+        }
+
+
+def scored_characters(
+    measurement: Measurement, scores: list[list[Columns]], number: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Characters (N, 2) of each token of a text, and its nll (N,), NaN where unscored."""
+    stream: TokenizedText = measurement.streams[number]
+    nll = np.full(len(stream), np.nan)
+    for window, columns in zip(measurement.windows[number], scores[number]):
+        nll[window.first : window.end] = columns["nll"]
+    return stream.offsets, nll

@@ -1,0 +1,380 @@
+"""What separates two models, from made-up scores: closed forms, intervals that hold, verdicts."""
+
+import math
+
+import numpy as np
+import pytest
+from core.comparison import (
+    PairedScores,
+    Parts,
+    by_confidence,
+    by_context,
+    compare,
+    judge,
+    plain_interval,
+    positive_interval,
+    tool_errors,
+    verdict,
+    worst_tokens,
+)
+
+TEXTS = 30
+INF = math.inf
+
+
+def scores_of(lengths, contexts=None, targets=None, **columns) -> PairedScores:
+    """Scores of texts all of whose tokens are scored; columns that are not given say nothing."""
+    size = sum(lengths)
+    texts = np.repeat(np.arange(len(lengths)), lengths)
+    positions = np.concatenate([np.arange(length) for length in lengths])
+    given = {
+        "nll": 2.0,
+        "reference_nll": 2.0,
+        "kl": 0.1,
+        "kl_reverse": 0.1,
+        "total_variation": 0.1,
+        "top": 1,
+        "reference_top": 1,
+        "reference_top_probability": 0.6,
+        "reference_entropy": 1.0,
+        "outside": 0.0,
+        "reference_outside": 0.0,
+    } | columns
+    filled = {name: np.broadcast_to(np.asarray(value), size) for name, value in given.items()}
+    contexts = positions + 1 if contexts is None else np.asarray(contexts)
+    targets = np.ones(size, int) if targets is None else np.asarray(targets)
+    return PairedScores(lengths, texts, positions, contexts, targets, filled)
+
+
+def ratio_of(scores) -> dict:
+    """As the results of two measurements have it."""
+    parts = Parts(scores, 1)
+    estimate = parts.mean(scores.differences)
+    interval = estimate.interval and [math.exp(bound) for bound in estimate.interval]
+    return {
+        "perplexity_ratio": math.exp(estimate.value),
+        "interval": interval,
+        "pvalue": estimate.pvalue,
+        "sample": parts.sample,
+    }
+
+
+def compared(scores, margin=None) -> dict:
+    return compare(scores, ratio_of(scores), block_tokens=1, margin=margin)
+
+
+# ---- by hand
+
+
+def test_four_tokens_by_hand():
+    got = compared(
+        scores_of(
+            [4],
+            targets=[1, 1, 2, 3],
+            nll=-np.log([0.5, 0.2, 0.1, 0.4]),
+            reference_nll=-np.log([0.4, 0.4, 0.1, 0.2]),
+            kl=[0.0, 0.1, 0.2, 0.5],
+            kl_reverse=[0.0, 0.2, 0.4, 0.6],
+            total_variation=[0.0, 0.1, 0.2, 0.3],
+            top=[1, 2, 2, 3],
+            reference_top=[1, 1, 2, 1],
+        )
+    )
+    assert got["kl"] == pytest.approx(0.2)
+    assert got["kl_reverse"] == pytest.approx(0.3)
+    assert got["kl_percentiles"]["50"] == pytest.approx(0.15)
+    assert got["kl_percentiles"]["90"] == pytest.approx(0.2 + 0.7 * 0.3)
+    assert got["kl_percentiles"]["100"] == 0.5
+    assert got["token_agreement"] == pytest.approx(0.85)
+    assert got["same_top"] == 0.5
+    assert (got["accuracy"], got["reference_accuracy"]) == (0.75, 0.75)
+    assert (got["right_to_wrong"], got["wrong_to_right"]) == (0.25, 0.25)
+    assert got["accuracy_change"] == 0
+    assert got["delta_p"] == pytest.approx((0.1 - 0.2 + 0.0 + 0.2) / 4)
+    assert got["rms_delta_p"] == pytest.approx(math.sqrt((0.01 + 0.04 + 0.04) / 4))
+    assert got["delta_p_percentiles"]["0"] == pytest.approx(-0.2)
+    assert got["perplexity_ratio"] == pytest.approx((0.4 * 0.4 * 0.2 / (0.5 * 0.2 * 0.4)) ** 0.25)
+    assert got["verdict"] == "too little text to tell"
+    for name in ("kl", "same_top", "delta_p", "accuracy_change"):
+        assert got[f"{name}_interval"] is None
+
+
+def test_by_confidence():
+    sure = [0.1, 0.25, 0.5, 0.9, 0.94, 0.96, 1.0, 1.0]
+    kl = np.arange(8.0)
+    scores = scores_of([8], reference_top_probability=sure, kl=kl, nll=2.0 + kl)
+    groups = list(by_confidence(scores, Parts(scores, 1)))
+    assert [(group["low"], group["high"]) for group in groups] == [
+        (0.0, 0.25),
+        (0.25, 0.5),
+        (0.5, 0.75),
+        (0.75, 0.95),
+        (0.95, 1.0),
+    ]
+    assert [group["num_tokens"] for group in groups] == [1, 1, 1, 2, 3]
+    assert [group["kl"] for group in groups] == [0, 1, 2, 3.5, 6]
+    assert [group["log_ratio"] for group in groups] == [0, 1, 2, 3.5, 6]
+    assert sum(group["share"] for group in groups) == 1
+
+
+def test_groups_without_tokens_are_left_out():
+    scores = scores_of([8], reference_top_probability=0.8)
+    assert [group["low"] for group in by_confidence(scores, Parts(scores, 1))] == [0.75]
+
+
+def test_by_context():
+    scores = scores_of([9], contexts=[1, 2, 3, 4, 7, 8, 9, 15, 16], kl=np.arange(9.0))
+    groups = list(by_context(scores, Parts(scores, 1)))
+    assert [(g["low"], g["high"], g["num_tokens"]) for g in groups] == [
+        (1, 1, 1),
+        (2, 3, 2),
+        (4, 7, 2),
+        (8, 15, 3),
+        (16, 31, 1),
+    ]
+    assert [group["kl"] for group in groups] == [0, 1.5, 3.5, 6, 8]
+
+
+def test_worst_tokens():
+    scores = scores_of([5], kl=[0.1, INF, 0.3, 0.3, 0.0])
+    assert worst_tokens(scores, 3).tolist() == [1, 2, 3]
+    assert len(worst_tokens(scores, 10)) == 5
+
+
+def test_the_same_model():
+    lengths = [50] * TEXTS
+    nll = np.random.default_rng(0).exponential(2.0, sum(lengths))
+    got = compared(
+        scores_of(lengths, nll=nll, reference_nll=nll, kl=0.0, kl_reverse=0.0, total_variation=0.0)
+    )
+    assert got["perplexity_ratio"] == 1 and got["perplexity_ratio_interval"] == [1, 1]
+    assert got["kl"] == 0 and got["kl_interval"] == [0, 0]
+    assert got["token_agreement"] == got["same_top"] == 1
+    assert got["rms_delta_p"] == 0 and got["rms_delta_p_interval"] == [0, 0]
+    assert got["correlation"] == pytest.approx(1)
+    assert got["perplexity_ratio_pvalue"] == 1
+    assert got["verdict"] == "no clear difference"
+
+
+def test_infinite_divergences_are_counted():
+    kl = np.full(300, 0.1)
+    kl[[3, 200]] = INF
+    got = compared(scores_of([10] * TEXTS, kl=kl))
+    assert got["infinite_kl"] == 2
+    assert got["kl"] == INF and got["kl_interval"] is None
+    assert got["kl_percentiles"]["50"] == pytest.approx(0.1)
+    assert got["kl_percentiles"]["100"] == INF
+    assert got["kl_largest_part"] is None
+
+
+def test_one_text_that_makes_up_the_mean():
+    kl = np.repeat([1.0] + [0.0] * 9 + [0.1] * 10, 10)
+    got = compared(scores_of([10] * 20, kl=kl))
+    assert got["kl_largest_part"] == pytest.approx(0.5)
+
+
+def test_vocabularies_with_too_little_in_common():
+    assert compared(scores_of([20], outside=9e-4))["outside_mass"]["model"] == pytest.approx(9e-4)
+    with pytest.raises(ValueError, match=r"the reference gives ids that the other lacks .* 0\.002"):
+        compared(scores_of([20], reference_outside=0.002))
+    with pytest.raises(ValueError, match="the model gives ids that the other lacks"):
+        compared(scores_of([20], outside=0.002))
+
+
+def test_tool_errors():
+    """llama.cpp's formulas, written out for seven tokens."""
+    generator = np.random.default_rng(3)
+    a, b = generator.exponential(2, 7), generator.exponential(2, 7)
+    kl, same = generator.exponential(0.1, 7), np.array([1, 1, 0, 1, 1, 0, 1])
+    got = tool_errors(scores_of([7], nll=a, reference_nll=b, kl=kl, reference_top=same))
+
+    def error(x):
+        return math.sqrt((np.mean(x**2) - np.mean(x) ** 2) / 6)
+
+    covariance = (np.mean(a * b) - np.mean(a) * np.mean(b)) / 6
+    ppl, base = np.exp(a.mean()), np.exp(b.mean())
+    of_log_ratio = math.sqrt(error(a) ** 2 + error(b) ** 2 - 2 * covariance)
+    change = np.exp(-a) - np.exp(-b)
+    rms = math.sqrt(np.mean(change**2))
+    of_difference = (ppl * error(a)) ** 2 + (base * error(b)) ** 2 - 2 * ppl * base * covariance
+    assert got == pytest.approx(
+        {
+            "perplexity": ppl * error(a),
+            "reference_perplexity": base * error(b),
+            "log_perplexity_ratio": of_log_ratio,
+            "perplexity_ratio": ppl / base * of_log_ratio,
+            "perplexity_difference": math.sqrt(of_difference),
+            "kl": error(kl),
+            "delta_p": error(change),
+            "rms_delta_p": error(change**2) / (2 * rms),
+            "same_top": math.sqrt(5 / 7 * (1 - 5 / 7) / 6),
+        }
+    )
+
+
+# ---- verdicts
+
+
+@pytest.mark.parametrize(
+    "interval, margin, expected",
+    [
+        (None, None, "too little text to tell"),
+        (None, 0.01, "too little text to tell"),
+        ([0.98, 0.99], None, "better"),
+        ([0.98, 0.99], 0.01, "better"),
+        ([0.99, 1.02], None, "no clear difference"),
+        ([0.99, 1.02], 0.01, "no clear difference"),
+        ([0.99, 1.009], 0.01, "within 1 %"),
+        ([1.002, 1.004], None, "worse"),
+        ([1.002, 1.004], 0.005, "within 0.5 %"),
+        ([1.002, 1.02], 0.01, "worse"),
+        ([1.0, 1.0], None, "no clear difference"),
+    ],
+)
+def test_verdict(interval, margin, expected):
+    assert verdict(interval, margin) == expected
+
+
+@pytest.mark.parametrize(
+    "ratio, interval, margin, expected",
+    [
+        (
+            1.029,
+            [1.025, 1.0332],
+            None,
+            "The model predicts this text worse than the reference: its perplexity is 2.9 % higher "
+            "(95 % interval: 2.5 % higher to 3.32 % higher).",
+        ),
+        (
+            0.98,
+            [0.97, 0.99],
+            None,
+            "The model predicts this text better than the reference: its perplexity is 2 % lower "
+            "(95 % interval: 3 % lower to 1 % lower).",
+        ),
+        (
+            1.001,
+            [0.999, 1.003],
+            0.01,
+            "The model is within 1 % of the reference: its perplexity is 0.1 % higher "
+            "(95 % interval: 0.1 % lower to 0.3 % higher).",
+        ),
+        (
+            1.001,
+            [0.999, 1.003],
+            None,
+            "No clear difference between the model and the reference: its perplexity is 0.1 % higher "
+            "(95 % interval: 0.1 % lower to 0.3 % higher).",
+        ),
+        (
+            1.5,
+            None,
+            0.01,
+            "The model against the reference: its perplexity is 50 % higher. The text is too little "
+            "to tell if by chance.",
+        ),
+        (INF, None, None, "The model's perplexity or the reference's is infinite, and no ratio can be given."),
+        (None, None, None, "The model's perplexity or the reference's is infinite, and no ratio can be given."),
+    ],
+)
+def test_summary(ratio, interval, margin, expected):
+    assert judge(ratio, interval, margin, "perplexity")["summary"] == expected
+
+
+@pytest.mark.parametrize("margin, within", [(0.05, False), (0.2, True)])
+def test_margin(margin, within):
+    """A model that is about 10 % worse."""
+    generator = np.random.default_rng(1)
+    got = compared(
+        scores_of([40] * TEXTS, nll=2.1 + 0.02 * generator.standard_normal(1200)), margin
+    )
+    assert got["margin"] == margin
+    assert got["within_margin"] is within
+    assert got["verdict"] == ("within 20 %" if within else "worse")
+    assert "margin" not in compared(scores_of([40] * TEXTS))
+
+
+# ---- how sure it is
+
+CORPORA = 400
+
+
+def clustered(generator, spread_of_texts, spread_of_tokens, texts=TEXTS, length=60):
+    """Noise that tokens of a text share, and noise of their own (N,)."""
+    shared = spread_of_texts * generator.standard_normal(texts)
+    return np.repeat(shared, length) + spread_of_tokens * generator.standard_normal(texts * length)
+
+
+def differences(generator):
+    """Of nlls: paired, what texts share is small beside the spread of nlls, but not nothing."""
+    difficulty = clustered(generator, 1.0, 1.0)
+    return {
+        "reference_nll": 3 + difficulty,
+        "nll": 3.02 + difficulty + clustered(generator, 0.05, 0.2),
+    }
+
+
+def lognormal(mean, spread_of_texts, spread_of_tokens):
+    """Skewed values whose true mean is known."""
+
+    def draw(generator):
+        values = np.exp(clustered(generator, spread_of_texts, spread_of_tokens))
+        return mean * values / math.exp((spread_of_texts**2 + spread_of_tokens**2) / 2)
+
+    return draw
+
+
+def shares(generator):
+    """Hits whose probability differs between texts, 0.9 in the mean."""
+    probability = np.repeat(generator.beta(9, 1, TEXTS), 60)
+    return generator.random(TEXTS * 60) < probability
+
+
+def naive(values, truth) -> bool:
+    """Whether the mean ± 1.96 token-wise standard errors holds the truth."""
+    reach = 1.96 * values.std(ddof=1) / math.sqrt(len(values))
+    return abs(values.mean() - truth) <= reach
+
+
+def log_ratio(scores, parts):
+    return scores.differences, plain_interval(parts.mean(scores.differences))
+
+
+def divergence(scores, parts):
+    return scores["kl"], positive_interval(parts.mean(scores["kl"]))
+
+
+def agreement(scores, parts):
+    column = 1 - scores["total_variation"]
+    return column, parts.share(column)[1]
+
+
+def same_top(scores, parts):
+    return scores["reference_top"], parts.share(scores["reference_top"])[1]
+
+
+# What is drawn, the column and interval of a statistic, and its true value.
+SIMULATIONS = {
+    "log ratio": (differences, log_ratio, 0.02),
+    "kl": (lambda g: {"kl": lognormal(0.03, 0.4, 1.0)(g)}, divergence, 0.03),
+    "agreement": (
+        lambda g: {"total_variation": np.minimum(lognormal(0.1, 0.4, 0.4)(g), 1)},
+        agreement,
+        0.9,
+    ),
+    "same top": (lambda g: {"reference_top": shares(g).astype(int)}, same_top, 0.9),
+}
+
+
+@pytest.mark.parametrize("draw, statistic, truth", SIMULATIONS.values(), ids=SIMULATIONS)
+def test_coverage(draw, statistic, truth):
+    """Intervals hold what they claim; those from tokens as the sample, as others print, do not."""
+    generator = np.random.default_rng(0)
+    hits = naive_hits = 0
+    for _ in range(CORPORA):
+        scores = scores_of([60] * TEXTS, **draw(generator))
+        column, interval = statistic(scores, Parts(scores, 1))
+        hits += interval[0] <= truth <= interval[1]
+        naive_hits += naive(column, truth)
+    assert 0.92 <= hits / CORPORA <= 0.98
+    assert naive_hits / CORPORA < 0.75

@@ -1,0 +1,452 @@
+"""Two models on the same texts through the metric: against single runs, float64 and themselves."""
+
+import math
+
+import numpy as np
+import pytest
+import reference
+import torch
+import transformers
+from core.pairing import same_vocabulary
+from models import (
+    ARCHITECTURES,
+    BOS,
+    CONTEXT,
+    VOCABULARY,
+    SlowTokenizer,
+    make_byte_tokenizer,
+    make_model,
+    make_tokenizer,
+    make_uniform_model,
+    random_text,
+    save,
+)
+
+TEXTS = [random_text(length, seed=length) for length in range(20, 36)]
+
+
+@pytest.fixture(scope="module")
+def other():
+    """Much like the model `gpt2`, but not the same."""
+    return make_model("gpt2", spread=0.33)
+
+
+@pytest.fixture
+def compare(metric, gpt2, tokenizer):
+    """Compute with texts, model and tokenizer that are there unless others are given."""
+
+    def compute(**kwargs):
+        arguments = {"predictions": TEXTS, "model": gpt2, "tokenizer": tokenizer} | kwargs
+        return metric.compute(**arguments)
+
+    return compute
+
+
+def naive_rows(model, text, stride=CONTEXT // 2) -> torch.Tensor:
+    """Log-probabilities (N, V) that predict each token of a text, in float64, one by one."""
+    ids = [int(word[1:]) for word in text.split()]
+    plan = reference.sliding(len(ids), CONTEXT, stride, "once")
+    rows = []
+    for target in sorted(plan):
+        context = [BOS if place == reference.START else ids[place] for place in plan[target]]
+        with torch.inference_mode():
+            rows.append(model(torch.tensor([context])).logits[0, -1].double().log_softmax(0))
+    return torch.stack(rows)
+
+
+# ---- against single runs and float64
+
+
+def test_the_rest_of_the_result_is_that_of_a_single_run(compare, other):
+    both = compare(reference_model=other, return_token_scores=True)
+    alone = compare(return_token_scores=True)
+    reference_alone = compare(model=other, return_token_scores=True)
+    comparison = both.pop("comparison")
+    for scores, expected, others in zip(
+        both["token_scores"], alone["token_scores"], reference_alone["token_scores"]
+    ):
+        assert scores.pop("reference_nll") == others["nll"]
+        for name in ("kl", "top", "reference_top"):
+            assert len(scores.pop(name)) == len(expected["nll"])
+        assert scores == expected
+    assert both == alone
+    for name in ("perplexity", "perplexity_interval", "perplexities", "signature"):
+        assert comparison[f"reference_{name}"] == reference_alone[name]
+    ratio = alone["perplexity"] / reference_alone["perplexity"]
+    assert comparison["perplexity_ratio"] == pytest.approx(ratio, rel=1e-12)
+    assert comparison["compared"] == "tokens"
+
+
+def test_every_token_in_float64(compare, gpt2, other, tokenizer):
+    result = compare(predictions=TEXTS[:3], reference_model=other, return_token_scores=True)
+    divergences, agreements = [], []
+    for text, scores in zip(TEXTS, result["token_scores"]):
+        log_q, log_p = naive_rows(gpt2, text), naive_rows(other, text)
+        kl = (log_p.exp() * (log_p - log_q)).sum(1)
+        assert scores["kl"] == pytest.approx(kl.tolist(), rel=1e-3)
+        for name, rows in (("top", log_q), ("reference_top", log_p)):
+            assert scores[name] == [tokenizer.decode([n]) for n in rows.argmax(1)], name
+        divergences += kl.tolist()
+        agreements += torch.minimum(log_p.exp(), log_q.exp()).sum(1).tolist()
+    comparison = result["comparison"]
+    assert comparison["kl"] == pytest.approx(np.mean(divergences), rel=1e-4)
+    assert comparison["kl_percentiles"]["100"] == pytest.approx(max(divergences), rel=1e-3)
+    assert comparison["token_agreement"] == pytest.approx(np.mean(agreements), rel=1e-6)
+    worst = comparison["worst_tokens"]
+    assert [token["kl"] for token in worst] == sorted((t["kl"] for t in worst), reverse=True)
+    for token in worst:
+        scores = result["token_scores"][token["text"]]
+        assert scores["kl"][token["position"]] == token["kl"]
+        assert scores["offsets"][token["position"]] == token["offset"]
+        assert scores["tokens"][token["position"]] == token["token"]
+
+
+@pytest.mark.parametrize("logits_memory", [1, 80 * 24 * 5, 2**29])
+def test_blocks_of_any_size(compare, other, logits_memory):
+    whole = compare(reference_model=other)["comparison"]
+    blocks = compare(reference_model=other, logits_memory=logits_memory)["comparison"]
+    assert blocks["kl"] == pytest.approx(whole["kl"], rel=1e-5)
+    assert blocks["reference_perplexity"] == pytest.approx(whole["reference_perplexity"], rel=1e-6)
+
+
+class PlainForward(torch.nn.Module):
+    """A model with nothing but a forward: its logits come window by window."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.inner, self.config = model, model.config
+
+    def forward(self, ids):
+        return self.inner(ids)
+
+
+@pytest.mark.parametrize("plain", ["model", "reference", "both"])
+def test_models_whose_blocks_are_cut_differently(compare, gpt2, other, plain):
+    expected = compare(reference_model=other)["comparison"]
+    got = compare(
+        model=PlainForward(gpt2) if plain != "reference" else gpt2,
+        reference_model=PlainForward(other) if plain != "model" else other,
+        logits_memory=80 * 24 * 7,
+    )["comparison"]
+    assert got["kl"] == pytest.approx(expected["kl"], rel=1e-5)
+    assert got["reference_perplexity"] == pytest.approx(expected["reference_perplexity"], rel=1e-6)
+    assert got["same_top"] == expected["same_top"]
+
+
+# ---- a model against itself
+
+
+def check_identical(comparison) -> None:
+    assert comparison["perplexity_ratio"] == 1
+    assert comparison["perplexity_ratio_interval"] in (None, [1, 1])
+    assert comparison["kl"] == comparison["kl_reverse"] == 0
+    assert comparison["kl_percentiles"]["100"] == 0
+    assert comparison["token_agreement"] == comparison["same_top"] == 1
+    assert comparison["right_to_wrong"] == comparison["wrong_to_right"] == 0
+    assert comparison["rms_delta_p"] == 0
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_a_copy_of_the_same_weights(compare, name):
+    texts = TEXTS[:3]
+    result = compare(predictions=texts, model=make_model(name), reference_model=make_model(name))
+    check_identical(result["comparison"])
+
+
+def test_itself_under_every_protocol(compare, gpt2):
+    """The very same object, whose logits must not overwrite each other."""
+    texts = [random_text(60, seed) for seed in range(3)]
+    results = compare(predictions=texts, reference_model=gpt2, protocol="all", max_length=None)
+    measured = [entry for entry in results["measurements"] if "error" not in entry]
+    assert len(measured) > 8
+    for entry in measured:
+        check_identical(entry["comparison"])
+
+
+def test_a_ratio_under_every_protocol(metric, compare, other):
+    """It is that of two single runs, however the protocol averages."""
+    texts = [random_text(60, seed) for seed in range(3)]
+    both = compare(predictions=texts, reference_model=other, protocol="all")["measurements"]
+    alone = compare(predictions=texts, model=other, protocol="all")["measurements"]
+    for entry, single in zip(both, alone):
+        assert entry.get("error") == single.get("error")
+        if "error" in entry:
+            continue
+        comparison = entry["comparison"]
+        assert comparison["reference_perplexity"] == single["perplexity"], entry["protocol"]
+        ratio = entry["perplexity"] / single["perplexity"]
+        assert comparison["perplexity_ratio"] == pytest.approx(ratio, rel=1e-9)
+
+
+# ---- vocabularies
+
+
+def padded(model, extra, bias=-30.0):
+    """A copy whose vocabulary has `extra` more ids, hardly ever predicted."""
+    bigger = make_model("gpt2", vocab_size=VOCABULARY + extra, tie_word_embeddings=False)
+    state = model.state_dict()
+    with torch.no_grad():
+        for name, parameter in bigger.named_parameters():
+            if parameter.shape == state[name].shape:
+                parameter.copy_(state[name])
+            else:
+                parameter.zero_()
+                parameter[:VOCABULARY] = state[name]
+        head = bigger.get_output_embeddings()
+        head.bias = torch.nn.Parameter(torch.zeros(VOCABULARY + extra))
+        head.bias[VOCABULARY:] = bias
+    return bigger
+
+
+def test_padding_of_the_vocabulary(compare, gpt2, other):
+    expected = compare(reference_model=other)["comparison"]
+    got = compare(reference_model=padded(other, 16))["comparison"]
+    assert got["kl"] == pytest.approx(expected["kl"], rel=1e-4)
+    assert 0 < got["outside_mass"]["reference"] < 1e-9
+    assert got["outside_mass"]["model"] == 0
+
+
+def test_too_much_outside_the_common_vocabulary(compare, other):
+    with pytest.raises(
+        ValueError, match=r"`reference_model` must have the vocabulary of the model"
+    ):
+        compare(reference_model=padded(other, 16, bias=0.0))
+
+
+def test_tokens_that_a_fine_tune_added(compare, other, tokenizer):
+    more = make_tokenizer()
+    more.add_tokens(["<tool>"])
+    comparison = compare(reference_model=other, reference_tokenizer=more)["comparison"]
+    assert comparison["compared"] == "tokens"
+
+
+def test_vocabularies():
+    assert same_vocabulary(make_tokenizer(), make_tokenizer(adds_bos=True))
+    assert same_vocabulary(make_tokenizer(), make_tokenizer(vocabulary=VOCABULARY - 5))
+    assert not same_vocabulary(make_tokenizer(), make_byte_tokenizer())
+
+
+# ---- other tokenizers
+
+
+def test_other_tokenizers_are_compared_by_bytes(compare, gpt2, tokenizer):
+    """Words against single bytes, in bits per byte of the text that both score."""
+    byte_model = make_model("gpt2", vocab_size=300)
+    byte_tokenizer = make_byte_tokenizer()
+    arguments = {"reference_model": byte_model, "reference_tokenizer": byte_tokenizer}
+    both = compare(margin=0.05, **arguments)
+    comparison = both["comparison"]
+    words, single_bytes = compare(), compare(model=byte_model, tokenizer=byte_tokenizer)
+    num_bytes = sum(len(text.encode()) for text in TEXTS)
+    assert comparison["compared"] == "bytes"
+    assert comparison["compared_bytes"] == num_bytes
+    total = words["total_nll"] / math.log(2) / num_bytes
+    assert comparison["bits_per_byte"] == pytest.approx(total)
+    reference_total = single_bytes["total_nll"] / math.log(2) / num_bytes
+    assert comparison["reference_bits_per_byte"] == pytest.approx(reference_total)
+    assert comparison["bits_per_byte_change"] == pytest.approx(total - reference_total)
+    assert comparison["byte_perplexity_ratio"] == pytest.approx(2 ** (total - reference_total))
+    low, high = comparison["byte_perplexity_ratio_interval"]
+    assert low < comparison["byte_perplexity_ratio"] < high
+    assert comparison["verdict"] == "better" and comparison["within_margin"] is True
+    assert "kl" not in comparison
+    assert {name: value for name, value in both.items() if name != "comparison"} == words
+
+
+def test_tokenizers_without_offsets_cannot_be_compared_by_bytes(compare, other):
+    arguments = {"reference_model": make_model("gpt2", vocab_size=300)}
+    with pytest.raises(ValueError, match="both need a tokenizer that tells where its tokens stand"):
+        compare(tokenizer=SlowTokenizer(), reference_tokenizer=make_byte_tokenizer(), **arguments)
+
+
+def test_another_start_token_is_refused(compare, other):
+    starts_with_pad = make_tokenizer(bos=False)
+    starts_with_pad.bos_token = "<pad>"
+    with pytest.raises(ValueError, match=r"must have the start token of the model, got once \(2\)"):
+        compare(reference_model=other, reference_tokenizer=starts_with_pad)
+    compare(reference_model=other, reference_tokenizer=starts_with_pad, add_start_token=False)
+
+
+def test_the_smaller_context_counts(compare, gpt2):
+    result = compare(reference_model=make_model("gpt2", n_positions=8), return_token_scores=True)
+    assert max(max(scores["context_length"]) for scores in result["token_scores"]) == 7
+
+
+# ---- infinity and NaN
+
+
+class Suppressed(torch.nn.Module):
+    """A model that gives some tokens no probability at all."""
+
+    def __init__(self, model, tokens, value=-math.inf):
+        super().__init__()
+        self.inner, self.config, self.tokens, self.value = model, model.config, tokens, value
+
+    def forward(self, ids):
+        output = self.inner(ids)
+        output.logits[..., self.tokens] = self.value
+        return output
+
+
+def test_tokens_that_both_suppress_count_for_nothing(compare, gpt2, other):
+    result = compare(model=Suppressed(gpt2, [1, 2]), reference_model=Suppressed(other, [1, 2]))
+    comparison = result["comparison"]
+    assert 0 < comparison["kl"] < math.inf and comparison["infinite_kl"] == 0
+
+
+def test_tokens_that_the_model_alone_suppresses(compare, gpt2, other):
+    result = compare(model=Suppressed(gpt2, [1, 2]), reference_model=other)
+    comparison = result["comparison"]
+    assert comparison["kl"] == math.inf and comparison["kl_reverse"] < math.inf
+    assert comparison["infinite_kl"] == result["num_tokens"]
+    assert math.isfinite(comparison["perplexity_ratio"])
+
+
+def test_a_reference_that_gives_nan(compare, other):
+    with pytest.raises(ValueError, match="The reference model gave NaN for the text at position"):
+        compare(reference_model=Poisoned(other))
+
+
+class Poisoned(torch.nn.Module):
+    """A model that overflows on long texts."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.inner, self.config = model, model.config
+
+    def forward(self, ids):
+        output = self.inner(ids)
+        output.logits[:, 14:] = math.nan if len(ids) > 2 else 0.0
+        return output
+
+
+# ---- by name, adapters, checkpoints, arguments
+
+
+def test_references_by_name(metric, compare, other, tokenizer, gpt2, tmp_path):
+    model_id = save(tmp_path / "model", gpt2, tokenizer)
+    reference_id = save(tmp_path / "reference", other, tokenizer)
+    live = compare(reference_model=other)["comparison"]
+    named = compare(model=None, tokenizer=None, model_id=model_id, reference_model_id=reference_id)
+    assert named["comparison"]["kl"] == live["kl"]
+    assert named["comparison"]["reference_perplexity"] == live["reference_perplexity"]
+    half = compare(reference_model_id=reference_id, reference_dtype="bfloat16")["comparison"]
+    assert "|dtype:bfloat16|" in half["reference_signature"]
+    assert half["kl"] == pytest.approx(live["kl"], rel=0.5) and half["kl"] != live["kl"]
+
+
+def test_a_reference_stays_loaded(compare, metric, other, tokenizer, tmp_path):
+    """For the next candidate, and no longer."""
+    reference_id = save(tmp_path / "reference", other, tokenizer)
+    loads = []
+    load = transformers.AutoModelForCausalLM.from_pretrained
+
+    def counted(*args, **kwargs):
+        loads.append(args)
+        return load(*args, **kwargs)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(transformers.AutoModelForCausalLM, "from_pretrained", counted)
+        compare(reference_model_id=reference_id)
+        compare(model=make_uniform_model(), reference_model_id=reference_id)
+        assert len(loads) == 1
+        compare()
+        compare(reference_model_id=reference_id)
+        assert len(loads) == 2
+
+
+def test_a_model_without_its_adapter(compare, gpt2):
+    peft = pytest.importorskip("peft")
+    config = peft.LoraConfig(
+        task_type="CAUSAL_LM", r=4, target_modules=["c_attn"], fan_in_fan_out=True
+    )
+    adapted = peft.get_peft_model(make_model("gpt2"), config)
+    for name, parameter in adapted.named_parameters():
+        if "lora" in name:
+            torch.nn.init.normal_(parameter, std=0.3)
+            parameter.requires_grad = "lora_A" in name
+    before = {name: parameter.requires_grad for name, parameter in adapted.named_parameters()}
+    alone = compare(model=adapted)
+    got = compare(model=adapted, reference_model="without adapter")
+    expected = compare(model=adapted, reference_model=gpt2)["comparison"]
+    assert got["perplexity"] == alone["perplexity"]
+    assert got["comparison"]["kl"] == pytest.approx(expected["kl"], rel=1e-4) and expected["kl"] > 0
+    assert got["comparison"]["reference_perplexity"] == pytest.approx(
+        expected["reference_perplexity"], rel=1e-6
+    )
+    assert "without adapter|" in got["comparison"]["reference_signature"]
+    assert "|adapters:none|" in got["comparison"]["reference_signature"]
+    assert "|adapters:default" in got["signature"]
+    assert {n: p.requires_grad for n, p in adapted.named_parameters()} == before
+    assert compare(model=adapted)["perplexity"] == alone["perplexity"]
+
+
+def test_a_merged_adapter_is_refused(compare):
+    peft = pytest.importorskip("peft")
+    config = peft.LoraConfig(task_type="CAUSAL_LM", target_modules=["c_attn"], fan_in_fan_out=True)
+    adapted = peft.get_peft_model(make_model("gpt2"), config)
+    adapted.merge_adapter()
+    with pytest.raises(ValueError, match="it is merged into the weights"):
+        compare(model=adapted, reference_model="without adapter")
+
+
+def test_only_peft_models_have_an_adapter(compare):
+    with pytest.raises(
+        ValueError, match="needs a model with an adapter, got GPT2LMHeadModel without"
+    ):
+        compare(reference_model="without adapter")
+
+
+def test_checkpoint(compare, other, tmp_path):
+    """A second call takes all scores from the file, and another reference none of them."""
+    path = str(tmp_path / "scores.sqlite")
+    first = compare(reference_model=other, checkpoint=path)
+    batches = []
+    again = compare(reference_model=other, checkpoint=path, callback=batches.append)
+    assert again == first
+    assert not batches
+    uniform = compare(reference_model=make_uniform_model(), checkpoint=path)["comparison"]
+    assert uniform["reference_perplexity"] == pytest.approx(VOCABULARY)
+
+
+@pytest.mark.parametrize(
+    "arguments, error, message",
+    [
+        ({"margin": 0.01}, ValueError, "`margin` needs a model to compare with"),
+        ({"reference_dtype": "float32"}, ValueError, "`reference_dtype` needs a model to compare"),
+        (
+            {"reference_model": "gpt2", "reference_model_id": "gpt2"},
+            ValueError,
+            "`reference_model_id` or `reference_model` must be given, not both",
+        ),
+        (
+            {"reference_model": 3},
+            TypeError,
+            "`reference_model` must be a loaded torch model, got int",
+        ),
+        ({"reference_model": "gpt2"}, TypeError, "name or a folder as `reference_model_id`"),
+        ({"reference_model_id": 3}, TypeError, "`reference_model_id` must be the name of a model"),
+        (
+            {"reference_model_id": "x", "reference_model_kwargs": 3},
+            TypeError,
+            "`reference_model_kwargs` must be a dict",
+        ),
+        (
+            {"reference_model": "without adapter", "reference_dtype": "float32"},
+            ValueError,
+            "`reference_dtype` must be left out with `reference_model`",
+        ),
+        ({"reference_model_id": "x", "margin": "1 %"}, TypeError, "`margin` must be a number"),
+        ({"reference_model_id": "x", "margin": True}, TypeError, "`margin` must be a number"),
+        (
+            {"reference_model_id": "x", "margin": 1},
+            ValueError,
+            "`margin` must be from 0 to below 1",
+        ),
+        ({"reference_model_id": "x", "margin": -0.1}, ValueError, "got -0.1"),
+        ({"reference_model_id": "x", "margin": math.nan}, ValueError, "got nan"),
+    ],
+)
+def test_arguments(compare, arguments, error, message):
+    with pytest.raises(error, match=message):
+        compare(**arguments)
