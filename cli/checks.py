@@ -6,8 +6,11 @@ from importlib.util import find_spec
 from pathlib import Path
 
 
-def check_model(name: str) -> None:
+def check_model(name: str, option: str = "--model") -> None:
     """Refuse what is surely no model that can be loaded.
+
+    Args:
+        option: what names it.
 
     Raises:
         ValueError: a path to nothing, a GGUF file, weights without a folder, a folder without a
@@ -16,34 +19,34 @@ def check_model(name: str) -> None:
     path = Path(name).expanduser()
     if path.suffix.lower() == ".gguf":
         raise ValueError(
-            f"--model {name} is a GGUF file. Name its folder, and the file as --model-kwargs "
+            f"{option} {name} is a GGUF file. Name its folder, and the file as --model-kwargs "
             f'\'{{"gguf_file": "{path.name}"}}\' and as --tokenizer-kwargs likewise (needs the '
             "package gguf)."
         )
     if path.is_file():
         raise ValueError(
-            f"--model {name} is a file. Name the folder that holds the weights together with "
-            f"config.json and the tokenizer: --model {path.parent}."
+            f"{option} {name} is a file. Name the folder that holds the weights together with "
+            f"config.json and the tokenizer: {option} {path.parent}."
         )
     if path.is_dir():
-        _check_folder(name, path)
+        _check_folder(f"{option} {name}", path)
     elif name.startswith((".", "/", "~")) or name.endswith("/") or name.count("/") > 1:
-        raise ValueError(f"--model {name}: there is no such folder.")
+        raise ValueError(f"{option} {name}: there is no such folder.")
 
 
-def _check_folder(name: str, folder: Path) -> None:
+def _check_folder(what: str, folder: Path) -> None:
     adapter = folder / "adapter_config.json"
     if adapter.is_file():
         if find_spec("peft") is None:
-            raise ValueError(f"--model {name} is an adapter, which needs peft: pip install peft.")
+            raise ValueError(f"{what} is an adapter, which needs peft: pip install peft.")
         base = json.loads(adapter.read_text("utf-8")).get("base_model_name_or_path")
         if not base:
-            raise ValueError(f"--model {name} is an adapter that doesn't name its base model.")
+            raise ValueError(f"{what} is an adapter that doesn't name its base model.")
         return
     holds_one = any(folder.rglob("config.json")) or any(folder.glob("*.gguf"))
     if not holds_one:
         raise ValueError(
-            f"--model {name} is a folder without config.json. Name one that save_pretrained or "
+            f"{what} is a folder without config.json. Name one that save_pretrained or "
             "`hf download` has written."
         )
 

@@ -13,6 +13,13 @@ SMALLEST_KL = 1e-9  # what the axis of divergences begins with
 MARKED_PERCENTILES = ("50", "95", "99", "100")
 
 
+def draw_models(rows: Sequence[dict]) -> Figure:
+    """One model in detail, several side by side."""
+    if len(rows) == 1 and rows[0]["comparison"]["compared"] == "tokens":
+        return draw_comparison(rows[0])
+    return draw_candidates(rows)
+
+
 def draw_comparison(report: dict) -> Figure:
     """One model: divergence and change by context, both nlls, the distribution of divergences.
 

@@ -3,9 +3,9 @@
 import math
 from collections.abc import Sequence
 
-from .tables import NOTHING, format_number, table
+from .tables import NOTHING, Table, format_number, lay_out, quoted, table
 
-CONTEXT_CHARACTERS = 40
+CONTEXT_CHARACTERS = 30
 WORST_TOKENS = 8
 
 
@@ -24,7 +24,7 @@ def of_comparison(report: dict, texts: Sequence[str]) -> str:
         blocks += [
             of_changes(report, comparison),
             of_divergence(comparison),
-            of_groups("reference's confidence", comparison["by_confidence"], percent_range),
+            of_groups("confidence", comparison["by_confidence"], percent_range),
             of_groups("context", comparison["by_context"], token_range),
             of_worst(comparison["worst_tokens"], texts),
         ]
@@ -59,24 +59,24 @@ def of_changes(report: dict, comparison: dict) -> str:
         "reference": lambda row: row["reference"],
         "model": lambda row: row["model"],
         "change": lambda row: row["change"],
-        "95 % interval": lambda row: row["interval"],
+        "interval": lambda row: row["interval"],
         " ": lambda row: row["note"],
     }
-    return table(rows, columns, left=("", " "))
+    return lay_out(table(rows, columns, left=("", " ")))
 
 
 def of_divergence(comparison: dict) -> str:
     """How much changes, for better or worse."""
     points = comparison["kl_percentiles"]
     lines = [
-        f"KL divergence, nats   mean {format_number(comparison['kl'], 5)}"
-        f" ({bounds(comparison['kl_interval'], '{:.5f}')})"
-        f"   median {format_number(points['50'], 5)}   99 % {format_number(points['99'], 5)}"
-        f"   max {format_number(points['100'], 5)}",
-        f"same next token       sampled {percent(comparison['token_agreement'])}"
-        f"   greedy {percent(comparison['same_top'])}",
-        f"probability           of the text's tokens {100 * comparison['delta_p']:+.3f} pt on average"
-        f", {100 * comparison['rms_delta_p']:.3f} pt root mean square",
+        f"KL divergence     {format_number(comparison['kl'], 5)} nats"
+        f" ({bounds(comparison['kl_interval'], '{:.5f}')}); median "
+        f"{format_number(points['50'], 5)}, 99 % {format_number(points['99'], 4)},"
+        f" max {format_number(points['100'], 4)}",
+        f"same next token   {percent(comparison['token_agreement'])} if sampled, "
+        f"{percent(comparison['same_top'])} if the likeliest is taken",
+        f"right token's p   {100 * comparison['delta_p']:+.3f} pt on average, "
+        f"{100 * comparison['rms_delta_p']:.3f} pt root mean square",
     ]
     if comparison["infinite_kl"]:
         lines.append(
@@ -84,42 +84,44 @@ def of_divergence(comparison: dict) -> str:
             "what the reference does not"
         )
     if comparison["interval_sample"]:
-        lines.append(f"intervals             from {comparison['interval_sample']}")
+        lines.append(f"intervals         95 %, from {comparison['interval_sample']}")
     return "\n".join(lines)
 
 
 def of_groups(title: str, groups: Sequence[dict], name) -> str:
     """Divergence and change of groups of tokens."""
-    return table(
-        groups,
-        {
-            title: name,
-            "tokens": lambda row: f"{row['num_tokens']:,}",
-            "share": lambda row: percent(row["share"]),
-            "KL, nats": lambda row: format_number(row["kl"], 5),
-            "95 % interval": lambda row: bounds(row["kl_interval"], "{:.5f}"),
-            "perplexity": lambda row: f"× {ratio_of(row['log_ratio']):.4f}",
-            "95 % interval ": lambda row: bounds(
-                row["log_ratio_interval"] and [ratio_of(b) for b in row["log_ratio_interval"]],
-                "{:.4f}",
-            ),
-        },
+    return lay_out(
+        table(
+            list(groups),
+            {
+                title: name,
+                "share": lambda row: percent(row["share"]),
+                "KL, nats": lambda row: format_number(row["kl"], 5),
+                "interval": lambda row: bounds(row["kl_interval"], "{:.5f}"),
+                "perplexity": lambda row: f"× {ratio_of(row['log_ratio']):.4f}",
+                "interval ": lambda row: bounds(
+                    row["log_ratio_interval"] and [ratio_of(b) for b in row["log_ratio_interval"]],
+                    "{:.4f}",
+                ),
+            },
+        )
     )
 
 
 def of_worst(tokens: Sequence[dict], texts: Sequence[str]) -> str:
     """The tokens with the largest divergence, after the text that they follow."""
-    return table(
-        tokens[:WORST_TOKENS],
-        {
-            "worst tokens": lambda row: f"{place(row)}",
-            "KL, nats": lambda row: format_number(row["kl"], 4),
-            "reference": lambda row: percent(math.exp(-row["reference_nll"])),
-            "model": lambda row: percent(math.exp(-row["nll"])),
-            "likeliest, then and now": lambda row: f"{row['reference_top']!r} {row['top']!r}",
-            "in the text": lambda row: in_context(row, texts),
-        },
-        left=("worst tokens", "likeliest, then and now", "in the text"),
+    return lay_out(
+        table(
+            list(tokens[:WORST_TOKENS]),
+            {
+                "worst tokens": place,
+                "KL": lambda row: format_number(row["kl"], 4),
+                "was": lambda row: percent(math.exp(-row["reference_nll"])),
+                "is": lambda row: percent(math.exp(-row["nll"])),
+                "in the text": lambda row: in_context(row, texts),
+            },
+            left=("worst tokens", "in the text"),
+        )
     )
 
 
@@ -138,7 +140,7 @@ def of_bytes(comparison: dict) -> str:
     )
 
 
-def of_candidates(rows: Sequence[dict]) -> str:
+def of_candidates(rows: Sequence[dict]) -> Table:
     """Several models against one reference; a row is a result with a `name`, or an `error`."""
     rows = [row if "error" in row else row["comparison"] | row for row in rows]
     prefix = "" if any("perplexity_ratio" in row for row in rows) else "byte_"
@@ -148,11 +150,9 @@ def of_candidates(rows: Sequence[dict]) -> str:
             "model": lambda row: row["name"],
             "perplexity": lambda row: format_number(row["perplexity"], 4),
             "× reference": lambda row: format_number(row.get(f"{prefix}perplexity_ratio"), 4),
-            "95 % interval": lambda row: bounds(
-                row.get(f"{prefix}perplexity_ratio_interval"), "{:.4f}"
-            ),
+            "interval": lambda row: bounds(row.get(f"{prefix}perplexity_ratio_interval"), "{:.4f}"),
             "KL, nats": lambda row: format_number(row.get("kl"), 5),
-            "95 % interval ": lambda row: bounds(row.get("kl_interval"), "{:.5f}"),
+            "interval ": lambda row: bounds(row.get("kl_interval"), "{:.5f}"),
             "KL 99 %": lambda row: format_number(row.get("kl_percentiles", {}).get("99"), 4),
             "same top": lambda row: percent(row["same_top"]) if "same_top" in row else NOTHING,
             "verdict": lambda row: row["verdict"],
@@ -197,8 +197,8 @@ def place(token: dict) -> str:
 def in_context(token: dict, texts: Sequence[str]) -> str:
     """The text before a token, and the token itself in brackets."""
     if token["offset"] is None or token["text"] >= len(texts):
-        return f"[{token['token']!r}]"
+        return f"[{quoted(token['token'])}]"
     begin, end = token["offset"]
     text = texts[token["text"]]
     before = text[max(0, begin - CONTEXT_CHARACTERS) : begin]
-    return " ".join(f"…{before}[{text[begin:end]}]".split("\n")).replace("\t", " ")
+    return " ".join(f"…{before}[{text[begin:end]}]".split())

@@ -25,7 +25,10 @@ BAD_INPUT, ABOVE_LIMIT, INTERRUPTED = 2, 1, 130
 
 def run(args: argparse.Namespace) -> int:
     """Do what the command line says; return the exit code."""
-    check_model(args.model_id)
+    for name in args.models:
+        check_model(name)
+    if args.reference_model_id:
+        check_model(args.reference_model_id, "--reference")
     check_writable("--output", args.output)
     check_writable("--checkpoint", args.checkpoint)
     plots = check_plot(args.plot)
@@ -50,6 +53,8 @@ def run(args: argparse.Namespace) -> int:
 
 def title(args: argparse.Namespace) -> str:
     """What the bar is named by."""
+    if args.reference_model_id:
+        return "Comparing"
     if len(args.stride) > 1:
         return f"Strides {', '.join(map(str, args.stride))}"
     if args.compares:
@@ -66,7 +71,19 @@ def exit_code(report: Report, args: argparse.Namespace) -> int:
     if args.fail_above is not None and not worst <= args.fail_above:
         say(f"perplexity {worst:.2f} is above --fail-above {args.fail_above:g}")
         return ABOVE_LIMIT
+    if args.margin is not None:
+        return within_margin(report, args)
     return 0
+
+
+def within_margin(report: Report, args: argparse.Namespace) -> int:
+    """The exit code for --margin; what is not surely within it is said."""
+    code = 0
+    for row in report.results:
+        if not row["comparison"]["within_margin"]:
+            say(f"{row['name']} is not surely within --margin {args.margin:g}")
+            code = ABOVE_LIMIT
+    return code
 
 
 def check_plot(path: str | None):

@@ -27,7 +27,7 @@ class Report:
         texts: for each text that has a row of its own, its name and the metric's result, or the
             `error` that refused it.
         corpus: the result of all texts together; None in a comparison.
-        compared: "protocols" or "strides" in a comparison.
+        compared: "protocols", "strides" or "models" in a comparison.
         measurements: a result, or an `error`, for each that was compared.
         scored: the texts, where their tokens or words are shown.
         num_empty: empty rows that were left out.
@@ -102,7 +102,10 @@ def measure(metric, texts: Iterator[Text], args: argparse.Namespace, progress: P
     started = time.monotonic()
     with without_bars():
         scoring = Scoring(metric, args, progress)
-        report = scoring.compare(texts) if args.compares else scoring.score(texts)
+        if args.reference_model_id:
+            report = scoring.compare_models(texts)
+        else:
+            report = scoring.compare(texts) if args.compares else scoring.score(texts)
     seconds = time.monotonic() - started
     tokens = sum(result["num_forward_tokens"] for result in report.results)
     report.cost = {
@@ -236,6 +239,28 @@ class Scoring:
         if all("error" in row for row in self.report.measurements):
             raise ValueError(self.report.measurements[0]["error"])
         self.report.compared = f"{what}s"
+        return self.report
+
+    def compare_models(self, texts: Iterator[Text]) -> Report:
+        """Score the texts with each model beside the reference; a refusal becomes its row."""
+        good = [text for text in texts if text.error is None and text.text]
+        with_tokens = self.args.tokens or self.args.plot is not None
+        more = {"return_token_scores": with_tokens}
+        if not self.progress.hidden:
+            more["callback"] = self.progress
+        for model_id in self.args.models:
+            self.progress.begin_part(1, len(self.args.models))
+            row = {"name": os.path.basename(model_id.rstrip("/")) or model_id}
+            try:
+                row |= self.compute(good, self.arguments | more | {"model_id": model_id})
+            except REFUSALS as error:
+                row["error"] = str(error)
+            self.progress.end_part()
+            self.report.measurements.append(row)
+        if all("error" in row for row in self.report.measurements):
+            raise ValueError(self.report.measurements[0]["error"])
+        self.report.num_refused = len(self.report.measurements) - len(self.report.results)
+        self.report.compared, self.report.scored = "models", good
         return self.report
 
 

@@ -43,10 +43,11 @@ examples:
   %(prog)s story.txt --stride 64,32,16        what a smaller stride gains
   %(prog)s reviews.csv --id-column id --output scores.csv
   %(prog)s story.txt --tokens --format jsonl  every token with its surprisal
+  %(prog)s story.txt --model me/4bit --reference me/full --margin 0.01
   %(prog)s story.txt --fail-above 40          exit code 1: a gate
   %(prog)s story.txt --cite                   the sentence for a paper
 
-exit code: 0; 1 above --fail-above; 2 for bad input, with a line on stderr, also
+exit code: 0; 1 above --fail-above or not within --margin; 2 for bad input, with a line on stderr, also
 when one of several texts could not be scored; 130 when interrupted.  Each option
 in more words: docs/command-line.md
 """
@@ -103,8 +104,8 @@ MEASURE = {
 }  # fmt: skip
 MODEL = {
     "model_id": option(
-        "on the Hugging Face Hub, or a folder; default: the bundled one",
-        default=str(BUNDLED_MODEL),
+        "on the Hugging Face Hub, or a folder; default: the bundled one; several with --reference",
+        action="append",
         metavar="NAME",
     ),
     "device": option("cpu, cuda, cuda:1, mps; an accelerator by default", metavar="NAME"),
@@ -115,6 +116,20 @@ MODEL = {
     ),
     "tokenizer_kwargs": option(
         "the same for the tokenizer", type=values.json_object, metavar="JSON"
+    ),
+}
+REFERENCE = {
+    "reference_model_id": option(
+        "compare the model with this one: better or worse, and by how much", metavar="NAME"
+    ),
+    "margin": option(
+        "exit code 1 unless it is sure that the model is at most so much worse: 0.01 for 1 %%",
+        type=values.positive,
+        metavar="X",
+    ),
+    "reference_dtype": option("as --dtype by default", metavar="NAME"),
+    "reference_model_kwargs": option(
+        "for the reference's from_pretrained", type=values.json_object, metavar="JSON"
     ),
 }
 RUN = {
@@ -140,7 +155,7 @@ TOKENS = {
 }
 METRIC_ARGUMENTS = {
     name: settings
-    for name, settings in (MEASURE | MODEL | RUN | TOKENS).items()
+    for name, settings in (MEASURE | MODEL | REFERENCE | RUN | TOKENS).items()
     if name != "tokenizer"  # a live object to the metric
 }
 
@@ -184,10 +199,11 @@ GROUPS = {
     "texts": INPUT,
     "what is measured": MEASURE,
     "the model": MODEL,
+    "a second model": REFERENCE,
     "how it runs": RUN,
     "output": OUTPUT,
 }
-SHORT = {"model_id": ["--model"], "output": ["-o"], "verbose": ["-v"], "quiet": ["-q"]}
+SHORT = {"model_id": ["--model"], "reference_model_id": ["--reference"], "output": ["-o"], "verbose": ["-v"], "quiet": ["-q"]}
 
 
 class HelpFormatter(argparse.RawDescriptionHelpFormatter):
@@ -262,6 +278,9 @@ def parse_arguments(argv: list[str], program: str = "score.py") -> argparse.Name
     args.files += argv[len(before_dashes(argv)) + 1 :]
     if unknown:
         parser.error(f"unrecognized arguments: {' '.join(unknown)}{suggestion(unknown[0])}")
+    given = args.model_id or [str(BUNDLED_MODEL)]
+    args.models = given if args.reference_model_id else given[-1:]  # else the last one counts
+    args.model_id = args.models[0]
     args.stride, args.protocol = args.stride or [None], args.protocol or [None]
     args.tokens = args.tokens or bool(args.num_alternatives)
     args.compares = len(args.protocol) > 1 or args.protocol == ["all"] or len(args.stride) > 1
@@ -296,12 +315,22 @@ def check_together(args: argparse.Namespace) -> None:
         f"--tokens and {comparison}": args.tokens and args.compares,
         "--json and --format": args.json and args.format not in (None, "json"),
         f"--cite and {comparison}": args.cite and args.compares,
+        f"--reference and {comparison}": args.reference_model_id and args.compares,
+        "--reference and --cite": args.reference_model_id and args.cite,
+        "several models and --tokens": args.models[1:] and args.tokens,
     }
     for what, given in conflicts.items():
         if given:
             raise ValueError(f"{what} must not be given together.")
-    if args.plot and not args.compares:
-        raise ValueError(f"--plot needs {comparison} to draw.")
+    if args.plot and not args.compares and not args.reference_model_id:
+        raise ValueError(f"--plot needs {comparison} to draw, or a --reference.")
+    settings = ("margin", "reference_dtype", "reference_model_kwargs")
+    needless = [name for name in settings if getattr(args, name) is not None]
+    if not args.reference_model_id and needless:
+        raise ValueError(
+            f"--{with_hyphens(needless[0])} must go with a model to compare with: pass --reference "
+            "NAME."
+        )
     if args.max_length and max(filter(None, args.stride), default=0) > args.max_length:
         raise ValueError(
             f"--stride must be between 1 and --max-length={args.max_length}, got "

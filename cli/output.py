@@ -4,13 +4,14 @@ import argparse
 import sys
 from collections.abc import Callable
 
-from . import citing, formats, rows, tables
+from . import citing, comparison_report, formats, rows, tables
 from .measuring import Report
 
 # The table of each comparison, and what a new one needs.
 COMPARISONS: dict[str, Callable[[list[dict]], tables.Table]] = {
     "protocols": tables.of_protocols,
     "strides": tables.of_strides,
+    "models": comparison_report.of_candidates,
 }
 
 
@@ -30,7 +31,7 @@ def show(report: Report, args: argparse.Namespace, metric) -> None:
 def render(report: Report, args: argparse.Namespace, metric) -> str:
     """The report in the format that was asked for."""
     writers = {
-        "json": lambda: formats.to_json(as_json(report)) + "\n",
+        "json": lambda: formats.to_json(as_json(report, args)) + "\n",
         "jsonl": lambda: formats.to_jsonl(tidy_rows(report, args)),
         "csv": lambda: formats.to_csv(tidy_rows(report, args)),
         "tsv": lambda: formats.to_csv(tidy_rows(report, args), "\t"),
@@ -41,12 +42,17 @@ def render(report: Report, args: argparse.Namespace, metric) -> str:
     return writers[args.format]()
 
 
-def as_json(report: Report) -> dict:
+def without_tokens(row: dict, args: argparse.Namespace) -> dict:
+    """A result without the token scores that only a plot needed."""
+    return {key: value for key, value in row.items() if args.tokens or key != "token_scores"}
+
+
+def as_json(report: Report, args: argparse.Namespace) -> dict:
     """The metric's results as they are, and what they cost."""
     files = [row for row in report.texts if "row" not in row]
     parts = {"files": files} if files else {}
     if report.compared:
-        parts[report.compared] = report.measurements
+        parts[report.compared] = [without_tokens(row, args) for row in report.measurements]
     else:
         parts["corpus"] = report.corpus
     return parts | {"num_empty_texts": report.num_empty} | report.cost
@@ -54,15 +60,15 @@ def as_json(report: Report) -> dict:
 
 def tidy_rows(report: Report, args: argparse.Namespace) -> list[dict]:
     """One row a measurement, a token, or a text."""
-    if report.compared:
-        return rows.of_measurements(report.measurements)
     if args.tokens:
         return token_rows(report, args)
+    if report.compared:
+        return rows.of_measurements(report.measurements)
     return rows.of_texts(report.texts)
 
 
 def token_rows(report: Report, args: argparse.Namespace) -> list[dict]:
-    scores = report.corpus["token_scores"]
+    scores = report.results[0]["token_scores"]
     named = [(text.name, text.text) for text in report.scored]
     if len(scores) < len(named):  # joined
         named = [("all together", (args.separator or "").join(text for _, text in named))]
@@ -92,7 +98,11 @@ def as_text(report: Report, args: argparse.Namespace, metric) -> str:
             f"{name}\n{tables.lay_out(tables.of_tokens(of_text))}\n\n"
             for name, of_text in tables.by_text(token_rows(report, args))
         ]
-    parts.append(tables.lay_out(table_of(report)) + "\n")
+    if report.compared == "models" and len(report.measurements) == 1:
+        texts = [text.text for text in report.scored]
+        parts.append(comparison_report.of_comparison(report.results[0], texts) + "\n")
+    else:
+        parts.append(tables.lay_out(table_of(report)) + "\n")
     parts += [f"{note}\n" for note in notes(report)]
     return "".join([*parts, "\n", signature(report, args.verbose), "\n"])
 

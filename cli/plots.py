@@ -25,11 +25,16 @@ def check_path(path: str) -> None:
 
 
 def draw(compared: str, rows: list[dict], path: str) -> None:
-    """Draw "protocols" or "strides", leaving out the rows without a finite perplexity.
+    """Draw "protocols", "strides" or "models", leaving out the rows without a finite perplexity.
 
     Raises:
         ValueError: no row has one.
     """
+    if compared == "models":
+        from .comparison_plots import draw_models  # which is drawn with what stands here
+
+        draw_models(rows).savefig(path, dpi=160)
+        return
     rows = [row for row in rows if math.isfinite(row.get("perplexity", math.inf))]
     if not rows:
         raise ValueError("--plot has nothing to draw: no perplexity is finite.")

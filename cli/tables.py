@@ -31,6 +31,8 @@ EXPENDABLE = (
     "characters",
     "context",
     "tokens",
+    "KL 99 %",
+    "same top",
     "stride",
     "window",
     "bits/byte",
@@ -179,6 +181,8 @@ def of_tokens(rows: list[dict]) -> Table:
             "context": number("context_length", 0),
             "nats": number("nats", 4),
             "bits": number("bits", 4),
+            "reference": number("reference_nll", 4),
+            "KL": number("kl", 5),
             "rank": lambda row: str(row["rank"] or NOTHING) if "rank" in row else "",
             "token": lambda row: quoted(row["token"]),
             "likeliest, nats": lambda row: ", ".join(

@@ -33,6 +33,8 @@ NOT_OPTIONS = {
     "predictions",
     "model",
     "tokenizer",
+    "reference_model",
+    "reference_tokenizer",
     "callback",
     "return_token_scores",
     "return_totals",

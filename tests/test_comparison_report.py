@@ -1,0 +1,164 @@
+"""The command line with a second model: the report in words, tables, pictures, gates."""
+
+import csv
+import io
+import json
+import math
+from pathlib import Path
+
+import pytest
+from models import make_byte_tokenizer, make_model, make_tokenizer, random_text, save
+
+from cli import comparison_plots, comparison_report
+
+
+@pytest.fixture(autouse=True)
+def place(tmp_path, monkeypatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    for number in range(12):
+        Path(f"text-{number:02}.txt").write_text(random_text(40, number), "utf-8")
+    Path("texts").mkdir()
+    for number in range(12):
+        Path(f"text-{number:02}.txt").rename(f"texts/{number:02}.txt")
+    return tmp_path
+
+
+@pytest.fixture(scope="module")
+def other(tmp_path_factory) -> str:
+    """A folder with a model that is much like the tiny one."""
+    folder = tmp_path_factory.mktemp("models") / "other"
+    return save(folder, make_model("gpt2", spread=0.33), make_tokenizer())
+
+
+@pytest.fixture(scope="module")
+def of_bytes(tmp_path_factory) -> str:
+    folder = tmp_path_factory.mktemp("models") / "bytes"
+    return save(folder, make_model("gpt2", vocab_size=300), make_byte_tokenizer())
+
+
+def test_the_report(call, metric, tiny, other):
+    """It begins with a sentence, and its numbers are the metric's."""
+    outcome = call("texts", f"--reference={other}")
+    assert outcome.code == 0, outcome.err
+    texts = [Path(f"texts/{n:02}.txt").read_text("utf-8") for n in range(12)]
+    result = metric.compute(predictions=texts, model_id=tiny, reference_model_id=other)
+    comparison = result["comparison"]
+    lines = outcome.out.splitlines()
+    assert lines[0] == comparison["summary"]
+    assert f"× {comparison['perplexity_ratio']:.4f}" in outcome.out
+    assert f"{comparison['kl']:.5f} nats" in outcome.out
+    assert f"{100 * comparison['token_agreement']:.1f} % if sampled" in outcome.out
+    for group in comparison["by_context"]:
+        assert f"{group['kl']:.5f}" in outcome.out
+    begin, end = comparison["worst_tokens"][0]["offset"]
+    word = texts[comparison["worst_tokens"][0]["text"]][begin:end]
+    assert f"[{word}]" in outcome.out
+
+
+@pytest.mark.parametrize("margin, code", [(0.9, 0), (0.01, 1)])
+def test_margin_is_a_gate(call, tiny, other, margin, code):
+    """Against random text the tiny model is about a quarter better than the other."""
+    outcome = call("texts", f"--reference={tiny}", f"--margin={margin}", model=other)
+    assert outcome.code == code, outcome.err
+    assert ("other is not surely within --margin 0.01" in outcome.err) is (code == 1)
+
+
+def test_a_margin_is_not_met_by_too_little_text(call, other):
+    Path("short.txt").write_text("w5 w6 w7", "utf-8")
+    assert call("short.txt", f"--reference={other}", "--margin=0.9").code == 1
+
+
+def test_several_models_make_one_table(call, tiny, other, of_bytes):
+    outcome = call("texts", f"--reference={other}", f"--model={other}", f"--model={of_bytes}")
+    names = [line.split()[0] for line in outcome.out.splitlines()[:4]]
+    assert names == ["model", "other", "bytes", "tiny"]
+    assert "1.0000" in outcome.out.splitlines()[1] and "no clear difference" in outcome.out
+
+
+def test_json_and_csv(call, other):
+    written = json.loads(call("texts", f"--reference={other}", "--json").out)
+    (result,) = written["models"]
+    assert result["comparison"]["kl"] > 0 and "token_scores" not in result
+    (row,) = csv.DictReader(io.StringIO(call("texts", f"--reference={other}", "--format=csv").out))
+    assert float(row["comparison_kl"]) == result["comparison"]["kl"]
+    assert float(row["comparison_kl_percentiles_99"]) == pytest.approx(
+        result["comparison"]["kl_percentiles"]["99"]
+    )
+
+
+def test_tokens(call, other):
+    outcome = call("texts/00.txt", f"--reference={other}", "--tokens", "--format=jsonl")
+    rows = [json.loads(line) for line in outcome.out.splitlines()]
+    assert len(rows) == 40
+    assert all(
+        {"kl", "reference_nll", "top", "reference_top", "nats"} <= row.keys() for row in rows
+    )
+    table = call("texts/00.txt", f"--reference={other}", "--tokens").out
+    assert f"{rows[0]['kl']:.5f}" in table
+
+
+def test_other_tokenizers(call, of_bytes):
+    outcome = call("texts", f"--reference={of_bytes}")
+    assert "compared in bits per byte over" in outcome.out
+    assert outcome.out.startswith(
+        "The model predicts this text better than the reference: its perplexity per byte is"
+    )
+
+
+@pytest.mark.parametrize("models", [1, 2])
+def test_plots(call, other, models):
+    more = [f"--model={other}"] if models == 2 else []
+    outcome = call("texts", f"--reference={other}", "--plot=plot.png", *more)
+    assert outcome.code == 0, outcome.err
+    assert Path("plot.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+
+
+def test_plotted_numbers(metric, tiny, other):
+    texts = [Path(f"texts/{n:02}.txt").read_text("utf-8") for n in range(12)]
+    result = metric.compute(
+        predictions=texts, model_id=tiny, reference_model_id=other, return_token_scores=True
+    )
+    by_context, _, change, distribution = comparison_plots.draw_comparison(result).axes[:4]
+    groups = result["comparison"]["by_context"]
+    assert by_context.lines[0].get_ydata().tolist() == [group["kl"] for group in groups]
+    assert change.lines[0].get_ydata().tolist() == [group["log_ratio"] for group in groups]
+    assert sum(bar.get_height() for bar in distribution.patches) == result["num_tokens"]
+    ratios, divergences = comparison_plots.draw_candidates([{"name": "tiny"} | result]).axes
+    assert ratios.lines[0].get_xdata().tolist() == [result["comparison"]["perplexity_ratio"]]
+    assert divergences.lines[0].get_xdata().tolist() == [result["comparison"]["kl"]]
+
+
+def test_infinite_divergence_is_said():
+    comparison = {
+        "kl": math.inf,
+        "kl_interval": None,
+        "kl_percentiles": {"50": 0.1, "99": math.inf, "100": math.inf},
+        "token_agreement": 0.5,
+        "same_top": 0.5,
+        "delta_p": 0.0,
+        "rms_delta_p": 0.1,
+        "infinite_kl": 3,
+        "interval_sample": None,
+    }
+    assert "3 tokens have an infinite divergence" in comparison_report.of_divergence(comparison)
+
+
+@pytest.mark.parametrize(
+    "argv, message",
+    [
+        (["--margin=0.01"], "--margin must go with a model to compare with: pass --reference NAME"),
+        (["--reference-dtype=float32"], "--reference-dtype must go with a model to compare with"),
+        (["--reference=./nowhere"], "--reference ./nowhere: there is no such folder."),
+        (
+            ["--reference=x", "--protocol=all"],
+            "--reference and several protocols or strides must not",
+        ),
+        (["--reference=x", "--cite"], "--reference and --cite must not be given together"),
+        (["--reference=x", "--model=y", "--tokens"], "several models and --tokens must not"),
+        (["--reference=x", "--margin=2"], "--margin must be from 0 to below 1"),
+    ],
+)
+def test_what_does_not_go_together(call, argv, message):
+    outcome = call("texts", *argv)
+    assert outcome.code == 2
+    assert message in outcome.err
