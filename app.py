@@ -4,6 +4,7 @@
 `score` and `compare` are also an API and, where the `mcp` package is installed, MCP tools.
 """
 
+import os
 from pathlib import Path
 
 import gradio as gr
@@ -16,7 +17,10 @@ BUNDLED = Path(__file__).resolve().parent / "demo_model"
 
 
 def create_app(
-    bundled: str | Path = BUNDLED, limits: Limits | None = None, endpoint: str | None = None
+    bundled: str | Path = BUNDLED,
+    limits: Limits | None = None,
+    endpoint: str | None = None,
+    local_folders: bool = False,
 ) -> gr.Blocks:
     """Build the page.
 
@@ -24,9 +28,16 @@ def create_app(
         bundled: folder of the bundled model.
         limits: what one visitor may ask for.
         endpoint: another Hub than huggingface.co.
+        local_folders: whether a model may also be a folder of this machine.
     """
-    return build(Service(bundled, limits, endpoint))
+    return build(Service(bundled, limits, endpoint, local_folders))
+
+
+def is_private() -> bool:
+    """Whether only people at this machine see the page, so that they may name its folders."""
+    outside = ("SPACE_ID", "GRADIO_SERVER_NAME", "GRADIO_SHARE", "GRADIO_ROOT_PATH")
+    return not any(os.environ.get(name) for name in outside)
 
 
 if __name__ == "__main__":
-    create_app().launch(**launch_options())
+    create_app(local_folders=is_private()).launch(**launch_options())

@@ -4,7 +4,7 @@ import json
 import os
 import shlex
 
-from .models import BUNDLED
+from .models import BUNDLED, ROUNDED
 from .service import Scored
 
 # Longer texts are read from a file.
@@ -14,35 +14,54 @@ TEXT_FILE = "text.txt"
 
 def python_call(scored: Scored) -> str:
     """Python that computes the same number from the text in text.txt."""
-    arguments = {name: literal(value) for name, value in _arguments(scored).items()}
-    fetch = []
-    if scored.loaded.name == BUNDLED and space():
-        # The bundled model stands in the Space, wherever the call is made.
-        fetch = [f'space = snapshot_download("{space()}", repo_type="space")']
-        arguments["model_id"] = f'f"{{space}}/{BUNDLED}"'
-    lines = [f"    {name}={value}," for name, value in arguments.items()]
+    imports, lines, model = _model_lines(scored)
+    arguments = model | {
+        name: literal(value) for name, value in _arguments(scored).items() if name != "model_id"
+    }
     short = len(scored.text) <= INLINE_CHARACTERS
     text = literal(scored.text) if short else "text"
     read = [] if short else [f'text = open("{TEXT_FILE}", encoding="utf-8", newline="").read()']
     return "\n".join(
         [
+            *imports,
             "import evaluate",
-            *(["from huggingface_hub import snapshot_download"] if fetch else []),
             "",
             *read,
-            *fetch,
+            *lines,
             f'metric = evaluate.load("{metric_address()}")',
             "results = metric.compute(",
             f"    predictions=[{text}],",
-            *lines,
+            *(f"    {name}={value}," for name, value in arguments.items()),
             ")",
             'print(results["perplexity"])',
         ]
     )
 
 
+def _model_lines(scored: Scored) -> tuple[list[str], list[str], dict[str, str]]:
+    """Imports and lines before the call, and the arguments of the model, as Python."""
+    name = scored.loaded.name
+    if name not in (BUNDLED, ROUNDED):
+        return [], [], {"model_id": literal(name)}
+    imports, lines, folder = [], [], literal(BUNDLED)
+    if space():  # the bundled model stands in the Space, wherever the call is made
+        imports = ["from huggingface_hub import snapshot_download"]
+        lines = [f'folder = snapshot_download("{space()}", repo_type="space")']
+        folder = f'f"{{folder}}/{BUNDLED}"'
+    if name == BUNDLED:
+        return imports, lines, {"model_id": folder}
+    if space():
+        imports = ["import sys", *imports]
+        lines.append("sys.path.append(folder)")
+    lines += ["from space.rounding import load_rounded", ""]
+    lines.append(f"model, tokenizer = load_rounded({folder})")
+    return imports, lines, {"model": "model", "tokenizer": "tokenizer"}
+
+
 def shell_call(scored: Scored) -> str:
     """Commands that print the same number for the text in text.txt."""
+    if scored.loaded.name == ROUNDED:
+        return "# This copy is made in memory: see the Python call."
     clone = []
     if space():
         folder = space().split("/")[-1]

@@ -21,8 +21,11 @@ from .gate import admit
 from .jobs import Job
 from .limits import Limits, Refused
 from .line import Line
+from .rounding import round_weights
 
 BUNDLED = "demo_model"
+# The bundled one with its weights rounded to 4 bits, made on the fly to compare with.
+ROUNDED = "demo_model-4bit"
 # Small public models that a free machine can run; any other name goes through the same gate.
 SUGGESTED = (
     "openai-community/gpt2",
@@ -75,6 +78,7 @@ class Shelf:
         find_window: gives the longest window of a model and its tokenizer, and refuses a model
             that cannot be scored.
         suggested: names that are kept in the Hub's cache once downloaded.
+        local_folders: whether a model may also be a folder of this machine.
     """
 
     def __init__(
@@ -84,8 +88,10 @@ class Shelf:
         limits: Limits,
         endpoint: str | None = None,
         suggested: Sequence[str] = SUGGESTED,
+        local_folders: bool = False,
     ):
         self.bundled = Path(bundled)
+        self.local_folders = local_folders
         self.find_window = find_window
         self.limits = limits
         self.endpoint = endpoint
@@ -105,10 +111,12 @@ class Shelf:
         Raises:
             Refused: the model may not come in.
         """
-        if name == BUNDLED:
+        if name in (BUNDLED, ROUNDED):
             yield Source(self.bundled)
         elif name in self._models:
             yield Source(None)
+        elif self.local_folders and (Path(name) / "config.json").is_file():
+            yield Source(Path(name))
         else:
             job.say(f"Asking the Hugging Face Hub about {name}.")
             admission = admit(name, self.limits, self.endpoint)
@@ -138,6 +146,8 @@ class Shelf:
             attention = check_configuration(folder, self.limits)
             self._make_room()
             model, tokenizer = load_folder(folder, attention)
+            if name == ROUNDED:
+                round_weights(model)
             model.config._name_or_path = name  # what the signature calls it
             window = self.find_window(model, tokenizer)
         except Refused as refusal:

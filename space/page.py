@@ -10,7 +10,7 @@ from .endpoints import add_endpoint, make_compare, make_score
 from .handlers import SCORE_OUTPUTS, Handlers, score_outputs, start_choice, to_share
 from .hero_view import hero_view
 from .jobs import Job
-from .models import BUNDLED, SUGGESTED
+from .models import BUNDLED, ROUNDED, SUGGESTED
 from .plan_view import sketch
 from .service import Scored, Service
 from .settings import Settings
@@ -200,9 +200,9 @@ def view(value: str = "", elem_id: str | None = None) -> gr.HTML:
     return gr.HTML(value, elem_id=elem_id, apply_default_css=False, padding=False)
 
 
-def model_choice(label: str, value: str | None) -> gr.Dropdown:
+def model_choice(label: str, value: str | None, *more: tuple[str, str]) -> gr.Dropdown:
     return gr.Dropdown(
-        [(f"{BUNDLED} (bundled)", BUNDLED), *SUGGESTED],
+        [(f"{BUNDLED} (bundled)", BUNDLED), *more, *SUGGESTED],
         value=value,
         label=label,
         info="Or type the name of a small public one on the Hugging Face Hub: owner/name.",
@@ -255,7 +255,8 @@ def lay_out_results(scored: Scored, line: gr.HTML, stop: gr.Button) -> Results:
             protocols = view()
         with gr.Tab("Compare"):
             gr.Markdown("Which of two models predicts your text better, and where?")
-            other = model_choice("Compare with", SUGGESTED[0])
+            rounded = (f"{BUNDLED}, its weights rounded to 4 bits", ROUNDED)
+            other = model_choice("Compare with", ROUNDED, rounded)
             measure_compared = gr.Button("Compare the two models")
             compared = view()
         with gr.Tab("Cite and share"):

@@ -66,10 +66,15 @@ class Service:
     Args:
         bundled: folder of the bundled model.
         endpoint: another Hub than huggingface.co.
+        local_folders: whether a model may also be a folder of this machine.
     """
 
     def __init__(
-        self, bundled: str | Path, limits: Limits | None = None, endpoint: str | None = None
+        self,
+        bundled: str | Path,
+        limits: Limits | None = None,
+        endpoint: str | None = None,
+        local_folders: bool = False,
     ):
         self.limits = limits or Limits()
         self.protocols: Sequence[str] = tuple(new_metric().protocols)
@@ -79,6 +84,7 @@ class Service:
             lambda model, tokenizer: find_window(model, tokenizer, self.limits),
             self.limits,
             endpoint,
+            local_folders=local_folders,
         )
 
     @functools.cached_property

@@ -16,6 +16,7 @@ import gradio as gr
 import numpy as np
 import pytest
 import regex
+import torch
 from fake_hub import FakeHub
 from gradio_client import Client
 from hypothesis import given
@@ -37,7 +38,7 @@ from space.jobs import Job, Jobs, OverBudget, Shown, Stopped, Update, follow, ne
 from space.limits import Limits, Refused
 from space.links import MOST_CHARACTERS, has_text, link, pack, read_link, unpack
 from space.markup import escape, number
-from space.models import BUNDLED
+from space.models import BUNDLED, ROUNDED
 from space.page import build, launch_options
 from space.paired import Difference, Piece, align, compare, student_t
 from space.plan_view import plan_words, sketch
@@ -290,6 +291,40 @@ def test_verdicts(difference, said):
 def test_a_model_is_not_compared_with_itself(service):
     with pytest.raises(Refused, match="two different models"):
         service.compare(STORY, Settings(BUNDLED), BUNDLED, Job(60))
+
+
+def test_the_rounded_copy_has_weights_of_4_bits_and_its_own_number(service):
+    text = STORY * 3
+    compared = service.compare(text, Settings(BUNDLED), ROUNDED, Job(60))
+    plain_one, rounded_one = compared.scored
+    assert plain_one.result["perplexity"] != rounded_one.result["perplexity"]
+    assert (
+        plain_one.result["signature"].split("|")[2:]
+        == rounded_one.result["signature"].split("|")[2:]
+    )
+    assert rounded_one.result["signature"].startswith("model:demo_model-4bit|")
+    weight = rounded_one.loaded.model.transformer.h[0].mlp.c_fc.weight
+    original = plain_one.loaded.model.transformer.h[0].mlp.c_fc.weight
+    for group, source in zip(weight[0].split(32), original[0].split(32)):
+        step = source.abs().max() / 7
+        assert torch.allclose(group, torch.round(source / step) * step, atol=1e-7)
+        assert len(set(group.tolist())) <= 15
+    wte = [one.loaded.model.transformer.wte.weight for one in compared.scored]
+    assert torch.equal(*wte)  # tables of tokens are left alone
+
+
+def test_folders_are_models_only_where_nobody_else_sees_the_page(folders, monkeypatch):
+    own = Service(folders["bytes"], local_folders=True)
+    assert own.load(folders["words"], Job(60)).window == 16
+    with pytest.raises(Refused, match="not the name of a model"):
+        Service(folders["bytes"]).load(folders["words"], Job(60))
+    for name in ("SPACE_ID", "GRADIO_SERVER_NAME", "GRADIO_SHARE"):
+        monkeypatch.delenv(name, raising=False)
+    assert app.is_private()
+    for name, value in (("SPACE_ID", "a/b"), ("GRADIO_SERVER_NAME", "0.0.0.0")):
+        with monkeypatch.context() as outside:
+            outside.setenv(name, value)
+            assert not app.is_private()
 
 
 # Settings and links
@@ -608,6 +643,7 @@ def test_every_protocol_is_shown_with_its_number_or_its_reason(service):
         Settings(BUNDLED, 32, 8, "every"),
         Settings(BUNDLED, 64, protocol="lm-eval"),
         Settings(BUNDLED, 64, start="none", protocol="stock"),
+        Settings(ROUNDED, 64, 16),
     ],
 )
 def test_calls_give_the_same_number(folders, tmp_path, monkeypatch, capsys, settings):
@@ -626,6 +662,9 @@ def test_calls_give_the_same_number(folders, tmp_path, monkeypatch, capsys, sett
     assert namespace["results"]["perplexity"] == pytest.approx(
         scored.result["perplexity"], rel=1e-6
     )
+    if settings.model == ROUNDED:
+        assert shell_call(scored).startswith("# ")
+        return
     arguments = shell_call(scored).split()
     assert arguments[:2] == ["python", "score.py"]
     assert command_line.main([*arguments[2:], "--json"]) in (0, None)
