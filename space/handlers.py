@@ -2,6 +2,7 @@
 
 import hashlib
 import logging
+import math
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
@@ -100,17 +101,17 @@ class Handlers:
 
     def move_window(self, window: float, stride: float, protocol: str):
         """The stride may not pass the window."""
-        window, stride = int(window), min(int(stride), int(window))
+        window, stride = typed_sliders(window, stride)
         return gr.Slider(maximum=window, value=stride), sketch(window, stride, protocol)
 
     def move_stride(self, window: float, stride: float, protocol: str):
-        return sketch(int(window), int(stride), protocol)
+        return sketch(*typed_sliders(window, stride), protocol)
 
     def choose_protocol(self, protocol: str, window: float, stride: float, start: str):
         """Offer only the settings that the protocol's tool has."""
         known = guide(protocol)
-        window = int(window)
-        stride = min(known.usual_stride or int(stride), window)
+        window, stride = typed_sliders(window, stride)
+        stride = min(known.usual_stride or stride, window)
         return (
             gr.Slider(interactive=known.stride, value=stride),
             start_choice(protocol, start),
@@ -162,7 +163,7 @@ class Handlers:
 
         def controls(loaded):
             settings = Settings(name, loaded.window, protocol=protocol).for_model(loaded.window)
-            shown = settings.stride or int(min(stride, loaded.window))
+            shown = settings.stride or typed_sliders(loaded.window, stride)[1]
             return (
                 gr.Slider(value=loaded.window, maximum=loaded.window),
                 gr.Slider(value=shown, maximum=loaded.window),
@@ -199,7 +200,8 @@ class Handlers:
             yield line, *results
 
     def _is_quick(self, text: str, settings: Settings) -> bool:
-        work = len(text) * settings.window / (settings.stride or settings.window)
+        window = settings.window or 1
+        work = len(text) * window / (settings.stride or window)
         at_hand = settings.model in self.service.shelf.names
         return bool(text.strip()) and at_hand and work <= QUICK_CHARACTERS
 
@@ -273,9 +275,22 @@ def chosen_settings(
 ) -> Settings:
     """Settings from the components' values."""
     known = guide(protocol)
+    window, stride = whole(window), whole(stride)
     return Settings(
-        (model or "").strip(), int(window), int(stride) if known.stride else None, start, protocol
+        (model or "").strip(), window, stride if known.stride else None, start, protocol
     )
+
+
+def whole(typed: object) -> int | None:
+    """The whole number in a slider's field; None where there is none."""
+    is_number = isinstance(typed, int | float) and math.isfinite(typed)
+    return int(typed) if is_number else None
+
+
+def typed_sliders(window: object, stride: object) -> tuple[int, int]:
+    """A window and a stride that can be drawn, whatever is being typed into their fields."""
+    window = max(2, whole(window) or 0)
+    return window, min(max(1, whole(stride) or window), window)
 
 
 def start_choice(protocol: str, start: str):

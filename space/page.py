@@ -32,6 +32,8 @@ UPLOADS_KEPT = (3600, 3600)  # seconds between clean-ups, and that a file may st
 RESULTS_KEPT = 3600  # seconds, for a visitor who makes files of them
 # Gradio starts every request at once: the service has its own line, where one knows one's place.
 COMPUTING = {"concurrency_id": "model", "concurrency_limit": None}
+# As typed: gradio answers a number out of a slider's range with a fault, the handlers with a sentence.
+RAW = {"preprocess": False}
 QUIET = {"api_visibility": "private", "show_progress": "hidden"}
 QUICK = QUIET | {"queue": False}
 
@@ -289,7 +291,7 @@ def connect_settings(
 ) -> None:
     """Controls that change other controls."""
     c, status_line = controls, results.status
-    latest = QUICK | {"trigger_mode": "always_last"}
+    latest = QUICK | RAW | {"trigger_mode": "always_last"}
     changes = [
         # A choice, not `input`: that fires too when the list is only left, and would replace a text.
         c.sample.select(handlers.choose_sample, c.sample, c.text, **QUICK),
@@ -302,11 +304,12 @@ def connect_settings(
             handlers.choose_protocol,
             [c.protocol, c.window, c.stride, c.start],
             [c.stride, c.start, c.sketch],
+            **RAW,
             **QUICK,
         ),
     ]
     views = [results.score[name] for name in SCORE_OUTPUTS]
-    again = COMPUTING | QUIET | {"trigger_mode": "always_last"}
+    again = COMPUTING | QUIET | RAW | {"trigger_mode": "always_last"}
     for changed in (c.text.input, c.start.input, *(change.then for change in changes)):
         changed(handlers.rescore, c.request, [status_line, results.shared, *views], **again)
     behind = gr.Textbox(visible=False)  # the # of the address, which only the script sees
@@ -336,6 +339,7 @@ def connect_measurements(handlers: Handlers, controls: Controls, results: Result
             inputs,
             [r.status, *outputs],
             trigger_mode="multiple",
+            **RAW,
             **COMPUTING,
             **QUIET,
         )

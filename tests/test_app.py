@@ -722,7 +722,7 @@ def test_scoring_fills_every_place(handlers):
     handlers.begin(visitor())
     steps = list(handlers.score(visitor(), STORY, BUNDLED, 64, 32, "automatic", "sliding"))
     assert all(len(step) == 4 + len(SCORE_OUTPUTS) for step in steps)
-    assert "progress" in steps[0][0]
+    assert any("progress" in str(step[0]) for step in steps)
     assert "Scored with demo_model" in steps[-1][0]
     assert "ps-big" in steps[-1][4]
 
@@ -765,6 +765,37 @@ def test_sliders_follow_the_model(handlers):
 def test_the_stride_follows_the_window(handlers):
     stride, _ = handlers.move_window(16, 48, "sliding")
     assert (stride.value, stride.maximum) == (16, 16)
+
+
+@pytest.mark.parametrize(
+    "window, stride, taken",
+    [
+        (16, 48, (16, 16)),
+        (999999, 4, (999999, 4)),
+        (-5, 0, (2, 2)),
+        (None, None, (2, 2)),
+        (7.9, math.nan, (7, 7)),
+        (math.inf, "3", (2, 2)),
+    ],
+)
+def test_whatever_is_typed_into_the_sliders_can_be_drawn(handlers, window, stride, taken):
+    slider, drawn = handlers.move_window(window, stride, "sliding")
+    assert (slider.maximum, slider.value) == taken
+    assert handlers.move_stride(window, stride, "sliding") == drawn
+
+
+@pytest.mark.parametrize(
+    "window, stride, said",
+    [
+        (999999, 4, "Scored with"),  # as long as the model takes
+        (None, None, "Scored with"),
+        (-5, 4, "The window must be between 2 and 64"),
+        (32, 0, "The stride must be between 1 and"),
+    ],
+)
+def test_whatever_is_typed_is_scored_or_refused_with_a_sentence(handlers, window, stride, said):
+    *_, last = handlers.score(visitor(), STORY, BUNDLED, window, stride, "automatic", "sliding")
+    assert said in last[0]
 
 
 def test_a_protocol_without_a_stride_switches_the_slider_off(handlers):

@@ -2,8 +2,10 @@
 
 import re
 
+import pytest
 import visitor  # skips where there is no browser
 from gradio_client import Client
+from selenium.webdriver.common.keys import Keys
 
 from space.links import link
 from space.models import BUNDLED
@@ -100,3 +102,14 @@ def test_files_are_made_of_what_is_shown(page):
     page.until(lambda: len(page.all("a[download]")) >= 4, "no files are offered")
     names = {node.get_attribute("download") for node in page.all("a[download]")}
     assert names >= {"text.txt", "tokens.csv", "tokens.json", "card.svg"}
+
+
+@pytest.mark.parametrize("typed", ["999999", "-5", ""])
+def test_a_number_that_no_slider_has_is_no_fault(page, typed):
+    field = page.one("input[type=number]")
+    field.send_keys(Keys.CONTROL, "a")
+    field.send_keys(typed or Keys.DELETE)
+    page.press("Score")
+    told = ("Scored with", "must be between 2 and")
+    page.until(lambda: any(part in page.status for part in told), "the server stumbled over it")
+    page.until(lambda: is_idle(page))
