@@ -203,7 +203,7 @@ class Handlers:
         window = settings.window or 1
         work = len(text) * window / (settings.stride or window)
         at_hand = settings.model in self.service.shelf.names
-        return bool(text.strip()) and at_hand and work <= QUICK_CHARACTERS
+        return bool((text or "").strip()) and at_hand and work <= QUICK_CHARACTERS
 
     def trade_off(self, request: gr.Request, text: str, *chosen) -> Iterator:
         settings = chosen_settings(*chosen)
