@@ -55,7 +55,7 @@ class Findings(NamedTuple):
 
     Attributes:
         state: what the model was like then.
-        way: number of the way to its logits, among `head_makers(model)`.
+        head_number: which of the ways to its logits is taken, among `head_makers(model)`.
         vocabulary_size: logits that it gives for a token.
         length: tokens in the longest pass that was tried.
         prefixes_agree: whether a token's score is the same in shorter and in longer passes.
@@ -63,7 +63,7 @@ class Findings(NamedTuple):
     """
 
     state: tuple
-    way: int
+    head_number: int
     vocabulary_size: int
     length: int
     prefixes_agree: bool
@@ -203,9 +203,9 @@ class LanguageModel:
         findings = self._findings
         if findings is None or findings.state != state:
             expected = check_causal(self.model, self.description)  # (2, T, V)
-            way = self._find_way(expected)
+            number = self._find_head(expected)
             findings = Findings(
-                state, way, expected.shape[-1], expected.shape[1], True, frozenset()
+                state, number, expected.shape[-1], expected.shape[1], True, frozenset()
             )
         self._take(findings)
 
@@ -222,7 +222,7 @@ class LanguageModel:
             return
         if self.head.needs_trial and not self._agrees_with_plain(length):
             # The next maker's head is the same one without the parts that run faster.
-            findings = findings._replace(way=findings.way + 1)
+            findings = findings._replace(head_number=findings.head_number + 1)
             self._take(findings)
         probed = (length, self.model, self.description, self._row_logits)
         check_causal_at(*probed)
@@ -254,12 +254,12 @@ class LanguageModel:
             )
         modules = dict(self.model.named_modules())
         self._restless = [modules[name] for name in findings.restless if name in modules]
-        self.head: Head = head_makers(self.model)[findings.way]()
+        self.head: Head = head_makers(self.model)[findings.head_number]()
         self.vocabulary_size = findings.vocabulary_size
         self.prefixes_agree = findings.prefixes_agree
         _FINDINGS.setdefault(self.model, {})[self.variant] = findings
 
-    def _find_way(self, expected: torch.Tensor) -> int:
+    def _find_head(self, expected: torch.Tensor) -> int:
         """The number of the cheapest way that gives what the plain forward gives."""
         ids = short_probe(self.model)
         tolerance = OTHER_SHAPE[precision(self.model)]
@@ -277,7 +277,7 @@ class LanguageModel:
         ids = probe_ids(self.model, length)[None]
         rows = probe_rows(length)
         fast = self._row_logits(ids, rows)
-        plain = head_makers(self.model)[self._findings.way + 1]()
+        plain = head_makers(self.model)[self._findings.head_number + 1]()
         expected = collect_rows(plain, ids, rows)
         return not differ(fast, expected, OTHER_SHAPE[precision(self.model)])
 
