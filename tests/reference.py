@@ -154,6 +154,30 @@ def window_nlls(model, ids: list[int], plan: dict[int, list], start_id=None) -> 
     return resolved
 
 
+@torch.no_grad()
+def row_nlls(model, row):
+    """nll of each token of a row after its first, given all before it: (len(row) - 1,)."""
+    log_probs = model(torch.tensor([row[:-1]])).logits[0].double().log_softmax(-1)
+    return [-log_probs[place, token].item() for place, token in enumerate(row[1:])]
+
+
+@torch.no_grad()
+def guide_loop(model, ids, max_length, stride):
+    """The transformers guide: (label count, loss) of each window, the loss being the model's own."""
+    ids = torch.tensor([ids])
+    windows, previous_end = [], 0
+    for begin in range(0, ids.shape[1], stride):
+        end = min(begin + max_length, ids.shape[1])
+        labels = ids[:, begin:end].clone()
+        labels[:, : -(end - previous_end)] = -100
+        loss = model(ids[:, begin:end], labels=labels).loss.item()
+        windows.append((int((labels != -100).sum()), loss))
+        previous_end = end
+        if end == ids.shape[1]:
+            break
+    return windows
+
+
 def mean(values) -> float:
     values = list(values)
     return math.fsum(values) / len(values)

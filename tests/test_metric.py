@@ -289,65 +289,7 @@ def test_stock_truncates(metric, gpt2, tokenizer, add_start_token):
     assert result["perplexity"] == pytest.approx(reference.mean(expected), rel=1e-5)
 
 
-# ---- the transformers guide
-
-
-@pytest.mark.parametrize("stride", [1, 4, 5, 16])
-@pytest.mark.parametrize("weighted", [False, True])
-def test_the_guides_loop(metric, gpt2, tokenizer, stride, weighted):
-    """Its loop as it stands: labels masked with -100, the model's own loss, then the average."""
-    texts = [random_text(30, 1), random_text(25, 2)]
-    ids = torch.tensor([ids_of("\n\n".join(texts))])
-    losses, weights = [], []
-    previous_end = 0
-    for begin in range(0, ids.shape[1], stride):
-        end = min(begin + CONTEXT, ids.shape[1])
-        target_length = end - previous_end
-        inputs = ids[:, begin:end]
-        labels = inputs.clone()
-        labels[:, :-target_length] = -100
-        with torch.inference_mode():
-            losses.append(gpt2(inputs, labels=labels).loss.item())
-        weights.append((labels != -100).sum().item() - 1 if weighted else 1)
-        previous_end = end
-        if end == ids.shape[1]:
-            break
-    terms = [loss * weight for loss, weight in zip(losses, weights) if weight]
-    expected = math.exp(sum(terms) / sum(weights))
-    result = metric.compute(
-        predictions=texts,
-        model=gpt2,
-        tokenizer=tokenizer,
-        stride=stride,
-        protocol="transformers-docs-weighted" if weighted else "transformers-docs",
-    )
-    assert result["perplexity"] == pytest.approx(expected, rel=1e-5)
-    assert len(result["perplexities"]) == 1
-
-
-# ---- the other tools' plans, through the metric
-
-PLANS = {
-    "lm-eval": lambda n: reference.lm_eval(n, CONTEXT),
-    "paloma": lambda n: reference.lm_eval(n, CONTEXT),
-    "llama.cpp": lambda n: reference.llama_cpp(n, CONTEXT, start=False),
-    "gptq": lambda n: reference.chunks(n, CONTEXT),
-    "exllamav2": lambda n: reference.exllamav2(n, CONTEXT, CONTEXT),
-    "megatron": lambda n: reference.megatron(n, CONTEXT, CONTEXT),
-    "mlx-lm": lambda n: reference.chunks(n, CONTEXT),
-}
-
-
-@pytest.mark.parametrize("protocol", PLANS)
-def test_plans_of_other_tools(metric, gpt2, tokenizer, protocol):
-    text = random_text(53, 4)
-    ids = ids_of(text)
-    start_id = EOS if protocol == "paloma" else BOS
-    nlls = reference.window_nlls(gpt2, ids, PLANS[protocol](len(ids)), start_id)
-    result = metric.compute(predictions=[text], model=gpt2, tokenizer=tokenizer, protocol=protocol)
-    assert result["num_tokens"] == len(nlls)
-    assert result["total_nll"] == pytest.approx(math.fsum(nlls.values()), rel=1e-6)
-    assert result["perplexity"] == pytest.approx(math.exp(reference.mean(nlls.values())), rel=2e-6)
+# ---- protocols
 
 
 def test_llama_cpp_puts_the_start_token_in_the_place_of_each_chunks_first(metric, gpt2):

@@ -12,6 +12,7 @@ import re
 import evaluate
 import numpy as np
 import pytest
+import reference
 import torch
 from core.windows import PROTOCOLS, plan_windows
 from models import CONTEXT, make_byte_tokenizer, make_model, make_tokenizer, random_text
@@ -161,32 +162,8 @@ def test_lm_eval_windows(num_tokens, max_length):
 # --- loops, one for each tool ---------------------------------------------------------------------
 
 
-@torch.no_grad()
-def row_nlls(model, row):
-    """nll of each token of a row after its first, given all before it: (len(row) - 1,)."""
-    log_probs = model(torch.tensor([row[:-1]])).logits[0].double().log_softmax(-1)
-    return [-log_probs[place, token].item() for place, token in enumerate(row[1:])]
-
-
 def encode(tokenizer, text, special=False):
     return tokenizer(text, add_special_tokens=special)["input_ids"]
-
-
-@torch.no_grad()
-def guide_loop(model, ids, max_length, stride):
-    """The transformers guide: (label count, loss) of each window, the loss being the model's own."""
-    ids = torch.tensor([ids])
-    windows, previous_end = [], 0
-    for begin in range(0, ids.shape[1], stride):
-        end = min(begin + max_length, ids.shape[1])
-        labels = ids[:, begin:end].clone()
-        labels[:, : -(end - previous_end)] = -100
-        loss = model(ids[:, begin:end], labels=labels).loss.item()
-        windows.append((int((labels != -100).sum()), loss))
-        previous_end = end
-        if end == ids.shape[1]:
-            break
-    return windows
 
 
 GUIDE_CASES = [
@@ -212,7 +189,7 @@ GUIDE_CASES = [
 @pytest.mark.parametrize("num_tokens, max_length, stride", GUIDE_CASES)
 def test_transformers_docs(metric, model, tokenizer, num_tokens, max_length, stride):
     text = random_text(num_tokens)
-    windows = guide_loop(model, encode(tokenizer, text), max_length, stride)
+    windows = reference.guide_loop(model, encode(tokenizer, text), max_length, stride)
     settings = {"max_length": max_length, "stride": stride}
     kwargs = {"predictions": [text], "model": model, "tokenizer": tokenizer} | settings
 
@@ -230,7 +207,7 @@ def test_transformers_docs(metric, model, tokenizer, num_tokens, max_length, str
 def test_transformers_docs_leaves_out_a_window_without_a_target(metric, model, tokenizer, protocol):
     """At S = L a last window of one token has no target, and the guide's loop gives NaN."""
     text = random_text(17)
-    windows = guide_loop(model, encode(tokenizer, text), 8, 8)
+    windows = reference.guide_loop(model, encode(tokenizer, text), 8, 8)
     assert [labels for labels, _ in windows] == [8, 8, 1]
     assert math.isnan(windows[-1][1])
     result = metric.compute(
@@ -249,7 +226,7 @@ def test_transformers_docs_joins_with_an_empty_line(metric):
     texts = ["Once upon a time", "there was a token"]
     ids = encode(tokenizer, texts[0] + "\n\n" + texts[1])
     assert len(ids) == len(texts[0]) + 2 + len(texts[1])
-    losses = [loss for _, loss in guide_loop(model, ids, CONTEXT, CONTEXT // 2)]
+    losses = [loss for _, loss in reference.guide_loop(model, ids, CONTEXT, CONTEXT // 2)]
     result = metric.compute(
         predictions=texts, model=model, tokenizer=tokenizer, protocol="transformers-docs"
     )
@@ -261,7 +238,7 @@ def test_transformers_docs_adds_special_tokens_once(metric, model):
     texts = [random_text(30), random_text(40)]
     ids = encode(tokenizer, " ".join(texts), special=True)
     assert ids[0] == tokenizer.bos_token_id and len(ids) == 71
-    losses = [loss for _, loss in guide_loop(model, ids, CONTEXT, CONTEXT // 2)]
+    losses = [loss for _, loss in reference.guide_loop(model, ids, CONTEXT, CONTEXT // 2)]
     result = metric.compute(
         predictions=texts, model=model, tokenizer=tokenizer, protocol="transformers-docs"
     )
@@ -274,7 +251,7 @@ def stock_perplexities(model, tokenizer, texts, max_length, add_start_token):
     perplexities = []
     for text in texts:
         ids = encode(tokenizer, text)[: max_length - add_start_token]
-        nlls = row_nlls(model, [tokenizer.bos_token_id] * add_start_token + ids)
+        nlls = reference.row_nlls(model, [tokenizer.bos_token_id] * add_start_token + ids)
         perplexities.append(math.exp(np.mean(nlls)))
     return perplexities
 
@@ -337,7 +314,7 @@ def test_megatron(metric, model, tokenizer, num_tokens, overlap):
     for number in range(math.ceil(max(targets - overlap, 0) / overlap) + 1):
         begin = number * overlap
         row = ids[begin : begin + length + 1]
-        nlls = row_nlls(model, row)
+        nlls = reference.row_nlls(model, row)
         total += sum(nlls if number == 0 else nlls[length - overlap :])
     result = metric.compute(
         predictions=[text],
@@ -380,7 +357,7 @@ def test_llama_cpp(metric, model, kind, length, num_tokens):
         row = ids[chunk * length : (chunk + 1) * length]
         if adds_bos:
             row[0] = tokenizer.bos_token_id
-        scored = row_nlls(model, row)[length // 2 :]
+        scored = reference.row_nlls(model, row)[length // 2 :]
         assert len(scored) == length - 1 - length // 2
         nlls += scored
     nlls = np.array(nlls)
@@ -425,7 +402,7 @@ def test_exllamav2(metric, tokenizer, num_tokens):
     ids = encode(tokenizer, text)
     nlls, begin = [], 0
     while begin + length <= len(ids):
-        window = row_nlls(model, ids[begin : begin + length])
+        window = reference.row_nlls(model, ids[begin : begin + length])
         nlls += window if begin == 0 else window[-stride:]
         begin += stride
     result = metric.compute(
@@ -442,7 +419,7 @@ def test_mlx_lm(metric, model, kind):
     length, texts = 8, [random_text(n) for n in (3, 20, 9)]
     ids = [token for text in texts for token in encode(tokenizer, text, special=True)]
     rows = [ids[i * length : (i + 1) * length] for i in range(len(ids) // length)]
-    nlls = np.concatenate([row_nlls(model, row) for row in rows])
+    nlls = np.concatenate([reference.row_nlls(model, row) for row in rows])
     result = metric.compute(
         predictions=texts, model=model, tokenizer=tokenizer, protocol="mlx-lm", max_length=length
     )
@@ -459,12 +436,12 @@ def test_paloma(metric, model, kind, length):
     totals = []
     for text in DOCUMENTS:
         ids = encode(tokenizer, text)
-        nlls = row_nlls(model, [tokenizer.eos_token_id, *ids[:length]])
+        nlls = reference.row_nlls(model, [tokenizer.eos_token_id, *ids[:length]])
         done = len(nlls)
         while done < len(ids):
             new = min(length, len(ids) - done)
             done += new
-            nlls += row_nlls(model, ids[done - length - 1 : done])[-new:]
+            nlls += reference.row_nlls(model, ids[done - length - 1 : done])[-new:]
         assert len(nlls) == len(ids)
         totals.append(sum(nlls))
     result = metric.compute(
