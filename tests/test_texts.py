@@ -1,0 +1,103 @@
+"""Bytes, characters and words of texts, and the detokeniser of other tools."""
+
+import numpy as np
+import pytest
+from core.texts import (
+    count_bytes_before,
+    count_words,
+    count_words_and_ends,
+    count_words_and_lines,
+    detokenize_wikitext,
+    scored_span,
+)
+from hypothesis import example, given
+from hypothesis import strategies as st
+from lm_eval.tasks.wikitext.preprocess_wikitext import process_results, wikitext_detokenizer
+
+# ---- words
+
+
+@pytest.mark.parametrize(
+    ("text", "plain", "with_ends", "with_lines"),
+    [
+        ("Hello there.", 2, 2, 2),
+        ("Hello there.\n", 2, 3, 2),  # an empty word behind the line end
+        ("\tHello  there.", 2, 3, 3),  # two spaces
+        (" = Title = \n \n One , two . \n", 7, 9, 9),
+        ("", 0, 1, 1),
+        (" \n", 0, 2, 1),
+    ],
+)
+def test_words(text, plain, with_ends, with_lines):
+    assert count_words(text) == plain
+    assert count_words_and_ends(text) == with_ends
+    assert count_words_and_lines(text) == with_lines
+
+
+@given(st.text(" \n\tab.", max_size=30))
+def test_words_of_lm_eval_are_those_of_its_task(text):
+    _, words = process_results({"page": text}, [-1.0])["word_perplexity"]
+    assert count_words_and_ends(text) == words
+
+
+# ---- detokeniser
+
+PIECES = ["a", "s", "N", "12", "'", "'s", '"', *"()[]{}:;.!?,=°/\n", "@-@", "@,@", "@.@", "the"]
+
+
+@given(st.lists(st.sampled_from(PIECES)))
+@example(["{", "a", "}"])
+@example(["/'", "5/"])
+@example(["/'", "[0-9]/"])
+def test_the_detokeniser_is_lm_evals(pieces):
+    text = f" {' '.join(pieces)} "
+    assert detokenize_wikitext(text) == wikitext_detokenizer({"page": text})
+
+
+def test_the_detokeniser_on_a_page():
+    page = " \n = Actors = \n \n The actors ' guild 's ( 1 @,@ 000 % ) sure , \" yes . \" \n"
+    prose = "\n= Actors =\n\nThe actors'guild's (1,000 %) sure, \"yes.\"\n"
+    assert detokenize_wikitext(page) == wikitext_detokenizer({"page": page}) == prose
+
+
+# ---- the part that is scored
+
+
+@given(st.text(max_size=20))
+def test_bytes_before_each_character(text):
+    text = text.encode("utf-8", "ignore").decode("utf-8")
+    expected = [len(text[:end].encode("utf-8")) for end in range(len(text) + 1)]
+    assert count_bytes_before(text).tolist() == expected
+
+
+def test_all_tokens_stand_for_the_whole_text():
+    """Even where the tokenizer leaves spaces out, and added special tokens."""
+    offsets = np.array([[0, 0], [2, 4], [5, 7], [8, 10], [0, 0]])
+    text = "  né 漢字 🙂!  "
+    span = scored_span(text, offsets, np.ones(5, bool))
+    assert span.tokens.tolist() == [False, True, True, True, False]
+    assert (span.num_bytes, span.num_characters) == (len(text.encode()), len(text))
+
+
+def test_only_scored_tokens_count():
+    text = "  né 漢字 🙂!  "
+    offsets = np.array([[2, 4], [5, 7], [8, 10]])
+    parts = ["  né", " 漢字", " 🙂!  "]
+    for number, part in enumerate(parts):
+        scored = np.arange(3) == number
+        span = scored_span(text, offsets, scored)
+        assert (span.num_bytes, span.num_characters) == (len(part.encode()), len(part))
+
+
+def test_a_character_of_several_tokens_counts_once():
+    text = "a🙂b"
+    offsets = np.array([[0, 1], [1, 2], [1, 2], [1, 2], [1, 2], [2, 3]])
+    span = scored_span(text, offsets, np.ones(6, bool))
+    assert span.tokens.all()
+    assert (span.num_bytes, span.num_characters) == (6, 3)
+
+
+def test_a_start_token_written_at_the_head_does_not_count():
+    text = "<s> ab c"
+    span = scored_span(text, np.array([[4, 6], [7, 8]]), np.ones(2, bool), begin=3)
+    assert (span.num_bytes, span.num_characters) == (5, 5)
