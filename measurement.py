@@ -16,7 +16,7 @@ from .tokenization import (
     tokenize,
     without_start_token,
 )
-from .windows import Plan, Protocol, Window, resolve_stride
+from .windows import Plan, Protocol, Window, num_scored, resolve_stride
 
 
 class Corpus:
@@ -33,26 +33,27 @@ class Corpus:
         self._readings: dict[tuple, tuple[list[str], list[TokenizedText]]] = {}
 
     def read(
-        self, protocol: Protocol, separator: str | None
+        self, protocol: Protocol, separator: str | None, with_offsets: bool = False
     ) -> tuple[list[str], list[TokenizedText]]:
         """The texts, or the one that they are joined to, and their tokens."""
         joint = protocol.join if separator is None else separator
-        key = (protocol.encoding, joint, joint is not None and separator is not None)
+        with_offsets = with_offsets or self.with_offsets
+        key = (protocol.encoding, joint, joint is not None and separator is not None, with_offsets)
         if key not in self._readings:
-            self._readings[key] = self._read(protocol, separator)
+            self._readings[key] = self._read(protocol, separator, with_offsets)
         return self._readings[key]
 
     def _read(
-        self, protocol: Protocol, separator: str | None
+        self, protocol: Protocol, separator: str | None, with_offsets: bool
     ) -> tuple[list[str], list[TokenizedText]]:
         texts = self.texts
         if separator is None and protocol.join == "tokens":
-            parts = tokenize(self.tokenizer, texts, protocol.encoding, self.with_offsets)
+            parts = tokenize(self.tokenizer, texts, protocol.encoding, with_offsets)
             return ["".join(texts)], [concatenate(parts, texts)]
         joint = protocol.join if separator is None else separator
         if joint is not None:
             texts = [joint.join(texts)]
-        return texts, tokenize(self.tokenizer, texts, protocol.encoding, self.with_offsets)
+        return texts, tokenize(self.tokenizer, texts, protocol.encoding, with_offsets)
 
 
 @dataclass(frozen=True)
@@ -91,12 +92,27 @@ def plan_measurement(
     protocol = setting.protocol
     texts, streams = corpus.read(protocol, separator)
     plan = make_plan(corpus.tokenizer, limit, setting, streams, add_start_token)
-    if protocol.drops_written_start and plan.start_id is not None:
-        streams = [without_start_token(stream, plan.start_id) for stream in streams]
+    streams = without_start_tokens(corpus.tokenizer, plan, texts, streams)
     windows = [plan.windows(len(stream)) for stream in streams]
+    if any(num_scored(own) < len(stream) for own, stream in zip(windows, streams)):
+        # bytes and characters of the scored tokens alone are counted
+        _, streams = corpus.read(protocol, separator, with_offsets=True)
+        streams = without_start_tokens(corpus.tokenizer, plan, texts, streams)
     measurement = Measurement(plan, separator, texts, streams, windows)
     check_scorable(measurement)
     return measurement
+
+
+def without_start_tokens(
+    tokenizer, plan: Plan, texts: list[str], streams: list[TokenizedText]
+) -> list[TokenizedText]:
+    """Drop written start tokens where the protocol takes them for its own."""
+    if not plan.protocol.drops_written_start or plan.start_id is None:
+        return streams
+    return [
+        without_start_token(tokenizer, plan.start_id, text, stream)
+        for text, stream in zip(texts, streams)
+    ]
 
 
 def plan_settings(

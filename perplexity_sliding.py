@@ -43,6 +43,7 @@ from .report import Extras, Report, list_reports
 from .results import TextScores as TextScores
 from .running import Session
 from .scoring import Scorer as Scorer
+from .texts import count_words as count_words
 from .tokenization import check_tokenizer
 from .uncertainty import Estimate as Estimate
 from .windows import PROTOCOLS, Protocol
@@ -91,7 +92,8 @@ Args:
         they share is read once: see `measurements`.
     separator (str): joins the texts into one before anything else. By default each is scored on
         its own; protocols that join do so by themselves.
-    word_counts (list of int): original words (or tokens) of each text, to normalise by.
+    word_counts (list of int): original words (or tokens) of each text, to normalise by. By
+        default what stands between white space, or what the protocol's tool counts.
     logits_memory (int): bytes that logits may take at a time. Defaults to 512 MiB.
     num_alternatives (int): also return each token's rank and this many of the likeliest tokens in
         its place, in `token_scores`. Defaults to 0.
@@ -131,7 +133,9 @@ Returns:
             tokens they read, which is the cost.
         scored_share (float): tokens scored of all tokens there are, 0 to 1.
         bits_per_byte, byte_perplexity, bits_per_character, word_perplexity (float): independent
-            of the tokenizer; word_perplexity is None where there are no words.
+            of the tokenizer. Bytes and characters are those of the scored tokens, where the
+            tokenizer says which these are; else unscored tokens count as average ones. Words are
+            counted as the protocol's tool does; without any, word_perplexity is None.
         adjusted_perplexity (float): per original word, with `word_counts`.
         tool_stderr (float): the ± that the tool prints, with protocols that have one.
         token_scores (list of dict): with `return_token_scores`, for each text the equally long

@@ -1,10 +1,11 @@
 """From the scores of windows to what a call returns."""
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import NamedTuple
+
+import numpy as np
 
 from .arguments import Setting
 from .identity import TextsDigest, describe_measurement
@@ -13,8 +14,9 @@ from .measurement import Measurement
 from .pairing import ByteComparison, TokenComparison
 from .results import Settings, TextScores, Totals, ratio_of_perplexities
 from .scoring import Columns
+from .texts import scored_span
 from .tokenization import TokenizedText
-from .windows import Window, guide_weights
+from .windows import Window, guide_weights, num_scored
 
 # What `token_scores` holds besides, where there is a reference; tokens are decoded.
 REFERENCE_COLUMNS = ("reference_nll", "kl", "top", "reference_top")
@@ -105,11 +107,10 @@ def text_scores(
     word_counts: list[int] | None,
 ) -> list[TextScores]:
     """Hand the scores of the texts, with the units in them, over to results.py."""
-    texts = measurement.texts
+    bodies = [text[s.begin :] for text, s in zip(measurement.texts, measurement.streams)]
     if word_counts is None:
-        # lm-evaluation-harness counts words so, the empty ones at the ends included.
-        word_counts = [len(re.split(r"\s+", text)) for text in texts]
-    elif len(texts) < len(word_counts):
+        word_counts = [measurement.plan.protocol.count_words(body) for body in bodies]
+    elif len(bodies) < len(word_counts):
         word_counts = [sum(word_counts)]  # the texts were joined
     return [
         TextScores(
@@ -118,20 +119,39 @@ def text_scores(
             guide_weights=guide_weights(windows),
             stream_length=len(stream),
             num_tokens=num_own_tokens(stream, windows),
-            num_bytes=len(text.encode("utf-8")),
-            num_characters=len(text),
+            num_bytes=len(body.encode("utf-8")),
+            num_characters=len(body),
             num_words=count,
+            **scored_units(text, stream, windows, of_text),
         )
-        for text, stream, windows, of_text, count in zip(
-            texts, measurement.streams, measurement.windows, scores, word_counts
+        for text, body, stream, windows, of_text, count in zip(
+            *(measurement.texts, bodies, measurement.streams, measurement.windows),
+            *(scores, word_counts),
         )
     ]
 
 
+def scored_units(
+    text: str, stream: TokenizedText, windows: list[Window], scores: list[Columns]
+) -> dict[str, float]:
+    """Measure the part of a text that was scored, where that is not all and can be known."""
+    if stream.offsets is None or num_scored(windows) == len(stream):
+        return {}
+    scored = np.zeros(len(stream), dtype=bool)
+    for window in windows:
+        scored[window.first : window.end] = True
+    span = scored_span(text, stream.offsets, scored, stream.begin)
+    nlls = np.concatenate([columns["nll"] for columns in scores])
+    return {
+        "scored_nll": float(nlls[span.tokens[scored]].sum(dtype=np.float64)),
+        "scored_bytes": span.num_bytes,
+        "scored_characters": span.num_characters,
+    }
+
+
 def num_own_tokens(stream: TokenizedText, windows: list[Window]) -> int:
     """Tokens that stand for the text: without special ones added to it, unless these count."""
-    all_scored = sum(window.num_targets for window in windows) == len(stream)
-    return len(stream) - (0 if all_scored else stream.num_added)
+    return len(stream) - (0 if num_scored(windows) == len(stream) else stream.num_added)
 
 
 def token_scores(

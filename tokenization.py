@@ -29,11 +29,13 @@ class TokenizedText:
         offsets: first and one-past-last character of each token (N, 2), or None where the
             tokenizer does not say.
         num_added: how many of the ids are special tokens that the tokenizer added by itself.
+        begin: characters at the head of the text that a dropped start token stands for.
     """
 
     ids: np.ndarray
     offsets: np.ndarray | None
     num_added: int
+    begin: int = 0
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -157,12 +159,17 @@ def concatenate(parts: list[TokenizedText], texts: list[str]) -> TokenizedText:
     return TokenizedText(ids, offsets, num_added)
 
 
-def without_start_token(text: TokenizedText, start_id: int) -> TokenizedText:
+def without_start_token(
+    tokenizer, start_id: int, text: str, stream: TokenizedText
+) -> TokenizedText:
     """Drop a start token written out at the head of the text, so that there are never two."""
-    if len(text) == 0 or text.ids[0] != start_id:
-        return text
-    offsets = None if text.offsets is None else text.offsets[1:]
-    return TokenizedText(text.ids[1:], offsets, text.num_added)
+    if len(stream) == 0 or stream.ids[0] != start_id:
+        return stream
+    offsets = None if stream.offsets is None else stream.offsets[1:]
+    written = tokenizer.convert_ids_to_tokens(start_id)
+    _, found, rest = text.partition(written)
+    begin = len(text) - len(rest) if found else 0
+    return TokenizedText(stream.ids[1:], offsets, stream.num_added, begin)
 
 
 def tokenizer_vocabulary(tokenizer) -> dict[int, str]:

@@ -7,10 +7,17 @@ one planner `plan_windows`.
 """
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import UnionType
 from typing import Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
+
+from .texts import (
+    count_words,
+    count_words_and_ends,
+    count_words_and_lines,
+    detokenize_wikitext,
+)
 
 
 class Window(NamedTuple):
@@ -92,6 +99,8 @@ class Protocol:
         error: the ± that the tool prints: "population" (llama.cpp), "sample" (mlx-lm) or None.
         min_windows: fewest windows that the tool accepts a text with.
         knobs: the arguments that the tool has a setting for.
+        count_words: how the tool counts the words of a text.
+        detokenize: how the tool turns WikiText's word-level form into prose, if it does.
 
     Raises:
         TypeError: an attribute has a value that nothing in this project knows.
@@ -115,6 +124,8 @@ class Protocol:
     error: ToolError | None = None
     min_windows: int = 1
     knobs: tuple[Knob, ...] = ("max_length",)
+    count_words: Callable = count_words
+    detokenize: Callable | None = None
 
     def __post_init__(self) -> None:
         for attribute, hint in get_type_hints(type(self)).items():
@@ -213,6 +224,8 @@ PROTOCOLS = protocol_table(
         start_is="bos or eos",
         scores_next="always",
         last="full",
+        count_words=count_words_and_ends,
+        detokenize=detokenize_wikitext,
     ),
     Protocol(
         "paloma",
@@ -278,6 +291,8 @@ PROTOCOLS = protocol_table(
         join="\n\n",
         aggregate="capped",
         knobs=("max_length", "stride", "separator"),
+        count_words=count_words_and_lines,
+        detokenize=detokenize_wikitext,
     ),
     Protocol(
         "mlx-lm",
@@ -398,6 +413,11 @@ class Plan:
         return list(
             plan_windows(num_tokens, self.max_length, self.stride, self.start, self.protocol)
         )
+
+
+def num_scored(windows: list[Window]) -> int:
+    """How many tokens a text's windows score."""
+    return sum(window.num_targets for window in windows)
 
 
 def guide_weights(windows: list[Window]) -> list[int]:
