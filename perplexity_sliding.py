@@ -45,7 +45,7 @@ from .running import Session
 from .scoring import Scorer as Scorer
 from .texts import count_words as count_words
 from .tokenization import check_tokenizer
-from .uncertainty import Estimate as Estimate
+from .uncertainty import estimate_ratio_of_text
 from .windows import PROTOCOLS, Protocol
 from .work import Work as Work
 
@@ -465,6 +465,23 @@ class PerplexitySliding(evaluate.Metric):
             "measurements": list_reports(planned, reports, extras),
             "num_forward_tokens": sum(work.costs),
         }
+
+    @staticmethod
+    def estimate_ratio(*, terms, weights, tokens, positions, length, block_tokens):
+        """Estimate Σ terms / Σ weights over a text, with the rule of all intervals here.
+
+        Args:
+            terms, weights, tokens (arrays): what is added up of each piece of the text, and how
+                many tokens it has.
+            positions (array): where each piece begins, 0 to `length` - 1.
+            length (int): of the text, in what positions are counted in.
+            block_tokens (int): fewest tokens in a part that is taken as independent.
+
+        Returns:
+            an object with `value`, `stderr`, `interval` (95 %) and `pvalue`, None but for the value
+            where there is too little to tell; and what was taken as independent, in words.
+        """
+        return estimate_ratio_of_text(terms, weights, tokens, positions, length, block_tokens)
 
     def open_model(
         self,

@@ -233,6 +233,22 @@ def estimate_ratio(terms: np.ndarray, weights: np.ndarray) -> Estimate:
     return jackknife(value, value - moved, weights / total)
 
 
+def estimate_ratio_of_text(
+    terms: np.ndarray,
+    weights: np.ndarray,
+    tokens: np.ndarray,
+    positions: np.ndarray,
+    length: int,
+    block_tokens: float,
+) -> tuple[Estimate, str]:
+    """Σ terms / Σ weights over the pieces of one text, and what was taken as independent."""
+    pieces = np.zeros(len(terms), dtype=np.int64)
+    clusters = Blocks.of([length], pieces, positions, [tokens, terms, weights]).clusters(
+        block_tokens
+    )
+    return estimate_ratio(*clusters.sums[:, 1:].T), clusters.sample
+
+
 def jackknife(value: float, without: np.ndarray, shares: np.ndarray) -> Estimate:
     """The uncertainty of a number from what it is without each cluster.
 

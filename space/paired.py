@@ -6,18 +6,13 @@ out, and in bits, which add up.
 
 import bisect
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 
 from .segments import Segment, cut
-
-# Surprises of neighbouring tokens are alike; over a few sentences that fades.
-BLOCK_TOKENS = 64
-# With fewer blocks an interval would say nothing.
-FEWEST_BLOCKS = 5
 
 
 class Piece(NamedTuple):
@@ -42,12 +37,12 @@ class Difference:
     Attributes:
         mean: first model's bits per byte less the second's: positive where the second is better.
         interval: 95 % confidence interval, None for a text that is too short for one.
-        blocks: parts of the text that were taken as independent.
+        sample: what was taken as independent, in words; None without interval.
     """
 
     mean: float
     interval: tuple[float, float] | None
-    blocks: int
+    sample: str | None
 
 
 def align(text: str, first: dict, second: dict) -> list[Piece]:
@@ -65,31 +60,28 @@ def align(text: str, first: dict, second: dict) -> list[Piece]:
     ]
 
 
-def compare(text: str, pieces: Sequence[Piece]) -> Difference:
-    """The paired difference in bits per byte, with the interval of a ratio estimator.
+def compare(
+    text: str, pieces: Sequence[Piece], estimate_ratio: Callable, block_tokens: int
+) -> Difference:
+    """The paired difference in bits per byte, with the metric's rule for its interval.
 
-    Blocks of neighbouring pieces are the sample: with C blocks, differences d and bytes b, the
-    variance of R = Σd / Σb is C / (C - 1) · Σ(d - R·b)² / (Σb)² (Cochran, Sampling Techniques,
-    1977, section 6.4), and the interval is Student's with C - 1 degrees of freedom.
+    Args:
+        estimate_ratio: the metric's.
+        block_tokens: fewest tokens in a part of the text that is taken as independent.
     """
-    blocks = np.array(_blocks(text, pieces), dtype=np.float64).reshape(-1, 2)
-    gains, sizes = blocks.T
-    if sizes.sum() == 0 or not np.isfinite(gains).all():
-        return Difference(math.nan, None, len(blocks))
-    mean = float(gains.sum() / sizes.sum())
-    if len(blocks) < FEWEST_BLOCKS:
-        return Difference(mean, None, len(blocks))
-    spread = ((gains - mean * sizes) ** 2).sum() * len(blocks) / (len(blocks) - 1)
-    margin = student_t(0.975, len(blocks) - 1) * math.sqrt(spread) / float(sizes.sum())
-    return Difference(mean, (mean - margin, mean + margin), len(blocks))
-
-
-def student_t(probability: float, degrees: int) -> float:
-    """Quantile of Student's t: with t = √ν·tan θ its density is that of cos(θ)^(ν - 1)."""
-    angles = np.linspace(-np.pi / 2, np.pi / 2, 200_001)[1:-1]
-    cumulative = np.cumsum(np.cos(angles) ** (degrees - 1))
-    middles = (cumulative - np.diff(cumulative, prepend=0) / 2) / cumulative[-1]
-    return math.sqrt(degrees) * math.tan(np.interp(probability, middles, angles))
+    scored = [piece for piece in pieces if piece.bits is not None]
+    gains = np.array([piece.bits[0] - piece.bits[1] for piece in scored])
+    if not len(gains) or not np.isfinite(gains).all():
+        return Difference(math.nan, None, None)
+    estimate, sample = estimate_ratio(
+        terms=gains,
+        weights=np.array([len(text[piece.start : piece.end].encode()) for piece in scored]),
+        tokens=np.array([piece.tokens for piece in scored]),
+        positions=np.array([piece.start for piece in scored]),
+        length=len(text),
+        block_tokens=block_tokens,
+    )
+    return Difference(estimate.value, estimate.interval, estimate.interval and sample)
 
 
 def _segments(text: str, scores: dict) -> list[tuple[int, float | None, int]]:
@@ -115,21 +107,3 @@ def _gather(segments, ends: Sequence[int]) -> tuple[list[float | None], list[int
         bits[place] = None if None in (bits[place], own_bits) else bits[place] + own_bits
         tokens[place] += own_tokens
     return bits, tokens
-
-
-def _blocks(text: str, pieces: Sequence[Piece]) -> list[list[float]]:
-    """Sum (bits gained, bytes) over runs of pieces with enough tokens; a remainder joins the last."""
-    blocks, tokens = [], BLOCK_TOKENS
-    for piece in pieces:
-        if piece.bits is None:
-            continue
-        if tokens >= BLOCK_TOKENS:
-            blocks.append([0.0, 0.0])
-            tokens = 0
-        blocks[-1][0] += piece.bits[0] - piece.bits[1]
-        blocks[-1][1] += len(text[piece.start : piece.end].encode())
-        tokens += piece.tokens
-    if len(blocks) > 1 and tokens < BLOCK_TOKENS:
-        rest = blocks.pop()
-        blocks[-1] = [blocks[-1][0] + rest[0], blocks[-1][1] + rest[1]]
-    return blocks

@@ -77,7 +77,8 @@ class Service:
         local_folders: bool = False,
     ):
         self.limits = limits or Limits()
-        self.protocols: Sequence[str] = tuple(new_metric().protocols)
+        self._metric = new_metric()
+        self.protocols: Sequence[str] = tuple(self._metric.protocols)
         self.line = Line(self.limits.waiting, self.limits.per_visitor)
         self.shelf = Shelf(
             bundled,
@@ -140,7 +141,8 @@ class Service:
         if any(offset is None for one in scored for offset in one.tokens["offsets"]):
             raise Refused("One of the tokenizers does not say where its tokens are in the text.")
         pieces = align(text, scored[0].tokens, scored[1].tokens)
-        return Compared(tuple(scored), pieces, compare(text, pieces))
+        difference = compare(text, pieces, self._metric.estimate_ratio, window)
+        return Compared(tuple(scored), pieces, difference)
 
     def trade_off(self, text: str, settings: Settings, job: Job) -> Sweep:
         """Score a text with strides from the whole window down to a sixteenth of it."""

@@ -40,7 +40,7 @@ from space.links import MOST_CHARACTERS, has_text, link, pack, read_link, unpack
 from space.markup import escape, number
 from space.models import BUNDLED, ROUNDED
 from space.page import build, launch_options
-from space.paired import Difference, Piece, align, compare, student_t
+from space.paired import Difference, Piece, align, compare
 from space.plan_view import plan_words, sketch
 from space.protocols import GUIDES, START_CHOICES
 from space.samples import read_upload, samples
@@ -212,14 +212,6 @@ def test_grid_levels_are_round_and_inside(low, high):
     assert low == high or len(levels) >= 2
 
 
-@pytest.mark.parametrize(
-    "degrees, quantile",
-    [(4, 2.7764), (10, 2.2281), (30, 2.0423), (1000, 1.9623)],
-)
-def test_student_quantiles_are_those_of_the_tables(degrees, quantile):
-    assert student_t(0.975, degrees) == pytest.approx(quantile, abs=1e-4)
-
-
 def test_surprise_by_context_is_the_mean_of_its_tokens(scored):
     tokens = scored.tokens
     for own in surprise_by_context(scored):
@@ -256,31 +248,51 @@ def test_pieces_end_where_both_models_have_ends():
     assert pieces[1].bits is None  # one model did not score all of it
 
 
-def test_interval_is_the_ratio_estimators():
-    """Six blocks of 64 one-token pieces, each block with a gain of its own."""
-    text, gains = "x" * 384, [0.1, 0.5, -0.2, 0.3, 0.4, 0.25]
-    pieces = [Piece(n, n + 1, 1, (gains[n // 64], 0.0)) for n in range(384)]
-    difference = compare(text, pieces)
-    spread = sum((64 * gain - 64 * np.mean(gains)) ** 2 for gain in gains)
-    margin = 2.5706 * math.sqrt(6 / 5 * spread) / 384  # Student's t with 5 degrees of freedom
-    assert difference.blocks == 6
-    assert difference.mean == pytest.approx(np.mean(gains))
+def test_the_interval_is_the_metrics(service):
+    """Sixteen parts of 64 one-token pieces, each part with a gain of its own."""
+    text, gains = "x" * 1024, np.random.default_rng(0).normal(0.2, 0.3, 16)
+    pieces = [Piece(n, n + 1, 1, (gains[n // 64], 0.0)) for n in range(1024)]
+    difference = compare(text, pieces, service._metric.estimate_ratio, 64)
+    margin = 2.1314 * gains.std(ddof=1) / 4  # Student's t with 15 degrees of freedom
+    assert difference.sample == "16 parts of 1 text"
+    assert difference.mean == pytest.approx(gains.mean())
     assert difference.interval[1] - difference.mean == pytest.approx(margin, rel=1e-4)
 
 
-def test_a_short_text_gives_no_interval():
+def test_the_interval_holds_the_truth_where_neighbours_are_alike(service):
+    """Of blocks of 64 tokens taken as independent, 83 % would."""
+    generator, held = np.random.default_rng(0), 0
+    for _ in range(300):
+        gains = np.empty(2048)
+        gains[0], noise = generator.normal(), generator.normal(0, math.sqrt(1 - 0.98**2), 2048)
+        for n in range(1, 2048):
+            gains[n] = 0.98 * gains[n - 1] + noise[n]
+        pieces = [Piece(n, n + 1, 1, (gain, 0.0)) for n, gain in enumerate(gains.tolist())]
+        low, high = compare("x" * 2048, pieces, service._metric.estimate_ratio, 256).interval
+        held += low <= 0 <= high
+    assert 0.91 <= held / 300 <= 0.98
+
+
+def test_a_short_text_gives_no_interval(service):
     pieces = [Piece(n, n + 1, 1, (2.0, 1.0)) for n in range(100)]
-    assert compare("x" * 100, pieces) == Difference(1.0, None, 1)
+    difference = compare("x" * 100, pieces, service._metric.estimate_ratio, 64)
+    assert difference == Difference(1.0, None, None)
 
 
 @pytest.mark.parametrize(
     "difference, said",
     [
-        (Difference(0.2, (0.1, 0.3), 9), "<b>second</b> predicts this text better than first"),
-        (Difference(-0.2, (-0.3, -0.1), 9), "<b>first</b> predicts this text better than second"),
-        (Difference(0.2, (-0.1, 0.5), 9), "No clear difference"),
-        (Difference(0.2, None, 2), "too short to say whether that is chance"),
-        (Difference(math.nan, None, 2), "no fair comparison"),
+        (
+            Difference(0.2, (0.1, 0.3), "9 parts of 1 text"),
+            "<b>second</b> predicts this text better than first",
+        ),
+        (
+            Difference(-0.2, (-0.3, -0.1), "9 parts of 1 text"),
+            "<b>first</b> predicts this text better than second",
+        ),
+        (Difference(0.2, (-0.1, 0.5), "9 parts of 1 text"), "No clear difference"),
+        (Difference(0.2, None, None), "too short to say whether that is chance"),
+        (Difference(math.nan, None, None), "no fair comparison"),
     ],
 )
 def test_verdicts(difference, said):

@@ -274,6 +274,19 @@ def test_joined_and_separate_texts_are_paired_by_position(seed):
     assert together["perplexity_ratio"] == pytest.approx(apart["perplexity_ratio"], rel=0.01)
 
 
+def test_an_added_start_token_may_change_the_number_of_blocks():
+    """255 tokens are cut into 16 blocks, and 256 into 32."""
+    (nlls,) = (np.concatenate(own.window_nlls) for own in corpus([255]))
+    added = text(nlls + 0.01, first_targets=[1], stream_length=256)
+    first, second = (Totals.of([own], Settings(block_tokens=16)) for own in (text(nlls), added))
+    assert len(first.blocks.sums) != len(second.blocks.sums)
+    for ratio in (ratio_of_perplexities(second, first), ratio_of_perplexities(first, second)):
+        assert ratio["sample"] == "16 parts of 1 text"
+        low, high = ratio["interval"]
+        own_low, own_high = first.result()["perplexity_interval"]
+        assert math.log(high / low) < math.log(own_high / own_low) / 3
+
+
 def test_the_mean_of_texts_is_paired_by_text():
     texts = corpus([50] * 14)
     first = Totals.of(texts, Settings())

@@ -102,6 +102,23 @@ def test_coverage_and_width(scenario):
     assert (abs(corpora.mean(axis=1) - MEAN_NLL) <= margins).mean() < 0.75
 
 
+@pytest.mark.parametrize(
+    ("lengths", "sample"),
+    [
+        ([400] * 12, "12 texts"),
+        ([400] * 10, "10 texts"),
+        ([410, *[400] * 9], "10 texts"),  # effectively 9.99
+        ([400] * 9, "18 parts of 9 texts"),
+        ([400] * 5, "20 parts of 5 texts"),
+        ([4000, *[20] * 50], "66 parts of 51 texts"),  # short texts stay whole
+        ([400] * 3 + [40] * 2, "20 parts of 5 texts"),
+    ],
+)
+def test_texts_are_the_sample_while_they_are_about_ten(lengths, sample):
+    texts = [text(np.arange(length) % 7) for length in lengths]
+    assert summarize(texts, block_tokens=50)["interval_sample"] == sample
+
+
 def test_short_texts_beside_a_long_one_do_not_widen_its_interval():
     """With four texts as the sample it would be 60 times as wide."""
     (nlls,) = draw([3045], 0.8, 0, corpora=1)
