@@ -3,13 +3,12 @@
 import argparse
 import math
 import os
-import re
 import sys
 import tempfile
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from . import sharding
 from .options import METRIC, METRIC_ARGUMENTS
@@ -144,7 +143,8 @@ class Scoring:
         """Score shard after shard; report on their texts as if they had been scored in one piece."""
         totals = corpus = None
         num_shards = 0
-        for shard in sharding.cut_into_shards(self.without_empty(texts), self.shard_size):
+        texts = (self.as_prose(text, self.args.protocol[0]) for text in self.without_empty(texts))
+        for shard in sharding.cut_into_shards(texts, self.shard_size):
             self.progress.begin_part(sum(len(text.text) for text in shard), None)
             result = self.score_shard(shard)
             self.progress.end_part()
@@ -212,12 +212,23 @@ class Scoring:
             arguments = arguments | {"contexts": [text.context or "" for text in texts]}
         if texts[0].original is None:
             return self.metric.compute(predictions=predictions, **arguments)
-        originals = [text.original for text in texts]
-        counts = [count_words(original, arguments.get("protocol")) for original in originals]
+        count_words = self.protocol(arguments.get("protocol")).count_words
+        counts = [count_words(text.original) for text in texts]
         result = self.metric.compute(predictions=predictions, word_counts=counts, **arguments)
         if len(result["perplexities"]) < len(texts):
             return result  # joined, and the bytes of the separators aren't known here
         return with_original_bytes(result, *count_bytes(texts))
+
+    def protocol(self, name: str | None):
+        """The metric's protocol of this name, by default its first."""
+        return self.metric.protocols[name or next(iter(self.metric.protocols))]
+
+    def as_prose(self, text: Text, protocol: str | None) -> Text:
+        """With `--detokenize`, a text as the protocol's tool turns it into prose, if it does."""
+        detokenize = self.protocol(protocol).detokenize
+        if text.original is None or detokenize is None:
+            return text
+        return replace(text, text=detokenize(text.original))
 
     def compare(self, texts: Iterator[Text]) -> Report:
         """Score the texts with several protocols or strides; a refusal becomes its row."""
@@ -231,7 +242,8 @@ class Scoring:
             arguments = self.arguments | {what: value} | callback
             self.progress.begin_part(1, len(values))
             try:
-                row = self.compute(good, arguments)
+                prose = [self.as_prose(text, arguments.get("protocol")) for text in good]
+                row = self.compute(prose, arguments)
             except REFUSALS as error:
                 row = {"error": str(error)}
             self.progress.end_part()
@@ -268,15 +280,6 @@ def described(text: Text) -> dict:
     """What a text's result is called by, beside its numbers."""
     carried = {"carried": text.carried} if text.carried else {}
     return {"name": text.name} | ({} if text.row is None else {"row": text.row}) | carried
-
-
-def count_words(text: str, protocol: str | None) -> int:
-    """Words of a text in WikiText's form.
-
-    lm-evaluation-harness splits at white space.  Megatron-LM splits at single spaces, so that line
-    ends count too, as they do in the perplexities that are published for WikiText.
-    """
-    return len(re.split(r"\s+", text)) if protocol == "lm-eval" else len(text.strip().split(" "))
 
 
 def count_bytes(texts: list[Text]) -> tuple[int, int]:

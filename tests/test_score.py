@@ -18,6 +18,7 @@ from pathlib import Path
 import datasets
 import pytest
 import torch
+from lm_eval.tasks.wikitext.preprocess_wikitext import wikitext_detokenizer
 from models import make_model, make_tokenizer, random_text
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -320,23 +321,34 @@ def test_wikitext_is_scored_as_prose_and_normalised_by_what_it_was(run_json, tmp
     page = " \n = w5 w6 = \n \n w7 @-@ w8 w9 , w10 's ( w11 ) . \n"
     (tmp_path / "page.txt").write_text(page, "utf-8")
     prose = wikitext.detokenize(page)
-    by_space = [
-        "=",
-        "w5",
-        "w6",
-        "=",
-        "\n",
-        "\n",
-        *["w7", "@-@", "w8", "w9", ",", "w10", "'s", "(", "w11", ")", "."],
-    ]
     result = run_json(str(tmp_path / "page.txt"), "--detokenize=wikitext")["corpus"]
     assert result.pop("bits_per_original_byte") * len(page) == pytest.approx(
         result["bits_per_byte"] * len(prose)
     )
-    assert result == expected([prose], word_counts=[len(by_space)])
+    assert result == expected([prose], word_counts=[len(page.split())])
 
 
-def test_wikitext_is_counted_as_lm_eval_counts_it_with_its_protocol(run_json, tmp_path):
+def test_wikitext_is_read_and_counted_as_the_protocols_tool_does(run_json, tmp_path, expected):
+    page = " \n = w5 w6 = \n \n \n w7 ' s w8 ( w9 ) , 1 @,@ 000 . \n"
+    (tmp_path / "page.txt").write_text(page, "utf-8")
+    theirs = wikitext_detokenizer({"page": page})
+    assert theirs != wikitext.detokenize(page)
+    argv = [str(tmp_path / "page.txt"), "--detokenize=wikitext"]
+    counts = {
+        "sliding": (wikitext.detokenize(page), len(page.split())),
+        "lm-eval": (theirs, len(re.split(r"\s+", page))),
+        "megatron": (theirs, len(page.strip().split(" "))),
+    }
+    assert len({count for _, count in counts.values()}) == 3
+    rows = run_json(*argv, f"--protocol={','.join(counts)}")["protocols"]
+    for row, (protocol, (prose, count)) in zip(rows, counts.items(), strict=True):
+        result = run_json(*argv, f"--protocol={protocol}")["corpus"]
+        own = expected([prose], word_counts=[count], protocol=protocol)
+        for name in ("perplexity", "word_perplexity", "adjusted_perplexity", "bits_per_byte"):
+            assert row[name] == result[name] == pytest.approx(own[name]), (protocol, name)
+
+
+def test_lm_evals_row_divides_by_the_words_and_bytes_of_the_page(run_json, tmp_path):
     page = " \n = w5 w6 = \n \n w7 w8 . \n"
     (tmp_path / "page.txt").write_text(page, "utf-8")
     argv = [str(tmp_path / "page.txt"), "--detokenize=wikitext", "--protocol=lm-eval"]
