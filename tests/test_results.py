@@ -274,6 +274,18 @@ def test_joined_and_separate_texts_are_paired_by_position(seed):
     assert together["perplexity_ratio"] == pytest.approx(apart["perplexity_ratio"], rel=0.01)
 
 
+def test_the_ratio_the_other_way_round_is_the_reciprocal():
+    """Also where the two weigh the texts differently."""
+    texts = corpus(range(20, 320, 20))
+    tokens = Totals.of(texts, Settings(block_tokens=1000))
+    means = Totals.of(shifted(texts, 0.3, 0.05), Settings("texts"))
+    ratio, other = ratio_of_perplexities(means, tokens), ratio_of_perplexities(tokens, means)
+    assert ratio["perplexity_ratio"] * other["perplexity_ratio"] == pytest.approx(1)
+    low, high = ratio["interval"]
+    assert other["interval"] == pytest.approx([1 / high, 1 / low])
+    assert other["pvalue"] == pytest.approx(ratio["pvalue"])
+
+
 def test_an_added_start_token_may_change_the_number_of_blocks():
     """255 tokens are cut into 16 blocks, and 256 into 32."""
     (nlls,) = (np.concatenate(own.window_nlls) for own in corpus([255]))

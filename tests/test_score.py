@@ -428,7 +428,7 @@ def test_help_explains_every_protocol(capsys, metric):
 
 def test_all_protocols_side_by_side(run, run_json, files, texts, expected, metric):
     rows = run_json(files[0], "--protocol=all")["protocols"]
-    assert tuple(row["protocol"] for row in rows) == metric.protocols
+    assert tuple(row["protocol"] for row in rows) == tuple(metric.protocols)
     for row in rows:
         assert row == {"protocol": row["protocol"]} | expected(texts[:1], protocol=row["protocol"])
     lines = run(files[0], "--protocol=all").splitlines()
