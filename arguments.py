@@ -158,6 +158,12 @@ def check_separator(separator) -> None:
         )
 
 
+def check_flag(name: str, value) -> bool:
+    if not isinstance(value, bool):
+        raise TypeError(f"`{name}` must be True or False, got {value!r}.")
+    return value
+
+
 def check_whole_number(name: str, value, low: int, hint: str = "") -> None:
     if isinstance(value, bool) or not isinstance(value, Integral):
         raise TypeError(f"`{name}` must be a whole number from {low} on, got {value!r}.{hint}")

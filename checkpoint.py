@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from .identity import check_identifiable, describe_model
+from .identity import Fingerprint, check_identifiable, describe_model
 from .language_model import LanguageModel
 from .measures import Measure
 from .passes import Pass
@@ -24,11 +24,14 @@ from .scoring import Columns
 APPLICATION_ID = 0x50504C32
 BUSY_TIMEOUT_S = 60.0
 SCHEMA = """
+CREATE TABLE IF NOT EXISTS models (
+    number INTEGER PRIMARY KEY, description TEXT NOT NULL, fingerprint BLOB NOT NULL
+);
 CREATE TABLE IF NOT EXISTS scores (
-    model TEXT, text TEXT, first_read INTEGER, start_token INTEGER, end INTEGER, targets TEXT,
+    model INTEGER, text TEXT, first_read INTEGER, start_token INTEGER, end INTEGER, targets TEXT,
     name TEXT, dtype TEXT NOT NULL, width INTEGER NOT NULL, scores BLOB NOT NULL,
     PRIMARY KEY (model, text, first_read, start_token, end, targets, name)
-) WITHOUT ROWID
+) WITHOUT ROWID;
 """
 NO_START_TOKEN = -1
 
@@ -53,7 +56,7 @@ class Checkpoint:
 
     def __init__(self, path: str | Path):
         self.path = str(path)
-        self.model = ""
+        self.model = 0  # its number in the file
         self.names: dict[str, str] = {}  # of the wanted columns: what each is stored under
         self.prefixes_agree = True
         self.connection = None
@@ -65,24 +68,32 @@ class Checkpoint:
 
     def _connect(self) -> None:
         self.connection = sqlite3.connect(self.path, timeout=BUSY_TIMEOUT_S, isolation_level=None)
-        with _transaction(self.connection):
+        if not self._has_tables():  # nothing is written to a file that may lie on a read-only disk
+            with _transaction(self.connection):
+                self.connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+                for statement in SCHEMA.split(";"):
+                    self.connection.execute(statement)
+
+    def _has_tables(self) -> bool:
+        with _transaction(self.connection, "BEGIN"):
             owner = self.connection.execute("PRAGMA application_id").fetchone()[0]
             tables = self.connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
-            if tables and owner != APPLICATION_ID:
-                raise sqlite3.DatabaseError(
-                    "it is a database of another program, or of an earlier version of this one"
-                )
-            self.connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
-            self.connection.execute(SCHEMA)
+        if tables and owner != APPLICATION_ID:
+            raise sqlite3.DatabaseError(
+                "it is a database of another program, or of an earlier version of this one"
+            )
+        return bool(tables)
 
-    def use(self, model: LanguageModel, measures: Sequence[Measure]) -> None:
-        """Keep and look up what these measures give of this model.
+    def use(self, models: Sequence[LanguageModel], measures: Sequence[Measure]) -> None:
+        """Keep and look up what these measures give of the first model, and of it and others.
 
         Raises:
             ValueError: nothing tells the model from others.
         """
-        check_identifiable(model.model)
-        self.model = describe_model(model)
+        for one in models:
+            check_identifiable(one.model)
+        model = models[0]
+        self.model = self._number_of(describe_model(model), model)
         self.prefixes_agree = model.prefixes_agree
         self.names = {
             name: f"{measure.key}/{name}" for measure in measures for name in measure.columns
@@ -113,14 +124,57 @@ class Checkpoint:
             for text, one, columns in scores
             for name, values in columns.items()
         ]
-        with _transaction(self.connection):
-            self.connection.executemany(
+        with self._writing() as connection:
+            connection.executemany(
                 "INSERT OR REPLACE INTO scores VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", rows
             )
 
     def close(self) -> None:
         if self.connection is not None:
             self.connection.close()
+
+    def _number_of(self, description: str, model: LanguageModel) -> int:
+        """The number of a model: of the one with its description that gives the same logits.
+
+        Code that no description covers may run in a model; its logits give that away.
+        """
+        fingerprint = model.fingerprint()
+        number = self._known_number(description, fingerprint)
+        if number is not None:
+            return number
+        with self._writing() as connection:
+            row = connection.execute(
+                "INSERT INTO models (description, fingerprint) VALUES (?, ?)",
+                (description, fingerprint.values.tobytes()),
+            )
+        return row.lastrowid
+
+    def _known_number(self, description: str, fingerprint: Fingerprint) -> int | None:
+        query = "SELECT number, fingerprint FROM models WHERE description = ? ORDER BY number"
+        try:
+            known = self.connection.execute(query, (description,)).fetchall()
+        except sqlite3.Error as error:
+            raise ValueError(f"`checkpoint`={self.path!r} cannot be read: {error}.") from error
+        for number, packed in known:
+            if fingerprint.is_close_to(np.frombuffer(packed)):
+                return number
+        return None
+
+    @contextmanager
+    def _writing(self) -> Iterator[sqlite3.Connection]:
+        """A transaction; what goes wrong in it is told in one sentence.
+
+        Raises:
+            ValueError: the disk is full or read-only, or the file locked for long or gone.
+        """
+        try:
+            with _transaction(self.connection):
+                yield self.connection
+        except sqlite3.Error as error:
+            raise ValueError(
+                f"`checkpoint`={self.path!r} cannot be written: {error}. What it holds is intact, and "
+                "the same call goes on from there; make room on its disk, or wait for who uses it."
+            ) from error
 
     def _key(self, text: str, one: Pass) -> tuple:
         start_token = NO_START_TOKEN if one.start_token is None else one.start_token
@@ -203,12 +257,13 @@ def _unpacked(dtype: str, width: int, scores: bytes) -> np.ndarray:
 
 
 @contextmanager
-def _transaction(connection: sqlite3.Connection) -> Iterator[None]:
+def _transaction(connection: sqlite3.Connection, begin: str = "BEGIN IMMEDIATE") -> Iterator[None]:
     """BEGIN IMMEDIATE … COMMIT: two writers wait for each other instead of failing midway."""
-    connection.execute("BEGIN IMMEDIATE")
+    connection.execute(begin)
     try:
         yield
+        connection.execute("COMMIT")
     except BaseException:
-        connection.execute("ROLLBACK")
+        if connection.in_transaction:  # SQLite has rolled back by itself where the disk is full
+            connection.execute("ROLLBACK")
         raise
-    connection.execute("COMMIT")

@@ -12,6 +12,7 @@ from datetime import timedelta
 from typing import NamedTuple
 
 import torch
+import xxhash
 
 # How long a process waits for the others: as long as the slowest may need for its share.
 PATIENCE = timedelta(days=2)
@@ -55,25 +56,25 @@ class Processes:
         """The places of the pieces of work that fall to this process."""
         return share_out(costs, self.count)[self.rank]
 
-    def agree(self, digest: str, what: str, advice: str) -> None:
+    def agree(self, description: str, what: str, advice: str) -> None:
         """Check that all processes were given the same.
 
         Args:
-            digest: of what this process was given.
+            description: of what this process was given; equal ones mean the same.
             what: what to call it in an error.
 
         Raises:
             ValueError: in each process, where one was given something else.
         """
-        digests = self.exchange(digest)
-        others = [rank for rank, other in enumerate(digests) if other != digests[0]]
+        descriptions = self.exchange(description)
+        others = [rank for rank, other in enumerate(descriptions) if other != descriptions[0]]
         if others:
             error = ValueError(
-                f"{what} must be the same in all processes with distributed=True, but process "
+                f"The {what} must be the same in all processes with distributed=True, but process "
                 f"{others[0]} has others than process 0. {advice}"
             )
             raise _shared(error)
-        self.run += digest
+        self.run += xxhash.xxh3_128_hexdigest(description.encode())
 
     def gather(self, result: list, error: Exception | None = None) -> list:
         """Put the results of all processes together, in all processes."""

@@ -14,6 +14,7 @@ from contextlib import AbstractContextManager, nullcontext
 from types import BuiltinFunctionType, CodeType, FunctionType
 from typing import NamedTuple
 
+import numpy as np
 import torch
 import transformers
 import xxhash
@@ -72,6 +73,10 @@ WRITTEN_WHILE_RUNNING = ("_cached", "_cache")
 GROWING_ROTARY = ("dynamic", "longrope")
 # Settings of a tokenizer that say where it came from, or how its owner pads and cuts.
 TOKENIZER_PROVENANCE = ("name_or_path", "file", "padding", "pad_token", "truncation", "max_length")
+# Tokens of the pass by whose logits models are told apart; and by what share of their spread
+# machines let logits differ.  More than that makes a checkpoint useless there, not wrong.
+FINGERPRINT_LENGTH = 32
+FINGERPRINT_TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 0.005, torch.float16: 0.001}
 # Packages whose hooks and wrappers compute from nothing but what the digests cover.
 KNOWN_PACKAGES = ("torch", "transformers", "peft", "accelerate")
 
@@ -233,6 +238,34 @@ def tokenizer_digest(tokenizer) -> str:
     return _digest([state, special])
 
 
+class Fingerprint(NamedTuple):
+    """Numbers by which to tell models apart that look alike.
+
+    Attributes:
+        values: projections of logits, whose root mean square is about the logits' spread.
+        dtype: the coarsest that the model computes in.
+    """
+
+    values: np.ndarray
+    dtype: torch.dtype
+
+    @classmethod
+    def of(cls, logits: torch.Tensor, dtype: torch.dtype) -> "Fingerprint":
+        """Project logits (R, V) on a few directions."""
+        logits = logits.double().cpu().nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
+        logits = logits - logits.mean(-1, keepdim=True)
+        generator = torch.Generator().manual_seed(0)
+        signs = torch.randint(0, 2, (logits.shape[-1], 8), generator=generator).double() * 2 - 1
+        return cls((logits @ signs).flatten().numpy() / logits.shape[-1] ** 0.5, dtype)
+
+    def is_close_to(self, values: np.ndarray) -> bool:
+        """Whether the same model may have given these, on another machine perhaps."""
+        if values.shape != self.values.shape:
+            return False
+        difference = np.sqrt(np.mean((self.values - values) ** 2))
+        return bool(difference <= FINGERPRINT_TOLERANCE[self.dtype] * np.sqrt(np.mean(values**2)))
+
+
 class TextsDigest(NamedTuple):
     """Digest of a sequence of texts; that of two sequences, one after the other, is their sum.
 
@@ -292,6 +325,16 @@ def describe_measurement(model, measurement, words_given: bool) -> dict[str, str
     digest = hashlib.sha256(line.encode("utf-8")).hexdigest()[:DIGITS]
     short = f"ppl|{plan.protocol.name}|L{plan.max_length}|S{plan.stride}|{digest}"
     return {"signature": line, "signature_short": short}
+
+
+def describe_all(models, measurements, measures) -> str:
+    """What processes that share work must have in common, on one line."""
+    signatures = [
+        describe_measurement(model, measurement, words_given=False)["signature"]
+        for model in models
+        for measurement in measurements
+    ]
+    return repr((signatures, [measure.key for measure in measures]))
 
 
 def _model_fields(model) -> dict[str, object]:

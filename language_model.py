@@ -22,6 +22,7 @@ from .guards import (
     explain_failure,
     forget_lengths,
     gives_logits,
+    plain_logits,
     precision,
     prefixes_agree,
     probe_ids,
@@ -29,7 +30,7 @@ from .guards import (
     short_probe,
     state_kept,
 )
-from .identity import model_name, model_revision
+from .identity import FINGERPRINT_LENGTH, Fingerprint, model_name, model_revision
 from .loading import (
     ContextLimit,
     check_decoder,
@@ -47,7 +48,8 @@ from .loading import (
 from .logits import Blocks, Head, describe_head, head_makers
 from .tokenization import check_tokenizer
 
-logger = evaluate.logging.get_logger(__name__)
+# Below evaluate's own, so that evaluate.logging decides what is shown.
+logger = evaluate.logging.get_logger("evaluate.perplexity_sliding")
 
 
 class Findings(NamedTuple):
@@ -229,6 +231,16 @@ class LanguageModel:
         agree = prefixes_agree(*probed) and findings.prefixes_agree
         self._take(findings._replace(length=length, prefixes_agree=agree))
 
+    @torch.inference_mode()
+    def fingerprint(self) -> Fingerprint:
+        """What tells the model from others by its logits; within `in_use`."""
+        length = min(FINGERPRINT_LENGTH, self.limit.length or FINGERPRINT_LENGTH)
+        self._kept_state.restore(self._kept_state.changed())
+        ids = probe_ids(self.model, length)[None]
+        return Fingerprint.of(
+            plain_logits(self.model, ids, self.description)[0], precision(self.model)
+        )
+
     def logits(
         self, ids: torch.Tensor, scored: torch.Tensor, targets: torch.Tensor, block_rows: int
     ) -> Blocks:
@@ -293,7 +305,8 @@ class LanguageModel:
 def collect_rows(head: Head, ids: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
     """Logits (R, V) of some rows of the first of the passes (B, T)."""
     rows = rows.to(ids.device)
-    blocks = head(ids, rows, ids[0, : len(rows)], len(rows))
+    # As many rows to a block as a whole forward gives: all passes run together.
+    blocks = head(ids, rows, ids[0, : len(rows)], ids.numel())
     return torch.cat([logits.clone() for logits, _ in blocks])
 
 

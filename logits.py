@@ -266,8 +266,8 @@ def last_feed_forward(body: torch.nn.Module) -> torch.nn.Module | None:
 def is_row_wise(module: torch.nn.Module) -> bool:
     """Whether a module's types say that it computes each row from that row alone.
 
-    A container of such layers that holds no weights and no list of layers of its own, as the
-    feed-forward layers of transformers are: experts, which rows may compete for, hold a list.
+    A container of such layers, in transformers itself, that holds no weights and no list of layers
+    of its own, as feed-forward layers are: experts, which rows may compete for, hold a list.
     """
     layers = list(module.children())
     if not layers:
@@ -278,7 +278,8 @@ def is_row_wise(module: torch.nn.Module) -> bool:
         )
     holds_weights = any(True for _ in module.parameters(recurse=False))
     return (
-        not holds_weights
+        type(module).__module__.startswith("transformers.")
+        and not holds_weights
         and not isinstance(module, torch.nn.ModuleList)
         and all(is_row_wise(layer) for layer in layers)
     )

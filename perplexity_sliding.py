@@ -16,6 +16,7 @@ import evaluate
 
 from .arguments import (
     WITHOUT_ADAPTER,
+    check_flag,
     check_model_source,
     check_names,
     check_reference,
@@ -235,6 +236,7 @@ class PerplexitySliding(evaluate.Metric):
         self._received: list[str] = []
         self._thread: int | None = None  # the thread that is inside a call
         self._opened: dict[str, tuple[tuple, LanguageModel]] = {}  # by role: model, reference
+        self._processes = Processes(distributed=False)
 
     def _info(self):
         return evaluate.MetricInfo(
@@ -288,6 +290,15 @@ class PerplexitySliding(evaluate.Metric):
         Args:
             predictions: the texts.
         """
+        self._processes = Processes(check_flag("distributed", kwargs.get("distributed", False)))
+        try:
+            return self._compute_texts(predictions, kwargs)
+        except Exception as error:
+            self._processes.fail(error)
+            raise
+
+    def _compute_texts(self, predictions, kwargs: dict):
+        """Compute as `compute` does, for this process."""
         check_names(self._compute, kwargs)
         if predictions is not None:
             predictions = check_texts(predictions)
@@ -401,6 +412,13 @@ class PerplexitySliding(evaluate.Metric):
         margin=None,
     ):
         self._received = list(predictions)
+        texts_digest = TextsDigest.of(predictions)
+        self._processes.agree(
+            str(texts_digest),
+            "texts",
+            "Windows are shared out by the metric itself: pass all texts to every process, or leave "
+            "out `distributed` to score each one's by itself.",
+        )
         settings, gives_list = list_settings(protocol, max_length, stride)
         word_counts = check_word_counts(word_counts, len(predictions))
         check_separator(separator)
@@ -418,7 +436,6 @@ class PerplexitySliding(evaluate.Metric):
         measures: list[Measure] = [NegativeLogLikelihood()]
         if num_alternatives:
             measures.append(Alternatives(num_alternatives))
-        processes = Processes(distributed)
         with open_checkpoint(checkpoint) as store:
             language_model = self._language_model(
                 model_id, model, tokenizer, device, dtype, model_kwargs, tokenizer_kwargs
@@ -428,7 +445,7 @@ class PerplexitySliding(evaluate.Metric):
                 *(device, reference_dtype or dtype, reference_model_kwargs),
             )
             models = [language_model] if reference is None else [language_model, reference]
-            session = Session(batch_size, logits_memory, store, processes, callback)
+            session = Session(batch_size, logits_memory, store, self._processes, callback)
             with in_use_together(models):
                 for one in models:
                     one.check()
@@ -451,7 +468,7 @@ class PerplexitySliding(evaluate.Metric):
                     others = plan(corpus, settings=list(measured), keeps_refusals=False)
                     pairs = list(zip(measured.values(), others.values()))
                     work, scores, comparisons = score_pair(session, models, pairs, measures, margin)
-        given = (word_counts, TextsDigest.of(predictions))
+        given = (word_counts, texts_digest)
         reports = [
             Report(language_model, measurement, of_measurement, cost, *given, comparison)
             for (measurement, of_measurement, cost), comparison in zip(

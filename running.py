@@ -1,6 +1,6 @@
 """Run the forward passes: those not in the checkpoint, shared out between processes, with progress."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass
 
 import evaluate
@@ -8,6 +8,7 @@ import numpy as np
 
 from .checkpoint import Checkpoint
 from .distributed import Processes
+from .identity import describe_all
 from .language_model import LanguageModel
 from .measurement import Measurement
 from .measures import Measure
@@ -72,8 +73,13 @@ class Session:
     ) -> tuple[Work, list[Columns]]:
         """Plan the passes of measurements, and score them under a model, or it and its reference."""
         work = plan_work(models, measurements)
+        self.processes.agree(
+            describe_all(models, measurements, measures),
+            "model and settings",
+            "Pass the same models, tokenizers and arguments to every process.",
+        )
         if self.checkpoint is not None:
-            self.checkpoint.use(models[0], measures)
+            self.checkpoint.use(models, measures)
         scorer = Scorer(models, measures, self.batch_size * work.max_length, self.logits_memory)
         return work, Runner(scorer, work, self.checkpoint, self.processes, self.callback).run()
 
@@ -96,24 +102,31 @@ class Runner:
 
     def run(self) -> list[Columns]:
         """Return the scores of every pass, in all processes."""
-        scores: dict[int, Columns] = {}
-        error = None
-        try:
-            self._score_share(scores)
-        except Exception as raised:
-            error = raised
-        gathered = dict(self.processes.gather(list(scores.items()), error))
+        finished = self._load_finished()
+        # Each process may have a checkpoint of its own: the first that has a pass hands it over.
+        holders: dict[int, int] = {}
+        for rank, numbers in enumerate(self.processes.exchange(list(finished))):
+            for number in numbers:
+                holders.setdefault(number, rank)
+        rank = self.processes.rank
+        scores = {number: finished[number] for number in finished if holders[number] == rank}
+        self._score_share(scores, holders.keys())
+        gathered = dict(self.processes.gather(list(scores.items())))
         return [gathered[number] for number in range(len(self.work.passes))]
 
-    def _score_share(self, scores: dict[int, Columns]) -> None:
-        """Score this process's passes into `scores`, longest first, and show how it goes."""
+    def _score_share(self, scores: dict[int, Columns], known: Set[int]) -> None:
+        """Score this process's passes into `scores`, longest first, and show how it goes.
+
+        Args:
+            known: passes that one of the processes has the scores of.
+        """
         share = self.processes.share(self.work.costs)
         costs = [self.work.costs[number] for number in share]
-        finished = self._load_finished(share)
+        finished = {place for place, number in enumerate(share) if number in known}
         estimate = RunningEstimate(sum(costs))
-        for place, columns in finished.items():
-            scores[share[place]] = columns
-            estimate.add(columns["nll"], costs[place])
+        for place in finished:
+            columns = scores.get(share[place])
+            estimate.add(np.empty(0) if columns is None else columns["nll"], costs[place])
         with evaluate.logging.tqdm(
             total=estimate.total,
             initial=estimate.done,
@@ -135,13 +148,12 @@ class Runner:
                 if self.callback is not None:
                     self.callback(Progress(estimate.done, estimate.total, estimate.perplexity))
 
-    def _load_finished(self, share: Sequence[int]) -> dict[int, Columns]:
-        """The scores that an earlier run left, by place in this process's share."""
+    def _load_finished(self) -> dict[int, Columns]:
+        """The scores that an earlier run left in this process's checkpoint, by pass."""
         if self.checkpoint is None:
             return {}
         digests = [stream.digest for stream in self.work.streams]
-        wanted = [(digests[self.work.passes[n].stream], self.work.passes[n]) for n in share]
-        return self.checkpoint.load(wanted)
+        return self.checkpoint.load([(digests[one.stream], one) for one in self.work.passes])
 
     def _save(self, numbers: Sequence[int], batch: Sequence[Columns]) -> None:
         if self.checkpoint is None:

@@ -120,8 +120,19 @@ def main(argv: list[str] | None = None) -> int:
     except (*REFUSALS, OSError, MemoryError) as error:
         if "--debug" in argv:
             traceback.print_exc()
-        say(f"error: {describe(error)}")
+        if not is_told_by_another_process(error, args):
+            say(f"error: {describe(error)}")
         return BAD_INPUT
+
+
+def is_told_by_another_process(error: Exception, args: argparse.Namespace | None) -> bool:
+    """Whether the first process of a torchrun has the same error, and prints it for all.
+
+    The metric marks errors that it raises in every process; a bad command line is bad in each.
+    """
+    return os.environ.get("RANK", "0") != "0" and (
+        "TORCHELASTIC_RUN_ID" in os.environ if args is None else getattr(error, "is_shared", False)
+    )
 
 
 def how_to_go_on(args: argparse.Namespace | None) -> str:

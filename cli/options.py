@@ -132,6 +132,24 @@ REFERENCE = {
         "for the reference's from_pretrained", type=values.json_object, metavar="JSON"
     ),
 }
+
+
+def was_started_by_torchrun() -> bool:
+    """Whether this is one of the processes of a torchrun, and not a program that one of them runs.
+
+    Such a program inherits the description of a group that nobody else would join with it.
+    """
+    if "TORCHELASTIC_RUN_ID" not in os.environ:
+        return False
+    parent = Path(f"/proc/{os.getppid()}")
+    try:
+        runs_python = (parent / "comm").read_text().startswith(("python", "pt_main"))
+        environment = (parent / "environ").read_bytes().split(b"\0")
+    except OSError:  # not Linux
+        return True
+    return not (runs_python and f"RANK={os.environ.get('RANK')}".encode() in environment)
+
+
 RUN = {
     "batch_size": option(
         "windows in one forward pass, default 16", type=values.whole_number(1), metavar="N"
@@ -145,7 +163,7 @@ RUN = {
     "distributed": option(
         "share the work between the processes of a torchrun",
         action="store_true",
-        default="TORCHELASTIC_RUN_ID" in os.environ,
+        default=was_started_by_torchrun(),
     ),
 }  # fmt: skip
 TOKENS = {
@@ -203,7 +221,13 @@ GROUPS = {
     "how it runs": RUN,
     "output": OUTPUT,
 }
-SHORT = {"model_id": ["--model"], "reference_model_id": ["--reference"], "output": ["-o"], "verbose": ["-v"], "quiet": ["-q"]}
+SHORT = {
+    "model_id": ["--model"],
+    "reference_model_id": ["--reference"],
+    "output": ["-o"],
+    "verbose": ["-v"],
+    "quiet": ["-q"],
+}
 
 
 class HelpFormatter(argparse.RawDescriptionHelpFormatter):

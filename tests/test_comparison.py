@@ -273,8 +273,18 @@ def test_verdict(interval, margin, expected):
             "The model against the reference: its perplexity is 50 % higher. The text is too little "
             "to tell if by chance.",
         ),
-        (INF, None, None, "The model's perplexity or the reference's is infinite, and no ratio can be given."),
-        (None, None, None, "The model's perplexity or the reference's is infinite, and no ratio can be given."),
+        (
+            INF,
+            None,
+            None,
+            "The model's perplexity or the reference's is infinite, and no ratio can be given.",
+        ),
+        (
+            None,
+            None,
+            None,
+            "The model's perplexity or the reference's is infinite, and no ratio can be given.",
+        ),
     ],
 )
 def test_summary(ratio, interval, margin, expected):

@@ -27,8 +27,8 @@ def free_port() -> int:
         return probe.getsockname()[1]
 
 
-def work(rank, count, port, path, cache, texts, behave, results):
-    """One process of a group, as torchrun would describe it to it."""
+def work(rank, count, port, path, cache, calls, results):
+    """One process of a group, as torchrun would describe it to it: make calls of compute."""
     os.environ |= {
         "RANK": str(rank),
         "LOCAL_RANK": str(rank),
@@ -39,40 +39,45 @@ def work(rank, count, port, path, cache, texts, behave, results):
         "OMP_NUM_THREADS": "1",
     }
     metric = evaluate.load(path, cache_dir=f"{cache}/{rank}")
-    try:
-        result = metric.compute(
-            predictions=texts,
-            model=make_model("gpt2"),
-            tokenizer=make_tokenizer(),
-            distributed=True,
-            callback=behave and (lambda progress: behave(rank, progress, cache)),
-            return_token_scores=True,
-            **ARGUMENTS,
-        )
-    except Exception as error:
-        result = repr(error)
-    results.put((rank, result))
+    outcomes = []
+    for call in calls:
+        arguments = {"model": make_model("gpt2"), "tokenizer": make_tokenizer()} | ARGUMENTS
+        arguments |= {"predictions": TEXTS, "distributed": True} | call(rank, cache)
+        try:
+            outcomes.append(metric.compute(**{k: v for k, v in arguments.items() if v is not None}))
+        except Exception as error:
+            outcomes.append(repr(error))
+    results.put((rank, outcomes))
 
 
-def run_group(root, tmp_path, count, texts=TEXTS, behave=None, wait=120):
-    """Run a group of processes; return what each one that lived gave."""
+def run_calls(root, tmp_path, count, calls, living=None, wait=120):
+    """Run a group of processes; return what the calls of each one that lived gave."""
     context = multiprocessing.get_context("fork")
     results, port = context.Queue(), free_port()
     path = str(root / "perplexity_sliding.py")
     group = [
-        context.Process(
-            target=work, args=(rank, count, port, path, tmp_path, texts, behave, results)
-        )
+        context.Process(target=work, args=(rank, count, port, path, tmp_path, calls, results))
         for rank in range(count)
     ]
     for process in group:
         process.start()
-    living = count - (behave is kill_rank_one)
-    outcomes = dict(results.get(timeout=wait) for _ in range(living))
+    outcomes = dict(results.get(timeout=wait) for _ in range(living or count))
     for process in group:
         process.join(timeout=wait)
         assert process.exitcode is not None, "a process hangs"
     return outcomes
+
+
+def run_group(root, tmp_path, count, texts=TEXTS, behave=None):
+    """Run a group of processes that make one call; return what each one that lived gave."""
+
+    def call(rank, cache):
+        callback = behave and (lambda progress: behave(rank, progress, cache))
+        return {"predictions": texts, "callback": callback, "return_token_scores": True}
+
+    living = count - (behave is kill_rank_one)
+    outcomes = run_calls(root, tmp_path, count, [call], living)
+    return {rank: results[0] for rank, results in outcomes.items()}
 
 
 def report_share(rank, progress, folder):
@@ -147,6 +152,106 @@ def test_a_process_that_dies_ends_the_others(root, tmp_path):
     assert "Error" in outcomes[0], "a result without the other's share"
 
 
+# ---- processes that were not given the same
+
+
+OTHERS = {
+    "texts": (lambda rank, cache: {"predictions": TEXTS[rank:]}, "The texts must be the same in all"),
+    "order": (lambda rank, cache: {"predictions": TEXTS[:: 1 - 2 * rank]}, "The texts must be the"),
+    "stride": (lambda rank, cache: {"stride": 4 + rank}, "The model and settings must be the"),
+    "model": (lambda rank, cache: {"model": make_model("gpt2", seed=rank)}, "The model and settings must"),
+    "separator": (lambda rank, cache: {"separator": " " * (1 + rank)}, "The model and settings must"),
+}  # fmt: skip
+
+
+def same_call(rank, cache):
+    return {}
+
+
+@needs_fork
+@pytest.mark.parametrize("call, message", OTHERS.values(), ids=OTHERS)
+def test_other_texts_or_settings_are_refused_in_each_process(
+    root, tmp_path, expected, call, message
+):
+    """As when everybody has split the texts beforehand.  The call after it is in step again."""
+    outcomes = run_calls(root, tmp_path, 2, [call, same_call])
+    for refused, result in outcomes.values():
+        assert refused.startswith("ValueError(") and message in refused, refused
+        assert "process 1 has others than process 0" in refused
+        assert "every process" in refused, "what to do"
+        assert result["perplexities"] == pytest.approx(expected["perplexities"], rel=1e-6)
+
+
+FAILURES = {
+    "an argument": (lambda rank, cache: {"stride": 99 if rank else 4}, "`stride` must be between 1"),
+    "a name": (lambda rank, cache: {"strde": 4} if rank else {}, "Did you mean `stride`?"),
+    "the model": (lambda rank, cache: {"model": None, "tokenizer": None, "model_id": str(cache / "nothing")} if rank else {}, "there is no folder"),
+    "the checkpoint": (lambda rank, cache: {"checkpoint": str(cache / "no" / "such") if rank else None}, "cannot be used"),
+    "a text": (lambda rank, cache: {"predictions": ["w5", None]} if rank else {}, "NoneType at position 1"),
+    "no text": (lambda rank, cache: {"predictions": None} if rank else {}, "must be given: a list of at"),
+}  # fmt: skip
+
+
+@needs_fork
+@pytest.mark.parametrize("call, message", FAILURES.values(), ids=FAILURES)
+def test_an_error_before_the_scoring_ends_all_and_the_next_call_is_in_step(
+    root, tmp_path, expected, call, message
+):
+    """Else a process that goes on to the next text would exchange its windows with this one's."""
+    outcomes = run_calls(root, tmp_path, 2, [call, same_call])
+    assert outcomes[0][0] == outcomes[1][0]
+    assert message in outcomes[0][0]
+    for _, result in outcomes.values():
+        assert result["perplexities"] == pytest.approx(expected["perplexities"], rel=1e-6)
+
+
+class Unpicklable(Exception):
+    def __init__(self, number, text):
+        super().__init__(f"{text} {number}")
+        self.held = lambda: None
+
+
+@needs_fork
+def test_an_error_that_cannot_travel_is_told_in_words(root, tmp_path):
+    def fail(rank, cache):
+        def callback(progress):
+            if rank == 1:
+                raise Unpicklable(3, "of number")
+
+        return {"callback": callback}
+
+    outcomes = run_calls(root, tmp_path, 2, [fail])
+    assert "Unpicklable: of number 3" in outcomes[0][0]
+    assert "of number 3" in outcomes[1][0]
+
+
+@needs_fork
+def test_each_process_may_have_a_checkpoint_of_its_own(root, tmp_path, expected):
+    """As on several machines: what one of them has finished, the others need not run again."""
+
+    def own_file(rank, cache):
+        return {"checkpoint": str(cache / f"own-{rank}.sqlite")}
+
+    def counted(rank, cache):
+        def callback(progress):
+            (cache / f"ran-{rank}").write_text("")
+
+        return own_file(rank, cache) | {"callback": callback}
+
+    def one_text(number):
+        return lambda rank, cache: (
+            counted(rank, cache) | {"predictions": TEXTS[number : number + 1]}
+        )
+
+    calls = [own_file, counted, *map(one_text, range(len(TEXTS)))]
+    outcomes = run_calls(root, tmp_path, 2, calls)
+    for _, again, *of_texts in outcomes.values():
+        assert again["perplexities"] == pytest.approx(expected["perplexities"], rel=1e-6)
+        alone = [result["perplexity"] for result in of_texts]
+        assert alone == pytest.approx(expected["perplexities"], rel=1e-6)
+    assert not list(tmp_path.glob("ran-*")), "windows that were known ran again"
+
+
 @pytest.mark.parametrize(
     "costs, parts",
     [([5, 1, 1, 1, 1, 1], 2), (list(range(100)), 7), ([3], 4), ([], 3), ([2] * 12, 5)],
@@ -167,21 +272,61 @@ def test_a_single_process_needs_no_group():
         alone.gather([], ValueError("alone"))
 
 
-def test_torchrun_on_the_command_line(root, tmp_path):
-    """Two processes, one output; the model is made here, as small as any."""
+def run_torchrun(root, tmp_path, *arguments):
+    """Run score.py in two processes with a model made here, as small as any."""
     from models import make_byte_tokenizer, save
 
     model = save(tmp_path / "model", make_model("gpt2", vocab_size=300), make_byte_tokenizer())
-    text = tmp_path / "text.txt"
-    text.write_text("The windows are shared out between the processes. " * 5)
-    arguments = [str(root / "score.py"), str(text), "--model_id", model, "--json", "--quiet"]
+    arguments = [str(root / "score.py"), *arguments, "--model_id", model, "--json", "--quiet"]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
     run = [*torchrun, "--master-port", str(free_port()), *arguments]
     shared = subprocess.run(run, env=environment, capture_output=True, text=True, timeout=300)
-    assert shared.returncode == 0, shared.stderr
     alone = subprocess.run(
         [sys.executable, *arguments], env=environment, capture_output=True, text=True, timeout=300
     )
+    return shared, alone
+
+
+def test_torchrun_on_the_command_line(root, tmp_path):
+    """Two processes, two files, one output."""
+    texts = [tmp_path / "a.txt", tmp_path / "b.txt"]
+    texts[0].write_text("The windows are shared out between the processes. " * 5)
+    texts[1].write_text("Each file is scored once. " * 4)
+    shared, alone = run_torchrun(root, tmp_path, *map(str, texts))
+    assert shared.returncode == 0, shared.stderr
     ours, theirs = json.loads(shared.stdout), json.loads(alone.stdout)
     assert ours["corpus"]["perplexity"] == pytest.approx(theirs["corpus"]["perplexity"], rel=1e-6)
+    assert [file["perplexity"] for file in ours["files"]] == pytest.approx(
+        [file["perplexity"] for file in theirs["files"]], rel=1e-6
+    )
+
+
+def test_a_refusal_under_torchrun_is_printed_once(root, tmp_path):
+    text = tmp_path / "text.txt"
+    text.write_text("One process tells it for all. " * 5)
+    shared, _ = run_torchrun(root, tmp_path, str(text), "--stride", "99")
+    assert shared.returncode != 0
+    assert shared.stderr.count("must be between 1 and max_length=16, got 99") == 1
+
+
+def test_a_program_that_a_process_of_torchrun_runs_is_not_one_of_its_processes(root, tmp_path):
+    """It would wait for a group that nobody else joins."""
+    from models import make_byte_tokenizer, save
+
+    model = save(tmp_path / "model", make_model("gpt2", vocab_size=300), make_byte_tokenizer())
+    text = tmp_path / "text.txt"
+    text.write_text("Scored by a child of one process alone. " * 5)
+    arguments = [str(root / "score.py"), str(text), "--model_id", model, "--json", "--quiet"]
+    script = tmp_path / "training.py"
+    script.write_text(
+        "import os, subprocess, sys\n"
+        "if os.environ['RANK'] == '0':\n"
+        f"    sys.exit(subprocess.run([sys.executable, *{arguments!r}]).returncode)\n"
+    )
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
+    run = [*torchrun, "--master-port", str(free_port()), str(script)]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    done = subprocess.run(run, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["corpus"]["num_tokens"] == 200

@@ -7,7 +7,7 @@ import shutil
 import pytest
 import torch
 import transformers
-from core.identity import TextsDigest
+from core.identity import TextsDigest, number_format, weights_digest
 from models import (
     SlowTokenizer,
     make_byte_tokenizer,
@@ -500,15 +500,15 @@ def test_quantised_weights(measure, tmp_path, tokenizer):
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
-def test_weights_that_torch_has_quantised(measure):
+def test_weights_that_torch_has_quantised():
     """They are no parameters any more."""
-    one, other = (
-        measure(model=torch.ao.quantization.quantize_dynamic(make_model("llama", seed=seed)))
-        for seed in (0, 1)
+    one, again, other = (
+        torch.ao.quantization.quantize_dynamic(make_model("llama", seed=seed)) for seed in (0, 0, 1)
     )
-    assert fields(one)["dtype"] == "torch.ao+float32"
-    assert one["perplexity"] != pytest.approx(other["perplexity"], rel=1e-4)
-    assert fields(one)["revision"] != fields(other)["revision"]
+    with torch.no_grad():
+        other.model.embed_tokens.weight.copy_(one.model.embed_tokens.weight)
+    assert number_format(one) == "torch.ao+float32"
+    assert weights_digest(one) == weights_digest(again) != weights_digest(other)
 
 
 def test_a_separator_of_the_name_of_nothing(measure):

@@ -1,0 +1,355 @@
+"""A model scores as its plain forward passes do, or is refused; and is given back as it was."""
+
+import copy
+import logging
+import math
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import evaluate
+import pytest
+import reference
+import torch
+import transformers
+from models import (
+    BOS,
+    CONTEXT,
+    VOCABULARY,
+    make_model,
+    make_tokenizer,
+    random_text,
+)
+
+sys.path.append(str(Path(__file__).resolve().parent.parent / "benchmarks"))
+import architectures
+
+LONG = 64
+TEXTS = [random_text(150, seed=1), random_text(9, seed=2), random_text(40, seed=3)]
+
+
+def ids_of(text: str) -> list[int]:
+    return [int(word[1:]) for word in text.split()]
+
+
+def naive_perplexity(model, text, length, stride) -> float:
+    """One plain forward pass a window, in float64 from the logits on."""
+    ids = ids_of(text)
+    plan = reference.sliding(len(ids), length, stride, "once")
+    with torch.inference_mode():
+        nlls = reference.window_nlls(model, ids, plan, BOS).values()
+    return math.exp(reference.mean(nlls))
+
+
+# ---- rotary embeddings that depend on the length of a pass
+
+ROTARY = {
+    "dynamic": {"rope_type": "dynamic", "factor": 2.0},
+    "longrope": {
+        "rope_type": "longrope",
+        "factor": 4.0,
+        "long_factor": [1.0 + n for n in range(8)],
+        "short_factor": [1.0] * 8,
+        "original_max_position_embeddings": 16,
+    },
+}
+
+
+class Fresh:
+    """A model without a memory: every forward pass is the first."""
+
+    def __init__(self, model):
+        self.model = model
+
+    def __call__(self, **kwargs):
+        return copy.deepcopy(self.model)(**kwargs)
+
+
+def rotary(kind, **config):
+    return make_model(
+        "llama",
+        rope_scaling=dict(ROTARY[kind]),
+        max_position_embeddings=LONG if kind == "longrope" else CONTEXT,
+        **config,
+    )
+
+
+@pytest.mark.parametrize("kind", ROTARY)
+@pytest.mark.filterwarnings("ignore:.*past the 16 tokens")
+def test_growing_frequencies_do_not_mix_texts(metric, kind):
+    """The same score in any company and order, the same signature before and after."""
+    model = rotary(kind)
+    arguments = {"model": model, "tokenizer": make_tokenizer(), "max_length": 40, "stride": 20}
+    buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    alone = [metric.compute(predictions=[text], **arguments) for text in TEXTS]
+    together = metric.compute(predictions=TEXTS, **arguments)
+    backwards = metric.compute(predictions=TEXTS[::-1], batch_size=2, **arguments)
+    expected = [naive_perplexity(Fresh(model), text, 40, 20) for text in TEXTS]
+    assert [result["perplexity"] for result in alone] == pytest.approx(expected, rel=1e-5)
+    assert together["perplexities"] == pytest.approx(expected, rel=1e-5)
+    assert backwards["perplexities"] == pytest.approx(expected[::-1], rel=1e-5)
+    signatures = {result["signature"] for result in (*alone, together, backwards)}
+    assert len(signatures) == 1
+    assert {name: buffer.tolist() for name, buffer in model.named_buffers()} == {
+        name: buffer.tolist() for name, buffer in buffers.items()
+    }
+
+
+@pytest.mark.parametrize("kind", ROTARY)
+@pytest.mark.filterwarnings("ignore:.*past the 16 tokens")
+def test_growing_frequencies_and_lists_of_windows(metric, kind):
+    """Windows of several lengths are not merged where a shorter one is no prefix of a longer one."""
+    arguments = {"predictions": TEXTS, "model": rotary(kind), "tokenizer": make_tokenizer()}
+    merged = metric.compute(max_length=[12, 40], stride=6, **arguments)["measurements"]
+    for length, one in zip((12, 40), merged):
+        single = metric.compute(max_length=length, stride=6, **arguments)
+        assert one["perplexities"] == pytest.approx(single["perplexities"], rel=1e-5)
+    assert merged[0]["perplexity"] != pytest.approx(merged[1]["perplexity"], rel=1e-3)
+
+
+# ---- what a short probe does not see
+
+
+class Feeding(torch.nn.Module):
+    """In the place of the last feed-forward layer."""
+
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, hidden):
+        return self.inner(self.mixed(hidden))
+
+
+class Dilated(Feeding):
+    """A causal convolution that reads the token 20 places before."""
+
+    def mixed(self, hidden):
+        before = torch.zeros_like(hidden)
+        before[:, 20:] = hidden[:, :-20]
+        return hidden + before
+
+
+class Capacity(Feeding):
+    """An expert that takes the first 24 tokens of each text, as it has no room for more."""
+
+    def mixed(self, hidden):
+        places = torch.arange(hidden.shape[1])[:, None]
+        return torch.where(places < 24, hidden, 0.0)
+
+
+@pytest.mark.parametrize("kind", [Dilated, Capacity])
+@pytest.mark.parametrize("stride", [64, 16])
+def test_a_layer_that_reads_far_back_runs_over_all_rows(metric, kind, stride):
+    model = make_model("gpt2", n_positions=LONG)
+    model.transformer.h[-1].mlp = kind(model.transformer.h[-1].mlp)
+    arguments = {"model": model, "tokenizer": make_tokenizer(), "stride": stride}
+    result = metric.compute(predictions=TEXTS, **arguments)
+    expected = [naive_perplexity(model, text, LONG, stride) for text in TEXTS]
+    assert result["perplexities"] == pytest.approx(expected, rel=1e-5)
+
+
+class Looking(transformers.GPT2LMHeadModel):
+    """Sees the token `ahead` places on, from a length on that is longer than any short probe."""
+
+    ahead, from_length = 1, 30
+
+    def forward(self, input_ids=None, **kwargs):
+        output = super().forward(input_ids, **kwargs)
+        if input_ids is not None and input_ids.shape[1] >= self.from_length:
+            output.logits = output.logits + 0.5 * output.logits.roll(-self.ahead, 1)
+        return output
+
+
+@pytest.mark.parametrize("ahead", [1, 15])
+def test_a_model_that_looks_ahead_only_in_long_windows(metric, ahead):
+    model = Looking(make_model("gpt2", n_positions=LONG).config).eval()
+    model.ahead = ahead
+    with pytest.raises(ValueError, match="must be a causal language model"):
+        metric.compute(predictions=TEXTS, model=model, tokenizer=make_tokenizer())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("spread", [0.02, 0.3])
+def test_bidirectional_models_in_any_precision(metric, dtype, spread):
+    """Rounding is no excuse: the same shapes round the same way twice."""
+    config = transformers.BertConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=32,
+        is_decoder=False,
+    )
+    torch.manual_seed(0)
+    model = transformers.BertLMHeadModel(config).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim == 2:
+                parameter.normal_(std=spread)
+    with pytest.raises(ValueError, match=r"must be a causal language model.*masked or bidir"):
+        metric.compute(
+            predictions=TEXTS, model=model.to(dtype), tokenizer=make_tokenizer(), max_length=32
+        )
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("architecture", ["gpt2", "llama", "mamba"])
+def test_causal_models_in_half_precision_are_not_refused(metric, dtype, architecture):
+    model = make_model(architecture).to(dtype)
+    result = metric.compute(
+        predictions=TEXTS, model=model, tokenizer=make_tokenizer(), stride=8, max_length=16
+    )
+    expected = [naive_perplexity(model, text, 16, 8) for text in TEXTS]
+    assert result["perplexities"] == pytest.approx(expected, rel=0.05)
+
+
+def test_a_part_that_is_random(metric):
+    class Random(transformers.GPT2LMHeadModel):
+        def forward(self, *args, **kwargs):
+            output = super().forward(*args, **kwargs)
+            output.logits = output.logits + 0.1 * torch.randn_like(output.logits)
+            return output
+
+    model = Random(make_model("gpt2").config).eval()
+    with pytest.raises(ValueError, match=r"must give the same logits each time.*is random"):
+        metric.compute(predictions=TEXTS, model=model, tokenizer=make_tokenizer())
+
+
+def test_other_rows_of_a_batch(metric):
+    """A model whose rows see each other is refused."""
+
+    class Mixing(transformers.GPT2LMHeadModel):
+        def forward(self, *args, **kwargs):
+            output = super().forward(*args, **kwargs)
+            output.logits = output.logits + 0.3 * output.logits.sum(0, keepdim=True)
+            return output
+
+    model = Mixing(make_model("gpt2", n_positions=LONG).config).eval()
+    with pytest.raises(ValueError, match="other rows of the batch"):
+        metric.compute(predictions=TEXTS, model=model, tokenizer=make_tokenizer())
+
+
+# ---- architectures at large
+
+SAMPLE = ("gpt_neo", "gpt_neox", "xglm", "reformer", "big_bird", "qwen3_moe", "jamba", "recurrent_gemma", "xlnet", "phi3", "nemotron", "olmo2")  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SAMPLE)
+@pytest.mark.filterwarnings("ignore")
+def test_architectures_agree_or_are_refused(metric, name):
+    """A sample of benchmarks/architectures.py, which goes through all of them."""
+    if name not in architectures.architectures():
+        pytest.skip(f"this transformers has no {name}")
+    outcome = architectures.compare(name, metric)
+    assert outcome.kind in ("agrees", "refused"), outcome
+
+
+# ---- what was found out about a model holds while it stays as it is
+
+
+def test_findings_do_not_outlive_a_change_of_weights(metric):
+    """A mask in the weights opens: the model looks ahead from then on."""
+
+    class Gated(transformers.GPT2LMHeadModel):
+        def __init__(self, config):
+            super().__init__(config)
+            self.gate = torch.nn.Parameter(torch.zeros(1))
+
+        def forward(self, *args, **kwargs):
+            output = super().forward(*args, **kwargs)
+            output.logits = output.logits + self.gate * output.logits.roll(-1, 1)
+            return output
+
+    model = Gated(make_model("gpt2").config).eval()
+    arguments = {"predictions": TEXTS, "model": model, "tokenizer": make_tokenizer()}
+    metric.compute(**arguments)
+    with torch.no_grad():
+        model.gate.fill_(1.0)
+    with pytest.raises(ValueError, match="must be a causal language model"):
+        metric.compute(**arguments)
+
+
+def test_findings_do_not_outlive_a_change_of_the_configuration(metric):
+    class Switched(transformers.GPT2LMHeadModel):
+        def forward(self, *args, **kwargs):
+            output = super().forward(*args, **kwargs)
+            if getattr(self.config, "sees_all", False):
+                output.logits = output.logits + output.logits.roll(-1, 1)
+            return output
+
+    model = Switched(make_model("gpt2").config).eval()
+    arguments = {"predictions": TEXTS, "model": model, "tokenizer": make_tokenizer()}
+    metric.compute(**arguments)
+    model.config.sees_all = True
+    with pytest.raises(ValueError, match="must be a causal language model"):
+        metric.compute(**arguments)
+
+
+def test_another_replaced_forward_is_looked_at_again(metric):
+    """Whatever address it comes to lie at."""
+    model = make_model("gpt2", n_positions=LONG)
+    arguments = {"predictions": TEXTS, "model": model, "tokenizer": make_tokenizer()}
+    plain = type(model.transformer.h[-1].mlp).forward
+
+    def harmless(layer):
+        return lambda hidden: plain(layer, hidden)
+
+    def looking(layer):
+        return lambda hidden: plain(layer, hidden) + hidden.roll(-1, 1)
+
+    layer = model.transformer.h[-1].mlp
+    for _ in range(20):
+        layer.forward = harmless(layer)
+        metric.compute(**arguments)
+        del layer.forward
+        layer.forward = looking(layer)
+        with pytest.raises(ValueError, match="must be a causal language model"):
+            metric.compute(**arguments)
+        del layer.forward
+
+
+def test_the_way_that_was_taken_is_logged(metric, caplog):
+    logger = evaluate.logging.get_logger("evaluate")
+    evaluate.logging.set_verbosity_info()
+    logger.propagate = True
+    try:
+        with caplog.at_level(logging.INFO, logger="evaluate"):
+            metric.compute(predictions=TEXTS, model=make_model("gpt2"), tokenizer=make_tokenizer())
+    finally:
+        evaluate.logging.set_verbosity_warning()
+        logger.propagate = False
+    assert "`model`: logits by" in caplog.text
+
+
+# ---- threads
+
+
+def test_two_threads_on_one_model(root, tmp_path):
+    """Two metrics, one live model: both get the numbers that they get alone."""
+    model, tokenizer = make_model("gpt2"), make_tokenizer()
+    metrics = [
+        evaluate.load(str(root / "perplexity_sliding.py"), cache_dir=str(tmp_path / name))
+        for name in "ab"
+    ]
+    texts = [[TEXTS[0]], [TEXTS[2], TEXTS[1]]]
+    arguments = {"model": model, "tokenizer": tokenizer, "stride": 2, "batch_size": 1}
+    expected = [
+        one.compute(predictions=of_one, **arguments)["perplexities"]
+        for one, of_one in zip(metrics, texts)
+    ]
+    barrier = threading.Barrier(2)
+
+    def hammer(number):
+        barrier.wait(60)
+        return [
+            metrics[number].compute(predictions=texts[number], **arguments)["perplexities"]
+            for _ in range(12)
+        ]
+
+    with ThreadPoolExecutor(2) as pool:
+        for number, results in enumerate(pool.map(hammer, range(2))):
+            for result in results:
+                assert result == pytest.approx(expected[number], rel=1e-7)
+    assert not any("forward" in vars(module) for module in model.modules())
