@@ -126,7 +126,6 @@ def test_snippet(block, monkeypatch):
     run(block)
 
 
-@pytest.mark.xfail(reason="there is no README.md yet", condition=not README.exists(), strict=True)
 def test_the_readme_has_snippets_of_both_kinds():
     languages = {block.language for block in BLOCKS}
     assert languages & set(PYTHON)
