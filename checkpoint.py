@@ -84,8 +84,13 @@ class Checkpoint:
             )
         return bool(tables)
 
-    def use(self, models: Sequence[LanguageModel], measures: Sequence[Measure]) -> None:
+    def use(
+        self, models: Sequence[LanguageModel], measures: Sequence[Measure], manner: str = ""
+    ) -> None:
         """Keep and look up what these measures give of the first model, and of it and others.
+
+        Args:
+            manner: tells scores apart that depend on more than what a pass reads.
 
         Raises:
             ValueError: nothing tells the model from others.
@@ -96,7 +101,9 @@ class Checkpoint:
         self.model = self._number_of(describe_model(model), model)
         self.prefixes_agree = model.prefixes_agree
         self.names = {
-            name: f"{measure.key}/{name}" for measure in measures for name in measure.columns
+            name: f"{manner}{measure.key}/{name}"
+            for measure in measures
+            for name in measure.columns
         }
 
     def load(self, wanted: Sequence[tuple[str, Pass]]) -> dict[int, Columns]:

@@ -317,9 +317,11 @@ def describe_measurement(model, measurement, words_given: bool) -> dict[str, str
         "join": repr(join) if is_string else join,
         "words": "given" if words_given else "split",
     }
+    if plan.carries != "nothing":
+        fields["carry"] = plan.carries
     order = (
-        *("model", "revision", "tokenizer", "protocol", "window", "stride", "start", "join"),
-        *("words", "dtype", "adapters", "attention", "version", "transformers", "torch"),
+        *("model", "revision", "tokenizer", "protocol", "window", "stride", "carry", "start"),
+        *("join", "words", "dtype", "adapters", "attention", "version", "transformers", "torch"),
     )
     line = _line({name: fields[name] for name in order if name in fields})
     digest = hashlib.sha256(line.encode("utf-8")).hexdigest()[:DIGITS]

@@ -5,6 +5,7 @@ found out here, once for as long as the model stays as it is.
 """
 
 import threading
+import warnings
 import weakref
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -46,10 +47,15 @@ from .loading import (
     unwrapped,
 )
 from .logits import Blocks, Head, describe_head, head_makers
+from .states import HeadInParts, StateReader, find_reader, grows_frequencies
 from .tokenization import check_tokenizer
 
 # Below evaluate's own, so that evaluate.logging decides what is shown.
 logger = evaluate.logging.get_logger("evaluate.perplexity_sliding")
+
+
+# Fewest tokens that a pass is read in parts of.
+SMALLEST_PART = 8
 
 
 class Findings(NamedTuple):
@@ -62,6 +68,8 @@ class Findings(NamedTuple):
         length: tokens in the longest pass that was tried.
         prefixes_agree: whether a token's score is the same in shorter and in longer passes.
         restless: names of modules that change what they keep while they run.
+        part: tokens of a longer pass to read at a time; None where any pass fits in memory.
+        steps_singly: whether a pass in parts goes on token by token.
     """
 
     state: tuple
@@ -70,6 +78,8 @@ class Findings(NamedTuple):
     length: int
     prefixes_agree: bool
     restless: frozenset[str]
+    part: int | None = None
+    steps_singly: bool = False
 
 
 _FINDINGS: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
@@ -215,13 +225,55 @@ class LanguageModel:
     def examine(self, length: int) -> None:
         """Try passes as long as the longest that is to be scored, where none so long was tried.
 
+        A pass that does not fit in memory is read in parts, if the model can go on from its state.
+
         Raises:
             MemoryError: such a pass does not fit.
             ValueError: the model looks ahead in it, or a part of it is random.
         """
-        findings = self._findings
-        if length <= findings.length:
+        if length <= self._findings.length:
             return
+        try:
+            self._examine(length)
+        except MemoryError as error:
+            # Outside, where no traceback holds the activations any more.
+            refusal = str(error)
+        else:
+            return
+        self._read_in_parts(length, refusal)
+
+    def _read_in_parts(self, length: int, refusal: str) -> None:
+        """Halve what is read at a time until a pass of this length fits.
+
+        Raises:
+            MemoryError: it never does, or the model cannot be read in parts.
+        """
+        self._kept_state.restore(self._kept_state.changed())
+        reader = None if grows_frequencies(self.model) else find_reader(self.model)
+        if reader is None:
+            reason = "it gives other logits when it goes on from the state that it returned"
+            if grows_frequencies(self.model):
+                reason = "its rotary frequencies depend on the length of the pass"
+            raise MemoryError(f"{refusal} It cannot be read in parts: {reason}.")
+        part = min(length, self._findings.part or length) // 2
+        while part >= SMALLEST_PART:
+            findings = self._findings._replace(part=part, steps_singly=reader.single)
+            self._take(findings)
+            try:
+                self._examine(length)
+            except MemoryError:
+                part //= 2
+                continue
+            warnings.warn(
+                f"One window of {length} tokens does not fit in the memory of {self.device}; "
+                f"reading it in parts of {part} tokens, which changes nothing but rounding.",
+                stacklevel=2,
+            )
+            return
+        raise MemoryError(refusal)
+
+    def _examine(self, length: int) -> None:
+        findings = self._findings
         if self.head.needs_trial and not self._agrees_with_plain(length):
             # The next maker's head is the same one without the parts that run faster.
             findings = findings._replace(head_number=findings.head_number + 1)
@@ -267,6 +319,9 @@ class LanguageModel:
         modules = dict(self.model.named_modules())
         self._restless = [modules[name] for name in findings.restless if name in modules]
         self.head: Head = head_makers(self.model)[findings.head_number]()
+        if findings.part is not None:
+            reader = StateReader(self.model, findings.steps_singly)
+            self.head = HeadInParts(self.head, reader, findings.part)
         self.vocabulary_size = findings.vocabulary_size
         self.prefixes_agree = findings.prefixes_agree
         _FINDINGS.setdefault(self.model, {})[self.variant] = findings

@@ -38,7 +38,8 @@ class Corpus:
         """The texts, or the one that they are joined to, and their tokens."""
         joint = protocol.join if separator is None else separator
         with_offsets = with_offsets or self.with_offsets
-        key = (protocol.encoding, joint, joint is not None and separator is not None, with_offsets)
+        given = joint is not None and separator is not None
+        key = (protocol.encoding, joint, given, protocol.texts_joined, with_offsets)
         if key not in self._readings:
             self._readings[key] = self._read(protocol, separator, with_offsets)
         return self._readings[key]
@@ -49,7 +50,10 @@ class Corpus:
         texts = self.texts
         if separator is None and protocol.join == "tokens":
             parts = tokenize(self.tokenizer, texts, protocol.encoding, with_offsets)
-            return ["".join(texts)], [concatenate(parts, texts)]
+            at_once = protocol.texts_joined or len(texts)
+            groups = [slice(n, n + at_once) for n in range(0, len(texts), at_once)]
+            streams = [concatenate(parts[group], texts[group]) for group in groups]
+            return ["".join(texts[group]) for group in groups], streams
         joint = protocol.join if separator is None else separator
         if joint is not None:
             texts = [joint.join(texts)]
@@ -164,10 +168,20 @@ def make_plan(
             f"protocol={protocol.name!r}, got one without."
         )
     longest = max(len(stream) for stream in streams)
-    max_length = resolve_max_length(limit, setting.max_length, protocol.max_length, longest)
-    stride = resolve_stride(protocol, setting.stride, max_length)
+    cap = protocol.max_length
+    if cap == "tokenizer or 1024":
+        cap = trainer_block(tokenizer, limit)
+    max_length = resolve_max_length(limit, setting.max_length, cap, longest)
+    stride = resolve_stride(protocol, setting.stride, max_length, start)
     check_stride(stride, max_length, start)
     return Plan(protocol, int(max_length), int(stride), start, start_id)
+
+
+def trainer_block(tokenizer, limit: ContextLimit) -> int:
+    """Tokens in a block as run_clm.py takes them: what the tokenizer states, if the model has it."""
+    length = limit.length or 1024
+    stated = getattr(tokenizer, "model_max_length", None) or length + 1
+    return min(1024, length) if stated > length else int(stated)
 
 
 def check_scorable(measurement: Measurement) -> None:
@@ -181,12 +195,15 @@ def check_scorable(measurement: Measurement) -> None:
     ]
     if not unscorable:
         return
-    if protocol.last == "dropped":
+    if protocol.last in ("dropped", "popped"):
+        fewest = protocol.min_windows * plan.max_length
+        if protocol.last == "popped":
+            fewest += plan.stride + 1
         raise ValueError(
-            f"`predictions` must have at least {protocol.min_windows * plan.max_length} tokens with "
+            f"`predictions` must have at least {fewest} tokens with "
             f"protocol={protocol.name!r}, which drops what does not fill a window of "
-            f"{plan.max_length}, got {len(measurement.streams[0])}. Pass a smaller `max_length` or "
-            "more text."
+            f"{plan.max_length}, got {len(measurement.streams[unscorable[0]])}. Pass a smaller "
+            "`max_length` or more text."
         )
     need = "1 token"
     advice = ""

@@ -17,6 +17,8 @@ import evaluate
 from .arguments import (
     WITHOUT_ADAPTER,
     check_flag,
+    check_key_tokens,
+    check_long_context,
     check_model_source,
     check_names,
     check_reference,
@@ -26,12 +28,17 @@ from .arguments import (
     check_word_counts,
     list_settings,
 )
+from .carrying import score_carried
 from .checkpoint import open_checkpoint
 from .comparison import PairedScores as PairedScores
+from .contexts import doubling_lengths as doubling_lengths
+from .curves import expand_settings, report_curves
 from .distributed import Processes
 from .divergence import Divergence as Divergence
+from .evaluator import check_offsets, find_key_characters, report_key_tokens
 from .guards import KeptState as KeptState
 from .identity import VERSION, TextsDigest
+from .key_tokens import KeyTokenRule as KeyTokenRule
 from .language_model import LanguageModel
 from .loading import files_state, resolve_device, resolve_dtype, snapshot
 from .logits import Head as Head
@@ -44,6 +51,7 @@ from .report import Extras, Report, list_reports
 from .results import TextScores as TextScores
 from .running import Session
 from .scoring import Scorer as Scorer
+from .states import StateReader as StateReader
 from .texts import count_words as count_words
 from .tokenization import check_tokenizer
 from .uncertainty import estimate_ratio_of_text
@@ -116,6 +124,20 @@ Args:
     reference_dtype (str or torch.dtype): what to load the reference in; as `dtype` by default.
     margin (float): how much worse the model may be: 0.01 for 1 % of perplexity. The `verdict` then
         says if it stays within, and `within_margin` whether that is sure.
+    context_lengths (list of int or str): also compare windows of these lengths on the same tokens,
+        read in the passes of the longest, which `max_length` may name and the other numbers are
+        of; "doubling" takes the window and its halves. `stride` is half of the shortest by default.
+    positions (list of int or str): also give the loss by place in the text: edges of bins, 0 being
+        the first token, or "doubling".
+    carry (bool): read every text once, in segments of `stride` tokens, and carry the model's state
+        on: with a recurrent model, the score with all context; with attention the keys of the last
+        `max_length - stride` tokens, as Transformer-XL is evaluated, which gives other numbers
+        than a sliding window. Refused for learned positions. Defaults to False.
+    key_tokens (str or dict): "longppl" also gives the perplexity of tokens that need a long
+        context (Fang et al. 2025); a dict changes some of its settings: short_context (4096
+        tokens), stride (1024), gain (2 nats), largest_nll (2 nats).
+    evaluator (str or tuple): the model that finds key tokens: a name, a folder, or a pair (model,
+        tokenizer); the one that is measured by default.
 
 Returns:
     dict of plain Python numbers:
@@ -139,6 +161,19 @@ Returns:
             counted as the protocol's tool does; without any, word_perplexity is None.
         adjusted_perplexity (float): per original word, with `word_counts`.
         tool_stderr (float): the ± that the tool prints, with protocols that have one.
+        by_context (list of dict): with `context_lengths`, for each, ascending: context_length,
+            perplexity, interval, nll (mean), num_tokens; and, but for the longest,
+            ratio_to_longest: perplexity_ratio with its paired interval and pvalue. The tokens are
+            those that see at least the longest less a stride, and as many less elsewhere.
+        by_position (list of dict): with `positions`, for each bin with a scored token: first and
+            last place, nll (mean), interval, cumulative_nll (mean of all up to `last`),
+            num_tokens, num_texts.
+        in_context_score (dict or None): with `positions`, nll of the 500th token less that of the
+            50th (Olsson et al. 2022): nll_difference, interval, num_texts; None where no text and
+            window are so long.
+        longppl, longppl_interval, longppls, num_key_tokens: with `key_tokens`, perplexity of the
+            key tokens of all texts, its interval, that of each text (None without a key token),
+            and their number.
         token_scores (list of dict): with `return_token_scores`, for each text the equally long
             lists tokens, offsets (characters of the text), nll (nats; None where unscored) and
             context_length (tokens seen; 0 where unscored); with `num_alternatives` also rank (1
@@ -410,6 +445,11 @@ class PerplexitySliding(evaluate.Metric):
         reference_model_kwargs=None,
         reference_dtype=None,
         margin=None,
+        context_lengths=None,
+        positions=None,
+        carry=False,
+        key_tokens=None,
+        evaluator=None,
     ):
         self._received = list(predictions)
         texts_digest = TextsDigest.of(predictions)
@@ -420,6 +460,12 @@ class PerplexitySliding(evaluate.Metric):
             "out `distributed` to score each one's by itself.",
         )
         settings, gives_list = list_settings(protocol, max_length, stride)
+        long_context = check_long_context(
+            context_lengths, positions, carry, settings, gives_list, add_start_token
+        )
+        if carry and (reference_model_id is not None or reference_model is not None):
+            raise ValueError("`carry` must be False with a reference. Make a call for each model.")
+        key_rule = check_key_tokens(key_tokens, evaluator, gives_list)
         word_counts = check_word_counts(word_counts, len(predictions))
         check_separator(separator)
         check_running(batch_size, logits_memory, num_alternatives, callback, checkpoint)
@@ -456,11 +502,24 @@ class PerplexitySliding(evaluate.Metric):
                     separator=separator,
                 )
                 # pieces of text that both models cut are found by their characters
-                with_offsets = with_tokens or reference is not None
+                with_offsets = with_tokens or reference is not None or key_rule is not None
                 corpus = Corpus(language_model.tokenizer, predictions, with_offsets)
+                settings = expand_settings(
+                    corpus,
+                    smallest_limit(models),
+                    settings,
+                    long_context,
+                    add_start_token,
+                    separator,
+                )
                 planned = plan(corpus, settings=settings, keeps_refusals=gives_list)
                 measured = {s: m for s, m in planned.items() if isinstance(m, Measurement)}
-                if reference is None:
+                if carry:
+                    work, scores = score_carried(
+                        session, language_model, *measured.values(), measures
+                    )
+                    comparisons = [None]
+                elif reference is None:
                     work, scores = session.score(models, list(measured.values()), measures)
                     comparisons = [None] * len(measured)
                 else:
@@ -468,6 +527,16 @@ class PerplexitySliding(evaluate.Metric):
                     others = plan(corpus, settings=list(measured), keeps_refusals=False)
                     pairs = list(zip(measured.values(), others.values()))
                     work, scores, comparisons = score_pair(session, models, pairs, measures, margin)
+            key_characters = None
+            if key_rule is not None:
+                (measurement,) = measured.values()
+                check_offsets(measurement.streams, "`tokenizer`")
+                key_characters = find_key_characters(
+                    session,
+                    self._evaluator(evaluator, language_model, device, dtype),
+                    measurement.texts,
+                    key_rule,
+                )
         given = (word_counts, texts_digest)
         reports = [
             Report(language_model, measurement, of_measurement, cost, *given, comparison)
@@ -477,7 +546,11 @@ class PerplexitySliding(evaluate.Metric):
         ]
         extras = Extras(with_tokens, return_totals)
         if not gives_list:
-            return reports[0].result(extras)
+            result = reports[0].result(extras)
+            result |= report_curves(reports, long_context, sum(work.costs))
+            if key_characters is not None:
+                result |= report_key_tokens(reports[0], key_characters)
+            return result
         return {
             "measurements": list_reports(planned, reports, extras),
             "num_forward_tokens": sum(work.costs),
@@ -533,6 +606,14 @@ class PerplexitySliding(evaluate.Metric):
         return LanguageModel.open(
             model_id, tokenizer, device, dtype, model_kwargs, tokenizer_kwargs
         )
+
+    def _evaluator(self, evaluator, language_model, device, dtype) -> LanguageModel:
+        """The model that finds key tokens: the one given, or the one that is measured."""
+        if evaluator is None:
+            return language_model
+        if isinstance(evaluator, tuple):
+            return LanguageModel.adopt(*evaluator)
+        return LanguageModel.open(evaluator, None, device, dtype)
 
     def _language_model(
         self, model_id, model, tokenizer, device, dtype, model_kwargs, tokenizer_kwargs

@@ -12,6 +12,7 @@ from .identity import TextsDigest, describe_measurement
 from .language_model import LanguageModel
 from .measurement import Measurement
 from .pairing import ByteComparison, TokenComparison
+from .passes import unite
 from .results import Settings, TextScores, Totals, ratio_of_perplexities
 from .scoring import Columns
 from .texts import scored_span
@@ -110,8 +111,11 @@ def text_scores(
     bodies = [text[s.begin :] for text, s in zip(measurement.texts, measurement.streams)]
     if word_counts is None:
         word_counts = [measurement.plan.protocol.count_words(body) for body in bodies]
-    elif len(bodies) < len(word_counts):
-        word_counts = [sum(word_counts)]  # the texts were joined
+    elif len(bodies) < len(word_counts):  # the texts were joined
+        joined = measurement.plan.protocol.texts_joined or len(word_counts)
+        word_counts = [
+            sum(word_counts[first : first + joined]) for first in range(0, len(word_counts), joined)
+        ]
     return [
         TextScores(
             window_nlls=[columns["nll"] for columns in of_text],
@@ -140,6 +144,8 @@ def scored_units(
     scored = np.zeros(len(stream), dtype=bool)
     for window in windows:
         scored[window.first : window.end] = True
+    if scored.sum() < num_scored(windows):  # some of them several times
+        return {}
     span = scored_span(text, stream.offsets, scored, stream.begin)
     nlls = np.concatenate([columns["nll"] for columns in scores])
     return {
@@ -151,13 +157,17 @@ def scored_units(
 
 def num_own_tokens(stream: TokenizedText, windows: list[Window]) -> int:
     """Tokens that stand for the text: without special ones added to it, unless these count."""
-    return len(stream) - (0 if num_scored(windows) == len(stream) else stream.num_added)
+    all_scored = unite((window.first, window.end) for window in windows) == ((0, len(stream)),)
+    return len(stream) - (0 if all_scored else stream.num_added)
 
 
 def token_scores(
     tokenizer, stream: TokenizedText, windows: list[Window], scores: list[Columns]
 ) -> dict[str, list]:
-    """List every token of a text with its score, `None` where it has none."""
+    """List every token of a text with its score, `None` where it has none.
+
+    Of several scores it has that with the most context.
+    """
     offsets = [None] * len(stream) if stream.offsets is None else stream.offsets.tolist()
     columns = {
         "tokens": tokenizer.convert_ids_to_tokens(stream.ids.tolist()),
@@ -172,7 +182,7 @@ def token_scores(
     if with_reference:
         columns |= {name: [None] * len(stream) for name in REFERENCE_COLUMNS}
         decoded = cache(lambda number: tokenizer.decode([number]))  # most tops are a few tokens
-    for window, of_window in zip(windows, scores):
+    for window, of_window in reversed(list(zip(windows, scores))):
         scored = slice(window.first, window.end)
         columns["nll"][scored] = of_window["nll"].tolist()
         columns["context_length"][scored] = map(

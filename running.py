@@ -120,7 +120,7 @@ class Runner:
         Args:
             known: passes that one of the processes has the scores of.
         """
-        share = self.processes.share(self.work.costs)
+        share = self.work.share(self.processes)
         costs = [self.work.costs[number] for number in share]
         finished = {place for place, number in enumerate(share) if number in known}
         estimate = RunningEstimate(sum(costs))

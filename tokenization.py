@@ -97,6 +97,8 @@ def choose_start(tokenizer, protocol: Protocol, add_start_token: bool | str) -> 
         return "once" if protocol.last == "cut" and start == "every" else start
     if protocol.start == "replace" and not prepends_start_token(tokenizer):
         return "none"
+    if protocol.start == "every if any":
+        return "none" if start_token_id(tokenizer, protocol.start_is) is None else "every"
     return protocol.start
 
 
@@ -107,9 +109,12 @@ def tokenize(
 
     Args:
         encoding: "plain" for the text alone, "default" with the tokenizer's special tokens,
-            "default once" with them unless the text itself begins with the start token.
+            "default once" with them unless the text itself begins with the start token, "lines"
+            for every line alone with the end-of-text token after it.
         with_offsets: keep character offsets, where the tokenizer gives them.
     """
+    if encoding == "lines":
+        return [tokenize_lines(tokenizer, text, with_offsets) for text in texts]
     if encoding == "default once":
         start = tokenizer.bos_token or tokenizer.eos_token or "\0"
         return [
@@ -146,6 +151,28 @@ def tokenize(
             )
             tokenized += [TokenizedText(*pair, added) for pair in zip(ids, offsets)]
     return tokenized
+
+
+def tokenize_lines(tokenizer, text: str, with_offsets: bool) -> TokenizedText:
+    """Encode each line alone; the end-of-text token after it stands for the line's end.
+
+    Raises:
+        ValueError: the tokenizer has no such token.
+    """
+    if tokenizer.eos_token_id is None:
+        raise ValueError(
+            "`tokenizer` must have an end-of-text token (eos_token) with this protocol, which puts "
+            "it after every line, got one without."
+        )
+    lines = text.splitlines(keepends=True) or [""]
+    bare = [line.rstrip("\r\n") for line in lines]
+    ended = []
+    for line, part in zip(bare, tokenize(tokenizer, bare, with_offsets=with_offsets)):
+        offsets = part.offsets
+        if offsets is not None:
+            offsets = np.concatenate([offsets, [[len(line), len(line)]]])
+        ended.append(TokenizedText(np.append(part.ids, tokenizer.eos_token_id), offsets, 1))
+    return concatenate(ended, lines)
 
 
 def concatenate(parts: list[TokenizedText], texts: list[str]) -> TokenizedText:

@@ -58,7 +58,7 @@ class Window(NamedTuple):
 Start = Literal["none", "once", "every", "replace"]
 Aggregate = Literal["tokens", "window means", "guide weights", "texts", "capped"]
 ToolError = Literal["population", "sample"]
-Knob = Literal["max_length", "stride", "add_start_token", "separator"]
+Knob = Literal["max_length", "stride", "add_start_token", "separator", "context_lengths", "carry"]
 
 
 @dataclass(frozen=True)
@@ -70,15 +70,17 @@ class Protocol:
         source: whose number this is.
         description: one sentence on what it does, for help texts and the Space.
         max_length: tokens in a window; None stands for the model's own limit, which also caps a
-            number given here.
+            number given here; "tokenizer or 1024" for what the tokenizer states, or 1024 where
+            it states more than the model takes.
         stride: distance between the first tokens of two windows; None stands for `max_length`,
             "half" for half of it.
         encoding: "plain" encodes the text alone, "default" with the special tokens that the
             tokenizer adds by itself, "default once" so unless the text begins with the start
-            token; added tokens are part of the text.
+            token, "lines" each line alone and the end-of-text token after it; added tokens are
+            part of the text.
         start: the start token: "chosen" by the user's `add_start_token`, "once" before the text,
-            "replace" for the first token of every window if the tokenizer adds one by itself, or
-            "none".
+            "every if any" at the head of every window if the tokenizer has one, "replace" for
+            the first token of every window if the tokenizer adds one by itself, or "none".
         start_is: which token that is: "bos", "bos or eos", or "eos".
         start_choices: the values of `add_start_token` that the tool knows.
         drops_written_start: a start token written at the head of a text is taken for the one that
@@ -86,13 +88,16 @@ class Protocol:
         scores_next: whether a window also scores the token after it, from its last row, and so
             reads `max_length` tokens instead of `max_length - 1`: "always", "never", or
             "without overlap", where windows share no token.
-        scores: "new" tokens, those that no window before has scored, or the "second half" of
-            each window.
+        scores: "new" tokens, those that no window before has scored, the "second half" of
+            each window, or "all" tokens of each.
+        first_window: how many tokens the first one reads: as many as any other, "full", or no
+            more than a "stride", from where windows grow to their full length.
         last: what becomes of a last window that the text does not fill: it stays "short", it is
             moved left to "full" context, it is "dropped", or, with "cut", the text ends with its
-            first window.
+            first window; with "popped", the last window that has a token after it is dropped too.
         join: None scores every text on its own; a string joins the texts with it first; "tokens"
             joins their token ids.
+        texts_joined: how many texts are joined into a stream of their own; None for all.
         aggregate: how token scores become the perplexity: over all "tokens", the mean of
             "window means", that mean weighted as the guide does ("guide weights"), the mean of
             the "texts", or over all tokens with Megatron's "capped" mean.
@@ -109,17 +114,19 @@ class Protocol:
     name: str
     source: str
     description: str
-    max_length: int | None = None
+    max_length: int | Literal["tokenizer or 1024"] | None = None
     stride: int | Literal["half"] | None = None
-    encoding: Literal["plain", "default", "default once"] = "plain"
-    start: Literal["none", "chosen", "once", "replace"] = "none"
+    encoding: Literal["plain", "default", "default once", "lines"] = "plain"
+    start: Literal["none", "chosen", "once", "every if any", "replace"] = "none"
     start_is: Literal["bos", "bos or eos", "eos"] = "bos"
     start_choices: tuple[Literal["once", "every"] | bool, ...] = (True, False, "once", "every")
     drops_written_start: bool = False
     scores_next: Literal["always", "never", "without overlap"] = "never"
-    scores: Literal["new", "second half"] = "new"
-    last: Literal["short", "full", "dropped", "cut"] = "short"
+    scores: Literal["new", "second half", "all"] = "new"
+    first_window: Literal["full", "stride"] = "full"
+    last: Literal["short", "full", "dropped", "popped", "cut"] = "short"
     join: str | None = None
+    texts_joined: int | None = None
     aggregate: Aggregate = "tokens"
     error: ToolError | None = None
     min_windows: int = 1
@@ -177,7 +184,10 @@ PROTOCOLS = protocol_table(
         start="chosen",
         drops_written_start=True,
         scores_next="without overlap",
-        knobs=("max_length", "stride", "add_start_token", "separator"),
+        knobs=(
+            *("max_length", "stride", "add_start_token", "separator"),
+            *("context_lengths", "carry"),
+        ),
     ),
     Protocol(
         "transformers-docs",
@@ -307,16 +317,85 @@ PROTOCOLS = protocol_table(
         join="tokens",
         error="sample",
     ),
+    Protocol(
+        "run-clm",
+        source="transformers, run_clm.py and Trainer.evaluate",
+        description=(
+            "The token ids of every thousand texts are cut into blocks; the first token of each is "
+            "not scored and an incomplete block is dropped."
+        ),
+        max_length="tokenizer or 1024",
+        encoding="default",
+        last="dropped",
+        join="tokens",
+        texts_joined=1000,
+    ),
+    Protocol(
+        "yarn",
+        source="YaRN, eval/perplexity.py",
+        description=(
+            "Windows 256 tokens apart, each with the start token; the average is taken over windows "
+            "instead of tokens."
+        ),
+        stride=256,
+        start="every if any",
+        aggregate="window means",
+        knobs=("max_length", "stride"),
+    ),
+    Protocol(
+        "yarn-truncated",
+        source="YaRN, eval/perplexity.py --truncate",
+        description=(
+            "One window of each text, with the start token, and the rest is cut off: an average over "
+            "all lengths of context up to the window's."
+        ),
+        start="every if any",
+        last="cut",
+        aggregate="window means",
+    ),
+    Protocol(
+        "longlora",
+        source="LongLoRA and landmark attention, eval.py",
+        description=(
+            "Windows 256 tokens apart, each scoring all of its tokens, so that most count many times "
+            "and with every length of context."
+        ),
+        stride=256,
+        encoding="default",
+        scores="all",
+        last="popped",
+        join="tokens",
+        aggregate="window means",
+        knobs=("max_length", "stride"),
+    ),
+    Protocol(
+        "fairseq",
+        source="fairseq, fairseq-eval-lm --context-window (Press et al.)",
+        description=(
+            "One stream of lines with the end-of-text token around each; windows score their new "
+            "tokens, and begin with as many as a stride."
+        ),
+        encoding="lines",
+        start="once",
+        start_is="eos",
+        scores_next="always",
+        first_window="stride",
+        join="tokens",
+        knobs=("max_length", "stride"),
+    ),
 )
 
 
-def resolve_stride(protocol: Protocol, stride: int | None, max_length: int) -> int:
-    """The stride in tokens: the one given, or the protocol's own, capped by the window."""
+def resolve_stride(
+    protocol: Protocol, stride: int | None, max_length: int, start: Start = "none"
+) -> int:
+    """The stride in tokens: the one given, or the protocol's own, capped by a window's text."""
     if stride is not None:
         return stride
     if protocol.stride == "half":
         return max(1, max_length // 2)
-    return min(protocol.stride or max_length, max_length)
+    places = max_length - (start == "every")
+    return min(protocol.stride or places, places)
 
 
 def plan_windows(
@@ -354,9 +433,15 @@ def plan_windows(
     )
     width = max_length + scores_next
     if start == "once":
-        spans = _spans(num_tokens + 1, width, stride, protocol.last)
+        spans = (
+            _spans(num_tokens + 1, width, stride, protocol.last)
+            if protocol.first_window == "full"
+            else _growing_spans(num_tokens + 1, width, stride)
+        )
         return (_after_start_token(*span) for span in spans)
     spans = _spans(num_tokens, width, stride, protocol.last)
+    if protocol.scores == "all":
+        spans = ((begin, begin + 1, end) for begin, _, end in spans)
     if protocol.scores == "second half":
         spans = ((begin, begin + max_length // 2 + 1, end) for begin, _, end in spans)
         spans = (span for span in spans if span[1] < span[2])
@@ -371,11 +456,13 @@ def _spans(
 
     `lead` is how many tokens of its own a window needs before its first target.
     """
+    if last == "popped":
+        length = (length - width - 1) // stride * stride + width - 1
     scored = 0
     for begin in range(0, length, stride):
         end = begin + width
         if end > length:
-            if last == "dropped":
+            if last in ("dropped", "popped"):
                 return
             if last == "full":
                 begin = max(0, length - width)
@@ -386,6 +473,12 @@ def _spans(
         scored = end
         if end == length or last == "cut":
             return
+
+
+def _growing_spans(length: int, width: int, stride: int) -> Iterator[tuple[int, int, int]]:
+    """As `_spans`, but every window has `stride` targets, behind all the context that fits."""
+    for first in range(1, length, stride):
+        yield max(0, first + stride - width), first, min(first + stride, length)
 
 
 def _after_start_token(begin: int, first: int, end: int) -> Window:
@@ -400,6 +493,8 @@ class Plan:
     Attributes:
         start: where the start token stands.
         start_id: its token id; None without one.
+        carries: what is carried from window to window: "nothing", the "keys" of the last
+            `max_length - stride` tokens, or a recurrent "state".
     """
 
     protocol: Protocol
@@ -407,6 +502,7 @@ class Plan:
     stride: int
     start: Start
     start_id: int | None
+    carries: Literal["nothing", "keys", "state"] = "nothing"
 
     def windows(self, num_tokens: int) -> list[Window]:
         """The windows over a text of `num_tokens` tokens."""

@@ -9,9 +9,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from .arguments import positions
+from .distributed import Processes
 from .language_model import LanguageModel
 from .measurement import Measurement
-from .passes import PlannedWindow, count_inputs, merge_windows
+from .passes import Pass, Place, PlannedWindow, count_inputs, merge_windows
 from .scoring import Columns, Row
 from .tokenization import stream_hash
 
@@ -48,16 +49,21 @@ class Work:
         self.prefixes_agree = prefixes_agree
         self.streams: list[Stream] = []
         self._stream_numbers = self._number_streams()
-        planned = [
-            window for number in range(len(measurements)) for window in self._planned(number)
-        ]
-        self.passes, self._places = merge_windows(planned, prefixes_agree)
-        self.costs = [one.num_inputs for one in self.passes]
+        self.passes, self._places = self._merge()
+        self.costs = [self.cost(one) for one in self.passes]
 
     @property
     def max_length(self) -> int:
         """The longest window of the plans."""
         return max(measurement.plan.max_length for measurement in self.measurements)
+
+    def cost(self, one: Pass) -> int:
+        """Tokens that a pass reads."""
+        return one.num_inputs
+
+    def share(self, processes: Processes) -> list[int]:
+        """The passes that fall to this process."""
+        return processes.share(self.costs)
 
     def row(self, number: int) -> Row:
         """A pass as the scorer wants it."""
@@ -85,6 +91,13 @@ class Work:
                 for windows in measurement.windows
             ]
             yield measurement, of_texts, self._cost_alone(number)
+
+    def _merge(self) -> tuple[list[Pass], list[Place]]:
+        """The passes, and for each window where in them its scores are."""
+        planned = [
+            window for number in range(len(self.measurements)) for window in self._planned(number)
+        ]
+        return merge_windows(planned, self.prefixes_agree)
 
     def _cost_alone(self, number: int) -> int:
         """Tokens that a measurement would read by itself."""

@@ -21,7 +21,7 @@ from pathlib import Path
 
 import torch
 from tokenizers import ByteLevelBPETokenizer
-from transformers import GPT2Config, GPT2LMHeadModel
+from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 TRAINING_WINDOW = 128
 CONTEXT = 64
@@ -61,7 +61,29 @@ def save_tokenizer(tokenizer: ByteLevelBPETokenizer, folder: Path) -> None:
     (folder / "tokenizer_config.json").write_text(json.dumps(settings, indent=2) + "\n", "utf-8")
 
 
-def build_model(start_id: int) -> GPT2LMHeadModel:
+def build_model(start_id: int, positions: str) -> torch.nn.Module:
+    """Build a model of 6 layers of width 192, with "learned" positions or "rotary" ones."""
+    return build_gpt2(start_id) if positions == "learned" else build_llama(start_id)
+
+
+def build_llama(start_id: int) -> LlamaForCausalLM:
+    """As many weights as `build_gpt2`'s, with positions that only tell how far apart tokens are."""
+    return LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=VOCABULARY,
+            max_position_embeddings=TRAINING_WINDOW,
+            hidden_size=192,
+            intermediate_size=512,
+            num_hidden_layers=6,
+            num_attention_heads=6,
+            tie_word_embeddings=True,
+            bos_token_id=start_id,
+            eos_token_id=start_id,
+        )
+    )
+
+
+def build_gpt2(start_id: int) -> GPT2LMHeadModel:
     return GPT2LMHeadModel(
         GPT2Config(
             vocab_size=VOCABULARY,
@@ -88,10 +110,11 @@ def paragraph_starts(ids: torch.Tensor, newline_id: int) -> list[int]:
 
 
 def save_model(model: GPT2LMHeadModel, folder: Path) -> None:
-    """Store the weights in half precision, and the positions that are kept."""
+    """Store the weights in half precision, and of learned positions those that are kept."""
     kept = copy.deepcopy(model).half()
-    kept.transformer.wpe.weight.data = kept.transformer.wpe.weight.data[:CONTEXT].clone()
-    kept.config.n_positions = CONTEXT
+    if isinstance(kept, GPT2LMHeadModel):
+        kept.transformer.wpe.weight.data = kept.transformer.wpe.weight.data[:CONTEXT].clone()
+        kept.config.n_positions = CONTEXT
     kept.save_pretrained(folder)
 
 
@@ -167,6 +190,7 @@ def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--books", type=Path, required=True, help="folder of .txt novels")
     parser.add_argument("--output", type=Path, required=True, help="folder for the model")
+    parser.add_argument("--positions", choices=("learned", "rotary"), default="learned")
     parser.add_argument("--steps", type=int, default=2900)
     parser.add_argument("--batch-size", type=int, default=16, help="windows per step")
     parser.add_argument("--learning-rate", type=float, default=2e-3)
@@ -182,7 +206,7 @@ def main() -> None:
     books, held_out = read_books(arguments.books)
     tokenizer = train_tokenizer(books)
     save_tokenizer(tokenizer, arguments.output)
-    model = build_model(tokenizer.token_to_id(START_TOKEN))
+    model = build_model(tokenizer.token_to_id(START_TOKEN), arguments.positions)
     sampler = WindowSampler(books, tokenizer, arguments.seed)
     began = time.monotonic()
 

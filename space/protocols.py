@@ -9,6 +9,8 @@ from dataclasses import dataclass
 # What the page calls the values of `add_start_token`.
 START_CHOICES = {"automatic": True, "once": "once", "every": "every", "none": False}
 ANY_START = tuple(START_CHOICES)
+# A usual stride that is as long as any window.
+WHOLE_WINDOW = 10**9
 
 
 @dataclass(frozen=True)
@@ -21,6 +23,8 @@ class Guide:
         stride: whether the stride can be chosen.
         usual_stride: the tool's own stride, where it is not half a window.
         starts: the choices for the start token; empty where there is none.
+        starts_every_window: whether a start token takes a place in each window, so that a stride
+            of a whole window would skip a token.
     """
 
     tool: str
@@ -28,6 +32,7 @@ class Guide:
     stride: bool = False
     usual_stride: int | None = None
     starts: tuple[str, ...] = ()
+    starts_every_window: bool = False
 
 
 GUIDES = {
@@ -88,6 +93,37 @@ GUIDES = {
         "mlx-lm",
         "The text is cut into rows of at most 512 tokens; the first token of each is not scored "
         "and an incomplete row is dropped.",
+    ),
+    "run-clm": Guide(
+        "transformers run_clm.py, Trainer",
+        "The text is cut into blocks; the first token of each is not scored and an incomplete "
+        "block is dropped.",
+    ),
+    "yarn": Guide(
+        "YaRN",
+        "Windows are 256 tokens apart unless you choose otherwise, and the average is taken over "
+        "windows instead of tokens.",
+        stride=True,
+        usual_stride=256,
+        starts_every_window=True,
+    ),
+    "yarn-truncated": Guide(
+        "YaRN --truncate",
+        "Only the first window is read: an average over all lengths of context up to the window's.",
+    ),
+    "longlora": Guide(
+        "LongLoRA",
+        "Windows are 256 tokens apart unless you choose otherwise, and each scores all of its "
+        "tokens, so that most count many times.",
+        stride=True,
+        usual_stride=256,
+    ),
+    "fairseq": Guide(
+        "fairseq",
+        "Every line is followed by the end-of-text token; windows score their new tokens and begin "
+        "with as many as a stride.",
+        stride=True,
+        usual_stride=WHOLE_WINDOW,
     ),
 }
 

@@ -57,7 +57,8 @@ class Settings:
                 f"The stride must be between 1 and the window, {window:,} tokens, but it is "
                 f"{stride:,}.{reason}"
             )
-        return replace(self, window=window, stride=stride)
+        longest_stride = window - guide(self.protocol).starts_every_window
+        return replace(self, window=window, stride=min(stride, longest_stride))
 
     def arguments(self) -> dict:
         """The metric's arguments, as far as the protocol has them."""

@@ -122,6 +122,101 @@ def megatron(num_tokens: int, length: int, overlap: int) -> dict[int, list]:
     return seen
 
 
+def yarn(num_tokens: int, length: int, stride: int, start: bool) -> list[dict[int, list]]:
+    """YaRN's eval/perplexity.py: the start token before every window, which gives up a place."""
+    places = length - start
+    windows = []
+    previous_end = 0
+    for begin in range(0, num_tokens, stride):
+        end = min(begin + places, num_tokens)
+        fed = [START] * start + list(range(begin, end))
+        num_labels = end - previous_end  # the last places of the window; a first row has no label
+        scored = [place for place in range(1, len(fed)) if place >= len(fed) - num_labels]
+        windows.append({fed[place]: fed[:place] for place in scored})
+        previous_end = end
+        if end == num_tokens:
+            break
+    return windows
+
+
+def yarn_truncated(num_tokens: int, length: int, start: bool) -> list[dict[int, list]]:
+    """The same with `--truncate`: the text is cut to the window, which then never slides."""
+    cut = min(num_tokens, length - start)
+    return yarn(cut, length, cut, start)
+
+
+def longlora(num_tokens: int, length: int, stride: int) -> list[dict[int, list]]:
+    """LongLoRA's eval.py: every window scores all it can, and the last one is taken off the list."""
+    begins = list(range(0, num_tokens - length, stride))
+    begins.pop()
+    return [
+        {begin + place: list(range(begin, begin + place)) for place in range(1, length)}
+        for begin in begins
+    ]
+
+
+def fairseq(num_tokens: int, length: int, stride: int) -> dict[int, list]:
+    """fairseq's eval_lm: blocks of new tokens, behind what is kept of the tokens before them.
+
+    `--tokens-per-sample` is `length`, `--context-window` is `length - stride`.
+    """
+    source = [START, *range(num_tokens - 1)]  # the targets one place earlier
+    seen = {}
+    kept: list = []
+    for first in range(0, num_tokens, stride):
+        sample = source[first : first + stride]
+        fed = kept + sample
+        for place in range(len(sample)):
+            seen[first + place] = fed[: len(kept) + place + 1]
+        kept = fed[len(fed) - min(len(fed), length - stride) :]
+    return seen
+
+
+def run_clm(lengths: list[int], block: int, texts_at_once: int) -> list[dict[int, list]]:
+    """run_clm.py's `group_texts`: blocks of some texts laid end to end, a remainder each time."""
+    windows = []
+    for number in range(0, len(lengths), texts_at_once):
+        before = sum(lengths[:number])
+        total = sum(lengths[number : number + texts_at_once])
+        for first in range(before, before + total // block * block, block):
+            windows.append({first + i: list(range(first, first + i)) for i in range(1, block)})
+    return windows
+
+
+def with_context(num_tokens: int, length: int, stride: int, start: str = "none") -> dict[int, int]:
+    """Tokens that each target sees when a window of `length` slides, by counting them one by one."""
+    return {
+        target: len(seen) for target, seen in sliding(num_tokens, length, stride, start).items()
+    }
+
+
+def additive(visible: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """A mask (1, 1, T, T) that transformers add to attention scores as it is."""
+    return torch.zeros(visible.shape, dtype=dtype).masked_fill(~visible, -torch.inf)[None, None]
+
+
+@torch.inference_mode()
+def carried_nlls(model, ids: list[int], segment: int, memory: int) -> list[float]:
+    """Nll of ids[1:] in segments with the keys of `memory` tokens kept: one pass, one banded mask.
+
+    Row i of segment s = i // segment sees the rows from s * segment - memory to i; in deeper
+    layers these have seen more, which is what a cache carries on.
+    """
+    rows = torch.arange(len(ids) - 1)
+    first_seen = rows // segment * segment - memory
+    visible = (rows[None] >= first_seen[:, None]) & (rows[None] <= rows[:, None])  # (row, key)
+    masks = {"full_attention": additive(visible, model.dtype)}
+    window = getattr(model.config, "sliding_window", None)
+    if window:  # layers with a window of their own keep what it reaches, and nothing drops it
+        reached = (rows[None] > rows[:, None] - window) & (rows[None] <= rows[:, None])
+        masks["sliding_attention"] = additive(reached, model.dtype)
+    fed = torch.tensor([ids[:-1]])
+    mask = masks if len(masks) > 1 else masks["full_attention"]
+    logits = model(input_ids=fed, attention_mask=mask).logits[0].double()
+    scores = logits.log_softmax(-1)
+    return [-scores[row, target].item() for row, target in enumerate(ids[1:])]
+
+
 @torch.inference_mode()
 def nll(model, context_ids: list[int], target_ids: list[int]) -> list[float]:
     """Nlls in nats of targets that follow each other, given the context and the targets before."""

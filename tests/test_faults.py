@@ -328,7 +328,7 @@ ARGUMENTS = [
     given_as("num_alternatives", -1, Refused(ValueError, r"`num_alternatives` must be at least 0, got -1")),
     given_as("add_start_token", "always", Refused(ValueError, r"`add_start_token` must be one of True, False, 'once', 'every', got 'always'")),
     given_as("add_start_token", 1, Refused(ValueError, r"`add_start_token` must be one of .*, got 1")),
-    given_as("protocol", "lmeval", Refused(ValueError, r"`protocol` must be one of sliding, .*mlx-lm, got 'lmeval'")),
+    given_as("protocol", "lmeval", Refused(ValueError, r"`protocol` must be one of sliding, .*fairseq, got 'lmeval'")),
     given_as("protocol", 3, Refused(ValueError, r"`protocol` must be one of .*, got 3")),
     given_as("separator", 3, Refused(TypeError, r"`separator` must be a string, got 3")),
     given_as("callback", "print", Refused(TypeError, r"`callback` must be callable, got 'print'")),

@@ -466,7 +466,8 @@ def test_no_two_protocols_agree_by_chance(metric):
     kwargs = {"predictions": texts, "model": model, "tokenizer": tokenizer}
     kwargs["max_length"] = 16
     perplexities = {"stock": metric.compute(protocol="stock", add_start_token=False, **kwargs)}
-    for protocol in PROTOCOLS.keys() - {"stock"}:
+    # run-clm is mlx-lm but for its blocks' default length and for more than a thousand texts.
+    for protocol in PROTOCOLS.keys() - {"stock", "run-clm"}:
         perplexities[protocol] = metric.compute(protocol=protocol, **kwargs)
     ordered = sorted(result["perplexity"] for result in perplexities.values())
     apart = [high / low - 1 for low, high in itertools.pairwise(ordered)]

@@ -8,6 +8,7 @@ import urllib.request
 
 import datasets
 import pytest
+import torch
 from huggingface_hub import constants
 
 pytestmark = [pytest.mark.hub, pytest.mark.usefixtures("hub")]
@@ -51,6 +52,28 @@ def test_the_guide_on_wikitext(metric, wikitext, protocol, model_id, stride, per
         stride=stride,
     )
     assert result["perplexity"] == pytest.approx(perplexity, abs=0.0051)
+
+
+# From data/govreport.csv of jquesnelle/yarn: windows of 32,768 tokens, 256 apart, over the first 50
+# reports of at least 16,384 tokens.
+YARN = [("codellama/CodeLlama-7b-hf", 4.4381), ("togethercomputer/LLaMA-2-7B-32K", 3.6678)]
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="hours of an accelerator")
+@pytest.mark.filterwarnings("ignore:`max_length`=32768 is past")
+@pytest.mark.parametrize("model_id, perplexity", YARN)
+def test_yarn_on_government_reports(metric, model_id, perplexity):
+    rows = datasets.load_dataset("emozilla/govreport-test-tokenized", split="test")
+    long_enough = rows.filter(lambda row: row["tokenized_len"] >= 16384)
+    result = metric.compute(
+        predictions=long_enough["input"][:50],
+        model_id=model_id,
+        protocol="yarn",
+        max_length=32768,
+        dtype="bfloat16",
+        batch_size=1,
+    )
+    assert result["perplexity"] == pytest.approx(perplexity, rel=0.01)
 
 
 def test_the_example_of_the_stock_metric(metric):

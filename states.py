@@ -1,0 +1,289 @@
+"""What a model keeps of the tokens it has read, handed on from chunk to chunk of a text.
+
+A recurrent model (Mamba, RWKV) keeps a state of fixed size, attention the keys and values of every
+token.  Whether a model goes on from what it keeps as if it had read all in one pass, and whether it
+could do so for ever, is tried on it, not looked up.
+"""
+
+import itertools
+from collections.abc import Callable, Iterator
+
+import torch
+
+from .guards import OTHER_SHAPE, differ, precision, probe_ids
+from .loading import position_table
+from .logits import BUILT_OTHERWISE, Blocks, Head, forward_parameters, replaced_forwards
+
+# Names under which forwards take and give what they keep between calls.
+STATE_NAMES = ("past_key_values", "cache_params", "state")
+# Kinds of rotary embeddings whose frequencies depend on the length of the pass.
+GROWING = ("dynamic", "longrope")
+# Models without `position_ids` whose attention only knows how far apart tokens are.
+ALIBI_MODELS = ("bloom", "mpt")
+PROBE_LENGTH = 11  # two chunks and a single token
+# A distance that texts are moved by to see whether places or only distances matter.
+PROBE_SHIFT = 1000
+
+
+class StateReader:
+    """Reads rows of token ids in chunks, handing the model's state on from each to the next.
+
+    Attributes:
+        single: whether only the first chunk may have more than one token: Mamba's step from a
+            state takes one.
+        alone: whether only one text can be read at a time: RWKV's step mixes rows.
+        rotations: forwards to run instead of those of the rotary embeddings.
+        keeps_keys: whether the state grows with the text unless `keep` drops keys; None before
+            anything was read.
+    """
+
+    def __init__(self, model: torch.nn.Module, single: bool = False, alone: bool = False):
+        parameters = forward_parameters(model)
+        self.model = model
+        self.single = single
+        self.alone = alone
+        self.state_name = next((name for name in STATE_NAMES if name in parameters), None)
+        self.takes_positions = "position_ids" in parameters
+        self.rotations: dict[torch.nn.Module, Callable] = {}
+        self.keeps_keys: bool | None = None
+        self.begin()
+
+    def begin(self) -> None:
+        """Forget everything: the next chunk is the head of other texts."""
+        self.state = None
+        self.num_read = 0
+
+    def logits(self, ids: torch.Tensor) -> torch.Tensor:
+        """Logits (B, T, V) for the next token ids (B, T)."""
+        kwargs: dict[str, object] = {"use_cache": True}
+        if self.state is not None:
+            kwargs[self.state_name] = self.state
+        if self.takes_positions:
+            places = torch.arange(self.num_read, self.num_read + ids.shape[1], device=ids.device)
+            kwargs["position_ids"] = places.expand(len(ids), -1)
+        with replaced_forwards(self.rotations):
+            output = self.model(ids, **kwargs)
+        self.state = output[self.state_name]
+        self.keeps_keys = isinstance(self.state, tuple) or any(
+            not is_bounded(layer) for layer in attention_layers(self.state)
+        )
+        self.num_read += ids.shape[1]
+        return output.logits
+
+    def keep(self, memory: int) -> None:
+        """Drop keys and values but those of the last `memory` tokens, where the model keeps all."""
+        if isinstance(self.state, tuple):  # transformers before 4.48
+            self.state = tuple(tuple(last(kept, memory) for kept in layer) for layer in self.state)
+        for layer in attention_layers(self.state):
+            if not is_bounded(layer):
+                layer.keys, layer.values = last(layer.keys, memory), last(layer.values, memory)
+
+    def chunks(self, length: int, size: int) -> Iterator[tuple[int, int]]:
+        """Cut the next `length` tokens into (first, one past the last) of at most `size`."""
+        if not self.single:
+            yield from ((first, min(first + size, length)) for first in range(0, length, size))
+            return
+        head = min(size, length) if self.num_read == 0 else 0
+        if head:
+            yield 0, head
+        yield from ((place, place + 1) for place in range(head, length))
+
+
+def attention_layers(state: object) -> list:
+    """The layers of a cache that hold keys and values."""
+    return [
+        layer
+        for layer in getattr(state, "layers", ())
+        if isinstance(getattr(layer, "keys", None), torch.Tensor)
+    ]
+
+
+def is_bounded(layer: object) -> bool:
+    """Whether a layer of a cache drops keys by itself, as the model's own attention window says."""
+    return getattr(layer, "is_sliding", False)
+
+
+def last(tensor: torch.Tensor, count: int) -> torch.Tensor:
+    """The keys or values (B, H, T, D) of the last tokens, in memory of their own."""
+    return tensor[..., max(0, tensor.shape[-2] - count) :, :].clone()
+
+
+def find_reader(model: torch.nn.Module) -> StateReader | None:
+    """A reader whose chunks give what one forward pass over all of them gives, if there is one."""
+    length = min(PROBE_LENGTH, position_table(model) or PROBE_LENGTH)
+    ids = torch.stack([probe_ids(model, length), probe_ids(model, length, first=3)])
+    expected = model(ids).logits
+    for single, alone in itertools.product((False, True), (False, True)):
+        reader = StateReader(model, single, alone)
+        rows = len(ids) - alone
+        try:
+            parts = [reader.logits(ids[:rows, a:b]) for a, b in reader.chunks(length, 5)]
+            logits = torch.cat(parts, 1)
+        except BUILT_OTHERWISE:
+            continue
+        if logits.shape == expected[:rows].shape and not differ(
+            logits, expected[:rows], OTHER_SHAPE[precision(model)]
+        ):
+            return reader
+    return None
+
+
+class HeadInParts:
+    """A way to the logits that reads long passes in parts, through what the model keeps.
+
+    Exact to rounding, in the memory that a part takes and what is kept of the parts before it.
+
+    Args:
+        head: the way for passes that are no longer than a part.
+        part: most tokens to read at a time.
+    """
+
+    needs_trial = False
+
+    def __init__(self, head: Head, reader: StateReader, part: int):
+        self.head = head
+        self.reader = reader
+        self.part = part
+        self.by_blocks = head.by_blocks
+
+    def __call__(
+        self,
+        ids: torch.Tensor,
+        scored: torch.Tensor,
+        targets: torch.Tensor,
+        block_rows: int,
+    ) -> Blocks:
+        """As the heads of logits.py do, for token ids (B, T)."""
+        length = ids.shape[1]
+        if length <= self.part:
+            yield from self.head(ids, scored, targets, block_rows)
+            return
+        for number, row in enumerate(ids):
+            self.reader.begin()
+            for first, end in self.reader.chunks(length, min(self.part, block_rows)):
+                logits = self.reader.logits(row[None, first:end])[0]
+                begin = number * length + first
+                inside = (scored >= begin) & (scored < begin + end - first)
+                if inside.any():
+                    rows = (scored[inside] - begin).to(logits.device)
+                    yield logits[rows], targets[inside].to(logits.device)
+        self.reader.begin()  # what was kept takes memory
+
+
+def grows_frequencies(model: torch.nn.Module) -> bool:
+    """Whether rotary frequencies depend on how far a pass reaches, as the configuration says."""
+    config = getattr(model, "config", None)
+    settings = (getattr(config, name, None) for name in ("rope_parameters", "rope_scaling"))
+    return any(
+        str(kind) in GROWING
+        for found in settings
+        for kind in (found or {}).values()
+        if not isinstance(kind, dict)
+    )
+
+
+@torch.inference_mode()
+def find_carrier(model: torch.nn.Module, name: str) -> StateReader:
+    """A reader that may go on for ever.
+
+    Raises:
+        ValueError: the model has none, with the reason.
+    """
+    reader = find_reader(model)
+    reason = why_not_carried(model, reader)
+    if reason is not None:
+        raise ValueError(
+            f"`carry` must be False with {name}: {reason}. Let a window slide over the text instead."
+        )
+    if attention_layers(reader.state):
+        reader.rotations = steady_rotations(model)
+    reader.begin()
+    return reader
+
+
+def why_not_carried(model: torch.nn.Module, reader: StateReader | None) -> str | None:
+    """What forbids to read on for ever with a model, after a reader was tried; None if nothing."""
+    table = position_table(model)
+    if table is not None:
+        return f"its positions are a table of {table} entries, and nothing can be read past them"
+    if grows_frequencies(model):
+        return "its rotary frequencies depend on how far a pass reaches"
+    if reader is None:
+        return "it gives other logits when it goes on from the state that it returned"
+    holds_keys = isinstance(reader.state, tuple) or attention_layers(reader.state)
+    if holds_keys and not sees_distances_only(model):
+        return (
+            "its attention depends on the places of tokens, not only on how far apart they are, so "
+            "keys cannot be kept while the text goes on"
+        )
+    return None
+
+
+def sees_distances_only(model: torch.nn.Module) -> bool:
+    """Whether a text gives the same logits when all of it stands further on."""
+    if "position_ids" not in forward_parameters(model):
+        return getattr(model.config, "model_type", None) in ALIBI_MODELS
+    ids = probe_ids(model, PROBE_LENGTH)[None]
+    places = torch.arange(PROBE_LENGTH, device=ids.device)[None]
+    try:
+        moved = model(ids, position_ids=places + PROBE_SHIFT).logits
+    except BUILT_OTHERWISE:
+        return False
+    return not differ(moved, model(ids, position_ids=places).logits, OTHER_SHAPE[precision(model)])
+
+
+class SteadyRotation:
+    """What a rotary embedding computes, as exact for a far place as for a near one.
+
+    Its angles are places times frequencies in float32: past 100,000 tokens they are off by
+    hundredths.  Here it computes those of a chunk as if the chunk began the text, and they are
+    turned by the angle of the chunk's first place, taken in float64.
+    """
+
+    def __init__(self, module: torch.nn.Module):
+        self.forward = module.forward
+
+    def __call__(
+        self, x: torch.Tensor, position_ids: torch.Tensor, *args, **kwargs
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Cosines and sines (B, T, D) for places (B, T), in the dtype of x."""
+        exact = x[..., :1].float()  # only its dtype and device matter to the embedding
+        first = position_ids[:, :1]
+        cosines, sines = self.forward(exact, position_ids - first, *args, **kwargs)
+        step = self.forward(exact, torch.ones_like(first), *args, **kwargs)
+        turn = torch.atan2(step[1].double(), step[0].double()) * first[..., None]  # (B, 1, D)
+        turned = (
+            cosines * turn.cos() - sines * turn.sin(),
+            sines * turn.cos() + cosines * turn.sin(),
+        )
+        return turned[0].to(x.dtype), turned[1].to(x.dtype)
+
+
+def steady_rotations(model: torch.nn.Module) -> dict[torch.nn.Module, Callable]:
+    """Exact forwards for those rotary embeddings that a pass calls and that they agree with."""
+    called: dict[torch.nn.Module, Callable] = {}
+    agreed: list[torch.nn.Module] = []
+
+    def compare(module, args, kwargs, output) -> None:
+        called[module] = SteadyRotation(module)
+        try:
+            pairs = zip(called[module](*args, **kwargs), output, strict=True)
+            if all(torch.allclose(own, theirs, atol=1e-2) for own, theirs in pairs):
+                agreed.append(module)
+        except BUILT_OTHERWISE:
+            pass
+
+    hooks = [
+        module.register_forward_hook(compare, with_kwargs=True)
+        for module in model.modules()
+        if type(module).__name__.endswith("RotaryEmbedding")
+    ]
+    try:
+        ids = probe_ids(model, PROBE_LENGTH)[None]
+        if hooks:
+            places = torch.arange(PROBE_LENGTH, device=ids.device)[None]
+            model(ids, position_ids=places + PROBE_LENGTH + 2)  # not a whole number of turns
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return {module: forward for module, forward in called.items() if module in agreed}

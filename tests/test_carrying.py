@@ -1,0 +1,219 @@
+"""Texts read once, the state carried on, through the metric: against one pass with a banded mask."""
+
+import numpy as np
+import pytest
+import reference
+import transformers
+from core.carrying import plan_segments, side_by_side
+from core.distributed import share_out
+from core.windows import PROTOCOLS, Plan
+from models import CONTEXT, make_model, make_tokenizer, random_text
+
+TEXTS = [random_text(70), random_text(9, seed=1), random_text(33, seed=2), random_text(35, seed=3)]
+
+
+@pytest.fixture(scope="module")
+def llama():
+    return make_model("llama")
+
+
+def carried_reference(model, tokenizer, texts, stride, memory, start=True):
+    """Nlls of all tokens of each text, the start token before it."""
+    head = [tokenizer.bos_token_id] * start
+    ids = [head + tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts]
+    return [reference.carried_nlls(model, one, stride, memory) for one in ids]
+
+
+def scored(result):
+    return [[nll for nll in text["nll"] if nll is not None] for text in result["token_scores"]]
+
+
+@pytest.mark.parametrize("start", [True, False])
+@pytest.mark.parametrize("max_length, stride", [(None, None), (16, 16), (12, 5), (9, 1)])
+def test_attention_keeps_the_window_less_a_stride(
+    metric, llama, tokenizer, max_length, stride, start
+):
+    """Transformer-XL's evaluation: half of the model's limit is kept unless told otherwise."""
+    result = metric.compute(
+        predictions=TEXTS,
+        model=llama,
+        tokenizer=tokenizer,
+        carry=True,
+        max_length=max_length,
+        stride=stride,
+        add_start_token=start,
+        return_token_scores=True,
+    )
+    length, stride = max_length or CONTEXT, stride or CONTEXT // 2
+    expected = carried_reference(llama, tokenizer, TEXTS, stride, length - stride, start)
+    for ours, theirs in zip(scored(result), expected):
+        assert ours == pytest.approx(theirs, abs=1e-4)
+    count = sum(map(len, expected))
+    assert result["num_tokens"] == result["num_forward_tokens"] == count
+    assert result["perplexity"] == pytest.approx(np.exp(sum(map(sum, expected)) / count), rel=1e-5)
+    assert f"|window:{length}|stride:{stride}|carry:keys|" in result["signature"]
+
+
+@pytest.mark.parametrize("name", ["rwkv", "mamba"])
+def test_a_recurrent_model_is_scored_with_all_context(metric, tokenizer, name):
+    """Whatever the window: one pass over the whole text, at one reading a token."""
+    if name == "mamba" and transformers.__version__.startswith("4."):
+        pytest.skip("its state in this transformers cannot be gone on from")
+    model = make_model(name)
+    expected = [
+        reference.nll(model, [tokenizer.bos_token_id], tokenizer(text)["input_ids"])
+        for text in TEXTS
+    ]
+    for settings in ({}, {"max_length": 10, "stride": 3}, {"logits_memory": 1}):
+        result = metric.compute(
+            predictions=TEXTS,
+            model=model,
+            tokenizer=tokenizer,
+            carry=True,
+            return_token_scores=True,
+            **settings,
+        )
+        for ours, theirs in zip(scored(result), expected):
+            assert ours == pytest.approx(theirs, abs=1e-4)
+        assert result["num_forward_tokens"] == sum(map(len, expected))
+    assert "|carry:state|" in result["signature"]
+    seen = result["token_scores"][0]["context_length"]
+    assert seen == list(range(1, len(seen) + 1))
+
+
+def test_no_stated_limit_is_needed(metric, tokenizer):
+    """A sliding window over such a text would have to be given."""
+    text = random_text(2100)
+    kwargs = {"predictions": [text], "model": make_model("bloom"), "tokenizer": tokenizer}
+    with pytest.raises(ValueError, match="`max_length` must be given: the model states no limit"):
+        metric.compute(**kwargs)
+    assert metric.compute(carry=True, **kwargs)["num_tokens"] == 2100
+
+
+@pytest.mark.parametrize("batch_size", [1, 2])
+def test_company_changes_nothing(metric, llama, tokenizer, batch_size):
+    kwargs = {"predictions": TEXTS, "model": llama, "tokenizer": tokenizer, "carry": True}
+    together = metric.compute(return_token_scores=True, **kwargs)
+    apart = metric.compute(return_token_scores=True, batch_size=batch_size, **kwargs)
+    for ours, theirs in zip(scored(together), scored(apart)):
+        assert ours == pytest.approx(theirs, abs=1e-4)
+
+
+def test_alternatives_come_from_the_carried_model(metric, llama, tokenizer):
+    result = metric.compute(
+        predictions=TEXTS, model=llama, tokenizer=tokenizer, carry=True, num_alternatives=80
+    )
+    for text in result["token_scores"]:
+        for token, nll, rank, alternatives in zip(
+            text["tokens"], text["nll"], text["rank"], text["alternatives"]
+        ):
+            assert alternatives[rank - 1] == [token, pytest.approx(nll, abs=1e-4)]
+
+
+class Stop(Exception):
+    pass
+
+
+def test_a_killed_run_goes_on_and_ends_with_the_same_result(metric, llama, tokenizer, tmp_path):
+    """Texts side by side are read again unless all are finished; nothing is scored twice."""
+    kwargs = {
+        "predictions": TEXTS, "model": llama, "tokenizer": tokenizer, "carry": True,
+        "stride": 4, "batch_size": 2,
+    }  # fmt: skip
+    whole = metric.compute(**kwargs)
+    steps = []
+
+    def stop_late(progress):
+        steps.append(progress.done)
+        if len(steps) == 20:  # the longest text and its company are done by now
+            raise Stop
+
+    path = tmp_path / "scores.sqlite"
+    with pytest.raises(Stop):
+        metric.compute(checkpoint=path, callback=stop_late, **kwargs)
+    resumed = []
+    result = metric.compute(checkpoint=path, callback=resumed.append, **kwargs)
+    assert result == whole
+    assert resumed[0].done > steps[-1]
+    assert resumed[-1].done == resumed[-1].total == whole["num_forward_tokens"]
+    assert metric.compute(checkpoint=path, callback=resumed.append, **kwargs) == whole
+
+
+def test_a_checkpoint_tells_carried_scores_from_others(metric, llama, tokenizer, tmp_path):
+    kwargs = {"predictions": TEXTS, "model": llama, "tokenizer": tokenizer, "stride": 4}
+    path = tmp_path / "scores.sqlite"
+    fresh, kept = (
+        [
+            metric.compute(carry=carry, max_length=n, checkpoint=file, **kwargs)["total_nll"]
+            for carry, n in RUNS
+        ]
+        for file in (None, path)
+    )
+    assert kept == pytest.approx(fresh, rel=1e-6)
+    assert np.diff(sorted(fresh)).min() > 1e-2
+
+
+RUNS = [(True, 16), (True, 12), (False, 16), (False, 12)]
+
+
+@pytest.mark.parametrize("start", ["once", "none"])
+@pytest.mark.parametrize("num_tokens", [2, 8, 9, 40])
+@pytest.mark.parametrize("stride, memory", [(8, 8), (3, 5), (1, 0), (8, None)])
+def test_segments_show_which_tokens_are_seen(num_tokens, stride, memory, start):
+    plan = Plan(PROTOCOLS["sliding"], 16, stride, start, None if start == "none" else 0)
+    rows = [reference.START] * (start == "once") + list(range(num_tokens))
+    seen = {}
+    for window in plan_segments(num_tokens, plan, memory):
+        for target in range(window.first, window.end):
+            assert target not in seen
+            head = [reference.START] * window.start_token
+            seen[target] = head + list(range(window.begin, target))
+    expected = {}
+    for row, target in enumerate(rows[1:]):
+        first = 0 if memory is None else max(0, row // stride * stride - memory)
+        expected[target] = rows[first : row + 1]
+    assert seen == expected
+
+
+def test_whole_texts_are_shared_out():
+    """A segment needs the state that the one before it has left."""
+    assert share_out([10, 2, 7, 2], 2) == [[0], [2, 1, 3]]
+
+
+def test_side_by_side():
+    assert side_by_side([5, 9, 9, 5], 4) == [[1, 2, 0, 3]]  # 36 tokens are read for 28
+    assert side_by_side([3, 9, 9, 3], 4) == [[1, 2, 0], [3]]  # 36 for 24 would be too many
+    assert side_by_side([8, 9, 10], 4) == [[2, 1, 0]]
+    assert side_by_side([8, 9, 10], 2) == [[2, 1], [0]]
+    assert side_by_side([7], 4) == [[0]]
+
+
+REFUSALS = [
+    ({"carry": 1}, "`carry` must be one of True, False, got 1"),
+    ({"carry": True, "protocol": "stock"}, "`carry` must be left out with protocol='stock'"),
+    ({"carry": True, "stride": [4, 8]}, "`carry` must be left out where .* is a list"),
+    ({"carry": True, "context_lengths": [8]}, "`carry` must be False with `context_lengths`"),
+    ({"carry": True, "add_start_token": "every"}, "must not be 'every' with `carry`.* Pass 'once'"),
+]
+
+
+@pytest.mark.parametrize("arguments, message", REFUSALS)
+def test_refusals(metric, llama, tokenizer, arguments, message):
+    with pytest.raises(ValueError, match=message):
+        metric.compute(predictions=["w3 w4"], model=llama, tokenizer=tokenizer, **arguments)
+
+
+def test_learned_positions_are_refused_with_the_reason(metric, gpt2, tokenizer):
+    with pytest.raises(
+        ValueError, match=r"positions are a table of 16 entries.* Let a window slide"
+    ):
+        metric.compute(predictions=["w3 w4"], model=gpt2, tokenizer=tokenizer, carry=True)
+
+
+def test_a_tokenizer_that_prepends_gets_one_start_token(metric, llama):
+    """Elsewhere "every" window would have one; here there is one text and one start."""
+    tokenizer = make_tokenizer(adds_bos=True)
+    result = metric.compute(predictions=TEXTS, model=llama, tokenizer=tokenizer, carry=True)
+    expected = carried_reference(llama, tokenizer, TEXTS, 8, 8)
+    assert result["total_nll"] == pytest.approx(sum(map(sum, expected)), rel=1e-5)
+    assert "|start:once(0)|" in result["signature"]

@@ -1,0 +1,165 @@
+"""Perplexity by length of context and by place in the text, on scores made up here."""
+
+import math
+
+import numpy as np
+import pytest
+import reference
+from core.contexts import (
+    doubling_edges,
+    doubling_lengths,
+    in_context_score,
+    summarize_contexts,
+    summarize_positions,
+)
+from core.passes import PlannedWindow, count_inputs, merge_windows
+from core.windows import plan_windows
+
+
+def contexts_of(num_tokens, length, stride):
+    """What each token of a text sees, 0 where it is not scored."""
+    seen = reference.with_context(num_tokens, length, stride)
+    return np.array([seen.get(target, 0) for target in range(num_tokens)])
+
+
+def copy_model_nlls(contexts, reach, low=0.5, high=4.0):
+    """Losses of a model that copies what stood `reach` tokens before, where it sees that far."""
+    return [np.where(seen >= reach, low, high) for seen in contexts]
+
+
+@pytest.mark.parametrize("reach", [1, 5, 12, 13, 28, 29, 40])
+def test_a_copying_model_falls_where_its_context_reaches(reach):
+    """A token sees between length - stride and length - 1 tokens: enough, too few, or in between."""
+    lengths, stride, num_tokens = [8, 16, 32], 4, 200
+    contexts = {length: [contexts_of(num_tokens, length, stride)] for length in lengths}
+    nlls = [copy_model_nlls(contexts[length], reach) for length in lengths]
+    summaries = summarize_contexts(lengths, nlls, contexts[32], stride)
+    for summary in summaries:
+        length = summary["context_length"]
+        seen = np.arange(length - stride, length)  # each as often
+        expected = np.where(seen >= reach, 0.5, 4.0).mean()
+        assert summary["nll"] == pytest.approx(expected)
+        assert summary["perplexity"] == pytest.approx(math.exp(expected))
+
+
+def test_every_length_is_asked_for_the_same_tokens():
+    """The longest serves tokens from its end less a stride on; nothing else may count."""
+    contexts = [contexts_of(50, 16, 4), contexts_of(13, 16, 4), contexts_of(12, 16, 4)]
+    short, long = [np.full(n, 9.0) for n in (50, 13, 12)], [np.full(n, 9.0) for n in (50, 13, 12)]
+    short[0][12:], long[0][12:] = 2.0, 1.0
+    short[1][12:], long[1][12:] = 2.0, 1.0
+    summaries = summarize_contexts([8, 16], [short, long], contexts, 4)
+    assert [summary["num_tokens"] for summary in summaries] == [39, 39]
+    assert [summary["nll"] for summary in summaries] == [2.0, 1.0]
+    ratio = summaries[0]["ratio_to_longest"]
+    assert ratio["perplexity_ratio"] == pytest.approx(math.e)
+    assert "ratio_to_longest" not in summaries[1]
+
+
+def test_the_ratio_to_the_longest_is_paired():
+    """Texts differ by far more than lengths do; token by token the difference is certain."""
+    generator = np.random.default_rng(0)
+    contexts = [contexts_of(60, 16, 8) for _ in range(30)]
+    long = [generator.normal(level, 0.1, 60) for level in generator.normal(4, 1, 30)]
+    short = [nll + generator.normal(0.2, 0.1, 60) for nll in long]
+    shorter, longest = summarize_contexts([8, 16], [short, long], contexts, 8)
+    low, high = shorter["interval"]
+    assert low < longest["perplexity"] < high
+    low, high = shorter["ratio_to_longest"]["interval"]
+    assert 1.15 < low < math.exp(0.2) < high < 1.3
+    assert shorter["ratio_to_longest"]["pvalue"] < 1e-6
+
+
+@pytest.mark.parametrize(
+    "lengths, times",
+    [
+        ([8 * (k + 1) for k in range(7)], 4),  # Σ k / 7
+        ([64, 128, 256, 512], 1.875),
+        ([16 * (k + 1) for k in range(64)], 32.5),  # YaRN's 64 lengths
+    ],
+)
+def test_all_lengths_cost_what_the_longest_costs(lengths, times):
+    """Windows from every stride on are merged into the longest of each beginning."""
+    stride, longest = lengths[0], lengths[-1]
+    num_tokens = 400 * longest
+    windows = {length: list(plan_windows(num_tokens, length, stride)) for length in lengths}
+    apart = sum(window.num_inputs for of_length in windows.values() for window in of_length)
+    passes, _ = merge_windows(
+        [PlannedWindow(0, window, None) for of_length in windows.values() for window in of_length]
+    )
+    alone = sum(window.num_inputs for window in windows[longest])
+    # Only at the text's end do shorter windows go on where the longest has ended.
+    assert alone <= count_inputs(passes) <= alone + longest * longest / stride
+    begins = math.ceil((num_tokens - longest) / stride) + 1
+    assert alone == (begins - 1) * (longest - 1) + num_tokens - 1 - (begins - 1) * stride
+    assert apart / count_inputs(passes) == pytest.approx(times, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    "longest, stride, lengths",
+    [
+        (64, None, [8, 16, 32, 64]),
+        (64, 8, [16, 32, 64]),
+        (64, 1, [2, 4, 8, 16, 32, 64]),
+        (64, 33, [64]),
+        (100, 10, [25, 50, 100]),
+        (2, None, [2]),
+        (5, None, [2, 5]),
+    ],
+)
+def test_doubling_lengths(longest, stride, lengths):
+    assert doubling_lengths(longest, stride) == lengths
+
+
+@pytest.mark.parametrize(
+    "longest, edges", [(1, [0, 1]), (2, [0, 1, 2]), (5, [0, 1, 2, 4, 8]), (8, [0, 1, 2, 4, 8])]
+)
+def test_doubling_edges(longest, edges):
+    assert doubling_edges(longest) == edges
+
+
+def test_positions():
+    """Means of bins by hand; unscored tokens count nowhere."""
+    nlls = [np.array([np.nan, 4.0, 3.0, 2.0, 1.0]), np.array([np.nan, 6.0, 1.0])]
+    first, second = summarize_positions([0, 2, 8], nlls, 16)
+    assert first == {
+        "first": 0,
+        "last": 1,
+        "nll": 5.0,
+        "interval": None,  # two tokens tell nothing of how sure they are
+        "cumulative_nll": 5.0,
+        "num_tokens": 2,
+        "num_texts": 2,
+    }
+    assert second["nll"] == pytest.approx(7 / 4)
+    assert second["cumulative_nll"] == pytest.approx(17 / 6)
+    assert (second["last"], second["num_tokens"], second["num_texts"]) == (4, 4, 2)
+
+
+def test_positions_leave_out_empty_bins_and_what_no_bin_holds():
+    nlls = [np.array([np.nan, 4.0, 3.0, 2.0, 1.0])]
+    summaries = summarize_positions([0, 1, 3, 4], nlls, 16)
+    assert [(s["first"], s["last"], s["nll"]) for s in summaries] == [(1, 2, 3.5), (3, 3, 2.0)]
+
+
+def test_positions_have_intervals_over_texts():
+    generator = np.random.default_rng(0)
+    nlls = [generator.normal(3, 1, 40) for _ in range(50)]
+    (summary,) = summarize_positions([0, 40], nlls, 16)
+    low, high = summary["interval"]
+    means = np.array([nll.mean() for nll in nlls])
+    margin = 2.0096 * means.std(ddof=1) / math.sqrt(50)  # Student's t for 49 degrees of freedom
+    assert (low, high) == pytest.approx((means.mean() - margin, means.mean() + margin), rel=1e-4)
+
+
+def test_in_context_score_takes_the_50th_and_the_500th_token():
+    nll = np.arange(600.0)
+    texts = [nll, 3 * nll, nll[:499]]  # the last one is too short
+    score = in_context_score(texts, [np.arange(len(text)) for text in texts])
+    assert score == {"nll_difference": 900.0, "interval": None, "num_texts": 2}
+
+
+@pytest.mark.parametrize("seen", [np.arange(499), np.minimum(np.arange(600), 498)])
+def test_in_context_score_needs_the_context(seen):
+    """With a window of fewer than 500 tokens, or in shorter texts, there is no such score."""
+    assert in_context_score([np.zeros(len(seen))], [seen]) is None

@@ -1,0 +1,134 @@
+"""LongPPL's key tokens, against the package that its authors publish."""
+
+import numpy as np
+import pytest
+from core.key_tokens import KeyTokenRule, merge_spans, tokens_inside
+from models import SlowTokenizer, make_byte_tokenizer, make_model, make_tokenizer, random_text
+
+
+def test_key_tokens_by_hand():
+    rule = KeyTokenRule(short_context=2, stride=1)
+    full = np.array([0.1, 0.1, 0.1, 1.9, 2.0, 0.5, np.nan])
+    short = np.array([9.0, 9.0, 2.1, 4.0, 9.0, 2.5, 9.0])
+    # too early, too early, gains exactly 2, key, left with 2, gains 2 exactly, unscored
+    assert rule.key_tokens(short, full).tolist() == [3]
+    assert rule.window == 3
+
+
+def test_spans_that_touch_are_one():
+    offsets = np.array([[2, 4], [4, 7], [8, 9], [9, 9], [9, 12], [20, 21]])
+    assert merge_spans(offsets).tolist() == [[2, 7], [8, 12], [20, 21]]
+    assert merge_spans(offsets[:0]).shape == (0, 2)
+
+
+def test_merging_and_overlap_are_the_packages():
+    longppl = pytest.importorskip("longppl.longppl")
+    torch = pytest.importorskip("torch")
+    generator = np.random.default_rng(0)
+    for _ in range(50):
+        keys, tokens = (spans(generator) for _ in range(2))
+        keys = keys[generator.random(len(keys)) < 0.5]
+        merged = merge_spans(keys)
+        assert merged.tolist() == longppl.merge_intervals(torch.tensor(keys)).tolist()
+        # Theirs are places in losses, one less than places of tokens; the first has none.
+        theirs = [place + 1 for place in longppl.cal_overlap(tokens.tolist(), merged.tolist())]
+        assert tokens_inside(tokens, merged).tolist() == theirs
+
+
+def spans(generator):
+    """Ascending spans of characters, some of which touch."""
+    widths, gaps = generator.integers(1, 6, 40), generator.integers(0, 2, 40)
+    ends = np.cumsum(widths + gaps)
+    return np.stack([ends - widths, ends], axis=1)
+
+
+# --- the metric against the package ---------------------------------------------------------------
+
+RULE = {"short_context": 8, "stride": 3, "gain": 0.5, "largest_nll": 4.0}
+
+
+def package_longppl(text, model, tokenizer, evaluator, evaluator_tokenizer):
+    longppl = pytest.importorskip("longppl.longppl")
+    return longppl.compute_longppl(
+        text, model, evaluator, tokenizer, evaluator_tokenizer, trunc_len=RULE["short_context"],
+        sliding_window=RULE["stride"], alpha=RULE["gain"], beta=-RULE["largest_nll"],
+    )  # fmt: skip
+
+
+def with_a_last_stride(text, tokenizer):
+    """Shorten a text until its last stride has two tokens or three: the package fails at one."""
+    while (len(tokenizer(text)["input_ids"]) - RULE["short_context"]) % RULE["stride"] == 1:
+        text = text[:-1]
+    return text
+
+
+@pytest.mark.parametrize("other_evaluator", [False, True])
+@pytest.mark.parametrize("num_tokens", [40, 41, 42, 60])
+def test_longppl_is_the_packages(metric, other_evaluator, num_tokens):
+    """Key tokens come from another model with another tokenizer; all digits agree."""
+    model = make_model("llama", max_position_embeddings=64)
+    tokenizer = make_tokenizer()
+    evaluator, evaluator_tokenizer = model, tokenizer
+    if other_evaluator:
+        evaluator = make_model("gpt2", seed=1, n_positions=64)
+        evaluator_tokenizer = make_tokenizer(adds_bos=True)
+        model = make_model("llama", max_position_embeddings=512, vocab_size=259)
+        tokenizer = make_byte_tokenizer()
+    texts = [
+        with_a_last_stride(random_text(num_tokens, seed=seed), evaluator_tokenizer)
+        for seed in (0, 1)
+    ]
+    theirs = [
+        package_longppl(text, model, tokenizer, evaluator, evaluator_tokenizer) for text in texts
+    ]
+    result = metric.compute(
+        predictions=texts,
+        model=model,
+        tokenizer=tokenizer,
+        add_start_token=False,
+        key_tokens=RULE,
+        evaluator=(evaluator, evaluator_tokenizer) if other_evaluator else None,
+    )
+    assert result["longppls"] == [pytest.approx(one["longppl"], rel=1e-5) for one in theirs]
+    counts = [one["n_key_token"] for one in theirs]
+    assert min(counts) > 0
+    assert result["num_key_tokens"] == sum(counts)
+    assert result["perplexities"] == [pytest.approx(one["ppl"], rel=1e-5) for one in theirs]
+    pooled = sum(count * np.log(one["longppl"]) for count, one in zip(counts, theirs))
+    assert result["longppl"] == pytest.approx(np.exp(pooled / sum(counts)), rel=1e-5)
+
+
+def test_longppl_without_a_key_token(metric, gpt2, tokenizer):
+    """The default asks for 4096 tokens of context and more: in a short text nothing is key."""
+    result = metric.compute(
+        predictions=[random_text(30)], model=gpt2, tokenizer=tokenizer, key_tokens="longppl"
+    )
+    assert result["num_key_tokens"] == 0
+    assert result["longppl"] is None and result["longppls"] == [None]
+
+
+@pytest.mark.parametrize(
+    "arguments, kind, message",
+    [
+        ({"evaluator": "gpt2"}, ValueError, "`evaluator` must be left out without `key_tokens`"),
+        ({"key_tokens": "long"}, ValueError, "`key_tokens` must be 'longppl', or a dict with"),
+        ({"key_tokens": {"alpha": 2}}, ValueError, "short_context, stride, gain, largest_nll"),
+        ({"key_tokens": {"stride": 0}}, ValueError, r"`key_tokens\['stride'\]` must be at least 1"),
+        ({"key_tokens": "longppl", "evaluator": 3}, TypeError, "`evaluator` must be the name of"),
+        ({"key_tokens": "longppl", "stride": [1, 2]}, ValueError, "`key_tokens` must be left out"),
+    ],
+)
+def test_refusals(metric, gpt2, tokenizer, arguments, kind, message):
+    with pytest.raises(kind, match=message):
+        metric.compute(predictions=["w3 w4"], model=gpt2, tokenizer=tokenizer, **arguments)
+
+
+def test_slow_tokenizers_are_refused(metric, gpt2, tokenizer):
+    slow = SlowTokenizer()
+    with pytest.raises(ValueError, match="`tokenizer` must have a fast tokenizer"):
+        metric.compute(predictions=["w3 w4"], model=gpt2, tokenizer=slow, key_tokens="longppl")
+    with pytest.raises(ValueError, match="`evaluator` must have a fast tokenizer"):
+        metric.compute(
+            predictions=["w3 w4"], model=gpt2, tokenizer=tokenizer, key_tokens="longppl",
+            evaluator=(gpt2, slow),
+        )  # fmt: skip

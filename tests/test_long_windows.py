@@ -1,0 +1,98 @@
+"""A single window larger than memory is read in parts, for the scores of the whole."""
+
+import pytest
+import torch
+import transformers
+from models import make_model, random_text
+
+NEWEST = int(transformers.__version__.split(".")[0]) >= 5
+LENGTH = 64
+TEXTS = [random_text(100), random_text(30, seed=1)]
+ROTARY = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
+
+
+def cramp(model, most_tokens):
+    """Let forward passes of more tokens run out of memory, as on a small accelerator."""
+
+    def refuse(embeddings, args):
+        if args[0].numel() > most_tokens:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
+
+    model.get_input_embeddings().register_forward_pre_hook(refuse)
+
+
+def build(name, **config):
+    """A model that takes 64 tokens, more than any model is tried with in any case."""
+    stated = {"gpt2": "n_positions", "rwkv": "context_length", "bloom": None, "mamba": None}
+    limit = stated.get(name, "max_position_embeddings")
+    return make_model(name, **config, **({limit: LENGTH} if limit else {}))
+
+
+def measure(metric, tokenizer, model):
+    result = metric.compute(
+        predictions=TEXTS, model=model, tokenizer=tokenizer, max_length=LENGTH, stride=16,
+        return_token_scores=True,
+    )  # fmt: skip
+    nlls = [nll for text in result["token_scores"] for nll in text["nll"]]
+    return nlls, result["num_forward_tokens"]
+
+
+# Keys from a table of positions and rotated ones, an attention window, ALiBi, states.
+NAMES = ["gpt2", "opt", "llama", "gemma2", "bloom", "mamba", "rwkv"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_scores_are_those_of_the_whole_window(metric, tokenizer, name):
+    if not NEWEST and name in ("gemma2", "mamba"):
+        pytest.skip("its state in this transformers cannot be gone on from")
+    expected, cost = measure(metric, tokenizer, build(name))
+    model = build(name)
+    cramp(model, most_tokens=48)
+    with pytest.warns(UserWarning, match=r"One window of 63 tokens does not fit.* in parts of \d+"):
+        scores, cost_in_parts = measure(metric, tokenizer, model)
+    assert scores == pytest.approx(expected, abs=1e-4)
+    assert cost_in_parts == cost
+
+
+def test_it_is_remembered(metric, tokenizer, recwarn):
+    """The next call reads in parts at once."""
+    model = build("llama")
+    cramp(model, most_tokens=48)
+    first, _ = measure(metric, tokenizer, model)
+    recwarn.clear()
+    assert measure(metric, tokenizer, model)[0] == first
+    assert not [warning for warning in recwarn if "does not fit" in str(warning.message)]
+
+
+@pytest.mark.parametrize(
+    "name, config, reason",
+    [
+        ("llama", {"rope_scaling": ROTARY}, "its rotary frequencies depend on the length"),
+        ("rwkv", {}, "it gives other logits when it goes on from the state"),
+    ],
+)
+def test_elsewhere_the_error_says_why_not(metric, tokenizer, name, config, reason):
+    model = build(name, **config)
+    if name == "rwkv":
+        forward = model.forward
+        model.forward = lambda input_ids, state=None, use_cache=None: forward(
+            input_ids, use_cache=True
+        )
+    cramp(model, most_tokens=48)
+    with pytest.raises(
+        MemoryError, match=f"of 63 tokens does not fit.* cannot be read in parts: {reason}"
+    ):
+        measure(metric, tokenizer, model)
+
+
+def test_a_part_must_fit_too(metric, tokenizer):
+    model = build("llama")
+    metric.compute(predictions=["w3 w4"], model=model, tokenizer=tokenizer)  # tries the model
+
+    def refuse_single_rows(embeddings, args):  # not the two by which parts are tried
+        if len(args[0]) == 1:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
+
+    model.get_input_embeddings().register_forward_pre_hook(refuse_single_rows)
+    with pytest.raises(MemoryError, match=r"One window of 63 tokens does not fit.*`max_length`"):
+        measure(metric, tokenizer, model)
