@@ -49,8 +49,8 @@ class BodyThenHead:
             then gone when the next one is computed.
 
     Attributes:
-        needs_trial: whether a part is skipped for rows that are not scored although it is not
-            known to compute each row from that row alone.
+        needs_trial: whether rows that are not scored are left out of a part that is not known to
+            compute each row from that row alone.
     """
 
     by_blocks = True
@@ -62,7 +62,7 @@ class BodyThenHead:
         self.in_head = head_shortcuts(model) if with_shortcuts else {}
         self.model_kwargs = forward_kwargs(model)
         self.body_kwargs = forward_kwargs(body)
-        self.needs_trial = any(
+        self.needs_trial = is_foreign(model) or any(
             isinstance(shortcut, ScoredRows) and not is_row_wise(module)
             for module, shortcut in self.in_body.items()
         )
@@ -103,10 +103,10 @@ class WholeForward:
     """
 
     by_blocks = False
-    needs_trial = False
 
     def __init__(self, model: torch.nn.Module, takes_index: bool):
         self.model = model
+        self.needs_trial = takes_index and is_foreign(model)
         self.takes_index = takes_index
         self.kwargs = forward_kwargs(model)
 
@@ -212,6 +212,11 @@ def head_makers(model: torch.nn.Module) -> list[Callable[[], Head]]:
     if "logits_to_keep" in forward_parameters(model):
         makers.append(partial(WholeForward, model, takes_index=True))
     return [*makers, partial(WholeForward, model, takes_index=False)]
+
+
+def is_foreign(model: torch.nn.Module) -> bool:
+    """Whether a model's forward is not one of transformers, where heads work row by row."""
+    return not type(model).__module__.startswith("transformers.")
 
 
 def describe_head(head: Head) -> str:

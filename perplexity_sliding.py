@@ -469,6 +469,8 @@ class PerplexitySliding(evaluate.Metric):
         word_counts = check_word_counts(word_counts, len(predictions))
         check_separator(separator)
         check_running(batch_size, logits_memory, num_alternatives, callback, checkpoint)
+        batch_size, logits_memory = int(batch_size), int(logits_memory)  # numpy's overflow
+        num_alternatives = int(num_alternatives)
         if model_id is None and model is None and self.config_name != "default":
             model_id = self.config_name
         check_model_source(

@@ -517,3 +517,4 @@ def test_texts_of_two_threads_are_not_mixed(metric, gpt2, tokenizer):
 def test_whole_numbers_may_be_numpys(compute):
     plain = compute(max_length=8, stride=3, batch_size=2)
     assert compute(max_length=np.int64(8), stride=np.int32(3), batch_size=np.int8(2)) == plain
+    assert compute(max_length=8, stride=3, batch_size=2, logits_memory=np.int64(2**29)) == plain

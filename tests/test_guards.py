@@ -150,6 +150,29 @@ def test_a_layer_that_reads_far_back_runs_over_all_rows(metric, kind, stride):
     assert result["perplexities"] == pytest.approx(expected, rel=1e-5)
 
 
+class Echoing(transformers.GPT2LMHeadModel):
+    """Adds to each token's logits those of a token before, after its head."""
+
+    def forward(self, input_ids=None, **kwargs):
+        output = super().forward(input_ids, **kwargs)
+        echo = torch.zeros_like(output.logits)
+        echo[:, self.distance :] = output.logits[:, : -self.distance]
+        output.logits = output.logits + echo
+        return output
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("distance", [1, 5, 30])
+def test_a_head_that_reads_other_rows_runs_over_all_of_them(metric, distance, dtype):
+    model = Echoing(make_model("gpt2", n_positions=LONG).config).eval()
+    model.load_state_dict(make_model("gpt2", n_positions=LONG).state_dict())
+    model.distance = distance
+    result = metric.compute(predictions=TEXTS, model=model.to(dtype), tokenizer=make_tokenizer())
+    expected = [naive_perplexity(model, text, LONG, LONG // 2) for text in TEXTS]
+    accuracy = 1e-5 if dtype == torch.float32 else 0.05
+    assert result["perplexities"] == pytest.approx(expected, rel=accuracy)
+
+
 class Looking(transformers.GPT2LMHeadModel):
     """Sees the token `ahead` places on, from a length on that is longer than any short probe."""
 
@@ -162,10 +185,12 @@ class Looking(transformers.GPT2LMHeadModel):
         return output
 
 
-@pytest.mark.parametrize("ahead", [1, 15])
-def test_a_model_that_looks_ahead_only_in_long_windows(metric, ahead):
-    model = Looking(make_model("gpt2", n_positions=LONG).config).eval()
-    model.ahead = ahead
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("ahead, from_length", [(1, 30), (15, 30), (1, 0), (2, 0)])
+def test_a_model_that_looks_a_little_ahead(metric, ahead, from_length, dtype):
+    """By one token or by many, in every pass or only in long ones."""
+    model = Looking(make_model("gpt2", n_positions=LONG).config).eval().to(dtype)
+    model.ahead, model.from_length = ahead, from_length
     with pytest.raises(ValueError, match="must be a causal language model"):
         metric.compute(predictions=TEXTS, model=model, tokenizer=make_tokenizer())
 
