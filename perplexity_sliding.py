@@ -78,7 +78,8 @@ Args:
     model_id (str): a causal language model on the Hub, or a folder. Also taken from the
         configuration name: `evaluate.load("user/perplexity_sliding", "openai-community/gpt2")`.
     batch_size (int): windows of `max_length` tokens in one forward pass; shorter windows share
-        their room. Defaults to 16.
+        their room. On a CPU, where more would be slower, a pass takes 1,024 tokens at most, or one
+        window. Defaults to 16.
     add_start_token (bool or str): whether the first token is scored too, given the tokenizer's
         start token. "once" puts it before the text, "every" at the head of every window, where it
         takes one of the places; True means "every" where the tokenizer itself prepends one when

@@ -1,14 +1,20 @@
 """A run that is killed goes on where it stopped, and ends with the very same result."""
 
 import copy
+import multiprocessing
 import os
 import random
+import shutil
 import signal
 import sqlite3
+import sys
+import tempfile
 import time
+from pathlib import Path
 
 import pytest
 import torch
+from core.identity import Fingerprint
 from models import make_model, random_text
 
 needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="processes are forked")
@@ -205,6 +211,137 @@ def test_another_number_of_alternatives_is_scored_anew(metric, arguments, path):
     arguments |= {"num_alternatives": 3}
     result = metric.compute(predictions=TEXTS, checkpoint=path, **arguments)
     assert result == metric.compute(predictions=TEXTS, **arguments)
+
+
+# ---- models that only their numbers tell apart
+
+
+def test_code_that_was_patched_is_another_model(metric, arguments, path, monkeypatch):
+    """Its description is the same, its logits are not; neither gets the other's scores."""
+    plain = metric.compute(predictions=TEXTS, checkpoint=path, **arguments)
+    with monkeypatch.context() as patch:
+        # A function that no model holds: nothing shows that it was replaced.
+        patch.setattr(torch.nn.functional, "layer_norm", scaled(torch.nn.functional.layer_norm))
+        other = metric.compute(predictions=TEXTS, **arguments)
+        assert other["signature"] == plain["signature"]
+        assert other["perplexity"] != pytest.approx(plain["perplexity"], rel=1e-3)
+        kept = metric.compute(predictions=TEXTS, checkpoint=path, **arguments)
+        assert kept["perplexity"] == other["perplexity"]
+        progress = []
+        metric.compute(predictions=TEXTS, checkpoint=path, callback=progress.append, **arguments)
+        assert progress == [], "the changed model has scores of its own"
+    assert metric.compute(predictions=TEXTS, checkpoint=path, **arguments) == plain
+
+
+def scaled(function):
+    return lambda *args, **kwargs: 1.05 * function(*args, **kwargs)
+
+
+def test_rounding_does_not_make_another_model():
+    """As it differs between machines, in the dtypes of models."""
+    torch.manual_seed(0)
+    logits = 3 * torch.randn(16, 500)
+    for dtype, rounding in ((torch.float32, 1e-5), (torch.bfloat16, 2e-3), (torch.float16, 3e-4)):
+        fingerprint = Fingerprint.of(logits, dtype)
+        noise = 3 * rounding * torch.randn_like(logits)
+        assert fingerprint.is_close_to(Fingerprint.of(logits + noise, dtype).values)
+        assert fingerprint.is_close_to(Fingerprint.of(logits + 7.0, dtype).values), "an offset"
+        changed = Fingerprint.of(logits + 30 * noise, dtype)
+        assert not fingerprint.is_close_to(changed.values)
+        assert not fingerprint.is_close_to(fingerprint.values[:-1])
+
+
+# ---- a disk that fails
+
+
+def make_read_only(folder):
+    for path in (*folder.iterdir(), folder):
+        path.chmod(0o555 if path.is_dir() else 0o444)
+
+
+@needs_fork
+def test_a_complete_checkpoint_on_a_read_only_disk(metric, arguments, tmp_path):
+    """It is all that is needed; what it lacks cannot be added to it."""
+    folder = Path(tempfile.mkdtemp(dir="/tmp"))
+    expected = metric.compute(predictions=TEXTS, checkpoint=folder / "run.sqlite", **arguments)
+    make_read_only(folder)
+
+    def resume(texts, results):
+        if os.getuid() == 0:
+            os.setuid(65534)  # whom permissions bind
+        try:
+            metric.keep_in_memory = True
+            results.put(
+                metric.compute(predictions=texts, checkpoint=folder / "run.sqlite", **arguments)
+            )
+        except Exception as error:
+            results.put(repr(error))
+
+    context = multiprocessing.get_context("fork")
+    results = context.Queue()
+    for texts in (TEXTS, [random_text(50, seed=9)]):
+        child = context.Process(target=resume, args=(texts, results))
+        child.start()
+        result = results.get(timeout=60)
+        child.join(60)
+        if texts is TEXTS:
+            assert result == expected
+        else:
+            assert "cannot be written: attempt to write a readonly database" in result
+            assert "What it holds is intact" in result
+    folder.chmod(0o755)
+    shutil.rmtree(folder)
+
+
+def fill_disk(path, connection):
+    connection.execute("PRAGMA max_page_count = 4")
+
+
+def lock_file(path, connection):
+    connection.execute("PRAGMA busy_timeout = 50")
+    holder = sqlite3.connect(path, isolation_level=None)
+    holder.execute("BEGIN EXCLUSIVE")
+    holders.append(holder)
+
+
+def delete_file(path, connection):
+    path.unlink()
+
+
+holders: list[sqlite3.Connection] = []
+
+
+@pytest.mark.parametrize(
+    "spoil, reason",
+    [(fill_disk, "full"), (lock_file, "locked"), (delete_file, "readonly|disk I/O error")],
+)
+def test_a_disk_that_fails_while_scoring(metric, arguments, path, monkeypatch, spoil, reason):
+    """One sentence; what was saved resumes, where it is not gone."""
+    arguments |= {"batch_size": 1, "stride": 1}
+    expected = metric.compute(predictions=TEXTS, **arguments)
+    module = sys.modules[f"{type(metric).__module__.rpartition('.')[0]}.checkpoint"]
+    saves = []
+    save = module.Checkpoint.save
+
+    def spoiled(self, scores):
+        saves.append(len(saves))
+        if len(saves) == 4:
+            spoil(path, self.connection)
+        save(self, scores)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(module.Checkpoint, "save", spoiled)
+        with pytest.raises(ValueError, match=rf"run\.sqlite' cannot be written: .*({reason})"):
+            metric.compute(predictions=TEXTS, checkpoint=path, **arguments)
+    for holder in holders:
+        holder.close()
+    holders.clear()
+    progress = []
+    resumed = metric.compute(
+        predictions=TEXTS, checkpoint=path, callback=progress.append, **arguments
+    )
+    assert resumed == expected
+    assert (len(progress) < expected["num_windows"]) == (spoil is not delete_file)
 
 
 # A run in a process of its own.  Forked, so that twenty of them need not load torch twenty times.
