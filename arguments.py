@@ -20,6 +20,18 @@ NAMED_TEXTS = 10
 LARGEST_COUNT = 2**53
 
 
+class TextsError(ValueError):
+    """Some of the texts cannot be scored.
+
+    Attributes:
+        positions: which of them.
+    """
+
+    def __init__(self, message: str, positions: Sequence[int] = ()):
+        super().__init__(message)
+        self.positions = list(positions)
+
+
 def check_names(function: Callable, arguments: dict) -> None:
     """Refuse arguments that a function does not have, before it is called."""
     known = list(signature(function).parameters)
@@ -58,9 +70,10 @@ def check_texts(texts: Iterable[str], name: str = "predictions") -> list[str]:
         )
     broken = [number for number, text in enumerate(texts) if not _is_unicode(text)]
     if broken:
-        raise ValueError(
+        raise TextsError(
             f"`{name}` must be valid Unicode, but there are lone surrogates at {positions(broken)}. "
-            "Decode the bytes with errors='replace'."
+            "Decode the bytes with errors='replace'.",
+            broken,
         )
     return texts
 

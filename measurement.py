@@ -6,7 +6,7 @@ Joins what the three layers know: windows (integers), scores (arrays) and result
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from .arguments import Setting, check_setting, check_stride, positions
+from .arguments import Setting, TextsError, check_setting, check_stride, positions
 from .loading import ContextLimit, resolve_max_length
 from .tokenization import (
     TokenizedText,
@@ -210,7 +210,8 @@ def check_scorable(measurement: Measurement) -> None:
     if plan.start == "none":
         need = "2 tokens"
         advice = ", or give single tokens a start token (`add_start_token`, if there is one)"
-    raise ValueError(
+    raise TextsError(
         f"`predictions` must hold texts of at least {need}, got shorter ones at "
-        f"{positions(unscorable)}. Remove them{advice}."
+        f"{positions(unscorable)}. Remove them{advice}.",
+        unscorable,
     )

@@ -115,7 +115,8 @@ Args:
         stride, window or protocol over the same texts takes what is there already.
     distributed (bool): share the windows out between the processes that `torchrun` started; each
         must make this same call, and gets the same result. Needs the package accelerate.
-    return_totals (bool): also return what adds up over shards of a corpus. Defaults to False.
+    return_totals (bool or str): also return what adds up over shards of a corpus; "texts" does so
+        for each text by itself too. Defaults to False.
     reference_model_id (str), reference_model (torch.nn.Module or str): a second model to compare
         the first with, by name or live; "without adapter" takes `model` itself with its adapters
         switched off. Both read the same windows, and their logits meet block by block: see
@@ -453,9 +454,9 @@ class PerplexitySliding(evaluate.Metric):
         evaluator=None,
     ):
         self._received = list(predictions)
-        texts_digest = TextsDigest.of(predictions)
+        text_digests = [TextsDigest.of([text]) for text in predictions]
         self._processes.agree(
-            str(texts_digest),
+            str(sum(text_digests, TextsDigest())),
             "texts",
             "Windows are shared out by the metric itself: pass all texts to every process, or leave "
             "out `distributed` to score each one's by itself.",
@@ -540,14 +541,14 @@ class PerplexitySliding(evaluate.Metric):
                     measurement.texts,
                     key_rule,
                 )
-        given = (word_counts, texts_digest)
+        given = (word_counts, text_digests)
         reports = [
             Report(language_model, measurement, of_measurement, cost, *given, comparison)
             for (measurement, of_measurement, cost), comparison in zip(
                 work.by_measurement(scores), comparisons
             )
         ]
-        extras = Extras(with_tokens, return_totals)
+        extras = Extras(with_tokens, bool(return_totals), return_totals == "texts")
         if not gives_list:
             result = reports[0].result(extras)
             result |= report_curves(reports, long_context, sum(work.costs))

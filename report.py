@@ -12,7 +12,7 @@ from .identity import TextsDigest, describe_measurement
 from .language_model import LanguageModel
 from .measurement import Measurement
 from .pairing import ByteComparison, TokenComparison
-from .passes import unite
+from .passes import PlannedWindow, count_inputs, merge_windows, unite
 from .results import Settings, TextScores, Totals, ratio_of_perplexities
 from .scoring import Columns
 from .texts import scored_span
@@ -24,10 +24,11 @@ REFERENCE_COLUMNS = ("reference_nll", "kl", "top", "reference_top")
 
 
 class Extras(NamedTuple):
-    """What a result holds beside its numbers, as asked: token scores, totals."""
+    """What a result holds beside its numbers, as asked: token scores, totals, those of each text."""
 
     with_tokens: bool
     with_totals: bool
+    with_text_totals: bool = False
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,7 @@ class Report:
         scores: of the windows of each text.
         cost: tokens that the measurement reads by itself.
         word_counts: words of each text that the caller gave, or None.
-        texts_digest: of the texts as they were given.
+        text_digests: of each text as it was given.
     """
 
     model: LanguageModel
@@ -46,7 +47,7 @@ class Report:
     scores: list[list[Columns]]
     cost: int
     word_counts: list[int] | None
-    texts_digest: TextsDigest
+    text_digests: list[TextsDigest]
     comparison: TokenComparison | ByteComparison | None = None
 
     @cached_property
@@ -60,14 +61,33 @@ class Report:
             Settings(protocol.aggregate, protocol.error, plan.max_length, words_given),
             num_forward_tokens=self.cost,
             identity=describe_measurement(self.model, self.measurement, words_given),
-            texts_digest=self.texts_digest,
+            texts_digest=sum(self.text_digests, TextsDigest()),
         )
+
+    def totals_of_texts(self) -> list[Totals]:
+        """The totals of each text by itself, which add up to those of all."""
+        if len(self.text_digests) > len(self.measurement.texts):
+            return [self.totals]  # joined
+        texts = text_scores(self.measurement, self.scores, self.word_counts)
+        costs = [self._cost_alone(windows) for windows in self.measurement.windows]
+        return [
+            Totals.of([text], self.totals.settings, cost, self.totals.identity, digest)
+            for text, cost, digest in zip(texts, costs, self.text_digests)
+        ]
+
+    def _cost_alone(self, windows: list[Window]) -> int:
+        """Tokens that a text's windows read by themselves."""
+        start_id = self.measurement.plan.start_id
+        planned = [PlannedWindow(0, w, start_id if w.start_token else None) for w in windows]
+        return count_inputs(merge_windows(planned, self.model.prefixes_agree)[0])
 
     def result(self, extras: Extras) -> dict:
         """What a call returns; see the metric's documentation."""
         result = self.totals.result()
         if extras.with_totals:
             result["totals"] = self.totals
+        if extras.with_text_totals:
+            result["text_totals"] = self.totals_of_texts()
         if extras.with_tokens:
             measurement = self.measurement
             result["token_scores"] = [

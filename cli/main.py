@@ -13,13 +13,14 @@ import warnings
 from itertools import chain
 
 from .checks import check_model, check_writable
-from .measuring import REFUSALS, Report, load_metric, measure
+from .measuring import Report, as_list, load_metric, measure
 from .messages import describe, program_name, say, show_warning
 from .options import parse_arguments
 from .output import show
 from .progress import Progress
 from .reading import open_texts
 
+REFUSALS = (ValueError, TypeError)
 BAD_INPUT, ABOVE_LIMIT, INTERRUPTED = 2, 1, 130
 
 
@@ -55,19 +56,19 @@ def title(args: argparse.Namespace) -> str:
     """What the bar is named by."""
     if args.reference_model_id:
         return "Comparing"
-    if len(args.stride) > 1:
-        return f"Strides {', '.join(map(str, args.stride))}"
-    if args.compares:
-        return f"Protocols {', '.join(args.protocol)}"
-    return f"Scoring, {args.protocol[0]}" if args.protocol[0] else "Scoring"
+    given = {"stride": args.stride, "window": args.max_length, "protocol": args.protocol}
+    named = [
+        f"{name} {', '.join(map(str, as_list(value)))}" for name, value in given.items() if value
+    ]
+    return "Scoring" + (f", {'; '.join(named)}" if named else "")
 
 
 def exit_code(report: Report, args: argparse.Namespace) -> int:
     """What the shell is told; a gate that is not met is also said."""
-    perplexities = [result["perplexity"] for result in report.results]
-    worst = math.nan if any(map(math.isnan, perplexities)) else max(perplexities)
     if report.num_refused:
         return BAD_INPUT
+    perplexities = [result["perplexity"] for result in report.results]
+    worst = math.nan if any(map(math.isnan, perplexities)) else max(perplexities)
     if args.fail_above is not None and not worst <= args.fail_above:
         say(f"perplexity {worst:.2f} is above --fail-above {args.fail_above:g}")
         return ABOVE_LIMIT

@@ -1,21 +1,20 @@
-"""Ask the metric: shard by shard, each file on its own, or several protocols or strides."""
+"""Ask the metric: shard by shard, or for several protocols, windows or strides at once."""
 
 import argparse
 import math
 import os
+import re
 import sys
-import tempfile
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
-from . import sharding
+from . import sharding, wikitext
+from .messages import in_options
 from .options import METRIC, METRIC_ARGUMENTS
 from .progress import Progress
 from .reading import Text
-
-REFUSALS = (ValueError, TypeError)
 
 
 @dataclass
@@ -26,11 +25,12 @@ class Report:
         texts: for each text that has a row of its own, its name and the metric's result, or the
             `error` that refused it.
         corpus: the result of all texts together; None in a comparison.
-        compared: "protocols", "strides" or "models" in a comparison.
-        measurements: a result, or an `error`, for each that was compared.
-        scored: the texts, where their tokens or words are shown.
+        compared: "settings" or "models" in a comparison.
+        measurements: in a comparison, a result or an `error` for each that was asked for.
+        scored: names and wordings of the texts, where their tokens or words are shown.
         num_empty: empty rows that were left out.
-        num_refused: texts that could not be scored.
+        num_refused: texts, or settings that were named, that could not be scored.
+        num_forward_tokens: what the model has read.
         cost: seconds, tokens a second and peak memory.
     """
 
@@ -38,9 +38,10 @@ class Report:
     corpus: dict | None = None
     compared: str | None = None
     measurements: list[dict] = field(default_factory=list)
-    scored: list[Text] = field(default_factory=list)
+    scored: list[tuple[str, str]] = field(default_factory=list)
     num_empty: int = 0
     num_refused: int = 0
+    num_forward_tokens: int = 0
     cost: dict = field(default_factory=dict)
 
     @property
@@ -52,12 +53,10 @@ class Report:
 
 def load_metric(args: argparse.Namespace):
     """Load the metric, and only now the libraries that it takes seconds to import."""
-    import datasets
     import evaluate
     import huggingface_hub
     import transformers
 
-    datasets.disable_progress_bars()
     transformers.logging.disable_progress_bar()
     if not args.hides_progress and sys.stderr.isatty():
         huggingface_hub.utils.enable_progress_bars()  # a download may take long
@@ -81,7 +80,6 @@ def without_bars() -> Iterator[None]:
 def metric_arguments(args: argparse.Namespace) -> dict:
     """The metric's arguments that were given; it knows the defaults of the others."""
     given = {name: getattr(args, name) for name in METRIC_ARGUMENTS}
-    given |= {"protocol": args.protocol[0], "stride": args.stride[0]}
     if args.tokenizer is not None:
         given["tokenizer"] = load_tokenizer(args.tokenizer, given.pop("tokenizer_kwargs") or {})
     return {name: value for name, value in given.items() if value is not None}
@@ -106,66 +104,64 @@ def measure(metric, texts: Iterator[Text], args: argparse.Namespace, progress: P
         else:
             report = scoring.compare(texts) if args.compares else scoring.score(texts)
     seconds = time.monotonic() - started
-    tokens = sum(result["num_forward_tokens"] for result in report.results)
     report.cost = {
+        "num_forward_tokens": report.num_forward_tokens,
         "seconds": round(seconds, 3),
-        "tokens_per_second": round(tokens / seconds, 1),
+        "tokens_per_second": round(report.num_forward_tokens / seconds, 1),
         "peak_memory_bytes": peak_memory(),
     }
     return report
 
 
 class Scoring:
-    """One run of the command line."""
+    """One run of the command line.
+
+    Attributes:
+        protocols: rows of the metric for the protocols that were asked for.
+    """
 
     def __init__(self, metric, args: argparse.Namespace, progress: Progress):
         self.metric, self.args, self.progress = metric, args, progress
         self.arguments = metric_arguments(args)
+        if not progress.hidden:
+            self.arguments["callback"] = progress
+        named = self.arguments.get("protocol", next(iter(metric.protocols)))
+        names = list(metric.protocols) if named == "all" else named
+        self.protocols = [metric.protocols[name] for name in as_list(names)]
         self.report = Report()
-        self.num_bytes = [0, 0]  # with --detokenize: of the prose, and of the originals
+        self.num_bytes = (0, 0)  # with --detokenize: of the prose, and of the originals
+        self.counts: dict[int, int] = {}  # of --word-counts, by the text's identity
 
     @property
     def joins(self) -> bool:
         """Whether the texts are one text to the metric, so that empty ones count too."""
-        if self.args.separator is not None:
-            return True
-        return self.args.protocol[0] not in sharding.SCORE_EACH
+        each = all(protocol.scores_each_text for protocol in self.protocols)
+        return self.args.separator is not None or not each
 
     @property
     def shard_size(self) -> float:
         """Characters in a shard: no limit where all texts are needed at once."""
-        args = self.args
-        if args.compares or self.joins or args.tokens or args.word_counts:
+        if self.joins or self.args.tokens or self.args.word_counts:
             return math.inf
-        return args.shard_characters
+        return self.args.shard_characters
 
     def score(self, texts: Iterator[Text]) -> Report:
         """Score shard after shard; report on their texts as if they had been scored in one piece."""
-        totals = corpus = None
-        num_shards = 0
-        texts = (self.as_prose(text, self.args.protocol[0]) for text in self.without_empty(texts))
-        for shard in sharding.cut_into_shards(texts, self.shard_size):
+        totals = None
+        for shard in sharding.cut_into_shards(self.without_empty(texts), self.shard_size):
             self.progress.begin_part(sum(len(text.text) for text in shard), None)
             result = self.score_shard(shard)
             self.progress.end_part()
             if result is not None:
-                num_shards += 1
-                shard_totals, corpus = result.pop("totals"), result
+                shard_totals = result.pop("totals")
                 totals = shard_totals if totals is None else totals + shard_totals
-        self.report.corpus = corpus if num_shards < 2 else self.of_shards(totals)
-        self.check_anything()
-        return self.report
-
-    def of_shards(self, totals) -> dict:
-        """The result of all shards."""
-        result = totals.result()
-        return with_original_bytes(result, *self.num_bytes) if self.args.detokenize else result
-
-    def check_anything(self) -> None:
-        """Refuse to report on nothing."""
-        if self.report.corpus is None and not self.report.measurements:
+                self.report.corpus = result
+        if totals is None:
             errors = [row["error"] for row in self.report.texts if "error" in row]
             raise ValueError(errors[0] if errors else "There is no text in it that isn't empty.")
+        self.report.corpus |= self.with_original_bytes(totals.result(), *self.num_bytes)
+        self.report.num_forward_tokens = self.report.corpus["num_forward_tokens"]
+        return self.report
 
     def without_empty(self, texts: Iterable[Text]) -> Iterator[Text]:
         """Leave empty rows out where each text is scored on its own, and count them."""
@@ -176,104 +172,191 @@ class Scoring:
                 self.report.num_empty += 1
 
     def score_shard(self, texts: list[Text]) -> dict | None:
-        """Score texts together, and each that has a row of its own; None without one to score."""
-        good = [text for text in texts if text.error is None]
-        self.report.num_refused += len(texts) - len(good)
-        if self.args.detokenize:
-            self.num_bytes = [a + b for a, b in zip(self.num_bytes, count_bytes(good))]
-        if not good:
-            self.report.texts += [{"name": text.name, "error": text.error} for text in texts]
-            return None
-        with kept_scores(self.arguments, good) as arguments:
-            callback = {} if self.progress.hidden else {"callback": self.progress}
-            more = {"return_token_scores": self.args.tokens, "return_totals": True}
-            corpus = self.compute(good, arguments | more | callback)
-            if self.args.tokens:
-                self.report.scored = good
-            places = {id(text): number for number, text in enumerate(good)}
-            for text in texts:
-                if text.error is not None:
-                    self.report.texts.append({"name": text.name, "error": text.error})
-                elif text.row is None or self.args.carries_columns:
-                    alone = len(good) == 1
-                    own = {"num_alternatives": 0} if "num_alternatives" in arguments else {}
-                    result = (
-                        {name: value for name, value in corpus.items() if name != "totals"}
-                        if alone
-                        else self.compute([text], for_one(arguments, places[id(text)]) | own)
-                    )
-                    self.report.texts.append(described(text) | result)
-        return corpus
-
-    def compute(self, texts: list[Text], arguments: dict) -> dict:
-        """Compute once; texts that were turned into prose are also measured by what they were."""
-        predictions = [text.text for text in texts]
-        if any(text.context is not None for text in texts):
-            arguments = arguments | {"contexts": [text.context or "" for text in texts]}
-        if texts[0].original is None:
-            return self.metric.compute(predictions=predictions, **arguments)
-        count_words = self.protocol(arguments.get("protocol")).count_words
-        counts = [count_words(text.original) for text in texts]
-        result = self.metric.compute(predictions=predictions, word_counts=counts, **arguments)
-        if len(result["perplexities"]) < len(texts):
-            return result  # joined, and the bytes of the separators aren't known here
-        return with_original_bytes(result, *count_bytes(texts))
-
-    def protocol(self, name: str | None):
-        """The metric's protocol of this name, by default its first."""
-        return self.metric.protocols[name or next(iter(self.metric.protocols))]
-
-    def as_prose(self, text: Text, protocol: str | None) -> Text:
-        """With `--detokenize`, a text as the protocol's tool turns it into prose, if it does."""
-        detokenize = self.protocol(protocol).detokenize
-        if text.original is None or detokenize is None:
-            return text
-        return replace(text, text=detokenize(text.original))
-
-    def compare(self, texts: Iterator[Text]) -> Report:
-        """Score the texts with several protocols or strides; a refusal becomes its row."""
-        what = "stride" if len(self.args.stride) > 1 else "protocol"
-        values = getattr(self.args, what)
-        if "all" in values:
-            values = list(self.metric.protocols)
-        good = [text for text in texts if text.error is None and text.text]
-        callback = {} if self.progress.hidden else {"callback": self.progress}
-        for value in values:
-            arguments = self.arguments | {what: value} | callback
-            self.progress.begin_part(1, len(values))
+        """Score texts together; None where there is none that can be."""
+        errors = {id(text): text.error for text in texts if text.error is not None}
+        if len(self.args.word_counts or ()) == len(texts):
+            self.counts = dict(zip(map(id, texts), self.arguments.pop("word_counts")))
+        result, results = None, iter(())
+        while len(errors) < len(texts):
+            good = [text for text in texts if id(text) not in errors]
             try:
-                prose = [self.as_prose(text, arguments.get("protocol")) for text in good]
-                row = self.compute(prose, arguments)
-            except REFUSALS as error:
-                row = {"error": str(error)}
-            self.progress.end_part()
-            self.report.measurements.append({what: value} | row)
-        if all("error" in row for row in self.report.measurements):
-            raise ValueError(self.report.measurements[0]["error"])
-        self.report.compared = f"{what}s"
-        return self.report
+                wordings = self.wordings(good, self.protocols[0])
+                result = self.compute(good, wordings)
+                results = self.of_each(good, wordings, result.pop("text_totals"))
+                break
+            except ValueError as error:
+                refused = getattr(error, "positions", ())
+                if not refused or len(texts) == 1:
+                    raise
+                errors |= {id(good[place]): without_positions(error) for place in refused}
+        self.report.num_refused += len(errors)
+        for text in texts:
+            own = {"error": errors[id(text)]} if id(text) in errors else next(results)
+            if own and ("error" in own or text.row is None or self.args.carries_columns):
+                self.report.texts.append(described(text) | own)
+        return result
+
+    def compute(self, texts: list[Text], wordings: list[str]) -> dict:
+        """Compute once; texts that were turned into prose are normalised by what they were."""
+        arguments = self.arguments | {"return_totals": "texts"}
+        if self.args.tokens:
+            arguments |= {"return_token_scores": True}
+            self.report.scored = self.as_scored([text.name for text in texts], wordings)
+        return self.metric.compute(
+            predictions=wordings, **arguments, **self.of_texts(texts, self.protocols[0])
+        )
+
+    def as_scored(self, names: list[str], wordings: list[str]) -> list[tuple[str, str]]:
+        """The texts that token scores are of: each by itself, or all as they are joined."""
+        if not self.joins:
+            return list(zip(names, wordings))
+        join = self.protocols[0].join if self.args.separator is None else self.args.separator
+        size = self.protocols[0].texts_joined or len(wordings)
+        parts = [wordings[first : first + size] for first in range(0, len(wordings), size)]
+        joined = [("" if join == "tokens" else join).join(part) for part in parts]
+        return [(names[0] if len(names) == 1 else "all together", text) for text in joined]
+
+    def of_texts(self, texts: list[Text], protocol) -> dict:
+        """The metric's arguments that hold something for each text."""
+        arguments = {}
+        if any(text.context is not None for text in texts):
+            arguments["contexts"] = [text.context or "" for text in texts]
+        if self.args.detokenize:
+            arguments["word_counts"] = [protocol.count_words(text.text) for text in texts]
+        elif self.counts:
+            arguments["word_counts"] = [self.counts[id(text)] for text in texts]
+        return arguments
+
+    def wordings(self, texts: list[Text], protocol) -> list[str]:
+        """The texts as they are scored: with --detokenize as prose, by the tool's own rules."""
+        if not self.args.detokenize:
+            return [text.text for text in texts]
+        detokenize = protocol.detokenize or wikitext.detokenize
+        return [detokenize(text.text) for text in texts]
+
+    def of_each(self, texts: list[Text], wordings: list[str], text_totals: list) -> Iterator[dict]:
+        """The result of each text by itself; where they were joined, files are scored once more."""
+        if len(text_totals) < len(texts):
+            yield from (self.try_alone(text) if text.row is None else {} for text in texts)
+            return
+        for text, wording, totals in zip(texts, wordings, text_totals):
+            sizes = self.count_bytes([text], [wording])
+            self.num_bytes = tuple(a + b for a, b in zip(self.num_bytes, sizes))
+            yield self.with_original_bytes(totals.result(), *sizes)
+
+    def try_alone(self, text: Text) -> dict:
+        """The result of a text alone, or why it has none."""
+        try:
+            arguments = self.arguments | self.of_texts([text], self.protocols[0])
+            predictions = self.wordings([text], self.protocols[0])
+            return self.metric.compute(predictions=predictions, **arguments)
+        except ValueError as error:
+            return {"error": in_options(str(error))}
+
+    def count_bytes(self, texts: list[Text], wordings: list[str]) -> tuple[int, int]:
+        """UTF-8 bytes of texts that were turned into prose, and of what they were."""
+        if not self.args.detokenize:
+            return 0, 0
+        return sum(len(wording.encode()) for wording in wordings), sum(
+            len(t.text.encode()) for t in texts
+        )
+
+    def with_original_bytes(self, result: dict, num_bytes: int, num_original: int) -> dict:
+        if not num_original:  # as they are; or joined, and the separators aren't known here
+            return result
+        per_original_byte = result["bits_per_byte"] * num_bytes / num_original
+        return result | {"bits_per_original_byte": per_original_byte}
+
+    def read_all(self, texts: Iterator[Text]) -> list[Text]:
+        """The texts that can be scored; what could not be read gets a row that says why."""
+        good = []
+        for text in self.without_empty(texts):
+            if text.error is None:
+                good.append(text)
+            else:
+                self.report.num_refused += 1
+                self.report.texts.append(described(text) | {"error": text.error})
+        if not good:
+            raise ValueError("There is no text in it that isn't empty.")
+        return good
 
     def compare_models(self, texts: Iterator[Text]) -> Report:
         """Score the texts with each model beside the reference; a refusal becomes its row."""
-        good = [text for text in texts if text.error is None and text.text]
-        with_tokens = self.args.tokens or self.args.plot is not None
-        more = {"return_token_scores": with_tokens}
-        if not self.progress.hidden:
-            more["callback"] = self.progress
+        good = self.read_all(texts)
+        protocol = self.protocols[0]
+        predictions = self.wordings(good, protocol)
+        more = {"return_token_scores": self.args.tokens or self.args.plot is not None}
+        self.report.compared = "models"
+        self.report.scored = self.as_scored([text.name for text in good], predictions)
         for model_id in self.args.models:
             self.progress.begin_part(1, len(self.args.models))
             row = {"name": os.path.basename(model_id.rstrip("/")) or model_id}
             try:
-                row |= self.compute(good, self.arguments | more | {"model_id": model_id})
-            except REFUSALS as error:
+                row |= self.metric.compute(
+                    predictions=predictions,
+                    **(self.arguments | more | {"model_id": model_id}),
+                    **self.of_texts(good, protocol),
+                )
+                self.report.num_forward_tokens += row["num_forward_tokens"]
+            except (ValueError, TypeError) as error:
                 row["error"] = str(error)
+                self.report.num_refused += 1
             self.progress.end_part()
             self.report.measurements.append(row)
-        if all("error" in row for row in self.report.measurements):
+        if not self.report.results:
             raise ValueError(self.report.measurements[0]["error"])
-        self.report.num_refused = len(self.report.measurements) - len(self.report.results)
-        self.report.compared, self.report.scored = "models", good
         return self.report
+
+    def compare(self, texts: Iterator[Text]) -> Report:
+        """Measure in several ways at once; one that is refused becomes a row that says why."""
+        good = self.read_all(texts)
+        self.report.compared = "settings"
+        entries = {}
+        groups = self.groups()
+        for protocols in groups:
+            self.progress.begin_part(len(protocols), sum(map(len, groups)))
+            entries |= self.compare_group(good, protocols)
+            self.progress.end_part()
+        rows = [row for protocol in self.protocols for row in entries[protocol.name]]
+        self.report.measurements = rows
+        if all("error" in row for row in rows):
+            raise ValueError(rows[0]["error"])
+        if self.arguments.get("protocol") != "all":
+            self.report.num_refused += sum("error" in row for row in rows)
+        return self.report
+
+    def groups(self) -> list[list]:
+        """Protocols that read the same wording, with the same count of words: one call each."""
+        if not self.args.detokenize:
+            return [self.protocols]
+        groups: dict[tuple, list] = {}
+        for protocol in self.protocols:
+            groups.setdefault((protocol.detokenize, protocol.count_words), []).append(protocol)
+        return list(groups.values())
+
+    def compare_group(self, texts: list[Text], protocols: Sequence) -> dict[str, list[dict]]:
+        """The measurements of some protocols, by the protocol's name."""
+        named = {"protocol": [protocol.name for protocol in protocols]}
+        wordings = self.wordings(texts, protocols[0])
+        try:
+            result = self.metric.compute(
+                predictions=wordings,
+                **(self.arguments | named),
+                **self.of_texts(texts, protocols[0]),
+            )
+        except ValueError as error:
+            if len(self.groups()) == 1:
+                raise
+            return {p.name: [{"protocol": p.name, "error": str(error)}] for p in protocols}
+        self.report.num_forward_tokens += result["num_forward_tokens"]
+        entries: dict[str, list[dict]] = {}
+        sizes = self.count_bytes(texts, wordings)
+        for entry in result["measurements"]:
+            alone = self.metric.protocols[entry["protocol"]].scores_each_text
+            if alone and "error" not in entry and self.args.separator is None:
+                entry = self.with_original_bytes(entry, *sizes)
+            entries.setdefault(entry["protocol"], []).append(entry)
+        return entries
 
 
 def described(text: Text) -> dict:
@@ -282,35 +365,17 @@ def described(text: Text) -> dict:
     return {"name": text.name} | ({} if text.row is None else {"row": text.row}) | carried
 
 
-def count_bytes(texts: list[Text]) -> tuple[int, int]:
-    """UTF-8 bytes of texts that were turned into prose, and of what they were."""
-    return sum(len(t.text.encode()) for t in texts), sum(len(t.original.encode()) for t in texts)
+def without_positions(error: ValueError) -> str:
+    """The reason in the row of a text, whose place among the others says nothing."""
+    return re.sub(r" at positions? [\d, ]+(?: and \d+ more)?", "", in_options(str(error)))
 
 
-def with_original_bytes(result: dict, num_bytes: int, num_original: int) -> dict:
-    per_original_byte = result["bits_per_byte"] * num_bytes / num_original
-    return result | {"bits_per_original_byte": per_original_byte}
-
-
-@contextmanager
-def kept_scores(arguments: dict, texts: list[Text]) -> Iterator[dict]:
-    """Keep the scores of the corpus in a checkpoint, so that its files need not be scored again."""
-    if len(texts) == 1 or "checkpoint" in arguments or "num_alternatives" in arguments:
-        yield arguments
-        return
-    with tempfile.TemporaryDirectory() as folder:
-        yield arguments | {"checkpoint": os.path.join(folder, "scores.sqlite")}
-
-
-def for_one(arguments: dict, number: int) -> dict:
-    """The arguments for a single one of the texts."""
-    if "word_counts" not in arguments:
-        return arguments
-    return arguments | {"word_counts": arguments["word_counts"][number : number + 1]}
+def as_list(value) -> list:
+    return value if isinstance(value, list) else [value]
 
 
 def peak_memory() -> int | None:
-    """The most memory that this process has had, and on an accelerator what torch reserved there."""
+    """The most memory that torch reserved on an accelerator, or else this process has had."""
     import torch
 
     if torch.cuda.is_available():

@@ -8,8 +8,9 @@ from .options import METRIC_ARGUMENTS, with_hyphens
 
 # What the metric calls otherwise than the command line.
 OTHER_NAMES = {
-    "predictions": "the texts",
+    "predictions": "the input",
     "model": "--model",
+    "tokenizer": "--tokenizer",
     "model_id": "--model",
     "contexts": "--context-column",
     "num_alternatives": "--num-alternatives",

@@ -47,9 +47,9 @@ examples:
   %(prog)s story.txt --fail-above 40          exit code 1: a gate
   %(prog)s story.txt --cite                   the sentence for a paper
 
-exit code: 0; 1 above --fail-above or not within --margin; 2 for bad input, with a line on stderr, also
-when one of several texts could not be scored; 130 when interrupted.  Each option
-in more words: docs/command-line.md
+exit code: 0; 1 above --fail-above or not within --margin; 2 for bad input, with
+a line on stderr, also when one of several texts could not be scored; 130 when
+interrupted.  Each option in more words: docs/command-line.md
 """
 
 
@@ -82,8 +82,8 @@ MEASURE = {
         f"{', '.join(protocol_names())}; several, or all", type=values.names, metavar="NAME,...",
     ),
     "max_length": option(
-        "tokens in a window; by default as many as the model takes", type=values.whole_number(2),
-        metavar="L",
+        "tokens in a window; by default as many as the model takes; or several", type=values.whole_numbers(2),
+        metavar="L,...",
     ),
     "stride": option(
         "tokens from window to window, 1 to L, default L/2; or several", metavar="S,...",
@@ -171,6 +171,8 @@ TOKENS = {
         "also ranks and the N likeliest; implies --tokens", type=values.whole_number(0), metavar="N"
     ),
 }
+# What may be given several times with commas between.
+COMPARED = ("protocol", "max_length", "stride")
 METRIC_ARGUMENTS = {
     name: settings
     for name, settings in (MEASURE | MODEL | REFERENCE | RUN | TOKENS).items()
@@ -290,8 +292,8 @@ def make_parser(program: str = "score.py") -> Parser:
 def parse_arguments(argv: list[str], program: str = "score.py") -> argparse.Namespace:
     """Parse the command line and refuse what does not go together.
 
-    Beside the options, the result says with `compares` whether several protocols or strides were
-    given; both are lists.  `format` is resolved; `carries_columns` says whether the output has room
+    Beside the options, the result says with `compares` whether several protocols, windows or strides
+    were given; only these are lists.  `format` is resolved; `carries_columns` says whether the output has room
     for the other columns of a table.
 
     Raises:
@@ -305,10 +307,15 @@ def parse_arguments(argv: list[str], program: str = "score.py") -> argparse.Name
     given = args.model_id or [str(BUNDLED_MODEL)]
     args.models = given if args.reference_model_id else given[-1:]  # else the last one counts
     args.model_id = args.models[0]
-    args.stride, args.protocol = args.stride or [None], args.protocol or [None]
     args.tokens = args.tokens or bool(args.num_alternatives)
-    args.compares = len(args.protocol) > 1 or args.protocol == ["all"] or len(args.stride) > 1
-    check_protocols(args.protocol)
+    check_protocols(args.protocol or [])
+    check_strides(args.stride or [], args.max_length or [])
+    args.compares = args.protocol == ["all"]
+    for name in COMPARED:
+        given = getattr(args, name)
+        args.compares |= len(given or []) > 1
+        if given is not None and len(given) == 1:
+            setattr(args, name, given[0])
     check_together(args)
     args.format = resolve_format(args)
     args.carries_columns = args.format in TIDY
@@ -316,11 +323,11 @@ def parse_arguments(argv: list[str], program: str = "score.py") -> argparse.Name
     return args
 
 
-def check_protocols(given: list[str | None]) -> None:
+def check_protocols(given: list[str]) -> None:
     """Refuse a misspelt name before anything is imported, and say which was meant."""
     known = protocol_names()
     for name in given:
-        if name is not None and name != "all" and name not in known:
+        if name != "all" and name not in known:
             close = difflib.get_close_matches(name, known, n=1)
             hint = f"Did you mean {close[0]}?" if close else f"It takes {', '.join(known)}, all."
             raise ValueError(f"--protocol={name} is not known. {hint}")
@@ -328,14 +335,21 @@ def check_protocols(given: list[str | None]) -> None:
         raise ValueError("--protocol takes all by itself, without other names.")
 
 
+def check_strides(strides: list[int], max_lengths: list[int]) -> None:
+    """Refuse a stride that no window of those given could take."""
+    if strides and max_lengths and max(strides) > max(max_lengths):
+        raise ValueError(
+            f"--stride must be between 1 and --max-length={max(max_lengths)}, got {max(strides)}. A "
+            "larger one would skip tokens."
+        )
+
+
 def check_together(args: argparse.Namespace) -> None:
     """Refuse options that exclude each other or need another."""
-    comparison = "several protocols or strides"
+    comparison = "several protocols, windows or strides"
     conflicts = {
         "FILE and --dataset": args.files and args.dataset,
         "--word-counts and --detokenize": args.word_counts and args.detokenize,
-        "several strides and several protocols": args.stride[1:]
-        and (args.protocol[1:] or args.protocol == ["all"]),
         f"--tokens and {comparison}": args.tokens and args.compares,
         "--json and --format": args.json and args.format not in (None, "json"),
         f"--cite and {comparison}": args.cite and args.compares,
@@ -354,11 +368,6 @@ def check_together(args: argparse.Namespace) -> None:
         raise ValueError(
             f"--{with_hyphens(needless[0])} must go with a model to compare with: pass --reference "
             "NAME."
-        )
-    if args.max_length and max(filter(None, args.stride), default=0) > args.max_length:
-        raise ValueError(
-            f"--stride must be between 1 and --max-length={args.max_length}, got "
-            f"{max(args.stride)}. A larger one would skip tokens."
         )
 
 

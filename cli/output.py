@@ -2,17 +2,9 @@
 
 import argparse
 import sys
-from collections.abc import Callable
 
 from . import citing, comparison_report, formats, rows, tables
 from .measuring import Report
-
-# The table of each comparison, and what a new one needs.
-COMPARISONS: dict[str, Callable[[list[dict]], tables.Table]] = {
-    "protocols": tables.of_protocols,
-    "strides": tables.of_strides,
-    "models": comparison_report.of_candidates,
-}
 
 
 def show(report: Report, args: argparse.Namespace, metric) -> None:
@@ -52,7 +44,8 @@ def as_json(report: Report, args: argparse.Namespace) -> dict:
     files = [row for row in report.texts if "row" not in row]
     parts = {"files": files} if files else {}
     if report.compared:
-        parts[report.compared] = [without_tokens(row, args) for row in report.measurements]
+        key = "models" if report.compared == "models" else "measurements"
+        parts[key] = [without_tokens(row, args) for row in report.measurements]
     else:
         parts["corpus"] = report.corpus
     return parts | {"num_empty_texts": report.num_empty} | report.cost
@@ -61,27 +54,25 @@ def as_json(report: Report, args: argparse.Namespace) -> dict:
 def tidy_rows(report: Report, args: argparse.Namespace) -> list[dict]:
     """One row a measurement, a token, or a text."""
     if args.tokens:
-        return token_rows(report, args)
+        return token_rows(report)
     if report.compared:
         return rows.of_measurements(report.measurements)
-    return rows.of_texts(report.texts)
+    return rows.of_texts(report.texts or [{"name": "all together"} | report.corpus])
 
 
-def token_rows(report: Report, args: argparse.Namespace) -> list[dict]:
-    scores = report.results[0]["token_scores"]
-    named = [(text.name, text.text) for text in report.scored]
-    if len(scores) < len(named):  # joined
-        named = [("all together", (args.separator or "").join(text for _, text in named))]
+def token_rows(report: Report) -> list[dict]:
     return [
         row
-        for (name, text), columns in zip(named, scores)
+        for (name, text), columns in zip(report.scored, report.results[0]["token_scores"])
         for row in rows.of_parts(name, text, columns, "token")
     ]
 
 
 def table_of(report: Report) -> tables.Table:
+    if report.compared == "models":
+        return comparison_report.of_candidates(report.measurements)
     if report.compared:
-        return COMPARISONS[report.compared](report.measurements)
+        return tables.of_measurements(report.measurements)
     return tables.of_texts([row for row in report.texts if "row" not in row], report.corpus)
 
 
@@ -89,17 +80,16 @@ def as_text(report: Report, args: argparse.Namespace, metric) -> str:
     """Tables, what was left out, and the signature; with --cite the sentence instead."""
     if args.cite:
         name = tables.signature_fields(report.corpus)["protocol"]
-        protocols = metric.protocols if isinstance(metric.protocols, dict) else {}
-        source = protocols[name].source if name in protocols else name
+        source = metric.protocols[name].source
         return citing.of_result(report.corpus, source, metric.citation) + "\n"
     parts = []
     if args.tokens:
         parts += [
             f"{name}\n{tables.lay_out(tables.of_tokens(of_text))}\n\n"
-            for name, of_text in tables.by_text(token_rows(report, args))
+            for name, of_text in tables.by_text(token_rows(report))
         ]
     if report.compared == "models" and len(report.measurements) == 1:
-        texts = [text.text for text in report.scored]
+        texts = [text for _, text in report.scored]
         parts.append(comparison_report.of_comparison(report.results[0], texts) + "\n")
     else:
         parts.append(tables.lay_out(table_of(report)) + "\n")
@@ -121,7 +111,7 @@ def notes(report: Report) -> list[str]:
 
 
 def signature(report: Report, long: bool) -> str:
-    """The signature; of a comparison the part that is shared, or the short ones."""
+    """The signature; of a comparison the short ones, or the part of the long ones that is shared."""
     if report.corpus is not None:
         return report.corpus["signature" if long else "signature_short"]
     if long:

@@ -8,6 +8,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, NullLocator
 
 INK, GREY, GRID = "#1f4e79", "#9db4c8", "#e6e6e6"
+TITLES = {"stride": "stride", "max_length": "window"}
 DOTS = {"fmt": "o", "color": INK, "ecolor": GREY, "elinewidth": 1.5, "capsize": 3, "markersize": 5}
 
 
@@ -25,10 +26,10 @@ def check_path(path: str) -> None:
 
 
 def draw(compared: str, rows: list[dict], path: str) -> None:
-    """Draw "protocols", "strides" or "models", leaving out the rows without a finite perplexity.
+    """Draw "settings" or "models", leaving out the rows without a finite perplexity.
 
     Raises:
-        ValueError: no row has one.
+        ValueError: none has one.
     """
     if compared == "models":
         from .comparison_plots import draw_models  # which is drawn with what stands here
@@ -38,7 +39,8 @@ def draw(compared: str, rows: list[dict], path: str) -> None:
     rows = [row for row in rows if math.isfinite(row.get("perplexity", math.inf))]
     if not rows:
         raise ValueError("--plot has nothing to draw: no perplexity is finite.")
-    figure = draw_protocols(rows) if compared == "protocols" else draw_strides(rows)
+    of_tools = len({row["protocol"] for row in rows}) > 1
+    figure = draw_protocols(rows) if of_tools else draw_costs(rows)
     figure.savefig(path, dpi=160)
 
 
@@ -50,14 +52,19 @@ def draw_protocols(rows: list[dict]) -> Figure:
     axes.errorbar(perplexities, range(len(rows)), xerr=reach(rows), **DOTS)
     for height, perplexity in enumerate(perplexities):
         axes.annotate(f"{perplexity:.2f}", (perplexity, height), **above(6))
-    axes.set_yticks(range(len(rows)), [row["protocol"] for row in rows])
+    names = [row["protocol"] for row in rows]
+    if len(set(names)) < len(names):
+        names = [f"{row['protocol']} {row['max_length']}/{row['stride']}" for row in rows]
+    axes.set_yticks(range(len(rows)), names)
     axes.set_ylim(len(rows) - 0.4, -0.8)
     axes.set_xlabel("perplexity per token (bars: 95 % interval)")
     return figure
 
 
-def draw_strides(rows: list[dict]) -> Figure:
-    """Perplexity against the tokens that had to go through the model, on a doubling scale."""
+def draw_costs(rows: list[dict]) -> Figure:
+    """Perplexity of strides or windows against the tokens read, on a doubling scale."""
+    first = rows[0]
+    name = "stride" if len({row["stride"] for row in rows}) > 1 else "max_length"
     rows = sorted(rows, key=lambda row: row["num_forward_tokens"])
     figure = Figure(figsize=(7.5, 4.2), layout="constrained")
     axes = new_axes(figure, grid="y")
@@ -65,10 +72,9 @@ def draw_strides(rows: list[dict]) -> Figure:
     perplexities = [row["perplexity"] for row in rows]
     axes.plot(costs, perplexities, color=INK, linewidth=1)
     axes.errorbar(costs, perplexities, yerr=reach(rows), **DOTS)
-    base = max(rows, key=lambda row: row["stride"])
     for row, cost, perplexity in zip(rows, costs, perplexities):
-        change = perplexity / base["perplexity"] - 1
-        label = f"stride {row['stride']}\n{perplexity:.2f}" + (
+        change = perplexity / first["perplexity"] - 1
+        label = f"{TITLES[name]} {row[name]}\n{perplexity:.2f}" + (
             f" ({change:+.1%})" if change else ""
         )
         axes.annotate(label, (cost, perplexity), **beside(8))

@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from . import wikitext
 from .sources import STANDARD_INPUT, Source, builder_of, list_sources
 from .suspicions import Suspicions
 
@@ -33,7 +32,6 @@ class Text:
     Attributes:
         name: what the output calls it: its file, or its row.
         text: what is scored.
-        original: with `--detokenize`, what it was before it was turned into prose.
         row: its number in a table or dataset, from 0; None for a file of its own.
         context: what is read before it without being scored.
         carried: the other columns of its row.
@@ -42,7 +40,6 @@ class Text:
 
     name: str
     text: str
-    original: str | None = None
     row: int | None = None
     context: str | None = None
     carried: dict = field(default_factory=dict)
@@ -55,20 +52,17 @@ def open_texts(args: argparse.Namespace) -> Iterator[Text]:
         match = DATASET.fullmatch(args.dataset)
         if match is None:
             raise ValueError(f"--dataset must be NAME:CONFIG:SPLIT:COLUMN, got {args.dataset!r}.")
-        return prepared(read_dataset(*match.groups(), args), args)
+        return watched(read_dataset(*match.groups(), args), args)
     sources = list_sources(args.files)
-    return prepared(read_sources(sources, args), args)
+    return watched(read_sources(sources, args), args)
 
 
-def prepared(texts: Iterator[Text], args: argparse.Namespace) -> Iterator[Text]:
-    """Turn texts into prose where that is asked for, and look out for mistakes."""
+def watched(texts: Iterator[Text], args: argparse.Namespace) -> Iterator[Text]:
+    """Look out for mistakes in the texts that go by."""
     suspicions = Suspicions(detokenizes=bool(args.detokenize))
     for text in texts:
         if text.error is None:
             suspicions.look_at(text.name, text.text, is_file=text.row is None)
-        if args.detokenize and text.error is None:
-            prose = wikitext.detokenize(text.text)
-            text = Text(**vars(text) | {"text": prose, "original": text.text})
         yield text
 
 
@@ -132,6 +126,7 @@ def load_table(source: Source, encoding: str | None, split: str = "train"):
     """Load a table with `datasets`, which keeps it on the disk; CSV holds strings and no others."""
     import datasets
 
+    datasets.disable_progress_bars()
     options: dict = {}
     if encoding and source.builder in ("csv", "json"):
         options["encoding"] = encoding
@@ -194,6 +189,8 @@ def read_dataset(
     """Read a column of a dataset row by row from the disk."""
     import datasets
 
+    if args.hides_progress or not sys.stderr.isatty():
+        datasets.disable_progress_bars()
     if Path(name).is_file():
         if builder_of(name) is None:
             raise ValueError(f"--dataset={name} must be a CSV, TSV, JSON lines or Parquet file.")

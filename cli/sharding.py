@@ -9,9 +9,6 @@ from typing import TypeVar
 
 T = TypeVar("T")  # anything that has a `text`
 
-# The protocols that score every text on its own.  The others join all texts into one first.
-SCORE_EACH = (None, "sliding", "stock", "lm-eval", "paloma")
-
 
 def cut_into_shards(texts: Iterable[T], num_characters: float) -> Iterator[list[T]]:
     """Yield runs of texts with at most so many characters each, or with a single larger text."""

@@ -19,28 +19,32 @@ from .messages import one_line
 Cell = Callable[[dict], str]
 NOTHING = "–"
 WIDTH = 80
+# What measurements differ in, under the titles of their columns.
+SETTINGS = {"protocol": "protocol", "max_length": "window", "stride": "stride"}
+# Below this share of scored tokens, a table says so.
+NEARLY_ALL = 0.99
 # Titles of the columns that are left out where the terminal is too narrow, the first one first.
 EXPENDABLE = (
     "bits/original byte",
     "windows",
     "word perplexity",
-    "tool's ±",
     "forward tokens",
     "start",
     "adjusted",
     "characters",
     "context",
     "tokens",
+    "bits/byte",
     "KL 99 %",
     "same top",
+    "tool ±",
     "stride",
     "window",
-    "bits/byte",
     "95 % interval",
     "±",
 )
 # The first column is not made narrower than this to save others, nor the last one where it is text.
-LEAST_NAME = 24
+LEAST_NAME = 26
 LEAST_TEXT = 30
 
 
@@ -114,10 +118,11 @@ def of_texts(rows: list[dict], corpus: dict) -> Table:
         {
             "text": lambda row: printable(row["name"]),
             "tokens": count("num_tokens"),
+            "scored": scored_share,
             "windows": count("num_windows"),
             "perplexity": number("perplexity"),
             "95 % interval": interval,
-            "tool's ±": number("tool_stderr", 4),
+            "tool ±": number("tool_stderr", 4),
             "bits/byte": number("bits_per_byte", 3),
             "bits/original byte": number("bits_per_original_byte", 3),
             "word perplexity": number("word_perplexity"),
@@ -126,48 +131,57 @@ def of_texts(rows: list[dict], corpus: dict) -> Table:
     )
 
 
-def of_protocols(rows: list[dict]) -> Table:
-    """Protocols side by side, to the digits that the tools print."""
-    return table(
-        rows,
-        {
-            "protocol": lambda row: row["protocol"],
-            "window": signed("window"),
-            "stride": signed("stride"),
-            "start": signed("start"),
-            "tokens": count("num_tokens"),
-            "perplexity": number("perplexity", 4),
-            "±": number("perplexity_stderr", 4),
-            "tool's ±": number("tool_stderr", 4),
-            "bits/byte": number("bits_per_byte", 4),
-            "bits/original byte": number("bits_per_original_byte", 4),
-            "word perplexity": number("word_perplexity", 4),
-            "adjusted": number("adjusted_perplexity", 4),
-        },
-    )
+def of_measurements(rows: list[dict]) -> Table:
+    """Protocols, windows or strides side by side, to the digits that the tools print."""
+    varying = [key for key in SETTINGS if len({row.get(key) for row in rows}) > 1] or ["protocol"]
+    of_tools = "protocol" in varying
+    first = next(row for row in rows if "error" not in row)
+    against = f"against {label(first, varying)}"
+    columns = {
+        SETTINGS[varying[0]]: lambda row: label(row, varying if "error" in row else varying[:1]),
+        **({"window": signed("window")} if varying[0] != "max_length" and of_tools else {}),
+        **({"stride": signed("stride")} if varying[0] != "stride" else {}),
+        **({"start": signed("start")} if of_tools else {}),
+        "tokens": count("num_tokens"),
+        "scored": scored_share,
+        "windows": count("num_windows"),
+        "forward tokens": count("num_forward_tokens"),
+        "perplexity": number("perplexity", 4),
+        **({"±": number("perplexity_stderr", 4)} if of_tools else {"95 % interval": interval}),
+        "tool ±": number("tool_stderr", 4),
+        **({} if of_tools else {against: change}),
+        "bits/byte": number("bits_per_byte", 4),
+        "bits/original byte": number("bits_per_original_byte", 4),
+        "word perplexity": number("word_perplexity", 4),
+        "adjusted": number("adjusted_perplexity", 4),
+    }
+    explained = f"{against}: change of the perplexity with its 95 % interval; - is lower: better."
+    return table(rows, columns, notes=() if of_tools else (explained,))
 
 
-def of_strides(rows: list[dict]) -> Table:
-    """Strides: what a smaller one gains, and what it costs."""
-    base = max((row for row in rows if "error" not in row), key=lambda row: row["stride"])
+def label(row: dict, keys: list[str]) -> str:
+    """What tells a measurement from the others."""
+    return ", ".join(str(row[key]) for key in keys if row.get(key) is not None)
 
-    def change(row: dict) -> str:
-        return "" if row is base else f"{100 * (row['perplexity'] / base['perplexity'] - 1):+.2f} %"
 
-    against = f"against {base['stride']}"
-    return table(
-        rows,
-        {
-            "stride": lambda row: str(row["stride"]),
-            "tokens": count("num_tokens"),
-            "windows": count("num_windows"),
-            "forward tokens": count("num_forward_tokens"),
-            "perplexity": number("perplexity", 4),
-            "95 % interval": interval,
-            against: change,
-        },
-        notes=(f"{against}: change of the perplexity; - is lower, which is better.",),
-    )
+def scored_share(row: dict) -> str:
+    """The share of the tokens that is scored, where that is not nearly all."""
+    share = row.get("scored_share", 1.0)
+    return f"{100 * share:.2g} %" if share < NEARLY_ALL else ""
+
+
+def change(row: dict) -> str:
+    """How much lower or higher than the first one, paired."""
+    ratio = row.get("ratio_to_first")
+    if ratio is None or ratio["perplexity_ratio"] is None:
+        return ""
+    bounds = ratio["interval"]
+    within = "" if bounds is None else " (" + " to ".join(percent(bound) for bound in bounds) + ")"
+    return f"{percent(ratio['perplexity_ratio'])} %{within}"
+
+
+def percent(ratio: float) -> str:
+    return f"{100 * (ratio - 1):+.2f}"
 
 
 def of_tokens(rows: list[dict]) -> Table:

@@ -1,4 +1,4 @@
-"""Every snippet of the README, run as a reader would run it.
+"""Every snippet of the README and of docs/, run as a reader would run it.
 
 Python blocks run in a namespace of their own, with the repository as working directory; shell
 blocks run in bash there.  A `text` block that follows is what they print, as far as it isn't left
@@ -8,17 +8,25 @@ cannot be run has a comment right before it: <!-- not run: the reason -->.
 
 import contextlib
 import doctest
+import inspect
 import io
 import os
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+from core.windows import PROTOCOLS
 
-README = Path(__file__).resolve().parent.parent / "README.md"
+ROOT = Path(__file__).resolve().parent.parent
+README = ROOT / "README.md"
+sys.path.insert(0, str(ROOT / "docs"))
+from protocol_table import protocol_table, replace_table  # noqa: E402
+
+PAGES = [README, *sorted((ROOT / "docs").glob("*.md"))]
 PYTHON = ("python", "py")
 SHELL = ("bash", "sh", "shell")
 SHOWN = ("text", "yaml", "bibtex")
@@ -34,6 +42,7 @@ LENIENT = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 class Block(NamedTuple):
     """A fenced block: where it is, what it says, and what is shown as its output."""
 
+    page: str
     line: int
     language: str
     body: str
@@ -41,7 +50,7 @@ class Block(NamedTuple):
     output: str | None
 
 
-def parse(markdown: str) -> list[Block]:
+def parse(markdown: str, page: str = "README.md") -> list[Block]:
     found = list(BLOCK.finditer(markdown))
     blocks = []
     for match, after in zip(found, [*found[1:], None]):
@@ -49,12 +58,12 @@ def parse(markdown: str) -> list[Block]:
         shown = follows and after["language"] == "text"
         line = markdown.count("\n", 0, match.start("fence")) + 1
         output = after["body"] if shown else None
-        blocks.append(Block(line, match["language"], match["body"], match["reason"], output))
+        blocks.append(Block(page, line, match["language"], match["body"], match["reason"], output))
     return blocks
 
 
-def runnable(markdown: str) -> list[Block]:
-    return [b for b in parse(markdown) if b.language not in SHOWN and b.reason is None]
+def runnable(markdown: str, page: str = "README.md") -> list[Block]:
+    return [b for b in parse(markdown, page) if b.language not in SHOWN and b.reason is None]
 
 
 def same(expected: str, printed: str) -> bool:
@@ -76,7 +85,7 @@ class Checker(doctest.OutputChecker):
 
 def run_examples(block: Block) -> None:
     """Run a block with prompts; what follows them is its output."""
-    test = doctest.DocTestParser().get_doctest(block.body, {}, "README", README.name, block.line)
+    test = doctest.DocTestParser().get_doctest(block.body, {}, "README", block.page, block.line)
     failures = []
     doctest.DocTestRunner(Checker(), optionflags=LENIENT).run(test, out=failures.append)
     assert not failures, "".join(failures)
@@ -84,7 +93,7 @@ def run_examples(block: Block) -> None:
 
 def run_python(block: Block) -> str:
     printed = io.StringIO()
-    code = compile(block.body, f"{README.name}, line {block.line}", "exec")
+    code = compile(block.body, f"{block.page}, line {block.line}", "exec")
     with contextlib.redirect_stdout(printed):
         exec(code, {"__name__": "__main__"})
     return printed.getvalue()
@@ -95,7 +104,7 @@ def run_shell(block: Block) -> str:
     path = os.path.dirname(sys.executable) + os.pathsep + os.environ["PATH"]
     done = subprocess.run(
         ["bash", "-euo", "pipefail", "-c", block.body],
-        cwd=README.parent,
+        cwd=ROOT,
         env=os.environ | {"PATH": path},
         capture_output=True,
         text=True,
@@ -117,19 +126,51 @@ def run(block: Block) -> None:
         assert same(block.output, printed), f"shown:\n{block.output}\nprinted:\n{printed}"
 
 
-BLOCKS = runnable(README.read_text(encoding="utf-8")) if README.exists() else []
+BLOCKS = [block for page in PAGES for block in runnable(page.read_text("utf-8"), page.name)]
 
 
-@pytest.mark.parametrize("block", BLOCKS, ids=lambda block: f"line {block.line}")
+@pytest.mark.parametrize("block", BLOCKS, ids=lambda block: f"{block.page} line {block.line}")
 def test_snippet(block, monkeypatch):
-    monkeypatch.chdir(README.parent)
+    monkeypatch.chdir(ROOT)
     run(block)
 
 
 def test_the_readme_has_snippets_of_both_kinds():
-    languages = {block.language for block in BLOCKS}
+    languages = {block.language for block in BLOCKS if block.page == README.name}
     assert languages & set(PYTHON)
     assert languages & set(SHELL)
+
+
+# ---- tables
+
+
+def test_the_table_of_protocols_is_that_of_the_rows():
+    page = README.read_text("utf-8")
+    table = protocol_table(PROTOCOLS.values())
+    assert replace_table(page, table) == page, "run: python docs/protocol_table.py"
+    assert table.count("\n") == len(PROTOCOLS) + 2
+
+
+def test_a_protocol_with_new_attributes_has_its_line():
+    new = replace(PROTOCOLS["gptq"], name="new", source="a tool", stride=7, max_length=9)
+    line = protocol_table([new]).splitlines()[-1]
+    assert line.startswith("| `new` | a tool | ≤ 9 | ≤ 7 | ")
+
+
+def test_the_tables_of_arguments_and_results_are_complete(metric):
+    page = README.read_text("utf-8")
+    named = set(re.findall(r"`(\w+)`", "".join(re.findall(r"^\| (`.+?) \|", page, re.M))))
+    arguments = set(inspect.signature(metric._compute).parameters)
+    assert arguments - named == set()
+    results = metric.inputs_description.split("Returns:")[1].split("Raises:")[0]
+    keys = re.findall(r"^        (\w+(?:, \w+)*)(?: \([^)]*\))?: ", results, re.M)
+    assert {key for line in keys for key in line.split(", ")} - named == set()
+
+
+def test_links_lead_somewhere():
+    for page in PAGES:
+        for target in re.findall(r"\]\((?!https?:)([^)#]+)", page.read_text("utf-8")):
+            assert (page.parent / target).exists(), f"{page.name}: {target}"
 
 
 # ---- that the above can fail

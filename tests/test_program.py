@@ -1,0 +1,305 @@
+"""The command line as a program: help, what it refuses and how soon, models, streams, interruptions."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from models import make_model, make_tokenizer, random_text
+
+from cli import main, messages, options, values
+from cli.progress import Progress
+
+ROOT = Path(__file__).resolve().parent.parent
+TWO_SCREENS = 100  # lines
+
+
+@pytest.fixture(autouse=True)
+def place(tmp_path, monkeypatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    Path("a.txt").write_text(random_text(50), "utf-8")
+    return tmp_path
+
+
+def start(*argv: str, shell: str = "") -> subprocess.CompletedProcess:
+    """Run the program in a process of its own, with redirections of a shell."""
+    command = " ".join([sys.executable, str(ROOT / "score.py"), *argv, shell])
+    return subprocess.run(
+        ["bash", "-c", command], capture_output=True, text=True, timeout=120, env=os.environ
+    )
+
+
+# ---- help
+
+
+def test_the_help_fits_two_screens_and_80_columns_with_examples(capsys):
+    with pytest.raises(SystemExit) as exit:
+        main.main(["--help"])
+    lines = capsys.readouterr().out.splitlines()
+    assert exit.value.code == 0
+    assert len(lines) <= TWO_SCREENS
+    assert max(map(len, lines)) <= 80
+    assert "examples:" in lines
+    assert sum(line.startswith("  score.py ") for line in lines) >= 5
+
+
+def test_the_version_is_that_of_the_metric(capsys, metric):
+    with pytest.raises(SystemExit):
+        main.main(["--version"])
+    module = sys.modules[type(metric).__module__]
+    assert capsys.readouterr().out == f"perplexity-sliding {module.__version__}\n"
+
+
+def test_the_names_of_protocols_are_those_of_the_metric(metric):
+    assert options.protocol_names() == list(metric.protocols)
+
+
+# ---- refusals before the imports
+
+EARLY = {
+    "stride 0": ["a.txt", "--stride=0"],
+    "stride past the window": ["a.txt", "--stride=64", "--max-length=32"],
+    "misspelt option": ["a.txt", "--protocl=gptq"],
+    "misspelt protocol": ["a.txt", "--protocol=sliding,gtpq"],
+    "no file": ["nowhere.txt"],
+    "no folder": ["a.txt", "--model=./nowhere"],
+    "bad JSON": ["a.txt", "--model-kwargs={"],
+    "output nowhere": ["a.txt", "--output=nowhere/a.csv"],
+    "output of no kind": ["a.txt", "--output=a.xyz"],
+    "size": ["a.txt", "--logits-memory=much"],
+    "together": ["a.txt", "--dataset=a:b:c:d"],
+}
+
+
+def test_what_can_be_told_at_once_is_told_before_the_imports():
+    """In a process of its own: none of the libraries that take seconds is imported."""
+    source = (
+        "import json, sys; from cli.main import main\n"
+        "codes = [main(argv) for argv in json.loads(sys.argv[1])]\n"
+        "print(codes, [n for n in ('torch', 'datasets', 'evaluate', 'numpy') if n in sys.modules])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", source, json.dumps(list(EARLY.values()))],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+    )
+    assert done.stdout == f"{[2] * len(EARLY)} []\n", done.stderr
+    said = done.stderr.splitlines()
+    assert len(said) == len(EARLY)
+    assert all(line.startswith("score.py: error: ") for line in said)
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["--stride=0"], "--stride: must be at least 1, got 0"),
+        (["--strid=3"], "(did you mean --stride?)"),
+        (["--modl=x"], "(did you mean --model?)"),
+        (["--protocol=gtpq"], "--protocol=gtpq is not known. Did you mean gptq?"),
+        (["--protocol=all,gptq"], "--protocol takes all by itself"),
+        (["--stride=64", "--max_length=32"], "--stride must be between 1 and --max-length=32, got"),
+        (["--logits-memory=much"], "'much' must be a size such as 500K, 64M or 2G"),
+        (["--encoding=utf9"], "'utf9' must be an encoding that Python knows"),
+        (["--fail-above=0"], "--fail-above: must be above 0, got 0"),
+        (["--output=a.xyz"], "--output must end in one of .txt, .json, .jsonl, .csv, .tsv, .md, "),
+        (["--cite", "--protocol=all"], "--cite and several protocols, windows or strides must not"),
+    ],
+)
+def test_a_bad_option_is_told_in_one_line(call, argv, message):
+    outcome = call("a.txt", *argv)
+    assert (outcome.code, outcome.out) == (2, "")
+    assert message in outcome.err
+    assert outcome.err.count("\n") == 1
+
+
+# ---- values
+
+
+@pytest.mark.parametrize(
+    ("text", "unit", "number"),
+    [
+        ("64M", 1024, 2**26),
+        ("64MiB", 1024, 2**26),
+        ("1.5g", 1024, 3 * 2**29),
+        ("512", 1024, 512),
+        ("10M", 1000, 10**7),
+        ("2k", 1000, 2000),
+    ],
+)
+def test_sizes(text, unit, number):
+    assert values.size(unit)(text) == number
+
+
+def test_the_devices_of_max_memory_are_numbers():
+    memory = values.json_object('{"max_memory": {"0": "1GiB", "cpu": "2GiB"}, "a": {"0": 1}}')
+    assert memory == {"max_memory": {0: "1GiB", "cpu": "2GiB"}, "a": {"0": 1}}
+
+
+@pytest.mark.parametrize(
+    ("message", "shown"),
+    [
+        ("`max_length` must be 2.", "--max-length must be 2."),
+        ("Pass it as `tokenizer`, or add_start_token='once'.", None),
+        ("Lower it, or pass add_start_token='once'.", "Lower it, or pass --add-start-token once."),
+        ("load it with dtype='float32'.", "load it with --dtype float32."),
+        ("with protocol='gptq', which", "with --protocol gptq, which"),
+        ("`hidden_size` is no option", "`hidden_size` is no option"),
+    ],
+)
+def test_errors_name_options_instead_of_arguments(message, shown):
+    said = messages.in_options(message)
+    assert said == shown if shown else "--tokenizer" in said
+
+
+# ---- models
+
+
+def test_a_tokenizer_that_is_missing_can_be_named(call, tiny):
+    make_model("gpt2").save_pretrained("bare")
+    refused = call("a.txt", model="bare")
+    assert refused.code == 2 and "--tokenizer" in refused.err
+    named = call("a.txt", f"--tokenizer={tiny}", "--json", model="bare").json["corpus"]
+    whole = call("a.txt", "--json").json["corpus"]
+    assert named["perplexity"] == pytest.approx(whole["perplexity"])
+    assert "--tokenizer nowhere could not be loaded" in call("a.txt", "--tokenizer=nowhere").err
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        ("./nowhere", "--model ./nowhere: there is no such folder."),
+        ("weights.gguf", 'is a GGUF file. Name its folder, and the file as --model-kwargs'),
+        ("bare/model.safetensors", "is a file. Name the folder that holds the weights together"),
+        ("empty", "--model empty is a folder without config.json."),
+        ("nameless", "is an adapter that doesn't name its base model"),
+    ],
+)  # fmt: skip
+def test_each_thing_that_is_no_model_has_its_own_sentence(call, model, message):
+    os.mkdir("empty")
+    os.mkdir("bare")
+    os.mkdir("nameless")
+    Path("nameless/adapter_config.json").write_text("{}")
+    Path("bare/model.safetensors").write_bytes(b"")
+    pytest.importorskip("peft")
+    outcome = call("a.txt", model=model)
+    assert (outcome.code, outcome.err.count("\n")) == (2, 1)
+    assert message in outcome.err
+
+
+def test_an_adapter_needs_peft(call, monkeypatch):
+    os.mkdir("adapter")
+    Path("adapter/adapter_config.json").write_text('{"base_model_name_or_path": "gpt2"}')
+    monkeypatch.setattr("cli.checks.find_spec", lambda name: None)
+    assert "which needs peft: pip install peft." in call("a.txt", model="adapter").err
+
+
+def test_the_folder_of_an_adapter_is_a_model(call, tiny):
+    peft = pytest.importorskip("peft")
+    from transformers import AutoModelForCausalLM
+
+    base = AutoModelForCausalLM.from_pretrained(tiny)
+    adapted = peft.get_peft_model(base, peft.LoraConfig(r=2, target_modules=["c_attn"]))
+    with torch.no_grad():
+        for name, weight in adapted.named_parameters():
+            if "lora_" in name:
+                weight.normal_(std=0.3)
+    adapted.save_pretrained("adapter")
+    make_tokenizer().save_pretrained("adapter")
+    merged = adapted.merge_and_unload()
+    merged.save_pretrained("merged")
+    make_tokenizer().save_pretrained("merged")
+    by_adapter = call("a.txt", "--json", model="adapter").json["corpus"]["perplexity"]
+    assert by_adapter == pytest.approx(
+        call("a.txt", "--json", model="merged").json["corpus"]["perplexity"], rel=1e-5
+    )
+    assert by_adapter != pytest.approx(
+        call("a.txt", "--json").json["corpus"]["perplexity"], rel=1e-3
+    )
+
+
+# ---- streams, interruptions, errors of the program
+
+
+@pytest.mark.parametrize(
+    ("argv", "shell", "code", "said"),
+    [
+        ([], "<&-", 2, "There is nothing to score"),
+        (["-"], "<&-", 2, "Standard input is closed: name a FILE."),
+        (["a.txt"], ">&-", 2, "Standard output is closed: pass --output FILE."),
+    ],
+)
+def test_closed_streams_are_no_traceback(argv, shell, code, said):
+    done = start(*argv, shell=shell)
+    assert done.returncode == code
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_with_an_output_nobody_needs_standard_output(tiny):
+    done = start("a.txt", f"--model={tiny}", "--output=a.json", shell=">&- 2>&-")
+    assert done.returncode == 0
+    assert json.loads(Path("a.json").read_text())["corpus"]["num_tokens"] == 50
+
+
+def test_there_is_something_to_see_before_the_imports(monkeypatch, capsys):
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+    shown = []
+
+    def load_metric(args):
+        shown.append(capsys.readouterr().err)
+        raise ValueError("enough")
+
+    monkeypatch.setattr(main, "load_metric", load_metric)
+    assert main.main(["a.txt"]) == 2
+    assert "Loading the libraries …" in shown[0]
+
+
+def test_debug_shows_the_traceback(call, monkeypatch):
+    def broken(*args):
+        raise TypeError("a mistake in the program")
+
+    monkeypatch.setattr(main, "measure", broken)
+    plain = call("a.txt")
+    assert (plain.code, plain.err) == (2, "score.py: error: a mistake in the program\n")
+    assert "Traceback" in call("a.txt", "--debug").err
+
+
+def test_the_bar_is_named_by_what_it_measures():
+    def title(*argv):
+        return main.title(options.parse_arguments(["a.txt", *argv]))
+
+    assert title() == "Scoring"
+    assert title("--stride=8,4") == "Scoring, stride 8, 4"
+    assert title("--protocol=gptq") == "Scoring, protocol gptq"
+    assert Progress("x", hidden=True).on_terminal is False
+
+
+def test_installed_it_calls_itself_by_its_command(monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["/usr/bin/perplexity-sliding"])
+    assert messages.program_name() == "perplexity-sliding"
+    monkeypatch.setattr(sys, "argv", ["/lib/perplexity_sliding/__main__.py"])
+    assert messages.program_name() == "perplexity-sliding"
+    monkeypatch.setattr(sys, "argv", ["score.py"])
+    assert messages.program_name() == "score.py"
+
+
+def test_a_run_that_was_interrupted_goes_on(call, monkeypatch, tiny):
+    """What the message promises: the same command computes only what is missing."""
+    plain = main.measure
+
+    def interrupted(metric, texts, args, progress):
+        plain(metric, texts, args, progress)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(main, "measure", interrupted)
+    stopped = call("a.txt", "--checkpoint=run.sqlite")
+    assert (stopped.code, stopped.out) == (130, "")
+    assert "The same command goes on from run.sqlite." in stopped.err
+    monkeypatch.setattr(main, "measure", plain)
+    shutil.copy("a.txt", "b.txt")
+    assert call("a.txt", "--checkpoint=run.sqlite").out == call("a.txt").out
