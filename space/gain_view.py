@@ -76,19 +76,20 @@ def measure_gains(wide: Scored, narrow: Scored, segments: Sequence[Segment]) -> 
     return gains
 
 
-def repeated_before(names: Sequence[str], token: int, context: tuple[int, int]) -> int | None:
-    """How far back the same word stands in the context that only the narrow stride shows."""
-    word = _word(names[token])
+def repeated_before(words: Sequence[str], token: int, context: tuple[int, int]) -> int | None:
+    """How far back the same word stands in the context that only the narrow stride shows.
+
+    Args:
+        words: the text of each token; spaces, case, signs and single letters don't count.
+        context: tokens before this one under the wide stride and the narrow one.
+    """
+    word = words[token].strip().lower()
+    if not word.isalpha() or len(word) < 2:
+        return None
     for back in range(context[0] + 1, min(context[1], token) + 1):
-        if word and _word(names[token - back]) == word:
+        if words[token - back].strip().lower() == word:
             return back
     return None
-
-
-def _word(name: str) -> str:
-    """A token's letters, where it has some and is more than a letter."""
-    letters = name.lstrip("Ġ▁ ").lower()
-    return letters if letters.isalpha() and len(letters) > 1 else ""
 
 
 def _headline(wide: Scored, narrow: Scored, gains: Sequence[Gain]) -> str:
@@ -109,6 +110,10 @@ def _list(gains: Sequence[Gain], wide: Scored, segments: Sequence[Segment], text
     best = sorted((gain for gain in gains if gain.saved > 0), key=lambda gain: -gain.saved)[:MOST]
     if not best:
         return '<p class="ps-note">None did.</p>'
+    words = [""] * len(wide.tokens["tokens"])
+    for segment in segments:
+        if segment.first is not None:
+            words[segment.first] = text[segment.start : segment.end]
     rows = []
     for gain in best:
         segment = segments[gain.piece]

@@ -43,20 +43,19 @@ def hero_data(loaded: LoadedModel) -> dict:
     offsets = tokenizer(LINE, return_offsets_mapping=True, add_special_tokens=False)
     line = LINE[: offsets["offset_mapping"][:LONGEST_LINE][-1][1]]
     longest = min(WIDTHS[1], loaded.window)
-    metric = new_metric()
+    # A window's last token has all of it before it; stride 1 has a window end at every token.
+    measured = new_metric().compute(
+        predictions=[line],
+        model=loaded.model,
+        tokenizer=tokenizer,
+        max_length=list(range(2, longest + 1)),
+        stride=1,
+        add_start_token="once",
+        return_token_scores=True,
+        batch_size=LONGEST_LINE,
+    )["measurements"]
     bits: dict[int, dict[int, float]] = {}
-    for width in range(2, longest + 1):
-        # A window's last token has the whole width before it; stride 1 has it for every place.
-        [scores] = metric.compute(
-            predictions=[line],
-            model=loaded.model,
-            tokenizer=tokenizer,
-            max_length=width,
-            stride=1,
-            add_start_token="once",
-            return_token_scores=True,
-            batch_size=LONGEST_LINE,
-        )["token_scores"]
+    for [scores] in (one["token_scores"] for one in measured):
         for window in scores["windows"]:
             begin = 0 if window["start_token"] else window["begin"] + 1
             for token in range(window["first"], window["end"]):

@@ -95,7 +95,7 @@ def build(service: Service) -> gr.Blocks:
         with gr.Row(elem_id="page"):
             with gr.Column(scale=4, min_width=320, elem_id="controls"):
                 controls, line, stop = lay_out_controls(service, handlers, scored)
-            with gr.Column(scale=8, min_width=320, elem_id="results"):
+            with gr.Column(scale=8, min_width=480, elem_id="results"):
                 results = lay_out_results(scored, line, stop)
         connect_settings(page, handlers, controls, results)
         connect_measurements(handlers, controls, results)
@@ -236,11 +236,9 @@ def window_sliders(settings: Settings) -> tuple[gr.Slider, gr.Slider]:
     return window, stride
 
 
-def quotable(value: str, label: str, language: str) -> gr.Code:
+def quotable(value: str, label: str) -> gr.Textbox:
     """Words to copy, with a button that does so."""
-    return gr.Code(
-        value, language=language, label=label, interactive=False, wrap_lines=True, buttons=["copy"]
-    )
+    return gr.Textbox(value, label=label, interactive=False, lines=2, max_lines=8, buttons=["copy"])
 
 
 def lay_out_results(scored: Scored, line: gr.HTML, stop: gr.Button) -> Results:
@@ -263,10 +261,14 @@ def lay_out_results(scored: Scored, line: gr.HTML, stop: gr.Button) -> Results:
             compared = view()
         with gr.Tab("Cite and share"):
             views["cite"] = view(values["cite"])
-            views["sentence"] = quotable(values["sentence"], "In a paper", "markdown")
-            views["bibtex"] = quotable(values["bibtex"], "BibTeX", "latex")
-            views["python"] = quotable(values["python"], "Python", "python")
-            views["shell"] = quotable(values["shell"], "Shell", "shell")
+            views["sentence"] = quotable(values["sentence"], "In a paper")
+            views["bibtex"] = quotable(values["bibtex"], "BibTeX")
+            views["python"] = gr.Code(
+                values["python"], language="python", label="Python", interactive=False
+            )
+            views["shell"] = gr.Code(
+                values["shell"], language="shell", label="Shell", interactive=False
+            )
             make_files = gr.Button("Make files: text, tokens as CSV and JSON, picture")
             files = gr.Files(label="Files", visible=False, interactive=False)
     return Results(

@@ -1089,9 +1089,9 @@ def test_gains_are_the_differences_of_the_metrics_own_scores(service):
 @pytest.mark.parametrize(
     "names, token, context, far",
     [
-        (["Ġlamp", "a", "b", "Ġlamp"], 3, (2, 3), 3),  # only the narrow stride shows it
-        (["Ġlamp", "a", "b", "Ġlamp"], 3, (3, 3), None),  # seen before, too
-        (["Lamp", "Ġlamp", "b", "Ġlamp"], 3, (1, 3), 2),  # the nearest
+        ([" lamp", "a", "b", " lamp"], 3, (2, 3), 3),  # only the narrow stride shows it
+        ([" lamp", "a", "b", " lamp"], 3, (3, 3), None),  # seen before, too
+        (["Lamp", " lamp", "b", " lamp"], 3, (1, 3), 2),  # the nearest
         ([".", "a", "b", "."], 3, (1, 3), None),  # a full stop is no word
     ],
 )

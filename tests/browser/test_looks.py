@@ -79,3 +79,17 @@ def test_nothing_is_asked_of_other_machines_and_nothing_fails(page):
     assert set(hosts) <= {"127.0.0.1", "localhost", ""}
     errors = [line for line in page.browser.get_log("browser") if line["level"] == "SEVERE"]
     assert not errors
+
+
+def test_the_result_comes_in_sight_where_it_stands_below(page):
+    """Between a telephone's width and that of two columns, nothing seemed to happen."""
+    page.browser.set_window_size(740, 900)
+    try:
+        page.script("scrollTo(0, 0)")
+        page.script("arguments[0].click()", page.labelled("Score"))
+        page.until(lambda: "Scored with" in page.status)
+        page.until(lambda: page.script("return scrollY") > 300, "the page stayed where it was")
+        top = page.script("return document.querySelector('.ps-big').getBoundingClientRect().top")
+        assert 0 < top < 700
+    finally:
+        page.browser.set_window_size(1360, 1000)
