@@ -1,21 +1,26 @@
-"""Take the README's picture of the Space: docs/screenshot.png.
+"""Take the README's pictures of the Space: docs/screenshot.png and docs/window.gif.
 
     python docs/screenshot.py
+    python docs/screenshot.py --all FOLDER
 
 Serves the app on this machine with the bundled model, opens it in a headless Chromium (Debian's
-`chromium` and `chromium-driver`, and the `selenium` package), and photographs the page with its
-tokens, and beside it the windows.
+`chromium` and `chromium-driver`, and the `selenium` package), and photographs the first screen with a
+token pointed at, and the window that moves over a line.  With `--all`, photographs every view in all
+sizes and both themes instead, to be looked at.
 """
 
+import argparse
 import base64
 import io
 import shutil
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 from PIL import Image
 from selenium import webdriver
+from selenium.webdriver.common.action_chains import ActionChains
 from selenium.webdriver.common.by import By
 from selenium.webdriver.support.ui import WebDriverWait
 
@@ -26,20 +31,36 @@ import app  # noqa: E402
 from space.page import launch_options  # noqa: E402
 
 PICTURE = ROOT / "docs" / "screenshot.png"
-SIZE = (1240, 1190)
-SAMPLE = "A story"
+FILM = ROOT / "docs" / "window.gif"
+SIZE = (1366, 1210)
+SIZES = {"laptop": (1366, 768), "desk": (1400, 900), "phone": (390, 844)}
 FLAGS = ["--headless=new", "--no-sandbox", "--disable-gpu", "--no-first-run", "--hide-scrollbars"]
 COLOURS = 128
-MARGIN = 12  # pixels around the results
+LOOP = 12.6  # seconds, a little more than the picture takes
+FRAME = 0.14  # seconds
+MOST_BYTES = 1_000_000
+TOKEN = ".ps-text > .b5"  # the first great surprise is pointed at
 
 
 def open_browser(profile: str) -> webdriver.Chrome:
     options = webdriver.ChromeOptions()
     options.binary_location = shutil.which("chromium") or shutil.which("chromium-browser")
-    for flag in (*FLAGS, f"--user-data-dir={profile}", f"--window-size={SIZE[0]},{SIZE[1]}"):
+    for flag in (*FLAGS, f"--user-data-dir={profile}"):
         options.add_argument(flag)
     service = webdriver.ChromeService(executable_path=shutil.which("chromedriver"))
     return webdriver.Chrome(options=options, service=service)
+
+
+def open_page(browser, url: str, size: tuple[int, int], theme: str = "light") -> None:
+    """Open the page as a screen of this size shows it."""
+    width, height = size
+    browser.execute_cdp_cmd(
+        "Emulation.setDeviceMetricsOverride",
+        {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 500},
+    )
+    browser.get(f"{url}?__theme={theme}")
+    wait(browser, ".ps-pane")
+    wait(browser, ".ps-picture")
 
 
 def wait(browser, selector: str, condition=lambda element: True):
@@ -49,74 +70,94 @@ def wait(browser, selector: str, condition=lambda element: True):
         elements = browser.find_elements(By.CSS_SELECTOR, selector)
         return next((element for element in elements if condition(element)), None)
 
-    return WebDriverWait(browser, 60).until(find)
+    return WebDriverWait(browser, 90).until(find)
 
 
-def score_sample(browser, name: str) -> None:
-    """Choose a sample and score it."""
-    wait(browser, "input", lambda e: "sample" in e.accessible_name).click()
-    wait(browser, "ul [role=option]", lambda e: e.text.strip() == name).click()
-    wait(browser, "textarea", lambda e: e.get_attribute("value").startswith("THE LAMP"))
-    wait(browser, "#score").click()
-    wait(browser, "#status", lambda e: "Scored with" in e.text)
+def photograph(browser, element=None, whole: bool = False) -> Image.Image:
+    """Photograph the screen, an element, or the page down to its foot."""
+    options = {"captureBeyondViewport": whole}
+    if element is not None:
+        box = element.rect
+        options["clip"] = {**{key: box[key] for key in ("x", "y", "width", "height")}, "scale": 1}
+    taken = browser.execute_cdp_cmd("Page.captureScreenshot", options)
+    return Image.open(io.BytesIO(base64.b64decode(taken["data"]))).convert("RGB")
 
 
-def photograph(browser, left: float = 0, top: float = 0) -> Image.Image:
-    """Photograph the page from a corner on."""
-    clip = {"x": left, "y": top, "width": SIZE[0] - left, "height": SIZE[1] - top, "scale": 1}
-    taken = browser.execute_cdp_cmd(
-        "Page.captureScreenshot", {"clip": clip, "captureBeyondViewport": True}
+def point(browser) -> None:
+    """Point at a token, and leave the page at its top."""
+    ActionChains(browser).move_to_element(wait(browser, TOKEN)).perform()
+    browser.execute_script("scrollTo(0, 0)")
+    time.sleep(1)  # the slide
+
+
+def film(browser) -> list[Image.Image]:
+    """One loop of the window over its line."""
+    hero, frames = wait(browser, ".ps-hero"), []
+    wait(browser, ".ps-caption", lambda e: e.text.startswith("Window 1 of"))
+    begun = time.monotonic()
+    while time.monotonic() - begun < LOOP:
+        due = begun + FRAME * len(frames)
+        time.sleep(max(0.0, due - time.monotonic()))
+        frames.append(photograph(browser, hero))
+    return frames
+
+
+def save_film(frames: list[Image.Image], path: Path) -> None:
+    """Write an endless animation in few colours, the same in every frame."""
+    palette = frames[len(frames) // 2].quantize(64)
+    few = [frame.quantize(palette=palette, dither=Image.Dither.NONE) for frame in frames]
+    few[0].save(
+        path,
+        save_all=True,
+        append_images=few[1:],
+        duration=round(1000 * LOOP / len(few)),
+        loop=0,
+        optimize=True,
     )
-    return Image.open(io.BytesIO(base64.b64decode(taken["data"])))
+    if path.stat().st_size > MOST_BYTES:
+        raise SystemExit(f"{path.name} has {path.stat().st_size:,} bytes, over {MOST_BYTES:,}.")
 
 
-def open_tab(browser, name: str) -> None:
-    wait(browser, "button[role=tab]", lambda e: e.text.strip() == name).click()
+def take_pictures(browser, url: str) -> None:
+    """The two pictures of the README."""
+    open_page(browser, url, SIZE)
+    save_film(film(browser), FILM)
+    point(browser)
+    photograph(browser).quantize(COLOURS).save(PICTURE, optimize=True)
+    for path in (PICTURE, FILM):
+        print(f"{path.relative_to(ROOT)}: {path.stat().st_size:,} bytes")
 
 
-def show_tokens(browser) -> None:
-    open_tab(browser, "Tokens")
-    wait(browser, ".ps-text > .b5[role=option]").click()  # the first great surprise
-
-
-def show_windows(browser) -> None:
-    open_tab(browser, "Windows")
-    step = wait(browser, '[data-step="1"]')
-    for _ in range(9):
-        step.click()
-    browser.execute_script("document.activeElement.blur()")
-
-
-def stack(pictures: list[Image.Image]) -> Image.Image:
-    """Put pictures side by side, their feet in line, in few colours to keep the file small."""
-    width = sum(picture.width for picture in pictures)
-    whole = Image.new("RGB", (width, pictures[0].height), "white")
-    left = 0
-    for picture in pictures:
-        whole.paste(picture, (left, whole.height - picture.height))
-        left += picture.width
-    return whole.quantize(COLOURS)
+def take_all(browser, url: str, folder: Path) -> None:
+    """Every view in all sizes and both themes."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, size in SIZES.items():
+        for theme in ("light", "dark"):
+            open_page(browser, url, size, theme)
+            time.sleep(3)  # the window moves
+            photograph(browser).save(folder / f"{name}-{theme}-first.png")
+            tabs = browser.find_elements(By.CSS_SELECTOR, "button[role=tab]")
+            for number in range(len(tabs)):
+                browser.execute_script(
+                    "document.querySelectorAll('button[role=tab]')[arguments[0]].click()", number
+                )
+                time.sleep(6)  # what is opened measures
+                photograph(browser, whole=True).save(folder / f"{name}-{theme}-{number}.png")
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--all", type=Path, metavar="FOLDER", help="every view, to look at")
+    args = parser.parse_args()
     page = app.create_app()
     _, url, _ = page.launch(**launch_options(), prevent_thread_lock=True, quiet=True)
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
         browser = open_browser(profile)
         try:
-            browser.get(url)
-            wait(browser, ".ps-big")
-            score_sample(browser, SAMPLE)
-            show_tokens(browser)
-            pictures = [photograph(browser)]
-            show_windows(browser)
-            results = wait(browser, "#status").rect
-            pictures.append(photograph(browser, results["x"] - MARGIN, results["y"]))
+            take_all(browser, url, args.all) if args.all else take_pictures(browser, url)
         finally:
             browser.quit()
     page.close()
-    stack(pictures).save(PICTURE, optimize=True)
-    print(f"{PICTURE.relative_to(ROOT)}: {PICTURE.stat().st_size:,} bytes")
 
 
 if __name__ == "__main__":

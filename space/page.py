@@ -86,7 +86,9 @@ def build(service: Service) -> gr.Blocks:
     settings = service.default_settings
     first = next(iter(handlers.samples.values()), "The cat sat on the mat.")
     scored = service.score(first, settings, Job(service.limits.seconds))
-    with gr.Blocks(title=TITLE, analytics_enabled=False, delete_cache=UPLOADS_KEPT) as page:
+    with gr.Blocks(
+        title=TITLE, analytics_enabled=False, fill_width=True, delete_cache=UPLOADS_KEPT
+    ) as page:
         # Before the page's own events, which would take their names.
         for function in (make_score(service), make_compare(service)):
             add_endpoint(page, function, **COMPUTING)

@@ -1,16 +1,17 @@
-"""What is happening, in one line that screen readers announce."""
+"""What is happening, in one line; screen readers announce its beginning and its end."""
 
 from .jobs import Update
 from .markup import escape
 
 
 def status(sentence: str, share: float | None = None) -> str:
-    bar = (
-        ""
-        if share is None
-        else (f'<progress max="100" value="{100 * share:.0f}" aria-label="Tokens read"></progress>')
+    """A sentence; with a share, it changes many times a second, and is not read out each time."""
+    if share is None:
+        return f'<div class="ps-status" role="status"><p>{escape(sentence)}</p></div>'
+    return (
+        f'<div class="ps-status"><p>{escape(sentence)}</p><progress max="100" '
+        f'value="{100 * share:.0f}" aria-label="Tokens read"></progress></div>'
     )
-    return f'<div class="ps-status" role="status"><p>{escape(sentence)}</p>{bar}</div>'
 
 
 def progress(update: Update) -> str:
