@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from .markup import escape
 
+LEAST_SPAN = 0.1  # of the largest value, shown by the y-axis at least
 MARGIN = 0.06  # of the axis, left free at either end
 SIZE = 100  # the SVG's own units; it is stretched to the figure
 
@@ -34,7 +35,8 @@ class Point(NamedTuple):
 def line_chart(points: Sequence[Point], x_title: str, y_title: str) -> str:
     """Draw measurements over a logarithmic x-axis, joined by a line."""
     across = _scale([math.log2(point.x) for point in points])
-    up = _scale([end for point in points for end in (point.low, point.high)])
+    # Differences of a few per cent shall look like that.
+    up = _scale([end for point in points for end in (point.low, point.high)], least=LEAST_SPAN)
     places = [(across(math.log2(p.x)), 1 - up(p.y), 1 - up(p.low), 1 - up(p.high)) for p in points]
     line = " ".join(f"{x * SIZE:.2f},{y * SIZE:.2f}" for x, y, *_ in places)
     edge = [(x, high) for x, _, _, high in places] + [(x, low) for x, _, low, _ in places][::-1]
@@ -70,13 +72,15 @@ def round_levels(low: float, high: float) -> list[float]:
 def _mark(point: Point, x: float, y: float) -> str:
     return (
         f'<span class="ps-mark" tabindex="0" role="img" aria-label="{escape(point.words)}" '
-        f'style="left:{x:.2%};top:{y:.2%}"><b>{escape(point.words)}</b></span>'
+        f'style="left:{x:.2%};top:{y:.2%};--x:{x:.3f}"><b>{escape(point.words)}</b></span>'
         f'<span class="ps-tick" style="left:{x:.2%}">{escape(point.tick)}</span>'
     )
 
 
-def _scale(values: Sequence[float]):
-    """Map values to 0…1 with a margin."""
+def _scale(values: Sequence[float], least: float = 0.0):
+    """Map values to 0…1 with a margin; the range is at least `least` times the largest value."""
     low, high = min(values), max(values)
+    widen = max(0.0, least * abs(high) - (high - low)) / 2
+    low, high = low - widen, high + widen
     span = (high - low) or 1.0
     return lambda value: MARGIN + (1 - 2 * MARGIN) * (value - low) / span

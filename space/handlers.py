@@ -113,7 +113,7 @@ class Handlers:
         window, stride = typed_sliders(window, stride)
         stride = min(known.usual_stride or stride, window)
         return (
-            gr.Slider(interactive=known.stride, value=stride),
+            gr.Slider(interactive=known.stride, visible=known.stride, value=stride),
             start_choice(protocol, start),
             sketch(window, stride, protocol),
         )
@@ -265,7 +265,12 @@ class Handlers:
         known = guide(settings.protocol)
         stride = settings.stride or min(known.usual_stride or settings.window, settings.window)
         return (
-            gr.Slider(value=stride, maximum=settings.window, interactive=known.stride),
+            gr.Slider(
+                value=stride,
+                maximum=settings.window,
+                interactive=known.stride,
+                visible=known.stride,
+            ),
             start_choice(settings.protocol, settings.start),
         )
 
@@ -300,6 +305,7 @@ def start_choice(protocol: str, start: str):
         choices=[(START_NAMES[name], name) for name in starts or START_CHOICES],
         value=start if start in starts else "automatic",
         interactive=bool(starts),
+        visible=bool(starts),
     )
 
 

@@ -50,6 +50,16 @@ def test_the_card_says_how_its_number_was_made(page):
     )
 
 
+def test_settings_that_a_tool_does_not_have_are_not_shown(page):
+    """A stride of 32 stood there, greyed, where the tool takes 64."""
+    assert page.labelled("range slider for Stride")
+    page.press("More settings")
+    page.choose("Protocol", "llama.cpp")
+    page.until(lambda: page.labelled("range slider for Stride") is None)
+    page.choose("Protocol", "sliding")
+    page.until(lambda: page.labelled("range slider for Stride"))
+
+
 def test_a_result_says_when_it_is_not_of_the_present_text(page):
     """Old numbers stood beside new texts without a sign."""
     page.fill("A text that nobody has scored yet, " * 300)

@@ -111,6 +111,18 @@ def test_characters_stay_whole_and_say_so(page):
     assert "splits this into" in told and "Token 1 of" in told
 
 
+def test_texts_run_in_their_own_direction(page):
+    page.fill("سلام دنیا.")
+    page.score()
+    page.until(lambda: "سلام" in page.one(".ps-text").text)
+    style = page.script(
+        "const s = getComputedStyle(document.querySelector('.ps-text'));"
+        "return [s.direction, s.unicodeBidi, s.whiteSpace]"
+    )
+    assert style[:2] == ["rtl", "plaintext"]
+    assert "break-spaces" in style[2]  # a run of spaces is not one cut line
+
+
 def test_the_word_is_coloured_and_not_the_space_before_it(page):
     text = "A coloured word and  two spaces."
     page.write("Text", text)
