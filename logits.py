@@ -215,8 +215,19 @@ def head_makers(model: torch.nn.Module) -> list[Callable[[], Head]]:
 
 
 def is_foreign(model: torch.nn.Module) -> bool:
-    """Whether a model's forward is not one of transformers, where heads work row by row."""
-    return not type(model).__module__.startswith("transformers.")
+    """Whether anything but code of transformers runs behind a model's body.
+
+    In transformers, heads work row by row; a hook or a head of somebody's own may do otherwise.
+    """
+    inside = {module for body in bodies(model) for module in body.modules()}
+    return any(
+        not type(module).__module__.startswith(("transformers.", "torch."))
+        or "forward" in vars(module)
+        or module._forward_hooks
+        or module._forward_pre_hooks
+        for module in model.modules()
+        if module not in inside
+    )
 
 
 def describe_head(head: Head) -> str:

@@ -173,6 +173,58 @@ def test_a_head_that_reads_other_rows_runs_over_all_of_them(metric, distance, dt
     assert result["perplexities"] == pytest.approx(expected, rel=accuracy)
 
 
+def mix_rows(module, arguments, logits):
+    mixed = logits.clone()
+    mixed[:, 30:] += logits[:, :-30]
+    return mixed
+
+
+class MixingHead(torch.nn.Module):
+    def __init__(self, linear):
+        super().__init__()
+        self.linear = linear
+
+    def forward(self, hidden):
+        return mix_rows(self, hidden, self.linear(hidden))
+
+
+def with_a_hook(model):
+    model.lm_head.register_forward_hook(mix_rows)
+
+
+def with_a_head_of_its_own(model):
+    model.lm_head = MixingHead(model.lm_head)
+
+
+def with_another_forward(model):
+    plain = model.lm_head.forward
+    model.lm_head.forward = lambda hidden: mix_rows(None, None, plain(hidden))
+
+
+@pytest.mark.parametrize("change", [with_a_hook, with_a_head_of_its_own, with_another_forward])
+def test_changes_behind_the_body_run_over_all_rows(metric, change):
+    model = make_model("gpt2", n_positions=LONG, tie_word_embeddings=False)
+    change(model)
+    result = metric.compute(predictions=TEXTS, model=model, tokenizer=make_tokenizer())
+    expected = [naive_perplexity(model, text, LONG, LONG // 2) for text in TEXTS]
+    assert result["perplexities"] == pytest.approx(expected, rel=1e-5)
+
+
+def test_windows_as_short_as_the_probe_need_no_trial_of_their_own(metric):
+    model = make_model("gpt2")
+    shapes = []
+    watched = model.transformer.wte.register_forward_pre_hook(
+        lambda module, arguments: shapes.append(tuple(arguments[0].shape))
+    )
+    metric.compute(
+        predictions=[random_text(10)], model=model, tokenizer=make_tokenizer(), max_length=10
+    )
+    watched.remove()
+    *probes, scored = shapes
+    assert scored == (2, 9), "both windows, with the start token or the first token before them"
+    assert set(probes) == {(1, 3), (2, 12)}, "for the table of positions and for the rest"
+
+
 class Looking(transformers.GPT2LMHeadModel):
     """Sees the token `ahead` places on, from a length on that is longer than any short probe."""
 
