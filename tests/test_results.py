@@ -52,6 +52,13 @@ def test_ways_to_aggregate(aggregate, expected):
     assert summarize(texts, aggregate)["perplexity"] == pytest.approx(expected)
 
 
+def test_an_impossible_token_without_weight_does_not_count():
+    """At stride 1 the guide's present form gives nothing but the first window any weight."""
+    result = summarize([text([1, 2, 3], [math.inf], weights=[2, 0])], "guide weights")
+    assert result["perplexity"] == pytest.approx(math.exp(2))
+    assert result["total_nll"] == math.inf
+
+
 def test_capped_at_20_nats():
     assert summarize([text([30, 40])], "capped")["perplexity"] == pytest.approx(math.exp(20))
 
@@ -292,6 +299,8 @@ def test_an_added_start_token_may_change_the_number_of_blocks():
     added = text(nlls + 0.01, first_targets=[1], stream_length=256)
     first, second = (Totals.of([own], Settings(block_tokens=16)) for own in (text(nlls), added))
     assert len(first.blocks.sums) != len(second.blocks.sums)
+    for one, other in ((first, second), (second, first)):
+        assert [len(blocks.sums) for blocks in one.blocks.aligned(other.blocks)] == [16, 16]
     for ratio in (ratio_of_perplexities(second, first), ratio_of_perplexities(first, second)):
         assert ratio["sample"] == "16 parts of 1 text"
         low, high = ratio["interval"]
