@@ -6,10 +6,12 @@ from difflib import get_close_matches
 from inspect import signature
 from itertools import product
 from numbers import Integral, Real
+from operator import index
 from os import PathLike
 
 from .key_tokens import KeyTokenRule
 from .windows import PROTOCOLS, Protocol
+from .words import find_words
 
 START_CHOICES = (True, False, "once", "every")
 # What stands for a PEFT model's base as its reference.
@@ -447,6 +449,87 @@ def check_word_counts(word_counts, num_texts: int) -> list[int] | None:
         if count > LARGEST_COUNT:
             raise ValueError(f"`word_counts` must be at most {LARGEST_COUNT}, got a larger number.")
     return [int(count) for count in word_counts]
+
+
+def check_names_of(name: str, values, choices: Sequence[str]) -> None:
+    """Refuse a list of names in which one is none of a few."""
+    if isinstance(values, str) or not isinstance(values, Iterable):
+        raise TypeError(f"`{name}` must be a list of names, got {values!r}.")
+    for value in values:
+        if value not in choices:
+            raise ValueError(f"`{name}` must hold {', '.join(choices)} only, got {value!r}.")
+
+
+def check_contexts(contexts, num_texts: int) -> list[str] | None:
+    """Return a context for each text: those given, or the one for all."""
+    if contexts is None:
+        return None
+    if isinstance(contexts, str):
+        contexts = [contexts] * num_texts
+    if not isinstance(contexts, Iterable):
+        raise TypeError(f"`contexts` must be a string or a list of strings, got {contexts!r}.")
+    contexts = list(contexts)
+    if len(contexts) != num_texts:
+        raise ValueError(
+            f"`contexts` must be one string for all texts or one for each, {num_texts}, got "
+            f"{len(contexts)}."
+        )
+    return check_texts(contexts, "contexts")
+
+
+def check_spans(name: str, spans, texts: Sequence[str]) -> list[list[tuple[int, int]]] | None:
+    """Return the spans of characters of each text, or say which ones are none."""
+    if spans is None:
+        return None
+    if not isinstance(spans, Sequence) or len(spans) != len(texts):
+        raise ValueError(
+            f"`{name}` must hold a list of spans for each text, {len(texts)}, got {spans!r:.80}."
+        )
+    return [
+        _check_spans_of(name, of_text, text, number)
+        for number, (of_text, text) in enumerate(zip(spans, texts))
+    ]
+
+
+def _check_spans_of(name: str, spans, text: str, number: int) -> list[tuple[int, int]]:
+    checked: list[tuple[int, int]] = []
+    try:
+        checked = [(index(first), index(end)) for first, end in spans]
+    except (TypeError, ValueError):
+        raise TypeError(
+            f"`{name}` must hold (first, one past the last) pairs of characters, got {spans!r:.80} "
+            f"for the text at position {number}."
+        ) from None
+    place = 0
+    for first, end in checked:
+        if not place <= first < end <= len(text):
+            raise ValueError(
+                f"`{name}` must hold ascending pairs of characters that do not overlap, within the "
+                f"{len(text)} of the text at position {number}, got ({first}, {end})."
+            )
+        place = end
+    return checked
+
+
+def check_words(words, texts: Sequence[str]) -> list[list[tuple[int, int]]] | None:
+    """Return the characters of the words of each text; None where white space tells them."""
+    if words is True or (isinstance(words, str) and words == "whitespace"):
+        return None
+    if isinstance(words, str) or not isinstance(words, Sequence) or len(words) != len(texts):
+        raise ValueError(
+            "`words` must be True, 'whitespace', or a list of words or spans for each text, "
+            f"{len(texts)}, got {words!r:.80}."
+        )
+    checked = []
+    for number, (of_text, text) in enumerate(zip(words, texts)):
+        if not isinstance(of_text, str) and all(isinstance(word, str) for word in of_text):
+            try:
+                checked.append(find_words(text, of_text))
+            except ValueError as error:
+                raise ValueError(f"{error} It is the text at position {number}.") from None
+        else:
+            checked.append(_check_spans_of("words", of_text, text, number))
+    return checked
 
 
 def _is_unicode(text: str) -> bool:

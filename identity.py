@@ -299,11 +299,16 @@ def describe_model(model) -> str:
     return _line(_model_fields(model))
 
 
-def describe_measurement(model, measurement, words_given: bool) -> dict[str, str]:
+def describe_measurement(
+    model, measurement, words_given: bool, word_fields: dict[str, str] | None = None
+) -> dict[str, str]:
     """The signature of a `Measurement` under a `LanguageModel`, long and short.
 
     In the spirit of sacrebleu's: `key:value` pairs joined by `|`.  The short form keeps the
     protocol and a digest of the whole line.
+
+    Args:
+        word_fields: how words are scored, where they are.
     """
     plan, separator = measurement.plan, measurement.separator
     join = plan.protocol.join if separator is None else separator
@@ -319,9 +324,12 @@ def describe_measurement(model, measurement, words_given: bool) -> dict[str, str
     }
     if plan.carries != "nothing":
         fields["carry"] = plan.carries
+    part_fields = {} if measurement.parts is None else measurement.parts.fields()
+    fields |= part_fields | (word_fields or {})
     order = (
         *("model", "revision", "tokenizer", "protocol", "window", "stride", "carry", "start"),
-        *("join", "words", "dtype", "adapters", "attention", "version", "transformers", "torch"),
+        *("join", *part_fields, "words", *(word_fields or {})),
+        *("dtype", "adapters", "attention", "version", "transformers", "torch"),
     )
     line = _line({name: fields[name] for name in order if name in fields})
     digest = hashlib.sha256(line.encode("utf-8")).hexdigest()[:DIGITS]

@@ -12,6 +12,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import NamedTuple
 
 import evaluate
+import numpy as np
 import torch
 
 from .guards import (
@@ -46,7 +47,15 @@ from .loading import (
     resolve_dtype,
     unwrapped,
 )
-from .logits import Blocks, Head, describe_head, head_makers, is_foreign
+from .logits import (
+    BUILT_OTHERWISE,
+    Blocks,
+    Head,
+    copy_cache,
+    describe_head,
+    head_makers,
+    is_foreign,
+)
 from .states import HeadInParts, StateReader, find_reader, grows_frequencies
 from .tokenization import check_tokenizer
 
@@ -292,8 +301,44 @@ class LanguageModel:
             plain_logits(self.model, ids, self.description)[0], precision(self.model)
         )
 
+    @torch.inference_mode()
+    def shares_prefixes(self, prefix: np.ndarray, rest: np.ndarray) -> bool:
+        """Whether tokens that go on from what was kept of a prefix get the scores of a whole pass.
+
+        Not below float32, where another order of sums rounds visibly.
+
+        Args:
+            prefix, rest: token ids (P,) and (T,) of a pass.
+        """
+        if not self.prefixes_agree or self.dtype not in (torch.float32, torch.float64):
+            return False
+        ids = [torch.from_numpy(part)[None].to(self.device) for part in (prefix, rest)]
+        rows = torch.arange(len(rest), device=self.device)
+        targets = torch.zeros_like(rows)
+        try:
+            cache = copy_cache(self.head.read_prefix(ids[0]), 2)
+            shared = self._collect(ids[1].repeat(2, 1), rows + len(rest), targets, cache)
+        except BUILT_OTHERWISE:
+            return False
+        whole = self._collect(torch.cat(ids, 1), rows + len(prefix), targets)
+        return torch.allclose(shared, whole, rtol=1e-4, atol=1e-4)
+
+    def _collect(self, ids, rows, targets, cache=None) -> torch.Tensor:
+        """Logits (R, V) of some rows."""
+        blocks = self.logits(ids, rows, targets, len(rows), cache)
+        return torch.cat([logits.clone() for logits, _ in blocks]).float()
+
+    def read_prefix(self, ids: torch.Tensor):
+        """What the model keeps of tokens (1, T), to go on from them."""
+        return self.head.read_prefix(ids)
+
     def logits(
-        self, ids: torch.Tensor, scored: torch.Tensor, targets: torch.Tensor, block_rows: int
+        self,
+        ids: torch.Tensor,
+        scored: torch.Tensor,
+        targets: torch.Tensor,
+        block_rows: int,
+        cache=None,
     ) -> Blocks:
         """Yield (logits (R', V), targets (R',)) of at most `block_rows` rows at a time.
 
@@ -301,10 +346,11 @@ class LanguageModel:
             ids: token ids (B, T), on `device`.
             scored: which rows to give logits of (R,), counting through B * T.
             targets: the token that each of these rows predicts (R,).
+            cache: what was read before each of the B.
         """
         if self._restless and self._kept_state is not None:
             self._kept_state.restore(self._restless)
-        yield from self.head(ids, scored, targets, block_rows)
+        yield from self.head(ids, scored, targets, block_rows, cache)
 
     def _take(self, findings: Findings) -> None:
         """Work with what was found out, and with what the passes of a probe have changed."""

@@ -6,6 +6,7 @@ rounding.  Each such way is tried on the model before it is taken; a model that 
 manner runs as it is.
 """
 
+import copy
 import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -73,6 +74,7 @@ class BodyThenHead:
         scored: torch.Tensor,
         targets: torch.Tensor,
         block_rows: int,
+        cache=None,
     ) -> Blocks:
         """Yield (logits (R', V), targets (R',)) of at most `block_rows` rows at a time.
 
@@ -80,12 +82,13 @@ class BodyThenHead:
             ids: token ids (B, T).
             scored: which rows to give logits of (R,), counting through B * T.
             targets: the token that each of these rows predicts (R,).
+            cache: what was read before each of the B, of which `read_prefix` gives one.
         """
         for shortcut in self.in_body.values():
             if isinstance(shortcut, ScoredRows):
                 shortcut.scored = scored
         with replaced_forwards(self.in_body):
-            output = self.body(ids, **self.body_kwargs)
+            output = self.body(ids, **with_cache(self.body_kwargs, cache))
         hidden = output.last_hidden_state.flatten(0, 1)
         hidden = hidden[scored.to(hidden.device)]  # (R, D)
         for rows, labels in zip(hidden.split(block_rows), targets.split(block_rows)):
@@ -93,6 +96,10 @@ class BodyThenHead:
             with replaced_forwards(self.in_head | {self.body: lambda *_, seen=seen, **__: seen}):
                 logits = self.model(labels[None], **self.model_kwargs).logits  # (1, R', V)
             yield logits[0], labels.to(logits.device)
+
+    def read_prefix(self, ids: torch.Tensor):
+        """What the model keeps of tokens (1, T), to go on from them."""
+        return read_cache(self.body, ids)
 
 
 class WholeForward:
@@ -116,8 +123,14 @@ class WholeForward:
         scored: torch.Tensor,
         targets: torch.Tensor,
         block_rows: int,
+        cache=None,
     ) -> Blocks:
         """As `BodyThenHead` does, but for memory: a whole window's logits exist at once."""
+        if cache is not None:
+            logits = self.model(ids, **with_cache(self.kwargs, cache)).logits.flatten(0, 1)
+            logits = logits[scored.to(logits.device)]
+            yield from zip(logits.split(block_rows), targets.to(logits.device).split(block_rows))
+            return
         length = ids.shape[1]
         per_pass = max(1, block_rows // length)  # windows whose logits fit in memory together
         for first in range(0, len(ids), per_pass):
@@ -126,6 +139,10 @@ class WholeForward:
             logits = self._logits(part, scored[inside] - first * length)
             labels = targets[inside].to(logits.device)
             yield from zip(logits.split(block_rows), labels.split(block_rows))
+
+    def read_prefix(self, ids: torch.Tensor):
+        """What the model keeps of tokens (1, T), to go on from them."""
+        return read_cache(self.model, ids)
 
     def _logits(self, ids: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
         """Logits (R, V) of the wanted rows, which count through all rows of `ids` (B, T)."""
@@ -318,6 +335,38 @@ def computes_in_float32(module: torch.nn.Module) -> bool:
 
 def forward_parameters(module: torch.nn.Module) -> set[str]:
     return set(inspect.signature(module.forward).parameters)
+
+
+def read_cache(module: torch.nn.Module, ids: torch.Tensor):
+    """What a model keeps of tokens (1, T), to go on from them.
+
+    Raises:
+        TypeError: it keeps nothing that can be copied for several continuations.
+    """
+    cache = getattr(module(ids, use_cache=True), "past_key_values", None)
+    if not hasattr(cache, "batch_repeat_interleave"):
+        raise TypeError("the model keeps nothing of what it read that can be copied")
+    return cache
+
+
+def copy_cache(cache, number: int):
+    """A cache for `number` continuations; the one that is copied stays as it is."""
+    copied = copy.deepcopy(cache)
+    copied.batch_repeat_interleave(number)
+    return copied
+
+
+def cache_bytes(cache) -> int:
+    """Memory of a cache."""
+    if hasattr(cache, "layers"):
+        values = [value for layer in cache.layers for value in vars(layer).values()]
+    else:  # before transformers 4.54
+        values = [*cache.key_cache, *cache.value_cache]
+    return sum(value.nbytes for value in values if isinstance(value, torch.Tensor))
+
+
+def with_cache(kwargs: dict, cache) -> dict:
+    return kwargs if cache is None else kwargs | {"use_cache": True, "past_key_values": cache}
 
 
 def forward_kwargs(module: torch.nn.Module) -> dict:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from .arguments import Setting, TextsError, check_setting, check_stride, positions
 from .loading import ContextLimit, resolve_max_length
+from .parts import Parts, border_windows, windows_of_part
 from .tokenization import (
     TokenizedText,
     choose_start,
@@ -24,12 +25,14 @@ class Corpus:
 
     Args:
         with_offsets: keep the characters of each token, where the tokenizer says.
+        parts: which parts of the texts are scored; None for all of each.
     """
 
-    def __init__(self, tokenizer, texts: list[str], with_offsets: bool):
+    def __init__(self, tokenizer, texts: list[str], with_offsets: bool, parts: Parts | None = None):
         self.tokenizer = tokenizer
         self.texts = texts
         self.with_offsets = with_offsets
+        self.parts = parts
         self._readings: dict[tuple, tuple[list[str], list[TokenizedText]]] = {}
 
     def read(
@@ -39,7 +42,8 @@ class Corpus:
         joint = protocol.join if separator is None else separator
         with_offsets = with_offsets or self.with_offsets
         given = joint is not None and separator is not None
-        key = (protocol.encoding, joint, given, protocol.texts_joined, with_offsets)
+        how = (protocol.encoding, protocol.texts_joined, protocol.pairs)
+        key = (*how, joint, given, with_offsets)
         if key not in self._readings:
             self._readings[key] = self._read(protocol, separator, with_offsets)
         return self._readings[key]
@@ -48,6 +52,8 @@ class Corpus:
         self, protocol: Protocol, separator: str | None, with_offsets: bool
     ) -> tuple[list[str], list[TokenizedText]]:
         texts = self.texts
+        if self.parts is not None:
+            return self.parts.read(self.tokenizer, texts, protocol)
         if separator is None and protocol.join == "tokens":
             parts = tokenize(self.tokenizer, texts, protocol.encoding, with_offsets)
             at_once = protocol.texts_joined or len(texts)
@@ -68,6 +74,8 @@ class Measurement:
         texts: the texts as scored, each on its own or joined.
         streams: their tokens.
         windows: the windows over each stream.
+        borders: windows over the token after each scored range, where words are scored.
+        parts: which parts of the texts are scored; None for all of each.
     """
 
     plan: Plan
@@ -75,6 +83,8 @@ class Measurement:
     texts: list[str]
     streams: list[TokenizedText]
     windows: list[list[Window]]
+    borders: list[list[Window]]
+    parts: Parts | None = None
 
 
 def plan_measurement(
@@ -83,6 +93,7 @@ def plan_measurement(
     setting: Setting,
     add_start_token: bool | str,
     separator: str | None,
+    with_borders: bool = False,
 ) -> Measurement:
     """Fill in what the protocol leaves to the model and to the caller, and plan the windows.
 
@@ -97,12 +108,18 @@ def plan_measurement(
     texts, streams = corpus.read(protocol, separator)
     plan = make_plan(corpus.tokenizer, limit, setting, streams, add_start_token)
     streams = without_start_tokens(corpus.tokenizer, plan, texts, streams)
-    windows = [plan.windows(len(stream)) for stream in streams]
-    if any(num_scored(own) < len(stream) for own, stream in zip(windows, streams)):
+    windows = [
+        plan.windows(len(stream)) if stream.part is None else windows_of_part(plan, stream)
+        for stream in streams
+    ]
+    if corpus.parts is None and any(
+        num_scored(own) < len(stream) for own, stream in zip(windows, streams)
+    ):
         # bytes and characters of the scored tokens alone are counted
         _, streams = corpus.read(protocol, separator, with_offsets=True)
         streams = without_start_tokens(corpus.tokenizer, plan, texts, streams)
-    measurement = Measurement(plan, separator, texts, streams, windows)
+    borders = [border_windows(plan, stream) if with_borders else [] for stream in streams]
+    measurement = Measurement(plan, separator, texts, streams, windows, borders, corpus.parts)
     check_scorable(measurement)
     return measurement
 
@@ -126,12 +143,14 @@ def plan_settings(
     add_start_token: bool | str,
     separator: str | None,
     keeps_refusals: bool,
+    with_borders: bool = False,
 ) -> dict[Setting, Measurement | ValueError]:
     """Plan a measurement for each setting.
 
     Args:
         limit: tokens that the model takes.
         keeps_refusals: return the error of a setting that is refused in its place, unless all are.
+        with_borders: plan windows over the tokens that follow the scored ones as well.
 
     Raises:
         ValueError: a setting is refused.
@@ -140,7 +159,12 @@ def plan_settings(
     for setting in settings:
         try:
             check_setting(setting, add_start_token, separator)
-            planned[setting] = plan_measurement(corpus, limit, setting, add_start_token, separator)
+            check_parts_setting(setting.protocol, corpus.parts)
+            if with_borders:
+                check_words_setting(setting.protocol, separator)
+            planned[setting] = plan_measurement(
+                corpus, limit, setting, add_start_token, separator, with_borders
+            )
         except ValueError as error:
             if not keeps_refusals:
                 raise
@@ -149,6 +173,32 @@ def plan_settings(
     if len(refusals) == len(planned):
         raise refusals[0]
     return planned
+
+
+def check_parts_setting(protocol: Protocol, parts: Parts | None) -> None:
+    """Refuse to score parts of texts where the protocol's tool does not."""
+    if parts is None or protocol.pairs == "by characters":
+        return
+    if protocol.pairs is None or parts.contexts is None:
+        raise ValueError(
+            f"`protocol` must be one that scores {parts.describe()}, got {protocol.name!r}: "
+            f"{protocol.source} does not. Pass protocol='sliding'."
+        )
+    if parts.boundary != "joint":
+        raise ValueError(
+            f"`boundary` must be left out with protocol={protocol.name!r}: {protocol.source} has no "
+            f"such setting, got {parts.boundary!r}."
+        )
+
+
+def check_words_setting(protocol: Protocol, separator: str | None) -> None:
+    """Refuse to score words where the texts that they are in are joined."""
+    if not protocol.scores_each_text or separator is not None:
+        name = f"protocol={protocol.name!r}" if separator is None else "`separator`"
+        raise ValueError(
+            f"`words` must be left out with {name}, which joins the texts. Pass protocol='sliding' "
+            "without a separator."
+        )
 
 
 def make_plan(
@@ -191,7 +241,7 @@ def check_scorable(measurement: Measurement) -> None:
     unscorable = [
         number
         for number, windows in enumerate(measurement.windows)
-        if len(windows) < protocol.min_windows
+        if len(windows) < (1 if measurement.streams[number].part else protocol.min_windows)
     ]
     if not unscorable:
         return

@@ -6,6 +6,7 @@ measure, write a class with a `key` and a `__call__` as here; whatever it return
 by name.
 """
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -92,3 +93,105 @@ class Alternatives:
             "top_ids": top.indices,
             "top_nll": blocks[0].log_normalizer[:, None] - top.values,
         }
+
+
+@dataclass(frozen=True)
+class Rank:
+    """`rank`: 1 where the target is the likeliest token, and so on (R,)."""
+
+    columns = ("rank",)
+    key = "rank"
+
+    def __call__(self, blocks: Sequence[Block]) -> dict[str, torch.Tensor]:
+        logits, targets = blocks[0].logits, blocks[0].targets
+        return {"rank": 1 + (logits > logits.gather(1, targets[:, None])).sum(1)}
+
+
+@dataclass(frozen=True)
+class Entropy:
+    """`entropy`: of the prediction, -Σ p log p over the vocabulary in nats (R,)."""
+
+    columns = ("entropy",)
+    key = "entropy"
+
+    def __call__(self, blocks: Sequence[Block]) -> dict[str, torch.Tensor]:
+        return {"entropy": torch.special.entr(blocks[0].logits.softmax(1)).sum(1)}
+
+
+# Columns of single numbers that a caller may ask for by name.
+TOKEN_COLUMNS = ("rank", "entropy")
+
+
+def token_measures(num_alternatives: int, token_columns: Sequence[str]) -> list[Measure]:
+    """The measures that give what a caller wants to know of each token, the nll first."""
+    measures: list[Measure] = [NegativeLogLikelihood()]
+    if num_alternatives:
+        measures.append(Alternatives(num_alternatives))
+    elif "rank" in token_columns:
+        measures.append(Rank())
+    if "entropy" in token_columns:
+        measures.append(Entropy())
+    return measures
+
+
+@dataclass(frozen=True)
+class SetMass:
+    """-log of the probability that the next token is one of a set, in nats (R,).
+
+    Attributes:
+        name: of the column.
+        ids: the set.
+    """
+
+    name: str
+    ids: tuple[int, ...]
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        return (self.name,)
+
+    @property
+    def key(self) -> str:
+        return f"mass({_digest(self.ids)})"
+
+    def __call__(self, blocks: Sequence[Block]) -> dict[str, torch.Tensor]:
+        return {self.name: negative_log_mass(blocks[0], self.ids)}
+
+
+@dataclass(frozen=True)
+class TailMass:
+    """`tail`: -log of the probability of the tokens that begin as the target does, in nats (R, K).
+
+    Only for the targets that are asked for; NaN elsewhere.
+
+    Attributes:
+        sets: (target, its sets of tokens) for each such target; K is the largest number of sets.
+    """
+
+    sets: tuple[tuple[int, tuple[tuple[int, ...], ...]], ...]
+    columns = ("tail",)
+
+    @property
+    def key(self) -> str:
+        return f"tail({_digest(self.sets)})"
+
+    def __call__(self, blocks: Sequence[Block]) -> dict[str, torch.Tensor]:
+        block = blocks[0]
+        width = max(len(sets) for _, sets in self.sets)
+        tail = block.logits.new_full((len(block.targets), width), torch.nan)
+        for target, sets in self.sets:
+            rows = torch.nonzero(block.targets == target)[:, 0]
+            of_target = Block(block.logits[rows], block.targets[rows])
+            for column, ids in enumerate(sets):
+                tail[rows, column] = negative_log_mass(of_target, ids)
+        return {"tail": tail}
+
+
+def negative_log_mass(block: Block, ids: Sequence[int]) -> torch.Tensor:
+    """-log of the probability that the next token is one of `ids`, in nats (R,)."""
+    chosen = torch.tensor(ids, dtype=torch.long, device=block.logits.device)
+    return block.log_normalizer - block.logits[:, chosen].logsumexp(1)
+
+
+def _digest(value: object) -> str:
+    return hashlib.sha256(repr(value).encode()).hexdigest()[:12]

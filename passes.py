@@ -12,7 +12,7 @@ Windows of several protocols, strides and window lengths are merged so; equal te
 """
 
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -91,6 +91,41 @@ def merge_windows(
             places[number] = Place(len(passes), offset_of(targets, window.first))
         passes.append(Pass(stream, begin, targets[-1][1], start_id, targets))
     return passes, places
+
+
+class SharedPrefix(NamedTuple):
+    """Passes that begin with the same tokens, which can be read once for all of them.
+
+    Attributes:
+        numbers: of the passes.
+        length: tokens that they share, the start token included; none of their rows is scored.
+    """
+
+    numbers: tuple[int, ...]
+    length: int
+
+    @property
+    def saved(self) -> int:
+        """Tokens that need not be read again."""
+        return (len(self.numbers) - 1) * self.length
+
+
+def find_shared_prefixes(
+    passes: Sequence[Pass], prefix_of: Callable[[Pass], Sequence[int]], least: int
+) -> list[SharedPrefix]:
+    """Find the passes that begin with the same tokens.
+
+    Args:
+        prefix_of: gives what a pass reads before anything of its own.
+        least: fewest tokens to save by reading a prefix once; fewer are not worth it.
+    """
+    groups: dict[tuple[int, ...], list[int]] = {}
+    for number, one in enumerate(passes):
+        prefix = tuple(prefix_of(one))
+        if prefix:
+            groups.setdefault(prefix, []).append(number)
+    shared = [SharedPrefix(tuple(numbers), len(prefix)) for prefix, numbers in groups.items()]
+    return [group for group in shared if group.saved >= least]
 
 
 def unite(ranges: Iterable[tuple[int, int]]) -> tuple[tuple[int, int], ...]:

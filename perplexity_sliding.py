@@ -16,16 +16,19 @@ import evaluate
 
 from .arguments import (
     WITHOUT_ADAPTER,
+    check_choice,
     check_flag,
     check_key_tokens,
     check_long_context,
     check_model_source,
     check_names,
+    check_names_of,
     check_reference,
     check_running,
     check_separator,
     check_texts,
     check_word_counts,
+    check_words,
     list_settings,
 )
 from .carrying import score_carried
@@ -37,14 +40,16 @@ from .distributed import Processes
 from .divergence import Divergence as Divergence
 from .evaluator import check_offsets, find_key_characters, report_key_tokens
 from .guards import KeptState as KeptState
+from .healing import plan_healing
 from .identity import VERSION, TextsDigest
 from .key_tokens import KeyTokenRule as KeyTokenRule
 from .language_model import LanguageModel
 from .loading import files_state, resolve_device, resolve_dtype, snapshot
 from .logits import Head as Head
 from .measurement import Corpus, Measurement, plan_settings
-from .measures import Alternatives, Measure, NegativeLogLikelihood
+from .measures import TOKEN_COLUMNS, token_measures
 from .pairing import WithoutAdapter, in_use_together, score_pair, smallest_limit
+from .parts import Chat, check_alone, check_parts, separate_chats
 from .passes import Pass as Pass
 from .pieces import Pieces as Pieces
 from .report import Extras, Report, list_reports
@@ -56,6 +61,8 @@ from .texts import count_words as count_words
 from .tokenization import check_tokenizer
 from .uncertainty import estimate_ratio_of_text
 from .windows import PROTOCOLS, Protocol
+from .word_report import WordScoring
+from .words import CORRECTIONS
 from .work import Work as Work
 
 # Names imported as themselves are used by other modules of the engine alone: evaluate copies no
@@ -74,7 +81,8 @@ numbers of other tools, whose windows differ.
 
 _KWARGS_DESCRIPTION = """
 Args:
-    predictions (list of str): the texts.
+    predictions (list of str): the texts; or chats, lists of messages (dicts with role and content),
+        which the tokenizer's chat template writes out and of which the assistant's are scored.
     model_id (str): a causal language model on the Hub, or a folder. Also taken from the
         configuration name: `evaluate.load("user/perplexity_sliding", "openai-community/gpt2")`.
     batch_size (int): windows of `max_length` tokens in one forward pass; shorter windows share
@@ -140,6 +148,18 @@ Args:
         tokens), stride (1024), gain (2 nats), largest_nll (2 nats).
     evaluator (str or tuple): the model that finds key tokens: a name, a folder, or a pair (model,
         tokenizer); the one that is measured by default.
+    contexts (str or list of str): what is read before each text and not scored: one for all, or
+        one for each. Every number is then of the texts alone.
+    score_spans (list of lists of pairs): (first, one past the last) characters of each text that
+        are scored; the rest is read.
+    boundary (str): whose a token is that reaches across the edge of a scored part: "joint" (the
+        default) scores it as a whole, with a warning; "healed" given those of its characters that
+        stand before the edge; "separate" tokenizes context and text apart, so that there is none.
+    words (bool or list): also return the scores of words: True for those between white space, or a
+        list with the words of each text, or with the (first, one past the last) characters of each.
+    word_correction (str or None): whose repair of the space between words: "pimentel" (the
+        default; Pimentel and Meister, 2024), "oh" (Oh and Schuler, 2024), or None for plain sums.
+    token_columns (list of str): more to return of each token: "rank", "entropy".
 
 Returns:
     dict of plain Python numbers:
@@ -162,6 +182,14 @@ Returns:
             tokenizer says which these are; else unscored tokens count as average ones. Words are
             counted as the protocol's tool does; without any, word_perplexity is None.
         adjusted_perplexity (float): per original word, with `word_counts`.
+        context_tokens (int): tokens that are read as context alone, with `contexts`, `score_spans`
+            or chats.
+        word_scores (list of dict): with `words`, for each text the equally long lists words,
+            offsets (characters of the text as it is read, context included), nll (sum over the
+            word's tokens, nats), surprisal (nats, the space booked on the word that it ends; both
+            are None where a part of the word is not scored), boundary (what the space after the
+            word costs of that), entropy (nats, of the prediction of its first token), num_tokens,
+            and context_length (tokens that its first token sees).
         tool_stderr (float): the ± that the tool prints, with protocols that have one.
         by_context (list of dict): with `context_lengths`, for each, ascending: context_length,
             perplexity, interval, nll (mean), num_tokens; and, but for the longest,
@@ -178,8 +206,9 @@ Returns:
             and their number.
         token_scores (list of dict): with `return_token_scores`, for each text the equally long
             lists tokens, offsets (characters of the text), nll (nats; None where unscored) and
-            context_length (tokens seen; 0 where unscored); with `num_alternatives` also rank (1
-            for the likeliest) and alternatives ([decoded token, nll] pairs, likeliest first); and
+            context_length (tokens seen; 0 where unscored); with `token_columns` rank (1 for the
+            likeliest) and entropy (nats, of the prediction); with `num_alternatives` rank and
+            alternatives ([decoded token, nll] pairs, likeliest first); and
             windows, the plan: begin (first token read), first and end (tokens scored), start_token.
         totals: with `return_totals`, what this result is computed from. Totals of several calls
             add up: `(a["totals"] + b["totals"]).result()` is the result of all their texts.
@@ -274,6 +303,7 @@ class PerplexitySliding(evaluate.Metric):
         self._thread: int | None = None  # the thread that is inside a call
         self._opened: dict[str, tuple[tuple, LanguageModel]] = {}  # by role: model, reference
         self._processes = Processes(distributed=False)
+        self._chats: list[Chat] | None = None
 
     def _info(self):
         return evaluate.MetricInfo(
@@ -325,7 +355,7 @@ class PerplexitySliding(evaluate.Metric):
         When it fails, texts that had been added are kept for the next call.
 
         Args:
-            predictions: the texts.
+            predictions: the texts; or chats, lists of messages, all of them in one call.
         """
         self._processes = Processes(check_flag("distributed", kwargs.get("distributed", False)))
         try:
@@ -337,10 +367,13 @@ class PerplexitySliding(evaluate.Metric):
     def _compute_texts(self, predictions, kwargs: dict):
         """Compute as `compute` does, for this process."""
         check_names(self._compute, kwargs)
+        chats = None
         if predictions is not None:
+            predictions, chats = separate_chats(predictions, len(self))
             predictions = check_texts(predictions)
         with self._one_thread(adding=predictions is not None):
             self._restore()
+            self._chats = chats
             if predictions is None and not len(self):
                 raise ValueError(
                     "`predictions` must be given: a list of at least one text, or add texts with "
@@ -359,6 +392,7 @@ class PerplexitySliding(evaluate.Metric):
                 raise
             finally:
                 self._received, self._added, self._adder = [], [], None
+                self._chats = None
 
     def _restore(self) -> None:
         """Put back the texts of a call that failed."""
@@ -452,6 +486,12 @@ class PerplexitySliding(evaluate.Metric):
         carry=False,
         key_tokens=None,
         evaluator=None,
+        contexts=None,
+        score_spans=None,
+        boundary="joint",
+        words=False,
+        word_correction="pimentel",
+        token_columns=(),
     ):
         self._received = list(predictions)
         text_digests = [TextsDigest.of([text]) for text in predictions]
@@ -470,6 +510,11 @@ class PerplexitySliding(evaluate.Metric):
         key_rule = check_key_tokens(key_tokens, evaluator, gives_list)
         word_counts = check_word_counts(word_counts, len(predictions))
         check_separator(separator)
+        parts = check_parts(contexts, score_spans, boundary, separator, predictions, self._chats)
+        word_spans = None
+        if words is not False:
+            check_choice("word_correction", word_correction, CORRECTIONS)
+            word_spans = check_words(words, predictions)
         check_running(batch_size, logits_memory, num_alternatives, callback, checkpoint)
         batch_size, logits_memory = int(batch_size), int(logits_memory)  # numpy's overflow
         num_alternatives = int(num_alternatives)
@@ -482,10 +527,18 @@ class PerplexitySliding(evaluate.Metric):
             *(reference_model_id, reference_model, reference_tokenizer),
             *(reference_model_kwargs, reference_dtype, margin),
         )
-        with_tokens = return_token_scores or num_alternatives > 0
-        measures: list[Measure] = [NegativeLogLikelihood()]
-        if num_alternatives:
-            measures.append(Alternatives(num_alternatives))
+        alone = {
+            "reference_model": reference_model_id or reference_model,
+            "context_lengths": context_lengths,
+            "positions": positions,
+            "carry": carry or None,
+            "key_tokens": key_tokens,
+        }
+        check_alone(alone, parts, words)
+        check_names_of("token_columns", token_columns, TOKEN_COLUMNS)
+        with_tokens = return_token_scores or num_alternatives > 0 or bool(token_columns)
+        with_words = words is not False
+        measures = token_measures(num_alternatives, token_columns)
         with open_checkpoint(checkpoint) as store:
             language_model = self._language_model(
                 model_id, model, tokenizer, device, dtype, model_kwargs, tokenizer_kwargs
@@ -494,6 +547,7 @@ class PerplexitySliding(evaluate.Metric):
                 *(language_model, reference_model_id, reference_model, reference_tokenizer),
                 *(device, reference_dtype or dtype, reference_model_kwargs),
             )
+            word_scoring = None
             models = [language_model] if reference is None else [language_model, reference]
             session = Session(batch_size, logits_memory, store, self._processes, callback)
             with in_use_together(models):
@@ -504,10 +558,13 @@ class PerplexitySliding(evaluate.Metric):
                     limit=smallest_limit(models),
                     add_start_token=add_start_token,
                     separator=separator,
+                    with_borders=with_words,
                 )
                 # pieces of text that both models cut are found by their characters
-                with_offsets = with_tokens or reference is not None or key_rule is not None
-                corpus = Corpus(language_model.tokenizer, predictions, with_offsets)
+                with_offsets = (
+                    with_tokens or with_words or reference is not None or key_rule is not None
+                )
+                corpus = Corpus(language_model.tokenizer, predictions, with_offsets, parts)
                 settings = expand_settings(
                     corpus,
                     smallest_limit(models),
@@ -518,6 +575,11 @@ class PerplexitySliding(evaluate.Metric):
                 )
                 planned = plan(corpus, settings=settings, keeps_refusals=gives_list)
                 measured = {s: m for s, m in planned.items() if isinstance(m, Measurement)}
+                if with_words:
+                    word_scoring = WordScoring.of(language_model, word_spans, word_correction)
+                    measures += [m for m in word_scoring.measures() if m not in measures]
+                healing = plan_healing(language_model, measured.values())
+                measures += healing.measures()
                 if carry:
                     work, scores = score_carried(
                         session, language_model, *measured.values(), measures
@@ -541,11 +603,17 @@ class PerplexitySliding(evaluate.Metric):
                     measurement.texts,
                     key_rule,
                 )
+        if parts is not None:
+            lines = parts.describe_texts(predictions)
+            text_digests = [TextsDigest.of([line]) for line in lines]
         given = (word_counts, text_digests)
         reports = [
-            Report(language_model, measurement, of_measurement, cost, *given, comparison)
-            for (measurement, of_measurement, cost), comparison in zip(
-                work.by_measurement(scores), comparisons
+            Report(
+                *(language_model, measurement, healing.heal(measurement, of_windows), cost, *given),
+                *(comparison, of_borders, word_scoring),
+            )
+            for (measurement, of_windows, cost), of_borders, comparison in zip(
+                work.by_measurement(scores), work.of_borders(scores), comparisons
             )
         ]
         extras = Extras(with_tokens, bool(return_totals), return_totals == "texts")

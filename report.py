@@ -18,6 +18,7 @@ from .scoring import Columns
 from .texts import scored_span
 from .tokenization import TokenizedText
 from .windows import Window, guide_weights, num_scored
+from .word_report import WordScoring
 
 # What `token_scores` holds besides, where there is a reference; tokens are decoded.
 REFERENCE_COLUMNS = ("reference_nll", "kl", "top", "reference_top")
@@ -37,9 +38,11 @@ class Report:
 
     Attributes:
         scores: of the windows of each text.
+        borders: of the windows over what follows the scored parts of each text.
         cost: tokens that the measurement reads by itself.
         word_counts: words of each text that the caller gave, or None.
         text_digests: of each text as it was given.
+        word_scoring: how words are scored; None where they are not.
     """
 
     model: LanguageModel
@@ -49,6 +52,8 @@ class Report:
     word_counts: list[int] | None
     text_digests: list[TextsDigest]
     comparison: TokenComparison | ByteComparison | None = None
+    borders: Sequence[list[Columns]] = ()
+    word_scoring: WordScoring | None = None
 
     @cached_property
     def totals(self) -> Totals:
@@ -58,9 +63,20 @@ class Report:
         protocol = plan.protocol
         return Totals.of(
             text_scores(self.measurement, self.scores, self.word_counts),
-            Settings(protocol.aggregate, protocol.error, plan.max_length, words_given),
+            Settings(
+                protocol.aggregate,
+                protocol.error,
+                plan.max_length,
+                words_given,
+                has_context=self.measurement.parts is not None,
+            ),
             num_forward_tokens=self.cost,
-            identity=describe_measurement(self.model, self.measurement, words_given),
+            identity=describe_measurement(
+                self.model,
+                self.measurement,
+                words_given,
+                None if self.word_scoring is None else self.word_scoring.fields(),
+            ),
             texts_digest=sum(self.text_digests, TextsDigest()),
         )
 
@@ -88,6 +104,10 @@ class Report:
             result["totals"] = self.totals
         if extras.with_text_totals:
             result["text_totals"] = self.totals_of_texts()
+        if self.word_scoring is not None:
+            result["word_scores"] = self.word_scoring.of_measurement(
+                self.measurement, self.scores, self.borders
+            )
         if extras.with_tokens:
             measurement = self.measurement
             result["token_scores"] = [
@@ -128,6 +148,8 @@ def text_scores(
     word_counts: list[int] | None,
 ) -> list[TextScores]:
     """Hand the scores of the texts, with the units in them, over to results.py."""
+    if measurement.parts is not None:
+        return partial_text_scores(measurement, scores, word_counts)
     bodies = [text[s.begin :] for text, s in zip(measurement.texts, measurement.streams)]
     if word_counts is None:
         word_counts = [measurement.plan.protocol.count_words(body) for body in bodies]
@@ -175,6 +197,34 @@ def scored_units(
     }
 
 
+def partial_text_scores(
+    measurement: Measurement,
+    scores: list[list[Columns]],
+    word_counts: list[int] | None,
+) -> list[TextScores]:
+    """As `text_scores`, of the scored parts alone."""
+    parts = [stream.part for stream in measurement.streams]
+    texts = [part.of(text) for part, text in zip(parts, measurement.texts)]
+    if word_counts is None:
+        word_counts = [max(1, len(text.split())) for text in texts]
+    return [
+        TextScores(
+            window_nlls=[columns["nll"] for columns in of_text],
+            first_targets=[window.first for window in windows],
+            guide_weights=guide_weights(windows),
+            stream_length=len(stream),
+            num_tokens=part.num_targets,
+            num_bytes=len(text.encode("utf-8")),
+            num_characters=len(text),
+            num_words=count,
+            num_context=len(stream) - part.num_targets,
+        )
+        for text, stream, part, windows, of_text, count in zip(
+            texts, measurement.streams, parts, measurement.windows, scores, word_counts
+        )
+    ]
+
+
 def num_own_tokens(stream: TokenizedText, windows: list[Window]) -> int:
     """Tokens that stand for the text: without special ones added to it, unless these count."""
     all_scored = unite((window.first, window.end) for window in windows) == ((0, len(stream)),)
@@ -195,9 +245,11 @@ def token_scores(
         "nll": [None] * len(stream),
         "context_length": [0] * len(stream),
     }
-    with_alternatives = "rank" in scores[0]
+    plain = [name for name in ("entropy", "rank") if name in scores[0]]
+    with_alternatives = "top_ids" in scores[0]
+    columns |= {name: [None] * len(stream) for name in plain}
     if with_alternatives:
-        columns |= {"rank": [None] * len(stream), "alternatives": [None] * len(stream)}
+        columns["alternatives"] = [None] * len(stream)
     with_reference = "kl" in scores[0]
     if with_reference:
         columns |= {name: [None] * len(stream) for name in REFERENCE_COLUMNS}
@@ -208,8 +260,9 @@ def token_scores(
         columns["context_length"][scored] = map(
             window.context_length, range(window.first, window.end)
         )
+        for name in plain:
+            columns[name][scored] = of_window[name].tolist()
         if with_alternatives:
-            columns["rank"][scored] = of_window["rank"].tolist()
             columns["alternatives"][scored] = [
                 [[tokenizer.decode([top]), nll] for top, nll in zip(ids, nlls)]
                 for ids, nlls in zip(of_window["top_ids"].tolist(), of_window["top_nll"].tolist())

@@ -32,6 +32,7 @@ class TextScores:
         num_words: its words as the protocol counts them, or the number the caller gave.
         scored_nll, scored_bytes, scored_characters: of the scored tokens that stand for
             characters; None where the tokenizer does not say which characters a token stands for.
+        num_context: tokens that are read as context alone, where a part of the text is scored.
     """
 
     window_nlls: list[np.ndarray]
@@ -45,6 +46,7 @@ class TextScores:
     scored_nll: float | None = None
     scored_bytes: int | None = None
     scored_characters: int | None = None
+    num_context: int = 0
 
 
 def exp(value: float) -> float:
@@ -65,12 +67,14 @@ class Settings:
         error: the ± to report as the protocol's tool does: "population", "sample" or None.
         block_tokens: fewest scored tokens in a part of a text that is taken as independent.
         word_counts_given: whether the word counts are the caller's, to normalise by.
+        has_context: whether parts of the texts are read as context alone.
     """
 
     aggregate: str = "tokens"
     error: str | None = None
     block_tokens: int = 1
     word_counts_given: bool = False
+    has_context: bool = False
 
     @property
     def cap(self) -> float:
@@ -137,6 +141,7 @@ class Totals:
         with np.errstate(invalid="ignore"):  # an infinite nll has no deviation
             squares = np.bincount(text_of_token, (nlls - means[text_of_token]) ** 2)
         counts = {"windows": len(windows), "forward tokens": num_forward_tokens}
+        counts["context tokens"] = sum(text.num_context for text in texts)
         counts |= count_units(texts, sums[:, 1].tolist(), sums[:, 0].tolist())
         digest = texts_digest or TextsDigest()
         return cls(settings, blocks, squares, counts, identity or {}, digest)
@@ -185,6 +190,8 @@ class Totals:
             "num_windows": self.counts["windows"],
             "num_forward_tokens": self.counts["forward tokens"],
         }
+        if self.settings.has_context:
+            result["context_tokens"] = self.counts["context tokens"]
         result |= self._per_unit()
         if self.settings.word_counts_given:
             result["adjusted_perplexity"] = self._adjusted_perplexity(total / count)

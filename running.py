@@ -1,6 +1,6 @@
 """Run the forward passes: those not in the checkpoint, shared out between processes, with progress."""
 
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Container, Iterator, Sequence, Set
 from dataclasses import dataclass
 
 import evaluate
@@ -134,9 +134,7 @@ class Runner:
             desc="Scoring",
             disable=True if self.processes.rank else None,
         ) as bar:
-            for places, batch in self.scorer.score(
-                lambda place: self.work.row(share[place]), costs, finished
-            ):
+            for places, batch in self._score(share, finished):
                 numbers = [share[place] for place in places]
                 for number, place, columns in zip(numbers, places, batch):
                     self._check_numbers(columns, self.work.passes[number])
@@ -147,6 +145,26 @@ class Runner:
                 bar.update(sum(costs[place] for place in places))
                 if self.callback is not None:
                     self.callback(Progress(estimate.done, estimate.total, estimate.perplexity))
+
+    def _score(
+        self, share: Sequence[int], finished: Container[int]
+    ) -> Iterator[tuple[list[int], list[Columns]]]:
+        """Score the passes of a share, by place, those that share a context first."""
+        place_of = {number: place for place, number in enumerate(share)}
+        shared: set[int] = set()
+        for group in self.work.shared:
+            places = [place_of[number] for number in group.numbers if number in place_of]
+            shared.update(places)
+            unfinished = [place for place in places if place not in finished]
+            if unfinished:
+                yield from self.scorer.score_after_prefix(
+                    lambda place: self.work.row(share[place]), unfinished, group.length
+                )
+        yield from self.scorer.score(
+            lambda place: self.work.row(share[place]),
+            [self.work.lengths[number] for number in share],
+            shared.union(finished),
+        )
 
     def _load_finished(self) -> dict[int, Columns]:
         """The scores that an earlier run left in this process's checkpoint, by pass."""

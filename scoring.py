@@ -7,7 +7,7 @@ batches, and their logits meet block by block.
 """
 
 import warnings
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -15,7 +15,7 @@ import torch
 
 from .guards import explain_failure, is_out_of_memory
 from .language_model import LanguageModel
-from .logits import Blocks
+from .logits import Blocks, cache_bytes, copy_cache
 from .measures import Block, Measure
 
 # On a CPU: tokens in a forward pass, and rows of logits computed at once, beyond which more of them
@@ -23,6 +23,8 @@ from .measures import Block, Measure
 CPU_BATCH_TOKENS = 1024
 CPU_BLOCK_ROWS = 512
 CPU_LOSS_BYTES = 2**23
+# On a CPU: bytes of keys and values that are copied at once for passes after a shared prefix.
+CPU_CACHE_BYTES = 2**25
 # Tokens of padding in a forward pass that cost as much as another one, which reads all weights: on
 # a CPU as measured, elsewhere about the ratio of an accelerator's matrix rate to its memory's.
 CPU_PADDING = 32
@@ -45,6 +47,10 @@ class Row(NamedTuple):
     scored: np.ndarray
     targets: np.ndarray
 
+    def after(self, length: int) -> "Row":
+        """The same without its first tokens, which are read already."""
+        return Row(self.inputs[length:], self.scored - length, self.targets)
+
 
 class Launched(NamedTuple):
     """A batch on its way: on a GPU its columns are there once `copied` has happened."""
@@ -62,7 +68,8 @@ class Scorer:
         models: the model and, for measures of two, its reference; each examined.
         measures: what to measure of each target.
         batch_tokens: tokens in one forward pass, padding included; a longer pass runs alone.
-        logits_memory: bytes that logits and the loss over them may take.
+        logits_memory: bytes that logits and the loss over them may take, and as many the copies
+            of what a model keeps of a shared prefix.
     """
 
     def __init__(
@@ -78,10 +85,12 @@ class Scorer:
         self.batch_tokens = batch_tokens
         self.padding = PADDING
         # A row of logits exists in the model's dtype, in float32, and once more inside the loss.
+        self.cache_memory = logits_memory
         self.block_rows = max(1, logits_memory // sum(m.vocabulary_size * 12 for m in models))
         self.loss_rows = self.block_rows
         if self.device.type == "cpu":
             self.batch_tokens = min(batch_tokens, CPU_BATCH_TOKENS)
+            self.cache_memory = min(logits_memory, CPU_CACHE_BYTES)
             self.padding = CPU_PADDING
             self.loss_rows = max(1, CPU_LOSS_BYTES // (models[0].vocabulary_size * 4))
             if all(model.head.by_blocks for model in models):
@@ -136,13 +145,52 @@ class Scorer:
         if launched is not None:
             yield launched.numbers, collect(launched)
 
+    @torch.inference_mode()
+    def score_after_prefix(
+        self, row: Callable[[int], Row], numbers: Sequence[int], length: int
+    ) -> Iterator[tuple[list[int], list[Columns]]]:
+        """Score passes that begin with the same tokens, which are read once; as `score`.
+
+        Args:
+            row: gives the pass of a number.
+            numbers: the passes.
+            length: tokens that they share; none of their rows is scored.
+        """
+        prefix = row(numbers[0]).inputs[None, :length]
+        kept = [model.read_prefix(to_device(prefix, model.device)) for model in self.models]
+        most = max(1, self.cache_memory // max(1, sum(map(cache_bytes, kept))))
+        lengths = {number: len(row(number).inputs) - length for number in numbers}
+        places = batches([lengths[n] for n in numbers], self.batch_tokens, self.padding)
+        waiting = [
+            [numbers[place] for place in batch[first : first + most]]
+            for batch in reversed(places)
+            for first in range(0, len(batch), most)
+        ]
+        while waiting:
+            batch = waiting.pop()
+            launched = self._try_to_launch(
+                batch, lengths, lambda number: row(number).after(length), kept
+            )
+            if launched is None:
+                waiting += [batch[len(batch) // 2 :], batch[: len(batch) // 2]]
+                continue
+            yield launched.numbers, collect(launched)
+
     def _try_to_launch(
-        self, numbers: list[int], lengths: Sequence[int], row: Callable[[int], Row]
+        self,
+        numbers: list[int],
+        lengths: Sequence[int] | Mapping[int, int],
+        row: Callable[[int], Row],
+        kept: Sequence[object] | None = None,
     ) -> Launched | None:
-        """Launch a batch; None where memory ran out and the batch was lowered."""
+        """Launch a batch; None where memory ran out and the batch was lowered.
+
+        Args:
+            kept: what each model keeps of the tokens before all of them.
+        """
         length = lengths[numbers[0]]
         try:
-            return self._launch(numbers, [row(number) for number in numbers])
+            return self._launch(numbers, [row(number) for number in numbers], kept)
         except Exception as error:
             if len(numbers) == 1 or not is_out_of_memory(error):
                 raise explain_failure(error, len(numbers), length, self.device) from error
@@ -150,7 +198,9 @@ class Scorer:
         self._lower_batch(len(numbers), length)
         return None
 
-    def _launch(self, numbers: list[int], rows: list[Row]) -> Launched:
+    def _launch(
+        self, numbers: list[int], rows: list[Row], kept: Sequence[object] | None
+    ) -> Launched:
         ids = np.full((len(rows), max(len(row.inputs) for row in rows)), rows[0].inputs[0])
         for line, row in zip(ids, rows):
             line[: len(row.inputs)] = row.inputs  # right padding
@@ -160,7 +210,10 @@ class Scorer:
             np.concatenate(scored),  # (R,), counting through B * T
             np.concatenate([row.targets for row in rows]),  # (R,)
         )
-        columns = self._columns(batch)
+        caches = [()] * len(self.models)
+        if kept is not None:
+            caches = [(copy_cache(cache, len(rows)),) for cache in kept]
+        columns = self._columns(batch, caches)
         on_gpu = next(iter(columns.values())).is_cuda
         on_host = {name: column.to("cpu", non_blocking=on_gpu) for name, column in columns.items()}
         copied = None
@@ -169,12 +222,14 @@ class Scorer:
             copied = torch.cuda.current_stream(device).record_event()
         return Launched(numbers, on_host, [len(row.targets) for row in rows], copied)
 
-    def _columns(self, batch: tuple[np.ndarray, ...]) -> dict[str, torch.Tensor]:
+    def _columns(
+        self, batch: tuple[np.ndarray, ...], caches: Sequence[tuple]
+    ) -> dict[str, torch.Tensor]:
         """Score a batch into columns of all its rows, block by block."""
         num_rows = len(batch[2])
         columns: dict[str, torch.Tensor] = {}
         done = 0
-        for blocks in self._blocks(batch):
+        for blocks in self._blocks(batch, caches):
             count = len(blocks[0].targets)
             for measure in self.measures:
                 for name, values in measure(blocks).items():
@@ -186,11 +241,15 @@ class Scorer:
             done += count
         return columns
 
-    def _blocks(self, batch: tuple[np.ndarray, ...]) -> Iterator[list[Block]]:
+    def _blocks(
+        self, batch: tuple[np.ndarray, ...], caches: Sequence[tuple]
+    ) -> Iterator[list[Block]]:
         """The logits of a batch under all models, `loss_rows` rows at a time, on one device."""
         streams = [
-            model.logits(*(to_device(array, model.device) for array in batch), self.block_rows)
-            for model in self.models
+            model.logits(
+                *(to_device(array, model.device) for array in batch), self.block_rows, *cache
+            )
+            for model, cache in zip(self.models, caches)
         ]
         for parts in same_rows(streams, self.loss_rows):
             device = parts[0][0].device

@@ -12,12 +12,50 @@ from itertools import groupby
 
 import numpy as np
 import xxhash
+from tokenizers import processors
 
 from .windows import Protocol, Start
 
 # Texts handed to the tokenizer in one call: enough to keep its threads busy, few enough that the
 # Python lists it returns stay small.
 TEXTS_PER_CALL = 1024
+
+
+Range = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class ScoredPart:
+    """What of a text is scored; the rest is read as context.
+
+    Attributes:
+        targets: ranges (first, one past the last) of the tokens that are scored, ascending.
+        spans: the same in characters.
+        tails: for each of `targets`, the characters before its span that its first token stands
+            for too; "" where a token begins where the span does.
+    """
+
+    targets: tuple[Range, ...]
+    spans: tuple[Range, ...]
+    tails: tuple[str, ...]
+
+    @property
+    def num_targets(self) -> int:
+        return sum(end - first for first, end in self.targets)
+
+    def of(self, text: str) -> str:
+        """The characters that are scored, one span after the other."""
+        return "".join(text[first:end] for first, end in self.spans)
+
+    def without_first(self) -> "ScoredPart":
+        """The same in a text without its first token."""
+        moved = [(max(first - 1, 0), end - 1) for first, end in self.targets]
+        kept = [number for number, (first, end) in enumerate(moved) if first < end]
+        return ScoredPart(
+            tuple(moved[number] for number in kept),
+            self.spans,
+            tuple(self.tails[number] for number in kept),
+        )
 
 
 @dataclass(frozen=True)
@@ -30,15 +68,27 @@ class TokenizedText:
             tokenizer does not say.
         num_added: how many of the ids are special tokens that the tokenizer added by itself.
         begin: characters at the head of the text that a dropped start token stands for.
+        part: what of the text is scored; None for all of it.
     """
 
     ids: np.ndarray
     offsets: np.ndarray | None
     num_added: int
     begin: int = 0
+    part: ScoredPart | None = None
 
     def __len__(self) -> int:
         return len(self.ids)
+
+    def without_first(self, begin: int) -> "TokenizedText":
+        """The same without its first token, which stands for `begin` characters."""
+        return TokenizedText(
+            self.ids[1:],
+            None if self.offsets is None else self.offsets[1:],
+            self.num_added,
+            begin,
+            None if self.part is None else self.part.without_first(),
+        )
 
 
 def check_tokenizer(tokenizer) -> None:
@@ -103,7 +153,11 @@ def choose_start(tokenizer, protocol: Protocol, add_start_token: bool | str) -> 
 
 
 def tokenize(
-    tokenizer, texts: list[str], encoding: str = "plain", with_offsets: bool = False
+    tokenizer,
+    texts: list[str],
+    encoding: str = "plain",
+    with_offsets: bool = False,
+    untrimmed: bool = False,
 ) -> list[TokenizedText]:
     """Encode each text, untruncated, without padding.
 
@@ -112,6 +166,8 @@ def tokenize(
             "default once" with them unless the text itself begins with the start token, "lines"
             for every line alone with the end-of-text token after it.
         with_offsets: keep character offsets, where the tokenizer gives them.
+        untrimmed: count white space that a token stands for among its characters, also where the
+            tokenizer leaves it out of its offsets; for the encoding "plain".
     """
     if encoding == "lines":
         return [tokenize_lines(tokenizer, text, with_offsets) for text in texts]
@@ -129,6 +185,10 @@ def tokenize(
     with_offsets = with_offsets and tokenizer.is_fast
     tokenized = []
     with unchanged(tokenizer):
+        if untrimmed and tokenizer.is_fast and tokenizer.backend_tokenizer.post_processor:
+            # Without special tokens all that it does is trim.
+            keeper = processors.ByteLevel(trim_offsets=False)
+            tokenizer.backend_tokenizer.post_processor = keeper
         for first in range(0, len(texts), TEXTS_PER_CALL):
             encoded = tokenizer(
                 texts[first : first + TEXTS_PER_CALL],
@@ -192,11 +252,9 @@ def without_start_token(
     """Drop a start token written out at the head of the text, so that there are never two."""
     if len(stream) == 0 or stream.ids[0] != start_id:
         return stream
-    offsets = None if stream.offsets is None else stream.offsets[1:]
     written = tokenizer.convert_ids_to_tokens(start_id)
     _, found, rest = text.partition(written)
-    begin = len(text) - len(rest) if found else 0
-    return TokenizedText(stream.ids[1:], offsets, stream.num_added, begin)
+    return stream.without_first(begin=len(text) - len(rest) if found else 0)
 
 
 def tokenizer_vocabulary(tokenizer) -> dict[int, str]:
@@ -212,7 +270,7 @@ def stream_hash(ids: np.ndarray) -> str:
 
 @contextmanager
 def unchanged(tokenizer) -> Iterator[None]:
-    """Give a tokenizer back with the truncation and padding that its owner had set.
+    """Give a tokenizer back with the truncation, padding and processing that its owner had set.
 
     Calling a fast tokenizer with `padding=False` switches its backend's padding off for good.
     """
@@ -221,8 +279,11 @@ def unchanged(tokenizer) -> Iterator[None]:
         yield
         return
     truncation, padding = backend.truncation, backend.padding
+    post_processor = backend.post_processor
     try:
         yield
     finally:
         backend.no_truncation() if truncation is None else backend.enable_truncation(**truncation)
         backend.no_padding() if padding is None else backend.enable_padding(**padding)
+        if post_processor is not None:
+            backend.post_processor = post_processor

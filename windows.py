@@ -7,7 +7,7 @@ one planner `plan_windows`.
 """
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from types import UnionType
 from typing import Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
@@ -58,6 +58,7 @@ class Window(NamedTuple):
 Start = Literal["none", "once", "every", "replace"]
 Aggregate = Literal["tokens", "window means", "guide weights", "texts", "capped"]
 ToolError = Literal["population", "sample"]
+Pairs = Literal["by characters", "by lengths"]
 Knob = Literal["max_length", "stride", "add_start_token", "separator", "context_lengths", "carry"]
 
 
@@ -103,6 +104,9 @@ class Protocol:
             the "texts", or over all tokens with Megatron's "capped" mean.
         error: the ± that the tool prints: "population" (llama.cpp), "sample" (mlx-lm) or None.
         min_windows: fewest windows that the tool accepts a text with.
+        pairs: how a text is told from the context that it is scored after: "by characters", in the
+            windows of the whole; "by lengths", after as many tokens as the context has alone, all
+            in one window that ends with the text; None takes no contexts.
         knobs: the arguments that the tool has a setting for.
         count_words: how the tool counts the words of a text.
         detokenize: how the tool turns WikiText's word-level form into prose, if it does.
@@ -130,6 +134,7 @@ class Protocol:
     aggregate: Aggregate = "tokens"
     error: ToolError | None = None
     min_windows: int = 1
+    pairs: Pairs | None = None
     knobs: tuple[Knob, ...] = ("max_length",)
     count_words: Callable = count_words
     detokenize: Callable | None = None
@@ -184,6 +189,7 @@ PROTOCOLS = protocol_table(
         start="chosen",
         drops_written_start=True,
         scores_next="without overlap",
+        pairs="by characters",
         knobs=(
             *("max_length", "stride", "add_start_token", "separator"),
             *("context_lengths", "carry"),
@@ -236,6 +242,7 @@ PROTOCOLS = protocol_table(
         last="full",
         count_words=count_words_and_ends,
         detokenize=detokenize_wikitext,
+        pairs="by lengths",
     ),
     Protocol(
         "paloma",
@@ -514,6 +521,44 @@ class Plan:
 def num_scored(windows: list[Window]) -> int:
     """How many tokens a text's windows score."""
     return sum(window.num_targets for window in windows)
+
+
+def restrict_windows(windows: Iterable[Window], targets: Sequence[tuple[int, int]]) -> list[Window]:
+    """Windows that score ranges of targets alone.
+
+    A window without any of them is left out; one that reaches several ranges comes once for each.
+
+    Args:
+        windows: in the order of the text.
+        targets: ranges (first, one past the last), ascending and apart from each other.
+    """
+    restricted = []
+    place = 0
+    for window in windows:
+        while place < len(targets) and targets[place][1] <= window.first:
+            place += 1
+        following = place
+        while following < len(targets) and targets[following][0] < window.end:
+            first, end = targets[following]
+            restricted.append(
+                window._replace(first=max(window.first, first), end=min(window.end, end))
+            )
+            following += 1
+    return restricted
+
+
+def last_window(num_tokens: int, first: int, max_length: int, starts: bool) -> Window:
+    """The window that lm-evaluation-harness scores a continuation in.
+
+    It reads the last `max_length` tokens before its last target.
+
+    Args:
+        num_tokens: N, context and continuation together.
+        first: the first token of the continuation.
+        starts: whether the start token stands before the text, in the place of a context.
+    """
+    begin = max(0, num_tokens - 1 + starts - max_length)
+    return Window(begin, first, num_tokens, starts and begin == 0)
 
 
 def guide_weights(windows: list[Window]) -> list[int]:

@@ -12,9 +12,19 @@ from .arguments import positions
 from .distributed import Processes
 from .language_model import LanguageModel
 from .measurement import Measurement
-from .passes import Pass, Place, PlannedWindow, count_inputs, merge_windows
+from .passes import (
+    Pass,
+    Place,
+    PlannedWindow,
+    SharedPrefix,
+    find_shared_prefixes,
+    merge_windows,
+)
 from .scoring import Columns, Row
 from .tokenization import stream_hash
+
+# Tokens that reading a common context once must save: fewer do not pay for trying it.
+LEAST_SAVING = 256
 
 
 @dataclass(frozen=True)
@@ -24,11 +34,13 @@ class Stream:
     Attributes:
         text: position of the first text that has them.
         digest: hash of the ids.
+        num_context: tokens at its head that are read and not scored.
     """
 
     ids: np.ndarray
     text: int
     digest: str
+    num_context: int
 
 
 class Work:
@@ -41,7 +53,9 @@ class Work:
     Attributes:
         streams: the tokens to read.
         passes: the passes over them.
-        costs: tokens that each pass reads.
+        lengths: tokens that each pass reads.
+        shared: passes that begin with the same tokens, which are read once.
+        costs: tokens that each pass reads, those that are shared in the first of them.
     """
 
     def __init__(self, measurements: Sequence[Measurement], prefixes_agree: bool = True):
@@ -50,7 +64,26 @@ class Work:
         self.streams: list[Stream] = []
         self._stream_numbers = self._number_streams()
         self.passes, self._places = self._merge()
-        self.costs = [self.cost(one) for one in self.passes]
+        self.lengths = [self.cost(one) for one in self.passes]
+        self.costs = self.lengths
+        self.shared: list[SharedPrefix] = []
+
+    def share_prefixes(self, model: LanguageModel) -> None:
+        """Have contexts that many passes begin with read once, where the scores stay the same."""
+        shared = find_shared_prefixes(self.passes, self._prefix, LEAST_SAVING)
+        if not shared:
+            return
+        longest = max(shared, key=lambda group: group.length)
+        inputs = self.row(longest.numbers[0]).inputs
+        if model.shares_prefixes(inputs[: longest.length], inputs[longest.length :]):
+            self.shared = shared
+            self.costs = costs_of(self.passes, shared)
+
+    def _prefix(self, one: Pass) -> list[int]:
+        """What a pass reads of its context, but for the last token: its row is scored."""
+        end = min(self.streams[one.stream].num_context, one.targets[0][0]) - 1
+        prefix = self.streams[one.stream].ids[one.begin : max(one.begin, end)].tolist()
+        return [one.start_token, *prefix] if prefix and one.start_token is not None else prefix
 
     @property
     def max_length(self) -> int:
@@ -75,22 +108,36 @@ class Work:
             inputs = np.concatenate([[one.start_token], inputs])
             lead = 1
         targets = np.concatenate([np.arange(first, end) for first, end in one.targets])
-        return Row(inputs, targets - 1 - one.begin + lead, ids[targets])
+        # What follows the last token is no token: its row is read for what else could follow.
+        target_ids = ids[np.minimum(targets, len(ids) - 1)]
+        return Row(inputs, targets - 1 - one.begin + lead, target_ids)
 
     def by_measurement(
         self, scores: Sequence[Columns]
     ) -> Iterator[tuple[Measurement, list[list[Columns]], int]]:
         """Yield each measurement, the scores of the windows of its texts, and its cost alone."""
+        for number, (of_windows, _) in enumerate(self._cut(scores)):
+            yield self.measurements[number], of_windows, self._cost_alone(number)
+
+    def of_borders(self, scores: Sequence[Columns]) -> Iterator[list[list[Columns]]]:
+        """Yield for each measurement the scores of the borders of its texts."""
+        for _, of_borders in self._cut(scores):
+            yield of_borders
+
+    def _cut(self, scores: Sequence[Columns]) -> Iterator[list[list[list[Columns]]]]:
+        """Yield for each measurement the scores of windows, then of borders, text by text."""
         places = iter(self._places)
-        for number, measurement in enumerate(self.measurements):
-            of_texts = [
+        for measurement in self.measurements:
+            yield [
                 [
-                    cut(scores[place.number], place.offset, window.num_targets)
-                    for window, place in zip(windows, places)
+                    [
+                        cut(scores[place.number], place.offset, window.num_targets)
+                        for window, place in zip(windows, places)
+                    ]
+                    for windows in of_texts
                 ]
-                for windows in measurement.windows
+                for of_texts in (measurement.windows, measurement.borders)
             ]
-            yield measurement, of_texts, self._cost_alone(number)
 
     def _merge(self) -> tuple[list[Pass], list[Place]]:
         """The passes, and for each window where in them its scores are."""
@@ -103,14 +150,17 @@ class Work:
         """Tokens that a measurement would read by itself."""
         if len(self.measurements) == 1:
             return sum(self.costs)
-        return count_inputs(merge_windows(list(self._planned(number)), self.prefixes_agree)[0])
+        passes = merge_windows(list(self._planned(number)), self.prefixes_agree)[0]
+        shared = self.shared and find_shared_prefixes(passes, self._prefix, LEAST_SAVING)
+        return sum(costs_of(passes, shared))
 
     def _planned(self, number: int) -> Iterator[PlannedWindow]:
         measurement = self.measurements[number]
         start_id = measurement.plan.start_id
-        for stream, windows in zip(self._stream_numbers[number], measurement.windows):
-            for window in windows:
-                yield PlannedWindow(stream, window, start_id if window.start_token else None)
+        for of_texts in (measurement.windows, measurement.borders):
+            for stream, windows in zip(self._stream_numbers[number], of_texts):
+                for window in windows:
+                    yield PlannedWindow(stream, window, start_id if window.start_token else None)
 
     def _number_streams(self) -> list[list[int]]:
         """Number the streams of each measurement through, equal ones as one."""
@@ -122,7 +172,8 @@ class Work:
                     digest = digests[id(stream)] = stream_hash(stream.ids)
                     if digest not in numbers:
                         numbers[digest] = len(self.streams)
-                        self.streams.append(Stream(stream.ids, position, digest))
+                        context = 0 if stream.part is None else stream.part.targets[0][0]
+                        self.streams.append(Stream(stream.ids, position, digest, context))
         return [
             [numbers[digests[id(stream)]] for stream in measurement.streams]
             for measurement in self.measurements
@@ -135,12 +186,15 @@ def plan_work(models: Sequence[LanguageModel], measurements: Sequence[Measuremen
     Raises:
         MemoryError, ValueError: one cannot be scored with, or not with these tokens.
     """
-    windows = (w for m in measurements for of_text in m.windows for w in of_text)
+    windows = (w for m in measurements for of_text in m.windows + m.borders for w in of_text)
     longest = max(window.num_inputs for window in windows)
     for model in models:
         check_ids(model, measurements)
         model.examine(longest)
-    return Work(measurements, all(model.prefixes_agree for model in models))
+    work = Work(measurements, all(model.prefixes_agree for model in models))
+    if len(models) == 1:
+        work.share_prefixes(models[0])
+    return work
 
 
 def check_ids(model: LanguageModel, measurements: Sequence[Measurement]) -> None:
@@ -156,6 +210,15 @@ def check_ids(model: LanguageModel, measurements: Sequence[Measurement]) -> None
                 f"`tokenizer` must give token ids below {size}, the size of the model's "
                 f"vocabulary, got {max(start_id, *largest)} {where}. It belongs to another model."
             )
+
+
+def costs_of(passes: Sequence[Pass], shared: Sequence[SharedPrefix]) -> list[int]:
+    """Tokens that each pass reads, those of a shared prefix in the first one that has it."""
+    costs = [one.num_inputs for one in passes]
+    for group in shared:
+        for number in group.numbers[1:]:
+            costs[number] -= group.length
+    return costs
 
 
 def cut(columns: Columns, offset: int, count: int) -> Columns:

@@ -28,6 +28,7 @@ class Report:
         compared: "settings" or "models" in a comparison.
         measurements: in a comparison, a result or an `error` for each that was asked for.
         scored: names and wordings of the texts, where their tokens or words are shown.
+        carried: the other columns of their rows.
         num_empty: empty rows that were left out.
         num_refused: texts, or settings that were named, that could not be scored.
         num_forward_tokens: what the model has read.
@@ -39,6 +40,7 @@ class Report:
     compared: str | None = None
     measurements: list[dict] = field(default_factory=list)
     scored: list[tuple[str, str]] = field(default_factory=list)
+    carried: list[dict] = field(default_factory=list)
     num_empty: int = 0
     num_refused: int = 0
     num_forward_tokens: int = 0
@@ -141,7 +143,7 @@ class Scoring:
     @property
     def shard_size(self) -> float:
         """Characters in a shard: no limit where all texts are needed at once."""
-        if self.joins or self.args.tokens or self.args.word_counts:
+        if self.joins or self.args.unit or self.args.word_counts:
             return math.inf
         return self.args.shard_characters
 
@@ -199,9 +201,11 @@ class Scoring:
     def compute(self, texts: list[Text], wordings: list[str]) -> dict:
         """Compute once; texts that were turned into prose are normalised by what they were."""
         arguments = self.arguments | {"return_totals": "texts"}
-        if self.args.tokens:
-            arguments |= {"return_token_scores": True}
-            self.report.scored = self.as_scored([text.name for text in texts], wordings)
+        if self.args.unit:
+            arguments |= {"return_token_scores": self.args.tokens, "words": self.args.words}
+            read = [(text.context or "") + wording for text, wording in zip(texts, wordings)]
+            self.report.scored = self.as_scored([text.name for text in texts], read)
+            self.report.carried = [text.carried for text in texts]
         return self.metric.compute(
             predictions=wordings, **arguments, **self.of_texts(texts, self.protocols[0])
         )

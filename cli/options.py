@@ -44,6 +44,7 @@ examples:
   %(prog)s reviews.csv --id-column id --output scores.csv
   %(prog)s story.txt --tokens --format jsonl  every token with its surprisal
   %(prog)s story.txt --model me/4bit --reference me/full --margin 0.01
+  %(prog)s items.csv --words --context-column context -o words.csv
   %(prog)s story.txt --fail-above 40          exit code 1: a gate
   %(prog)s story.txt --cite                   the sentence for a paper
 
@@ -96,6 +97,10 @@ MEASURE = {
     "separator": option(
         r"join the texts by this into one; \n is a line end", type=values.unescaped,
         metavar="TEXT",
+    ),
+    "boundary": option(
+        "of a token across the edge of a context: joint (the default), healed, separate",
+        choices=["joint", "healed", "separate"], metavar="NAME",
     ),
     "word_counts": option(
         "original words of each text, to normalise by", type=values.whole_numbers(1),
@@ -173,9 +178,15 @@ TOKENS = {
 }
 # What may be given several times with commas between.
 COMPARED = ("protocol", "max_length", "stride")
+WORDS = {
+    "word_correction": option(
+        "whose booking of the space between words: pimentel (the default) or oh; implies --words",
+        choices=["pimentel", "oh"], metavar="NAME",
+    ),
+}  # fmt: skip
 METRIC_ARGUMENTS = {
     name: settings
-    for name, settings in (MEASURE | MODEL | REFERENCE | RUN | TOKENS).items()
+    for name, settings in (MEASURE | MODEL | REFERENCE | RUN | TOKENS | WORDS).items()
     if name != "tokenizer"  # a live object to the metric
 }
 
@@ -205,6 +216,8 @@ OUTPUT = {
         "write here; its ending is the format, .parquet too", metavar="FILE"
     ),
     "tokens": option("a row for every token, with its score", action="store_true"),
+    "words": option("a row for every word, with its surprisal", action="store_true"),
+    **WORDS,
     **TOKENS,
     "plot": option("draw what is compared: .png, .svg, .pdf", metavar="FILE"),
     "fail_above": option(
@@ -308,6 +321,8 @@ def parse_arguments(argv: list[str], program: str = "score.py") -> argparse.Name
     args.models = given if args.reference_model_id else given[-1:]  # else the last one counts
     args.model_id = args.models[0]
     args.tokens = args.tokens or bool(args.num_alternatives)
+    args.words = args.words or args.word_correction is not None
+    args.unit = "token" if args.tokens else "word" if args.words else None
     check_protocols(args.protocol or [])
     check_strides(args.stride or [], args.max_length or [])
     args.compares = args.protocol == ["all"]
@@ -351,6 +366,10 @@ def check_together(args: argparse.Namespace) -> None:
         "FILE and --dataset": args.files and args.dataset,
         "--word-counts and --detokenize": args.word_counts and args.detokenize,
         f"--tokens and {comparison}": args.tokens and args.compares,
+        f"--words and {comparison}": args.words and args.compares,
+        "--words and --tokens": args.words and args.tokens,
+        "--reference and --words": args.reference_model_id and args.words,
+        "--reference and --context-column": args.reference_model_id and args.context_column,
         "--json and --format": args.json and args.format not in (None, "json"),
         f"--cite and {comparison}": args.cite and args.compares,
         f"--reference and {comparison}": args.reference_model_id and args.compares,

@@ -53,18 +53,22 @@ def as_json(report: Report, args: argparse.Namespace) -> dict:
 
 def tidy_rows(report: Report, args: argparse.Namespace) -> list[dict]:
     """One row a measurement, a token, or a text."""
-    if args.tokens:
-        return token_rows(report)
+    if args.unit:
+        return part_rows(report, args.unit)
     if report.compared:
         return rows.of_measurements(report.measurements)
     return rows.of_texts(report.texts or [{"name": "all together"} | report.corpus])
 
 
-def token_rows(report: Report) -> list[dict]:
+def part_rows(report: Report, unit: str) -> list[dict]:
+    """One row a token or word; words have the other columns of their text's row beside them."""
+    carried = report.carried if unit == "word" else [{}] * len(report.scored)
     return [
-        row
-        for (name, text), columns in zip(report.scored, report.results[0]["token_scores"])
-        for row in rows.of_parts(name, text, columns, "token")
+        rows.of_part(row, of_text)
+        for (name, text), columns, of_text in zip(
+            report.scored, report.results[0][f"{unit}_scores"], carried
+        )
+        for row in rows.of_parts(name, text, columns, unit)
     ]
 
 
@@ -83,10 +87,11 @@ def as_text(report: Report, args: argparse.Namespace, metric) -> str:
         source = metric.protocols[name].source
         return citing.of_result(report.corpus, source, metric.citation) + "\n"
     parts = []
-    if args.tokens:
+    if args.unit:
+        table_of_parts = {"token": tables.of_tokens, "word": tables.of_words}[args.unit]
         parts += [
-            f"{name}\n{tables.lay_out(tables.of_tokens(of_text))}\n\n"
-            for name, of_text in tables.by_text(token_rows(report))
+            f"{name}\n{tables.lay_out(table_of_parts(of_text))}\n\n"
+            for name, of_text in tables.by_text(part_rows(report, args.unit))
         ]
     if report.compared == "models" and len(report.measurements) == 1:
         texts = [text for _, text in report.scored]

@@ -63,6 +63,7 @@ def watched(texts: Iterator[Text], args: argparse.Namespace) -> Iterator[Text]:
     for text in texts:
         if text.error is None:
             suspicions.look_at(text.name, text.text, is_file=text.row is None)
+            suspicions.look_at_join(text.name, text.context or "", text.text)
         yield text
 
 

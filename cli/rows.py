@@ -14,17 +14,16 @@ NOT_OF_PARTS = {"windows"}
 
 def of_texts(results: Sequence[dict]) -> list[dict]:
     """One row a result: its name, what was carried along, then its numbers."""
-    return [own_columns(result) | flat(result) for result in results]
+    return [
+        of_part({"name": result["name"]} | flat(result), result.get("carried", {}))
+        for result in results
+    ]
 
 
-def own_columns(result: dict) -> dict:
-    """The name of a text and its row's other columns; one named like a result gets another name."""
-    taken = {"name", *flat(result)}
-    carried = {
-        f"{name}_given" if name in taken else name: value
-        for name, value in result.get("carried", {}).items()
-    }
-    return {"name": result["name"]} | carried
+def of_part(row: dict, carried: dict) -> dict:
+    """Put a table's other columns behind the name; one named like a result gets another name."""
+    renamed = {f"{name}_given" if name in row else name: value for name, value in carried.items()}
+    return {"name": row["name"]} | renamed | row
 
 
 def of_measurements(results: Sequence[dict]) -> list[dict]:
@@ -70,8 +69,11 @@ def of_parts(name: str, text: str, parts: dict[str, list], unit: str) -> Iterato
             "first": first,
             "last": last,
             **in_both_units(values.pop("nll")),
-            **values,
         }
+        if "surprisal" in values:
+            corrected = in_both_units(values.pop("surprisal"))
+            row |= {f"surprisal_{name}": value for name, value in corrected.items()}
+        row |= values
         yield row | ({"piece": raw} if unit == "token" else {})
 
 

@@ -58,6 +58,15 @@ class Suspicions:
                 "nothing to do there.",
             )
 
+    def look_at_join(self, name: str, context: str, text: str) -> None:
+        """Warn of a context and a text that run into each other."""
+        if context[-1:].isalnum() and text[:1].isalnum():
+            self._warn(
+                "join",
+                f"{name} begins with a letter right after its context's last: the model reads them "
+                "as one word. Begin the texts, or end the contexts, with a space.",
+            )
+
     def _warn(self, kind: str, message: str) -> None:
         if kind not in self.told:
             self.told.add(kind)

@@ -207,6 +207,23 @@ def of_tokens(rows: list[dict]) -> Table:
     )
 
 
+def of_words(rows: list[dict]) -> Table:
+    """Words with their characters, context, and surprisal; entropy is that before the word."""
+    return table(
+        rows,
+        {
+            "characters": lambda row: f"{row['first']}-{row['last']}",
+            "context": number("context_length", 0),
+            "tokens": number("num_tokens", 0),
+            "nats": number("surprisal_nats", 4),
+            "bits": number("surprisal_bits", 4),
+            "entropy": number("entropy", 4),
+            "word": lambda row: quoted(row["word"]),
+        },
+        left=("word",),
+    )
+
+
 def by_text(rows: list[dict]) -> Iterator[tuple[str, list[dict]]]:
     """Tokens of each text, under the text's name."""
     of_text: dict[str, list[dict]] = {}

@@ -39,6 +39,10 @@ NOT_OPTIONS = {
     "callback",
     "return_token_scores",
     "return_totals",
+    "contexts",  # a column of a table
+    "score_spans",
+    "words",  # whose rows are asked for by --words
+    "token_columns",
 }
 SHORT_SIGNATURE = re.compile(r"ppl\|\S+\|L\d+\|S\d+\|[0-9a-f]{12}")
 

@@ -1,0 +1,86 @@
+"""Tokens that reach across the edge of a scored part, scored given their characters before the edge.
+
+    p(x | its first characters) = p(x) / Σ p(v) over the tokens v whose text begins with them
+
+which is token healing by one token: the conditional probability of the characters after the edge,
+given those before it, as far as one token reaches.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from .language_model import LanguageModel
+from .measurement import Measurement
+from .measures import Measure, TailMass
+from .scoring import Columns
+from .words import token_texts
+
+# For a token across an edge, by the characters before the edge: all tokens that begin with them.
+Completions = dict[int, dict[str, tuple[int, ...]]]
+
+
+@dataclass(frozen=True)
+class Healing:
+    """What the tokens across edges are healed with; nothing where there are none."""
+
+    completions: Completions
+
+    def measures(self) -> list[Measure]:
+        """What is to be measured of each token."""
+        if not self.completions:
+            return []
+        sets = ((token, tuple(tails.values())) for token, tails in self.completions.items())
+        return [TailMass(tuple(sets))]
+
+    def heal(self, measurement: Measurement, scores: list[list[Columns]]) -> list[list[Columns]]:
+        """The scores of the windows of each text, with those of tokens across edges healed."""
+        if not self.completions:
+            return scores
+        return [
+            [self._heal_window(stream, window, columns) for window, columns in zip(*of_text)]
+            for stream, *of_text in zip(measurement.streams, measurement.windows, scores)
+        ]
+
+    def _heal_window(self, stream, window, columns: Columns) -> Columns:
+        nll = columns["nll"].copy()
+        for (first, _), tail in zip(stream.part.targets, stream.part.tails):
+            if tail and window.first <= first < window.end:
+                column = list(self.completions[int(stream.ids[first])]).index(tail)
+                place = first - window.first
+                nll[place] -= columns["tail"][place, column]
+        return columns | {"nll": nll}
+
+
+def plan_healing(model: LanguageModel, measurements: Sequence[Measurement]) -> Healing:
+    """Find the tokens across edges that are to be healed.
+
+    Raises:
+        ValueError: the text of one does not begin with the characters before the edge.
+    """
+    across = {
+        (int(stream.ids[first]), tail): position
+        for measurement in measurements
+        if measurement.parts is not None and measurement.parts.boundary == "healed"
+        for position, stream in enumerate(measurement.streams)
+        for (first, _), tail in zip(stream.part.targets, stream.part.tails)
+        if tail
+    }
+    if not across:
+        return Healing({})
+    tokenizer = model.tokenizer
+    tokens = [token or "" for token in tokenizer.convert_ids_to_tokens(range(len(tokenizer)))]
+    texts = token_texts(tokenizer, tokens)
+    completions: Completions = {}
+    for (target, tail), position in sorted(across.items()):
+        if not texts[target].startswith(tail):
+            raise ValueError(
+                f"`boundary` must be 'joint' or 'separate' for the text at position {position}: "
+                f"its token across the edge stands for {texts[target]!r}, which does not begin "
+                f"with {tail!r} as the text does, so it cannot be healed."
+            )
+        completions.setdefault(target, {})[tail] = tuple(
+            token
+            for token, text in enumerate(texts[: model.vocabulary_size])
+            if text.startswith(tail)
+        )
+    return Healing(completions)

@@ -1,0 +1,419 @@
+"""Texts that are scored in part: after a context, in given spans, or an assistant's turns of a chat.
+
+The whole text is tokenized and read; its `ScoredPart` says which of its tokens are scored.  Where a
+token reaches across the edge of the scored part, `boundary` says whose it is.
+"""
+
+import json
+import re
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from .arguments import check_choice, check_contexts, check_spans, positions
+from .tokenization import Range, ScoredPart, TokenizedText, concatenate, start_token_id, tokenize
+from .windows import Plan, Protocol, Window, last_window, restrict_windows
+
+Chat = Sequence[Mapping[str, object]]
+BOUNDARIES = ("joint", "separate", "healed")
+# A template that says itself what the model generates.
+GENERATION_MARK = re.compile(r"\{%-?\s*generation\s*-?%\}")
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Which parts of the texts are scored; one of the three is given.
+
+    Attributes:
+        contexts: what is read before each text.
+        spans: (first, one past the last) characters that are scored in each text.
+        chats: messages in the place of the texts; the assistant's are scored.
+        boundary: whose a token is that reaches across the edge of a scored part.  "joint": the
+            part's, as a whole.  "healed": the part's, given those of its characters that stand
+            before the part.  "separate": there is none, since context and text are tokenized apart.
+    """
+
+    contexts: Sequence[str] | None = None
+    spans: Sequence[Sequence[Range]] | None = None
+    chats: Sequence[Chat] | None = None
+    boundary: str = "joint"
+
+    def describe(self) -> str:
+        """What kind of parts they are."""
+        if self.chats is not None:
+            return "messages"
+        return "texts after `contexts`" if self.spans is None else "`score_spans`"
+
+    def fields(self) -> dict[str, str]:
+        """What of it belongs into the signature."""
+        kinds = {"given": self.contexts, "spans": self.spans, "messages": self.chats}
+        [kind] = [name for name, values in kinds.items() if values is not None]
+        return {"context": kind, "boundary": self.boundary}
+
+    def describe_texts(self, texts: Sequence[str]) -> list[str]:
+        """One line for each text that tells what is read and what of it is scored."""
+        if self.chats is not None:
+            return [json.dumps([dict(message) for message in chat]) for chat in self.chats]
+        return [
+            json.dumps([part, text])
+            for part, text in zip(self.contexts if self.spans is None else self.spans, texts)
+        ]
+
+    def read(
+        self, tokenizer, texts: Sequence[str], protocol: Protocol
+    ) -> tuple[list[str], list[TokenizedText]]:
+        """Return the whole texts and their tokens, each with its scored part.
+
+        Raises:
+            ValueError: the tokenizer cannot tell the part, or there is nothing to score in it.
+        """
+        if self.chats is not None:
+            whole, streams = read_chats(tokenizer, self.chats)
+        elif self.spans is not None:
+            whole, streams = list(texts), read_spans(tokenizer, texts, self.spans)
+        else:
+            whole = [context + text for context, text in zip(self.contexts, texts)]
+            streams = self._read_after_contexts(tokenizer, texts, protocol)
+        check_scored(streams, protocol)
+        if self.boundary == "joint":
+            warn_of_spanning(whole, streams)
+        return whole, streams
+
+    def _read_after_contexts(
+        self, tokenizer, texts: Sequence[str], protocol: Protocol
+    ) -> list[TokenizedText]:
+        if protocol.pairs == "by lengths":
+            return cut_by_lengths(tokenizer, self.contexts, texts, protocol)
+        if self.boundary == "separate":
+            return tokenize_apart(tokenizer, self.contexts, texts)
+        whole = [context + text for context, text in zip(self.contexts, texts)]
+        spans = [[(len(context), len(pair))] for context, pair in zip(self.contexts, whole)]
+        return read_spans(tokenizer, whole, spans)
+
+
+def check_parts(
+    contexts,
+    score_spans,
+    boundary: str,
+    separator: str | None,
+    texts: Sequence[str],
+    chats: Sequence[Chat] | None,
+) -> Parts | None:
+    """Return which parts of the texts a call scores; None for all of each."""
+    check_choice("boundary", boundary, BOUNDARIES)
+    given = {"contexts": contexts, "score_spans": score_spans, "messages": chats}
+    names = [name for name, value in given.items() if value is not None]
+    if len(names) > 1:
+        raise ValueError(f"`{names[0]}` must be left out with {names[1]}, got both.")
+    if not names:
+        if boundary != "joint":
+            raise ValueError(
+                f"`boundary` must be left out without `contexts` or `score_spans`, got {boundary!r}."
+            )
+        return None
+    if boundary == "separate" and contexts is None:
+        raise ValueError(
+            f"`boundary` must be 'joint' or 'healed' with {names[0]}, got {boundary!r}: only a "
+            "context can be tokenized apart."
+        )
+    if separator is not None:
+        raise ValueError(
+            f"`separator` must be left out with {names[0]}, since parts of joined texts cannot be "
+            f"told apart, got {separator!r}."
+        )
+    contexts = check_contexts(contexts, len(texts))
+    spans = check_spans("score_spans", score_spans, texts)
+    return Parts(contexts, spans, chats, boundary)
+
+
+def check_alone(arguments: dict[str, object], parts: Parts | None, words) -> None:
+    """Refuse to score parts of texts, or words, together with what is about whole texts.
+
+    Args:
+        arguments: what is about whole texts, by name; None where it was not given.
+    """
+    given = [name for name, value in arguments.items() if value is not None]
+    if given and not (parts is None and words is False):
+        name = "`words`" if parts is None else parts.describe()
+        raise ValueError(
+            f"`{given[0]}` must be left out with {name}: it is about whole texts and all their "
+            "tokens. Make a call for each."
+        )
+
+
+def read_spans(
+    tokenizer, texts: Sequence[str], spans: Sequence[Sequence[Range]]
+) -> list[TokenizedText]:
+    """Tokenize texts of which spans of characters are scored; so is a token partly in one.
+
+    Raises:
+        ValueError: the tokenizer gives no offsets.
+    """
+    check_fast(tokenizer)
+    streams = tokenize(tokenizer, list(texts), with_offsets=True, untrimmed=True)
+    return [
+        replace(stream, part=find_part(text, stream.offsets, of_text))
+        for text, stream, of_text in zip(texts, streams, spans)
+    ]
+
+
+def find_part(text: str, offsets: np.ndarray, spans: Iterable[Range]) -> ScoredPart:
+    """Find the tokens of spans of characters; spans that share a token are one range of tokens.
+
+    Args:
+        offsets: characters of each token (N, 2).
+    """
+    targets: list[Range] = []
+    tails: list[str] = []
+    spans = tuple(spans)
+    for first, end in spans:
+        # Offsets ascend; the bytes of one character have the same.
+        begin = int(np.searchsorted(offsets[:, 1], first, side="right"))
+        stop = int(np.searchsorted(offsets[:, 0], end, side="left"))
+        if targets and begin < targets[-1][1]:
+            targets[-1] = (targets[-1][0], max(stop, targets[-1][1]))
+        elif begin < stop:
+            targets.append((begin, stop))
+            tails.append(text[min(int(offsets[begin, 0]), first) : first])
+    return ScoredPart(tuple(targets), spans, tuple(tails))
+
+
+def tokenize_apart(tokenizer, contexts: Sequence[str], texts: Sequence[str]) -> list[TokenizedText]:
+    """Tokenize contexts and texts each by themselves, and lay their tokens end to end."""
+    before = tokenize(tokenizer, list(contexts), with_offsets=True, untrimmed=True)
+    after = tokenize(tokenizer, list(texts), with_offsets=True, untrimmed=True)
+    streams = []
+    for context, text, *pair in zip(contexts, texts, before, after):
+        stream = concatenate(pair, [context, text])
+        part = ScoredPart(
+            ((len(pair[0]), len(stream)),), ((len(context), len(context) + len(text)),), ("",)
+        )
+        streams.append(replace(stream, part=part))
+    return streams
+
+
+def cut_by_lengths(
+    tokenizer, contexts: Sequence[str], texts: Sequence[str], protocol: Protocol
+) -> list[TokenizedText]:
+    """Tokenize as lm-evaluation-harness does for `loglikelihood(context, continuation)`.
+
+    White space at the end of a context is moved to the text; the context's tokens are as many as
+    it has alone; an empty one is the start token, or a first token that is the same.
+    """
+    whole = [context + text for context, text in zip(contexts, texts)]
+    cut = [context.rstrip() for context in contexts]
+    start_id = start_token_id(tokenizer, protocol.start_is)
+    streams = []
+    for number, context in enumerate(cut):
+        encoding = protocol.encoding if contexts[number] else "plain"
+        stream, alone = tokenize(tokenizer, [whole[number], context], encoding, True)
+        first = len(alone) if contexts[number] else int(stream.ids[:1].tolist() == [start_id])
+        targets = ((first, len(stream)),) if first < len(stream) else ()
+        part = ScoredPart(targets, ((len(contexts[number]), len(whole[number])),), ("",))
+        streams.append(replace(stream, part=part))
+    return streams
+
+
+def check_fast(tokenizer) -> None:
+    """Refuse a tokenizer that does not tell the characters of its tokens."""
+    if not tokenizer.is_fast:
+        raise ValueError(
+            "`tokenizer` must be a fast one, which tells the characters of its tokens, to find a "
+            f"part of a text, got {type(tokenizer).__name__}. Load one with use_fast=True; "
+            "contexts can be tokenized apart with boundary='separate'."
+        )
+
+
+def check_scored(streams: Sequence[TokenizedText], protocol: Protocol) -> None:
+    """Refuse texts of which no token is scored, naming them."""
+    empty = [number for number, stream in enumerate(streams) if not stream.part.num_targets]
+    if empty and protocol.pairs == "by lengths":
+        raise ValueError(
+            f"`predictions` must have more tokens after their contexts than these have alone with "
+            f"protocol={protocol.name!r}, got none at {positions(empty)}: a token reaches across "
+            "the join. protocol='sliding' tells them apart by characters."
+        )
+    if empty:
+        raise ValueError(
+            f"`predictions` must have at least 1 token in the part that is scored, got none at "
+            f"{positions(empty)}. Remove them."
+        )
+
+
+def warn_of_spanning(texts: Sequence[str], streams: Sequence[TokenizedText]) -> None:
+    """Name the texts in which a token reaches across the edge of the scored part."""
+    spanning = [number for number, stream in enumerate(streams) if any(stream.part.tails)]
+    if not spanning:
+        return
+    part, offsets = streams[spanning[0]].part, streams[spanning[0]].offsets
+    begin = next(begin for (begin, _), tail in zip(part.targets, part.tails) if tail)
+    first, end = offsets[begin].tolist()
+    warnings.warn(
+        f"A token reaches across the edge of the scored part in the texts at "
+        f"{positions(spanning)} (first: {texts[spanning[0]][first:end]!r}); it is scored as a "
+        "whole. Pass boundary='healed' to score it given its characters before the edge, or move "
+        "the edge.",
+        stacklevel=2,
+    )
+
+
+# --- windows --------------------------------------------------------------------------------------
+
+
+def windows_of_part(plan: Plan, stream: TokenizedText) -> list[Window]:
+    """The windows that score a part of a text.
+
+    Raises:
+        ValueError: the part does not fit into the one window that the protocol has for it.
+    """
+    part = stream.part
+    if plan.protocol.pairs != "by lengths":
+        return restrict_windows(plan.windows(len(stream)), part.targets)
+    first, end = part.targets[0]
+    if end - first > plan.max_length:
+        raise ValueError(
+            f"`predictions` must have at most max_length={plan.max_length} tokens after their "
+            f"contexts with protocol={plan.protocol.name!r}, got {end - first}. "
+            "protocol='sliding' takes any number."
+        )
+    return [last_window(end, first, plan.max_length, starts=first == 0)]
+
+
+def border_windows(plan: Plan, stream: TokenizedText) -> list[Window]:
+    """Windows over the token after each scored range: what closes the last word in it.
+
+    The token after the last one of a text is none, but the row that predicts it is read.
+    """
+    if stream.part is not None and plan.protocol.pairs == "by lengths":
+        first, end = stream.part.targets[0]
+        return [last_window(end + 1, end, plan.max_length, starts=first == 0)]
+    targets = ((0, len(stream)),) if stream.part is None else stream.part.targets
+    return restrict_windows(plan.windows(len(stream) + 1), [(end, end + 1) for _, end in targets])
+
+
+# --- chats ----------------------------------------------------------------------------------------
+
+
+def separate_chats(predictions, num_added: int) -> tuple[object, list[Chat] | None]:
+    """Tell chats from texts.
+
+    Args:
+        num_added: texts that were added before.
+
+    Returns:
+        texts to hand on, in the place of chats what their assistants say; and the chats, or None.
+
+    Raises:
+        ValueError: there are both.
+    """
+    if isinstance(predictions, str) or not isinstance(predictions, Sequence):
+        return predictions, None
+    chats = [value for value in predictions if is_chat(value)]
+    if not chats:
+        return predictions, None
+    if len(chats) < len(predictions) or num_added:
+        raise ValueError(
+            "`predictions` must be either texts or chats, all in one call, got both: "
+            f"{len(chats)} chats and {len(predictions) - len(chats) + num_added} texts."
+        )
+    spoken = [
+        "\n".join(str(m["content"]) for m in chat if m["role"] == "assistant") for chat in chats
+    ]
+    return spoken, chats
+
+
+def is_chat(value: object) -> bool:
+    """Whether a value is a list of messages, each with a role and a content."""
+    return (
+        isinstance(value, Sequence)
+        and not isinstance(value, str)
+        and len(value) > 0
+        and all(isinstance(m, Mapping) and {"role", "content"} <= m.keys() for m in value)
+    )
+
+
+def read_chats(tokenizer, chats: Sequence[Chat]) -> tuple[list[str], list[TokenizedText]]:
+    """Write chats out with the tokenizer's template; the assistant's turns are scored.
+
+    The token that ends a turn is scored too, but its characters do not count.  Special tokens are
+    those that the template writes.
+
+    Raises:
+        ValueError: the tokenizer has no template, a chat has no turn of an assistant, or the
+            template does not write a chat as the continuation of its beginning.
+    """
+    check_fast(tokenizer)
+    if not getattr(tokenizer, "chat_template", None):
+        raise ValueError(
+            "`tokenizer` must have a chat template to write messages out, got one without. Set "
+            "`tokenizer.chat_template`, or pass texts and `contexts`."
+        )
+    mute = [n for n, chat in enumerate(chats) if all(m["role"] != "assistant" for m in chat)]
+    if mute:
+        raise ValueError(
+            "`predictions` must hold chats with a message of the role 'assistant', which is "
+            f"scored, got none at {positions(mute)}."
+        )
+    texts = [tokenizer.apply_chat_template(list(chat), tokenize=False) for chat in chats]
+    spans = [
+        assistant_spans(tokenizer, list(chat), text, number)
+        for number, (chat, text) in enumerate(zip(chats, texts))
+    ]
+    special = set(tokenizer.all_special_ids)
+    streams = read_spans(tokenizer, texts, spans)
+    return texts, [without_end_of_turn(stream, special) for stream in streams]
+
+
+def assistant_spans(tokenizer, chat: list[Mapping], text: str, number: int) -> list[Range]:
+    """The characters of the assistant's turns in a chat that a template has written out.
+
+    Templates that mark what the model generates say so themselves; in others a turn is what a chat
+    has more than its beginning with the prompt for an answer, without white space after it.
+    """
+    template = tokenizer.chat_template
+    source = template if isinstance(template, str) else template.get("default", "")
+    if GENERATION_MARK.search(source):
+        return marked_spans(tokenizer, chat, text)
+    spans = []
+    for turn, message in enumerate(chat):
+        if message["role"] != "assistant":
+            continue
+        write = tokenizer.apply_chat_template
+        before = write(chat[:turn], tokenize=False, add_generation_prompt=True)
+        after = write(chat[: turn + 1], tokenize=False).rstrip()
+        if not (after.startswith(before) and text.startswith(after)):
+            raise ValueError(
+                "`predictions` must be chats that the tokenizer's template writes as it writes "
+                f"their beginnings, but it writes the chat at position {number} up to its message "
+                f"{turn} in another way than the whole. Mark the assistant's turns in the template "
+                "with {% generation %}, or pass texts and `contexts`."
+            )
+        if len(before) < len(after):
+            spans.append((len(before), len(after)))
+    return spans
+
+
+def marked_spans(tokenizer, chat: list[Mapping], text: str) -> list[Range]:
+    """The characters that a template marks with `{% generation %}`."""
+    encoded = tokenizer.apply_chat_template(
+        chat, tokenize=True, return_dict=True, return_assistant_tokens_mask=True
+    )
+    [stream] = tokenize(tokenizer, [text], with_offsets=True, untrimmed=True)
+    edges = np.flatnonzero(np.diff([0, *encoded["assistant_masks"], 0])).tolist()
+    return [
+        (int(stream.offsets[first, 0]), int(stream.offsets[end - 1, 1]))
+        for first, end in zip(edges[::2], edges[1::2])
+    ]
+
+
+def without_end_of_turn(stream: TokenizedText, special: set[int]) -> TokenizedText:
+    """The same with scored characters that end before the special tokens of each turn's end."""
+    spans = []
+    for (first, end), (begin, stop) in zip(stream.part.targets, stream.part.spans):
+        while end > first and int(stream.ids[end - 1]) in special:
+            end -= 1
+            stop = int(stream.offsets[end, 0])
+        spans.append((begin, max(begin, stop)))
+    return replace(stream, part=replace(stream.part, spans=tuple(spans)))

@@ -1,0 +1,566 @@
+"""Texts scored in part: after contexts, in spans, in chats; the rest is read, not scored."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+import reference
+import torch
+from core.parts import find_part, is_chat
+from core.windows import PROTOCOLS, Plan, Window, last_window, plan_windows, restrict_windows
+from models import (
+    ARCHITECTURES,
+    BOS,
+    CONTEXT,
+    SlowTokenizer,
+    make_model,
+    make_tokenizer,
+    random_text,
+)
+from tokenizers import Tokenizer, decoders, pre_tokenizers, processors
+from tokenizers import models as token_models
+from transformers import PreTrainedTokenizerFast
+
+SLIDING = PROTOCOLS["sliding"]
+
+
+def close(value):
+    return pytest.approx(value, rel=1e-5)
+
+
+def make_merging_tokenizer(trim_offsets=False, **kwargs):
+    """Byte-level BPE in which " o", "ld" and " old" are tokens, and all bytes are."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokens = ["<bos>", "<eos>", *alphabet, "Ġo", "ld", "Ġold", "Ġa"]
+    backend = Tokenizer(
+        token_models.BPE(
+            {token: number for number, token in enumerate(tokens)},
+            merges=[("Ġ", "o"), ("l", "d"), ("Ġo", "ld"), ("Ġ", "a")],
+        )
+    )
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    backend.post_processor = processors.ByteLevel(trim_offsets=trim_offsets)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=backend, bos_token="<bos>", eos_token="<eos>", **kwargs
+    )
+
+
+@pytest.fixture(scope="module")
+def merging():
+    return make_merging_tokenizer()
+
+
+@pytest.fixture(scope="module")
+def byte_model():
+    return make_model("gpt2", vocab_size=262, n_positions=64).double()
+
+
+@torch.no_grad()
+def log_probs(model, ids):
+    """Log-probabilities of what follows each prefix of `ids`: (len(ids), V)."""
+    return model(torch.tensor([ids])).logits[0].double().log_softmax(-1)
+
+
+# --- windows over a part --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "start, length, stride",
+    [("none", 8, 8), ("none", 5, 3), ("once", 8, 4), ("once", 8, 8), ("every", 8, 1)],
+)
+@pytest.mark.parametrize("targets", [[(20, 26)], [(3, 4), (9, 10), (11, 30)], [(0, 40)]])
+def test_restricted_windows_score_the_targets_with_the_context_they_have(
+    start, length, stride, targets
+):
+    whole = list(plan_windows(40, length, stride, start))
+    expected = {t: w.context_length(t) for w in whole for t in range(w.first, w.end)}
+    wanted = {t for first, end in targets for t in range(first, end)} & expected.keys()
+    windows = restrict_windows(whole, targets)
+    scored = [(t, w.context_length(t)) for w in windows for t in range(w.first, w.end)]
+    assert scored == [(t, expected[t]) for t in sorted(wanted)]
+    assert {w.begin for w in windows} <= {w.begin for w in whole}
+
+
+def test_windows_without_targets_are_not_run():
+    plan = Plan(SLIDING, 8, 4, "none", None)
+    assert restrict_windows(plan.windows(100), [(50, 51)]) == [Window(44, 50, 51)]
+
+
+@pytest.mark.parametrize("num_tokens, first", [(5, 2), (9, 3), (10, 3), (30, 28), (30, 22), (6, 0)])
+def test_last_window_is_the_harness_s_slice(num_tokens, first):
+    """`(context + continuation)[-(L + 1):][:-1]`, the continuation's rows scored."""
+    length = 8
+    row = list(range(num_tokens)) if first else ["start", *range(num_tokens)]
+    fed = row[-(length + 1) :][:-1]
+    window = last_window(num_tokens, first, length, starts=first == 0)
+    read = ["start"] * window.start_token + list(range(window.begin, window.end - 1))
+    assert read == fed
+    assert (window.first, window.end) == (first, num_tokens)
+
+
+# --- which tokens are a part's --------------------------------------------------------------------
+
+OFFSETS = np.array([[0, 3], [3, 5], [5, 9], [9, 10], [9, 10], [10, 12]])  # two bytes of a character
+
+
+@pytest.mark.parametrize(
+    "spans, targets, tails",
+    [
+        ([(0, 12)], ((0, 6),), ("",)),
+        ([(3, 12)], ((1, 6),), ("",)),
+        ([(7, 12)], ((2, 6),), ("fg",)),  # a token across the first edge
+        ([(3, 7)], ((1, 3),), ("",)),  # and across the last one
+        ([(9, 10)], ((3, 5),), ("",)),  # every byte of a character
+        ([(0, 3), (5, 9)], ((0, 1), (2, 3)), ("", "")),
+        ([(0, 4), (4, 5)], ((0, 2),), ("",)),  # two spans share a token
+        ([(0, 3), (3, 5)], ((0, 1), (1, 2)), ("", "")),
+    ],
+)
+def test_find_part(spans, targets, tails):
+    text = "abcdefghiéjk"
+    part = find_part(text, OFFSETS, spans)
+    assert part.targets == targets
+    assert part.tails == tails
+    assert part.of(text) == "".join(text[first:end] for first, end in spans)
+
+
+@pytest.mark.parametrize("trim_offsets", [False, True])
+def test_white_space_is_the_token_s_though_offsets_leave_it_out(metric, byte_model, trim_offsets):
+    """The context's last space is part of " old", which is scored as a whole."""
+    tokenizer = make_merging_tokenizer(trim_offsets)
+    assert tokenizer.tokenize("The old") == ["T", "h", "e", "Ġold"]
+    with pytest.warns(UserWarning, match="A token reaches across the edge .* 0 .*' old'"):
+        result = metric.compute(
+            predictions=["old"], contexts="The ", model=byte_model, tokenizer=tokenizer
+        )
+    assert result["num_tokens"] == 1
+    assert result["context_tokens"] == 3
+    processor = tokenizer.backend_tokenizer.post_processor
+    assert f'"trim_offsets":{str(trim_offsets).lower()}' in processor.__getstate__().decode()
+
+
+# --- conditional scores ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+@pytest.mark.parametrize("start", [True, False])
+def test_chain_rule(metric, tokenizer, name, start):
+    """nll(context + text) = nll(context) + nll(text | context), for lengths beyond the window."""
+    model = make_model(name)
+    contexts = [random_text(n, seed=n) for n in (3, 20, 41)]
+    texts = [" " + random_text(n, seed=n + 7) for n in (30, 2, 19)]
+    settings = {
+        "model": model,
+        "tokenizer": tokenizer,
+        "max_length": CONTEXT,
+        "stride": 5,
+        "add_start_token": start,
+    }
+
+    def total(predictions, **kwargs):
+        return metric.compute(predictions=predictions, **settings, **kwargs)["total_nll"]
+
+    whole = total([context + text for context, text in zip(contexts, texts)])
+    assert whole == close(total(contexts) + total(texts, contexts=contexts))
+
+
+def test_every_number_is_of_the_scored_part(metric, gpt2, tokenizer):
+    contexts, texts = [random_text(30), random_text(5)], [" w5 w6 w7", " w8 w9"]
+    kwargs = {"model": gpt2, "tokenizer": tokenizer, "stride": 4}
+    result = metric.compute(
+        predictions=texts, contexts=contexts, return_token_scores=True, **kwargs
+    )
+    expected = []
+    for context, text in zip(contexts, texts):
+        ids = tokenizer(context + text)["input_ids"]
+        first = len(tokenizer(context)["input_ids"])
+        plan = reference.sliding(len(ids), CONTEXT, 4, "once")
+        scores = reference.window_nlls(gpt2, ids, plan, BOS)
+        expected.append([scores[target] for target in range(first, len(ids))])
+    flat = list(itertools.chain(*expected))
+    assert result["perplexities"] == close([math.exp(np.mean(nlls)) for nlls in expected])
+    assert result["perplexity"] == close(math.exp(np.mean(flat)))
+    assert (result["num_tokens"], result["tokens_per_text"]) == (5, [3, 2])
+    assert result["context_tokens"] == 35
+    octets = sum(len(text) for text in texts)
+    assert result["bits_per_byte"] == close(sum(flat) / octets / math.log(2))
+    assert result["word_perplexity"] == close(math.exp(sum(flat) / 5))
+    for scores, nlls in zip(result["token_scores"], expected):
+        context = len(scores["nll"]) - len(nlls)
+        assert scores["nll"][:context] == [None] * context
+        assert scores["nll"][context:] == close(nlls)
+
+
+def test_contexts_are_read_once_for_a_window_and_far_ones_not_at_all(metric, gpt2, tokenizer):
+    result = metric.compute(
+        predictions=[" " + random_text(3)],
+        contexts=random_text(200),
+        model=gpt2,
+        tokenizer=tokenizer,
+        stride=4,
+        add_start_token=False,
+    )
+    assert result["num_windows"] <= 2
+    assert result["num_forward_tokens"] <= 2 * CONTEXT
+
+
+def test_joint_scores_a_token_across_the_join_as_a_whole(metric, byte_model, merging):
+    """c = "The ol", t = "d": lm-eval dies of it, minicons scores nothing."""
+    ids = merging("The old")["input_ids"]
+    expected = -log_probs(byte_model, [BOS, *ids])[3, ids[3]].item()
+    with pytest.warns(UserWarning, match="the texts at position 0 .first: ' old'"):
+        result = metric.compute(
+            predictions=["d"], contexts=["The ol"], model=byte_model, tokenizer=merging
+        )
+    assert result["total_nll"] == close(expected)
+
+
+def test_healed_conditions_on_the_characters_of_the_context(metric, byte_model, merging):
+    """p(" old") / Σ p(v) over the v that begin with " o": " o" and " old"; not " a"."""
+    texts, contexts = ["d", "ld man", "x", "d a"], ["The ol", "An o", "no join", "Some ol"]
+    result = metric.compute(
+        predictions=texts,
+        contexts=contexts,
+        boundary="healed",
+        model=byte_model,
+        tokenizer=merging,
+        return_token_scores=True,
+    )
+    tokens = merging.get_vocab()
+    begin_with = {" ol": ["Ġold"], " o": ["Ġo", "Ġold"]}
+    for context, text, tail, scores in zip(
+        contexts, texts, [" ol", " o", "", " ol"], result["token_scores"]
+    ):
+        ids = merging(context + text)["input_ids"]
+        rows = log_probs(byte_model, [BOS, *ids])
+        scored = [n for n, nll in enumerate(scores["nll"]) if nll is not None]
+        expected = [-rows[n, ids[n]].item() for n in scored]
+        if tail:
+            first = scored[0]
+            assert merging.convert_ids_to_tokens(ids[first]) == "Ġold"
+            completing = [tokens[token] for token in begin_with[tail]]
+            expected[0] += rows[first, completing].logsumexp(0).item()
+        assert scores["nll"][scored[0] :] == pytest.approx(expected, rel=1e-5, abs=1e-6)
+
+
+def test_separate_tokenizes_apart(metric, byte_model, merging):
+    context, text = merging("The ol")["input_ids"], merging("d man")["input_ids"]
+    rows = log_probs(byte_model, [BOS, *context, *text])
+    expected = -sum(rows[len(context) + n, token].item() for n, token in enumerate(text))
+    result = metric.compute(
+        predictions=["d man"],
+        contexts="The ol",
+        boundary="separate",
+        model=byte_model,
+        tokenizer=merging,
+    )
+    assert result["total_nll"] == close(expected)
+    assert result["context_tokens"] == len(context)
+
+
+def test_slow_tokenizers_score_contexts_apart(metric, gpt2, tokenizer):
+    kwargs = {"predictions": [" w5 w6"], "contexts": "w7 w8", "model": gpt2}
+    fast = metric.compute(tokenizer=tokenizer, **kwargs)
+    slow = metric.compute(tokenizer=SlowTokenizer(), boundary="separate", **kwargs)
+    assert slow["total_nll"] == close(fast["total_nll"])
+    with pytest.raises(ValueError, match="`tokenizer` must be a fast one"):
+        metric.compute(tokenizer=SlowTokenizer(), **kwargs)
+
+
+def test_spans_are_what_is_between_them_given(metric, gpt2, tokenizer):
+    """Two turns of a text and all of it: the scores of a token do not depend on the spans."""
+    text = random_text(40)
+    ends = [match for match in range(len(text)) if text[match] == " "]
+    spans = [(0, ends[3]), (ends[20], ends[25]), (ends[30], len(text))]
+    kwargs = {"predictions": [text], "model": gpt2, "tokenizer": tokenizer, "stride": 6}
+    whole = metric.compute(return_token_scores=True, **kwargs)
+    result = metric.compute(score_spans=[spans], return_token_scores=True, **kwargs)
+    scored = [*range(4), *range(21, 26), *range(31, 40)]
+    everything = whole["token_scores"][0]["nll"]
+    expected = [nll if n in scored else None for n, nll in enumerate(everything)]
+    assert [nll is None for nll in result["token_scores"][0]["nll"]] == [
+        nll is None for nll in expected
+    ]
+    assert result["total_nll"] == close(sum(nll for nll in expected if nll is not None))
+    assert result["num_tokens"] == len(scored)
+    characters = sum(end - first for first, end in spans)
+    assert result["bits_per_character"] == close(result["total_nll"] / characters / math.log(2))
+    assert result["num_windows"] <= whole["num_windows"]
+
+
+@pytest.mark.parametrize("batch_size", [1, 7])
+def test_company_does_not_matter(metric, gpt2, tokenizer, batch_size):
+    contexts = [random_text(n, seed=n) for n in (2, 30, 9)]
+    texts = [" " + random_text(n, seed=n) for n in (4, 4, 17)]
+    kwargs = {"model": gpt2, "tokenizer": tokenizer, "stride": 5}
+    together = metric.compute(
+        predictions=texts, contexts=contexts, batch_size=batch_size, words=True, **kwargs
+    )
+    for number, (context, text) in enumerate(zip(contexts, texts)):
+        alone = metric.compute(predictions=[text], contexts=context, words=True, **kwargs)
+        assert together["perplexities"][number] == close(alone["perplexity"])
+        assert together["word_scores"][number]["surprisal"] == close(
+            alone["word_scores"][0]["surprisal"]
+        )
+
+
+def test_checkpoint_keeps_what_parts_need(metric, byte_model, merging, tmp_path):
+    """The same call on the same file reads no token anew, whatever it measures."""
+    told = []
+    kwargs = {
+        "predictions": ["d man"],
+        "contexts": "The ol",
+        "boundary": "healed",
+        "words": True,
+        "model": byte_model,
+        "tokenizer": merging,
+        "checkpoint": tmp_path / "scores.db",
+        "callback": told.append,
+    }
+    first = metric.compute(**kwargs)
+    assert len(told) == 1
+    assert metric.compute(**kwargs) == first
+    assert len(told) == 1
+
+
+# --- lm-evaluation-harness ------------------------------------------------------------------------
+
+PAIRS = [
+    ("w3 w4 w5", " w6 w7"),
+    ("w3 w4 w5  ", "w6"),  # white space at the end of the context is the text's
+    ("", "w8 w9 w10"),
+    (random_text(60), " " + random_text(CONTEXT)),  # the longest text there may be
+    (random_text(60), " " + random_text(3)),
+    ("<bos> w3", " w4"),
+    ("", "<bos> w5 w6"),
+    ("", random_text(CONTEXT)),
+]
+
+
+@pytest.mark.parametrize("kind", [{}, {"bos": False}, {"adds_bos": True}])
+def test_lm_eval_loglikelihood(metric, gpt2, kind):
+    huggingface = pytest.importorskip("lm_eval.models.huggingface")
+    from lm_eval.api.instance import Instance
+
+    tokenizer = make_tokenizer(**kind)
+    model = huggingface.HFLM(pretrained=gpt2, tokenizer=tokenizer, batch_size=2, device="cpu")
+    requests = [
+        Instance("loglikelihood", doc={}, arguments=pair, idx=number)
+        for number, pair in enumerate(PAIRS)
+    ]
+    theirs = [-ll for ll, _ in model.loglikelihood(requests, disable_tqdm=True)]
+    result = metric.compute(
+        predictions=[text for _, text in PAIRS],
+        contexts=[context for context, _ in PAIRS],
+        model=gpt2,
+        tokenizer=tokenizer,
+        protocol="lm-eval",
+        return_token_scores=True,
+    )
+    ours = [sum(nll for nll in s["nll"] if nll is not None) for s in result["token_scores"]]
+    assert ours == close(theirs)
+
+
+def test_lm_eval_s_assertions_are_errors(metric, gpt2, tokenizer, byte_model, merging):
+    with pytest.raises(ValueError, match=f"at most max_length={CONTEXT} tokens after .* got 17"):
+        metric.compute(
+            predictions=[random_text(CONTEXT + 1)],
+            contexts="w3 ",
+            model=gpt2,
+            tokenizer=tokenizer,
+            protocol="lm-eval",
+        )
+    with pytest.raises(ValueError, match=r"more tokens after their contexts .* none at position 1"):
+        metric.compute(
+            predictions=[" x", "d"],
+            contexts="The ol",
+            model=byte_model,
+            tokenizer=merging,
+            protocol="lm-eval",
+        )
+
+
+# --- chats ----------------------------------------------------------------------------------------
+
+PLAIN_TEMPLATE = (
+    "{% for m in messages %}{{ '<|' + m['role'] + '|> ' + m['content'] + ' <eos>\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|assistant|> ' }}{% endif %}"
+)
+MARKED_TEMPLATE = (
+    "{% for m in messages %}{{ '<|' + m['role'] + '|> ' }}"
+    "{% if m['role'] == 'assistant' %}{% generation %}{{ m['content'] + ' <eos>' }}"
+    "{% endgeneration %}{% else %}{{ m['content'] + ' <eos>' }}{% endif %}{{ '\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|assistant|> ' }}{% endif %}"
+)
+FORGETFUL_TEMPLATE = "{{ '<|chat|> ' + messages[-1]['content'] }}"
+CHAT = [
+    {"role": "user", "content": "w5 w6"},
+    {"role": "assistant", "content": "w7 w8 w9"},
+    {"role": "user", "content": "w10"},
+    {"role": "assistant", "content": "w11"},
+]
+
+
+@pytest.mark.parametrize("template", [PLAIN_TEMPLATE, "<bos> " + PLAIN_TEMPLATE, MARKED_TEMPLATE])
+def test_chats_score_the_assistant_s_turns(metric, gpt2, template):
+    """The token that ends a turn is scored, but is no character of the answer; one start token."""
+    tokenizer = make_tokenizer(chat_template=template)
+    result = metric.compute(
+        predictions=[CHAT, CHAT[:2]],
+        model=gpt2,
+        tokenizer=tokenizer,
+        max_length=CONTEXT,
+        stride=CONTEXT // 2,
+        return_token_scores=True,
+        words=True,
+    )
+    scores = result["token_scores"][0]
+    scored = [t for t, nll in zip(scores["tokens"], scores["nll"]) if nll is not None]
+    assert scored == ["w7", "w8", "w9", "<eos>", "w11", "<eos>"]
+    assert "<bos>" not in scores["tokens"]
+    assert result["tokens_per_text"] == [6, 4]
+    ids = [token for token in tokenizer(render(template, CHAT))["input_ids"] if token != BOS]
+    plan = reference.sliding(len(ids), CONTEXT, CONTEXT // 2, "once")
+    expected = reference.window_nlls(gpt2, ids, plan, BOS)
+    ours = {n: nll for n, nll in enumerate(scores["nll"]) if nll is not None}
+    assert ours == close({n: expected[n] for n in ours})
+    characters = len("w7 w8 w9 ") + len("w11 ") + len("w7 w8 w9 ")
+    per_character = result["total_nll"] / characters / math.log(2)
+    assert result["bits_per_character"] == close(per_character)
+    assert [s["words"] for s in result["word_scores"]] == [
+        ["w7", "w8", "w9", "w11"],
+        ["w7", "w8", "w9"],
+    ]
+
+
+def render(template, messages):
+    return make_tokenizer(chat_template=template).apply_chat_template(messages, tokenize=False)
+
+
+@pytest.mark.parametrize(
+    "template, chats, message",
+    [
+        (None, [CHAT], "`tokenizer` must have a chat template"),
+        (PLAIN_TEMPLATE, [CHAT, CHAT[:1]], "role 'assistant', .* got none at position 1"),
+        (
+            FORGETFUL_TEMPLATE,
+            [CHAT],
+            "writes the chat at position 0 up to its message 1 in another",
+        ),
+        (PLAIN_TEMPLATE, [CHAT, "w5"], "either texts or chats, .* 1 chats and 1 texts"),
+    ],
+)
+def test_chats_that_cannot_be_scored(metric, gpt2, template, chats, message):
+    tokenizer = make_tokenizer(chat_template=template)
+    with pytest.raises(ValueError, match=message):
+        metric.compute(predictions=chats, model=gpt2, tokenizer=tokenizer)
+
+
+def test_chats_are_not_added_to_texts(metric, gpt2, tokenizer):
+    metric.add(prediction="w5 w6")
+    with pytest.raises(ValueError, match="1 chats and 1 texts"):
+        metric.compute(predictions=[CHAT], model=gpt2, tokenizer=tokenizer)
+    assert metric.compute(model=gpt2, tokenizer=tokenizer)["num_tokens"] == 2
+
+
+@pytest.mark.parametrize("value", ["text", [], [{"role": "user"}], ["a"], 3, [[]]])
+def test_what_is_no_chat(value):
+    assert not is_chat(value)
+
+
+# --- arguments ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "error, arguments, message",
+    [
+        (ValueError, {"contexts": ["a"]}, "`contexts` must be one string .* 2, got 1"),
+        (TypeError, {"contexts": 3}, "`contexts` must be a string or a list"),
+        (
+            TypeError,
+            {"contexts": ["a", 3]},
+            "`contexts` must hold strings only, got int at position 1",
+        ),
+        (ValueError, {"score_spans": [[(0, 1)]]}, "`score_spans` must hold a list of spans .* 2"),
+        (TypeError, {"score_spans": [[(0, 1)], [1]]}, "pairs of characters, got .* position 1"),
+        (
+            ValueError,
+            {"score_spans": [[(0, 1)], [(0, 9)]]},
+            r"within the 5 .* position 1, got \(0, 9\)",
+        ),
+        (ValueError, {"score_spans": [[(2, 4), (3, 5)], []]}, r"got \(3, 5\)"),
+        (ValueError, {"score_spans": [[(2, 2)], []]}, r"got \(2, 2\)"),
+        (ValueError, {"score_spans": [[(0, 2)], []]}, "at least 1 token in the part .* position 1"),
+        (
+            ValueError,
+            {"contexts": "a", "score_spans": [[], []]},
+            "`contexts` must be left out with score",
+        ),
+        (ValueError, {"contexts": "a", "boundary": "both"}, "`boundary` must be one of 'joint'"),
+        (ValueError, {"boundary": "healed"}, "`boundary` must be left out without `contexts`"),
+        (
+            ValueError,
+            {"score_spans": [[(0, 2)]] * 2, "boundary": "separate"},
+            "must be 'joint' or 'healed'",
+        ),
+        (
+            ValueError,
+            {"contexts": "a", "protocol": "gptq"},
+            "`protocol` must be one that scores texts after",
+        ),
+        (
+            ValueError,
+            {"score_spans": [[(0, 2)]] * 2, "protocol": "lm-eval"},
+            "scores `score_spans`, got",
+        ),
+        (
+            ValueError,
+            {"contexts": "a", "protocol": "lm-eval", "boundary": "healed"},
+            "has no such setting",
+        ),
+        (ValueError, {"contexts": "a", "separator": " "}, "`separator` must be left out with"),
+    ],
+)
+def test_arguments(metric, gpt2, tokenizer, error, arguments, message):
+    with pytest.raises(error, match=message):
+        metric.compute(predictions=["w3 w4", "w5 w6"], model=gpt2, tokenizer=tokenizer, **arguments)
+
+
+def test_an_empty_text_after_a_context(metric, gpt2, tokenizer):
+    with pytest.raises(ValueError, match=r"at least 1 token in the part .* none at position 1"):
+        metric.compute(predictions=["w3", ""], contexts="w4 ", model=gpt2, tokenizer=tokenizer)
+
+
+def test_the_signature_says_what_was_read(metric, gpt2, tokenizer):
+    def identity(**kwargs):
+        kwargs = {"predictions": ["w3 w4"], "model": gpt2, "tokenizer": tokenizer} | kwargs
+        result = metric.compute(**kwargs)
+        return result["signature"], result["texts_digest"]
+
+    plain, after = identity(), identity(contexts="w5 ")
+    assert "|context:" not in plain[0]
+    assert "|context:given|boundary:joint|" in after[0]
+    assert identity(contexts="w6 ")[0] == after[0]
+    others = [
+        identity(contexts="w6 "),
+        identity(contexts="w5 ", boundary="separate"),
+        identity(score_spans=[[(0, 2)]]),
+        identity(score_spans=[[(0, 5)]]),
+    ]
+    assert len({plain, after, *others}) == 6
+
+
+def test_shards_add_up(metric, gpt2, tokenizer):
+    contexts, texts = ["w5 w6 ", "w7 ", "w8 w9 "], ["w3 w4", "w5 w6 w7", "w8"]
+    kwargs = {"model": gpt2, "tokenizer": tokenizer, "return_totals": True}
+    whole = metric.compute(predictions=texts, contexts=contexts, **kwargs)["totals"].result()
+    shards = [
+        metric.compute(predictions=texts[part], contexts=contexts[part], **kwargs)["totals"]
+        for part in (slice(0, 2), slice(2, 3))
+    ]
+    added = (shards[0] + shards[1]).result()
+    assert added["context_tokens"] == whole["context_tokens"] == 5
+    assert added["texts_digest"] == whole["texts_digest"]
+    assert added["perplexity"] == close(whole["perplexity"])

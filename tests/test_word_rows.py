@@ -1,0 +1,85 @@
+"""A table of sentences with contexts becomes a table of word surprisals by one command."""
+
+import csv
+import io
+
+import pytest
+
+TABLE = "item,condition,context,sentence\n7,x,w3 w4 ,w5 w6\n8,y,w7 ,w8\n"
+
+
+@pytest.fixture
+def items(tmp_path):
+    path = tmp_path / "items.csv"
+    path.write_text(TABLE, encoding="utf-8")
+    return path
+
+
+def rows_of(out):
+    return list(csv.DictReader(io.StringIO(out)))
+
+
+def test_a_row_for_every_word(call, items, metric, gpt2, tokenizer):
+    ran = call(
+        *(items, "--words", "--text-column", "sentence", "--context-column", "context"),
+        *("--id-column", "item", "--format", "csv"),
+    )
+    rows = rows_of(ran.out)
+    result = metric.compute(
+        predictions=["w5 w6", "w8"],
+        contexts=["w3 w4 ", "w7 "],
+        words=True,
+        model=gpt2,
+        tokenizer=tokenizer,
+    )
+    scores = result["word_scores"]
+    expected = [nats for of_text in scores for nats in of_text["surprisal"]]
+    assert [row["word"] for row in rows] == ["w5", "w6", "w8"]
+    assert [(row["name"], row["item"], row["condition"]) for row in rows] == [
+        ("7", "7", "x"),
+        ("7", "7", "x"),
+        ("8", "8", "y"),
+    ]
+    assert [float(row["surprisal_nats"]) for row in rows] == pytest.approx(expected, rel=1e-5)
+    bits = [float(row["surprisal_bits"]) for row in rows]
+    assert bits == pytest.approx([nats / 0.6931471805599453 for nats in expected], rel=1e-5)
+    assert [row["first"] for row in rows] == ["6", "9", "3"]
+    assert [row["number"] for row in rows] == ["0", "1", "0"]
+
+
+def test_the_table_for_people(call, items):
+    out = call(items, "--words", "--text-column", "sentence", "--quiet").out
+    assert '"w5"' in out and '"w8"' in out and "entropy" in out
+
+
+def test_a_word_without_a_score(call, tmp_path):
+    path = tmp_path / "text.txt"
+    path.write_text("w3 w4", encoding="utf-8")
+    ran = call(path, "--words", "--add-start-token", "false", "--format", "csv")
+    first, second = rows_of(ran.out)
+    assert first["surprisal_bits"] == "" and float(second["surprisal_bits"]) > 0
+    assert "–" in call(path, "--words", "--add-start-token", "false").out
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (["--words", "--tokens"], "--words and --tokens must not be given together"),
+        (["--words", "--stride", "4,8"], "--words and several protocols, windows or strides"),
+        (["--boundary", "healed"], "--boundary must be left out without --context-column"),
+        (["--word-correction", "all"], "invalid choice: 'all'"),
+    ],
+)
+def test_what_does_not_go_together(call, items, arguments, message):
+    ran = call(items, "--text-column", "sentence", *arguments)
+    assert ran.code == 2
+    assert message in ran.err
+
+
+def test_context_and_text_that_run_into_each_other(call, tmp_path):
+    path = tmp_path / "items.csv"
+    path.write_text("context,text\nw3 w4,w5\n", encoding="utf-8")
+    ran = call(path, "--words", "--context-column", "context")
+    assert "row 0 begins with a letter right after its context's last" in ran.warnings[0]
+    path.write_text("context,text\nw3 w4, w5\n,w6\n", encoding="utf-8")
+    assert call(path, "--words", "--context-column", "context").warnings == []

@@ -1,0 +1,591 @@
+"""Words: their tokens, and the space between them booked on the word that it closes."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from core.measures import Block, Entropy, Rank, SetMass, TailMass
+from core.words import (
+    TokenBorders,
+    Vocabulary,
+    assign_tokens,
+    classify_vocabulary,
+    closing_terms,
+    find_words,
+    opening_terms,
+    split_words,
+    sum_words,
+    token_texts,
+)
+from hypothesis import given
+from hypothesis import strategies as st
+from models import BOS, CONTEXT, SlowTokenizer, make_model, random_text
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+
+def close(value):
+    return pytest.approx(value, rel=1e-5, abs=1e-6)
+
+
+# --- the vocabulary -------------------------------------------------------------------------------
+
+
+def make_decoding(tokens, decoder, unknown=None):
+    """A tokenizer of which only the decoder matters."""
+    ids = {token: number for number, token in enumerate(tokens)}
+    backend = Tokenizer(models.WordLevel(ids, unk_token=unknown or tokens[0]))
+    backend.decoder = decoder
+    return PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<eos>")
+
+
+BYTE_LEVEL = (
+    ["<eos>", "a", "Ġa", "Ġ", "Ċ", "Ċa", ".Ċ", "ĉ", "ĠĠ", ".", "Ã", "Âł", "  "],
+    decoders.ByteLevel(),
+    ["Ġa", "Ġ", "Ċ", "Ċa", "ĉ", "ĠĠ", "Âł", "  "],
+    ["Ġ", "Ċ", ".Ċ", "ĉ", "ĠĠ", "Âł", "  "],
+)
+SENTENCEPIECE = (
+    ["<eos>", "a", "▁a", "▁", "<0x0A>", "<0x41>", "▁▁", "."],
+    decoders.Sequence(
+        [
+            decoders.Replace("▁", " "),
+            decoders.ByteFallback(),
+            decoders.Fuse(),
+            decoders.Strip(" ", 1),
+        ]
+    ),
+    ["▁a", "▁", "<0x0A>", "▁▁"],
+    ["▁", "<0x0A>", "▁▁"],
+)
+END_MARKS = (
+    ["<eos>", "a", "b", "a</w>", ".</w>"],
+    decoders.BPEDecoder("</w>"),
+    [],
+    ["a</w>", ".</w>"],
+)
+CONTINUATION_MARKS = (
+    ["<eos>", "a", "##a", "b", "中"],
+    decoders.WordPiece("##", cleanup=False),
+    ["<eos>", "a", "b", "中"],
+    [],
+)
+WHOLE_WORDS = (["<eos>", "a", "b"], None, [], ["<eos>", "a", "b"])
+
+
+@pytest.mark.parametrize(
+    "tokens, decoder, begins, ends",
+    [BYTE_LEVEL, SENTENCEPIECE, END_MARKS, CONTINUATION_MARKS, WHOLE_WORDS],
+    ids=["bytes", "sentencepiece", "end marks", "continuation marks", "whole words"],
+)
+def test_white_space_is_told_by_what_tokens_stand_for(tokens, decoder, begins, ends):
+    tokenizer = make_decoding(tokens, decoder)
+    vocabulary = classify_vocabulary(tokenizer, len(tokens) + 3)  # padded, as models do
+    assert [t for t, begin in zip(tokens, vocabulary.begins) if begin] == begins
+    assert [t for t, end in zip(tokens, vocabulary.ends) if end] == ends
+    assert np.flatnonzero(vocabulary.closes).tolist() == [0]
+    assert len(vocabulary.begins) == len(tokens) + 3 and not vocabulary.begins[-3:].any()
+
+
+def test_slow_tokenizers_decode_too():
+    assert token_texts(SlowTokenizer(), ["w3", "w4"]) == ["w3 ", "w4 "]
+
+
+# --- words in a text ------------------------------------------------------------------------------
+
+
+def test_split_words():
+    text = " The old,\n\tman's\u00a0hat \u3000 “x”"
+    words = [text[first:end] for first, end in split_words(text)]
+    assert words == text.split() == ["The", "old,", "man's", "hat", "“x”"]
+
+
+def test_find_words():
+    text = "New York, isn't it  ? "
+    spans = find_words(text, ["New York", ",", "is", "n't", "it", "?"])
+    assert [text[first:end] for first, end in spans] == ["New York", ",", "is", "n't", "it", "?"]
+
+
+@pytest.mark.parametrize(
+    "words, message",
+    [
+        (["New", "Yor"], "'k' comes after the last one"),
+        (["New", "Paris"], "'Paris' does not follow at character 4, where 'York' stands"),
+        (["York", "New"], "'York' does not follow at character 0"),
+        (["New", "", "York"], "'' does not follow"),
+        ([], "'New York' comes after"),
+    ],
+)
+def test_words_that_are_not_the_text_s(words, message):
+    with pytest.raises(ValueError, match=f"`words` must be .*{message}"):
+        find_words("New York", words)
+
+
+@pytest.mark.parametrize(
+    "text, tokens, words",
+    [
+        ("The old", [(0, 3), (3, 7)], [(0, 1), (1, 2)]),
+        ("The old", [(0, 3), (4, 7)], [(0, 1), (1, 2)]),  # trimmed offsets
+        ("The old", [(-1, -1), (0, 3), (3, 7)], [(1, 2), (2, 3)]),  # an added start token
+        ("The old", [(0, 2), (2, 3), (3, 5), (5, 7)], [(0, 2), (2, 4)]),
+        ("The  old", [(0, 3), (3, 4), (4, 8)], [(0, 1), (1, 3)]),  # a space of its own
+        ("The\n\nold", [(0, 3), (3, 5), (5, 8)], [(0, 1), (1, 3)]),
+        ("  old", [(0, 1), (1, 5)], [(0, 2)]),  # at the start
+        ("old \n", [(0, 3), (3, 4), (4, 5)], [(0, 1)]),  # at the end it is no word's
+        ("old.\nShe", [(0, 3), (3, 5), (5, 8)], [(0, 2), (2, 3)]),  # a token that ends in one
+        ("New York", [(0, 8)], [None, None]),  # one token for two words
+        ("a b c", [(0, 3), (3, 5)], [None, None, (1, 2)]),
+        ("é x", [(0, 1), (0, 1), (1, 3)], [(0, 2), (2, 3)]),  # two bytes of a character
+    ],
+)
+def test_assign_tokens(text, tokens, words):
+    assert assign_tokens(text, np.array(tokens), split_words(text)) == words
+
+
+def test_a_token_across_the_edge_of_a_span_is_no_word_s():
+    text, offsets = "我喜欢猫", np.array([(0, 2), (2, 3), (3, 4)])
+    assert assign_tokens(text, offsets, [(0, 1), (1, 3), (3, 4)]) == [None, None, (2, 3)]
+    assert assign_tokens(text, offsets, [(3, 4)]) == [(2, 3)]
+
+
+# --- the correction -------------------------------------------------------------------------------
+
+
+@st.composite
+def scored_texts(draw):
+    """Words, the tokens that they are cut into, and made-up scores."""
+    pieces = st.lists(st.sampled_from(["a", "bc", "."]), min_size=1, max_size=3)
+    words = draw(st.lists(st.tuples(st.sampled_from([" ", "\n", "  "]), pieces), min_size=1))
+    tokens = []
+    for number, (space, parts) in enumerate(words):
+        own = [*space[:-1], (space[-1] if number or draw(st.booleans()) else "") + parts[0]]
+        tokens += own + parts[1:]
+    ends = np.cumsum([len(token) for token in tokens])
+    offsets = np.stack([ends - [len(token) for token in tokens], ends], 1)
+    numbers = st.lists(
+        st.floats(0.01, 20), min_size=3 * (len(tokens) + 1), max_size=3 * (len(tokens) + 1)
+    )
+    return "".join(tokens), tokens, offsets, np.array(draw(numbers)).reshape(3, -1)
+
+
+def vocabulary_of(tokens):
+    return Vocabulary(
+        begins=np.array([token[0].isspace() for token in tokens]),
+        ends=np.array([token[-1].isspace() for token in tokens]),
+        closes=np.zeros(len(tokens), dtype=bool),
+        special=np.zeros(len(tokens), dtype=bool),
+    )
+
+
+@given(scored_texts())
+def test_surprisals_telescope(scored):
+    """Σ s(w) = Σ nll + E(N) - Z(0): what one word is charged the next is given back."""
+    text, tokens, offsets, (nll, boundary, interior) = scored
+    borders = TokenBorders.of(text, np.arange(len(tokens)), offsets, vocabulary_of(tokens))
+    words = assign_tokens(text, offsets, split_words(text))
+    sums, surprisals = sum_words(
+        words,
+        nll[:-1],
+        closing_terms(borders, boundary),
+        opening_terms(borders, boundary, interior, "pimentel"),
+    )
+    first = boundary[0] if tokens[0][0].isspace() else interior[0]
+    assert math.fsum(sums) == pytest.approx(math.fsum(nll[:-1]))
+    assert math.fsum(surprisals) == pytest.approx(math.fsum([*nll[:-1], boundary[-1], -first]))
+
+
+TINY = ["<eos>", "Ġ", "Ċ", "Ġa", "a", "b", ".Ċ", "Ġb"]
+SOLID = ["Ġa", "a", "b", ".Ċ", "Ġb"]
+
+
+def tiny_row(prefix):
+    """Probabilities of the next token after a prefix, each its own."""
+    seed = [TINY.index(token) for token in prefix]
+    return np.random.default_rng([17, *seed]).dirichlet(np.full(len(TINY), 0.7))
+
+
+def begins(token):
+    return token[0] in "ĠĊ"
+
+
+def surprisal_of(prefix, word, vocabulary, correction="pimentel"):
+    """The surprisal of the last word of prefix + word, from the rows of a whole text."""
+    tokens = [*prefix, *word]
+    rows = np.array([tiny_row(tokens[:place]) for place in range(len(tokens) + 1)])
+    ids = np.array([TINY.index(token) for token in tokens])
+    text = "".join(tokens).replace("Ġ", " ").replace("Ċ", "\n")
+    ends = np.cumsum([len(token) for token in tokens])
+    offsets = np.stack([ends - [len(token) for token in tokens], ends], 1)
+    boundary = -np.log(rows[:, vocabulary.boundary_ids(correction)].sum(1))
+    interior = -np.log(rows[:, vocabulary.interior_ids()].sum(1))
+    borders = TokenBorders.of(text, ids, offsets, vocabulary)
+    words = assign_tokens(text, offsets, split_words(text))
+    _, surprisals = sum_words(
+        words[-1:],
+        -np.log(rows[np.arange(len(ids)), ids]),
+        closing_terms(borders, boundary),
+        opening_terms(borders, boundary, interior, correction),
+    )
+    return surprisals[0]
+
+
+def continuations(prefix, longest, begins_with_space):
+    """Sequences of tokens after a prefix: ("word", tokens) for whole words, and what is left.
+
+    ("open", …) has not ended after `longest` tokens; ("none", …) ends the text without a word.
+    """
+    waiting = [[token] for token in TINY if begins(token) == begins_with_space or token == "<eos>"]
+    while waiting:
+        tokens = waiting.pop()
+        if tokens[-1] == "<eos>":
+            yield "none", tokens
+            continue
+        has_word = any(token in SOLID for token in tokens)
+        if has_word:
+            yield "word", tokens
+        if tokens[-1] == ".Ċ":
+            continue  # it holds the white space that ends it
+        if len(tokens) == longest:
+            yield "open", tokens
+            continue
+        following = [t for t in TINY if not (has_word and (begins(t) or t == "<eos>"))]
+        waiting += [[*tokens, token] for token in following]
+
+
+@pytest.mark.parametrize(
+    "prefix, with_space",
+    [
+        (["a"], True),
+        (["a", "Ġb", "a"], True),
+        (["a", ".Ċ"], False),
+        (["a", ".Ċ"], True),
+        ([], False),
+    ],
+)
+def test_all_words_sum_to_one(prefix, with_space):
+    """Σ exp(-s(w)) over all words of up to 3 tokens + P(none, or a longer one) = 1."""
+    vocabulary = classify_vocabulary(make_decoding(TINY, decoders.ByteLevel()), len(TINY))
+    first = tiny_row(prefix)
+    opening = vocabulary.boundary_ids("pimentel") if with_space else vocabulary.interior_ids()
+    if with_space and prefix[-1:] == [".Ċ"]:
+        assert opening[0] == 0  # the text may end here as well
+    mass = first[opening].sum()
+    total = words = 0.0
+    for kind, tokens in continuations(prefix, 3, with_space):
+        if kind == "word":
+            words += math.exp(-surprisal_of(prefix, tokens, vocabulary))
+            continue
+        probability = math.prod(
+            tiny_row([*prefix, *tokens[:place]])[TINY.index(token)]
+            for place, token in enumerate(tokens)
+        )
+        if kind == "open" and any(token in SOLID for token in tokens):
+            last = tiny_row([*prefix, *tokens])
+            probability *= 1 - last[vocabulary.boundary_ids("pimentel")].sum()
+        total += probability / mass
+    assert 0.3 < words < 1
+    assert words + total == pytest.approx(1, abs=1e-12)
+
+
+# --- what is measured of a row --------------------------------------------------------------------
+
+
+@pytest.fixture
+def block():
+    generator = torch.Generator().manual_seed(3)
+    logits = torch.randn(40, 97, generator=generator) * 8
+    logits[:, 5] = -torch.inf  # a token that cannot be
+    return Block(logits, torch.randint(97, (40,), generator=generator))
+
+
+def probabilities(block):
+    return block.logits.double().softmax(1)
+
+
+def test_entropy(block):
+    p = probabilities(block)
+    expected = -(p * p.log().clamp(min=-1e9)).sum(1)
+    torch.testing.assert_close(
+        Entropy()([block])["entropy"].double(), expected, rtol=2e-6, atol=1e-6
+    )
+    uniform = Block(torch.zeros(1, 50), torch.zeros(1, dtype=torch.long))
+    assert Entropy()([uniform])["entropy"].item() == close(math.log(50))
+
+
+def test_rank(block):
+    p = probabilities(block)
+    expected = [1 + int((row > row[t]).sum()) for row, t in zip(p, block.targets)]
+    assert Rank()([block])["rank"].tolist() == expected
+
+
+@pytest.mark.parametrize("ids", [(0,), (3, 90, 5), tuple(range(97))])
+def test_mass_of_a_set(block, ids):
+    """Also where it is far below what a float32 probability can be."""
+    block.logits[0, list(ids)] -= 200 if len(ids) < 97 else 0
+    expected = -(block.logits.double().log_softmax(1)[:, list(ids)]).logsumexp(1)
+    measured = SetMass("boundary", ids)([block])["boundary"]
+    torch.testing.assert_close(measured.double(), expected, rtol=1e-5, atol=2e-6)
+
+
+def test_mass_of_no_token_is_none(block):
+    assert SetMass("boundary", ())([block])["boundary"].tolist() == [math.inf] * 40
+
+
+def test_mass_of_tails_is_that_of_the_target_s_sets(block):
+    block.targets[:3] = torch.tensor([7, 9, 7])
+    block.targets[3:] = 11
+    measured = TailMass(((7, ((7, 8), (7,))), (9, ((9, 1, 2),))))([block])["tail"]
+    p = probabilities(block)
+    expected = -torch.stack([p[0, [7, 8]].sum(), p[0, 7], p[1, [9, 1, 2]].sum()]).log()
+    assert torch.stack([measured[0, 0], measured[0, 1], measured[1, 0]]).tolist() == close(
+        expected.tolist()
+    )
+    assert measured[1, 1].isnan() and measured[3:].isnan().all()
+
+
+def test_sets_have_keys_of_their_own():
+    keys = {SetMass("boundary", (1,)).key, SetMass("boundary", (2,)).key, Entropy().key}
+    assert len(keys) == 3
+
+
+# --- the metric -----------------------------------------------------------------------------------
+
+
+def make_spelling_tokenizer():
+    """Byte-level: letters, and spaces with and without the letter after them."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokens = ["<bos>", "<eos>", *alphabet, "Ġa", "Ġb", "ab"]
+    backend = Tokenizer(
+        models.BPE(
+            {token: number for number, token in enumerate(tokens)},
+            merges=[("Ġ", "a"), ("Ġ", "b"), ("a", "b")],
+        )
+    )
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    return PreTrainedTokenizerFast(tokenizer_object=backend, bos_token="<bos>", eos_token="<eos>")
+
+
+@pytest.fixture(scope="module")
+def spelling():
+    return make_spelling_tokenizer()
+
+
+@pytest.fixture(scope="module")
+def speller():
+    return make_model("gpt2", vocab_size=261).double()
+
+
+TEXT = "ab a baab\nb  ab, aab\tb a b ab ba. abba bab a"
+
+
+def words_of(metric, model, tokenizer, texts, **kwargs):
+    return metric.compute(
+        predictions=texts, model=model, tokenizer=tokenizer, **({"words": True} | kwargs)
+    )["word_scores"]
+
+
+@torch.no_grad()
+def rows_of(model, context):
+    return model(torch.tensor([context])).logits[0, -1].double().log_softmax(-1)
+
+
+@pytest.mark.parametrize("stride", [1, 5, CONTEXT])
+def test_words_of_a_text_longer_than_the_window(metric, speller, spelling, stride):
+    """Each term from a forward pass of its own, with the context that its window gives it."""
+    result = metric.compute(
+        predictions=[TEXT],
+        model=speller,
+        tokenizer=spelling,
+        stride=stride,
+        words=True,
+        return_token_scores=True,
+        token_columns=["entropy"],
+    )
+    [scores], [tokens] = result["word_scores"], result["token_scores"]
+    ids = spelling(TEXT)["input_ids"]
+    lengths = [*tokens["context_length"], None]
+    named = spelling.convert_ids_to_tokens(range(261))
+    spaces = [n for n, token in enumerate(named) if token[0] in "ĠĊĉčċČĜĝĞğ"] + [1]
+    solid = [n for n in range(261) if n not in spaces] + [1]
+
+    def row(place):
+        length = lengths[place]
+        context = [BOS, *ids[:place]][-length:]
+        return rows_of(speller, context)
+
+    words = assign_tokens(TEXT, np.array(tokens["offsets"]), split_words(TEXT))
+    assert scores["words"] == TEXT.split()
+    for number, (first, end) in enumerate(words[:-1]):
+        nll = -sum(row(place)[ids[place]].item() for place in range(first, end))
+        boundary = -row(end)[spaces].logsumexp(0).item()
+        opening = -row(first)[spaces if number else solid].logsumexp(0).item()
+        assert scores["nll"][number] == close(nll)
+        assert scores["boundary"][number] == close(boundary)
+        assert scores["surprisal"][number] == close(nll + boundary - opening)
+        assert scores["num_tokens"][number] == end - first
+        assert scores["context_length"][number] == lengths[first]
+        p = row(first).exp()
+        assert scores["entropy"][number] == close(-(p * p.log()).sum().item())
+        assert scores["entropy"][number] == tokens["entropy"][first]
+    total = math.fsum(scores["surprisal"])
+    opening = -row(0)[solid].logsumexp(0).item()
+    assert total == close(result["total_nll"] + scores["boundary"][-1] - opening)
+
+
+@pytest.mark.parametrize("num_tokens", [CONTEXT - 1, CONTEXT, CONTEXT + 3, 2 * CONTEXT])
+@pytest.mark.parametrize("stride", [4, CONTEXT])
+def test_the_end_of_a_text_is_predicted_in_its_window(
+    metric, speller, spelling, num_tokens, stride
+):
+    """What follows the last token sees what a token there would see."""
+    text = "a" + " a" * (num_tokens - 1)
+    kwargs = {"model": speller, "tokenizer": spelling, "stride": stride}
+    [scores] = words_of(metric, texts=[text], **kwargs)
+    longer = metric.compute(predictions=[text + " b"], return_token_scores=True, **kwargs)
+    [tokens] = longer["token_scores"]
+    context = [BOS, *spelling(text)["input_ids"]][-tokens["context_length"][-1] :]
+    named = spelling.convert_ids_to_tokens(range(261))
+    spaces = [n for n, token in enumerate(named) if token[0] in "ĠĊĉčċČĜĝĞğ"] + [1]
+    boundary = -rows_of(speller, context)[spaces].logsumexp(0).item()
+    assert scores["boundary"][-1] == close(boundary)
+
+
+def test_words_change_no_other_number(metric, speller, spelling):
+    kwargs = {"predictions": [TEXT, "ab a"], "model": speller, "tokenizer": spelling, "stride": 5}
+    plain, with_words = metric.compute(**kwargs), metric.compute(words=True, **kwargs)
+    for name in plain.keys() - {"signature", "signature_short", "num_forward_tokens"}:
+        same = plain[name] is None or isinstance(plain[name], str)
+        assert with_words[name] == (plain[name] if same else close(plain[name])), name
+    assert with_words["num_forward_tokens"] <= plain["num_forward_tokens"] + 2 * CONTEXT
+    assert "|word_scores:whitespace/pimentel|" in with_words["signature"]
+
+
+def test_without_correction_surprisal_is_the_sum(metric, speller, spelling):
+    [scores] = words_of(metric, speller, spelling, [TEXT], word_correction=None)
+    assert scores["surprisal"] == scores["nll"]
+
+
+def test_given_words_and_spans(metric, speller, spelling):
+    """A comma of its own: between it and its word is no space, so nothing moves there."""
+    [whole] = words_of(metric, speller, spelling, ["ab, a b"])
+    [given] = words_of(metric, speller, spelling, ["ab, a b"], words=[["ab", ",", "a", "b"]])
+    spans = [[(0, 2), (2, 3), (4, 5), (6, 7)]]
+    [spanned] = words_of(metric, speller, spelling, ["ab, a b"], words=spans)
+    assert given == spanned
+    assert given["words"] == ["ab", ",", "a", "b"]
+    assert given["boundary"][0] == 0
+    assert sum(given["surprisal"][:2]) == close(whole["surprisal"][0])
+    assert given["surprisal"][2:] == close(whole["surprisal"][1:])
+
+
+def test_without_spaces_words_are_plain_sums(metric, speller, spelling):
+    """Chinese: the borders of given words are no event in the text."""
+    text, spans = "我喜欢猫", [[(0, 1), (1, 3), (3, 4)]]
+    [scores] = words_of(metric, speller, spelling, [text], words=spans)
+    assert scores["num_tokens"] == [3, 6, 3]
+    assert scores["boundary"][:2] == [0, 0]
+    assert scores["surprisal"][1] == scores["nll"][1]
+
+
+def test_a_token_for_two_words_is_reported(metric, speller, spelling):
+    with pytest.warns(UserWarning, match="across the edge of a word in the texts at position 1;"):
+        scores = words_of(
+            metric, speller, spelling, ["a b", "ab a"], words=[[(0, 1)], [(0, 1), (1, 2), (3, 4)]]
+        )
+    assert scores[1]["surprisal"][:2] == [None, None]
+    assert scores[1]["nll"][:2] == [None, None]
+    assert scores[1]["surprisal"][2] is not None
+
+
+def test_an_unscored_first_word_has_no_surprisal(metric, speller, spelling):
+    [scores] = words_of(metric, speller, spelling, ["ab a b"], add_start_token=False)
+    assert scores["nll"][0] is None and scores["surprisal"][0] is None
+    assert None not in scores["surprisal"][1:]
+
+
+def test_words_after_a_context(metric, speller, spelling):
+    """The words of a text do not depend on how much of what stands before is called context."""
+    kwargs = {"model": speller, "tokenizer": spelling, "stride": 5}
+    [whole] = words_of(metric, texts=[TEXT], **kwargs)
+    cut = TEXT.index(" aab")
+    [after] = words_of(metric, texts=[TEXT[cut:]], contexts=TEXT[:cut], **kwargs)
+    first = whole["words"].index("aab")
+    for name in ("words", "offsets", "num_tokens", "context_length"):
+        assert after[name] == whole[name][first:], name
+    for name in ("nll", "surprisal", "boundary", "entropy"):
+        assert after[name] == close(whole[name][first:]), name
+    [span] = words_of(
+        metric, texts=[TEXT], score_spans=[[(0, cut), (cut + 4, len(TEXT))]], **kwargs
+    )
+    assert span["words"] == [word for word in whole["words"] if word != "aab"]
+    assert span["surprisal"] == close(
+        [s for word, s in zip(whole["words"], whole["surprisal"]) if word != "aab"]
+    )
+
+
+def test_every_protocol_that_scores_texts_alone(metric, gpt2, tokenizer):
+    """Whole-word tokens end where the word ends: surprisal is the plain sum, in any windows."""
+    for protocol in metric.protocols.values():
+        if not protocol.scores_each_text:
+            continue
+        result = metric.compute(
+            predictions=[random_text(40)],
+            model=gpt2,
+            tokenizer=tokenizer,
+            protocol=protocol.name,
+            words=True,
+            return_token_scores=True,
+        )
+        assert result["word_scores"][0]["nll"] == result["token_scores"][0]["nll"], protocol.name
+        [scores] = result["word_scores"]
+        differences = [s - n for s, n in zip(scores["surprisal"], scores["nll"]) if n is not None]
+        assert differences == close([0] * len(differences)), protocol.name
+
+
+@pytest.mark.parametrize(
+    "error, arguments, message",
+    [
+        (ValueError, {"words": "spaces"}, "`words` must be True, 'whitespace', or a list"),
+        (ValueError, {"words": [["w3"]]}, "a list of words or spans for each text, 2"),
+        (ValueError, {"words": [["w3", "w4"], ["w5"]]}, "It is the text at position 1"),
+        (ValueError, {"words": [[(0, 2)], [(0, 99)]]}, "within the 5 of the text at position 1"),
+        (
+            ValueError,
+            {"words": True, "word_correction": "both"},
+            "`word_correction` must be one of",
+        ),
+        (
+            ValueError,
+            {"token_columns": ["surprisal"]},
+            "`token_columns` must hold rank, entropy only",
+        ),
+        (TypeError, {"token_columns": "rank"}, "`token_columns` must be a list of names"),
+        (
+            ValueError,
+            {"words": True, "separator": " "},
+            "`words` must be left out .* joins the texts",
+        ),
+        (ValueError, {"words": True, "protocol": "gptq", "max_length": 2}, "joins the texts"),
+    ],
+)
+def test_arguments(metric, gpt2, tokenizer, error, arguments, message):
+    with pytest.raises(error, match=message):
+        metric.compute(predictions=["w3 w4", "w5 w6"], model=gpt2, tokenizer=tokenizer, **arguments)
+
+
+def test_slow_tokenizers_tell_no_words(metric, gpt2):
+    with pytest.raises(ValueError, match="`tokenizer` must be a fast one"):
+        metric.compute(predictions=["w3"], model=gpt2, tokenizer=SlowTokenizer(), words=True)
+
+
+def test_token_columns(metric, gpt2, tokenizer):
+    kwargs = {"predictions": [random_text(20)], "model": gpt2, "tokenizer": tokenizer}
+    result = metric.compute(token_columns=["rank", "entropy"], num_alternatives=80, **kwargs)
+    [scores] = result["token_scores"]
+    for entropy, alternatives in zip(scores["entropy"], scores["alternatives"]):
+        assert entropy == close(sum(nll * math.exp(-nll) for _, nll in alternatives))
+    [alone] = metric.compute(token_columns=["rank"], **kwargs)["token_scores"]
+    assert alone["rank"] == scores["rank"]
+    assert "entropy" not in alone and "alternatives" not in alone
