@@ -47,7 +47,9 @@ def run(args: argparse.Namespace) -> int:
     if args.distributed and os.environ.get("RANK", "0") != "0":
         return exit_code(report, args)  # the first process of the torchrun prints
     show(report, args, metric)
-    if plots:
+    if plots and report.corpus is not None:
+        plots.draw_curves(report.corpus, args.plot)
+    elif plots:
         plots.draw(report.compared, report.measurements, args.plot)
     return exit_code(report, args)
 

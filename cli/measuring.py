@@ -145,6 +145,8 @@ class Scoring:
         """Characters in a shard: no limit where all texts are needed at once."""
         if self.joins or self.args.unit or self.args.word_counts:
             return math.inf
+        if self.args.context_lengths or self.args.positions:
+            return math.inf
         return self.args.shard_characters
 
     def score(self, texts: Iterator[Text]) -> Report:

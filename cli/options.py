@@ -106,6 +106,17 @@ MEASURE = {
         "original words of each text, to normalise by", type=values.whole_numbers(1),
         metavar="N,...",
     ),
+    "context_lengths": option(
+        "also compare windows of these lengths; or doubling", metavar="C,...",
+        type=values.doubling_or_numbers(2),
+    ),
+    "positions": option(
+        "also the loss by place in the text: edges; or doubling", metavar="P,...",
+        type=values.doubling_or_numbers(0),
+    ),
+    "carry": option(
+        "read once and carry the model's state on", action="store_const", const=True
+    ),
 }  # fmt: skip
 MODEL = {
     "model_id": option(
@@ -370,6 +381,8 @@ def check_together(args: argparse.Namespace) -> None:
         "--words and --tokens": args.words and args.tokens,
         "--reference and --words": args.reference_model_id and args.words,
         "--reference and --context-column": args.reference_model_id and args.context_column,
+        f"--context-lengths and {comparison}": args.context_lengths and args.compares,
+        f"--positions and {comparison}": args.positions and args.compares,
         "--json and --format": args.json and args.format not in (None, "json"),
         f"--cite and {comparison}": args.cite and args.compares,
         f"--reference and {comparison}": args.reference_model_id and args.compares,
@@ -379,8 +392,11 @@ def check_together(args: argparse.Namespace) -> None:
     for what, given in conflicts.items():
         if given:
             raise ValueError(f"{what} must not be given together.")
-    if args.plot and not args.compares and not args.reference_model_id:
-        raise ValueError(f"--plot needs {comparison} to draw, or a --reference.")
+    draws = args.compares or args.reference_model_id or args.context_lengths or args.positions
+    if args.plot and not draws:
+        raise ValueError(
+            f"--plot needs {comparison} to draw, --context-lengths, --positions or a --reference."
+        )
     settings = ("margin", "reference_dtype", "reference_model_kwargs")
     needless = [name for name in settings if getattr(args, name) is not None]
     if not args.reference_model_id and needless:

@@ -6,6 +6,9 @@ import sys
 from . import citing, comparison_report, formats, rows, tables
 from .measuring import Report
 
+# Tables below that of the texts, by the key of the result.
+CURVES = {"by_context": tables.of_contexts, "by_position": tables.of_positions}
+
 
 def show(report: Report, args: argparse.Namespace, metric) -> None:
     """Print the report, or write it to --output."""
@@ -98,6 +101,12 @@ def as_text(report: Report, args: argparse.Namespace, metric) -> str:
         parts.append(comparison_report.of_comparison(report.results[0], texts) + "\n")
     else:
         parts.append(tables.lay_out(table_of(report)) + "\n")
+    corpus = report.corpus or {}
+    parts += [
+        f"\n{tables.lay_out(of_curve(corpus[key]))}\n"
+        for key, of_curve in CURVES.items()
+        if corpus.get(key)
+    ]
     parts += [f"{note}\n" for note in notes(report)]
     return "".join([*parts, "\n", signature(report, args.verbose), "\n"])
 

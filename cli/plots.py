@@ -44,6 +44,55 @@ def draw(compared: str, rows: list[dict], path: str) -> None:
     figure.savefig(path, dpi=160)
 
 
+def draw_curves(result: dict, path: str) -> None:
+    """Draw perplexity by length of context, or the loss by place in the text, or both.
+
+    Raises:
+        ValueError: there is nothing finite to draw.
+    """
+    kinds = {"by_context": draw_contexts, "by_position": draw_positions}
+    asked = [kind for kind in kinds if kind in result]
+    figure = Figure(figsize=(7.5, 4.2 * len(asked)), layout="constrained")
+    for number, kind in enumerate(asked, 1):
+        rows = [row for row in result[kind] if math.isfinite(row["nll"])]
+        if not rows:
+            raise ValueError("--plot has nothing to draw: no perplexity is finite.")
+        axes = figure.add_subplot(len(asked), 1, number)
+        kinds[kind](tidied(axes, grid="y"), rows)
+    figure.savefig(path, dpi=160)
+
+
+def draw_contexts(axes: Axes, rows: list[dict]) -> None:
+    """Perplexity of the same tokens against the length of context, with its 95 % band."""
+    lengths = [row["context_length"] for row in rows]
+    perplexities = [row["perplexity"] for row in rows]
+    draw_band(axes, lengths, perplexities, [row["interval"] for row in rows])
+    for length, perplexity in zip(lengths, perplexities):
+        axes.annotate(f"{perplexity:.2f}", (length, perplexity), **above(6))
+    axes.set_xticks(lengths, [f"{length:,}" for length in lengths])
+    axes.set_xlabel("length of context in tokens")
+    axes.set_ylabel("perplexity per token (band: 95 % interval)")
+
+
+def draw_positions(axes: Axes, rows: list[dict]) -> None:
+    """The loss against the place in the text, with its 95 % band."""
+    places = [(row["first"] + row["last"]) / 2 + 1 for row in rows]
+    draw_band(axes, places, [row["nll"] for row in rows], [row["interval"] for row in rows])
+    axes.plot(places, [row["cumulative_nll"] for row in rows], color=INK, linestyle=":")
+    axes.xaxis.set_major_formatter(EngFormatter(places=0, sep=""))
+    axes.set_xlabel("place in the text in tokens")
+    axes.set_ylabel("nats per token (dotted: up to there)")
+
+
+def draw_band(axes: Axes, places: list, values: list[float], intervals: list) -> None:
+    """A line with dots over a doubling scale, and a band where there are intervals."""
+    bounds = [own or [math.nan, math.nan] for own in intervals]
+    axes.fill_between(places, *zip(*bounds), color=GREY, alpha=0.4, linewidth=0)
+    axes.plot(places, values, color=INK, marker="o", markersize=5, linewidth=1)
+    axes.set_xscale("log", base=2)
+    axes.xaxis.set_minor_locator(NullLocator())
+
+
 def draw_protocols(rows: list[dict]) -> Figure:
     """A dot for each protocol, with its value and its 95 % interval."""
     figure = Figure(figsize=(7.5, 1.2 + 0.36 * len(rows)), layout="constrained")
@@ -89,7 +138,10 @@ def draw_costs(rows: list[dict]) -> Figure:
 
 
 def new_axes(figure: Figure, grid: str) -> Axes:
-    axes = figure.add_subplot()
+    return tidied(figure.add_subplot(), grid)
+
+
+def tidied(axes: Axes, grid: str) -> Axes:
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(axis=grid, color=GRID)
     axes.set_axisbelow(True)

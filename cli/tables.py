@@ -184,6 +184,47 @@ def percent(ratio: float) -> str:
     return f"{100 * (ratio - 1):+.2f}"
 
 
+def of_contexts(by_context: list[dict]) -> Table:
+    """Lengths of context: perplexity of the same tokens, and how sure it is that it differs."""
+
+    def ratio(row: dict) -> str:
+        paired = row.get("ratio_to_longest")
+        return "" if paired is None else f"× {paired['perplexity_ratio']:.4f}"
+
+    def ratio_interval(row: dict) -> str:
+        bounds = row.get("ratio_to_longest", {}).get("interval")
+        return "" if bounds is None else " – ".join(format_number(bound, 4) for bound in bounds)
+
+    longest = by_context[-1]["context_length"]
+    return table(
+        by_context,
+        {
+            "context": count("context_length"),
+            "tokens": count("num_tokens"),
+            "perplexity": number("perplexity", 4),
+            "95 % interval": lambda row: interval({"perplexity_interval": row["interval"]}),
+            f"against {longest:,}": ratio,
+            "interval of the ratio": ratio_interval,
+        },
+    )
+
+
+def of_positions(by_position: list[dict]) -> Table:
+    """Places in the text: the loss there, and of all tokens up to there."""
+    return table(
+        by_position,
+        {
+            "tokens from": count("first"),
+            "to": count("last"),
+            "tokens": count("num_tokens"),
+            "texts": count("num_texts"),
+            "nats": number("nll", 4),
+            "95 % interval": lambda row: interval({"perplexity_interval": row["interval"]}),
+            "nats up to there": number("cumulative_nll", 4),
+        },
+    )
+
+
 def of_tokens(rows: list[dict]) -> Table:
     """Tokens with their characters, context, and negative log-likelihood in nats and in bits."""
     return table(

@@ -39,6 +39,12 @@ def whole_numbers(low: int) -> Callable[[str], list[int]]:
     return read
 
 
+def doubling_or_numbers(low: int) -> Callable[[str], list[int] | str]:
+    """Make a reader of "doubling", or of whole numbers from `low` on with commas between."""
+    read_numbers = whole_numbers(low)
+    return lambda text: text if text == "doubling" else read_numbers(text)
+
+
 def size(unit: int) -> Callable[[str], int]:
     """Make a reader of sizes such as 64M, with `unit` to the K: 1024 for bytes, else 1000."""
 

@@ -1,0 +1,56 @@
+"""The command line's curves: what is printed and drawn is what the metric gives."""
+
+import pytest
+from command import call, tiny  # noqa: F401
+from models import random_text
+
+
+@pytest.fixture
+def files(tmp_path):
+    paths = [tmp_path / "long.txt", tmp_path / "short.txt"]
+    paths[0].write_text(random_text(90), "utf-8")
+    paths[1].write_text(random_text(8, seed=1), "utf-8")  # shorter than the longest context
+    return paths
+
+
+def test_one_command_draws_perplexity_against_context(call, files, tmp_path):  # noqa: F811
+    path = tmp_path / "curve.png"
+    result = call(
+        *files, "--context-lengths=doubling", "--positions=0,8,90", f"--plot={path}", "-q"
+    )
+    assert result.code == 0, result.err
+    lines = result.out.splitlines()
+    assert any(line.split()[:2] == ["context", "tokens"] for line in lines)
+    assert any(line.startswith("tokens from") for line in lines)
+    assert path.read_bytes().startswith(b"\x89PNG")
+
+
+def test_json_holds_the_curves_of_all_texts(call, files):  # noqa: F811
+    result = call(*files, "--context-lengths=8,16", "--positions=doubling", "--json", "--quiet")
+    printed = result.json
+    lengths = [row["context_length"] for row in printed["corpus"]["by_context"]]
+    assert lengths == [8, 16]
+    assert printed["corpus"]["by_position"][0]["num_texts"] == 2
+    # Each file by itself has the windows of the whole, and no curve, which the short one has not.
+    assert all("by_context" not in row for row in printed["files"])
+    assert all("|window:16|stride:4|" in row["signature"] for row in printed["files"])
+    counts = [row["num_tokens"] for row in printed["files"]]
+    assert sum(counts) == printed["corpus"]["num_tokens"]
+
+
+def test_refusals(call, files):  # noqa: F811
+    for arguments, message in (
+        (
+            ["--context-lengths=8", "--stride=4,8"],
+            "--context-lengths and several protocols, windows or strides",
+        ),
+        (
+            ["--positions=0,9", "--protocol=all"],
+            "--positions and several protocols, windows or strides",
+        ),
+        (["--context-lengths=1"], "must be at least 2, got 1"),
+        (["--carry"], "positions are a table of 16 entries"),
+    ):
+        result = call(*files, *arguments, "--quiet")
+        assert result.code == 2
+        assert message in result.err
