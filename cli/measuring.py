@@ -145,7 +145,7 @@ class Scoring:
         """Characters in a shard: no limit where all texts are needed at once."""
         if self.joins or self.args.unit or self.args.word_counts:
             return math.inf
-        if self.args.context_lengths or self.args.positions:
+        if self.args.context_lengths or self.args.positions or self.args.key_tokens:
             return math.inf
         return self.args.shard_characters
 

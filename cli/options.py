@@ -117,6 +117,10 @@ MEASURE = {
     "carry": option(
         "read once and carry the model's state on", action="store_const", const=True
     ),
+    "key_tokens": option(
+        "longppl: also of the tokens that need a long context", type=values.name_or_json,
+        metavar="NAME",
+    ),
 }  # fmt: skip
 MODEL = {
     "model_id": option(
@@ -125,6 +129,7 @@ MODEL = {
         metavar="NAME",
     ),
     "device": option("cpu, cuda, cuda:1, mps; an accelerator by default", metavar="NAME"),
+    "evaluator": option("finds --key-tokens; --model itself by default", metavar="NAME"),
     "dtype": option("float32 (the default), bfloat16, float16 or auto", metavar="NAME"),
     "tokenizer": option("of another model than --model, by name or folder", metavar="NAME"),
     "model_kwargs": option(

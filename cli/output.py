@@ -114,6 +114,9 @@ def as_text(report: Report, args: argparse.Namespace, metric) -> str:
 def notes(report: Report) -> list[str]:
     """What a reader of the numbers must know beside them."""
     said = []
+    if (report.corpus or {}).get("longppl") is not None:
+        value, number = report.corpus["longppl"], report.corpus["num_key_tokens"]
+        said.append(f"LongPPL: {value:.4f} over {number:,} key tokens.")
     if report.num_empty:
         rows_are = "row was" if report.num_empty == 1 else "rows were"
         said.append(f"{report.num_empty:,} empty {rows_are} left out.")

@@ -45,6 +45,11 @@ def doubling_or_numbers(low: int) -> Callable[[str], list[int] | str]:
     return lambda text: text if text == "doubling" else read_numbers(text)
 
 
+def name_or_json(text: str) -> str | dict:
+    """Read a JSON object where there is one, else a name."""
+    return json_object(text) if text.lstrip().startswith("{") else text
+
+
 def size(unit: int) -> Callable[[str], int]:
     """Make a reader of sizes such as 64M, with `unit` to the K: 1024 for bytes, else 1000."""
 

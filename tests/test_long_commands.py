@@ -1,5 +1,7 @@
 """The command line's curves: what is printed and drawn is what the metric gives."""
 
+import re
+
 import pytest
 from command import call, tiny  # noqa: F401
 from models import random_text
@@ -36,6 +38,12 @@ def test_json_holds_the_curves_of_all_texts(call, files):  # noqa: F811
     assert all("|window:16|stride:4|" in row["signature"] for row in printed["files"])
     counts = [row["num_tokens"] for row in printed["files"]]
     assert sum(counts) == printed["corpus"]["num_tokens"]
+
+
+def test_longppl_is_said(call, files):  # noqa: F811
+    rule = '{"short_context": 4, "stride": 2, "gain": 0.1, "largest_nll": 9}'
+    result = call(files[0], f"--key-tokens={rule}", "--quiet")
+    assert re.search(r"LongPPL: \d+\.\d{4} over \d+ key tokens\.", result.out)
 
 
 def test_refusals(call, files):  # noqa: F811
