@@ -153,7 +153,7 @@ class Scoring:
         """Score shard after shard; report on their texts as if they had been scored in one piece."""
         totals = None
         for shard in sharding.cut_into_shards(self.without_empty(texts), self.shard_size):
-            self.progress.begin_part(sum(len(text.text) for text in shard), None)
+            self.progress.begin_part(sum(text.share for text in shard))
             result = self.score_shard(shard)
             self.progress.end_part()
             if result is not None:
@@ -295,7 +295,7 @@ class Scoring:
         self.report.compared = "models"
         self.report.scored = self.as_scored([text.name for text in good], predictions)
         for model_id in self.args.models:
-            self.progress.begin_part(1, len(self.args.models))
+            self.progress.begin_part(1 / len(self.args.models))
             row = {"name": os.path.basename(model_id.rstrip("/")) or model_id}
             try:
                 row |= self.metric.compute(
@@ -320,7 +320,7 @@ class Scoring:
         entries = {}
         groups = self.groups()
         for protocols in groups:
-            self.progress.begin_part(len(protocols), sum(map(len, groups)))
+            self.progress.begin_part(len(protocols) / len(self.protocols))
             entries |= self.compare_group(good, protocols)
             self.progress.end_part()
         rows = [row for protocol in self.protocols for row in entries[protocol.name]]

@@ -24,7 +24,7 @@ class Progress:
         self.clock = clock
         self.started = self.logged = clock()
         self.parts_done = 0.0
-        self.part, self.total = 1.0, 1.0
+        self.part = 1.0
         self.first: tuple[float, float] | None = None  # time and share after the first batch
         self._bar = None
 
@@ -33,9 +33,9 @@ class Progress:
         if self.on_terminal and self._bar is None:
             print(f"{CLEAR_LINE}{message} …", end="", file=sys.stderr, flush=True)
 
-    def begin_part(self, part: float, total: float | None) -> None:
-        """Begin a part of the run, such as a shard: how much it is, of how much in all."""
-        self.part, self.total = part, max(total or 0.0, self.parts_done + part)
+    def begin_part(self, share: float) -> None:
+        """Begin a part of the run, such as a shard, that is so much of all of it."""
+        self.part = share
 
     def end_part(self) -> None:
         self.parts_done += self.part
@@ -44,7 +44,7 @@ class Progress:
         """Take the metric's word on how far the part is: the `callback` of `compute`."""
         if self.hidden:
             return
-        share = (self.parts_done + self.part * progress.done / progress.total) / self.total
+        share = min(1.0, self.parts_done + self.part * progress.done / progress.total)
         # The speed is measured from here on: what a checkpoint had took no time.
         self.first = self.first or (self.clock(), share)
         if self.on_terminal:

@@ -33,6 +33,7 @@ class Text:
         name: what the output calls it: its file, or its row.
         text: what is scored.
         row: its number in a table or dataset, from 0; None for a file of its own.
+        share: of all that is read in this run, as far as sizes of files and numbers of rows tell.
         context: what is read before it without being scored.
         carried: the other columns of its row.
         error: why it could not be read; None where it could.
@@ -41,6 +42,7 @@ class Text:
     name: str
     text: str
     row: int | None = None
+    share: float = 0.0
     context: str | None = None
     carried: dict = field(default_factory=dict)
     error: str | None = None
@@ -69,12 +71,14 @@ def watched(texts: Iterator[Text], args: argparse.Namespace) -> Iterator[Text]:
 
 def read_sources(sources: list[Source], args: argparse.Namespace) -> Iterator[Text]:
     """Read files; one of several that cannot be read becomes a text with an error."""
+    total = sum(source.size for source in sources)
     for source in sources:
+        share = source.size / total
         try:
             if source.builder:
-                yield from read_table(source, args)
+                yield from read_table(source, args, share)
             else:
-                yield Text(source.name, read_file(source, args.encoding))
+                yield Text(source.name, read_file(source, args.encoding), share=share)
         except (ValueError, OSError) as error:
             if len(sources) == 1:
                 raise
@@ -116,11 +120,11 @@ def read_bytes(source: Source) -> bytes:
         raise ValueError(f"{source.shown} is gzipped, but broken: {error}.") from None
 
 
-def read_table(source: Source, args: argparse.Namespace) -> Iterator[Text]:
+def read_table(source: Source, args: argparse.Namespace, share: float) -> Iterator[Text]:
     """Read a CSV, TSV, JSON lines or Parquet file, one text a row."""
     rows = load_table(source, args.encoding)
     column = choose_column(source.name, rows.column_names, args.text_column)
-    return read_rows(rows, column, source.name, args)
+    return read_rows(rows, column, source.name, args, share)
 
 
 def load_table(source: Source, encoding: str | None, split: str = "train"):
@@ -207,7 +211,9 @@ def read_dataset(
     yield from read_rows(rows, column, None, args)
 
 
-def read_rows(rows, column: str, name: str | None, args: argparse.Namespace) -> Iterator[Text]:
+def read_rows(
+    rows, column: str, name: str | None, args: argparse.Namespace, share: float = 1.0
+) -> Iterator[Text]:
     """Yield the texts of a table, with its other columns where the output has room for them."""
     shown = name or args.dataset
     for option, asked in (
@@ -230,6 +236,7 @@ def read_rows(rows, column: str, name: str | None, args: argparse.Namespace) -> 
             name=str(row[args.id_column]) if args.id_column else row_name,
             text=row.pop(column) or "",
             row=number,
+            share=share / len(rows),
             context=row.pop(args.context_column) if args.context_column else None,
             carried=row,
         )

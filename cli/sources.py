@@ -42,6 +42,11 @@ class Source:
         return "Standard input" if self.name == STANDARD_INPUT else self.name
 
     @property
+    def size(self) -> int:
+        """Bytes on the disk; at least 1, also where nobody knows, as of a pipe."""
+        return max(1, os.stat(self.name).st_size) if os.path.isfile(self.name) else 1
+
+    @property
     def separated_by(self) -> str:
         return "\t" if suffix(self.name) == ".tsv" else ","
 

@@ -237,7 +237,7 @@ class Report:
 def test_a_log_has_a_line_a_minute_with_the_time_left(capsys):
     now = [0.0]
     progress = Progress("Scoring", hidden=False, clock=lambda: now[0])
-    progress.begin_part(1, None)
+    progress.begin_part(1)
     for second in range(0, 301):
         now[0] = float(second)
         progress(Report(100 + second, 700))  # 100 were in the checkpoint
@@ -253,7 +253,7 @@ def test_shards_are_parts_of_one_bar(capsys, monkeypatch):
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
     progress = Progress("Scoring", hidden=False)
     for _ in range(2):
-        progress.begin_part(50, total=100)
+        progress.begin_part(0.5)
         progress(Report(10, 10))
         progress.end_part()
     progress.close()

@@ -11,7 +11,7 @@ import datasets
 import pytest
 from models import random_text
 
-from cli import suspicions
+from cli import options, reading, suspicions
 
 TEXTS = [random_text(length, seed=length) for length in (20, 40, 6)]
 
@@ -104,6 +104,18 @@ def test_encodings(call, encoding):
     named = () if encoding in ("utf-8-sig", "utf-16", "utf-32") else (f"--encoding={encoding}",)
     other = call("other.txt", *named, "--json").json["corpus"]
     assert other == call("plain.txt", "--json").json["corpus"]
+
+
+def test_the_texts_say_how_much_of_the_input_they_are(call, monkeypatch):
+    """What the bar of a run in many shards goes by."""
+    write_files("a.txt", "b.txt")
+    write_table("table.csv", [{"text": text} for text in TEXTS])
+    args = options.parse_arguments(["a.txt", "b.txt", "table.csv"])
+    shares = [text.share for text in reading.open_texts(args)]
+    assert sum(shares) == pytest.approx(1)
+    sizes = [os.stat(name).st_size for name in ("a.txt", "b.txt")]
+    assert shares[0] / shares[1] == pytest.approx(sizes[0] / sizes[1])
+    assert shares[2] == shares[3] == shares[4]
 
 
 # ---- tables
