@@ -168,9 +168,13 @@ class Scoring:
         return self.report
 
     def without_empty(self, texts: Iterable[Text]) -> Iterator[Text]:
-        """Leave empty rows out where each text is scored on its own, and count them."""
+        """Leave empty rows out where each text is scored on its own, and count them.
+
+        Where words of the original are counted, a row without any is empty too.
+        """
         for text in texts:
-            if text.text or text.error or self.joins:
+            words = text.text.strip() if self.args.detokenize else text.text
+            if words or text.error or self.joins:
                 yield text
             else:
                 self.report.num_empty += 1

@@ -188,6 +188,8 @@ def test_empty_rows_are_left_out_and_counted(call):
     assert outcome.json["num_empty_texts"] == 2
     assert len(outcome.json["corpus"]["perplexities"]) == 1
     assert "2 empty rows were left out." in call("table.jsonl").out
+    write_table("wikitext.jsonl", [{"text": " \n"}, {"text": " w5 @-@ w6 , \n"}])
+    assert call("wikitext.jsonl", "--detokenize=wikitext", "--json").json["num_empty_texts"] == 1
     write_table("empty.jsonl", [{"text": ""}, {"text": ""}])
     assert "There is no text in it that isn't empty." in call("empty.jsonl").err
 
