@@ -372,6 +372,8 @@ def check_reference(
     reference_model_kwargs,
     reference_dtype,
     margin,
+    reference_states,
+    distributed,
 ) -> None:
     """At most one reference, by name, live or the model without its adapter, with what is its own."""
     if reference_model_id is not None and reference_model is not None:
@@ -383,6 +385,7 @@ def check_reference(
         "reference_model_kwargs": reference_model_kwargs,
         "reference_dtype": reference_dtype,
         "margin": margin,
+        "reference_states": reference_states,
     }
     for name, value in settings.items():
         if value is not None and reference_model_id is None and reference_model is None:
@@ -402,6 +405,8 @@ def check_reference(
             "`reference_model_id` must be the name of a model on the Hub or a folder, got "
             f"{reference_model_id!r}. Pass a loaded model as `reference_model`."
         )
+    if reference_states is not None:
+        _check_states(reference_states, distributed)
     _check_margin(margin)
 
 
@@ -412,6 +417,13 @@ def _check_live_reference(name: str, reference_model) -> None:
             f"`{name}` must be left out with `reference_model`, which is used as it is. Prepare the "
             "model before passing it."
         )
+
+
+def _check_states(reference_states, distributed) -> None:
+    if not isinstance(reference_states, str | PathLike):
+        raise TypeError(f"`reference_states` must be the path of a file, got {reference_states!r}.")
+    if distributed:
+        raise ValueError("`reference_states` and `distributed` must not be given together.")
 
 
 def _check_margin(margin) -> None:

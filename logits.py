@@ -84,15 +84,23 @@ class BodyThenHead:
             targets: the token that each of these rows predicts (R,).
             cache: what was read before each of the B, of which `read_prefix` gives one.
         """
+        return self.blocks(self.states(ids, scored, cache), targets, block_rows)
+
+    def states(self, ids: torch.Tensor, scored: torch.Tensor, cache=None) -> torch.Tensor:
+        """The body's last hidden states of the scored rows (R, D)."""
         for shortcut in self.in_body.values():
             if isinstance(shortcut, ScoredRows):
                 shortcut.scored = scored
         with replaced_forwards(self.in_body):
             output = self.body(ids, **with_cache(self.body_kwargs, cache))
+        self.output_type = type(output)
         hidden = output.last_hidden_state.flatten(0, 1)
-        hidden = hidden[scored.to(hidden.device)]  # (R, D)
-        for rows, labels in zip(hidden.split(block_rows), targets.split(block_rows)):
-            seen = type(output)(last_hidden_state=rows[None])
+        return hidden[scored.to(hidden.device)]  # (R, D)
+
+    def blocks(self, states: torch.Tensor, targets: torch.Tensor, block_rows: int) -> Blocks:
+        """The logits of hidden states (R, D), as a call yields them."""
+        for rows, labels in zip(states.split(block_rows), targets.split(block_rows)):
+            seen = self.output_type(last_hidden_state=rows[None])
             with replaced_forwards(self.in_head | {self.body: lambda *_, seen=seen, **__: seen}):
                 logits = self.model(labels[None], **self.model_kwargs).logits  # (1, R', V)
             yield logits[0], labels.to(logits.device)

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -25,6 +26,15 @@ from .tokenization import TokenizedText, tokenizer_vocabulary
 from .work import Work
 
 WORST_TOKENS = 20
+
+
+class Reader(NamedTuple):
+    """What is known of a model that was put away: what it reads, and how much at a time."""
+
+    tokenizer: object
+    limit: ContextLimit
+
+
 # What of the reference's own result stands beside the model's.
 SHOWN_OF_REFERENCE = (
     *("perplexity", "perplexity_interval", "perplexities", "bits_per_byte"),

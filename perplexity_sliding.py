@@ -41,6 +41,7 @@ from .divergence import Divergence as Divergence
 from .evaluator import check_offsets, find_key_characters, report_key_tokens
 from .guards import KeptState as KeptState
 from .healing import plan_healing
+from .hidden_states import StoredReference, store_reference
 from .identity import VERSION, TextsDigest
 from .key_tokens import KeyTokenRule as KeyTokenRule
 from .language_model import LanguageModel
@@ -48,7 +49,14 @@ from .loading import files_state, resolve_device, resolve_dtype, snapshot
 from .logits import Head as Head
 from .measurement import Corpus, Measurement, plan_settings
 from .measures import TOKEN_COLUMNS, token_measures
-from .pairing import WithoutAdapter, in_use_together, score_pair, smallest_limit
+from .pairing import (
+    Reader,
+    WithoutAdapter,
+    in_use_together,
+    read_alike,
+    score_pair,
+    smallest_limit,
+)
 from .parts import Chat, check_alone, check_parts, separate_chats
 from .passes import Pass as Pass
 from .pieces import Pieces as Pieces
@@ -132,6 +140,10 @@ Args:
     reference_tokenizer: the reference's, if it is not its own (by name) or the model's (live).
     reference_model_kwargs (dict): more arguments for the reference's `from_pretrained`.
     reference_dtype (str or torch.dtype): what to load the reference in; as `dtype` by default.
+    reference_states (str): a file for the reference's last hidden states, where two models do not
+        fit in memory together: the reference runs first and alone, then only its head stays. The
+        result is the same. A run that was killed goes on; the next candidate finds the states
+        there. With `reference_model_id` only.
     margin (float): how much worse the model may be: 0.01 for 1 % of perplexity. The `verdict` then
         says if it stays within, and `within_margin` whether that is sure.
     context_lengths (list of int or str): also compare windows of these lengths on the same tokens,
@@ -481,6 +493,7 @@ class PerplexitySliding(evaluate.Metric):
         reference_model_kwargs=None,
         reference_dtype=None,
         margin=None,
+        reference_states=None,
         context_lengths=None,
         positions=None,
         carry=False,
@@ -525,7 +538,7 @@ class PerplexitySliding(evaluate.Metric):
         )
         check_reference(
             *(reference_model_id, reference_model, reference_tokenizer),
-            *(reference_model_kwargs, reference_dtype, margin),
+            *(reference_model_kwargs, reference_dtype, margin, reference_states, distributed),
         )
         alone = {
             "reference_model": reference_model_id or reference_model,
@@ -540,16 +553,29 @@ class PerplexitySliding(evaluate.Metric):
         with_words = words is not False
         measures = token_measures(num_alternatives, token_columns)
         with open_checkpoint(checkpoint) as store:
-            language_model = self._language_model(
-                model_id, model, tokenizer, device, dtype, model_kwargs, tokenizer_kwargs
+            open_model = partial(
+                self._language_model,
+                *(model_id, model, tokenizer, device, dtype, model_kwargs, tokenizer_kwargs),
             )
-            reference = self._reference(
-                *(language_model, reference_model_id, reference_model, reference_tokenizer),
+            of_reference = (
+                *(reference_model_id, reference_model, reference_tokenizer),
                 *(device, reference_dtype or dtype, reference_model_kwargs),
             )
+            session = Session(batch_size, logits_memory, store, self._processes, callback)
+            if reference_states is None:
+                language_model = open_model()
+                reference = self._reference(language_model, *of_reference)
+            else:
+                start = {"add_start_token": add_start_token, "separator": separator}
+                expand = partial(expand_settings, settings=settings, asked=long_context, **start)
+                plan = partial(plan_settings, keeps_refusals=gives_list, **start)
+                reference = self._store_reference(
+                    *(reference_states, open_model, of_reference, predictions, session),
+                    lambda corpus, limit: plan(corpus, limit, expand(corpus, limit)),
+                )
+                language_model = open_model()
             word_scoring = None
             models = [language_model] if reference is None else [language_model, reference]
-            session = Session(batch_size, logits_memory, store, self._processes, callback)
             with in_use_together(models):
                 for one in models:
                     one.check()
@@ -696,6 +722,39 @@ class PerplexitySliding(evaluate.Metric):
         return self._open(
             "model", model_id, tokenizer, device, dtype, model_kwargs, tokenizer_kwargs
         )
+
+    def _store_reference(
+        self, path, open_model, of_reference, texts, session, plan
+    ) -> StoredReference:
+        """Let the reference leave its states in a file, with no other model in memory.
+
+        Args:
+            of_reference: what `_reference` takes.
+            plan: gives the measurements of a corpus, given the tokens that both models take.
+        """
+        language_model = open_model()
+        model = Reader(language_model.tokenizer, language_model.limit)
+        self._opened.pop("model", None)
+        del language_model
+        reference = self._reference(None, *of_reference)
+        self._opened.pop("reference", None)  # no other call can use what is left of it
+        with reference.in_use():
+            reference.check()
+            limit = smallest_limit([model, reference])
+            planned, others = (
+                [
+                    measurement
+                    for measurement in plan(Corpus(one.tokenizer, texts, False), limit).values()
+                    if isinstance(measurement, Measurement)
+                ]
+                for one in (model, reference)
+            )
+            if not read_alike(model, reference, list(zip(planned, others))):
+                raise ValueError(
+                    "`reference_states` needs models that read the same tokens, got other tokenizers. "
+                    "Leave it out."
+                )
+            return store_reference(path, reference, planned, session)
 
     def _reference(
         self, language_model, model_id, model, tokenizer, device, dtype, model_kwargs

@@ -148,6 +148,10 @@ REFERENCE = {
         type=values.positive,
         metavar="X",
     ),
+    "reference_states": option(
+        "run the reference first, and keep its states here: where two do not fit in memory",
+        metavar="FILE",
+    ),
     "reference_dtype": option("as --dtype by default", metavar="NAME"),
     "reference_model_kwargs": option(
         "for the reference's from_pretrained", type=values.json_object, metavar="JSON"
@@ -402,7 +406,7 @@ def check_together(args: argparse.Namespace) -> None:
         raise ValueError(
             f"--plot needs {comparison} to draw, --context-lengths, --positions or a --reference."
         )
-    settings = ("margin", "reference_dtype", "reference_model_kwargs")
+    settings = [name for name in REFERENCE if name != "reference_model_id"]
     needless = [name for name in settings if getattr(args, name) is not None]
     if not args.reference_model_id and needless:
         raise ValueError(

@@ -151,7 +151,7 @@ def test_infinite_divergence_is_said():
         (["--reference=./nowhere"], "--reference ./nowhere: there is no such folder."),
         (
             ["--reference=x", "--protocol=all"],
-            "--reference and several protocols or strides must not",
+            "--reference and several protocols, windows or strides must not",
         ),
         (["--reference=x", "--cite"], "--reference and --cite must not be given together"),
         (["--reference=x", "--model=y", "--tokens"], "several models and --tokens must not"),

@@ -1,0 +1,259 @@
+"""The reference's last hidden states in a file, for where two models do not fit in memory together.
+
+The reference's body runs first and leaves the rows that its vocabulary head takes; then the head
+alone stays, and gives the same logits from the file that it would have given beside the model.
+Rows of hidden states are about thirty times smaller than rows of logits, and nothing is rounded.
+
+Layout: a line of JSON, padded to `HEADER_BYTES`, that says what is measured; one byte for each pass,
+1 once its rows are there; and the rows, pass by pass.  `bytes` in the header is 0 until all are.
+"""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+import xxhash
+
+from .identity import describe_model
+from .language_model import LanguageModel
+from .logits import Blocks, BodyThenHead
+from .measurement import Measurement
+from .measures import Block
+from .running import Session
+from .scoring import Scorer
+from .work import Work, plan_work
+
+FORMAT = "perplexity-sliding hidden states, 1"
+HEADER_BYTES = 4096
+
+
+def store_reference(
+    path: str | Path,
+    reference: LanguageModel,
+    measurements: Sequence[Measurement],
+    session: Session,
+) -> "StoredReference":
+    """Put the reference's hidden states into a file, as far as they are not there, and free its body.
+
+    Raises:
+        ValueError: its last hidden states cannot be had, or the file holds something else.
+    """
+    work = plan_work([reference], measurements)
+    if not isinstance(reference.head, BodyThenHead):
+        raise ValueError(
+            f"`reference_states` needs a reference whose last hidden states can be had, but "
+            f"{reference.description} is built in another manner. Leave it out."
+        )
+    file = StatesFile(path, reference, work)
+    if not file.finished.all():
+        file.record(session.batch_size * work.max_length, session.logits_memory)
+    return StoredReference(file)
+
+
+class HiddenRows:
+    """A "measure" that keeps what it gets: rows (R, D) where a model gives hidden states."""
+
+    columns = ("states",)
+    key = "states"
+
+    def __call__(self, blocks: Sequence[Block]) -> dict[str, torch.Tensor]:
+        return {"states": blocks[0].logits}
+
+
+class Body:
+    """A model that gives hidden states in place of logits, as the scorer sees it."""
+
+    def __init__(self, model: LanguageModel):
+        self.device, self.head, self.prefixes_agree = model.device, model.head, model.prefixes_agree
+        self.vocabulary_size = model.vocabulary_size  # batches are then cut as beside the model
+
+    def logits(
+        self, ids: torch.Tensor, scored: torch.Tensor, targets: torch.Tensor, block_rows: int
+    ) -> Blocks:
+        yield self.head.states(ids, scored), targets
+
+
+class StatesFile:
+    """Hidden states of the passes of some work under one reference.
+
+    Args:
+        path: the file; made if it is not there.
+        reference: after `check`, with its head by blocks.
+
+    Raises:
+        ValueError: the file holds something else: another reference, text or plan, or is cut short.
+    """
+
+    def __init__(self, path: str | Path, reference: LanguageModel, work: Work):
+        self.path = Path(path)
+        self.reference = reference
+        self.work = work
+        counts = [one.num_targets for one in work.passes]
+        self.first_rows = np.concatenate([[0], np.cumsum(counts)]).astype(int)
+        with torch.inference_mode():
+            ids = torch.zeros(1, 1, dtype=torch.long, device=reference.device)
+            probe = reference.head.states(ids, ids[0])
+        self.dtype = probe.dtype
+        self.width = probe.shape[1] * probe.element_size()
+        self.header = {
+            "format": FORMAT,
+            "reference": describe_model(reference),
+            "passes": digest(work),
+            "vocabulary": reference.vocabulary_size,
+            "states": probe.shape[1],
+            "dtype": str(self.dtype).removeprefix("torch."),
+        }
+        self._open()
+
+    @property
+    def num_bytes(self) -> int:
+        return HEADER_BYTES + len(self.work.passes) + int(self.first_rows[-1]) * self.width
+
+    def _open(self) -> None:
+        if not self.path.exists() or self.path.stat().st_size == 0:
+            with open(self.path, "wb") as file:
+                file.truncate(self.num_bytes)
+            self._write_header(0)
+        self._check()
+        data = np.memmap(self.path, np.uint8, "r+", HEADER_BYTES)
+        self.finished = data[: len(self.work.passes)]
+        self.rows = data[len(self.work.passes) :].reshape(-1, self.width)
+
+    def _check(self) -> None:
+        with open(self.path, "rb") as file:
+            head = file.read(HEADER_BYTES)
+        try:
+            found = json.loads(head.rstrip(b"\0"))
+        except ValueError:
+            found = {}
+        if not isinstance(found, dict) or found.get("format") != FORMAT:
+            raise ValueError(
+                f"`reference_states`={str(self.path)!r} must be a file of hidden states, or a new "
+                "one, but it holds something else."
+            )
+        other = [name for name, value in self.header.items() if found.get(name) != value]
+        if other:
+            raise ValueError(
+                f"`reference_states`={str(self.path)!r} was made for another {NAMES[other[0]]}. Name "
+                "another file, or remove this one."
+            )
+        size = self.path.stat().st_size
+        if size != self.num_bytes or found["bytes"] not in (0, size):
+            raise ValueError(
+                f"`reference_states`={str(self.path)!r} must have {self.num_bytes} bytes, got "
+                f"{size}: it was cut short. Remove it."
+            )
+
+    def _write_header(self, num_bytes: int) -> None:
+        line = json.dumps(self.header | {"bytes": num_bytes}).encode()
+        with open(self.path, "r+b") as file:
+            file.write(line.ljust(HEADER_BYTES, b"\0"))
+
+    def record(self, batch_tokens: int, logits_memory: int) -> None:
+        """Run the reference's body over the passes whose rows are not there yet."""
+        scorer = Scorer([Body(self.reference)], [HiddenRows()], batch_tokens, logits_memory)
+        done = set(np.flatnonzero(self.finished).tolist())
+        for numbers, batch in scorer.score(self.work.row, self.work.costs, done):
+            for number, columns in zip(numbers, batch):
+                states = torch.from_numpy(columns["states"]).to(self.dtype)  # exact: it came so
+                self.rows[self._of_pass(number)] = states.contiguous().view(torch.uint8).numpy()
+            self.rows.flush()
+            self.finished[numbers] = 1
+        self.finished.flush()
+        self._write_header(self.num_bytes)
+
+    def states(self, number: int) -> torch.Tensor:
+        """The rows (R, D) of a pass."""
+        rows = torch.from_numpy(np.array(self.rows[self._of_pass(number)]))
+        return rows.view(self.dtype)
+
+    def _of_pass(self, number: int) -> slice:
+        return slice(self.first_rows[number], self.first_rows[number + 1])
+
+
+# What an error calls the entries of the header.
+NAMES = {
+    "reference": "reference model",
+    "passes": "text, window or stride",
+    "vocabulary": "reference model",
+    "states": "reference model",
+    "dtype": "dtype",
+}
+
+
+class StoredReference(LanguageModel):
+    """A reference of which nothing is left but its head: its states come from a file."""
+
+    def __init__(self, file: StatesFile):
+        reference = file.reference
+        self.__dict__.update(vars(reference))
+        self.file = file
+        self._numbers = {
+            row_key(row.inputs, row.scored): number
+            for number, row in enumerate(map(file.work.row, range(len(file.work.passes))))
+        }
+        drop_body(reference.model, reference.head.body)
+
+    def check(self) -> None:
+        """It was checked when it was whole."""
+
+    def examine(self, length: int) -> None:
+        """It was examined when it was whole."""
+
+    def logits(
+        self, ids: torch.Tensor, scored: torch.Tensor, targets: torch.Tensor, block_rows: int
+    ) -> Blocks:
+        """As `LanguageModel.logits`, for passes that are in the file."""
+        length = ids.shape[1]
+        lines, rows = ids.cpu().numpy(), scored.cpu().numpy()
+        states = []
+        for line in range(len(lines)):
+            own = rows[rows // length == line] - line * length
+            number = self._numbers.get(row_key(lines[line, : own[-1] + 1], own))
+            if number is None:
+                raise ValueError(
+                    "`reference_states` cannot serve a model that scores a token otherwise in "
+                    "shorter passes than in longer ones. Leave it out"
+                )
+            states.append(self.file.states(number))
+        yield from self.head.blocks(torch.cat(states).to(self.device), targets, block_rows)
+
+
+def row_key(inputs: np.ndarray, scored: np.ndarray) -> str:
+    """What tells a pass from others: what it reads, and which rows are scored."""
+    digest = xxhash.xxh3_128(np.ascontiguousarray(inputs, np.int64).tobytes())
+    digest.update(b"|")
+    digest.update(np.ascontiguousarray(scored, np.int64).tobytes())
+    return digest.hexdigest()
+
+
+def digest(work: Work) -> str:
+    """Hash of all passes: the tokens that they read, and those that they score."""
+    digest = xxhash.xxh3_128()
+    for stream in work.streams:
+        digest.update(stream.digest.encode())
+    for one in work.passes:
+        digest.update(repr(tuple(one)).encode())
+    return digest.hexdigest()
+
+
+def drop_body(model: torch.nn.Module, body: torch.nn.Module) -> None:
+    """Free the weights of a model's body that its head does not share."""
+    inside = {id(parameter) for parameter in body.parameters()}
+    kept = {
+        id(parameter)
+        for module in (model.get_output_embeddings(), *modules_outside(model, body))
+        for parameter in module.parameters(recurse=False)
+    }
+    for module in body.modules():
+        for name, parameter in list(module._parameters.items()):
+            if parameter is not None and id(parameter) in inside - kept:
+                empty = torch.empty_like(parameter, device="meta")
+                module._parameters[name] = torch.nn.Parameter(empty, requires_grad=False)
+
+
+def modules_outside(model: torch.nn.Module, body: torch.nn.Module) -> list[torch.nn.Module]:
+    inside = set(body.modules())
+    return [module for module in model.modules() if module not in inside]

@@ -1,0 +1,159 @@
+"""A reference that runs first and leaves its hidden states in a file: the same numbers, and no others."""
+
+import json
+from pathlib import Path
+
+import pytest
+from core.hidden_states import HEADER_BYTES, drop_body
+from models import (
+    VOCABULARY,
+    make_byte_tokenizer,
+    make_model,
+    random_text,
+    save,
+)
+
+TEXTS = [random_text(length, seed=length) for length in range(20, 30)]
+
+
+@pytest.fixture
+def compare(metric, gpt2, tokenizer, tmp_path):
+    """Compute beside a saved reference; by default with the file `states`."""
+    reference_id = save(tmp_path / "reference", make_model("gpt2", spread=0.33), tokenizer)
+
+    def compute(**kwargs):
+        arguments = {"predictions": TEXTS, "model": gpt2, "tokenizer": tokenizer}
+        arguments |= {"reference_model_id": reference_id} | kwargs
+        return metric.compute(**arguments)
+
+    return compute
+
+
+@pytest.fixture
+def path(tmp_path) -> Path:
+    return tmp_path / "states"
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_result_is_that_of_both_at_once(compare, path, dtype):
+    settings = {"reference_dtype": dtype, "stride": [8, 4], "return_token_scores": True}
+    both = compare(**settings)
+    assert compare(**settings, reference_states=path) == both
+    batches = []
+    assert compare(**settings, reference_states=path, callback=batches.append) == both
+
+
+@pytest.mark.parametrize("name", ["llama", "opt", "gemma2", "mamba", "cohere"])
+def test_architectures(metric, gpt2, tokenizer, tmp_path, path, name):
+    """Heads of all kinds give from the file what they give beside the model."""
+    reference_id = save(tmp_path / name, make_model(name), tokenizer)
+    arguments = {"predictions": TEXTS[:3], "model": gpt2, "tokenizer": tokenizer}
+    arguments["reference_model_id"] = reference_id
+    assert metric.compute(**arguments, reference_states=path) == metric.compute(**arguments)
+
+
+def test_models_by_name_are_never_in_memory_together(metric, gpt2, tokenizer, tmp_path, path):
+    names = {
+        name: save(tmp_path / name, make_model("gpt2", seed), tokenizer)
+        for seed, name in enumerate(("model", "reference"))
+    }
+    arguments = {
+        "predictions": TEXTS,
+        "model_id": names["model"],
+        "reference_model_id": names["reference"],
+    }
+    together = metric.compute(**arguments)
+    apart = metric.compute(**arguments, reference_states=path)
+    assert apart == together
+
+
+def test_a_killed_run_goes_on(compare, path):
+    """What is in the file is not computed again, and what is missing is."""
+    compare(reference_states=path)
+    whole = path.read_bytes()
+    header = json.loads(whole[:HEADER_BYTES].rstrip(b"\0"))
+    assert header["bytes"] == len(whole)
+    killed = bytearray(json.dumps(header | {"bytes": 0}).encode().ljust(HEADER_BYTES, b"\0"))
+    killed += whole[HEADER_BYTES:]
+    killed[HEADER_BYTES] = 0  # the first pass is missing: its flag, and its first number
+    num_passes = (
+        len(whole) - HEADER_BYTES - header["states"] * 4 * sum(map(len, map(str.split, TEXTS)))
+    )
+    killed[HEADER_BYTES + num_passes] ^= 1
+    killed[-1] ^= 1  # a mark in one that is there, which nothing may write again
+    path.write_bytes(killed)
+    compare(reference_states=path)
+    expected = bytearray(whole)
+    expected[-1] ^= 1
+    assert path.read_bytes() == expected
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        ({"predictions": TEXTS[:-1]}, "was made for another text, window or stride"),
+        ({"stride": 4}, "was made for another text, window or stride"),
+        ({"reference_dtype": "bfloat16"}, "was made for another reference model"),
+    ],
+)
+def test_something_else_is_refused(compare, path, change, message):
+    compare(reference_states=path)
+    with pytest.raises(ValueError, match=message):
+        compare(reference_states=path, **change)
+
+
+def test_another_model_is_refused(compare, path, tmp_path, tokenizer):
+    compare(reference_states=path)
+    other = save(tmp_path / "other", make_model("gpt2", seed=5), tokenizer)
+    with pytest.raises(ValueError, match="was made for another reference model"):
+        compare(reference_states=path, reference_model_id=other)
+
+
+@pytest.mark.parametrize("cut", [1, 1000])
+def test_a_file_that_was_cut_short_is_refused(compare, path, cut):
+    compare(reference_states=path)
+    data = path.read_bytes()
+    path.write_bytes(data[:-cut])
+    with pytest.raises(ValueError, match=rf"must have {len(data)} bytes, got {len(data) - cut}"):
+        compare(reference_states=path)
+
+
+def test_files_of_something_else_are_left_alone(compare, path):
+    path.write_text("not states")
+    with pytest.raises(ValueError, match="it holds something else"):
+        compare(reference_states=path)
+    assert path.read_text() == "not states"
+
+
+def test_the_next_candidate_takes_the_states_of_the_last(compare, path):
+    compare(reference_states=path)
+    before = path.read_bytes()
+    candidate = make_model("llama")
+    expected = compare(model=candidate)
+    assert compare(model=candidate, reference_states=path) == expected
+    assert path.read_bytes() == before
+
+
+def test_what_cannot_be_done(compare, path, metric, tokenizer):
+    with pytest.raises(
+        ValueError, match="`reference_states` must be left out with `reference_model`"
+    ):
+        compare(reference_model_id=None, reference_model=make_model("gpt2"), reference_states=path)
+    with pytest.raises(ValueError, match="`reference_states` needs a model to compare with"):
+        compare(reference_model_id=None, reference_states=path)
+    with pytest.raises(TypeError, match="`reference_states` must be the path of a file, got 3"):
+        compare(reference_states=3)
+    with pytest.raises(ValueError, match="`reference_states` and `distributed` must not be given"):
+        compare(reference_states=path, distributed=True)
+    with pytest.raises(ValueError, match="needs models that read the same tokens"):
+        compare(reference_states=path, reference_tokenizer=make_byte_tokenizer())
+
+
+def test_the_body_is_freed():
+    """Only the head's weights stay, the embeddings among them where they are tied."""
+    for name, tied in (("gpt2", True), ("llama", False)):
+        model = make_model(name)
+        size = sum(p.numel() for p in model.parameters())
+        drop_body(model, model.base_model)
+        kept = [p for p in model.parameters() if not p.is_meta]
+        assert sum(p.numel() for p in kept) == VOCABULARY * 32 < size, (name, tied)
