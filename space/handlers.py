@@ -20,7 +20,7 @@ from .limits import Refused
 from .links import read_link, unpack
 from .models import BUNDLED
 from .plan_view import sketch
-from .protocols import START_CHOICES, guide
+from .protocols import START_CHOICES, guide, usual_stride
 from .samples import read_upload, samples
 from .score_view import score_view
 from .service import Scored, Service
@@ -111,7 +111,8 @@ class Handlers:
         """Offer only the settings that the protocol's tool has."""
         known = guide(protocol)
         window, stride = typed_sliders(window, stride)
-        stride = min(known.usual_stride or stride, window)
+        if known.usual_stride or not known.stride:
+            stride = usual_stride(protocol, window)
         return (
             gr.Slider(interactive=known.stride, visible=known.stride, value=stride),
             start_choice(protocol, start),
@@ -263,7 +264,7 @@ class Handlers:
 
     def _stride_controls(self, settings: Settings):
         known = guide(settings.protocol)
-        stride = settings.stride or min(known.usual_stride or settings.window, settings.window)
+        stride = settings.stride or usual_stride(settings.protocol, settings.window)
         return (
             gr.Slider(
                 value=stride,

@@ -7,7 +7,7 @@ context is measured beforehand.
 import math
 
 from .markup import payload
-from .measure import new_metric
+from .metric import new_metric
 from .models import LoadedModel
 
 LINE = (

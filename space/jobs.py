@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 # A request that would take this many times its budget is ended after the first tenth of it.
-HOPELESS = 1.5
+HOPELESS = 1.2
 
 
 class Stopped(Exception):

@@ -1,25 +1,24 @@
-"""The metric as the page uses it: loaded as any user does, one instance for each request."""
+"""Texts checked and scored with the metric, whose messages are put into the page's words."""
 
 import re
-import uuid
 import warnings
-from pathlib import Path
-
-import evaluate
 
 from .jobs import Job
 from .limits import Limits, Refused
 from .markup import count
+from .metric import new_metric
 from .models import LoadedModel
 from .settings import Settings
 
-METRIC = Path(__file__).resolve().parent.parent / "perplexity_sliding.py"
 ALTERNATIVES = 5
 # Tokens of a batch are lost when a request stops, and seen only when it ends: keep them few.
 WINDOWS_AT_ONCE = 4
 TRIAL_TEXT = "The quick brown fox jumps over the lazy dog."
 # The metric's names for things, and the page's.
 PAGE_NAMES = {
+    # Before the next ones, which would make "a smaller the window" of them.
+    r"\b(smaller|larger|shorter|longer) `max_length`": r"\1 window",
+    r"\b(smaller|larger|shorter|longer) `stride`": r"\1 stride",
     r"`predictions` must": "The text must",
     r"`predictions`": "the text",
     r"`max_length`": "the window",
@@ -28,14 +27,9 @@ PAGE_NAMES = {
     r"`add_start_token`": "the start token",
     r"`model` must": "The model must",
     r"`tokenizer` must": "The model's tokenizer must",
-    r" with protocol=": " with the protocol ",
+    r" with protocol='([^']*)'": r" with the protocol \1",
     r"`": "",
 }
-
-
-def new_metric() -> evaluate.Metric:
-    """A fresh instance: one can serve one request at a time."""
-    return evaluate.load(str(METRIC), keep_in_memory=True, experiment_id=uuid.uuid4().hex)
 
 
 def find_window(model, tokenizer, limits: Limits) -> int:
@@ -43,29 +37,42 @@ def find_window(model, tokenizer, limits: Limits) -> int:
 
     Scoring a sentence also has the metric refuse a model that looks ahead or gives no numbers.
     """
+    metric = new_metric()
     try:
-        result = new_metric().compute(predictions=[TRIAL_TEXT], model=model, tokenizer=tokenizer)
+        opened = metric.open_model(model=model, tokenizer=tokenizer)
+        metric.compute(predictions=[TRIAL_TEXT], model=model, tokenizer=tokenizer)
     except (ValueError, TypeError) as error:
         raise Refused(in_page_words(error)) from error
-    return min(int(re.search(r"\|window:(\d+)\|", result["signature"])[1]), limits.window)
+    return min(opened.limit.length or limits.window, limits.window)
 
 
-def measure(
-    loaded: LoadedModel, text: str, settings: Settings, callback, with_tokens: bool = True
-) -> dict:
+def measure(loaded: LoadedModel, text: str, settings: Settings, callback) -> dict:
     """Compute the metric of one text.
 
     Args:
         settings: with window and stride filled in, see `Settings.for_model`.
         callback: see `Job.computing`.
-        with_tokens: also return token scores.
 
     Returns:
-        the metric's result, and "notes": sentences that the metric warned with.
+        the metric's result with token scores, and "notes": sentences that the metric warned with.
     """
-    arguments = settings.arguments()
-    if with_tokens:
-        arguments |= {"return_token_scores": True, "num_alternatives": ALTERNATIVES}
+    return _compute(loaded, text, callback, settings.arguments())
+
+
+def measure_several(loaded: LoadedModel, text: str, callback, **arguments) -> list[dict]:
+    """Compute several settings at once, which reads but once what they share.
+
+    Args:
+        arguments: of the metric; one of them a list.
+
+    Returns:
+        an entry for each setting, as the metric's `measurements`, with "notes".
+    """
+    result = _compute(loaded, text, callback, arguments)
+    return [entry | {"notes": result["notes"]} for entry in result["measurements"]]
+
+
+def _compute(loaded: LoadedModel, text: str, callback, arguments: dict) -> dict:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
@@ -75,6 +82,8 @@ def measure(
                 tokenizer=loaded.tokenizer,
                 batch_size=WINDOWS_AT_ONCE,
                 callback=callback,
+                return_token_scores=True,
+                num_alternatives=ALTERNATIVES,
                 **arguments,
             )
         except (ValueError, TypeError, MemoryError) as error:

@@ -9,10 +9,20 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
+import scipy.stats
+
 from .jobs import Job, OverBudget
 from .limits import Limits, Refused
 from .line import Line
-from .measure import check_text, check_tokens, find_window, measure, new_metric
+from .measure import (
+    check_text,
+    check_tokens,
+    find_window,
+    in_page_words,
+    measure,
+    measure_several,
+)
+from .metric import new_metric, protocol_rows
 from .models import BUNDLED, LoadedModel, Shelf
 from .paired import Difference, Piece, align, compare
 from .protocols import guide
@@ -78,7 +88,7 @@ class Service:
     ):
         self.limits = limits or Limits()
         self._metric = new_metric()
-        self.protocols: Sequence[str] = tuple(self._metric.protocols)
+        self.protocols: Sequence[str] = tuple(protocol_rows())
         self.line = Line(self.limits.waiting, self.limits.per_visitor)
         self.shelf = Shelf(
             bundled,
@@ -147,27 +157,63 @@ class Service:
     def trade_off(self, text: str, settings: Settings, job: Job) -> Sweep:
         """Score a text with strides from the whole window down to a sixteenth of it."""
         text = check_text(text, self.limits)
+        check_settings(settings, self.protocols)
         with self._opened([settings.model], job) as (loaded,):
-            full = replace(settings, protocol="sliding").for_model(loaded.window, clip=True)
-            check_settings(full, self.protocols)
             check_tokens(loaded, text, self.limits, job)
+            full = replace(settings, protocol=Settings.protocol)
+            full = full.for_model(loaded.window, clip=True)
             strides = sorted({max(1, full.window >> halvings) for halvings in range(5)})[::-1]
-            choices = [replace(full, stride=stride) for stride in strides]
-            return self._sweep(text, choices, loaded, job, lambda s: f"Stride {s.stride}")
+            return self._strides(text, full, strides, loaded, job)
+
+    def _strides(
+        self, text: str, full: Settings, strides: list[int], loaded: LoadedModel, job: Job
+    ) -> Sweep:
+        """Score with all strides at once; without the dearest ones where time does not suffice."""
+        for measured in (strides[:kept] for kept in range(len(strides), 0, -1)):
+            arguments = full.arguments() | {"stride": measured}
+            try:
+                entries = measure_several(loaded, text, job.computing("Scoring"), **arguments)
+            except OverBudget as over:
+                if len(measured) == 1:
+                    raise
+                reason = over
+                continue
+            left_out = [f"{stride:,}" for stride in strides[len(measured) :]]
+            remark = f"Left out: stride {', '.join(left_out)}. {reason}" if left_out else None
+            return replace(self._gather(text, full, entries, loaded), remark=remark)
+        raise RuntimeError("No stride was tried.")
 
     def every_protocol(self, text: str, settings: Settings, job: Job) -> Sweep:
-        """Score a text as every tool would, with the same window."""
+        """Score a text as every tool would, with the same window and its own usual stride."""
         text = check_text(text, self.limits)
+        check_settings(settings, self.protocols)
         with self._opened([settings.model], job) as (loaded,):
             check_tokens(loaded, text, self.limits, job)
-            choices = [self._as_tool(settings, name, loaded) for name in self.protocols]
-            return self._sweep(text, choices, loaded, job, lambda s: f"Protocol {s.protocol}")
+            settings = settings.for_model(loaded.window, clip=True)
+            entries = measure_several(
+                loaded,
+                text,
+                job.computing("Scoring"),
+                protocol=list(self.protocols),
+                max_length=settings.window,
+            )
+            return self._gather(text, replace(settings, start="automatic"), entries, loaded)
 
-    def _as_tool(self, settings: Settings, protocol: str, loaded: LoadedModel) -> Settings:
-        """The settings for another protocol: its own stride, where it has a usual one."""
-        stride = None if guide(protocol).usual_stride else settings.stride
-        settings = replace(settings, protocol=protocol, stride=stride)
-        return check_settings(settings, self.protocols).for_model(loaded.window, clip=True)
+    def _gather(
+        self, text: str, settings: Settings, entries: Sequence[dict], loaded: LoadedModel
+    ) -> Sweep:
+        """What came of several settings, those that the metric refused apart."""
+        scored, failed = [], []
+        for entry in entries:
+            protocol = entry["protocol"]
+            stride = entry["stride"] if guide(protocol).stride else None
+            own = replace(settings, protocol=protocol, stride=stride)
+            if "error" in entry:
+                failed.append((own, in_page_words(entry["error"])))
+            else:
+                own = replace(own, window=entry["max_length"])
+                scored.append(Scored(text, own, loaded, entry))
+        return Sweep(scored, failed)
 
     def _score(
         self, text: str, settings: Settings, loaded: LoadedModel, job: Job, step: str = "Scoring"
@@ -175,54 +221,48 @@ class Service:
         job.check()
         return Scored(text, settings, loaded, measure(loaded, text, settings, job.computing(step)))
 
-    def _sweep(self, text: str, choices, loaded: LoadedModel, job: Job, name) -> Sweep:
-        """Score a text with each choice, showing what there is after each one."""
-        scored: list[Scored] = []
-        failed: list[tuple[Settings, str]] = []
-        for settings in choices:
-            try:
-                scored.append(self._score(text, settings, loaded, job, name(settings)))
-            except Refused as refusal:
-                failed.append((settings, str(refusal)))
-            except OverBudget as over:
-                if not scored:
-                    raise
-                return Sweep(scored, failed, f"{name(settings)} is left out. {over}")
-            job.show(Sweep(list(scored), list(failed)))
-        return Sweep(scored, failed)
-
 
 class ContextBin(NamedTuple):
-    """Tokens with about the same context.
+    """Tokens with about the same context at a wide stride, measured again with more of it.
 
     Attributes:
-        shortest, longest: context lengths in the bin that any token has.
-        bits: their mean surprisal.
-        stderr: its standard error, the tokens taken as independent.
+        shortest, longest: context lengths in the bin that any token has at the wide stride.
+        bits: mean of what the same tokens cost more with it than with the narrow stride's.
+        interval: 95 % confidence interval of that mean, the tokens taken as independent: those of
+            a bin stand a window apart.
         tokens: how many there are.
     """
 
     shortest: int
     longest: int
     bits: float
-    stderr: float
+    interval: tuple[float, float]
     tokens: int
 
 
-def surprise_by_context(scored: Scored) -> list[ContextBin]:
-    """Mean surprisal by context length, in bins that double: 1, 2-3, 4-7, …
+def worth_of_context(wide: Scored, narrow: Scored) -> list[ContextBin]:
+    """What tokens lose by a short context, in bins of it that double: 1, 2-3, 4-7, …
 
-    Bins of too few tokens to mean anything are left out.
+    Every token is compared with itself. Bins of too few tokens to mean anything are left out.
     """
     bins: dict[int, list[tuple[int, float]]] = {}
-    for nll, context in zip(scored.tokens["nll"], scored.tokens["context_length"]):
-        if nll is not None and context > 0:
-            bins.setdefault(context.bit_length(), []).append((context, nll / math.log(2)))
+    columns = (
+        *(wide.tokens["nll"], narrow.tokens["nll"]),
+        *(wide.tokens["context_length"], narrow.tokens["context_length"]),
+    )
+    for short_nll, long_nll, short, long in zip(*columns):
+        if None not in (short_nll, long_nll) and 0 < short < long:
+            bits = (short_nll - long_nll) / math.log(2)
+            bins.setdefault(short.bit_length(), []).append((short, bits))
     return [
-        _context_bin(*zip(*own)) for _, own in sorted(bins.items()) if len(own) >= FEWEST_IN_BIN
+        _context_bin(*zip(*members))
+        for _, members in sorted(bins.items())
+        if len(members) >= FEWEST_IN_BIN
     ]
 
 
 def _context_bin(contexts: Sequence[int], bits: Sequence[float]) -> ContextBin:
+    mean = statistics.fmean(bits)
     stderr = statistics.stdev(bits) / math.sqrt(len(bits))
-    return ContextBin(min(contexts), max(contexts), statistics.fmean(bits), stderr, len(bits))
+    margin = float(scipy.stats.t.ppf(0.975, len(bits) - 1)) * stderr
+    return ContextBin(min(contexts), max(contexts), mean, (mean - margin, mean + margin), len(bits))

@@ -9,6 +9,7 @@ import threading
 import zlib
 from concurrent import futures
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from html.parser import HTMLParser
 from types import SimpleNamespace
 
@@ -16,6 +17,7 @@ import gradio as gr
 import numpy as np
 import pytest
 import regex
+import scipy.stats
 import torch
 from fake_hub import FakeHub
 from gradio_client import Client
@@ -28,6 +30,7 @@ from space_models import ROOT, bundled_model, byte_model, word_model
 import app
 from cli import main as command_line
 from space import handlers as page_handlers
+from space import service as space_service
 from space.calls import python_call, shell_call
 from space.charts import round_levels
 from space.compare_view import compare_view, verdict
@@ -38,16 +41,17 @@ from space.jobs import Job, Jobs, OverBudget, Shown, Stopped, Update, follow, ne
 from space.limits import Limits, Refused
 from space.links import MOST_CHARACTERS, has_text, link, pack, read_link, unpack
 from space.markup import escape, number
+from space.metric import protocol_rows
 from space.models import BUNDLED, ROUNDED
 from space.page import build, launch_options
 from space.paired import Difference, Piece, align, compare
 from space.plan_view import plan_words, sketch
-from space.protocols import GUIDES, START_CHOICES
+from space.protocols import START_CHOICES, guide
 from space.samples import read_upload, samples
 from space.segments import cut
-from space.service import Service, surprise_by_context
+from space.service import Service, Sweep, worth_of_context
 from space.settings import Settings, check_settings
-from space.sweep_view import protocol_view, trade_off_view
+from space.sweep_view import find_knee, gain_share, protocol_view, trade_off_view, window_picture
 from space.token_view import text_segments
 
 STORY = "It was late, and the lamp had gone out again. Nobody went to light it. " * 12
@@ -153,7 +157,7 @@ OWN_TAGS = {
     ),
     *("i", "label", "legend"),
     *("input", "li", "output", "p", "polygon", "polyline", "small", "span", "svg", "table"),
-    *("tbody", "td", "th", "thead", "tr", "ul", "progress"),
+    *("rect", "tbody", "td", "th", "thead", "tr", "ul", "progress"),
 }
 
 
@@ -212,16 +216,31 @@ def test_grid_levels_are_round_and_inside(low, high):
     assert low == high or len(levels) >= 2
 
 
-def test_surprise_by_context_is_the_mean_of_its_tokens(scored):
-    tokens = scored.tokens
-    for own in surprise_by_context(scored):
-        bits = [
-            nll / math.log(2)
-            for nll, context in zip(tokens["nll"], tokens["context_length"])
-            if nll is not None and own.shortest <= context <= own.longest
-        ]
-        assert own.bits == pytest.approx(np.mean(bits))
-        assert own.tokens == len(bits)
+def test_the_worth_of_context_compares_each_token_with_itself(service):
+    settings = Settings(BUNDLED, 64)
+    wide = service.score(STORY, replace(settings, stride=64), Job(60))
+    narrow = service.score(STORY, replace(settings, stride=8), Job(60))
+    bins = worth_of_context(wide, narrow)
+    assert [own.shortest.bit_length() for own in bins] == sorted(
+        {own.shortest.bit_length() for own in bins}
+    )
+    for own in bins:
+        bits = np.array(
+            [
+                (short - long) / math.log(2)
+                for short, long, context, more in zip(
+                    wide.tokens["nll"],
+                    narrow.tokens["nll"],
+                    wide.tokens["context_length"],
+                    narrow.tokens["context_length"],
+                )
+                if own.shortest <= context <= own.longest and more > context
+            ]
+        )
+        assert own.tokens == len(bits) >= 8
+        assert own.bits == pytest.approx(bits.mean())
+        expected = scipy.stats.ttest_1samp(bits, 0).confidence_interval()
+        assert own.interval == pytest.approx(tuple(expected))
 
 
 # Comparing two models
@@ -341,7 +360,7 @@ def test_folders_are_models_only_where_nobody_else_sees_the_page(folders, monkey
 
 # Settings and links
 
-PROTOCOLS = tuple(GUIDES)
+PROTOCOLS = tuple(protocol_rows())
 
 
 def test_a_link_brings_its_settings_back():
@@ -437,7 +456,20 @@ def test_settings_that_are_no_settings_are_refused():
 
 
 def test_every_protocol_has_a_guide(service):
-    assert tuple(GUIDES) == tuple(service.protocols)
+    for protocol in service.protocols:
+        known = guide(protocol)
+        assert len(known.tool) > 3 and known.idea.endswith(".")
+
+
+def test_a_new_protocol_needs_no_word_here(folders, monkeypatch):
+    row = protocol_rows()["lm-eval"]
+    monkeypatch.setitem(protocol_rows(), "new", replace(row, name="new", source="a new tool"))
+    service = Service(folders["bytes"])
+    assert "new" in service.protocols
+    sweep = service.every_protocol(STORY, Settings(BUNDLED, 64), Job(60))
+    numbers = {one.settings.protocol: one.result["perplexity"] for one in sweep.scored}
+    assert numbers["new"] == numbers["lm-eval"]
+    assert "a new tool" in protocol_view(sweep)
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
@@ -456,7 +488,7 @@ def test_guides_offer_the_settings_that_the_metric_takes(protocol, metric, gpt2,
             return True
         return False
 
-    known = GUIDES[protocol]
+    known = guide(protocol)
     assert refused(stride=2) == (not known.stride)
     for name, value in START_CHOICES.items():
         if value is not True:  # the default is never refused
@@ -519,20 +551,34 @@ def test_a_request_over_its_time_ends_with_a_clear_sentence(service):
         service.score(STORY, Settings(BUNDLED, 64, 1), Job(seconds=0))
 
 
-def test_a_sweep_over_its_time_keeps_what_it_has(service, monkeypatch):
-    job = Job(60)
-    results = iter([0, 0, 1])
+def test_a_sweep_over_its_time_leaves_the_dearest_strides_out(service, monkeypatch):
+    tried = []
 
-    def shrink(*args):
-        job.seconds = 60 * (1 - next(results))
-        return original(*args)
+    def impatient(loaded, text, callback, **arguments):
+        tried.append(arguments["stride"])
+        if len(arguments["stride"]) > 2:
+            raise OverBudget("It would take too long.")
+        return original(loaded, text, callback, **arguments)
 
-    original = service._score
-    monkeypatch.setattr(service, "_score", shrink)
-    sweep = service.trade_off(STORY, Settings(BUNDLED, 64), job)
+    original = space_service.measure_several
+    monkeypatch.setattr(space_service, "measure_several", impatient)
+    sweep = service.trade_off(STORY, Settings(BUNDLED, 64), Job(60))
+    assert tried[0] == [64, 32, 16, 8, 4] and tried[-1] == [64, 32]
     assert [one.settings.stride for one in sweep.scored] == [64, 32]
-    assert "Stride 16 is left out" in sweep.remark
-    assert "Stride 16 is left out" in trade_off_view(sweep)
+    page = trade_off_view(sweep)
+    assert "Left out: stride 16, 8, 4. It would take too long." in page
+
+
+@pytest.mark.parametrize("name", ["trade_off", "every_protocol"])
+def test_several_settings_are_one_run_with_one_progress(service, name):
+    job = Job(60)
+    sweep = getattr(service, name)(STORY, Settings(BUNDLED, 64), job)
+    shares = [update.share for update in job.told.queue if getattr(update, "share", None)]
+    assert shares == sorted(shares) and shares[-1] == 1.0
+    for one in sweep.scored:
+        again = service.score(STORY, one.settings, Job(60))
+        assert again.result["perplexity"] == pytest.approx(one.result["perplexity"], rel=1e-6)
+        assert again.result["signature"] == one.result["signature"]
 
 
 def test_progress_tells_tokens_and_a_running_estimate(service):
@@ -639,9 +685,77 @@ def test_every_protocol_is_shown_with_its_number_or_its_reason(service):
     page = protocol_view(sweep)
     assert len(sweep.scored) + len(sweep.failed) == len(service.protocols)
     reasons = {settings.protocol: reason for settings, reason in sweep.failed}
-    assert "must have at least 128 tokens" in reasons["llama.cpp"]
+    assert "must have at least 128 tokens with the protocol llama.cpp" in reasons["llama.cpp"]
+    assert "Pass a smaller window or more text." in reasons["llama.cpp"]
     assert all("`" not in reason for reason in reasons.values())
     assert all(escape(reason) in page for reason in reasons.values())
+
+
+def fake_sweep(scored, *perplexities, interval=(0.8, 0.9)):
+    """Results at strides 64, 32, … with given perplexities; the last differs from the first."""
+    made = []
+    for place, perplexity in enumerate(perplexities):
+        result = scored.result | {"perplexity": perplexity}
+        if place:
+            ratio = {"perplexity_ratio": perplexity / perplexities[0], "interval": interval}
+            result["ratio_to_first"] = ratio
+        stride = replace(scored.settings, stride=64 >> place)
+        made.append(replace(scored, settings=stride, result=result))
+    return Sweep(made, [])
+
+
+def test_the_knee_is_the_cheapest_stride_with_most_of_the_gain(scored):
+    sweep = fake_sweep(scored, 100.0, 85.0, 80.6, 80.1, 80.0)
+    assert find_knee(sweep) is sweep.scored[2]
+    share = math.log(100 / 80.6) / math.log(100 / 80)
+    assert gain_share(sweep.scored[2], sweep.scored[0], sweep.scored[-1]) == pytest.approx(share)
+    page = trade_off_view(sweep)
+    assert f"Stride 16 brings {100 * share:.0f} % of the gain" in page
+    assert page.count("16 (knee)") == 1 and "−19.4 %" in page
+
+
+@pytest.mark.parametrize("interval", [None, (0.7, 1.1), (1.01, 1.2)])
+def test_a_gain_that_may_be_chance_has_no_knee(scored, interval):
+    sweep = fake_sweep(scored, 100.0, 95.0, interval=interval)
+    assert find_knee(sweep) is None
+    page = trade_off_view(sweep)
+    assert "nothing that can be told from chance" in page and "knee" not in page
+
+
+def test_a_text_of_one_window_has_no_trade_off(service):
+    sweep = service.trade_off("Hi", Settings(BUNDLED, 64), Job(60))
+    assert trade_off_view(sweep) == ""
+
+
+def test_pictures_of_protocols_show_what_is_thrown_away(service):
+    sweep = service.every_protocol(STORY, Settings(BUNDLED, 64), Job(60))
+    length = len(sweep.scored[0].tokens["tokens"])
+    for one in sweep.scored:
+        picture = window_picture(one)
+        assert f'viewBox="0 0 {len(one.tokens["tokens"])} ' in picture  # the whole text
+        lost = [
+            int(width)
+            for kind, width in regex.findall(
+                r'class="(ps-\w+)" x="\d+" y="\d+" width="(\d+)"', picture
+            )
+            if kind == "ps-lost"
+        ]
+        assert sum(lost) == one.tokens["nll"].count(None)
+    cut = {one.settings.protocol: one.tokens["nll"].count(None) for one in sweep.scored}
+    assert cut["stock"] == length - 63 and cut["sliding"] == 0
+
+
+def test_protocols_stand_in_order_on_one_axis_with_their_difference(service):
+    sweep = service.every_protocol(STORY, Settings(BUNDLED, 64), Job(60))
+    page = protocol_view(sweep)
+    numbers = sorted(one.result["perplexity"] for one in sweep.scored)
+    assert f"Same model, same text: {number(numbers[0])} to {number(numbers[-1])}" in page
+    places = [float(left) for left in regex.findall(r'<b style="left:([\d.]+)%"', page)]
+    assert places == sorted(places) and places[0] == 4 and places[-1] == 96
+    ratio = sweep.scored[4].result["ratio_to_first"]
+    shown = f"{100 * (ratio['perplexity_ratio'] - 1):+.1f} %".replace("-", "−")
+    assert shown in page
+    assert "what the others are compared with" in page
 
 
 # The calls to repeat a number give that number
@@ -813,6 +927,7 @@ def test_whatever_is_typed_is_scored_or_refused_with_a_sentence(handlers, window
 def test_a_protocol_without_a_stride_switches_the_slider_off(handlers):
     stride, start, _ = handlers.choose_protocol("llama.cpp", 64, 32, "once")
     assert stride.interactive is False
+    assert stride.value == 64  # the tool's own
     assert start.interactive is False
     stride, *_ = handlers.choose_protocol("megatron", 64, 64, "once")
     assert (stride.interactive, stride.value) == (True, 32)

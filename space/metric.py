@@ -1,0 +1,21 @@
+"""The metric as the page uses it: loaded as any user does, and asked about its protocols."""
+
+import functools
+import uuid
+from collections.abc import Mapping
+from pathlib import Path
+
+import evaluate
+
+METRIC = Path(__file__).resolve().parent.parent / "perplexity_sliding.py"
+
+
+def new_metric() -> evaluate.Metric:
+    """A fresh instance: one can serve one request at a time."""
+    return evaluate.load(str(METRIC), keep_in_memory=True, experiment_id=uuid.uuid4().hex)
+
+
+@functools.cache
+def protocol_rows() -> Mapping[str, object]:
+    """The metric's protocols by name, each with what it does and which settings it has."""
+    return new_metric().protocols
