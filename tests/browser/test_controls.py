@@ -4,6 +4,8 @@ import time
 
 from visitor import Keys, Page
 
+from space.metric import protocol_rows
+
 
 def test_tabbing_past_the_samples_leaves_ones_own_text_alone(page):
     page.write("Text", "I typed this with care.")
@@ -105,7 +107,9 @@ def test_strides_and_protocols_are_measured(page):
     assert len(page.all(".ps-table tbody tr")) == 5
     assert len(page.all(".ps-mark")) > 5
     page.tab("Tools")
-    page.until(lambda: len(page.all(".ps-tools tbody tr")) == 11)
+    page.until(lambda: len(page.all(".ps-tools tbody tr")) == len(protocol_rows()))
+    assert "Same model, same text" in page.one(".ps-tools").find_element("xpath", "..").text
+    assert page.all(".ps-cut rect.ps-lost")  # what a tool throws away is drawn
 
 
 def test_two_models_are_compared(page):
