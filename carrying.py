@@ -19,6 +19,7 @@ import numpy as np
 import torch
 
 from .distributed import Processes
+from .identity import describe_all
 from .language_model import LanguageModel, explain_failure
 from .measurement import Measurement
 from .measures import Block, Measure
@@ -104,6 +105,11 @@ def score_carried(
     work = CarriedWork([replace(measurement, plan=plan, windows=windows)])
     scorer = CarryingScorer(
         model, reader, measures, memory, session.batch_size, session.logits_memory
+    )
+    session.processes.agree(
+        scorer.manner + describe_all([model], work.measurements, measures),
+        "model and settings",
+        "Pass the same models, tokenizers and arguments to every process.",
     )
     if session.checkpoint is not None:
         session.checkpoint.use([model], measures, scorer.manner)

@@ -621,7 +621,7 @@ class PerplexitySliding(evaluate.Metric):
                     work, scores, comparisons = score_pair(session, models, pairs, measures, margin)
             key_characters = None
             if key_rule is not None:
-                (measurement,) = measured.values()
+                measurement = next(iter(measured.values()))
                 check_offsets(measurement.streams, "`tokenizer`")
                 key_characters = find_key_characters(
                     session,

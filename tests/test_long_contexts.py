@@ -166,3 +166,29 @@ def test_a_protocol_with_one_window_a_text_has_places_too(metric, gpt2):
     )  # fmt: skip
     (entry,) = result["by_position"]
     assert entry["num_tokens"] == 2 * (CONTEXT - 1) + 12
+
+
+def test_all_questions_in_one_call(metric, gpt2, tokenizer):
+    """Each answer is what it is alone."""
+    kwargs = {"predictions": TEXTS, "model": gpt2, "tokenizer": tokenizer, "stride": 4}
+    asked = [
+        {"context_lengths": [8, 16]},
+        {"positions": [0, 9, 60]},
+        {"key_tokens": {"short_context": 4, "stride": 4, "gain": 0.1, "largest_nll": 9.0}},
+    ]
+    together = metric.compute(**kwargs, **{k: v for one in asked for k, v in one.items()})
+    assert together["num_key_tokens"] > 0
+    for one in asked:
+        alone = metric.compute(**kwargs, **one)
+        for key in ("by_context", "by_position", "longppls"):
+            if key in alone:
+                assert rounded(together[key]) == rounded(alone[key])
+
+
+def rounded(value):
+    """The same with floats to four digits: windows run in other batches."""
+    if isinstance(value, float):
+        return float(f"{value:.4g}")
+    if isinstance(value, list):
+        return [rounded(item) for item in value]
+    return {k: rounded(v) for k, v in value.items()} if isinstance(value, dict) else value
