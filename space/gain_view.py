@@ -11,7 +11,6 @@ from .token_view import detail_box, segment_span, text_box, text_segments
 
 SLIGHT, CLEAR = 1.0, 3.0  # bits; a smaller difference is left plain
 MOST = 10  # tokens in the list
-NEARLY_ALL = 0.9  # of the gain, at the knee of the curve
 
 
 @dataclass(frozen=True)
@@ -55,7 +54,7 @@ def gain_view(sweep: Sweep) -> str:
     mark = wide.settings.mark(wide.text, but=("stride", "protocol"))
     return (
         f'<div class="ps-view" data-view="gain" data-of="{escape(mark)}" data-payload="{payload(data)}">'
-        f"{_headline(wide, narrow, gains)}{_knee_words(sweep)}<h3>The tokens that needed context most</h3>"
+        f"{_headline(wide, narrow, gains)}<h3>The tokens that needed context most</h3>"
         f"{_list(gains, wide, segments, text)}{_legend()}"
         f'<div class="ps-pair">{text_box(spans, "token")}'
         f"{detail_box('what the added context was worth')}</div></div>"
@@ -104,35 +103,6 @@ def _headline(wide: Scored, narrow: Scored, gains: Sequence[Gain]) -> str:
         f"{work:.1f} × the work.</p><p>{count(helped, 'token')} became clearer by a bit or more, because "
         f"the model saw more before {'it' if helped == 1 else 'them'}; {count(harmed, 'token')} became "
         "less clear: context helps on average, not always.</p>"
-    )
-
-
-def knee(scored: Sequence[Scored]) -> Scored | None:
-    """The cheapest of several strides that keeps nearly all that a smaller one gains.
-
-    Args:
-        scored: results by stride, the widest first.
-
-    Returns:
-        the first whose perplexity has fallen by `NEARLY_ALL` of the whole fall; None without one.
-    """
-    perplexities = [one.result["perplexity"] for one in scored]
-    fall = perplexities[0] - min(perplexities)
-    if not (math.isfinite(fall) and fall > 0):
-        return None
-    return next(
-        one for one in scored[1:] if perplexities[0] - one.result["perplexity"] >= NEARLY_ALL * fall
-    )
-
-
-def _knee_words(sweep: Sweep) -> str:
-    best = knee(sweep.scored)
-    if best is None:
-        return ""
-    work = best.result["num_forward_tokens"] / sweep.scored[0].result["num_forward_tokens"]
-    return (
-        f"<p>Stride {best.settings.stride:,} is enough here: it has {NEARLY_ALL:.0%} of the gain or more "
-        f"for {work:.1f} × the work.</p>"
     )
 
 

@@ -76,6 +76,7 @@ class Results:
     compared: gr.HTML
     strides_tab: gr.Tab
     tools_tab: gr.Tab
+    compare_tab: gr.Tab
     measure_compared: gr.Button
     other: gr.Dropdown
 
@@ -255,7 +256,7 @@ def lay_out_results(scored: Scored, line: gr.HTML, stop: gr.Button) -> Results:
             trade_off = view()
         with gr.Tab("Tools") as tools_tab:
             protocols = view()
-        with gr.Tab("Compare"):
+        with gr.Tab("Compare") as compare_tab:
             gr.Markdown("Which of two models predicts your text better, and where?")
             rounded = (f"{BUNDLED}, its weights rounded to 4 bits", ROUNDED)
             other = model_choice("Compare with", ROUNDED, rounded)
@@ -285,6 +286,7 @@ def lay_out_results(scored: Scored, line: gr.HTML, stop: gr.Button) -> Results:
         compared,
         strides_tab,
         tools_tab,
+        compare_tab,
         measure_compared,
         other,
     )
@@ -367,18 +369,16 @@ def connect_measurements(handlers: Handlers, controls: Controls, results: Result
         on(asks, handlers.score, c.request, [c.window, c.stride, r.shared, *views])
     r.make_files.click(handlers.make_files, r.shared, r.files, **QUICK)
     # A tab that is opened measures, unless it shows the present choice already.
-    for tab, run, outputs in (
-        (r.strides_tab, handlers.trade_off, r.strides),
-        (r.tools_tab, handlers.every_protocol, [r.tools]),
+    both = [r.other, *c.request]
+    for tab, run, inputs, outputs in (
+        (r.strides_tab, handlers.trade_off, c.request, r.strides),
+        (r.tools_tab, handlers.every_protocol, c.request, [r.tools]),
+        (r.compare_tab, handlers.compare, both, [r.compared]),
     ):
         measured = gr.State()
         tab.select(
-            lambda *request: list(request),
-            c.request,
-            measured,
-            **QUIET,
-            concurrency_limit=None,
+            lambda *request: list(request), inputs, measured, **QUIET, concurrency_limit=None
         )
-        on(measured.change, run, c.request, outputs)
-    on(r.measure_compared.click, handlers.compare, [r.other, *c.request], [r.compared])
+        on(measured.change, run, inputs, outputs)
+    on(r.measure_compared.click, handlers.compare, both, [r.compared])
     r.stop.click(handlers.stop, None, r.status, **QUICK)

@@ -35,7 +35,7 @@ from space.calls import python_call, shell_call
 from space.charts import round_levels
 from space.compare_view import compare_view, verdict
 from space.endpoints import plain
-from space.gain_view import gain_view, knee, measure_gains, repeated_before
+from space.gain_view import gain_view, measure_gains, repeated_before
 from space.handlers import SCORE_OUTPUTS, Handlers
 from space.jobs import Job, Jobs, OverBudget, Shown, Stopped, Update, follow, newest
 from space.limits import Limits, Refused
@@ -1188,20 +1188,6 @@ def test_the_tools_of_the_mcp_server(url):
 
 
 # Why context helps
-
-
-@pytest.mark.parametrize(
-    "perplexities, best",
-    [
-        ([46.6, 44.75, 44.7, 44.6, 45.0], 1),  # 92 % of the fall at once
-        ([50.0, 45.2, 44.0, 43.0, 40.0], 4),  # it goes on falling
-        ([40.0, 41.0, 42.0], None),  # context harms
-        ([math.inf, 10.0], None),
-    ],
-)
-def test_the_knee_keeps_nearly_all_of_the_gain(perplexities, best):
-    scored = [SimpleNamespace(result={"perplexity": perplexity}) for perplexity in perplexities]
-    assert knee(scored) is (None if best is None else scored[best])
 
 
 def test_gains_are_the_differences_of_the_metrics_own_scores(service):

@@ -58,6 +58,12 @@ def test_a_tab_that_is_opened_measures_once(page):
     assert "Scored with" in page.status  # nothing was measured a second time
 
 
+def test_the_comparison_is_there_when_its_tab_is_opened(page):
+    page.tab("Compare")
+    page.until(lambda: page.all(".ps-verdict"), "opening the tab compared nothing")
+    page.until(lambda: "Done." in page.status)
+
+
 def test_the_list_of_needy_tokens_leads_to_them(page):
     page.tab("Why context helps")
     page.until(lambda: "Done." in page.status)
