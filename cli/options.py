@@ -83,15 +83,15 @@ MEASURE = {
         f"{', '.join(protocol_names())}; several, or all", type=values.names, metavar="NAME,...",
     ),
     "max_length": option(
-        "tokens in a window; by default as many as the model takes; or several", type=values.whole_numbers(2),
+        "tokens in a window, default: the model's limit", type=values.whole_numbers(2),
         metavar="L,...",
     ),
     "stride": option(
-        "tokens from window to window, 1 to L, default L/2; or several", metavar="S,...",
+        "tokens from window to window, 1 to L; default L/2", metavar="S,...",
         type=values.whole_numbers(1),
     ),
     "add_start_token": option(
-        "score the first token too: true, false, once, every", type=values.start_choice,
+        "score the first token: true, false, once, every", type=values.start_choice,
         metavar="CHOICE",
     ),
     "separator": option(
@@ -99,7 +99,7 @@ MEASURE = {
         metavar="TEXT",
     ),
     "boundary": option(
-        "of a token across the edge of a context: joint (the default), healed, separate",
+        "at a context's edge: joint, healed or separate",
         choices=["joint", "healed", "separate"], metavar="NAME",
     ),
     "word_counts": option(
@@ -111,20 +111,20 @@ MEASURE = {
         type=values.doubling_or_numbers(2),
     ),
     "positions": option(
-        "also the loss by place in the text: edges; or doubling", metavar="P,...",
+        "also the loss by place in the text; or doubling", metavar="P,...",
         type=values.doubling_or_numbers(0),
     ),
     "carry": option(
         "read once and carry the model's state on", action="store_const", const=True
     ),
     "key_tokens": option(
-        "longppl: also of the tokens that need a long context", type=values.name_or_json,
+        "longppl: also of tokens that need long contexts", type=values.name_or_json,
         metavar="NAME",
     ),
 }  # fmt: skip
 MODEL = {
     "model_id": option(
-        "on the Hugging Face Hub, or a folder; default: the bundled one; several with --reference",
+        "on the Hub, or a folder; default: the bundled one",
         action="append",
         metavar="NAME",
     ),
@@ -140,11 +140,9 @@ MODEL = {
     ),
 }
 REFERENCE = {
-    "reference_model_id": option(
-        "compare the model with this one: better or worse, and by how much", metavar="NAME"
-    ),
+    "reference_model_id": option("compare with this one: worse, and by how much?", metavar="NAME"),
     "margin": option(
-        "exit code 1 unless it is sure that the model is at most so much worse: 0.01 for 1 %%",
+        "exit code 1 unless surely within: 0.01 for 1 %%",
         type=values.positive,
         metavar="X",
     ),
@@ -200,7 +198,7 @@ TOKENS = {
 COMPARED = ("protocol", "max_length", "stride")
 WORDS = {
     "word_correction": option(
-        "whose booking of the space between words: pimentel (the default) or oh; implies --words",
+        "pimentel (the default) or oh; implies --words",
         choices=["pimentel", "oh"], metavar="NAME",
     ),
 }  # fmt: skip
