@@ -25,6 +25,7 @@ PATTERNS = (
     "README.md",
     "LICENSE",
     "requirements.txt",
+    "docs/*.md",
     "samples/*.txt",
     "samples/README.md",
     "demo_model/*.json",

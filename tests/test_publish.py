@@ -51,6 +51,7 @@ def project(tmp_path):
         "demo_model/README.md": "",
         "demo_model/train.py": "",
         "docs/picture.png": "",
+        "docs/python.md": "",
         "docs/other.png": "",
         "tests/test_app.py": "",
     }
@@ -75,6 +76,7 @@ EXPECTED = [
     "demo_model/config.json",
     "demo_model/model.safetensors",
     "docs/picture.png",
+    "docs/python.md",
     "perplexity_sliding.py",
     "requirements.txt",
     "samples/README.md",
@@ -97,7 +99,7 @@ def test_a_dry_run_names_them_and_asks_nobody(project, capsys, monkeypatch):
     assert publish.main(["user/name", "--dry-run"], project) == 0
     printed = capsys.readouterr().out
     assert [line.split()[1] for line in printed.splitlines()[:-1]] == EXPECTED
-    assert "20 files for user/name; nothing was uploaded." in printed
+    assert "21 files for user/name; nothing was uploaded." in printed
 
 
 class RecordingHub:
