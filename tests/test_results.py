@@ -333,6 +333,21 @@ def test_the_mean_of_texts_is_paired_by_text():
     assert ratio_of_perplexities(stock, one)["interval"] is None
 
 
+def test_the_parts_of_a_ratio_are_no_shorter_than_either_window():
+    texts = corpus([500])
+    short, long = (Totals.of(texts, Settings(block_tokens=window)) for window in (20, 100))
+    for ratio in (ratio_of_perplexities(short, long), ratio_of_perplexities(long, short)):
+        assert ratio["sample"] == "5 parts of 1 text"
+
+
+def test_megatron_leaves_the_first_token_and_word_out():
+    """exp(min(20, mean nll × (tokens - 1) / (words - 1)))."""
+    settings_ = Settings("capped", word_counts_given=True)
+    own = text([1, 3, 2], num_tokens=4, num_words=3)
+    adjusted = Totals.of([own], settings_).result()["adjusted_perplexity"]
+    assert adjusted == pytest.approx(math.exp(2 * 3 / 2))
+
+
 def test_no_interval_of_a_ratio_where_little_was_scored():
     """As when one of the tools reads only the head of a long text."""
     texts = corpus([1000])
