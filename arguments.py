@@ -272,6 +272,14 @@ def _check_ascending(name: str, values, low: int, fewest: int = 1) -> list[int] 
     return sorted({int(value) for value in values})
 
 
+def check_detokenizer(detokenizer) -> None:
+    if detokenizer is not None and not isinstance(detokenizer, str):
+        raise TypeError(
+            f"`detokenizer` must be a name for the signature, got {detokenizer!r}. Turn the texts "
+            "into prose before passing them."
+        )
+
+
 def check_separator(separator) -> None:
     if separator is not None and not isinstance(separator, str):
         raise TypeError(f"`separator` must be a string, got {separator!r}.")

@@ -308,7 +308,7 @@ def describe_measurement(
     protocol and a digest of the whole line.
 
     Args:
-        word_fields: how words are scored, where they are.
+        word_fields: how words are scored, where they are, and what the texts were before.
     """
     plan, separator = measurement.plan, measurement.separator
     join = plan.protocol.join if separator is None else separator

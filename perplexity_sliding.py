@@ -17,6 +17,7 @@ import evaluate
 from .arguments import (
     WITHOUT_ADAPTER,
     check_choice,
+    check_detokenizer,
     check_flag,
     check_key_tokens,
     check_long_context,
@@ -133,6 +134,7 @@ Args:
         must make this same call, and gets the same result. Needs the package accelerate.
     return_totals (bool or str): also return what adds up over shards of a corpus; "texts" does so
         for each text by itself too. Defaults to False.
+    detokenizer (str): the name of what turned the texts into prose beforehand, for the signature.
     reference_model_id (str), reference_model (torch.nn.Module or str): a second model to compare
         the first with, by name or live; "without adapter" takes `model` itself with its adapters
         switched off. Both read the same windows, and their logits meet block by block: see
@@ -487,6 +489,7 @@ class PerplexitySliding(evaluate.Metric):
         checkpoint=None,
         distributed=False,
         return_totals=False,
+        detokenizer=None,
         reference_model_id=None,
         reference_model=None,
         reference_tokenizer=None,
@@ -523,6 +526,7 @@ class PerplexitySliding(evaluate.Metric):
         key_rule = check_key_tokens(key_tokens, evaluator, gives_list)
         word_counts = check_word_counts(word_counts, len(predictions))
         check_separator(separator)
+        check_detokenizer(detokenizer)
         parts = check_parts(contexts, score_spans, boundary, separator, predictions, self._chats)
         word_spans = None
         if words is not False:
@@ -636,7 +640,7 @@ class PerplexitySliding(evaluate.Metric):
         reports = [
             Report(
                 *(language_model, measurement, healing.heal(measurement, of_windows), cost, *given),
-                *(comparison, of_borders, word_scoring),
+                *(comparison, of_borders, word_scoring, detokenizer),
             )
             for (measurement, of_windows, cost), of_borders, comparison in zip(
                 work.by_measurement(scores), work.of_borders(scores), comparisons

@@ -43,6 +43,7 @@ class Report:
         word_counts: words of each text that the caller gave, or None.
         text_digests: of each text as it was given.
         word_scoring: how words are scored; None where they are not.
+        detokenizer: what turned the texts into prose, as the caller names it.
     """
 
     model: LanguageModel
@@ -54,6 +55,7 @@ class Report:
     comparison: TokenComparison | ByteComparison | None = None
     borders: Sequence[list[Columns]] = ()
     word_scoring: WordScoring | None = None
+    detokenizer: str | None = None
 
     @cached_property
     def totals(self) -> Totals:
@@ -75,7 +77,8 @@ class Report:
                 self.model,
                 self.measurement,
                 words_given,
-                None if self.word_scoring is None else self.word_scoring.fields(),
+                ({} if self.detokenizer is None else {"detokenizer": self.detokenizer})
+                | ({} if self.word_scoring is None else self.word_scoring.fields()),
             ),
             texts_digest=sum(self.text_digests, TextsDigest()),
         )

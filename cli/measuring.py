@@ -233,6 +233,8 @@ class Scoring:
             arguments["contexts"] = [text.context or "" for text in texts]
         if self.args.detokenize:
             arguments["word_counts"] = [protocol.count_words(text.text) for text in texts]
+            tools_own = protocol.detokenize
+            arguments["detokenizer"] = tools_own.__name__ if tools_own else "wikitext"
         elif self.counts:
             arguments["word_counts"] = [self.counts[id(text)] for text in texts]
         return arguments

@@ -30,6 +30,7 @@ from cli import measuring, options, plots, wikitext  # noqa: E402
 
 # Arguments that are live objects, or that the command line has another word for.
 NOT_OPTIONS = {
+    "detokenizer",  # follows from --detokenize and the protocol
     "self",
     "predictions",
     "model",
@@ -351,6 +352,9 @@ def test_wikitext_is_read_and_counted_as_the_protocols_tool_does(run_json, tmp_p
         for name in ("perplexity", "word_perplexity", "adjusted_perplexity", "bits_per_byte"):
             assert row[name] == pytest.approx(own[name]), (protocol, name)
             assert result[name] == pytest.approx(own[name]), (protocol, name)
+        named = "wikitext" if protocol == "sliding" else "detokenize_wikitext"
+        assert f"|detokenizer:{named}|" in result["signature"]
+        assert f"|detokenizer:{named}|" in row["signature"]
 
 
 def test_lm_evals_row_divides_by_the_words_and_bytes_of_the_page(run_json, tmp_path):

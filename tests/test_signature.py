@@ -520,6 +520,15 @@ def test_a_separator_of_the_name_of_nothing(measure):
         assert fields(joined)["join"] == repr(name) != fields(plain)["join"]
 
 
+def test_the_detokenizer_is_named(measure):
+    """Which the metric cannot see: its texts are prose by then."""
+    before, after = measure(), measure(detokenizer="lm-eval")
+    assert fields(after) == fields(before) | {"detokenizer": "lm-eval"}
+    assert after["signature_short"] != before["signature_short"]
+    with pytest.raises(TypeError, match="`detokenizer` must be a name for the signature, got <"):
+        measure(detokenizer=str.lower)
+
+
 # ---- the digest of the texts
 
 
