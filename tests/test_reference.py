@@ -1,5 +1,6 @@
 """Two models on the same texts through the metric: against single runs, float64 and themselves."""
 
+import itertools
 import math
 
 import numpy as np
@@ -450,3 +451,20 @@ def test_checkpoint(compare, other, tmp_path):
 def test_arguments(compare, arguments, error, message):
     with pytest.raises(error, match=message):
         compare(**arguments)
+
+
+# ---- memory
+
+
+def test_logits_of_both_stay_within_their_memory(compare):
+    """At a vocabulary of 128k no tensor is larger than its share, and no more is held at once."""
+    size, logits_memory = 128_256, 2**24
+    models = [make_model("gpt2", seed, vocab_size=size) for seed in range(2)]
+    text = random_text(200, seed=3)
+    arguments = {"model": models[0], "reference_model": models[1], "logits_memory": logits_memory}
+    compare(predictions=[text], **arguments)  # what examining takes is another matter
+    with torch.profiler.profile(profile_memory=True) as profiled:
+        compare(predictions=[text], **arguments)
+    events = profiled.profiler.kineto_results.events()
+    held = itertools.accumulate(event.nbytes() for event in events if event.name() == "[memory]")
+    assert size * 4 < max(held) <= logits_memory + 2**21  # and the activations
