@@ -119,10 +119,8 @@ def _list(gains: Sequence[Gain], wide: Scored, segments: Sequence[Segment], text
         segment = segments[gain.piece]
         piece = text[segment.start : segment.end]
         word = piece.strip() or piece.replace("\n", "↵").replace(" ", "·")
-        far = repeated_before(wide.tokens["tokens"], segment.first, gain.context)
-        seen = (
-            "" if far is None else f"; the same word, {count(far, 'token')} before, came in sight"
-        )
+        far = repeated_before(words, segment.first, gain.context)
+        seen = "" if far is None else f"; now it sees the same word {count(far, 'token')} before"
         rows.append(
             f'<li><button type="button" class="ps-button" data-piece="{gain.piece}">{escape(word)}'
             f"</button><b>+{gain.saved:.1f} bits</b><small>with {count(gain.context[1], 'token')} before "
