@@ -67,6 +67,8 @@ def test_the_comparison_is_there_when_its_tab_is_opened(page):
 def test_the_list_of_needy_tokens_leads_to_them(page):
     page.tab("Why context helps")
     page.until(lambda: "Done." in page.status)
+    rows = [row.text.split("\n") for row in page.all(".ps-needy li")]
+    assert all(row[0].isalpha() for row in rows if "same word" in row[-1])  # no sign is a word
     last = page.all(".ps-needy li")[-1]
     word, saved = (
         last.find_element("css selector", "button"),
