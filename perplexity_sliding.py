@@ -16,52 +16,38 @@ import evaluate
 
 from .arguments import (
     WITHOUT_ADAPTER,
-    check_choice,
-    check_detokenizer,
     check_flag,
-    check_key_tokens,
-    check_long_context,
     check_model_source,
     check_names,
-    check_names_of,
     check_reference,
     check_running,
-    check_separator,
     check_texts,
-    check_word_counts,
-    check_words,
-    list_settings,
 )
-from .carrying import score_carried
+from .call import plan_request, report_request, score_request
+from .carrying import score_carried as score_carried
 from .checkpoint import open_checkpoint
 from .comparison import PairedScores as PairedScores
 from .contexts import doubling_lengths as doubling_lengths
-from .curves import expand_settings, report_curves
+from .curves import report_curves as report_curves
 from .distributed import Processes
 from .divergence import Divergence as Divergence
-from .evaluator import check_offsets, find_key_characters, report_key_tokens
+from .evaluator import find_key_characters as find_key_characters
 from .guards import KeptState as KeptState
-from .healing import plan_healing
+from .healing import plan_healing as plan_healing
 from .hidden_states import StoredReference, store_reference
 from .identity import VERSION, TextsDigest
 from .key_tokens import KeyTokenRule as KeyTokenRule
 from .language_model import LanguageModel
 from .loading import files_state, resolve_device, resolve_dtype, snapshot
 from .logits import Head as Head
-from .measurement import Corpus, Measurement, plan_settings
-from .measures import TOKEN_COLUMNS, token_measures
-from .pairing import (
-    Reader,
-    WithoutAdapter,
-    in_use_together,
-    read_alike,
-    score_pair,
-    smallest_limit,
-)
-from .parts import Chat, check_alone, check_parts, separate_chats
+from .measurement import Corpus, Measurement
+from .measures import Measure as Measure
+from .pairing import Reader, WithoutAdapter, read_alike, smallest_limit
+from .parts import Chat, separate_chats
 from .passes import Pass as Pass
 from .pieces import Pieces as Pieces
-from .report import Extras, Report, list_reports
+from .report import Report as Report
+from .request import Request, check_request
 from .results import TextScores as TextScores
 from .running import Session
 from .scoring import Scorer as Scorer
@@ -70,8 +56,8 @@ from .texts import count_words as count_words
 from .tokenization import check_tokenizer
 from .uncertainty import estimate_ratio_of_text
 from .windows import PROTOCOLS, Protocol
-from .word_report import WordScoring
-from .words import CORRECTIONS
+from .word_report import WordScoring as WordScoring
+from .words import CORRECTIONS as CORRECTIONS
 from .work import Work as Work
 
 # Names imported as themselves are used by other modules of the engine alone: evaluate copies no
@@ -510,31 +496,40 @@ class PerplexitySliding(evaluate.Metric):
         token_columns=(),
     ):
         self._received = list(predictions)
-        text_digests = [TextsDigest.of([text]) for text in predictions]
         self._processes.agree(
-            str(sum(text_digests, TextsDigest())),
+            str(TextsDigest.of(predictions)),
             "texts",
             "Windows are shared out by the metric itself: pass all texts to every process, or leave "
             "out `distributed` to score each one's by itself.",
         )
-        settings, gives_list = list_settings(protocol, max_length, stride)
-        long_context = check_long_context(
-            context_lengths, positions, carry, settings, gives_list, add_start_token
-        )
-        if carry and (reference_model_id is not None or reference_model is not None):
-            raise ValueError("`carry` must be False with a reference. Make a call for each model.")
-        key_rule = check_key_tokens(key_tokens, evaluator, gives_list)
-        word_counts = check_word_counts(word_counts, len(predictions))
-        check_separator(separator)
-        check_detokenizer(detokenizer)
-        parts = check_parts(contexts, score_spans, boundary, separator, predictions, self._chats)
-        word_spans = None
-        if words is not False:
-            check_choice("word_correction", word_correction, CORRECTIONS)
-            word_spans = check_words(words, predictions)
         check_running(batch_size, logits_memory, num_alternatives, callback, checkpoint)
-        batch_size, logits_memory = int(batch_size), int(logits_memory)  # numpy's overflow
-        num_alternatives = int(num_alternatives)
+        request = check_request(
+            predictions,
+            self._chats,
+            protocol=protocol,
+            max_length=max_length,
+            stride=stride,
+            add_start_token=add_start_token,
+            separator=separator,
+            context_lengths=context_lengths,
+            positions=positions,
+            carry=carry,
+            key_tokens=key_tokens,
+            evaluator=evaluator,
+            contexts=contexts,
+            score_spans=score_spans,
+            boundary=boundary,
+            words=words,
+            word_correction=word_correction,
+            word_counts=word_counts,
+            num_alternatives=num_alternatives,
+            token_columns=token_columns,
+            reference_model=reference_model_id or reference_model,
+            margin=margin,
+            return_token_scores=return_token_scores,
+            return_totals=return_totals,
+            detokenizer=detokenizer,
+        )
         if model_id is None and model is None and self.config_name != "default":
             model_id = self.config_name
         check_model_source(
@@ -544,119 +539,29 @@ class PerplexitySliding(evaluate.Metric):
             *(reference_model_id, reference_model, reference_tokenizer),
             *(reference_model_kwargs, reference_dtype, margin, reference_states, distributed),
         )
-        alone = {
-            "reference_model": reference_model_id or reference_model,
-            "context_lengths": context_lengths,
-            "positions": positions,
-            "carry": carry or None,
-            "key_tokens": key_tokens,
-        }
-        check_alone(alone, parts, words)
-        check_names_of("token_columns", token_columns, TOKEN_COLUMNS)
-        with_tokens = return_token_scores or num_alternatives > 0 or bool(token_columns)
-        with_words = words is not False
-        measures = token_measures(num_alternatives, token_columns)
+        open_model = partial(
+            self._language_model,
+            *(model_id, model, tokenizer, device, dtype, model_kwargs, tokenizer_kwargs),
+        )
+        of_reference = (
+            *(reference_model_id, reference_model, reference_tokenizer),
+            *(device, reference_dtype or dtype, reference_model_kwargs),
+        )
         with open_checkpoint(checkpoint) as store:
-            open_model = partial(
-                self._language_model,
-                *(model_id, model, tokenizer, device, dtype, model_kwargs, tokenizer_kwargs),
-            )
-            of_reference = (
-                *(reference_model_id, reference_model, reference_tokenizer),
-                *(device, reference_dtype or dtype, reference_model_kwargs),
-            )
-            session = Session(batch_size, logits_memory, store, self._processes, callback)
+            # numpy's integers overflow
+            sizes = int(batch_size), int(logits_memory)
+            session = Session(*sizes, store, self._processes, callback)
             if reference_states is None:
                 language_model = open_model()
                 reference = self._reference(language_model, *of_reference)
             else:
-                start = {"add_start_token": add_start_token, "separator": separator}
-                expand = partial(expand_settings, settings=settings, asked=long_context, **start)
-                plan = partial(plan_settings, keeps_refusals=gives_list, **start)
                 reference = self._store_reference(
-                    *(reference_states, open_model, of_reference, predictions, session),
-                    lambda corpus, limit: plan(corpus, limit, expand(corpus, limit)),
+                    reference_states, open_model, of_reference, session, request
                 )
                 language_model = open_model()
-            word_scoring = None
-            models = [language_model] if reference is None else [language_model, reference]
-            with in_use_together(models):
-                for one in models:
-                    one.check()
-                plan = partial(
-                    plan_settings,
-                    limit=smallest_limit(models),
-                    add_start_token=add_start_token,
-                    separator=separator,
-                    with_borders=with_words,
-                )
-                # pieces of text that both models cut are found by their characters
-                with_offsets = (
-                    with_tokens or with_words or reference is not None or key_rule is not None
-                )
-                corpus = Corpus(language_model.tokenizer, predictions, with_offsets, parts)
-                settings = expand_settings(
-                    corpus,
-                    smallest_limit(models),
-                    settings,
-                    long_context,
-                    add_start_token,
-                    separator,
-                )
-                planned = plan(corpus, settings=settings, keeps_refusals=gives_list)
-                measured = {s: m for s, m in planned.items() if isinstance(m, Measurement)}
-                if with_words:
-                    word_scoring = WordScoring.of(language_model, word_spans, word_correction)
-                    measures += [m for m in word_scoring.measures() if m not in measures]
-                healing = plan_healing(language_model, measured.values())
-                measures += healing.measures()
-                if carry:
-                    work, scores = score_carried(
-                        session, language_model, *measured.values(), measures
-                    )
-                    comparisons = [None]
-                elif reference is None:
-                    work, scores = session.score(models, list(measured.values()), measures)
-                    comparisons = [None] * len(measured)
-                else:
-                    corpus = Corpus(reference.tokenizer, predictions, with_offsets)
-                    others = plan(corpus, settings=list(measured), keeps_refusals=False)
-                    pairs = list(zip(measured.values(), others.values()))
-                    work, scores, comparisons = score_pair(session, models, pairs, measures, margin)
-            key_characters = None
-            if key_rule is not None:
-                measurement = next(iter(measured.values()))
-                check_offsets(measurement.streams, "`tokenizer`")
-                key_characters = find_key_characters(
-                    session,
-                    self._evaluator(evaluator, language_model, device, dtype),
-                    measurement.texts,
-                    key_rule,
-                )
-        if parts is not None:
-            lines = parts.describe_texts(predictions)
-            text_digests = [TextsDigest.of([line]) for line in lines]
-        given = (word_counts, text_digests)
-        reports = [
-            Report(
-                *(language_model, measurement, healing.heal(measurement, of_windows), cost, *given),
-                *(comparison, of_borders, word_scoring, detokenizer),
-            )
-            for (measurement, of_windows, cost), of_borders, comparison in zip(
-                work.by_measurement(scores), work.of_borders(scores), comparisons
-            )
-        ]
-        extras = Extras(with_tokens, bool(return_totals), return_totals == "texts")
-        if not gives_list:
-            result = reports[0].result(extras)
-            result |= report_curves(reports, long_context, sum(work.costs))
-            if key_characters is not None:
-                result |= report_key_tokens(reports[0], key_characters)
-            return result
-        return {
-            "measurements": list_reports(planned, reports, extras),
-            "num_forward_tokens": sum(work.costs),
-        }
+            scored = score_request(session, language_model, reference, request)
+            open_evaluator = partial(self._evaluator, evaluator, language_model, device, dtype)
+            return report_request(request, scored, session, open_evaluator)
 
     @staticmethod
     def estimate_ratio(*, terms, weights, tokens, positions, length, block_tokens):
@@ -728,13 +633,12 @@ class PerplexitySliding(evaluate.Metric):
         )
 
     def _store_reference(
-        self, path, open_model, of_reference, texts, session, plan
+        self, path, open_model, of_reference, session: Session, request: Request
     ) -> StoredReference:
         """Let the reference leave its states in a file, with no other model in memory.
 
         Args:
             of_reference: what `_reference` takes.
-            plan: gives the measurements of a corpus, given the tokens that both models take.
         """
         language_model = open_model()
         model = Reader(language_model.tokenizer, language_model.limit)
@@ -748,7 +652,9 @@ class PerplexitySliding(evaluate.Metric):
             planned, others = (
                 [
                     measurement
-                    for measurement in plan(Corpus(one.tokenizer, texts, False), limit).values()
+                    for measurement in plan_request(
+                        request, Corpus(one.tokenizer, request.texts, False), limit
+                    ).values()
                     if isinstance(measurement, Measurement)
                 ]
                 for one in (model, reference)
