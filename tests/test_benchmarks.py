@@ -19,8 +19,8 @@ import transformers
 pytest.importorskip("matplotlib", reason="the benchmark draws its results")
 sys.path.append(str(Path(__file__).resolve().parent.parent / "benchmarks"))
 
+import layers
 import measure
-import parts
 import run
 import table
 import utilisation
@@ -248,9 +248,9 @@ def test_peak_memory_apart_reads_what_the_process_prints(tmp_path):
 
 
 def test_parts_are_timed_one_by_one(capsys):
-    parts.main(["--shape=tiny", "--repetitions=1", "--threads=1"])
+    layers.main(["--shape=tiny", "--repetitions=1", "--threads=1"])
     printed = capsys.readouterr().out
-    assert all(way.__doc__ in printed for way in (parts.body, parts.head, parts.loss))
+    assert all(way.__doc__ in printed for way in (layers.body, layers.head, layers.loss))
     assert printed.count("1.00   (1.00 to 1.00)") >= 5, "each part's first way over itself"
 
 

@@ -1,6 +1,6 @@
 """Time single parts: what makes scoring faster, and what was tried and left.
 
-    python benchmarks/parts.py
+    python benchmarks/layers.py
 
 For each part, the time of every way to do it over that of the first one, repetition by repetition.
 """
