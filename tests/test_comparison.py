@@ -77,7 +77,7 @@ def test_four_tokens_by_hand():
             kl_reverse=[0.0, 0.2, 0.4, 0.6],
             total_variation=[0.0, 0.1, 0.2, 0.3],
             top=[1, 2, 2, 3],
-            reference_top=[1, 1, 2, 1],
+            reference_top=[1, 1, 9, 1],
         )
     )
     assert got["kl"] == pytest.approx(0.2)
@@ -86,10 +86,10 @@ def test_four_tokens_by_hand():
     assert got["kl_percentiles"]["90"] == pytest.approx(0.2 + 0.7 * 0.3)
     assert got["kl_percentiles"]["100"] == 0.5
     assert got["token_agreement"] == pytest.approx(0.85)
-    assert got["same_top"] == 0.5
-    assert (got["accuracy"], got["reference_accuracy"]) == (0.75, 0.75)
-    assert (got["right_to_wrong"], got["wrong_to_right"]) == (0.25, 0.25)
-    assert got["accuracy_change"] == 0
+    assert got["same_top"] == 0.25
+    assert (got["accuracy"], got["reference_accuracy"]) == (0.75, 0.5)
+    assert (got["right_to_wrong"], got["wrong_to_right"]) == (0.25, 0.5)
+    assert got["accuracy_change"] == 0.25
     assert got["delta_p"] == pytest.approx((0.1 - 0.2 + 0.0 + 0.2) / 4)
     assert got["rms_delta_p"] == pytest.approx(math.sqrt((0.01 + 0.04 + 0.04) / 4))
     assert got["delta_p_percentiles"]["0"] == pytest.approx(-0.2)
