@@ -1,5 +1,6 @@
 """Two models on one text: the verdict, both numbers, and the text coloured by the better model."""
 
+import json
 import math
 
 from .markup import count, escape, number, payload
@@ -8,6 +9,7 @@ from .token_view import ENDLESS, detail_box, segment_span, text_box
 
 # A difference of less than this many bits on a piece of text is left plain.
 SLIGHT, CLEAR = 0.5, 3.0
+WORST_SHOWN = 10
 
 
 def compare_view(compared: Compared) -> str:
@@ -25,7 +27,8 @@ def compare_view(compared: Compared) -> str:
     mark = first.settings.mark(first.text, but=("window", "stride", "protocol"))
     return (
         f'<div class="ps-view" data-view="compare" data-of="{escape(mark)}" data-payload="{payload(data)}">'
-        f'<p class="ps-verdict">{verdict(compared)}</p>{_table(compared.scored)}{_legend(names)}'
+        f'<p class="ps-verdict">{verdict(compared)}</p>{_table(compared.scored)}'
+        f"{_same_tokens(compared.comparison, names)}{_legend(names)}"
         f'<div class="ps-pair">{text_box(spans, "piece")}'
         f"{detail_box('how surprising it was for either model')}</div></div>"
     )
@@ -72,6 +75,51 @@ def _table(scored: tuple[Scored, Scored]) -> str:
         f"{count(settings.window, 'token')}. Compare bits per byte: the models may cut the text into "
         "tokens of different size, so their perplexities are not on one scale.</p>"
     )
+
+
+def _same_tokens(comparison: dict | None, names: list[str]) -> str:
+    """The metric's own comparison, token by token, of two models that read the same tokens."""
+    if comparison is None:
+        return ""
+    first, second = names
+    ratio = _with_interval(comparison, "perplexity_ratio", "")
+    rows = "".join(
+        f"<tr><th scope='row'><code>{_quoted(token['token'])}</code></th>"
+        f"<td>{number(token['kl'], 3)}</td>"
+        f"<td>{number(token['nll'] / math.log(2), 3)}</td>"
+        f"<td>{number(token['reference_nll'] / math.log(2), 3)}</td>"
+        f"<td><code>{_quoted(token['top'])}</code></td>"
+        f"<td><code>{_quoted(token['reference_top'])}</code></td></tr>"
+        for token in comparison["worst_tokens"][:WORST_SHOWN]
+    )
+    heads = "".join(
+        f'<th scope="col">{head}</th>'
+        for head in (
+            *("Token", "KL in nats", f"Bits under {first}", f"Bits under {second}"),
+            *(f"Likeliest for {first}", f"Likeliest for {second}"),
+        )
+    )
+    return (
+        f"<p>Both read the same tokens. Perplexity of {first} divided by that of {second}: {ratio}. "
+        f"How much the predictions change: mean KL {_with_interval(comparison, 'kl', ' nats')}, "
+        f"same token chosen {number(100 * comparison['same_top'], 3)} %.</p>"
+        "<p class='ps-note'>The tokens whose predictions differ most:</p>"
+        f'<table class="ps-table"><thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table>'
+    )
+
+
+def _with_interval(comparison: dict, name: str, unit: str) -> str:
+    value, interval = comparison[name], comparison[f"{name}_interval"]
+    if value is None:
+        return "not defined, as one of them is infinite"
+    if interval is None:
+        return f"{number(value)}{unit} (the text is too short for an interval)"
+    return f"{number(value)}{unit} (95 % interval {' to '.join(map(number, interval))})"
+
+
+def _quoted(token: str) -> str:
+    """A token with its spaces and line ends to be seen."""
+    return escape(json.dumps(token, ensure_ascii=False))
 
 
 def _legend(names: list[str]) -> str:

@@ -72,7 +72,9 @@ def make_compare(service: Service) -> Callable:
             stride: tokens from one window to the next; half the window by default.
 
         Returns:
-            JSON: difference (bits per byte that the second saves), its interval, and both results.
+            JSON: difference (bits per byte that the second saves), its interval, both results, and
+            comparison: the metric's own (perplexity_ratio, kl, same_top, worst_tokens and more) of
+            the first with the second as its reference, or null if they read different tokens.
         """
         settings = read_arguments(first_model, window, stride)
         other = read_arguments(second_model).model
@@ -148,6 +150,7 @@ def compare_summary(compared: Compared) -> dict:
         {
             "difference": compared.difference.mean,
             "interval": compared.difference.interval,
+            "comparison": compared.comparison,
             "first": first,
             "second": second,
         }

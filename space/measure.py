@@ -46,17 +46,28 @@ def find_window(model, tokenizer, limits: Limits) -> int:
     return min(opened.limit.length or limits.window, limits.window)
 
 
-def measure(loaded: LoadedModel, text: str, settings: Settings, callback) -> dict:
+def measure(
+    loaded: LoadedModel,
+    text: str,
+    settings: Settings,
+    callback,
+    reference: LoadedModel | None = None,
+) -> dict:
     """Compute the metric of one text.
 
     Args:
         settings: with window and stride filled in, see `Settings.for_model`.
         callback: see `Job.computing`.
+        reference: a model to compare with, which adds the metric's "comparison".
 
     Returns:
         the metric's result with token scores, and "notes": sentences that the metric warned with.
     """
-    return _compute(loaded, text, callback, settings.arguments())
+    arguments = settings.arguments()
+    if reference is not None:
+        arguments["reference_model"] = reference.model
+        arguments["reference_tokenizer"] = reference.tokenizer
+    return _compute(loaded, text, callback, arguments)
 
 
 def measure_several(loaded: LoadedModel, text: str, callback, **arguments) -> list[dict]:
@@ -108,8 +119,8 @@ def check_text(text: str, limits: Limits) -> str:
     return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
-def check_tokens(loaded: LoadedModel, text: str, limits: Limits, job: Job) -> int:
-    """Count the text's tokens, refusing it if they are too many for the page."""
+def check_tokens(loaded: LoadedModel, text: str, limits: Limits, job: Job) -> list[int]:
+    """Return the ids of the text's tokens, refusing it if they are too many for the page."""
     job.check()
     ids = loaded.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
     if len(ids) > limits.tokens:
@@ -118,7 +129,7 @@ def check_tokens(loaded: LoadedModel, text: str, limits: Limits, job: Job) -> in
             f"{limits.tokens:,} at most. Shorten it, or use the metric on your own machine, which "
             "takes any length."
         )
-    return len(ids)
+    return ids
 
 
 def in_page_words(error: object) -> str:

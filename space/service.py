@@ -48,11 +48,17 @@ class Scored:
 
 @dataclass(frozen=True)
 class Compared:
-    """One text under two models."""
+    """One text under two models.
+
+    Attributes:
+        comparison: the metric's own, of the first with the second as its reference; None where
+            they do not read the same tokens.
+    """
 
     scored: tuple[Scored, Scored]
     pieces: list[Piece]
     difference: Difference
+    comparison: dict | None = None
 
 
 @dataclass(frozen=True)
@@ -143,16 +149,20 @@ class Service:
             if settings.window is not None:
                 window = min(window, settings.window)
             shared = replace(settings, window=window).for_model(window, clip=True)
+            ids = [check_tokens(loaded, text, self.limits, job) for loaded in both]
             scored = []
-            for loaded in both:
-                check_tokens(loaded, text, self.limits, job)
+            for loaded, reference in zip(both, (both[1] if ids[0] == ids[1] else None, None)):
                 own = replace(shared, model=loaded.name)
-                scored.append(self._score(text, own, loaded, job, f"Scoring with {loaded.name}"))
+                step = f"Scoring with {loaded.name}"
+                scored.append(self._score(text, own, loaded, job, step, reference))
         if any(offset is None for one in scored for offset in one.tokens["offsets"]):
             raise Refused("One of the tokenizers does not say where its tokens are in the text.")
         pieces = align(text, scored[0].tokens, scored[1].tokens)
         difference = compare(text, pieces, self._metric.estimate_ratio, window)
-        return Compared(tuple(scored), pieces, difference)
+        comparison = scored[0].result.pop("comparison", None)
+        if comparison is not None and comparison["compared"] != "tokens":
+            comparison = None
+        return Compared(tuple(scored), pieces, difference, comparison)
 
     def trade_off(self, text: str, settings: Settings, job: Job) -> Sweep:
         """Score a text with strides from the whole window down to a sixteenth of it."""
@@ -216,9 +226,22 @@ class Service:
         return Sweep(scored, failed)
 
     def _score(
-        self, text: str, settings: Settings, loaded: LoadedModel, job: Job, step: str = "Scoring"
+        self,
+        text: str,
+        settings: Settings,
+        loaded: LoadedModel,
+        job: Job,
+        step: str = "Scoring",
+        reference: LoadedModel | None = None,
     ) -> Scored:
+        """Score one text, beside a reference if the metric takes the two together."""
         job.check()
+        if reference is not None:
+            # Start tokens that differ, say: each model by itself may still be scored.
+            with contextlib.suppress(Refused):
+                callback = job.computing(step)
+                result = measure(loaded, text, settings, callback, reference)
+                return Scored(text, settings, loaded, result)
         return Scored(text, settings, loaded, measure(loaded, text, settings, job.computing(step)))
 
 

@@ -34,14 +34,15 @@ from space import service as space_service
 from space.calls import python_call, shell_call
 from space.charts import round_levels
 from space.compare_view import compare_view, verdict
-from space.endpoints import plain
+from space.endpoints import compare_summary, plain
 from space.gain_view import gain_view, measure_gains, repeated_before
 from space.handlers import SCORE_OUTPUTS, Handlers
 from space.jobs import Job, Jobs, OverBudget, Shown, Stopped, Update, follow, newest
 from space.limits import Limits, Refused
 from space.links import MOST_CHARACTERS, has_text, link, pack, read_link, unpack
 from space.markup import escape, number
-from space.metric import protocol_rows
+from space.measure import measure
+from space.metric import new_metric, protocol_rows
 from space.models import BUNDLED, ROUNDED
 from space.page import build, launch_options
 from space.paired import Difference, Piece, align, compare
@@ -317,6 +318,53 @@ def test_a_short_text_gives_no_interval(service):
 def test_verdicts(difference, said):
     models = [SimpleNamespace(loaded=SimpleNamespace(name=name)) for name in ("first", "second")]
     assert said in verdict(SimpleNamespace(scored=models, difference=difference))
+
+
+def test_models_with_the_same_tokens_have_the_metrics_own_comparison(service):
+    text = "\"><img src=x onerror=alert(1)>${alert(2)} <b>bold</b> & 'more' {{x}}\n" * 12
+    compared = service.compare(text, Settings(BUNDLED), ROUNDED, Job(60))
+    one, other = compared.scored
+    expected = new_metric().compute(
+        predictions=[text],
+        model=one.loaded.model,
+        tokenizer=one.loaded.tokenizer,
+        reference_model=other.loaded.model,
+        reference_tokenizer=other.loaded.tokenizer,
+        **one.settings.arguments(),
+    )["comparison"]
+    answered = compare_summary(compared)
+    found = answered["comparison"]
+    assert found["compared"] == "tokens" and found.keys() == expected.keys()
+    for name in ("perplexity_ratio", "perplexity_ratio_interval", "kl", "kl_interval", "same_top"):
+        assert found[name] == pytest.approx(expected[name], rel=1e-4)
+    ratio = one.result["perplexity"] / other.result["perplexity"]
+    assert found["perplexity_ratio"] == pytest.approx(ratio, rel=1e-6)
+    assert found["worst_tokens"][0]["kl"] == pytest.approx(expected["worst_tokens"][0]["kl"], 1e-3)
+    assert "comparison" not in answered["first"]
+    hostile = {"token": "<img src=x onerror=alert(1)>", "top": "${x}", "reference_top": "<script>"}
+    compared.comparison["worst_tokens"][0] |= hostile
+    page = compare_view(compared)
+    reader = Reader(page)
+    assert reader.tags <= OWN_TAGS and not set(page) & set("{}$`")
+    shown = "".join(reader.text)
+    assert all(word in shown for word in hostile.values())
+    for name in ("perplexity_ratio", "kl"):
+        assert f"{number(found[name])}" in shown
+    assert f"same token chosen {number(100 * found['same_top'], 3)} %" in shown
+    apart = service.compare(words([5, 9, 4] * 20), Settings(BUNDLED), "owner/words", Job(60))
+    assert apart.comparison is None and compare_summary(apart)["comparison"] is None
+
+
+def test_what_the_metric_cannot_compare_by_tokens_is_still_scored(service, monkeypatch):
+    def refuse_pairs(loaded, text, settings, callback, reference=None):
+        if reference is not None:
+            raise Refused("The start tokens differ.")
+        return measure(loaded, text, settings, callback)
+
+    monkeypatch.setattr("space.service.measure", refuse_pairs)
+    compared = service.compare(STORY, Settings(BUNDLED), ROUNDED, Job(60))
+    assert compared.comparison is None
+    assert len(compared.scored) == 2 and "Both read the same" not in compare_view(compared)
 
 
 def test_a_model_is_not_compared_with_itself(service):
