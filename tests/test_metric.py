@@ -11,6 +11,7 @@ import reference
 import torch
 import transformers
 from core.loading import context_limit
+from core.windows import PROTOCOLS
 from models import (
     ARCHITECTURES,
     BOS,
@@ -170,24 +171,6 @@ def test_models_in_bfloat16_lose_no_more_than_their_own_rounding(metric, tokeniz
 
 
 # ---- closed forms
-
-PROTOCOLS = (
-    "sliding",
-    "transformers-docs",
-    "transformers-docs-weighted",
-    "stock",
-    "lm-eval",
-    "paloma",
-    "llama.cpp",
-    "gptq",
-    "exllamav2",
-    "megatron",
-    "mlx-lm",
-)
-
-
-def test_these_are_all_protocols(metric):
-    assert tuple(metric.protocols) == PROTOCOLS
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
