@@ -152,11 +152,12 @@ class HeadInParts:
         scored: torch.Tensor,
         targets: torch.Tensor,
         block_rows: int,
+        cache=None,
     ) -> Blocks:
-        """As the heads of logits.py do, for token ids (B, T)."""
+        """As the heads of logits.py do, for token ids (B, T); what follows a cache is read whole."""
         length = ids.shape[1]
-        if length <= self.part:
-            yield from self.head(ids, scored, targets, block_rows)
+        if length <= self.part or cache is not None:
+            yield from self.head(ids, scored, targets, block_rows, cache)
             return
         for number, row in enumerate(ids):
             self.reader.begin()
