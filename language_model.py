@@ -24,6 +24,7 @@ from .guards import (
     explain_failure,
     forget_lengths,
     gives_logits,
+    is_out_of_memory,
     plain_logits,
     precision,
     prefixes_agree,
@@ -258,7 +259,12 @@ class LanguageModel:
             MemoryError: it never does, or the model cannot be read in parts.
         """
         self._kept_state.restore(self._kept_state.changed())
-        reader = None if grows_frequencies(self.model) else find_reader(self.model)
+        try:
+            reader = None if grows_frequencies(self.model) else find_reader(self.model)
+        except Exception as error:
+            if is_out_of_memory(error):  # not even the short passes that try the reading fit
+                raise MemoryError(refusal) from error
+            raise
         if reader is None:
             reason = "it gives other logits when it goes on from the state that it returned"
             if grows_frequencies(self.model):
