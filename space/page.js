@@ -30,7 +30,7 @@ window.perplexityAsked = (text, ...settings) => {
 /* Beside a number: what it was before the last change of settings, and at what cost. */
 function cardView(view, data) {
   const time = Date.now(), change = view.querySelector(".ps-change");
-  const earlier = before && time - before.time < SAME_CHANGE_MS ? before.earlier : before;
+  const earlier = before && time - before.time < SAME_CHANGE_MS ? before.earlier ?? before : before;
   before = { ...data, time, earlier };
   if (!earlier || earlier.text !== data.text || earlier.recipe === data.recipe || !change) return;
   const share = 100 * (data.perplexity / earlier.perplexity - 1), work = data.read / earlier.read;
