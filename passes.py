@@ -12,7 +12,7 @@ Windows of several protocols, strides and window lengths are merged so; equal te
 """
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -151,9 +151,3 @@ def offset_of(targets: tuple[tuple[int, int], ...], target: int) -> int:
 def count_inputs(passes: Iterable[Pass]) -> int:
     """Tokens that passes read: their cost."""
     return sum(one.num_inputs for one in passes)
-
-
-def targets_of(one: Pass) -> Iterator[int]:
-    """The targets of a pass, in ascending order."""
-    for first, end in one.targets:
-        yield from range(first, end)
