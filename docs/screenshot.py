@@ -39,7 +39,7 @@ COLOURS = 128
 LOOP = 12.6  # seconds, a little more than the picture takes
 FRAME = 0.14  # seconds
 MOST_BYTES = 1_000_000
-TOKEN = ".ps-text > .b5"  # the first great surprise is pointed at
+TOKEN = ".ps-text .b5"  # the first great surprise is pointed at
 
 
 def open_browser(profile: str) -> webdriver.Chrome:

@@ -5,7 +5,8 @@ import math
 
 from .markup import count, escape, number, payload
 from .service import Compared, Scored
-from .token_view import ENDLESS, detail_box, segment_span, text_box
+from .text_box import detail_box, text_box
+from .token_view import ENDLESS
 
 # A difference of less than this many bits on a piece of text is left plain.
 SLIGHT, CLEAR = 0.5, 3.0
@@ -15,7 +16,8 @@ WORST_SHOWN = 10
 def compare_view(compared: Compared) -> str:
     names = [escape(one.loaded.name) for one in compared.scored]
     text = compared.scored[0].text
-    spans = "".join(segment_span(text, piece, _colour(piece.bits)) for piece in compared.pieces)
+    pieces = [text[piece.start : piece.end] for piece in compared.pieces]
+    colours = [_colour(piece.bits) for piece in compared.pieces]
     data = {
         "models": [one.loaded.name for one in compared.scored],
         "bits": [
@@ -29,7 +31,7 @@ def compare_view(compared: Compared) -> str:
         f'<div class="ps-view" data-view="compare" data-of="{escape(mark)}" data-payload="{payload(data)}">'
         f'<p class="ps-verdict">{verdict(compared)}</p>{_table(compared.scored)}'
         f"{_same_tokens(compared.comparison, names)}{_legend(names)}"
-        f'<div class="ps-pair">{text_box(spans, "piece")}'
+        f'<div class="ps-pair">{text_box(pieces, colours, "piece")}'
         f"{detail_box('how surprising it was for either model')}</div></div>"
     )
 

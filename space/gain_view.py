@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from .markup import count, escape, number, payload
 from .segments import Segment
 from .service import Scored, Sweep
-from .token_view import detail_box, segment_span, text_box, text_segments
+from .text_box import detail_box, text_box
+from .token_view import text_segments
 
 SLIGHT, CLEAR = 1.0, 3.0  # bits; a smaller difference is left plain
 MOST = 10  # tokens in the list
@@ -46,17 +47,15 @@ def gain_view(sweep: Sweep) -> str:
     segments, text = text_segments(wide)
     gains = measure_gains(wide, narrow, segments)
     by_piece: dict[int, Gain] = {gain.piece: gain for gain in gains}
-    spans = "".join(
-        segment_span(text, segment, _colour(by_piece.get(number)))
-        for number, segment in enumerate(segments)
-    )
+    pieces = [text[segment.start : segment.end] for segment in segments]
+    colours = [_colour(by_piece.get(number)) for number in range(len(segments))]
     data = {"pieces": [_columns(by_piece.get(number)) for number in range(len(segments))]}
     mark = wide.settings.mark(wide.text, but=("stride", "protocol"))
     return (
         f'<div class="ps-view" data-view="gain" data-of="{escape(mark)}" data-payload="{payload(data)}">'
         f"{_headline(wide, narrow, gains)}<h3>The tokens that needed context most</h3>"
         f"{_list(gains, wide, segments, text)}{_legend()}"
-        f'<div class="ps-pair">{text_box(spans, "token")}'
+        f'<div class="ps-pair">{text_box(pieces, colours, "token")}'
         f"{detail_box('what the added context was worth')}</div></div>"
     )
 

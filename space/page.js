@@ -46,15 +46,6 @@ document.addEventListener("click", (event) => {
     document.getElementById("status")?.scrollIntoView({ behavior: still() ? "auto" : "smooth", block: "start" });
 });
 
-/* A click on a token that is named elsewhere leads to it in the text. */
-document.addEventListener("click", (event) => {
-  const link = event.target.closest("[data-piece]");
-  const text = link?.closest(".ps-view").querySelector(".ps-text"), piece = text?.children[link.dataset.piece];
-  if (!piece) return;
-  bring(text, piece);
-  piece.click();
-});
-
 const VIEWS = { hero: heroView, text: readerView, compare: compareView, gain: gainView, card: cardView };
 
 function wake() {

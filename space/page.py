@@ -25,7 +25,7 @@ on by a <b class="ps-term-stride" data-term="stride">stride</b>. Each token is s
 before it in the window: its <b class="ps-term-context" data-term="context">context</b>.</p></div>"""
 HELLO = "This is the first sample. Change the text, the window or the stride."
 ASKED = "(...values) => { window.perplexityAsked(...values); return []; }"
-SCRIPTS = ("base.js", "reader.js", "hero.js", "page.js")
+SCRIPTS = ("base.js", "text.js", "reader.js", "hero.js", "page.js")
 # Everybody in the service's lines holds a thread, and clicks need some too.
 THREADS = 100
 UPLOADS_KEPT = (3600, 3600)  # seconds between clean-ups, and that a file may stay

@@ -1,54 +1,5 @@
 /* The text, its windows and its surprise: what is pointed at in one of them lights in all. */
 const PLAY_MS = 20000, STEP_MS = [60, 900], MOST_LANES = 6, MOST_BARS = 600, TALLEST = 16;
-const memory = { colour: "surprise" }; // what a visitor chose outlives a result
-
-/* A text whose pieces are pointed at with mouse, finger or arrow keys. */
-function explorer(view, describe, moved = () => {}) {
-  const text = view.querySelector(".ps-text"), detail = view.querySelector(".ps-detail");
-  const pieces = [...text.children], numbers = new Map(pieces.map((piece, number) => [piece, number]));
-  let selected = -1, held = false;
-
-  function select(number) {
-    if (!pieces[number]) return;
-    if (selected >= 0) for (const name of ["aria-selected", "id"]) pieces[selected].removeAttribute(name);
-    selected = number;
-    pieces[number].setAttribute("aria-selected", "true");
-    pieces[number].id = "ps-active-" + view.dataset.view;
-    text.setAttribute("aria-activedescendant", pieces[number].id);
-    detail.replaceChildren(...describe(number, pieces[number].textContent));
-    if (held) detail.append(make("p", "ps-note", "Held. Click it again or press Esc to let go."));
-    moved(number);
-  }
-  function point(number) { if (!held && number !== selected) select(number); }
-  function hold(number) {
-    held = !(held && number === selected);
-    select(number);
-  }
-  const under = (event) => numbers.get(event.target.closest(".ps-text > span"));
-  text.addEventListener("pointerover", (event) => { if (event.pointerType === "mouse") point(under(event)); });
-  text.addEventListener("click", (event) => { if (under(event) !== undefined) hold(under(event)); });
-  view.addEventListener("keydown", (event) => {
-    if (event.key !== "Escape" || !held) return;
-    held = false;
-    select(selected);
-  });
-  text.addEventListener("keydown", (event) => {
-    const step = { ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1 }[event.key];
-    const to = event.key === "Home" ? 0 : event.key === "End" ? pieces.length - 1 : step ? selected + step : null;
-    if (to === null) return;
-    event.preventDefault();
-    held = true;
-    select(clamp(to, 0, pieces.length - 1));
-    pieces[selected].scrollIntoView({ block: "nearest" });
-  });
-  return { pieces, point, hold };
-}
-
-/* Scroll the text, and nothing else, until a piece of it is in sight. */
-function bring(text, piece) {
-  const top = piece.offsetTop - text.scrollTop;
-  if (top < 0 || top > text.clientHeight - 40) text.scrollTop = piece.offsetTop - text.clientHeight / 3;
-}
 
 function guesses(alternatives, token, bits, rank) {
   const list = make("div", "ps-guesses");
@@ -63,7 +14,7 @@ function guesses(alternatives, token, bits, rank) {
 }
 
 function readerView(view, data) {
-  const text = view.querySelector(".ps-text"), map = view.querySelector(".ps-map");
+  const map = view.querySelector(".ps-map");
   const slider = view.querySelector(".ps-steps input"), says = view.querySelector(".ps-says");
   const play = view.querySelector('[data-step="play"]');
   const { windows, segments, bits } = data, length = bits.length;
@@ -71,16 +22,6 @@ function readerView(view, data) {
   windows.forEach(([, first, end], n) => windowOf.fill(n, first, end));
   segments.forEach((range, n) => range && pieceOf.fill(n, range[0], range[1] + 1));
   let now = -1, timer = null;
-
-  const { pieces, point, hold } = explorer(view, describe, (number) => {
-    const range = segments[number];
-    if (!range) return;
-    stop();
-    cursor.style.left = (100 * (range[0] + 0.5) / length) + "%";
-    dot.style.bottom = (100 * Math.min(TALLEST, bits[range[0]] ?? 0) / TALLEST) + "%";
-    cursor.hidden = false;
-    if (windowOf[range[0]] >= 0) show(windowOf[range[0]]);
-  });
 
   /* In words: one piece of the text, and each of its tokens. */
   function describe(number, piece) {
@@ -166,18 +107,43 @@ function readerView(view, data) {
     return svg(count, ["ps-unscored", [[0, 0, length, count]]], ["ps-context", read], ["ps-new", scored]);
   }
 
-  function mark(window, on) {
-    if (window < 0) return;
-    const [begin, first, end] = windows[window];
-    for (let token = begin; token < end; token++)
-      pieces[pieceOf[token]]?.classList.toggle(token < first ? "in-context" : "in-new", on);
+  let colouring = "surprise";
+  const ranks = [1, 10, 100, 1000, 10000];
+  const widest = Math.max(1, ...data.context.filter((value) => value !== null));
+  const classes = JSON.parse(view.querySelector(".ps-text").dataset.pieces).classes.split(" ");
+  const COLOURS = {
+    surprise: (number) => classes[number],
+    rank: (number, [first]) => "b" + ranks.filter((edge) => data.rank[first] > edge).length,
+    context: (number, [first]) => "c" + Math.min(5, Math.floor(6 * data.context[first] / (widest + 1))),
+    window: (number, [first]) => "n" + windowOf[first] % 3,
+  };
+  function look(number) {
+    const range = segments[number];
+    if (!range) return classes[number];
+    const [first, last] = range, scored = !bits.slice(first, last + 1).includes(null);
+    const coloured = scored ? COLOURS[colouring](number, range) : classes[number];
+    const [begin, fresh, end] = windows[now] ?? [0, 0, 0];
+    return first < begin || first >= end ? coloured : `${coloured} ${first < fresh ? "in-context" : "in-new"}`;
   }
+  const { point, hold, bring, restyle, restyleAll } = explorer(view, describe, (number) => {
+    const range = segments[number];
+    if (!range) return;
+    stop();
+    cursor.style.left = (100 * (range[0] + 0.5) / length) + "%";
+    dot.style.bottom = (100 * Math.min(TALLEST, bits[range[0]] ?? 0) / TALLEST) + "%";
+    cursor.hidden = false;
+    if (windowOf[range[0]] >= 0) show(windowOf[range[0]]);
+  }, look);
 
+  function restyleWindow([begin, , end]) {
+    for (let token = begin; token < end; token++) restyle(pieceOf[token]);
+  }
   function show(window) {
     if (window === now) return;
-    mark(now, false);
-    mark(window, true);
+    const left = windows[now] ?? [0, 0, 0];
     now = window;
+    restyleWindow(left);
+    restyleWindow(windows[now]);
     const [begin, first, end, start] = windows[now], scored = end - first, before = first - begin + start;
     place(context, begin, first, length);
     place(fresh, first, end, length);
@@ -188,7 +154,7 @@ function readerView(view, data) {
       `${scored === 1 ? "1 of them" : fmt(scored) + " of them"}, with ${fmt(before)} to ${tokens(before + scored - 1)} of context.`;
   }
 
-  const step = (by) => { show(clamp(now + by, 0, windows.length - 1)); bring(text, pieces[pieceOf[windows[now][1]]] ?? pieces[0]); };
+  const step = (by) => { show(clamp(now + by, 0, windows.length - 1)); bring(Math.max(0, pieceOf[windows[now][1]])); };
   function stop() { clearInterval(timer); timer = null; play.textContent = "Play"; }
   function start() {
     if (now === windows.length - 1) show(0);
@@ -214,31 +180,10 @@ function readerView(view, data) {
     const number = pieceOf[tokenAt(event)];
     if (number < 0) return;
     hold(number);
-    bring(text, pieces[number]);
+    bring(number);
   });
 
-  /* What the colours mean is the visitor's choice. */
-  const ranks = [1, 10, 100, 1000, 10000];
-  const widest = Math.max(1, ...data.context.filter((value) => value !== null));
-  const COLOURS = {
-    surprise: ([first, last]) => colour(bits.slice(first, last + 1).reduce((a, b) => a + b, 0)),
-    rank: ([first]) => "b" + ranks.filter((edge) => data.rank[first] > edge).length,
-    context: ([first]) => "c" + Math.min(5, Math.floor(6 * data.context[first] / (widest + 1))),
-    window: ([first]) => "n" + windowOf[first] % 3,
-  };
-  function paint() {
-    segments.forEach((range, n) => {
-      if (!range || bits.slice(range[0], range[1] + 1).includes(null)) return;
-      const kept = [...pieces[n].classList].filter((name) => name.startsWith("in-"));
-      pieces[n].className = [COLOURS[memory.colour](range), ...kept].join(" ");
-    });
-    for (const legend of view.querySelectorAll("[data-legend]")) legend.hidden = legend.dataset.legend !== memory.colour;
-  }
-  for (const choice of view.querySelectorAll(".ps-choice input")) {
-    choice.checked = choice.value === memory.colour;
-    choice.addEventListener("change", () => { memory.colour = choice.value; paint(); });
-  }
-  if (memory.colour !== "surprise") paint();
+  chooseColour(view, (choice) => { colouring = choice; restyleAll(); });
   if (windows.length) show(0);
 }
 

@@ -3,11 +3,13 @@
 import bisect
 import itertools
 import math
+from collections.abc import Sequence
 
 from .markup import count, escape, payload
 from .plan_view import plan_words
 from .segments import Segment, cut
 from .service import Scored
+from .text_box import detail_box, text_box
 
 # Lower edges of the colours, in bits, and how likely a token at the edge is.
 EDGES = (0, 1, 3, 6, 10, 15)
@@ -20,6 +22,7 @@ ODDS = (
     "to 1 in 33,000",
     "rarer",
 )
+CHOICES = ("surprise", "rank", "context", "window")
 RANKS = ("first guess", "top 10", "top 100", "top 1,000", "top 10,000", "later")
 ENDLESS = 1e9  # JSON has no infinity
 SCRIPT_DIGITS = 3
@@ -28,31 +31,16 @@ SCRIPT_DIGITS = 3
 def text_view(scored: Scored) -> str:
     """The text, its windows and its surprise, and a place for the selected token."""
     segments, text = text_segments(scored)
-    spans = "".join(
-        segment_span(text, segment, _colour(scored.tokens["nll"], segment)) for segment in segments
-    )
+    pieces = [text[segment.start : segment.end] for segment in segments]
+    colours = [
+        _colour(scored.tokens["nll"], segment, piece) for segment, piece in zip(segments, pieces)
+    ]
     return (
         f'<div class="ps-view" data-view="text" data-of="{escape(scored.settings.mark(scored.text))}" '
         f'data-payload="{payload(token_data(scored, segments))}">'
         f"{_map(scored)}{_choice()}{legends()}"
-        f'<div class="ps-pair">{text_box(spans, "token")}'
+        f'<div class="ps-pair">{text_box(pieces, colours, "token")}'
         f"{detail_box('what the model expected there')}</div>{_count_line(scored, segments)}</div>"
-    )
-
-
-def text_box(spans: str, unit: str) -> str:
-    """A text whose pieces can be pointed at."""
-    return (
-        f'<div class="ps-text" dir="auto" role="listbox" tabindex="0" aria-label="The text, {unit} by '
-        f'{unit}. Arrow keys move from {unit} to {unit}.">{spans}</div>'
-    )
-
-
-def detail_box(shown: str) -> str:
-    """Where the script writes about the selected piece of a text."""
-    return (
-        '<div class="ps-detail" role="status"><p class="ps-hint">Point at a piece of the text, or move '
-        f"with the arrow keys, to see {shown}.</p></div>"
     )
 
 
@@ -66,20 +54,6 @@ def text_segments(scored: Scored) -> tuple[list[Segment], str]:
     for name in names:
         ends.append(ends[-1] + len(name))
     return cut("".join(names), list(itertools.pairwise(ends))), "".join(names)
-
-
-def segment_span(text: str, segment: Segment, colour: str) -> str:
-    """One piece of the text: the word is coloured, not the space before it.
-
-    The role is written here, because a browser that serves a screen reader takes minutes to be told
-    of it later, piece by piece.
-    """
-    piece = text[segment.start : segment.end]
-    word = piece.lstrip(" ") or piece
-    space = piece[: len(piece) - len(word)]
-    # Line ends are made visible and still break the line.
-    shown = escape(word).replace("\n", "<i></i>\n")
-    return f'{space}<span role="option" class="{colour}">{shown}</span>'
 
 
 def legends() -> str:
@@ -102,15 +76,25 @@ def legends() -> str:
     )
 
 
-def _choice() -> str:
-    """What to colour the text by, and what the lines under it mean."""
+def colour_choice(names: Sequence[str], group: str) -> str:
+    """What to colour a text by; the script shows the legend of what is chosen.
+
+    Args:
+        group: of the radio buttons, one for each view.
+    """
     choices = "".join(
-        f'<label><input type="radio" name="ps-colour" value="{name}">{name}</label>'
-        for name in ("surprise", "rank", "context", "window")
+        f'<label><input type="radio" name="{group}" value="{name}">{name}</label>' for name in names
     )
     return (
-        f'<div class="ps-bar-line"><fieldset class="ps-choice"><legend>Colour by</legend>{choices}'
-        '</fieldset><ul class="ps-key"><li><i class="ps-context"></i>context</li><li>'
+        f'<fieldset class="ps-choice" data-colours><legend>Colour by</legend>{choices}</fieldset>'
+    )
+
+
+def _choice() -> str:
+    """What to colour the text by, and what the lines under it mean."""
+    return (
+        f'<div class="ps-bar-line">{colour_choice(CHOICES, "ps-colour")}'
+        '<ul class="ps-key"><li><i class="ps-context"></i>context</li><li>'
         '<i class="ps-new"></i>scored here</li><li><i class="ps-unscored"></i>not scored</li></ul></div>'
     )
 
@@ -163,12 +147,16 @@ def in_bits(nll: float) -> float:
     return round(nll / math.log(2), SCRIPT_DIGITS) if math.isfinite(nll) else ENDLESS
 
 
-def _colour(nll: list[float | None], segment: Segment) -> str:
+def _colour(nll: list[float | None], segment: Segment, piece: str) -> str | None:
     """The colour class of a segment: by the sum of its tokens' surprisal."""
-    own = [] if segment.first is None else nll[segment.first : segment.last + 1]
-    if not own or None in own:
-        return "out" if own else ""
-    bits = sum(own) / math.log(2)
+    if segment.first is None:
+        return "" if piece.strip() else None
+    own = nll[segment.first : segment.last + 1]
+    return "out" if None in own else bits_colour(sum(own) / math.log(2))
+
+
+def bits_colour(bits: float) -> str:
+    """The colour class of so much surprise."""
     return f"b{max(0, bisect.bisect_right(EDGES, bits) - 1)}"
 
 

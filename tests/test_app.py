@@ -2,6 +2,7 @@
 
 import base64
 import hashlib
+import html
 import itertools
 import json
 import math
@@ -162,6 +163,12 @@ OWN_TAGS = {
 }
 
 
+def pieces_of(page):
+    """What a page hands its script to draw a text of: text, lengths and classes."""
+    [data] = regex.findall(r'data-pieces="([^"]*)"', page)
+    return json.loads(html.unescape(data))
+
+
 def test_escaped_text_is_the_same_text():
     page = escape(MANY)
     assert not set(page) & set("<>\"'{}$`")
@@ -182,7 +189,7 @@ def test_no_view_lets_a_visitors_text_become_html(service):
         assert reader.tags <= OWN_TAGS
         assert not {name for name in reader.attributes if name.startswith("on")}
         assert not set(page) & set("{}$`")  # signs that a template would act on
-    assert evil * 4 in "".join(Reader(SCORE_OUTPUTS["text"](scored)).text)
+    assert pieces_of(SCORE_OUTPUTS["text"](scored))["text"] == evil * 4
 
 
 def test_a_models_name_never_becomes_html(service):
@@ -724,8 +731,25 @@ def test_colours_follow_the_legend(scored):
         own = scored.tokens["nll"][segment.first : segment.last + 1]
         bits = sum(own) / math.log(2)
         expected.append(next(n for n in range(6) if edges[n] <= bits < edges[n + 1]))
-    shown = regex.findall(r'<span role="option" class="b(\d)">', page)
-    assert [int(colour) for colour in shown] == expected
+    assert pieces_of(page)["classes"].split() == [f"b{colour}" for colour in expected]
+    assert pieces_of(page)["text"] == text
+
+
+def test_pieces_are_cut_where_the_script_cuts_them(scored):
+    """JavaScript counts an emoji as two characters or more."""
+    pieces = pieces_of(SCORE_OUTPUTS["text"](scored))
+    utf16 = pieces["text"].encode("utf-16-le")
+    ends = [2 * end for end in itertools.accumulate(pieces["lengths"])]
+    shown = [utf16[a:b].decode("utf-16-le") for a, b in itertools.pairwise([0, *ends])]
+    segments = cut(scored.text, scored.tokens["offsets"])
+    assert shown == [scored.text[segment.start : segment.end] for segment in segments]
+    assert max(pieces["lengths"]) > max(len(piece) for piece in shown)  # there is an emoji
+
+
+def test_spaces_without_a_token_are_no_pieces(folders):
+    spaced = Service(folders["words"]).score(words([5, 9, 4] * 9), Settings(BUNDLED), Job(60))
+    pieces = pieces_of(SCORE_OUTPUTS["text"](spaced))
+    assert [c == "-" for c in pieces["classes"].split()] == [False, True] * 26 + [False]
 
 
 def test_every_protocol_is_shown_with_its_number_or_its_reason(service):

@@ -117,7 +117,7 @@ def test_two_models_are_compared(page):
     page.write("Compare with", "owner/bytes\n")
     page.press("Compare the two models")
     page.until(lambda: "predicts this text better" in page.one(".ps-verdict").text)
-    page.all("[data-view=compare] .ps-text > span")[5].click()
+    page.all("[data-view=compare] .ps-text [data-n]")[5].click()
     page.until(lambda: "owner/bytes:" in page.one("[data-view=compare] .ps-detail").text)
 
 

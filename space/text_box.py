@@ -1,0 +1,47 @@
+"""A text in pieces that can be pointed at, and a place for what is told of them, as all views have it."""
+
+from collections.abc import Sequence
+
+from .markup import payload
+
+PLAIN = "plain"  # the class of a piece without a colour
+GAP = "-"  # of what is shown, but cannot be pointed at
+
+
+def text_box(pieces: Sequence[str], colours: Sequence[str | None], unit: str) -> str:
+    """A text whose pieces can be pointed at.
+
+    The page's script makes elements of those in sight only: tens of thousands would stop a browser
+    that serves a screen reader for many seconds.
+
+    Args:
+        pieces: what the text consists of, in order.
+        colours: class of each; "" for none, None for what cannot be pointed at.
+        unit: what the pieces are, such as "token".
+    """
+    data = {"text": "".join(pieces), **piece_columns(pieces, colours)}
+    return (
+        f'<div class="ps-text" dir="auto" role="listbox" tabindex="0" aria-label="{text_label(unit)}" '
+        f'data-pieces="{payload(data)}"></div>'
+    )
+
+
+def text_label(unit: str) -> str:
+    """What a screen reader calls the text."""
+    return f"The text, {unit} by {unit}. Arrow keys move from {unit} to {unit}."
+
+
+def piece_columns(pieces: Sequence[str], colours: Sequence[str | None]) -> dict:
+    """Lengths of the pieces, as the script counts characters, and their classes with spaces between."""
+    return {
+        "lengths": [len(piece.encode("utf-16-le")) // 2 for piece in pieces],
+        "classes": " ".join(GAP if colour is None else colour or PLAIN for colour in colours),
+    }
+
+
+def detail_box(shown: str) -> str:
+    """Where the script writes about the selected piece of a text."""
+    return (
+        '<div class="ps-detail" role="status"><p class="ps-hint">Point at a piece of the text, or move '
+        f"with the arrow keys, to see {shown}.</p></div>"
+    )
