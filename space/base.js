@@ -1,7 +1,7 @@
 /* What the parts of the page share.  All scripts of the page run in one closure, this one first.
    Every view carries its data in data-payload.  Texts only ever become text nodes. */
 const ENDLESS = 1e9;
-const EDGES = [1, 3, 6, 10, 15]; // bits between the colours, as in token_view.py
+const EDGES = [1, 3, 6, 10, 15]; // bits between the colours, as in surprise.py
 const fmt = (value) => value.toLocaleString("en");
 const tokens = (n) => `${fmt(n)} token${n === 1 ? "" : "s"}`;
 const clamp = (n, low, high) => Math.max(low, Math.min(high, n));

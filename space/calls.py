@@ -9,33 +9,44 @@ from .service import Scored
 
 # Longer texts are read from a file.
 INLINE_CHARACTERS = 200
-TEXT_FILE = "text.txt"
+TEXT_FILE, CONTEXT_FILE = "text.txt", "context.txt"
+# One row, which the command line takes a context from.
+TABLE_FILE = "text.jsonl"
 
 
 def python_call(scored: Scored) -> str:
     """Python that computes the same number from the text in text.txt."""
     imports, lines, model = _model_lines(scored)
     arguments = model | {
-        name: literal(value) for name, value in _arguments(scored).items() if name != "model_id"
+        name: literal(value)
+        for name, value in _arguments(scored).items()
+        if name not in ("model_id", "contexts")
     }
-    short = len(scored.text) <= INLINE_CHARACTERS
-    text = literal(scored.text) if short else "text"
-    read = [] if short else [f'text = open("{TEXT_FILE}", encoding="utf-8", newline="").read()']
+    texts = {"predictions": (scored.text, "text", TEXT_FILE)}
+    if scored.settings.context:
+        texts["contexts"] = (scored.settings.context, "context", CONTEXT_FILE)
+    arguments = {name: f"[{_read(*text)[0]}]" for name, text in texts.items()} | arguments
     return "\n".join(
         [
             *imports,
             "import evaluate",
             "",
-            *read,
+            *(line for text in texts.values() for line in _read(*text)[1]),
             *lines,
             f'metric = evaluate.load("{metric_address()}")',
             "results = metric.compute(",
-            f"    predictions=[{text}],",
             *(f"    {name}={value}," for name, value in arguments.items()),
             ")",
             'print(results["perplexity"])',
         ]
     )
+
+
+def _read(text: str, name: str, file: str) -> tuple[str, list[str]]:
+    """A text as Python: itself, or a name after the lines that read it from a file."""
+    if len(text) <= INLINE_CHARACTERS:
+        return literal(text), []
+    return name, [f'{name} = open("{file}", encoding="utf-8", newline="").read()']
 
 
 def _model_lines(scored: Scored) -> tuple[list[str], list[str], dict[str, str]]:
@@ -67,10 +78,15 @@ def shell_call(scored: Scored) -> str:
         folder = space().split("/")[-1]
         address = f"https://huggingface.co/spaces/{space()}"
         clone = [f"git clone {address}  # the metric and the bundled model", f"cd {folder}"]
-    options = []
-    for name, value in _arguments(scored).items():
+    options, file = [], TEXT_FILE
+    arguments = _arguments(scored)
+    if arguments.pop("contexts", None):
+        file = TABLE_FILE
+        options += ["--context-column", "context"]
+    arguments.pop("words", None)  # another table, of the same number
+    for name, value in arguments.items():
         options += [f"--{name}", value if isinstance(value, str) else json.dumps(value)]
-    path = f"../{TEXT_FILE}" if clone else TEXT_FILE
+    path = f"../{file}" if clone else file
     return "\n".join([*clone, shlex.join(["python", "score.py", path, *options])])
 
 

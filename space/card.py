@@ -13,9 +13,10 @@ from pathlib import Path
 
 import regex
 
-from .markup import number
+from .markup import count, number
 from .service import Scored
-from .token_view import EDGES, text_segments
+from .surprise import EDGES
+from .token_view import text_segments
 
 STYLE = Path(__file__).with_name("page.css")
 WIDTH = 1000
@@ -96,6 +97,8 @@ def _pieces(scored: Scored) -> Iterator[tuple[str, int | None]]:
     """The text cut at tokens and spaces, with the level of surprise of each piece."""
     segments, text = text_segments(scored)
     for segment in segments:
+        if segment.end <= len(scored.settings.context):
+            continue
         level = _level(scored.tokens["nll"], segment)
         for part in re.findall(r"\n|[^\S\n]+|\S+", text[segment.start : segment.end]):
             for piece in _chunks(part):
@@ -163,9 +166,10 @@ def _foot(scored: Scored, height: int, is_whole: bool) -> str:
     settings, result = scored.settings, scored.result
     stride = "" if settings.stride is None else f", stride {settings.stride:,}"
     part = "" if is_whole else ", of which the beginning is shown"
+    after = f" after {count(scored.context_tokens, 'token')} of context" if settings.context else ""
     said = (
         f"{settings.protocol}, window {settings.window:,}{stride}: {result['num_tokens']:,} tokens "
-        f"scored{part}. The redder, the more surprising."
+        f"scored{after}{part}. The redder, the more surprising."
     )
     small = f'font-family="{PROPORTIONAL}" font-size="15"'
     signature = f'font-family="{MONOSPACED}" font-size="13"'

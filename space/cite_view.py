@@ -1,21 +1,39 @@
 """What pins a number down: signature, digest of the text, link."""
 
+from .card import card
 from .links import has_text, link
-from .markup import escape
+from .markup import escape, number, payload
 from .service import Scored
 from .sharing import digest
 
 
 def cite_view(scored: Scored) -> str:
-    address = link(scored.settings, scored.text)
-    carried = "with this text and these settings" if has_text(address) else "with these settings"
+    address, context = link(scored.settings, scored.text), scored.settings.context
+    read = "this text, its context" if context else "this text"
+    carried = f"{read} and these settings" if has_text(address) else "these settings"
     without = "" if has_text(address) else " (without the text, which is too long for a link)"
+    before = f"<p>And of the context before it:</p>{_code(digest(context))}" if context else ""
     return (
         '<div class="ps-view"><p>Quote the number with its signature: it names the model, its exact '
         "weights, the windows and the versions. Equal signatures and texts give equal numbers.</p>"
-        f'<p class="ps-signature"><code>{escape(scored.result["signature"])}</code></p>'
+        f"{_code(scored.result['signature'])}"
         "<p>SHA-256 of the text, as <code>sha256sum text.txt</code> prints it for the file below:</p>"
-        f'<p class="ps-signature"><code>{digest(scored.text)}</code></p>'
+        f"{_code(digest(scored.text))}{before}"
         f'<p><a class="ps-link" href="{escape(address)}" target="_blank" rel="noopener">A link to '
-        f"this page {carried}</a>{without}. Opened, it scores by itself.</p></div>"
+        f"this page with {carried}</a>{without}. Opened, it scores by itself.</p></div>"
+    )
+
+
+def _code(words: str) -> str:
+    return f'<p class="ps-signature"><code>{escape(words)}</code></p>'
+
+
+def picture_view(scored: Scored) -> str:
+    """The card to look at and to save; the script turns it into pixels, in the visitor's own fonts."""
+    of = f"{scored.loaded.name}, perplexity {number(scored.result['perplexity'])}"
+    return (
+        f'<div class="ps-view" data-view="picture" data-payload="{payload({"card": card(scored)})}">'
+        f'<img class="ps-picture-card" alt="Card: {escape(of)}">'
+        '<p><button type="button" class="ps-button">Save as PNG</button> '
+        '<button type="button" class="ps-button">Save as SVG</button></p></div>'
     )

@@ -5,8 +5,8 @@ import math
 
 from .markup import count, escape, number, payload
 from .service import Compared, Scored
+from .surprise import ENDLESS
 from .text_box import detail_box, text_box
-from .token_view import ENDLESS
 
 # A difference of less than this many bits on a piece of text is left plain.
 SLIGHT, CLEAR = 0.5, 3.0

@@ -18,7 +18,7 @@ from .models import BUNDLED
 from .protocols import guide
 from .service import Compared, Scored, Service
 from .settings import Settings
-from .sharing import digest, sentence, token_table
+from .sharing import digest, sentence, token_table, word_table
 
 
 def make_score(service: Service) -> Callable:
@@ -30,6 +30,8 @@ def make_score(service: Service) -> Callable:
         start_token: str = "automatic",
         protocol: str = "sliding",
         tokens: bool = False,
+        context: str = "",
+        words: bool = False,
         request: gr.Request = None,
     ) -> dict:
         """Perplexity of a text under a causal language model, with a sliding window.
@@ -42,11 +44,13 @@ def make_score(service: Service) -> Callable:
             start_token: "automatic", "once" before the text, "every" window, or "none".
             protocol: whose windows to use, such as "lm-eval" or "llama.cpp"; "sliding" is the metric's.
             tokens: also return each token with its place, nll (nats), bits, rank and context length.
+            context: what is read directly before the text and not scored.
+            words: also return each word with its place, surprisal (bits), entropy and context length.
 
         Returns:
             JSON: perplexity, interval, signature, digest of the text, and the calls that repeat it.
         """
-        settings = read_arguments(model, window, stride, start_token, protocol)
+        settings = read_arguments(model, window, stride, start_token, protocol, context, words)
         scored = _run(service, request, lambda job: service.score(text, settings, job))
         return answer(request, score_summary(scored, tokens))
 
@@ -106,6 +110,8 @@ def read_arguments(
     stride: int | None = None,
     start_token: str = "automatic",
     protocol: str = "sliding",
+    context: str = "",
+    words: bool = False,
 ) -> Settings:
     """Settings from a caller's arguments; those that would be dropped are refused.
 
@@ -126,12 +132,15 @@ def read_arguments(
             f"The protocol {protocol} has no `start_token` “{start_token}”: its tool decides. Choose "
             f"one of: {choices}."
         )
-    return Settings(model.strip(), window, stride, start_token, protocol)
+    if words and not known.words:
+        raise _error(f"The protocol {protocol} joins all texts, so that `words` must be left out.")
+    return Settings(model.strip(), window, stride, start_token, protocol, context or "", words)
 
 
 def score_summary(scored: Scored, with_tokens: bool = False) -> dict:
     """The metric's result, words to quote it and calls to repeat it, as plain values."""
-    result = {key: value for key, value in scored.result.items() if key != "token_scores"}
+    tables = ("token_scores", "word_scores")
+    result = {key: value for key, value in scored.result.items() if key not in tables}
     result |= {
         "text_sha256": digest(scored.text),
         "sentence": sentence(scored),
@@ -141,6 +150,8 @@ def score_summary(scored: Scored, with_tokens: bool = False) -> dict:
     }
     if with_tokens:
         result["tokens"] = token_table(scored)
+    if scored.settings.words:
+        result["words"] = word_table(scored)
     return plain(result)
 
 

@@ -1,6 +1,7 @@
 """What happens when a visitor touches the page: from components' values to their new ones."""
 
 import hashlib
+import json
 import logging
 import math
 import shutil
@@ -12,12 +13,12 @@ from pathlib import Path
 import gradio as gr
 
 from .calls import python_call, shell_call
-from .cite_view import cite_view
+from .cite_view import cite_view, picture_view
 from .compare_view import compare_view
 from .gain_view import gain_view
 from .jobs import Job, Jobs, OverBudget, Shown, Stopped, follow
 from .limits import Refused
-from .links import read_link, unpack
+from .links import CONTEXT, TEXT, read_link, unpack
 from .models import BUNDLED
 from .plan_view import sketch
 from .protocols import START_CHOICES, guide, usual_stride
@@ -76,6 +77,10 @@ class Handlers:
         self.jobs.forget(request.session_hash)
         return alert(TURNED_AWAY), gr.Button(interactive=False)
 
+    def ask_words(self, words: bool, asked: int):
+        """Count the requests for words, which are scored when they are first looked at."""
+        return asked + words
+
     def ask_model(self, name: str, adopted: str, asked: int):
         """Count the requests for another model than the one that the sliders stand for."""
         return gr.skip() if name == adopted else asked + 1
@@ -119,43 +124,52 @@ class Handlers:
             sketch(window, stride, protocol),
         )
 
-    def arrive(self, request: gr.Request, behind: str, visits: int):
+    def arrive(self, request: gr.Request, behind: str, kept: str, visits: int):
         """Take text and settings from the link that brought the visitor here.
 
         Args:
             behind: what stands behind the # of the address.
+            kept: what the visitor's browser kept of this page when it was loaded anew, as JSON.
             visits: counted up where the link is to be scored by itself.
         """
         default, limits = self.service.default_settings, self.service.limits
         linked, remarks = read_link(request.query_params, BUNDLED, self.service.protocols)
-        text = None
+        read = {}
         try:
-            text = unpack(behind, limits)
+            read = unpack(behind, limits)
         except Refused as refusal:
             remarks.append(str(refusal))
-        if linked is None and text is None and not remarks:
-            return tuple([gr.skip()] * 9)
+        read |= read_kept(kept)
+        if linked is None and not read and not remarks:
+            return tuple([gr.skip()] * 10)
         linked = linked or Settings(BUNDLED)
         # The limit of another model is not known before it is loaded.
         longest = default.window if linked.model == BUNDLED else limits.window
         settings = linked.for_model(longest, clip=True)
-        ignored = " ".join([*remarks, "Press Score to score with the other settings."])
+        settings = replace(settings, context=read.get(CONTEXT, ""))
+        waits = bool(kept) and not self._is_quick(read.get(TEXT), settings)
+        line = status("Your text is back." if kept else "Scoring what the link asks for.")
+        if remarks:
+            line = alert(" ".join([*remarks, "Press Score to score with the other settings."]))
+        elif waits:
+            line = status("Your text is back. Press Score.")
         return (
-            gr.skip() if text is None else text,
+            read.get(TEXT, gr.skip()),
+            settings.context,
             settings.model,
             gr.Slider(value=settings.window, maximum=longest),
             *self._stride_controls(settings),
             settings.protocol,
             sketch(settings.window, settings.stride, settings.protocol),
-            alert(ignored) if remarks else status("Scoring what the link asks for."),
-            visits if remarks else visits + 1,
+            line,
+            visits if remarks or waits else visits + 1,
         )
 
     def make_files(self, request: gr.Request, scored: Scored):
         """Write the files about the result that is shown, to be downloaded."""
         folder = self._folder(request)
         folder.mkdir(exist_ok=True)
-        return gr.Files(write_files(scored, folder), visible=True)
+        return gr.Files(write_files(scored, folder), visible=True), picture_view(scored)
 
     # Those that compute
 
@@ -202,7 +216,7 @@ class Handlers:
 
     def _is_quick(self, text: str, settings: Settings) -> bool:
         window = settings.window or 1
-        work = len(text) * window / (settings.stride or window)
+        work = (len(text or "") + len(settings.context)) * window / (settings.stride or window)
         at_hand = settings.model in self.service.shelf.names
         return bool((text or "").strip()) and at_hand and work <= QUICK_CHARACTERS
 
@@ -277,14 +291,28 @@ class Handlers:
 
 
 def chosen_settings(
-    model: str, window: float, stride: float, start: str, protocol: str
+    model: str,
+    window: float,
+    stride: float,
+    start: str,
+    protocol: str,
+    context: str = "",
+    words: bool = False,
 ) -> Settings:
     """Settings from the components' values."""
-    known = guide(protocol)
-    window, stride = whole(window), whole(stride)
-    return Settings(
-        (model or "").strip(), window, stride if known.stride else None, start, protocol
-    )
+    stride = whole(stride) if guide(protocol).stride else None
+    name = (model or "").strip()
+    return Settings(name, whole(window), stride, start, protocol, context or "", bool(words))
+
+
+def read_kept(kept: str) -> dict[str, str]:
+    """`TEXT` and `CONTEXT` that a browser kept over a reload, as far as they are there."""
+    try:
+        values = json.loads(kept or "{}")
+    except ValueError:
+        return {}
+    names = (TEXT, CONTEXT) if isinstance(values, dict) else ()
+    return {name: values[name] for name in names if isinstance(values.get(name), str)}
 
 
 def whole(typed: object) -> int | None:

@@ -34,3 +34,14 @@ class Limits:
 
 class Refused(ValueError):
     """A request that is turned down, with a sentence for the visitor."""
+
+
+def whole_characters(text: str, name: str) -> str:
+    """Return a text with line ends as the page has them; refuse half a character."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        raise Refused(
+            f"The {name} holds broken characters (half of a pair). Paste it anew."
+        ) from None
+    return text.replace("\r\n", "\n").replace("\r", "\n")

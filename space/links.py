@@ -14,24 +14,26 @@ from .gate import NAME
 from .limits import Limits, Refused
 from .settings import Settings, check_settings
 
-KEY = "text="
+TEXT, CONTEXT = "text", "context"
 # Browsers and messengers cut longer links.
 MOST_CHARACTERS = 4096
 
 
 def link(settings: Settings, text: str) -> str:
-    """The address of the page with these settings, and with the text if it fits."""
+    """The address of the page with these settings, and with text and context if they fit."""
     space = os.environ.get("SPACE_ID")
     # A Space is shown inside the Hub's page, and that one has the address to share.
     page = f"https://huggingface.co/spaces/{space}" if space else ""
-    packed = f"#{KEY}{pack(text)}"
     address = f"{page}{settings.link()}"
-    return address + packed if len(address) + len(packed) <= MOST_CHARACTERS else address
+    whole = f"{address}#{TEXT}={pack(text)}"
+    if settings.context:
+        whole += f"&{CONTEXT}={pack(settings.context)}"
+    return whole if len(whole) <= MOST_CHARACTERS else address
 
 
 def has_text(address: str) -> bool:
     """Whether a link carries its text."""
-    return f"#{KEY}" in address
+    return f"#{TEXT}=" in address
 
 
 def pack(text: str) -> str:
@@ -40,20 +42,24 @@ def pack(text: str) -> str:
     return base64.urlsafe_b64encode(squeezed).decode().rstrip("=")
 
 
-def unpack(behind: str, limits: Limits) -> str | None:
-    """The text of what stands behind the # of a link; None if there is none.
+def unpack(behind: str, limits: Limits) -> dict[str, str]:
+    """`TEXT` and `CONTEXT` of what stands behind the # of a link, as far as they are there.
 
     Raises:
-        Refused: it was cut or changed, or the text is too long for the page.
+        Refused: it was cut or changed, or a text is too long for the page.
     """
-    behind = (behind or "").removeprefix("#")
-    if not behind.startswith(KEY):
-        return None
+    parts = (part.partition("=") for part in (behind or "").removeprefix("#").split("&"))
+    return {
+        key: _unpack(packed, limits)
+        for key, sign, packed in parts
+        if sign and key in (TEXT, CONTEXT)
+    }
+
+
+def _unpack(packed: str, limits: Limits) -> str:
     most = 4 * limits.characters  # bytes, in UTF-8
     try:
-        squeezed = base64.b64decode(
-            behind.removeprefix(KEY) + "=" * (-len(behind.removeprefix(KEY)) % 4), b"-_", True
-        )
+        squeezed = base64.b64decode(packed + "=" * (-len(packed) % 4), b"-_", True)
         opened = zlib.decompressobj(wbits=-15)
         data = opened.decompress(squeezed, most)  # however much was squeezed into it
         if not opened.eof:

@@ -4,7 +4,7 @@ import re
 import warnings
 
 from .jobs import Job
-from .limits import Limits, Refused
+from .limits import Limits, Refused, whole_characters
 from .markup import count
 from .metric import new_metric
 from .models import LoadedModel
@@ -16,6 +16,12 @@ WINDOWS_AT_ONCE = 4
 TRIAL_TEXT = "The quick brown fox jumps over the lazy dog."
 # The metric's names for things, and the page's.
 PAGE_NAMES = {
+    r"`protocol` must be one that scores texts after .*: (.*) does not\. Pass .*": (
+        r"\1 scores no text after a context."
+    ),
+    r"`(\w+)` must be left out with texts after `contexts`.*": (
+        "This compares whole texts. Leave the context empty."
+    ),
     # Before the next ones, which would make "a smaller the window" of them.
     r"\b(smaller|larger|shorter|longer) `max_length`": r"\1 window",
     r"\b(smaller|larger|shorter|longer) `stride`": r"\1 stride",
@@ -28,6 +34,13 @@ PAGE_NAMES = {
     r"`model` must": "The model must",
     r"`tokenizer` must": "The model's tokenizer must",
     r" with protocol='([^']*)'": r" with the protocol \1",
+    r"\bprotocol='([^']*)' takes": r"The protocol \1 takes",
+    " in the texts at position 0": "",
+    "after their contexts": "after the context",
+    "edge of the scored part": "edge between context and text",
+    r"Pass boundary='healed' .* or move the edge": (
+        "Begin the text with a space, and end the context without one"
+    ),
     r"`": "",
 }
 
@@ -112,11 +125,7 @@ def check_text(text: str, limits: Limits) -> str:
             f"The text has {len(text):,} characters, and this page takes {limits.characters:,} at "
             "most. Shorten it, or use the metric on your own machine, which takes any length."
         )
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError:
-        raise Refused("The text holds broken characters (half of a pair). Paste it anew.") from None
-    return text.replace("\r\n", "\n").replace("\r", "\n")
+    return whole_characters(text, "text")
 
 
 def check_tokens(loaded: LoadedModel, text: str, limits: Limits, job: Job) -> list[int]:

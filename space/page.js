@@ -1,6 +1,18 @@
 /* What happens between the parts: results that are out of date, and what a change has changed. */
 const SAME_CHANGE_MS = 2500; // results that follow each other faster belong to one drag of a slider
+const SETTINGS = ["model", "window", "stride", "start", "protocol"]; // of an address
 let request = null, before = null;
+
+/* Texts outlive a reload of the page, in this tab alone; some browsers allow a page within another none. */
+const KEPT = "perplexity-sliding";
+function keep(text, context) {
+  try { sessionStorage.setItem(KEPT, JSON.stringify({ text, context })); } catch { /* then they don't */ }
+}
+function kept() {
+  const reloaded = performance.getEntriesByType("navigation")[0]?.type === "reload";
+  try { return (reloaded && sessionStorage.getItem(KEPT)) || ""; } catch { return ""; }
+}
+window.perplexityKept = kept();
 
 /* Adler-32 of a text in UTF-8, as `mark` in settings.py has it: enough to see that a text changed. */
 function digest(text) {
@@ -23,14 +35,26 @@ function compareWithRequest() {
 
 /* The page's components call this with their values. */
 window.perplexityAsked = (text, ...settings) => {
-  request = [digest(text ?? ""), ...settings];
+  const context = settings.pop();
+  request = [digest(text ?? ""), ...settings, digest(context ?? "")];
+  keep(text, context);
   compareWithRequest();
 };
+
+/* The address bar follows the results. */
+function follow(address) {
+  const from = new URL(address, location.href), to = new URL(location.href);
+  for (const name of SETTINGS) to.searchParams.delete(name);
+  for (const [name, value] of from.searchParams) to.searchParams.set(name, value);
+  to.hash = from.hash;
+  history.replaceState(history.state, "", to);
+}
 
 /* Beside a number: what it was before the last change of settings, and at what cost. */
 function cardView(view, data) {
   const time = Date.now(), change = view.querySelector(".ps-change");
   const earlier = before && time - before.time < SAME_CHANGE_MS ? before.earlier ?? before : before;
+  if (before) follow(data.address); // the first result is there before anything is asked
   before = { ...data, time, earlier };
   if (!earlier || earlier.text !== data.text || earlier.recipe === data.recipe || !change) return;
   const share = 100 * (data.perplexity / earlier.perplexity - 1), work = data.read / earlier.read;
@@ -39,6 +63,10 @@ function cardView(view, data) {
   change.textContent = earlier.model === data.model ? `${words}, ${cost}` : words;
 }
 
+document.addEventListener("keydown", (event) => {
+  if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) document.getElementById("score")?.click();
+});
+
 /* Where the results stand below the settings: go and look. */
 document.addEventListener("click", (event) => {
   const results = document.getElementById("results");
@@ -46,7 +74,7 @@ document.addEventListener("click", (event) => {
     document.getElementById("status")?.scrollIntoView({ behavior: still() ? "auto" : "smooth", block: "start" });
 });
 
-const VIEWS = { hero: heroView, text: readerView, compare: compareView, gain: gainView, card: cardView };
+const VIEWS = { hero: heroView, text: readerView, compare: compareView, gain: gainView, card: cardView, picture: pictureView };
 
 function wake() {
   let news = false;
@@ -55,6 +83,7 @@ function wake() {
     news = true;
     VIEWS[view.dataset.view](view, JSON.parse(view.dataset.payload));
   }
+  for (const figure of document.querySelectorAll(".ps-chart:not(:has(.ps-save))")) offerChart(figure);
   if (news) compareWithRequest();
 }
 new MutationObserver(wake).observe(document.documentElement, { childList: true, subtree: true });

@@ -9,6 +9,7 @@ import gradio as gr
 from .endpoints import add_endpoint, make_compare, make_score
 from .handlers import SCORE_OUTPUTS, Handlers, score_outputs, start_choice, to_share
 from .hero_view import hero_view
+from .intro_view import TITLE, intro_view
 from .jobs import Job
 from .models import BUNDLED, ROUNDED, SUGGESTED
 from .plan_view import sketch
@@ -17,15 +18,9 @@ from .settings import Settings
 from .status_view import status
 
 HERE = Path(__file__).resolve().parent
-TITLE = "Perplexity, window by window"
-INTRO = f"""<div class="ps-view ps-intro"><h1>{TITLE}</h1>
-<p>How surprised is a language model by a text? It reads a long one through a
-<b class="ps-term-window" data-term="window">window</b> of tokens (words and parts of words), which moves
-on by a <b class="ps-term-stride" data-term="stride">stride</b>. Each token is scored once, by what stands
-before it in the window: its <b class="ps-term-context" data-term="context">context</b>.</p></div>"""
 HELLO = "This is the first sample. Change the text, the window or the stride."
 ASKED = "(...values) => { window.perplexityAsked(...values); return []; }"
-SCRIPTS = ("base.js", "text.js", "reader.js", "hero.js", "page.js")
+SCRIPTS = ("base.js", "text.js", "reader.js", "hero.js", "save.js", "page.js")
 # Everybody in the service's lines holds a thread, and clicks need some too.
 THREADS = 100
 UPLOADS_KEPT = (3600, 3600)  # seconds between clean-ups, and that a file may stay
@@ -51,6 +46,8 @@ class Controls:
     sketch: gr.HTML
     start: gr.Radio
     protocol: gr.Dropdown
+    context: gr.Textbox
+    words: gr.Checkbox
     score: gr.Button
     adopted: gr.State
     visits: gr.State
@@ -58,7 +55,13 @@ class Controls:
     @property
     def request(self) -> list:
         """What every measurement needs."""
-        return [self.text, self.model, self.window, self.stride, self.start, self.protocol]
+        settings = (self.model, self.window, self.stride, self.start, self.protocol)
+        return [self.text, *settings, self.context]
+
+    @property
+    def scoring(self) -> list:
+        """What a score needs: the words are looked at there alone."""
+        return [*self.request, self.words]
 
 
 @dataclass(frozen=True)
@@ -70,6 +73,7 @@ class Results:
     shared: gr.State
     make_files: gr.Button
     files: gr.Files
+    picture: gr.HTML
     score: dict
     strides: list[gr.HTML]
     tools: gr.HTML
@@ -93,7 +97,7 @@ def build(service: Service) -> gr.Blocks:
         # Before the page's own events, which would take their names.
         for function in (make_score(service), make_compare(service)):
             add_endpoint(page, function, **COMPUTING)
-        view(INTRO)
+        view(intro_view())
         view(hero_view(scored.loaded))
         with gr.Row(elem_id="page"):
             with gr.Column(scale=4, min_width=320, elem_id="controls"):
@@ -147,7 +151,7 @@ def lay_out_controls(service: Service, handlers: Handlers, scored: Scored):
         label="Text",
         lines=8,
         max_lines=8,
-        placeholder="Write or paste a text. Shift+Enter scores it.",
+        placeholder="Write or paste a text. Ctrl+Enter scores it.",
     )
     with gr.Row():
         sample = gr.Dropdown(
@@ -171,7 +175,14 @@ def lay_out_controls(service: Service, handlers: Handlers, scored: Scored):
             "Stop", variant="stop", interactive=False, elem_id="stop", scale=1, min_width=80
         )
     line = view(status(HELLO), elem_id="status")
-    with gr.Accordion("More settings", open=False):
+    with gr.Accordion("More settings: context, start token, protocol", open=False):
+        context = gr.Textbox(
+            label="Context",
+            info="Read before the text, and not scored. Nothing comes between the two, so begin the "
+            "text with a space.",
+            lines=2,
+            max_lines=4,
+        )
         start = start_choice(settings.protocol, settings.start)
         start.label = "Start token"
         start.info = "A sign for “here begins a text”, so that the first token can be scored too."
@@ -181,6 +192,8 @@ def lay_out_controls(service: Service, handlers: Handlers, scored: Scored):
             label="Protocol",
             info="Cut the text into windows as another tool does, to get its number.",
         )
+    # Switched by the page's script, with the choice beside the text.
+    words = gr.Checkbox(label="Score words", elem_id="words")
     adopted = gr.State(BUNDLED)  # whose window the sliders show
     visits = gr.State(0)  # counted up by a link that is to be scored
     controls = Controls(
@@ -193,6 +206,8 @@ def lay_out_controls(service: Service, handlers: Handlers, scored: Scored):
         picture,
         start,
         protocol,
+        context,
+        words,
         score,
         adopted,
         visits,
@@ -272,7 +287,8 @@ def lay_out_results(scored: Scored, line: gr.HTML, stop: gr.Button) -> Results:
             views["shell"] = gr.Code(
                 values["shell"], language="shell", label="Shell", interactive=False
             )
-            make_files = gr.Button("Make files: text, tokens as CSV and JSON, picture")
+            make_files = gr.Button("Make files: text, tables as CSV and JSON, a picture")
+            picture = view()
             files = gr.Files(label="Files", visible=False, interactive=False)
     return Results(
         line,
@@ -280,6 +296,7 @@ def lay_out_results(scored: Scored, line: gr.HTML, stop: gr.Button) -> Results:
         gr.State(to_share(scored), time_to_live=RESULTS_KEPT),
         make_files,
         files,
+        picture,
         views,
         [gain, trade_off],
         protocols,
@@ -316,14 +333,17 @@ def connect_settings(
     ]
     views = [results.score[name] for name in SCORE_OUTPUTS]
     again = COMPUTING | QUIET | RAW | {"trigger_mode": "always_last"}
-    for changed in (c.text.input, c.start.input, *(change.then for change in changes)):
-        changed(handlers.rescore, c.request, [status_line, results.shared, *views], **again)
-    behind = gr.Textbox(visible=False)  # the # of the address, which only the script sees
+    typed = (c.text.input, c.context.input, c.start.input)
+    for changed in (*typed, *(change.then for change in changes)):
+        changed(handlers.rescore, c.scoring, [status_line, results.shared, *views], **again)
+    # What only the script sees: the # of the address, and what it kept over a reload.
+    behind, kept = (gr.Textbox(visible=False) for _ in range(2))
+    controls_set = [c.model, c.window, c.stride, c.start, c.protocol, c.sketch]
     arrived = page.load(
         handlers.arrive,
-        [behind, c.visits],
-        [c.text, c.model, c.window, c.stride, c.start, c.protocol, c.sketch, status_line, c.visits],
-        js="(_, visits) => [location.hash, visits]",
+        [behind, kept, c.visits],
+        [c.text, c.context, *controls_set, status_line, c.visits],
+        js="(behind, kept, visits) => [location.hash, window.perplexityKept, visits]",
         concurrency_limit=None,
         **QUIET,  # in the queue: else the page isn't told that a state changed
     )
@@ -365,9 +385,13 @@ def connect_measurements(handlers: Handlers, controls: Controls, results: Result
         [c.window, c.stride, c.sketch],
     )
     views = [r.score[name] for name in SCORE_OUTPUTS]
-    for asks in (c.score.click, c.text.submit, c.visits.change):
-        on(asks, handlers.score, c.request, [c.window, c.stride, r.shared, *views])
-    r.make_files.click(handlers.make_files, r.shared, r.files, **QUICK)
+    asked_words = gr.State(0)
+    c.words.input(
+        handlers.ask_words, [c.words, asked_words], asked_words, **QUIET, concurrency_limit=None
+    )
+    for asks in (c.score.click, c.text.submit, c.visits.change, asked_words.change):
+        on(asks, handlers.score, c.scoring, [c.window, c.stride, r.shared, *views])
+    r.make_files.click(handlers.make_files, r.shared, [r.files, r.picture], **QUICK)
     # A tab that is opened measures, unless it shows the present choice already.
     both = [r.other, *c.request]
     for tab, run, inputs, outputs in (

@@ -25,6 +25,8 @@ class Guide:
         starts: the choices for the start token; empty where there is none.
         starts_every_window: whether a start token takes a place in each window, so that a stride
             of a whole window would skip a token.
+        contexts: whether a text may come after a context that is not scored.
+        words: whether each text is scored by itself, so that its words can be.
     """
 
     tool: str
@@ -33,6 +35,8 @@ class Guide:
     usual_stride: int | None = None
     starts: tuple[str, ...] = ()
     starts_every_window: bool = False
+    contexts: bool = True
+    words: bool = True
 
 
 def guide(protocol: str) -> Guide:
@@ -48,6 +52,8 @@ def guide(protocol: str) -> Guide:
         {"half": None, None: WHOLE_WINDOW}.get(row.stride, row.stride) if has_stride else None,
         _starts(row) if "add_start_token" in row.knobs else (),
         row.start == "every if any",
+        row.pairs is not None,
+        row.scores_each_text,
     )
 
 

@@ -1,5 +1,6 @@
 /* The text, its windows and its surprise: what is pointed at in one of them lights in all. */
 const PLAY_MS = 20000, STEP_MS = [60, 900], MOST_LANES = 6, MOST_BARS = 600, TALLEST = 16;
+let unit = "tokens"; // what a visitor chose outlives a result
 
 function guesses(alternatives, token, bits, rank) {
   const list = make("div", "ps-guesses");
@@ -17,30 +18,49 @@ function readerView(view, data) {
   const map = view.querySelector(".ps-map");
   const slider = view.querySelector(".ps-steps input"), says = view.querySelector(".ps-says");
   const play = view.querySelector('[data-step="play"]');
-  const { windows, segments, bits } = data, length = bits.length;
+  const { windows, bits } = data, length = bits.length;
   const windowOf = new Array(length).fill(-1), pieceOf = new Array(length).fill(-1);
   windows.forEach(([, first, end], n) => windowOf.fill(n, first, end));
-  segments.forEach((range, n) => range && pieceOf.fill(n, range[0], range[1] + 1));
-  let now = -1, timer = null;
+  const box = view.querySelector(".ps-text");
+  const asTokens = { label: box.getAttribute("aria-label"), ...JSON.parse(box.dataset.pieces), segments: data.segments };
+  let now = -1, timer = null, shown = asTokens, classes, segments;
 
   /* In words: one piece of the text, and each of its tokens. */
   function describe(number, piece) {
     const head = make("p", "ps-piece"), range = segments[number];
     head.append(make("code", "", visible(piece)));
+    if (shown.scores) return [head, ...describeWord(range, shown.scores[number])];
     if (!range) return [head, make("p", "", "No token stands for this; it costs the model nothing.")];
     const [first, last] = range;
     if (first === last) return [head, ...describeToken(first, visible(piece))];
     const own = bits.slice(first, last + 1), together = own.reduce((a, b) => a + b, 0);
-    const parts = own.map((_, k) => {
-      const part = make("details");
-      part.append(make("summary", "", `Token ${k + 1} of ${own.length}`), ...describeToken(first + k, "this one"));
+    const sum = own.includes(null) ? "" : `; together ${bitsText(together)}`;
+    return [head, make("p", "", `The tokenizer splits this into ${own.length} tokens${sum}.`), ...tokenParts(first, last)];
+  }
+
+  function tokenParts(first, last) {
+    return bits.slice(first, last + 1).map((own, k) => {
+      const part = make("details"), name = visible(data.names[first + k]), cost = own === null ? "not scored" : bitsText(own);
+      part.append(make("summary", "", `Token ${k + 1} of ${last - first + 1}: ${name}, ${cost}`), ...describeToken(first + k, name));
       return part;
     });
-    const sum = own.includes(null) ? "" : `; together ${bitsText(together)}`;
-    return [head, make("p", "", `The tokenizer splits this into ${own.length} tokens${sum}.`), ...parts];
+  }
+
+  function describeWord(range, scores) {
+    if (!scores) return [make("p", "", "Part of the context: read, and not scored.")];
+    if (!range) return [make("p", "", "A token reaches across an edge of this word, so that it has no score.")];
+    const [surprisal, plain, entropy] = scores, [first, last] = range;
+    if (surprisal === null) return [make("p", "", "Not scored: no window predicts all of its tokens."), ...tokenParts(first, last)];
+    return [
+      make("p", "", `${bitsText(surprisal)} of surprise: ${oneIn(Math.max(0, surprisal))}.`),
+      make("p", "", `Before it the model saw ${tokens(data.context[first])}, and what it expected had an entropy of ${bitsText(entropy)}.`),
+      make("p", "ps-note", `Its ${tokens(last - first + 1)} alone: ${bitsText(plain)}. The space after a word is booked on that word.`),
+      ...tokenParts(first, last),
+    ];
   }
 
   function describeToken(token, name) {
+    if (token < data.context_tokens) return [make("p", "", "Part of the context: read, and not scored.")];
     if (bits[token] === null) return [make("p", "", "Not scored: no window has it among the tokens it predicts.")];
     const rank = data.rank[token], [begin, , end, start] = windows[windowOf[token]];
     const alternatives = data.alternatives[token];
@@ -110,7 +130,6 @@ function readerView(view, data) {
   let colouring = "surprise";
   const ranks = [1, 10, 100, 1000, 10000];
   const widest = Math.max(1, ...data.context.filter((value) => value !== null));
-  const classes = JSON.parse(view.querySelector(".ps-text").dataset.pieces).classes.split(" ");
   const COLOURS = {
     surprise: (number) => classes[number],
     rank: (number, [first]) => "b" + ranks.filter((edge) => data.rank[first] > edge).length,
@@ -125,7 +144,8 @@ function readerView(view, data) {
     const [begin, fresh, end] = windows[now] ?? [0, 0, 0];
     return first < begin || first >= end ? coloured : `${coloured} ${first < fresh ? "in-context" : "in-new"}`;
   }
-  const { point, hold, bring, restyle, restyleAll } = explorer(view, describe, (number) => {
+  choosePieces(asTokens);
+  const { lay, point, hold, bring, restyle, restyleAll } = explorer(view, describe, (number) => {
     const range = segments[number];
     if (!range) return;
     stop();
@@ -134,6 +154,27 @@ function readerView(view, data) {
     cursor.hidden = false;
     if (windowOf[range[0]] >= 0) show(windowOf[range[0]]);
   }, look);
+
+  function choosePieces(pieces) {
+    shown = pieces;
+    segments = pieces.segments;
+    classes = pieces.classes.split(" ");
+    pieceOf.fill(-1);
+    segments.forEach((range, n) => range && pieceOf.fill(n, range[0], range[1] + 1));
+  }
+  /* Tokens, or words: those are scored when they are first asked for. */
+  function chooseUnit(choice) {
+    const wanted = document.querySelector("#words input"), pieces = choice === "words" ? data.words : asTokens;
+    unit = choice;
+    if (wanted.checked !== (choice === "words")) wanted.click();
+    if (!pieces || pieces === shown) return;
+    choosePieces(pieces);
+    lay(pieces);
+  }
+  for (const choice of view.querySelectorAll("[data-units] input")) {
+    choice.addEventListener("change", () => chooseUnit(choice.value));
+    if (choice.value === "words" && unit === "words" && data.words) { choice.checked = true; chooseUnit("words"); }
+  }
 
   function restyleWindow([begin, , end]) {
     for (let token = begin; token < end; token++) restyle(pieceOf[token]);

@@ -1,10 +1,12 @@
 """The result in numbers: the perplexity large, what it means, and what else was measured."""
 
 import math
-import zlib
 
+from .intro_view import term
+from .links import link
 from .markup import count, escape, number, payload
 from .service import Scored
+from .settings import fingerprint
 
 WIDEST = 10  # an interval from a number to over ten times as much says nothing
 ENDLESS = 1e9  # JSON has no infinity
@@ -16,7 +18,8 @@ def score_view(scored: Scored) -> str:
     data = {
         "perplexity": min(result["perplexity"], ENDLESS),
         "read": result["num_forward_tokens"],
-        "text": zlib.adler32(scored.text.encode()),
+        "text": fingerprint(settings.context + scored.text),
+        "address": link(settings, scored.text),
         "model": settings.model,
         "recipe": recipe(scored),
     }
@@ -40,7 +43,14 @@ def recipe(scored: Scored) -> list[str]:
     if any(begins):
         start = "start token in every window" if all(begins[1:2]) else "start token once"
     stride = [] if settings.stride is None else [f"stride {settings.stride:,}"]
-    return [f"protocol {settings.protocol}", f"window {settings.window:,}", *stride, start]
+    context = [f"after {count(scored.context_tokens, 'token')} of context"] * bool(settings.context)
+    return [
+        f"protocol {settings.protocol}",
+        f"window {settings.window:,}",
+        *stride,
+        start,
+        *context,
+    ]
 
 
 def _interval(result: dict) -> str:
@@ -73,20 +83,26 @@ def _meaning(scored: Scored) -> str:
 def _numbers(scored: Scored) -> str:
     result = scored.result
     length = len(scored.tokens["tokens"])
+    own = length - scored.context_tokens
+    texts = "context and text" if scored.settings.context else "the text"
     rows = [
-        ("Tokens scored", f"{result['num_tokens']:,}", f"of {length:,} in the text"),
+        ("Tokens scored", f"{result['num_tokens']:,}", f"of {own:,} in the text"),
         ("Windows", f"{result['num_windows']:,}", _window_words(scored)),
         (
             "Tokens read",
             f"{result['num_forward_tokens']:,}",
-            f"the cost: {result['num_forward_tokens'] / max(1, length):.1f} × the text",
+            f"the cost: {result['num_forward_tokens'] / max(1, length):.1f} × {texts}",
         ),
         (
             "Bits per token",
             number(result["total_nll"] / math.log(2) / result["num_tokens"]),
             "mean surprise of a token",
         ),
-        ("Bits per byte", number(result["bits_per_byte"]), "comparable between tokenizers"),
+        (
+            term("bits per byte", "Bits per byte"),
+            number(result["bits_per_byte"]),
+            "comparable between tokenizers",
+        ),
         ("Word perplexity", number(result["word_perplexity"]), "per word instead of token"),
     ]
     if result.get("tool_stderr") is not None:

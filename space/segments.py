@@ -35,6 +35,11 @@ def cut(text: str, offsets: Sequence[Sequence[int]]) -> list[Segment]:
     return list(_fill_gaps(whole, len(text)))
 
 
+def segment_data(segments: Sequence[Segment]) -> list[list[int] | None]:
+    """First and last token of each segment for the page's script, None where it has none."""
+    return [None if s.first is None else [s.first, s.last] for s in segments]
+
+
 def _merge_overlaps(offsets: Sequence[Sequence[int]]) -> Iterator[Segment]:
     """Join tokens that share characters."""
     current = None

@@ -45,6 +45,16 @@ class Scored:
     def tokens(self) -> dict:
         return self.result["token_scores"][0]
 
+    @property
+    def whole(self) -> str:
+        """All that was read: the context and the text."""
+        return self.settings.context + self.text
+
+    @property
+    def context_tokens(self) -> int:
+        """How many tokens were read as context alone."""
+        return self.result.get("context_tokens", 0)
+
 
 @dataclass(frozen=True)
 class Compared:
@@ -167,7 +177,7 @@ class Service:
     def trade_off(self, text: str, settings: Settings, job: Job) -> Sweep:
         """Score a text with strides from the whole window down to a sixteenth of it."""
         text = check_text(text, self.limits)
-        check_settings(settings, self.protocols)
+        settings = check_settings(settings, self.protocols)
         with self._opened([settings.model], job) as (loaded,):
             check_tokens(loaded, text, self.limits, job)
             full = replace(settings, protocol=Settings.protocol)
@@ -196,7 +206,7 @@ class Service:
     def every_protocol(self, text: str, settings: Settings, job: Job) -> Sweep:
         """Score a text as every tool would, with the same window and its own usual stride."""
         text = check_text(text, self.limits)
-        check_settings(settings, self.protocols)
+        settings = check_settings(settings, self.protocols)
         with self._opened([settings.model], job) as (loaded,):
             check_tokens(loaded, text, self.limits, job)
             settings = settings.for_model(loaded.window, clip=True)
@@ -206,6 +216,7 @@ class Service:
                 job.computing("Scoring"),
                 protocol=list(self.protocols),
                 max_length=settings.window,
+                contexts=[settings.context] if settings.context else None,
             )
             return self._gather(text, replace(settings, start="automatic"), entries, loaded)
 

@@ -6,8 +6,10 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from urllib.parse import urlencode
 
-from .limits import Refused
+from .limits import Refused, whole_characters
 from .protocols import START_CHOICES, guide
+
+MOST_CONTEXT = 20_000  # characters
 
 
 @dataclass(frozen=True)
@@ -20,6 +22,8 @@ class Settings:
         stride: tokens from one window to the next; None for the protocol's usual one.
         start: a key of `START_CHOICES`.
         protocol: whose windows to use.
+        context: what is read before the text and not scored; empty for nothing.
+        words: whether the text's words are scored too.
     """
 
     model: str
@@ -27,6 +31,8 @@ class Settings:
     stride: int | None = None
     start: str = "automatic"
     protocol: str = "sliding"
+    context: str = ""
+    words: bool = False
 
     def for_model(self, longest: int, clip: bool = False) -> "Settings":
         """Fill in window and stride for a model that takes `longest` tokens.
@@ -68,6 +74,10 @@ class Settings:
             arguments["stride"] = self.stride
         if known.starts:
             arguments["add_start_token"] = START_CHOICES[self.start]
+        if self.context:
+            arguments["contexts"] = [self.context]
+        if self.words:
+            arguments["words"] = True
         return arguments
 
     def mark(self, text: str, but: Sequence[str] = ()) -> str:
@@ -78,12 +88,19 @@ class Settings:
         """
         values = asdict(self) | dict.fromkeys(but)
         names = ("model", "window", "stride", "start", "protocol")
-        return json.dumps([zlib.adler32(text.encode()), *(values[name] for name in names)])
+        chosen = (values[name] for name in names)
+        return json.dumps([fingerprint(text), *chosen, fingerprint(self.context)])
 
     def link(self) -> str:
-        """A link to the page with these settings."""
+        """A link to the page with these settings; what is read has its place behind the #."""
         chosen = {key: value for key, value in asdict(self).items() if value is not None}
+        del chosen["context"], chosen["words"]
         return "?" + urlencode(chosen)
+
+
+def fingerprint(text: str) -> int:
+    """A number by which the page's script sees that a text changed."""
+    return zlib.adler32(text.encode())
 
 
 def check_settings(settings: Settings, protocols: Sequence[str]) -> Settings:
@@ -100,5 +117,26 @@ def check_settings(settings: Settings, protocols: Sequence[str]) -> Settings:
     for name, value in (("window", settings.window), ("stride", settings.stride)):
         if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
             raise Refused(f"The {name} must be a whole number of tokens, not “{value}”.")
-    starts = guide(settings.protocol).starts
-    return settings if settings.start in starts else replace(settings, start="automatic")
+    known = guide(settings.protocol)
+    if settings.context and not known.contexts:
+        raise Refused(
+            f"The protocol {settings.protocol} scores no text after a context: its tool does not. "
+            "Leave the context empty, or choose another protocol."
+        )
+    if settings.start not in known.starts:
+        settings = replace(settings, start="automatic")
+    return replace(
+        settings, context=check_context(settings.context), words=settings.words and known.words
+    )
+
+
+def check_context(context: str) -> str:
+    """Return the context with line ends as the page has them, or refuse it."""
+    if not isinstance(context, str):
+        raise Refused(f"The context must be a text, not “{context}”.")
+    if len(context) > MOST_CONTEXT:
+        raise Refused(
+            f"The context has {len(context):,} characters, and this page takes {MOST_CONTEXT:,} at "
+            "most. Leave out its beginning."
+        )
+    return whole_characters(context, "context")

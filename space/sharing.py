@@ -6,9 +6,10 @@ import io
 import json
 import math
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
-from .calls import TEXT_FILE
+from .calls import CONTEXT_FILE, TABLE_FILE, TEXT_FILE
 from .card import card
 from .markup import number
 from .score_view import recipe
@@ -16,6 +17,10 @@ from .service import Scored
 
 TITLE = "Perplexity Sliding: perplexity of texts of any length, under every published protocol"
 COLUMNS = ("index", "token", "start", "end", "nll", "bits", "rank", "context_length")
+WORD_COLUMNS = (
+    *("index", "word", "start", "end", "surprisal_bits", "plain_bits", "entropy_bits"),
+    *("num_tokens", "context_length"),
+)
 SHORT_COMMIT = 8
 
 
@@ -34,10 +39,12 @@ def sentence(scored: Scored) -> str:
         else f" (95 % interval {number(interval[0])} to {number(interval[1])})"
     )
     model = loaded.name + (f" at {loaded.commit[:SHORT_COMMIT]}" if loaded.commit else "")
+    context = scored.settings.context
+    after = f", context with SHA-256 {digest(context)}" if context else ""
     return (
         f"Perplexity {number(result['perplexity'])}{within} over {result['num_tokens']:,} tokens under "
         f"{model}; {', '.join(recipe(scored))}; {result['signature_short']}; "
-        f"text with SHA-256 {digest(scored.text)}."
+        f"text with SHA-256 {digest(scored.text)}{after}."
     )
 
 
@@ -87,39 +94,78 @@ def _finite(value: float | None) -> float | str | None:
     return value if value is None or math.isfinite(value) else str(value)
 
 
-def tokens_csv(scored: Scored) -> str:
+def word_table(scored: Scored) -> list[dict]:
+    """One row for each word: `WORD_COLUMNS`, in bits; what was not scored has none.
+
+    The surprisal has the space booked on the word that it ends, `plain_bits` is the plain sum over the
+    tokens. start and end are characters of the text, which begins after the context.
+    """
+    [words] = scored.result["word_scores"]
+    names = ("words", "offsets", "surprisal", "nll", "entropy", "num_tokens", "context_length")
+    return [
+        {
+            "index": index,
+            "word": word,
+            "start": first - len(scored.settings.context),
+            "end": end - len(scored.settings.context),
+            "surprisal_bits": _finite(surprisal and surprisal / math.log(2)),
+            "plain_bits": _finite(nll and nll / math.log(2)),
+            "entropy_bits": _finite(entropy and entropy / math.log(2)),
+            "num_tokens": num_tokens,
+            "context_length": context,
+        }
+        for index, (word, (first, end), surprisal, nll, entropy, num_tokens, context) in enumerate(
+            zip(*(words[name] for name in names))
+        )
+    ]
+
+
+def _finite(value: float | None) -> float | str | None:
+    return value if value is None or math.isfinite(value) else str(value)
+
+
+def as_csv(columns: Sequence[str], table: Sequence[dict]) -> str:
     lines = io.StringIO()
-    table = csv.DictWriter(lines, COLUMNS, lineterminator="\n")
-    table.writeheader()
-    table.writerows(token_table(scored))
+    writer = csv.DictWriter(lines, columns, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(table)
     return lines.getvalue()
 
 
-def tokens_json(scored: Scored) -> str:
-    """The whole result: numbers, signature, digest of the text, tokens and windows."""
-    result = {key: value for key, value in scored.result.items() if key != "token_scores"}
+def as_json(scored: Scored, name: str, table: Sequence[dict]) -> str:
+    """The whole result: numbers, signature, digest of the text, windows and a table."""
+    tables = ("token_scores", "word_scores")
+    result = {key: value for key, value in scored.result.items() if key not in tables}
     whole = {
         **{key: _finite(v) if isinstance(v, float) else v for key, v in result.items()},
         "text_sha256": digest(scored.text),
-        "tokens": token_table(scored),
+        name: table,
         "windows": scored.tokens["windows"],
     }
     return json.dumps(whole, ensure_ascii=False, indent=1)
 
 
-FILES = {
-    TEXT_FILE: lambda scored: scored.text,
-    "tokens.csv": tokens_csv,
-    "tokens.json": tokens_json,
-    "card.svg": card,
-}
+def files(scored: Scored) -> dict[str, str]:
+    """All files about a result, by name."""
+    context = scored.settings.context
+    made = {TEXT_FILE: scored.text}
+    if context:
+        row = json.dumps({"text": scored.text, "context": context}, ensure_ascii=False)
+        made |= {CONTEXT_FILE: context, TABLE_FILE: row + "\n"}
+    tables = {"tokens": (COLUMNS, token_table(scored))}
+    if "word_scores" in scored.result:
+        tables["words"] = (WORD_COLUMNS, word_table(scored))
+    for name, (columns, table) in tables.items():
+        made[f"{name}.csv"] = as_csv(columns, table)
+        made[f"{name}.json"] = as_json(scored, name, table)
+    return made | {"card.svg": card(scored)}
 
 
 def write_files(scored: Scored, folder: Path) -> list[str]:
     """Write all files about a result; return their paths."""
     paths = []
-    for name, content in FILES.items():
+    for name, content in files(scored).items():
         path = Path(folder) / name
-        path.write_text(content(scored), encoding="utf-8", newline="")
+        path.write_text(content, encoding="utf-8", newline="")
         paths.append(str(path))
     return paths

@@ -53,6 +53,7 @@ function explorer(view, describe, moved = () => {}, look = null) {
     const classes = pieces.classes.split(" ");
     shown = layPieces(box, { ...first, ...pieces, classes }, look ?? ((n) => classes[n]));
     box.removeAttribute("aria-activedescendant");
+    if (pieces.label) box.setAttribute("aria-label", pieces.label);
     selected = -1;
     held = false;
   }

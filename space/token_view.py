@@ -1,31 +1,20 @@
 """The text coloured by what was measured of its tokens, over the windows that read it."""
 
-import bisect
 import itertools
 import math
 from collections.abc import Sequence
 
 from .markup import count, escape, payload
 from .plan_view import plan_words
-from .segments import Segment, cut
+from .protocols import guide
+from .segments import Segment, cut, segment_data
 from .service import Scored
+from .surprise import LABELS, ODDS, bits_colour, in_bits
 from .text_box import detail_box, text_box
+from .word_view import word_data
 
-# Lower edges of the colours, in bits, and how likely a token at the edge is.
-EDGES = (0, 1, 3, 6, 10, 15)
-LABELS = ("under 1 bit", "1–3 bits", "3–6 bits", "6–10 bits", "10–15 bits", "over 15 bits")
-ODDS = (
-    "likelier than 1 in 2",
-    "to 1 in 8",
-    "to 1 in 64",
-    "to 1 in 1,000",
-    "to 1 in 33,000",
-    "rarer",
-)
 CHOICES = ("surprise", "rank", "context", "window")
 RANKS = ("first guess", "top 10", "top 100", "top 1,000", "top 10,000", "later")
-ENDLESS = 1e9  # JSON has no infinity
-SCRIPT_DIGITS = 3
 
 
 def text_view(scored: Scored) -> str:
@@ -38,7 +27,7 @@ def text_view(scored: Scored) -> str:
     return (
         f'<div class="ps-view" data-view="text" data-of="{escape(scored.settings.mark(scored.text))}" '
         f'data-payload="{payload(token_data(scored, segments))}">'
-        f"{_map(scored)}{_choice()}{legends()}"
+        f"{_map(scored)}{_choices(scored)}{legends()}"
         f'<div class="ps-pair">{text_box(pieces, colours, "token")}'
         f"{detail_box('what the model expected there')}</div>{_count_line(scored, segments)}</div>"
     )
@@ -48,7 +37,7 @@ def text_segments(scored: Scored) -> tuple[list[Segment], str]:
     """Segments and the text they cut; where a tokenizer gives no places, its tokens in a row."""
     offsets = scored.tokens["offsets"]
     if None not in offsets:
-        return cut(scored.text, offsets), scored.text
+        return cut(scored.whole, offsets), scored.whole
     names = [name.replace("▁", " ").replace("Ġ", " ") for name in scored.tokens["tokens"]]
     ends = [0]
     for name in names:
@@ -90,13 +79,28 @@ def colour_choice(names: Sequence[str], group: str) -> str:
     )
 
 
-def _choice() -> str:
-    """What to colour the text by, and what the lines under it mean."""
+def _choices(scored: Scored) -> str:
+    """What the pieces are, what to colour them by, and what the lines under them mean."""
+    refused = words_refused(scored)
+    off = f' disabled title="{escape(refused)}"' if refused else ""
     return (
-        f'<div class="ps-bar-line">{colour_choice(CHOICES, "ps-colour")}'
+        '<div class="ps-bar-line"><fieldset class="ps-choice" data-units><legend>Show</legend>'
+        '<label><input type="radio" name="ps-unit" value="tokens" checked>tokens</label>'
+        f'<label><input type="radio" name="ps-unit" value="words"{off}>words</label></fieldset>'
+        f"{colour_choice(CHOICES, 'ps-colour')}"
         '<ul class="ps-key"><li><i class="ps-context"></i>context</li><li>'
         '<i class="ps-new"></i>scored here</li><li><i class="ps-unscored"></i>not scored</li></ul></div>'
+        + (f'<p class="ps-note">{escape(refused)}</p>' if refused else "")
     )
+
+
+def words_refused(scored: Scored) -> str | None:
+    """Why the words of this text cannot be scored; None if they can."""
+    if not guide(scored.settings.protocol).words:
+        return f"No words here: {scored.settings.protocol} joins all texts before it scores them."
+    if None in scored.tokens["offsets"]:
+        return "No words here: this tokenizer does not say where its tokens are in the text."
+    return None
 
 
 def _map(scored: Scored) -> str:
@@ -118,7 +122,8 @@ def token_data(scored: Scored, segments: list[Segment]) -> dict:
     """What the script shows of each token, as columns."""
     tokens = scored.tokens
     return {
-        "names": tokens["tokens"],
+        "names": token_texts(scored),
+        "context_tokens": scored.result.get("context_tokens", 0),
         "bits": [None if nll is None else in_bits(nll) for nll in tokens["nll"]],
         "rank": tokens["rank"],
         "context": tokens["context_length"],
@@ -128,12 +133,17 @@ def token_data(scored: Scored, segments: list[Segment]) -> dict:
         ],
         "segments": segment_data(segments),
         "windows": window_data(scored),
+        "words": word_data(scored),
     }
 
 
-def segment_data(segments: list[Segment]) -> list[list[int] | None]:
-    """First and last token of each segment, None where it has none."""
-    return [None if s.first is None else [s.first, s.last] for s in segments]
+def token_texts(scored: Scored) -> list[str]:
+    """What each token stands for in the text; its own name where the tokenizer gives no place."""
+    tokens = scored.tokens
+    return [
+        name if offset is None else scored.whole[slice(*offset)]
+        for name, offset in zip(tokens["tokens"], tokens["offsets"])
+    ]
 
 
 def window_data(scored: Scored) -> list[list[int]]:
@@ -143,21 +153,12 @@ def window_data(scored: Scored) -> list[list[int]]:
     ]
 
 
-def in_bits(nll: float) -> float:
-    return round(nll / math.log(2), SCRIPT_DIGITS) if math.isfinite(nll) else ENDLESS
-
-
 def _colour(nll: list[float | None], segment: Segment, piece: str) -> str | None:
     """The colour class of a segment: by the sum of its tokens' surprisal."""
     if segment.first is None:
         return "" if piece.strip() else None
     own = nll[segment.first : segment.last + 1]
     return "out" if None in own else bits_colour(sum(own) / math.log(2))
-
-
-def bits_colour(bits: float) -> str:
-    """The colour class of so much surprise."""
-    return f"b{max(0, bisect.bisect_right(EDGES, bits) - 1)}"
 
 
 def _count_line(scored: Scored, segments: list[Segment]) -> str:

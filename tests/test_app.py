@@ -37,7 +37,7 @@ from space.charts import round_levels
 from space.compare_view import compare_view, verdict
 from space.endpoints import compare_summary, plain
 from space.gain_view import gain_view, measure_gains, repeated_before
-from space.handlers import SCORE_OUTPUTS, Handlers
+from space.handlers import SCORE_OUTPUTS, Handlers, to_share
 from space.jobs import Job, Jobs, OverBudget, Shown, Stopped, Update, follow, newest
 from space.limits import Limits, Refused
 from space.links import MOST_CHARACTERS, has_text, link, pack, read_link, unpack
@@ -53,8 +53,10 @@ from space.samples import read_upload, samples
 from space.segments import cut
 from space.service import Service, Sweep, worth_of_context
 from space.settings import Settings, check_settings
+from space.sharing import sentence, write_files
 from space.sweep_view import find_knee, gain_share, protocol_view, trade_off_view, window_picture
 from space.token_view import text_segments
+from space.word_view import word_segments
 
 STORY = "It was late, and the lamp had gone out again. Nobody went to light it. " * 12
 MANY = "Ça, c’est naïve: 你好 e\u0301 👩‍👩‍👧 🇩🇪! <script>alert(1)</script> & \"'`${x} {{y}}\n\tend"
@@ -447,7 +449,7 @@ def test_a_bad_link_changes_nothing_and_says_so(query, remark):
 @pytest.mark.parametrize("text", [MANY, "a", STORY * 5, "\x00\ufeff\u202e", "word " * 9000])
 def test_a_link_brings_its_text_back(text):
     behind = link(Settings(BUNDLED, 64), text).partition("#")[2]
-    assert unpack(f"#{behind}", Limits()) == text
+    assert unpack(f"#{behind}", Limits()) == {"text": text}
     assert regex.fullmatch(r"text=[\w-]+", behind, regex.ASCII)
 
 
@@ -475,8 +477,14 @@ def test_a_broken_text_in_a_link_is_refused(behind, said):
 
 
 def test_an_address_without_a_text_brings_none():
-    assert unpack("", Limits()) is None
-    assert unpack("#results", Limits()) is None
+    assert unpack("", Limits()) == unpack("#results", Limits()) == {}
+
+
+def test_a_link_brings_its_context_back_where_no_server_sees_it():
+    address = link(Settings(BUNDLED, 64, context=MANY), "the text")
+    query, _, behind = address.partition("#")
+    assert "context" not in query
+    assert unpack(behind, Limits()) == {"text": "the text", "context": MANY}
 
 
 def test_a_link_on_the_hub_leads_to_the_hubs_page(monkeypatch):
@@ -716,10 +724,24 @@ def test_plan_in_words_counts_what_was_run(scored):
 
 
 def test_sketch_says_what_the_stride_does():
-    assert "<b>96 tokens</b> of context" in sketch(128, 32)
+    assert "<b>96 to 127 tokens</b> of context" in sketch(128, 32)
     assert "<b>4.0 times</b>" in sketch(128, 32)
-    assert "<b>1 token</b> of context" in sketch(128, 128)
+    assert "<b>1 to 128 tokens</b> of context" in sketch(128, 128)
     assert "second half" in sketch(128, 32, "llama.cpp")
+
+
+@pytest.mark.parametrize("window, stride", [(2, 1), (2, 2), (3, 2), (8, 7), (8, 8), (9, 1)])
+def test_the_sketch_counts_the_context_that_tokens_have(service, window, stride):
+    """Window 2 seemed to have more context at stride 1 than at stride 2, which has more."""
+    scored = service.score(STORY, Settings(BUNDLED, window, stride), Job(60))
+    later = scored.tokens["windows"][1]["first"]
+    contexts = scored.tokens["context_length"][later:]
+    said = sketch(window, stride)
+    least, *most = regex.findall(r"<b>(\d+)(?: to (\d+))? tokens?</b>", said)[0]
+    assert int(least) == min(contexts) and int(most[0] or least) == max(contexts)
+    without_overlap = service.score(STORY, Settings(BUNDLED, window, window), Job(60)).tokens
+    more = sum(without_overlap["context_length"][later:]) > sum(contexts)
+    assert (f"Stride {window} leaves more" in said) == more
 
 
 def test_colours_follow_the_legend(scored):
@@ -830,6 +852,132 @@ def test_protocols_stand_in_order_on_one_axis_with_their_difference(service):
     assert "what the others are compared with" in page
 
 
+# Words, and a text after a context
+
+
+@pytest.fixture(scope="module")
+def worded(service):
+    settings = Settings(BUNDLED, 64, 16, context="Before it, a context 👩‍👩‍👧.", words=True)
+    return service.score(" " + MANY * 2, settings, Job(60))
+
+
+def data_of(page):
+    [data] = regex.findall(r'data-payload="([^"]*)"', page)
+    return json.loads(html.unescape(data))
+
+
+def test_a_text_after_a_context_has_the_metrics_number(worded, service, metric):
+    bundled = service.load(BUNDLED, Job(60))
+    expected = metric.compute(
+        predictions=[worded.text],
+        contexts=[worded.settings.context],
+        model=bundled.model,
+        tokenizer=bundled.tokenizer,
+        max_length=64,
+        stride=16,
+        words=True,
+    )
+    for key in ("perplexity", "num_tokens", "context_tokens", "word_scores", "signature"):
+        assert worded.result[key] == expected[key]
+    num_context = len(worded.settings.context.encode())  # the model reads bytes
+    assert worded.context_tokens == num_context == worded.tokens["nll"].count(None)
+    for words_of in (sentence(worded), SCORE_OUTPUTS["score"](worded)):
+        assert f"after {num_context} tokens of context" in words_of
+    assert f"of {len(worded.text.encode())} in the text" in SCORE_OUTPUTS["score"](worded)
+
+
+def test_the_context_is_shown_and_not_coloured(worded):
+    pieces = pieces_of(SCORE_OUTPUTS["text"](worded))
+    assert pieces["text"] == worded.settings.context + worded.text
+    reached = 0
+    for length, shown in zip(pieces["lengths"], pieces["classes"].split()):
+        inside = reached < len(worded.settings.context.encode("utf-16-le")) // 2
+        assert (shown == "out") == inside
+        reached += length
+    assert "tokens are not scored" not in plan_words(worded)
+
+
+def test_words_are_made_of_their_tokens(worded):
+    [words_scored] = worded.result["word_scores"]
+    data = data_of(SCORE_OUTPUTS["text"](worded))["words"]
+    shown = [scores for scores in data["scores"] if scores]
+    assert len(shown) == len(MANY.split()) * 2 - 1  # "end" and the next "Ça," are one
+    own = [s for s in word_segments(worded) if s.first is not None]
+    assert [worded.whole[s.start : s.end] for s in own] == worded.text.split()
+    for segment, nll, surprisal, entropy, scores in zip(
+        own, *(words_scored[name] for name in ("nll", "surprisal", "entropy")), shown
+    ):
+        assert sum(worded.tokens["nll"][segment.first : segment.last + 1]) == pytest.approx(nll)
+        bits = [value / math.log(2) for value in (surprisal, nll, entropy)]
+        assert scores == pytest.approx(bits, abs=1e-3)
+    utf16 = worded.whole.encode("utf-16-le")
+    assert 2 * sum(data["lengths"]) == len(utf16)
+
+
+def test_words_that_nobody_asked_for_are_not_scored(scored):
+    assert "word_scores" not in scored.result
+    assert data_of(SCORE_OUTPUTS["text"](scored))["words"] is None
+
+
+@pytest.mark.parametrize(
+    "protocol", [name for name, row in protocol_rows().items() if row.join is not None]
+)
+def test_a_protocol_that_joins_texts_says_that_it_has_no_words(service, protocol):
+    settings = Settings(BUNDLED, 16, protocol=protocol, words=True)
+    page = SCORE_OUTPUTS["text"](service.score(STORY, settings, Job(60)))
+    assert f"No words here: {protocol} joins all texts" in page
+    assert 'value="words" disabled' in page
+
+
+@pytest.mark.parametrize(
+    "protocol", [name for name, row in protocol_rows().items() if row.pairs is None]
+)
+def test_a_protocol_without_contexts_says_so(service, protocol):
+    settings = Settings(BUNDLED, 16, protocol=protocol, context="Before.")
+    with pytest.raises(
+        Refused, match=f"The protocol {regex.escape(protocol)} scores no text after"
+    ):
+        service.score(STORY, settings, Job(60))
+
+
+def test_tools_that_take_no_context_say_so_in_the_table(service):
+    sweep = service.every_protocol(STORY, Settings(BUNDLED, 64, context="Before."), Job(60))
+    assert len(sweep.scored) == sum(
+        row.pairs == "by characters" for row in protocol_rows().values()
+    )
+    reasons = {settings.protocol: reason for settings, reason in sweep.failed}
+    assert "scores no text after a context." in reasons["llama.cpp"]
+    assert sweep.scored[0].context_tokens == len("Before.")
+
+
+@pytest.mark.parametrize(
+    "context, said",
+    [
+        ("x" * 20_001, "The context has 20,001 characters, and this page takes 20,000 at most"),
+        ("\ud800", "The context holds broken characters"),
+        (7, "The context must be a text"),
+    ],
+)
+def test_contexts_that_are_refused(service, context, said):
+    with pytest.raises(Refused, match=said):
+        service.score(STORY, Settings(BUNDLED, 64, 16, context=context), Job(60))
+
+
+def test_line_ends_of_a_context_are_those_of_the_page(service):
+    scored = service.score(STORY, Settings(BUNDLED, 64, 16, context="a\r\nb\r"), Job(60))
+    assert scored.settings.context == "a\nb\n"
+
+
+def test_a_token_across_the_join_is_said_in_the_pages_words(service, folders):
+    tokens = Service(folders["bundled"]).score(
+        "man came.", Settings(BUNDLED, context="wo"), Job(60)
+    )
+    if tokens.result["notes"]:  # the bundled model cuts words into parts
+        [note] = tokens.result["notes"]
+        assert "edge between context and text" in note and "Begin the text with a space" in note
+        assert "boundary" not in note and "`" not in note
+
+
 # The calls to repeat a number give that number
 
 
@@ -842,6 +990,9 @@ def test_protocols_stand_in_order_on_one_axis_with_their_difference(service):
         Settings(BUNDLED, 64, protocol="lm-eval"),
         Settings(BUNDLED, 64, start="none", protocol="stock"),
         Settings(ROUNDED, 64, 16),
+        Settings(BUNDLED, 64, 16, context="It had rained since noon."),
+        Settings(BUNDLED, 64, 16, context="Nobody had come.\n" * 20, words=True),
+        Settings(BUNDLED, 64, protocol="lm-eval", context="Was it late?"),
     ],
 )
 def test_calls_give_the_same_number(folders, tmp_path, monkeypatch, capsys, settings):
@@ -852,8 +1003,9 @@ def test_calls_give_the_same_number(folders, tmp_path, monkeypatch, capsys, sett
         if not (tmp_path / path.name).exists():
             (tmp_path / path.name).symlink_to(path)
     monkeypatch.chdir(tmp_path)
-    scored = Service(folders["bytes"]).score(STORY, settings, Job(60))
-    (tmp_path / "text.txt").write_text(STORY, encoding="utf-8", newline="")
+    text = STORY[:50] if settings.protocol == "lm-eval" and settings.context else STORY
+    scored = Service(folders["bytes"]).score(text, settings, Job(60))
+    write_files(to_share(scored), tmp_path)
     namespace = {}
     exec(python_call(scored), namespace)
     capsys.readouterr()
@@ -866,8 +1018,10 @@ def test_calls_give_the_same_number(folders, tmp_path, monkeypatch, capsys, sett
     arguments = shell_call(scored).split()
     assert arguments[:2] == ["python", "score.py"]
     assert command_line.main([*arguments[2:], "--json"]) in (0, None)
-    printed = capsys.readouterr().out
-    assert f"{scored.result['perplexity']:.4f}"[:6] in printed
+    printed = json.loads(capsys.readouterr().out)
+    [printed] = printed.get("files") or [printed["corpus"]]  # of a table, all of it
+    assert printed["perplexity"] == pytest.approx(scored.result["perplexity"], rel=1e-6)
+    assert namespace["results"]["signature_short"] == scored.result["signature_short"]
 
 
 def test_on_a_space_the_call_to_copy_works_anywhere(folders, tmp_path, monkeypatch):
@@ -957,7 +1111,7 @@ def test_sliders_follow_the_model(handlers):
     _, window, stride, picture = steps[-1]
     assert (window.value, window.maximum) == (16, 16)
     assert (stride.value, stride.maximum) == (8, 16)
-    assert "16 tokens" in picture or "<b>8 tokens</b>" in picture
+    assert "<b>8 to 15 tokens</b> of context" in picture
 
 
 def test_the_stride_follows_the_window(handlers):
@@ -1005,10 +1159,11 @@ def test_a_protocol_without_a_stride_switches_the_slider_off(handlers):
     assert (stride.interactive, stride.value) == (True, 32)
 
 
-def arrive(handlers, behind="", **query):
+def arrive(handlers, behind="", kept="", **query):
     """What a visitor finds who comes by a link."""
-    names = ("text", "model", "window", "stride", "start", "protocol", "sketch", "status", "visits")
-    return SimpleNamespace(**dict(zip(names, handlers.arrive(visitor(**query), behind, 3))))
+    names = ("text", "context", "model", "window", "stride", "start", "protocol", "sketch")
+    values = handlers.arrive(visitor(**query), behind, kept, 3)
+    return SimpleNamespace(**dict(zip((*names, "status", "visits"), values, strict=True)))
 
 
 def test_links_set_the_controls_and_are_scored(handlers):
@@ -1023,6 +1178,24 @@ def test_a_link_may_bring_a_text_alone(handlers):
     found = arrive(handlers, f"#text={pack(MANY)}")
     assert (found.text, found.visits) == (MANY, 4)
     assert (found.window.value, found.stride.value) == (64, 32)
+
+
+def test_a_text_is_back_after_a_reload_even_if_the_address_is_older(handlers):
+    kept = json.dumps({"text": "typed later", "context": "and this before it"})
+    found = arrive(handlers, f"#text={pack(MANY)}", kept, window="32")
+    assert (found.text, found.context) == ("typed later", "and this before it")
+    assert (found.window.value, found.visits) == (32, 4)
+
+
+def test_a_long_text_that_is_back_waits_for_the_button(handlers):
+    found = arrive(handlers, kept=json.dumps({"text": "long " * 20_000, "context": ""}))
+    assert found.text.startswith("long") and found.visits == 3
+    assert "Press Score" in found.status
+
+
+@pytest.mark.parametrize("kept", ["", "{", "[1]", '{"text": 5}', "null", '{"other": "x"}'])
+def test_what_no_page_kept_is_no_text(handlers, kept):
+    assert all(value == gr.skip() for value in vars(arrive(handlers, kept=kept)).values())
 
 
 def test_a_window_alone_brings_half_of_it_as_stride(handlers):
@@ -1094,6 +1267,7 @@ def test_the_api_has_two_functions_with_types_and_words(url):
     parameters = {p["parameter_name"]: p for p in named["/score"]["parameters"]}
     assert list(parameters) == [
         *("text", "model", "window", "stride", "start_token", "protocol", "tokens"),
+        *("context", "words"),
     ]
     for endpoint in named.values():
         for parameter in endpoint["parameters"]:
@@ -1123,6 +1297,16 @@ def test_the_api_gives_tokens_and_words_to_quote(url):
     assert result["text_sha256"] == hashlib.sha256(STORY.encode()).hexdigest()
     assert result["text_sha256"] in result["sentence"]
     assert "#text=" in result["link"]
+
+
+def test_the_api_gives_words_after_a_context(url):
+    result = Client(url, verbose=False).predict(
+        " was kind.", context="The old man", words=True, api_name="/score"
+    )
+    assert [row["word"] for row in result["words"]] == ["was", "kind."]
+    assert " was kind."[result["words"][1]["start"] : result["words"][1]["end"]] == "kind."
+    assert result["context_tokens"] > 0 and "of context" in result["sentence"]
+    assert "&context=" in result["link"]
 
 
 def test_what_json_has_no_number_for_is_said_in_words():
@@ -1171,6 +1355,8 @@ def test_the_api_compares(url):
             "has no `start_token` “every”",
         ),
         ({"text": "x", "model": None}, "must be the name of a model"),
+        ({"text": "x", "protocol": "gptq", "words": True}, "`words` must be left out"),
+        ({"text": "x", "protocol": "gptq", "context": "y"}, "scores no text after a context"),
     ],
 )
 def test_the_api_refuses_with_a_sentence(url, arguments, said):

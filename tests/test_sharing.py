@@ -18,7 +18,7 @@ from space.jobs import Job
 from space.models import BUNDLED
 from space.service import Service
 from space.settings import Settings
-from space.sharing import TITLE, bibtex, sentence, token_table, tokens_csv, tokens_json, write_files
+from space.sharing import TITLE, bibtex, files, sentence, token_table, word_table, write_files
 
 AWKWARD = 'Ça, c’est naïve: 你好 👩‍👩‍👧 "q",=1+1 <script>&amp;\x01\r\n\n' + "x" * 300 + " end "
 STORY = "It was late, and the lamp had gone out again. Nobody went to light it. " * 12
@@ -57,17 +57,47 @@ def test_the_file_of_the_text_is_the_text_that_was_scored(awkward, tmp_path):
 
 
 def test_tables_of_tokens_hold_what_was_measured(awkward):
-    rows = list(csv.DictReader(io.StringIO(tokens_csv(awkward))))
+    rows = list(csv.DictReader(io.StringIO(files(awkward)["tokens.csv"])))
     tokens = awkward.tokens
     assert [row["token"] for row in rows] == tokens["tokens"]
     total = sum(float(row["nll"]) for row in rows if row["nll"])
     assert total == pytest.approx(awkward.result["total_nll"], rel=1e-9)
-    whole = json.loads(tokens_json(awkward))
+    whole = json.loads(files(awkward)["tokens.json"])
     assert [row["rank"] for row in whole["tokens"]] == tokens["rank"]
     assert whole["text_sha256"] == hashlib.sha256(awkward.text.encode()).hexdigest()
     assert whole["perplexity"] == awkward.result["perplexity"]
     characters = awkward.text[whole["tokens"][3]["start"] : whole["tokens"][3]["end"]]
     assert characters == awkward.text[slice(*tokens["offsets"][3])]
+
+
+def test_tables_of_words_are_the_metrics(service):
+    settings = Settings(BUNDLED, 64, 16, context="Once there was", words=True)
+    scored = service.score(" a lamp that, at night,\nburned.", settings, Job(60))
+    made = files(scored)
+    rows = list(csv.DictReader(io.StringIO(made["words.csv"])))
+    [words] = scored.result["word_scores"]
+    assert [row["word"] for row in rows] == ["a", "lamp", "that,", "at", "night,", "burned."]
+    for name, own in (("surprisal", "surprisal_bits"), ("nll", "plain_bits")):
+        bits = [value / math.log(2) for value in words[name]]
+        assert [float(row[own]) for row in rows] == pytest.approx(bits, rel=1e-12)
+    for row in rows:
+        assert scored.text[int(row["start"]) : int(row["end"])] == row["word"]
+    whole = json.loads(made["words.json"])
+    assert whole["words"] == word_table(scored)
+    assert whole["signature"] == scored.result["signature"]
+    assert made["context.txt"] == "Once there was"
+    assert json.loads(made["text.jsonl"]) == {"text": scored.text, "context": "Once there was"}
+
+
+def test_no_file_is_made_of_what_was_not_asked(story):
+    assert set(files(story)) == {"text.txt", "tokens.csv", "tokens.json", "card.svg"}
+
+
+def test_the_card_of_a_text_after_a_context_shows_the_text(service):
+    settings = Settings(BUNDLED, 64, 16, context="Before it. " * 60)
+    picture = card(service.score("Only this is scored.", settings, Job(60)))
+    assert "".join(text for text, *_ in words_of(picture)) == "Onlythisisscored."
+    assert "20 tokens scored after 660 tokens of context." in picture
 
 
 def test_impossible_and_unscored_tokens_stay_apart_in_json(story):
