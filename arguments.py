@@ -1,7 +1,7 @@
 """The checks of what a caller passes: every message names the parameter, its range and the value."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from difflib import get_close_matches
 from inspect import signature
 from itertools import product
@@ -9,9 +9,7 @@ from numbers import Integral, Real
 from operator import index
 from os import PathLike
 
-from .key_tokens import KeyTokenRule
-from .windows import PROTOCOLS, Protocol
-from .words import find_words
+from .protocols import PROTOCOLS, Protocol
 
 START_CHOICES = (True, False, "once", "every")
 # What stands for a PEFT model's base as its reference.
@@ -163,113 +161,6 @@ def check_setting(setting: Setting, add_start_token, separator) -> None:
                 f"has no such setting. It takes {', '.join(protocol.knobs)}."
             )
     check_choice("add_start_token", add_start_token, protocol.start_choices)
-
-
-@dataclass(frozen=True)
-class LongContext:
-    """What a call asks about long contexts.
-
-    Attributes:
-        context_lengths: windows to compare, "doubling", or None.
-        positions: edges of bins of places in the text, "doubling", or None.
-        carry: read every text once and carry the model's state on.
-    """
-
-    context_lengths: list[int] | str | None
-    positions: list[int] | str | None
-    carry: bool
-
-
-def check_long_context(
-    context_lengths, positions, carry, settings: Sequence[Setting], gives_list, add_start_token
-) -> LongContext:
-    """Check what a call asks about long contexts, and that it asks it of one measurement."""
-    lengths = _check_ascending("context_lengths", context_lengths, 2)
-    edges = _check_ascending("positions", positions, 0, fewest=2)
-    check_choice("carry", carry, (True, False))
-    asked = {"context_lengths": lengths is not None, "positions": edges is not None, "carry": carry}
-    for name in (name for name, is_asked in asked.items() if is_asked):
-        if gives_list:
-            raise ValueError(
-                f"`{name}` must be left out where `protocol`, `max_length` or `stride` is a list. "
-                "Make a call for each."
-            )
-        protocol = settings[0].protocol
-        if name != "positions" and name not in protocol.knobs:
-            raise ValueError(
-                f"`{name}` must be left out with protocol={protocol.name!r}: {protocol.source} has "
-                f"no such setting. It takes {', '.join(protocol.knobs)}."
-            )
-    if isinstance(lengths, list) and settings[0].max_length not in (None, lengths[-1]):
-        raise ValueError(
-            f"`max_length` must be left out with `context_lengths`, whose longest is the window, "
-            f"got {settings[0].max_length} and {lengths[-1]}."
-        )
-    if carry and lengths is not None:
-        raise ValueError(
-            "`carry` must be False with `context_lengths`: what is carried has no length to vary."
-        )
-    if carry and add_start_token == "every":
-        raise ValueError(
-            "`add_start_token` must not be 'every' with `carry`, which reads every text once, got "
-            "'every'. Pass 'once'."
-        )
-    return LongContext(lengths, edges, carry)
-
-
-def check_key_tokens(key_tokens, evaluator, gives_list: bool) -> KeyTokenRule | None:
-    """What makes a token key, or None; and that an evaluator is given for it only."""
-    if key_tokens is None:
-        if evaluator is not None:
-            raise ValueError(
-                "`evaluator` must be left out without `key_tokens`. Pass key_tokens='longppl'."
-            )
-        return None
-    if gives_list:
-        raise ValueError(
-            "`key_tokens` must be left out where `protocol`, `max_length` or `stride` is a list. "
-            "Make a call for each."
-        )
-    if not (evaluator is None or isinstance(evaluator, str) or _is_pair(evaluator)):
-        raise TypeError(
-            "`evaluator` must be the name of a model on the Hub, a folder, or a pair (model, "
-            f"tokenizer), got {evaluator!r}."
-        )
-    settings = {} if key_tokens == "longppl" else key_tokens
-    known = [field.name for field in fields(KeyTokenRule)]
-    if not isinstance(settings, dict) or not set(settings) <= set(known):
-        raise ValueError(
-            f"`key_tokens` must be 'longppl', or a dict with some of {', '.join(known)}, got "
-            f"{key_tokens!r}."
-        )
-    for name in ("short_context", "stride"):
-        if name in settings:
-            check_whole_number(f"key_tokens[{name!r}]", settings[name], 1)
-    return KeyTokenRule(**settings)
-
-
-def _is_pair(value) -> bool:
-    return isinstance(value, tuple) and len(value) == 2
-
-
-def _check_ascending(name: str, values, low: int, fewest: int = 1) -> list[int] | str | None:
-    """Whole numbers without doubles, in ascending order; "doubling" and None stay."""
-    if values is None or (isinstance(values, str) and values == "doubling"):
-        return values
-    if isinstance(values, str) or not isinstance(values, Iterable):
-        raise TypeError(
-            f"`{name}` must be 'doubling' or a list of at least {fewest} whole numbers from {low} "
-            f"on, got {values!r}."
-        )
-    values = list(values)
-    for value in values:
-        check_whole_number(name, value, low)
-    if len(set(values)) < fewest:
-        raise ValueError(
-            f"`{name}` must be 'doubling' or a list of at least {fewest} different whole numbers "
-            f"from {low} on, got {values!r}."
-        )
-    return sorted({int(value) for value in values})
 
 
 def check_detokenizer(detokenizer) -> None:
@@ -506,12 +397,12 @@ def check_spans(name: str, spans, texts: Sequence[str]) -> list[list[tuple[int, 
             f"`{name}` must hold a list of spans for each text, {len(texts)}, got {spans!r:.80}."
         )
     return [
-        _check_spans_of(name, of_text, text, number)
+        check_spans_of(name, of_text, text, number)
         for number, (of_text, text) in enumerate(zip(spans, texts))
     ]
 
 
-def _check_spans_of(name: str, spans, text: str, number: int) -> list[tuple[int, int]]:
+def check_spans_of(name: str, spans, text: str, number: int) -> list[tuple[int, int]]:
     checked: list[tuple[int, int]] = []
     try:
         checked = [(index(first), index(end)) for first, end in spans]
@@ -528,27 +419,6 @@ def _check_spans_of(name: str, spans, text: str, number: int) -> list[tuple[int,
                 f"{len(text)} of the text at position {number}, got ({first}, {end})."
             )
         place = end
-    return checked
-
-
-def check_words(words, texts: Sequence[str]) -> list[list[tuple[int, int]]] | None:
-    """Return the characters of the words of each text; None where white space tells them."""
-    if words is True or (isinstance(words, str) and words == "whitespace"):
-        return None
-    if isinstance(words, str) or not isinstance(words, Sequence) or len(words) != len(texts):
-        raise ValueError(
-            "`words` must be True, 'whitespace', or a list of words or spans for each text, "
-            f"{len(texts)}, got {words!r:.80}."
-        )
-    checked = []
-    for number, (of_text, text) in enumerate(zip(words, texts)):
-        if not isinstance(of_text, str) and all(isinstance(word, str) for word in of_text):
-            try:
-                checked.append(find_words(text, of_text))
-            except ValueError as error:
-                raise ValueError(f"{error} It is the text at position {number}.") from None
-        else:
-            checked.append(_check_spans_of("words", of_text, text, number))
     return checked
 
 

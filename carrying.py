@@ -23,11 +23,10 @@ from .identity import describe_all
 from .language_model import LanguageModel, explain_failure
 from .measurement import Measurement
 from .measures import Block, Measure
-from .passes import Pass, Place
 from .running import Runner, Session
 from .scoring import CPU_BATCH_TOKENS, Columns, to_device
 from .states import StateReader, find_carrier
-from .windows import Plan, Window
+from .windows import Pass, Place, Plan, Window
 from .work import Work, check_ids
 
 

@@ -17,8 +17,8 @@ import numpy as np
 from .identity import Fingerprint, check_identifiable, describe_model
 from .language_model import LanguageModel
 from .measures import Measure
-from .passes import Pass
 from .scoring import Columns
+from .windows import Pass
 
 # SQLite's own way to tell whose file it is: an arbitrary number in the header.
 APPLICATION_ID = 0x50504C32

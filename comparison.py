@@ -10,7 +10,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .pieces import Pieces
 from .uncertainty import Blocks, Estimate, estimate_ratio, share_interval
 
 # Bounds of the reference's probability of its likeliest token, as exllamav3's qbench has them: where
@@ -144,52 +143,6 @@ def check_outside_mass(scores: PairedScores) -> None:
                 f"more than {MOST_OUTSIDE}. Pass the reference's own tokenizer as "
                 "`reference_tokenizer` if it differs."
             )
-
-
-def compare_bytes(
-    texts: Sequence[Pieces], block_tokens: float, margin: float | None = None
-) -> dict:
-    """Compute how two models with different tokenizers differ over the pieces that both cut.
-
-    Args:
-        texts: the pieces of each text.
-        block_tokens: fewest tokens of the model in a part of a text that is taken as independent.
-        margin: how much worse the model may be, as a share of its perplexity per byte.
-
-    Returns:
-        plain Python numbers and intervals of 95 % confidence, None where the text is too little.
-
-    Raises:
-        ValueError: no piece of any text is scored by both.
-    """
-    number = np.repeat(np.arange(len(texts)), [len(text.ends) for text in texts])
-    if not len(number):
-        raise ValueError(
-            "`predictions` must hold text that both models score, got none: their tokenizers cut "
-            "it nowhere at the same place."
-        )
-    names = ("tokens", "num_bytes", "nll", "reference_nll")
-    columns = [np.concatenate([getattr(text, name) for text in texts]) for name in names]
-    ends = np.concatenate([text.ends for text in texts])
-    blocks = Blocks.of([text.length for text in texts], number, ends - 1, columns)
-    clusters = blocks.clusters(block_tokens)
-    _, sizes, nll, reference_nll = clusters.sums.T
-    estimate = estimate_ratio(nll - reference_nll, sizes)
-    bits, reference_bits = (own.sum() / sizes.sum() / math.log(2) for own in (nll, reference_nll))
-    interval = plain_interval(estimate)
-    ratio_interval = interval and [math.exp(bound) for bound in interval]
-    return {
-        **judge(math.exp(estimate.value), ratio_interval, margin, "perplexity per byte"),
-        "bits_per_byte": float(bits),
-        "reference_bits_per_byte": float(reference_bits),
-        "bits_per_byte_change": estimate.value / math.log(2),
-        "bits_per_byte_change_interval": interval and [bound / math.log(2) for bound in interval],
-        "byte_perplexity_ratio": math.exp(estimate.value),
-        "byte_perplexity_ratio_interval": ratio_interval,
-        "byte_perplexity_ratio_pvalue": estimate.pvalue,
-        "interval_sample": clusters.sample,
-        "compared_bytes": int(sizes.sum()),
-    }
 
 
 def judge(ratio: float | None, interval: Interval, margin: float | None, what: str) -> dict:

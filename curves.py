@@ -1,23 +1,106 @@
-"""What a call asks about long contexts: what is planned for it, and what comes of the scores."""
+"""How far back a model looks: perplexity by length of context, and by place in the text.
 
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+By context, the same tokens are scored with windows of several lengths that slide by the same
+stride.  A shorter window is the head of a longer one that begins at the same token, so all of them
+cost what the longest costs::
+
+    begin              c0      c1          longest
+    |------------------##------##----------##          # the new tokens of a window of each length
+"""
+
+import itertools
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from .arguments import LongContext, Setting
-from .contexts import (
-    doubling_edges,
-    doubling_lengths,
-    in_context_score,
-    summarize_contexts,
-    summarize_positions,
-)
+from .arguments import Setting, check_choice, check_whole_number
 from .loading import UNLIMITED_WINDOW, ContextLimit
-from .measurement import Corpus, Measurement, plan_measurement
+from .measurement import Corpus, contexts_by_token, nlls_by_token, plan_measurement
 from .report import Report
-from .scoring import Columns
-from .windows import Window
+from .results import exp
+from .uncertainty import Blocks, Estimate, estimate_ratio
+
+# Times that "doubling" halves the longest context, unless the stride sets an end before.
+MOST_HALVINGS = 3
+
+# The in-context learning score of Olsson et al. (In-context Learning and Induction Heads, 2022):
+# the loss of the 500th token less that of the 50th.
+EARLY_TOKEN, LATE_TOKEN = 50, 500
+
+# --- what is asked and planned --------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class LongContext:
+    """What a call asks about long contexts.
+
+    Attributes:
+        context_lengths: windows to compare, "doubling", or None.
+        positions: edges of bins of places in the text, "doubling", or None.
+        carry: read every text once and carry the model's state on.
+    """
+
+    context_lengths: list[int] | str | None
+    positions: list[int] | str | None
+    carry: bool
+
+
+def check_long_context(
+    context_lengths, positions, carry, settings: Sequence[Setting], gives_list, add_start_token
+) -> LongContext:
+    """Check what a call asks about long contexts, and that it asks it of one measurement."""
+    lengths = _check_ascending("context_lengths", context_lengths, 2)
+    edges = _check_ascending("positions", positions, 0, fewest=2)
+    check_choice("carry", carry, (True, False))
+    asked = {"context_lengths": lengths is not None, "positions": edges is not None, "carry": carry}
+    for name in (name for name, is_asked in asked.items() if is_asked):
+        if gives_list:
+            raise ValueError(
+                f"`{name}` must be left out where `protocol`, `max_length` or `stride` is a list. "
+                "Make a call for each."
+            )
+        protocol = settings[0].protocol
+        if name != "positions" and name not in protocol.knobs:
+            raise ValueError(
+                f"`{name}` must be left out with protocol={protocol.name!r}: {protocol.source} has "
+                f"no such setting. It takes {', '.join(protocol.knobs)}."
+            )
+    if isinstance(lengths, list) and settings[0].max_length not in (None, lengths[-1]):
+        raise ValueError(
+            f"`max_length` must be left out with `context_lengths`, whose longest is the window, "
+            f"got {settings[0].max_length} and {lengths[-1]}."
+        )
+    if carry and lengths is not None:
+        raise ValueError(
+            "`carry` must be False with `context_lengths`: what is carried has no length to vary."
+        )
+    if carry and add_start_token == "every":
+        raise ValueError(
+            "`add_start_token` must not be 'every' with `carry`, which reads every text once, got "
+            "'every'. Pass 'once'."
+        )
+    return LongContext(lengths, edges, carry)
+
+
+def _check_ascending(name: str, values, low: int, fewest: int = 1) -> list[int] | str | None:
+    """Whole numbers without doubles, in ascending order; "doubling" and None stay."""
+    if values is None or (isinstance(values, str) and values == "doubling"):
+        return values
+    if isinstance(values, str) or not isinstance(values, Iterable):
+        raise TypeError(
+            f"`{name}` must be 'doubling' or a list of at least {fewest} whole numbers from {low} "
+            f"on, got {values!r}."
+        )
+    values = list(values)
+    for value in values:
+        check_whole_number(name, value, low)
+    if len(set(values)) < fewest:
+        raise ValueError(
+            f"`{name}` must be 'doubling' or a list of at least {fewest} different whole numbers "
+            f"from {low} on, got {values!r}."
+        )
+    return sorted({int(value) for value in values})
 
 
 def expand_settings(
@@ -48,6 +131,29 @@ def expand_settings(
     return [Setting(setting.protocol, length, stride) for length in lengths]
 
 
+def doubling_lengths(longest: int, stride: int | None) -> list[int]:
+    """A length and its halves, ascending: down to an eighth, or while two strides fit in.
+
+    Args:
+        longest: the window, at least 2.
+    """
+    lengths = [longest]
+    while lengths[-1] // 2 >= 2 * (stride or 1) and (stride or len(lengths) <= MOST_HALVINGS):
+        lengths.append(lengths[-1] // 2)
+    return lengths[::-1]
+
+
+def doubling_edges(longest: int) -> list[int]:
+    """Edges 0, 1, 2, 4, … of bins of places, the last one at or past the longest text's end."""
+    edges = [0, 1]
+    while edges[-1] < longest:
+        edges.append(2 * edges[-1])
+    return edges
+
+
+# --- reports --------------------------------------------------------------------------------------
+
+
 def report_curves(reports: Sequence[Report], asked: LongContext, num_forward_tokens: int) -> dict:
     """The keys of a result that answer what was asked; the first report is that of the result."""
     answers: dict[str, object] = {}
@@ -67,14 +173,8 @@ def report_contexts(reports: Sequence[Report]) -> list[dict]:
     """
     ascending = reports[::-1]
     plan = ascending[-1].measurement.plan
-    nlls = [
-        [nlls_by_token(*of_text) for of_text in windows_of_texts(one.measurement, one.scores)]
-        for one in ascending
-    ]
-    contexts = [
-        contexts_by_token(*of_text)
-        for of_text in windows_of_texts(ascending[-1].measurement, ascending[-1].scores)
-    ]
+    nlls = [nlls_by_token(one.measurement, one.scores) for one in ascending]
+    contexts = contexts_by_token(ascending[-1].measurement)
     if not any((seen >= plan.max_length - plan.stride).any() for seen in contexts):
         longest = max(len(seen) for seen in contexts)
         raise ValueError(
@@ -87,9 +187,8 @@ def report_contexts(reports: Sequence[Report]) -> list[dict]:
 
 def report_positions(report: Report, positions: list[int] | str) -> dict:
     """The keys `by_position` and `in_context_score` of a result."""
-    of_texts = list(windows_of_texts(report.measurement, report.scores))
-    nlls = [nlls_by_token(*of_text) for of_text in of_texts]
-    contexts = [contexts_by_token(*of_text) for of_text in of_texts]
+    nlls = nlls_by_token(report.measurement, report.scores)
+    contexts = contexts_by_token(report.measurement)
     edges = positions
     if edges == "doubling":
         edges = doubling_edges(max(len(nll) for nll in nlls))
@@ -99,30 +198,137 @@ def report_positions(report: Report, positions: list[int] | str) -> dict:
     }
 
 
-def windows_of_texts(
-    measurement: Measurement, scores: Sequence[Sequence[Columns]]
-) -> Iterator[tuple[int, list[Window], Sequence[Columns]]]:
-    """Yield (number of tokens, windows, their scores) of each text."""
-    for stream, windows, of_text in zip(measurement.streams, measurement.windows, scores):
-        yield len(stream), windows, of_text
+# --- floats: no model, no text --------------------------------------------------------------------
 
 
-def nlls_by_token(
-    num_tokens: int, windows: Sequence[Window], scores: Sequence[Columns]
-) -> np.ndarray:
-    """The nll of each token in nats (N,), NaN where it has none; with most context where several."""
-    nlls = np.full(num_tokens, np.nan)
-    for window, columns in zip(reversed(windows), reversed(scores)):
-        nlls[window.first : window.end] = columns["nll"]
-    return nlls
+def summarize_contexts(
+    context_lengths: Sequence[int],
+    nlls: Sequence[Sequence[np.ndarray]],
+    contexts: Sequence[np.ndarray],
+    stride: int,
+) -> list[dict]:
+    """Perplexity of the same tokens by length of context.
+
+    The tokens are those that the longest context can serve: they see between `longest - stride` and
+    `longest - 1` tokens under it, and as many less under a shorter one as it is shorter.
+
+    Args:
+        context_lengths: window lengths, ascending.
+        nlls: for each length and each text the nlls of its tokens in nats (N,), NaN where unscored.
+        contexts: for each text how many tokens each of its tokens sees under the longest (N,).
+        stride: tokens from one window to the next.
+
+    Returns:
+        for each length a dict; all but the longest with the ratio of its perplexity to the
+        longest's, paired token by token.
+    """
+    longest = context_lengths[-1]
+    served = [np.flatnonzero(seen >= longest - stride) for seen in contexts]
+    texts = np.repeat(np.arange(len(served)), [len(places) for places in served])
+    places = np.concatenate(served)
+    columns = [np.concatenate([n[at] for n, at in zip(of_texts, served)]) for of_texts in nlls]
+    blocks = Blocks.of(
+        [len(seen) for seen in contexts], texts, places, [np.ones(len(places)), *columns]
+    )
+    tokens, *sums = blocks.clusters(longest).sums.T
+    summaries = []
+    for length, nll in zip(context_lengths, sums):
+        estimate = estimate_ratio(nll, tokens)
+        summaries.append({"context_length": length, **as_perplexity(estimate, len(places))})
+        if length != longest:
+            summaries[-1]["ratio_to_longest"] = as_ratio(estimate_ratio(nll - sums[-1], tokens))
+    return summaries
 
 
-def contexts_by_token(
-    num_tokens: int, windows: Sequence[Window], scores: Sequence[Columns]
-) -> np.ndarray:
-    """How many tokens the prediction of each sees (N,), 0 where it is not scored."""
-    seen = np.zeros(num_tokens, dtype=np.int64)
-    for window in reversed(windows):
-        targets = np.arange(window.first, window.end)
-        seen[targets] = targets - window.begin + window.start_token
-    return seen
+def summarize_positions(
+    edges: Sequence[int], nlls: Sequence[np.ndarray], block_tokens: int
+) -> list[dict]:
+    """Mean nll by place in the text, and of all tokens up to there.
+
+    Args:
+        edges: first places of the bins, ascending, and one past the last; 0 is a text's first token.
+        nlls: for each text the nlls of its tokens in nats (N,), NaN where unscored.
+        block_tokens: fewest tokens in a cluster.
+
+    Returns:
+        for each bin with a scored token a dict: `first` and `last` place, `nll` and its `interval`,
+        `cumulative_nll` of all tokens from the first edge to `last`, `num_tokens`, `num_texts`.
+    """
+    scored = [np.flatnonzero(~np.isnan(nll)) for nll in nlls]
+    texts = np.repeat(np.arange(len(scored)), [len(places) for places in scored])
+    places = np.concatenate(scored)
+    values = np.concatenate([nll[at] for nll, at in zip(nlls, scored)])
+    lengths = [len(nll) for nll in nlls]
+    summaries, total, count = [], 0.0, 0
+    for first, end in itertools.pairwise(edges):
+        inside = (places >= first) & (places < end)
+        if not inside.any():
+            continue
+        total, count = total + float(values[inside].sum()), count + int(inside.sum())
+        columns = [np.ones(inside.sum()), values[inside]]
+        blocks = Blocks.of(lengths, texts[inside], places[inside], columns)
+        tokens, nll = blocks.clusters(block_tokens).sums.T
+        estimate = estimate_ratio(nll, tokens)
+        summaries.append(
+            {
+                "first": int(first),
+                "last": int(places[inside].max()),
+                "nll": estimate.value,
+                "interval": None if estimate.interval is None else list(estimate.interval),
+                "cumulative_nll": total / count,
+                "num_tokens": int(inside.sum()),
+                "num_texts": len(np.unique(texts[inside])),
+            }
+        )
+    return summaries
+
+
+def in_context_score(nlls: Sequence[np.ndarray], contexts: Sequence[np.ndarray]) -> dict | None:
+    """How much better the 500th token of a text is predicted than the 50th, in nats.
+
+    The mean over texts in which both are scored with all tokens before them in sight; None where
+    there is no such text.  Negative where the model learns from the context.
+
+    Args:
+        nlls: for each text the nlls of its tokens in nats (N,), NaN where unscored.
+        contexts: for each text how many tokens each of its tokens sees (N,).
+    """
+    early, late = EARLY_TOKEN - 1, LATE_TOKEN - 1
+    differences = np.array(
+        [
+            nll[late] - nll[early]
+            for nll, seen in zip(nlls, contexts)
+            if len(nll) > late and seen[late] >= late and not np.isnan(nll[[early, late]]).any()
+        ]
+    )
+    if not len(differences):
+        return None
+    estimate = estimate_ratio(differences, np.ones(len(differences)))
+    return {
+        "nll_difference": estimate.value,
+        "interval": None if estimate.interval is None else list(estimate.interval),
+        "num_texts": len(differences),
+    }
+
+
+def as_perplexity(estimate: Estimate, num_tokens: int) -> dict:
+    """A mean nll as it stands in the result, with its perplexity."""
+    return {
+        "perplexity": exp(estimate.value),
+        "interval": exp_interval(estimate),
+        "nll": estimate.value,
+        "num_tokens": num_tokens,
+    }
+
+
+def as_ratio(estimate: Estimate) -> dict:
+    """A mean difference of nlls as the ratio of two perplexities."""
+    return {
+        "perplexity_ratio": exp(estimate.value),
+        "interval": exp_interval(estimate),
+        "pvalue": estimate.pvalue,
+    }
+
+
+def exp_interval(estimate: Estimate) -> list[float] | None:
+    return None if estimate.interval is None else [exp(end) for end in estimate.interval]

@@ -13,7 +13,7 @@ from .language_model import LanguageModel
 from .measurement import Measurement
 from .measures import Measure, TailMass
 from .scoring import Columns
-from .words import token_texts
+from .tokenization import token_texts
 
 # For a token across an edge, by the characters before the edge: all tokens that begin with them.
 Completions = dict[int, dict[str, tuple[int, ...]]]

@@ -6,9 +6,13 @@ Joins what the three layers know: windows (integers), scores (arrays) and result
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from .arguments import Setting, TextsError, check_setting, check_stride, positions
 from .loading import ContextLimit, resolve_max_length
 from .parts import Parts, border_windows, windows_of_part
+from .protocols import Protocol
+from .scoring import Columns
 from .tokenization import (
     TokenizedText,
     choose_start,
@@ -17,7 +21,7 @@ from .tokenization import (
     tokenize,
     without_start_token,
 )
-from .windows import Plan, Protocol, Window, num_scored, resolve_stride
+from .windows import Plan, Window, num_scored, resolve_stride
 
 
 class Corpus:
@@ -265,3 +269,34 @@ def check_scorable(measurement: Measurement) -> None:
         f"{positions(unscorable)}. Remove them{advice}.",
         unscorable,
     )
+
+
+def nlls_by_token(
+    measurement: Measurement, scores: Sequence[Sequence[Columns]]
+) -> list[np.ndarray]:
+    """The nll of each token of each text in nats (N,), NaN where it has none.
+
+    Of several it has that with the most context.
+
+    Args:
+        scores: of the windows of each text.
+    """
+    of_texts = []
+    for stream, windows, columns_of in zip(measurement.streams, measurement.windows, scores):
+        nlls = np.full(len(stream), np.nan)
+        for window, columns in zip(reversed(windows), reversed(columns_of)):
+            nlls[window.first : window.end] = columns["nll"]
+        of_texts.append(nlls)
+    return of_texts
+
+
+def contexts_by_token(measurement: Measurement) -> list[np.ndarray]:
+    """How many tokens the prediction of each token of each text sees (N,), 0 where unscored."""
+    of_texts = []
+    for stream, windows in zip(measurement.streams, measurement.windows):
+        seen = np.zeros(len(stream), dtype=np.int64)
+        for window in reversed(windows):
+            targets = np.arange(window.first, window.end)
+            seen[targets] = window.context_length(targets)
+        of_texts.append(seen)
+    return of_texts

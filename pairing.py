@@ -10,15 +10,15 @@ import torch
 from transformers.utils import is_peft_available
 
 from .arguments import WITHOUT_ADAPTER
-from .comparison import PairedScores, compare, compare_bytes, tool_errors, worst_tokens
+from .byte_comparison import ByteComparison
+from .comparison import PairedScores, compare, tool_errors, worst_tokens
 from .divergence import Divergence
-from .identity import describe_measurement, describe_model
+from .identity import describe_model
 from .language_model import LanguageModel, lock_of
 from .loading import ContextLimit
 from .logits import Blocks
 from .measurement import Measurement
 from .measures import Measure, NegativeLogLikelihood
-from .pieces import common_pieces
 from .results import ratio_of_perplexities
 from .running import Session
 from .scoring import Columns
@@ -301,41 +301,6 @@ def list_tokens(
         }
 
     return [describe(place) for place in places.tolist()]
-
-
-@dataclass(frozen=True)
-class ByteComparison:
-    """Compares what two models with different tokenizers make of the pieces that both cut.
-
-    Attributes:
-        measurement: the reference's own plan, over its own tokens.
-        scores: of its windows.
-    """
-
-    reference: LanguageModel
-    margin: float | None
-    measurement: Measurement
-    scores: list[list[Columns]]
-
-    def compare(self, report) -> dict:
-        """What stands under `comparison`; see the metric's documentation."""
-        sides = (report.measurement, report.scores), (self.measurement, self.scores)
-        if any(stream.offsets is None for side, _ in sides for stream in side.streams):
-            raise ValueError(
-                "`reference_model` reads other tokens than the model; to compare them by characters "
-                "both need a tokenizer that tells where its tokens stand, a fast one."
-            )
-        pieces = [
-            common_pieces(text, *(scored_characters(*side, number) for side in sides))
-            for number, text in enumerate(report.measurement.texts)
-        ]
-        return {
-            "compared": "bytes",
-            **compare_bytes(pieces, report.measurement.plan.max_length, self.margin),
-            "reference_signature": describe_measurement(
-                self.reference, self.measurement, report.word_counts is not None
-            )["signature"],
-        }
 
 
 def scored_characters(

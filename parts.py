@@ -13,8 +13,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from .arguments import check_choice, check_contexts, check_spans, positions
+from .protocols import Protocol
 from .tokenization import Range, ScoredPart, TokenizedText, concatenate, start_token_id, tokenize
-from .windows import Plan, Protocol, Window, last_window, restrict_windows
+from .windows import Plan, Window, last_window, restrict_windows
 
 Chat = Sequence[Mapping[str, object]]
 BOUNDARIES = ("joint", "separate", "healed")

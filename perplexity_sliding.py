@@ -1,7 +1,7 @@
 """Perplexity of texts of any length under a causal language model, with a sliding window.
 
-The face of the metric: its documentation, its arguments and the order of work.  Windows are planned
-in windows.py, scored in scoring.py and summed up in results.py.
+The face of the metric: its documentation, its arguments and the models in memory.  What a call does
+stands in call.py: windows are planned (windows.py), scored (scoring.py) and summed up (results.py).
 """
 
 import os
@@ -23,15 +23,14 @@ from .arguments import (
     check_running,
     check_texts,
 )
-from .call import plan_request, report_request, score_request
+from .byte_comparison import Pieces as Pieces
+from .call import Request, check_request, plan_request, report_request, score_request
 from .carrying import score_carried as score_carried
 from .checkpoint import open_checkpoint
 from .comparison import PairedScores as PairedScores
-from .contexts import doubling_lengths as doubling_lengths
 from .curves import report_curves as report_curves
 from .distributed import Processes
 from .divergence import Divergence as Divergence
-from .evaluator import find_key_characters as find_key_characters
 from .guards import KeptState as KeptState
 from .healing import plan_healing as plan_healing
 from .hidden_states import StoredReference, store_reference
@@ -44,10 +43,8 @@ from .measurement import Corpus, Measurement
 from .measures import Measure as Measure
 from .pairing import Reader, WithoutAdapter, read_alike, smallest_limit
 from .parts import Chat, separate_chats
-from .passes import Pass as Pass
-from .pieces import Pieces as Pieces
+from .protocols import PROTOCOLS, Protocol
 from .report import Report as Report
-from .request import Request, check_request
 from .results import TextScores as TextScores
 from .running import Session
 from .scoring import Scorer as Scorer
@@ -55,8 +52,7 @@ from .states import StateReader as StateReader
 from .texts import count_words as count_words
 from .tokenization import check_tokenizer
 from .uncertainty import estimate_ratio_of_text
-from .windows import PROTOCOLS, Protocol
-from .word_report import WordScoring as WordScoring
+from .windows import Window as Window
 from .words import CORRECTIONS as CORRECTIONS
 from .work import Work as Work
 

@@ -8,17 +8,25 @@ from typing import NamedTuple
 import numpy as np
 
 from .arguments import Setting
+from .byte_comparison import ByteComparison
 from .identity import TextsDigest, describe_measurement
 from .language_model import LanguageModel
 from .measurement import Measurement
-from .pairing import ByteComparison, TokenComparison
-from .passes import PlannedWindow, count_inputs, merge_windows, unite
+from .pairing import TokenComparison
 from .results import Settings, TextScores, Totals, ratio_of_perplexities
 from .scoring import Columns
 from .texts import scored_span
 from .tokenization import TokenizedText
-from .windows import Window, guide_weights, num_scored
-from .word_report import WordScoring
+from .windows import (
+    PlannedWindow,
+    Window,
+    count_inputs,
+    guide_weights,
+    merge_windows,
+    num_scored,
+    unite,
+)
+from .words import WordScoring
 
 # What `token_scores` holds besides, where there is a reference; tokens are decoded.
 REFERENCE_COLUMNS = ("reference_nll", "kl", "top", "reference_top")

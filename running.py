@@ -12,9 +12,9 @@ from .identity import describe_all
 from .language_model import LanguageModel
 from .measurement import Measurement
 from .measures import Measure
-from .passes import Pass
 from .results import exp
 from .scoring import Columns, Scorer
+from .windows import Pass
 from .work import Work, plan_work
 
 

@@ -5,7 +5,7 @@ original text.
 """
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import groupby
@@ -14,7 +14,7 @@ import numpy as np
 import xxhash
 from tokenizers import processors
 
-from .windows import Protocol, Start
+from .protocols import Protocol, Start
 
 # Texts handed to the tokenizer in one call: enough to keep its threads busy, few enough that the
 # Python lists it returns stay small.
@@ -287,3 +287,31 @@ def unchanged(tokenizer) -> Iterator[None]:
         backend.no_padding() if padding is None else backend.enable_padding(**padding)
         if post_processor is not None:
             backend.post_processor = post_processor
+
+
+def token_texts(tokenizer, tokens: Sequence[str]) -> list[str]:
+    """The text that each token stands for in the middle of a text, its white space included.
+
+    A token is decoded between two others, since decoders strip what is at the ends.  Offsets would
+    not do: some tokenizers trim them, others count a space that is not in the text.
+    """
+    join = tokenizer.convert_tokens_to_string
+    anchor = _anchor(tokenizer)
+    if join([anchor, anchor]) == anchor + anchor:
+        return [_cut(join([anchor, token, anchor]), anchor, anchor) for token in tokens]
+    # The decoder puts a space before every word: tokens that it puts none before go on with one.
+    texts = [_cut(join([anchor, token]), anchor, "") for token in tokens]
+    if all(text[:1].isspace() for text in texts):
+        return [text.lstrip() + " " for text in texts]  # every token is a whole word
+    return texts
+
+
+def _anchor(tokenizer) -> str:
+    """A token of plain letters, which decodes to itself beside any other."""
+    vocabulary = tokenizer.get_vocab()
+    letters = "abcdefghijklmnopqrstuvwxyz"
+    return next((letter for letter in letters if letter in vocabulary), "a")
+
+
+def _cut(text: str, head: str, tail: str) -> str:
+    return text[len(head) : len(text) - len(tail)]

@@ -1,23 +1,28 @@
-"""Which tokens a model reads and which of them it scores: window plans and protocols.
+"""Which tokens a model reads and which of them it scores: windows, and the passes that they share.
 
 Integers only: no text, no tensor, no model.  A text of N tokens x[0..N-1] becomes a list of
-windows; each is one row of a forward pass.  The perplexities that tools report for the same model
-and text differ because their windows do, and every one of them is a row of `PROTOCOLS` over the
-one planner `plan_windows`.
+windows by one planner, `plan_windows`, for every protocol.
+
+Each pass is one row of a forward.  For a causal model a shorter window is a prefix of a longer one
+that begins at the same token, so all of them are one pass, the longest, and each window's scores
+are a slice of its pass's::
+
+    tokens        0  1  2  3  4  5  6  7  8  9
+    window A               .  .  .  #  #  #         # scored   . read as context
+    window B               .  .  #  #
+    their pass             .  .  #  #  #  #
+
+Windows of several protocols, strides and window lengths are merged so; equal texts count as one.
 """
 
 import itertools
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from types import UnionType
-from typing import Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
+from itertools import accumulate
+from typing import Literal, NamedTuple
 
-from .texts import (
-    count_words,
-    count_words_and_ends,
-    count_words_and_lines,
-    detokenize_wikitext,
-)
+from .protocols import PROTOCOLS, Protocol, Start
 
 
 class Window(NamedTuple):
@@ -53,344 +58,6 @@ class Window(NamedTuple):
     def context_length(self, target: int) -> int:
         """Tokens that the prediction of x[target] sees, the start token included."""
         return target - self.begin + self.start_token
-
-
-Start = Literal["none", "once", "every", "replace"]
-Aggregate = Literal["tokens", "window means", "guide weights", "texts", "capped"]
-ToolError = Literal["population", "sample"]
-Pairs = Literal["by characters", "by lengths"]
-Knob = Literal["max_length", "stride", "add_start_token", "separator", "context_lengths", "carry"]
-
-
-@dataclass(frozen=True)
-class Protocol:
-    """One tool's way to measure perplexity.
-
-    Attributes:
-        name: the value of `protocol=`.
-        source: whose number this is.
-        description: one sentence on what it does, for help texts and the Space.
-        max_length: tokens in a window; None stands for the model's own limit, which also caps a
-            number given here; "tokenizer or 1024" for what the tokenizer states, or 1024 where
-            it states more than the model takes.
-        stride: distance between the first tokens of two windows; None stands for `max_length`,
-            "half" for half of it.
-        encoding: "plain" encodes the text alone, "default" with the special tokens that the
-            tokenizer adds by itself, "default once" so unless the text begins with the start
-            token, "lines" each line alone and the end-of-text token after it; added tokens are
-            part of the text.
-        start: the start token: "chosen" by the user's `add_start_token`, "once" before the text,
-            "every if any" at the head of every window if the tokenizer has one, "replace" for
-            the first token of every window if the tokenizer adds one by itself, or "none".
-        start_is: which token that is: "bos", "bos or eos", or "eos".
-        start_choices: the values of `add_start_token` that the tool knows.
-        drops_written_start: a start token written at the head of a text is taken for the one that
-            stands before it; other tools score it as text.
-        scores_next: whether a window also scores the token after it, from its last row, and so
-            reads `max_length` tokens instead of `max_length - 1`: "always", "never", or
-            "without overlap", where windows share no token.
-        scores: "new" tokens, those that no window before has scored, the "second half" of
-            each window, or "all" tokens of each.
-        first_window: how many tokens the first one reads: as many as any other, "full", or no
-            more than a "stride", from where windows grow to their full length.
-        last: what becomes of a last window that the text does not fill: it stays "short", it is
-            moved left to "full" context, it is "dropped", or, with "cut", the text ends with its
-            first window; with "popped", the last window that has a token after it is dropped too.
-        join: None scores every text on its own; a string joins the texts with it first; "tokens"
-            joins their token ids.
-        texts_joined: how many texts are joined into a stream of their own; None for all.
-        aggregate: how token scores become the perplexity: over all "tokens", the mean of
-            "window means", that mean weighted as the guide does ("guide weights"), the mean of
-            the "texts", or over all tokens with Megatron's "capped" mean.
-        error: the ± that the tool prints: "population" (llama.cpp), "sample" (mlx-lm) or None.
-        min_windows: fewest windows that the tool accepts a text with.
-        pairs: how a text is told from the context that it is scored after: "by characters", in the
-            windows of the whole; "by lengths", after as many tokens as the context has alone, all
-            in one window that ends with the text; None takes no contexts.
-        knobs: the arguments that the tool has a setting for.
-        count_words: how the tool counts the words of a text.
-        detokenize: how the tool turns WikiText's word-level form into prose, if it does.
-
-    Raises:
-        TypeError: an attribute has a value that nothing in this project knows.
-    """
-
-    name: str
-    source: str
-    description: str
-    max_length: int | Literal["tokenizer or 1024"] | None = None
-    stride: int | Literal["half"] | None = None
-    encoding: Literal["plain", "default", "default once", "lines"] = "plain"
-    start: Literal["none", "chosen", "once", "every if any", "replace"] = "none"
-    start_is: Literal["bos", "bos or eos", "eos"] = "bos"
-    start_choices: tuple[Literal["once", "every"] | bool, ...] = (True, False, "once", "every")
-    drops_written_start: bool = False
-    scores_next: Literal["always", "never", "without overlap"] = "never"
-    scores: Literal["new", "second half", "all"] = "new"
-    first_window: Literal["full", "stride"] = "full"
-    last: Literal["short", "full", "dropped", "popped", "cut"] = "short"
-    join: str | None = None
-    texts_joined: int | None = None
-    aggregate: Aggregate = "tokens"
-    error: ToolError | None = None
-    min_windows: int = 1
-    pairs: Pairs | None = None
-    knobs: tuple[Knob, ...] = ("max_length",)
-    count_words: Callable = count_words
-    detokenize: Callable | None = None
-
-    def __post_init__(self) -> None:
-        for attribute, hint in get_type_hints(type(self)).items():
-            value = getattr(self, attribute)
-            if not _is_of(value, hint):
-                raise TypeError(
-                    f"`{attribute}` of protocol {self.name!r} must be {hint}, got {value!r}."
-                )
-
-    @property
-    def scores_each_text(self) -> bool:
-        """Whether every text is scored on its own, so that a corpus may come in shards."""
-        return self.join is None
-
-
-def _is_of(value: object, hint: object) -> bool:
-    """Whether a value is of a type, as far as the attributes of `Protocol` need it."""
-    parts = get_args(hint)
-    if get_origin(hint) is Literal:
-        return any(value is part or (value == part and type(value) is type(part)) for part in parts)
-    if get_origin(hint) in (Union, UnionType):
-        return any(_is_of(value, part) for part in parts)
-    if get_origin(hint) is tuple:
-        return isinstance(value, tuple) and all(_is_of(item, parts[0]) for item in value)
-    return isinstance(value, hint) and (hint is bool or not isinstance(value, bool))
-
-
-def protocol_table(*protocols: Protocol) -> dict[str, Protocol]:
-    """Protocols by name.
-
-    Raises:
-        ValueError: two have the same name.
-    """
-    table = {protocol.name: protocol for protocol in protocols}
-    if len(table) < len(protocols):
-        raise ValueError("Two protocols must not have the same name.")
-    return table
-
-
-PROTOCOLS = protocol_table(
-    Protocol(
-        "sliding",
-        source="this metric",
-        description=(
-            "Windows overlap, and every token is scored exactly once, with as much context as the "
-            "stride leaves it."
-        ),
-        stride="half",
-        start="chosen",
-        drops_written_start=True,
-        scores_next="without overlap",
-        pairs="by characters",
-        knobs=(
-            *("max_length", "stride", "add_start_token", "separator"),
-            *("context_lengths", "carry"),
-        ),
-    ),
-    Protocol(
-        "transformers-docs",
-        source="transformers guide, mean of window means (2022-2024)",
-        description=(
-            "The same windows, but the average is taken over windows instead of tokens, so a short "
-            "last window counts as much as a full one."
-        ),
-        stride="half",
-        encoding="default",
-        join="\n\n",
-        aggregate="window means",
-        knobs=("max_length", "stride", "separator"),
-    ),
-    Protocol(
-        "transformers-docs-weighted",
-        source="transformers guide, present form",
-        description="The same windows; each window's average is weighted by its number of tokens, less one.",
-        stride="half",
-        encoding="default",
-        join="\n\n",
-        aggregate="guide weights",
-        knobs=("max_length", "stride", "separator"),
-    ),
-    Protocol(
-        "stock",
-        source="evaluate's own perplexity metric",
-        description="Only the first window of each text is read; the rest is cut off.",
-        start="chosen",
-        start_choices=(True, False),
-        last="cut",
-        aggregate="texts",
-        knobs=("max_length", "add_start_token"),
-    ),
-    Protocol(
-        "lm-eval",
-        source="lm-evaluation-harness, loglikelihood_rolling",
-        description=(
-            "Windows do not overlap, so the first tokens of each have hardly any context; the last "
-            "window is moved back to be full."
-        ),
-        encoding="default once",
-        start="once",
-        start_is="bos or eos",
-        scores_next="always",
-        last="full",
-        count_words=count_words_and_ends,
-        detokenize=detokenize_wikitext,
-        pairs="by lengths",
-    ),
-    Protocol(
-        "paloma",
-        source="Paloma and OLMo-Eval",
-        description=(
-            "As lm-eval, with at most 2048 tokens, but the text always begins with the end-of-text "
-            "token."
-        ),
-        max_length=2048,
-        start="once",
-        start_is="eos",
-        scores_next="always",
-        last="full",
-    ),
-    Protocol(
-        "llama.cpp",
-        source="llama.cpp, llama-perplexity",
-        description=(
-            "Windows do not overlap, and only the second half of each is scored; what does not fill a "
-            "window is dropped."
-        ),
-        max_length=512,
-        encoding="default",
-        start="replace",
-        scores="second half",
-        last="dropped",
-        join="\n\n",
-        error="population",
-        min_windows=2,
-        knobs=("max_length", "separator"),
-    ),
-    Protocol(
-        "gptq",
-        source="GPTQ and AWQ papers",
-        description=(
-            "Windows do not overlap, the first token of each is not scored, and what does not fill a "
-            "window is dropped."
-        ),
-        max_length=2048,
-        encoding="default",
-        last="dropped",
-        join="\n\n",
-        knobs=("max_length", "separator"),
-    ),
-    Protocol(
-        "exllamav2",
-        source="ExLlamaV2, --standard_perplexity",
-        description="Windows are at most 512 tokens apart; what does not fill a window is dropped.",
-        stride=512,
-        last="dropped",
-        join="\n\n",
-        knobs=("max_length", "separator"),
-    ),
-    Protocol(
-        "megatron",
-        source="Megatron-LM, zero-shot evaluation",
-        description=(
-            "Windows are at most 32 tokens apart unless you choose otherwise; the mean is capped at "
-            "20 nats."
-        ),
-        stride=32,
-        scores_next="always",
-        join="\n\n",
-        aggregate="capped",
-        knobs=("max_length", "stride", "separator"),
-        count_words=count_words_and_lines,
-        detokenize=detokenize_wikitext,
-    ),
-    Protocol(
-        "mlx-lm",
-        source="mlx-lm, mlx_lm.perplexity",
-        description=(
-            "The token ids of all texts are cut into rows; the first token of each is not scored and "
-            "an incomplete row is dropped."
-        ),
-        max_length=512,
-        encoding="default",
-        last="dropped",
-        join="tokens",
-        error="sample",
-    ),
-    Protocol(
-        "run-clm",
-        source="transformers, run_clm.py and Trainer.evaluate",
-        description=(
-            "The token ids of every thousand texts are cut into blocks; the first token of each is "
-            "not scored and an incomplete block is dropped."
-        ),
-        max_length="tokenizer or 1024",
-        encoding="default",
-        last="dropped",
-        join="tokens",
-        texts_joined=1000,
-    ),
-    Protocol(
-        "yarn",
-        source="YaRN, eval/perplexity.py",
-        description=(
-            "Windows 256 tokens apart, each with the start token; the average is taken over windows "
-            "instead of tokens."
-        ),
-        stride=256,
-        start="every if any",
-        aggregate="window means",
-        knobs=("max_length", "stride"),
-    ),
-    Protocol(
-        "yarn-truncated",
-        source="YaRN, eval/perplexity.py --truncate",
-        description=(
-            "One window of each text, with the start token, and the rest is cut off: an average over "
-            "all lengths of context up to the window's."
-        ),
-        start="every if any",
-        last="cut",
-        aggregate="window means",
-    ),
-    Protocol(
-        "longlora",
-        source="LongLoRA and landmark attention, eval.py",
-        description=(
-            "Windows 256 tokens apart, each scoring all of its tokens, so that most count many times "
-            "and with every length of context."
-        ),
-        stride=256,
-        encoding="default",
-        scores="all",
-        last="popped",
-        join="tokens",
-        aggregate="window means",
-        knobs=("max_length", "stride"),
-    ),
-    Protocol(
-        "fairseq",
-        source="fairseq, fairseq-eval-lm --context-window (Press et al.)",
-        description=(
-            "One stream of lines with the end-of-text token around each; windows score their new "
-            "tokens, and begin with as many as a stride."
-        ),
-        encoding="lines",
-        start="once",
-        start_is="eos",
-        scores_next="always",
-        first_window="stride",
-        join="tokens",
-        knobs=("max_length", "stride"),
-    ),
-)
 
 
 def resolve_stride(
@@ -570,3 +237,140 @@ def guide_weights(windows: list[Window]) -> list[int]:
     """
     ends = [0] + [window.end for window in windows]
     return [end - previous_end - 1 for previous_end, end in itertools.pairwise(ends)]
+
+
+# --- passes ---------------------------------------------------------------------------------------
+
+
+class Pass(NamedTuple):
+    """One row of a forward pass, and the targets that are scored in it.
+
+    Attributes:
+        stream: number of the stream of tokens that is read.
+        begin: first token of the stream that is read.
+        end: one past the last target; x[end - 1] is scored but not read.
+        start_token: id of the token that stands before x[begin], or None.
+        targets: ranges (first, one past the last) of the targets, ascending and apart from each
+            other.
+    """
+
+    stream: int
+    begin: int
+    end: int
+    start_token: int | None
+    targets: tuple[tuple[int, int], ...]
+
+    @property
+    def num_inputs(self) -> int:
+        """Tokens read, the start token included: the length of the row fed to the model."""
+        return self.end - 1 - self.begin + (self.start_token is not None)
+
+    @property
+    def num_targets(self) -> int:
+        return sum(end - first for first, end in self.targets)
+
+
+class PlannedWindow(NamedTuple):
+    """A window over one of several streams.
+
+    Attributes:
+        start_id: the token id that stands before it; None where the window has no start token.
+    """
+
+    stream: int
+    window: Window
+    start_id: int | None
+
+
+class Place(NamedTuple):
+    """Where the scores of a window are: in those of a pass, from `offset` on."""
+
+    number: int
+    offset: int
+
+
+def merge_windows(
+    windows: Sequence[PlannedWindow], prefixes_agree: bool = True
+) -> tuple[list[Pass], list[Place]]:
+    """Merge windows into the fewest passes, in the order in which their first windows come.
+
+    Args:
+        prefixes_agree: whether the model gives a token the same score in a shorter and in a longer
+            pass; otherwise only windows of the same length are merged.
+
+    Returns:
+        the passes, and for every window the place of its scores.
+    """
+    groups: dict[tuple, list[int]] = {}
+    for number, (stream, window, start_id) in enumerate(windows):
+        key = (stream, window.begin, start_id, None if prefixes_agree else window.end)
+        groups.setdefault(key, []).append(number)
+    passes: list[Pass] = []
+    places: list[Place] = [Place(0, 0)] * len(windows)
+    for (stream, begin, start_id, _), members in groups.items():
+        spans = [windows[number].window for number in members]
+        targets = unite((window.first, window.end) for window in spans)
+        for number, window in zip(members, spans):
+            places[number] = Place(len(passes), offset_of(targets, window.first))
+        passes.append(Pass(stream, begin, targets[-1][1], start_id, targets))
+    return passes, places
+
+
+class SharedPrefix(NamedTuple):
+    """Passes that begin with the same tokens, which can be read once for all of them.
+
+    Attributes:
+        numbers: of the passes.
+        length: tokens that they share, the start token included; none of their rows is scored.
+    """
+
+    numbers: tuple[int, ...]
+    length: int
+
+    @property
+    def saved(self) -> int:
+        """Tokens that need not be read again."""
+        return (len(self.numbers) - 1) * self.length
+
+
+def find_shared_prefixes(
+    passes: Sequence[Pass], prefix_of: Callable[[Pass], Sequence[int]], least: int
+) -> list[SharedPrefix]:
+    """Find the passes that begin with the same tokens.
+
+    Args:
+        prefix_of: gives what a pass reads before anything of its own.
+        least: fewest tokens to save by reading a prefix once; fewer are not worth it.
+    """
+    groups: dict[tuple[int, ...], list[int]] = {}
+    for number, one in enumerate(passes):
+        prefix = tuple(prefix_of(one))
+        if prefix:
+            groups.setdefault(prefix, []).append(number)
+    shared = [SharedPrefix(tuple(numbers), len(prefix)) for prefix, numbers in groups.items()]
+    return [group for group in shared if group.saved >= least]
+
+
+def unite(ranges: Iterable[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
+    """The union of ranges (first, one past the last), as ascending ranges that do not touch."""
+    united: list[tuple[int, int]] = []
+    for first, end in sorted(ranges):
+        if united and first <= united[-1][1]:
+            united[-1] = (united[-1][0], max(end, united[-1][1]))
+        else:
+            united.append((first, end))
+    return tuple(united)
+
+
+def offset_of(targets: tuple[tuple[int, int], ...], target: int) -> int:
+    """How many targets of ascending ranges come before one of them."""
+    if len(targets) == 1:
+        return target - targets[0][0]
+    before = [0, *accumulate(end - first for first, end in targets)]
+    place = bisect_right(targets, target, key=lambda span: span[0]) - 1
+    return before[place] + target - targets[place][0]
+
+
+def count_inputs(passes: Iterable[Pass]) -> int:
+    """Tokens that passes read: their cost."""
+    return sum(one.num_inputs for one in passes)

@@ -18,18 +18,27 @@ tokens that end in a newline count as what they are.  Numbers are nats.
 
 import itertools
 import re
+import warnings
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from .arguments import check_spans_of, positions
+from .language_model import LanguageModel
+from .measurement import Measurement
+from .measures import Entropy, Measure, SetMass
+from .parts import check_fast
+from .scoring import Columns
+from .tokenization import Range, TokenizedText, token_texts
+from .windows import Window
+
 CORRECTIONS = ("pimentel", "oh", None)
+
 SPACE = re.compile(r"\s*")
-Span = tuple[int, int]  # first, one past the last: of characters, or of tokens
 
-
-# --- the vocabulary -------------------------------------------------------------------------------
+# --- the vocabulary --------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -79,43 +88,36 @@ def classify_vocabulary(tokenizer, size: int) -> Vocabulary:
     )
 
 
-def token_texts(tokenizer, tokens: Sequence[str]) -> list[str]:
-    """The text that each token stands for in the middle of a text, its white space included.
-
-    A token is decoded between two others, since decoders strip what is at the ends.  Offsets would
-    not do: some tokenizers trim them, others count a space that is not in the text.
-    """
-    join = tokenizer.convert_tokens_to_string
-    anchor = _anchor(tokenizer)
-    if join([anchor, anchor]) == anchor + anchor:
-        return [_cut(join([anchor, token, anchor]), anchor, anchor) for token in tokens]
-    # The decoder puts a space before every word: tokens that it puts none before go on with one.
-    texts = [_cut(join([anchor, token]), anchor, "") for token in tokens]
-    if all(text[:1].isspace() for text in texts):
-        return [text.lstrip() + " " for text in texts]  # every token is a whole word
-    return texts
+# --- words in a text -------------------------------------------------------------------------------
 
 
-def _anchor(tokenizer) -> str:
-    """A token of plain letters, which decodes to itself beside any other."""
-    vocabulary = tokenizer.get_vocab()
-    letters = "abcdefghijklmnopqrstuvwxyz"
-    return next((letter for letter in letters if letter in vocabulary), "a")
+def check_words(words, texts: Sequence[str]) -> list[list[tuple[int, int]]] | None:
+    """Return the characters of the words of each text; None where white space tells them."""
+    if words is True or (isinstance(words, str) and words == "whitespace"):
+        return None
+    if isinstance(words, str) or not isinstance(words, Sequence) or len(words) != len(texts):
+        raise ValueError(
+            "`words` must be True, 'whitespace', or a list of words or spans for each text, "
+            f"{len(texts)}, got {words!r:.80}."
+        )
+    checked = []
+    for number, (of_text, text) in enumerate(zip(words, texts)):
+        if not isinstance(of_text, str) and all(isinstance(word, str) for word in of_text):
+            try:
+                checked.append(find_words(text, of_text))
+            except ValueError as error:
+                raise ValueError(f"{error} It is the text at position {number}.") from None
+        else:
+            checked.append(check_spans_of("words", of_text, text, number))
+    return checked
 
 
-def _cut(text: str, head: str, tail: str) -> str:
-    return text[len(head) : len(text) - len(tail)]
-
-
-# --- words in a text ------------------------------------------------------------------------------
-
-
-def split_words(text: str) -> list[Span]:
+def split_words(text: str) -> list[Range]:
     """Split a text at white space, into (first, one past the last) characters."""
     return [match.span() for match in re.finditer(r"\S+", text)]
 
 
-def find_words(text: str, words: Iterable[str]) -> list[Span]:
+def find_words(text: str, words: Iterable[str]) -> list[Range]:
     """Find given words in a text that they make up, with nothing but white space between them.
 
     Raises:
@@ -140,7 +142,7 @@ def find_words(text: str, words: Iterable[str]) -> list[Span]:
     return spans
 
 
-def assign_tokens(text: str, offsets: np.ndarray, spans: Sequence[Span]) -> list[Span | None]:
+def assign_tokens(text: str, offsets: np.ndarray, spans: Sequence[Range]) -> list[Range | None]:
     """Find the tokens of each word, as (first, one past the last).
 
     White space that is a token of its own belongs to the word after it.
@@ -174,7 +176,7 @@ def assign_tokens(text: str, offsets: np.ndarray, spans: Sequence[Span]) -> list
     ]
 
 
-def _without_space(text: str, first: int, end: int) -> Span:
+def _without_space(text: str, first: int, end: int) -> Range:
     """The characters of a token without the white space at its ends; empty where none remain."""
     stripped = text[max(first, 0) : max(end, 0)].strip()
     if not stripped:
@@ -183,14 +185,14 @@ def _without_space(text: str, first: int, end: int) -> Span:
     return first, first + len(stripped)
 
 
-def _with_space_before(offsets: np.ndarray, solid: list[Span], first: int) -> int:
+def _with_space_before(offsets: np.ndarray, solid: list[Range], first: int) -> int:
     """The first of the tokens of nothing but white space that lead up to a token."""
     while first > 0 and solid[first - 1][0] == solid[first - 1][1] and offsets[first - 1][0] >= 0:
         first -= 1
     return first
 
 
-# --- scores ---------------------------------------------------------------------------------------
+# --- scores ----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -257,7 +259,7 @@ def opening_terms(
 
 
 def sum_words(
-    tokens: Sequence[Span | None],
+    tokens: Sequence[Range | None],
     nll: np.ndarray,
     closing: np.ndarray,
     opening: np.ndarray,
@@ -283,3 +285,173 @@ def sum_words(
 
 def number_or_none(value: float) -> float | None:
     return None if np.isnan(value) else float(value)
+
+
+# --- what a call returns ---------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class WordScoring:
+    """How words are scored.
+
+    Attributes:
+        spans: for each text the characters of its words; None splits it at white space.
+        correction: whose repair of the space between words: "pimentel", "oh" or None.
+    """
+
+    spans: Sequence[Sequence[Range]] | None
+    correction: str | None
+    vocabulary: Vocabulary
+
+    @classmethod
+    def of(
+        cls,
+        model: LanguageModel,
+        spans: Sequence[Sequence[Range]] | None,
+        correction: str | None,
+    ) -> "WordScoring":
+        """Get ready to score words under a model.
+
+        Raises:
+            ValueError: the tokenizer does not tell the characters of its tokens.
+        """
+        check_fast(model.tokenizer)
+        vocabulary = classify_vocabulary(model.tokenizer, model.vocabulary_size)
+        return cls(spans, correction, vocabulary)
+
+    def measures(self) -> list[Measure]:
+        """What is to be measured of each token."""
+        boundary = self.vocabulary.boundary_ids(self.correction)
+        interior = self.vocabulary.interior_ids()
+        return [
+            SetMass("boundary", tuple(boundary.tolist())),
+            SetMass("interior", tuple(interior.tolist())),
+            Entropy(),
+        ]
+
+    def fields(self) -> dict[str, str]:
+        """What of it belongs into the signature."""
+        split = "whitespace" if self.spans is None else "given"
+        return {"word_scores": f"{split}/{self.correction or 'uncorrected'}"}
+
+    def of_measurement(
+        self,
+        measurement: Measurement,
+        scores: Sequence[Sequence[Columns]],
+        borders: Sequence[Sequence[Columns]],
+    ) -> list[dict[str, list]]:
+        """The words of each text and their scores."""
+        results = []
+        torn = []
+        for number, (text, stream) in enumerate(zip(measurement.texts, measurement.streams)):
+            spans = self._words_of(measurement, number)
+            tokens = TokenArrays.of(
+                len(stream),
+                zip(measurement.windows[number], scores[number]),
+                zip(measurement.borders[number], borders[number]),
+            )
+            words = assign_tokens(text, word_offsets(stream), spans)
+            results.append(self._score(text, stream, spans, words, tokens))
+            if None in words:
+                torn.append(number)
+        if torn:
+            warnings.warn(
+                "A token reaches across the edge of a word in the texts at "
+                f"{positions(torn)}; such words have no score.",
+                stacklevel=2,
+            )
+        return results
+
+    def _words_of(self, measurement: Measurement, number: int) -> list[Range]:
+        """The characters of a text's words, in the text as it is read."""
+        text, part = measurement.texts[number], measurement.streams[number].part
+        whole = ((0, len(text)),) if part is None else part.spans
+        if self.spans is None:
+            return [
+                (begin + first, begin + end)
+                for begin, stop in whole
+                for first, end in split_words(text[begin:stop])
+            ]
+        after_context = measurement.parts is not None and measurement.parts.contexts is not None
+        begin = whole[0][0] if after_context else 0
+        return [(begin + first, begin + end) for first, end in self.spans[number]]
+
+    def _score(
+        self,
+        text: str,
+        stream: TokenizedText,
+        spans: Sequence[Range],
+        words: Sequence[Range | None],
+        tokens: "TokenArrays",
+    ) -> dict[str, list]:
+        borders = TokenBorders.of(text, stream.ids, word_offsets(stream), self.vocabulary)
+        closing = closing_terms(borders, tokens.boundary)
+        opening = opening_terms(borders, tokens.boundary, tokens.interior, self.correction)
+        nll, surprisal = sum_words(words, tokens.nll, closing, opening)
+        begins = [None if word is None else word[0] for word in words]
+        return {
+            "words": [text[first:end] for first, end in spans],
+            "offsets": [list(span) for span in spans],
+            "nll": nll,
+            "surprisal": nll if self.correction is None else surprisal,
+            "boundary": [
+                None if word is None else number_or_none(closing[word[1]]) for word in words
+            ],
+            "entropy": [
+                None if begin is None else number_or_none(tokens.entropy[begin]) for begin in begins
+            ],
+            "num_tokens": [0 if word is None else word[1] - word[0] for word in words],
+            "context_length": [
+                0 if begin is None else int(tokens.context_length[begin]) for begin in begins
+            ],
+        }
+
+
+@dataclass(frozen=True)
+class TokenArrays:
+    """Scores of a text's tokens, and of the border after the last (N + 1,); NaN where unscored."""
+
+    nll: np.ndarray
+    boundary: np.ndarray
+    interior: np.ndarray
+    entropy: np.ndarray
+    context_length: np.ndarray
+
+    @classmethod
+    def of(cls, num_tokens: int, scored, borders) -> "TokenArrays":
+        """Lay the columns of windows out over the text.
+
+        Args:
+            scored, borders: (window, its columns) pairs; of borders only what says whether a word
+                ends there.
+        """
+        arrays = cls(
+            *(np.full(num_tokens + 1, np.nan) for _ in range(4)),
+            np.zeros(num_tokens + 1, dtype=np.int64),
+        )
+        for window, columns in borders:
+            arrays._lay(window, columns, ("boundary", "interior"))
+        for window, columns in scored:
+            arrays._lay(window, columns, ("nll", "boundary", "interior", "entropy"))
+            places = np.arange(window.first, window.end)
+            arrays.context_length[places] = window.context_length(places)
+        return arrays
+
+    def _lay(self, window: Window, columns: Columns, names: Sequence[str]) -> None:
+        for name in names:
+            getattr(self, name)[window.first : window.end] = columns[name]
+
+
+def word_offsets(stream: TokenizedText) -> np.ndarray:
+    """The characters of each token (N, 2), as the words of a text want them.
+
+    A special token that the tokenizer added has none, (-1, -1); of a token across the edge of the
+    scored part the characters before the edge are left out.
+    """
+    offsets = stream.offsets.copy()
+    if stream.num_added:
+        offsets[offsets[:, 0] == offsets[:, 1]] = -1
+    if stream.part is not None:
+        for (first, _), tail in zip(stream.part.targets, stream.part.tails):
+            offsets[first, 0] += len(tail)
+    return offsets

@@ -12,16 +12,9 @@ from .arguments import positions
 from .distributed import Processes
 from .language_model import LanguageModel
 from .measurement import Measurement
-from .passes import (
-    Pass,
-    Place,
-    PlannedWindow,
-    SharedPrefix,
-    find_shared_prefixes,
-    merge_windows,
-)
 from .scoring import Columns, Row
 from .tokenization import stream_hash
+from .windows import Pass, Place, PlannedWindow, SharedPrefix, find_shared_prefixes, merge_windows
 
 # Tokens that reading a common context once must save: fewer do not pay for trying it.
 LEAST_SAVING = 256

@@ -61,7 +61,7 @@ def option(help: str, **settings) -> dict:
 
 def protocol_names() -> list[str]:
     """The protocols of the metric, read from the source of its table without importing it."""
-    tree = ast.parse((ROOT / "windows.py").read_text("utf-8"))
+    tree = ast.parse((ROOT / "protocols.py").read_text("utf-8"))
     calls = [
         node
         for node in ast.walk(tree)

@@ -1,4 +1,4 @@
-"""Write the README's table of protocols from the rows of windows.py.
+"""Write the README's table of protocols from the rows of protocols.py.
 
     python docs/protocol_table.py
 
@@ -82,7 +82,7 @@ def replace_table(markdown: str, table: str) -> str:
 
 def main() -> None:
     sys.path.insert(0, str(ROOT))
-    from perplexity_sliding.windows import PROTOCOLS
+    from perplexity_sliding.protocols import PROTOCOLS
 
     page = ROOT / "README.md"
     table = protocol_table(PROTOCOLS.values())

@@ -6,7 +6,8 @@ import reference
 import transformers
 from core.carrying import plan_segments, side_by_side
 from core.distributed import share_out
-from core.windows import PROTOCOLS, Plan
+from core.protocols import PROTOCOLS
+from core.windows import Plan
 from models import CONTEXT, make_model, make_tokenizer, random_text
 
 TEXTS = [random_text(70), random_text(9, seed=1), random_text(33, seed=2), random_text(35, seed=3)]

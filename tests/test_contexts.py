@@ -5,15 +5,14 @@ import math
 import numpy as np
 import pytest
 import reference
-from core.contexts import (
+from core.curves import (
     doubling_edges,
     doubling_lengths,
     in_context_score,
     summarize_contexts,
     summarize_positions,
 )
-from core.passes import PlannedWindow, count_inputs, merge_windows
-from core.windows import plan_windows
+from core.windows import PlannedWindow, count_inputs, merge_windows, plan_windows
 
 
 def contexts_of(num_tokens, length, stride):

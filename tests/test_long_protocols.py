@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 import reference
 import torch
-from core.windows import PROTOCOLS, plan_windows
+from core.protocols import PROTOCOLS
+from core.windows import plan_windows
 from models import CONTEXT, make_model, make_tokenizer, random_text, words
 
 

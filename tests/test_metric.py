@@ -11,7 +11,7 @@ import reference
 import torch
 import transformers
 from core.loading import context_limit
-from core.windows import PROTOCOLS
+from core.protocols import PROTOCOLS
 from models import (
     ARCHITECTURES,
     BOS,

@@ -49,11 +49,11 @@ def copy(root, tmp_path_factory):
         shutil.copy(module, folder)
     for name in ("cli", "space", "samples", "demo_model"):
         shutil.copytree(root / name, folder / name)
-    windows = folder / "windows.py"
+    protocols = folder / "protocols.py"
     table = "PROTOCOLS = protocol_table(\n"
-    source = windows.read_text("utf-8")
+    source = protocols.read_text("utf-8")
     assert source.count(table) == 1
-    windows.write_text(source.replace(table, table + ROW.lstrip("\n")), "utf-8")
+    protocols.write_text(source.replace(table, table + ROW.lstrip("\n")), "utf-8")
     return folder
 
 

@@ -8,7 +8,8 @@ import pytest
 import reference
 import torch
 from core.parts import find_part, is_chat
-from core.windows import PROTOCOLS, Plan, Window, last_window, plan_windows, restrict_windows
+from core.protocols import PROTOCOLS
+from core.windows import Plan, Window, last_window, plan_windows, restrict_windows
 from models import (
     ARCHITECTURES,
     BOS,

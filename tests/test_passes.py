@@ -2,8 +2,16 @@
 
 import pytest
 import torch
-from core.passes import Pass, PlannedWindow, count_inputs, merge_windows, offset_of, unite
-from core.windows import PROTOCOLS, plan_windows
+from core.protocols import PROTOCOLS
+from core.windows import (
+    Pass,
+    PlannedWindow,
+    count_inputs,
+    merge_windows,
+    offset_of,
+    plan_windows,
+    unite,
+)
 from hypothesis import given
 from hypothesis import strategies as st
 from models import (

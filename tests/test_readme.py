@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from core.windows import PROTOCOLS
+from core.protocols import PROTOCOLS
 
 ROOT = Path(__file__).resolve().parent.parent
 README = ROOT / "README.md"

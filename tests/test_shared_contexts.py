@@ -4,7 +4,7 @@ import sys
 
 import pytest
 import torch
-from core.passes import Pass, SharedPrefix, find_shared_prefixes
+from core.windows import Pass, SharedPrefix, find_shared_prefixes
 from core.work import LEAST_SAVING
 from models import ARCHITECTURES, make_model, make_tokenizer, random_text
 

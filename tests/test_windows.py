@@ -5,7 +5,8 @@ import math
 
 import pytest
 import reference
-from core.windows import PROTOCOLS, Window, guide_weights, plan_windows, resolve_stride
+from core.protocols import PROTOCOLS
+from core.windows import Window, guide_weights, plan_windows, resolve_stride
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from core.measures import Block, Entropy, Rank, SetMass, TailMass
+from core.tokenization import token_texts
 from core.words import (
     TokenBorders,
     Vocabulary,
@@ -16,7 +17,6 @@ from core.words import (
     opening_terms,
     split_words,
     sum_words,
-    token_texts,
 )
 from hypothesis import given
 from hypothesis import strategies as st
