@@ -33,7 +33,7 @@ class TextsError(ValueError):
 
 
 def check_names(function: Callable, arguments: dict) -> None:
-    """Refuse arguments that a function does not have, before it is called."""
+    """Reject arguments that a function does not have before calling it."""
     known = list(signature(function).parameters)
     for name in arguments:
         if name not in known:
@@ -43,7 +43,7 @@ def check_names(function: Callable, arguments: dict) -> None:
 
 
 def check_texts(texts: Iterable[str], name: str = "predictions") -> list[str]:
-    """Return the texts as a list, or say which of them are none."""
+    """Return the texts as a list; reject what is not a string, naming its position."""
     if isinstance(texts, str | bytes):
         raise TypeError(
             f"`{name}` must be a list of strings, got one {type(texts).__name__}, which would be "
@@ -62,11 +62,11 @@ def check_texts(texts: Iterable[str], name: str = "predictions") -> list[str]:
         ) from None
     if not texts:
         raise ValueError(f"`{name}` must hold at least one text, got an empty list.")
-    others = [number for number, text in enumerate(texts) if not isinstance(text, str)]
-    if others:
-        kinds = sorted({type(texts[number]).__name__ for number in others})
+    not_strings = [number for number, text in enumerate(texts) if not isinstance(text, str)]
+    if not_strings:
+        kinds = sorted({type(texts[number]).__name__ for number in not_strings})
         raise TypeError(
-            f"`{name}` must hold strings only, got {', '.join(kinds)} at {positions(others)}."
+            f"`{name}` must hold strings only, got {', '.join(kinds)} at {positions(not_strings)}."
         )
     broken = [number for number, text in enumerate(texts) if not _is_unicode(text)]
     if broken:
@@ -79,7 +79,7 @@ def check_texts(texts: Iterable[str], name: str = "predictions") -> list[str]:
 
 
 def positions(numbers: Sequence[int]) -> str:
-    """Name the places of texts in a message: all of them, up to a point."""
+    """Name positions of texts in a message: the first ten, and how many more there are."""
     named = ", ".join(str(number) for number in numbers[:NAMED_TEXTS])
     more = len(numbers) - NAMED_TEXTS
     places = "position" if len(numbers) == 1 else "positions"
@@ -99,7 +99,7 @@ class Setting:
     stride: int | None
 
     def describe(self) -> dict[str, object]:
-        """What tells it from the others."""
+        """Name the protocol, the window and the stride."""
         return {
             "protocol": self.protocol.name,
             "max_length": self.max_length,
@@ -118,12 +118,15 @@ def list_settings(protocol, max_length, stride) -> tuple[list[Setting], bool]:
     """
     protocols = list(PROTOCOLS) if isinstance(protocol, str) and protocol == "all" else protocol
     several = [isinstance(values, list | tuple) for values in (protocols, max_length, stride)]
-    for name, values in (("protocol", protocols), ("max_length", max_length), ("stride", stride)):
-        if isinstance(values, list | tuple) and not values:
-            raise ValueError(f"`{name}` must hold at least one value, got an empty list.")
     rows = [_check_protocol_name(name) for name in _as_list(protocols)]
     lengths = [_check_optional("max_length", value, 2) for value in _as_list(max_length)]
     strides = [_check_optional("stride", value, 1) for value in _as_list(stride)]
+    for name, values in (("protocol", rows), ("max_length", lengths), ("stride", strides)):
+        if not values:
+            raise ValueError(f"`{name}` must hold at least one value, got an empty list.")
+        if len(set(values)) < len(values):
+            given = {"protocol": protocol, "max_length": max_length, "stride": stride}[name]
+            raise ValueError(f"`{name}` must hold each value once, got {given!r}.")
     return [Setting(*values) for values in product(rows, lengths, strides)], any(several)
 
 
@@ -194,7 +197,7 @@ def check_whole_number(name: str, value, low: int, hint: str = "") -> None:
 
 
 def check_choice(name: str, value, choices: Sequence) -> None:
-    """Refuse a value that is none of a few; True is not 1."""
+    """Reject a value that is not among the choices; True is not 1."""
     if not any(
         value is choice or (value == choice and isinstance(value, str)) for choice in choices
     ):
@@ -220,7 +223,7 @@ def check_stride(stride: int, max_length: int, start: str) -> None:
 def check_model_source(
     model_id, model, tokenizer, device, dtype, model_kwargs, tokenizer_kwargs
 ) -> None:
-    """Exactly one of a name and a live model, with what belongs to it."""
+    """Check that exactly one of a name and a live model is given, and only what goes with it."""
     if (model_id is None) == (model is None):
         got = "neither" if model_id is None else "both"
         raise ValueError(f"`model_id` or `model` must be given, and only one of them, got {got}.")
@@ -240,11 +243,11 @@ def _check_model_id(model_id, device, dtype, model_kwargs) -> None:
             "Pass a loaded model as `model`."
         )
     for name, value in (("device", device), ("dtype", dtype)):
-        twins = {"device": ("device_map",), "dtype": ("dtype", "torch_dtype")}[name]
-        clash = [twin for twin in twins if twin in model_kwargs]
-        if value is not None and clash:
+        same_in_kwargs = {"device": ("device_map",), "dtype": ("dtype", "torch_dtype")}[name]
+        said_twice = [key for key in same_in_kwargs if key in model_kwargs]
+        if value is not None and said_twice:
             raise ValueError(
-                f"`{name}` must be left out when `model_kwargs` holds {clash[0]!r}, got {value!r}."
+                f"`{name}` must be left out when `model_kwargs` holds {said_twice[0]!r}, got {value!r}."
             )
 
 
@@ -274,7 +277,7 @@ def check_reference(
     reference_states,
     distributed,
 ) -> None:
-    """At most one reference, by name, live or the model without its adapter, with what is its own."""
+    """Check that at most one reference is given, and only what goes with it."""
     if reference_model_id is not None and reference_model is not None:
         raise ValueError(
             "`reference_model_id` or `reference_model` must be given, not both of them."
@@ -310,7 +313,7 @@ def check_reference(
 
 
 def _check_live_reference(name: str, reference_model) -> None:
-    """Refuse what does not go with a reference that is used as it is."""
+    """Reject arguments that do not go with a reference that is used as it is."""
     if name != "reference_tokenizer" or isinstance(reference_model, str):
         raise ValueError(
             f"`{name}` must be left out with `reference_model`, which is used as it is. Prepare the "
@@ -335,7 +338,7 @@ def _check_margin(margin) -> None:
 
 
 def check_running(batch_size, logits_memory, num_alternatives, callback, checkpoint) -> None:
-    """What decides how a compute runs, not what it measures."""
+    """Check the arguments that decide how a call runs, not what it measures."""
     check_whole_number("batch_size", batch_size, 1)
     check_whole_number("logits_memory", logits_memory, 1)
     check_whole_number("num_alternatives", num_alternatives, 0)
@@ -363,7 +366,7 @@ def check_word_counts(word_counts, num_texts: int) -> list[int] | None:
 
 
 def check_names_of(name: str, values, choices: Sequence[str]) -> None:
-    """Refuse a list of names in which one is none of a few."""
+    """Reject a list with a name that is not among the choices."""
     if isinstance(values, str) or not isinstance(values, Iterable):
         raise TypeError(f"`{name}` must be a list of names, got {values!r}.")
     for value in values:
@@ -389,7 +392,7 @@ def check_contexts(contexts, num_texts: int) -> list[str] | None:
 
 
 def check_spans(name: str, spans, texts: Sequence[str]) -> list[list[tuple[int, int]]] | None:
-    """Return the spans of characters of each text, or say which ones are none."""
+    """Return the spans of characters of each text; reject what is not one, naming the text."""
     if spans is None:
         return None
     if not isinstance(spans, Sequence) or len(spans) != len(texts):

@@ -1,4 +1,4 @@
-"""Two models with different tokenizers, compared by the byte, over the pieces of text that both cut."""
+"""Two models with different tokenizers, compared by the byte, over pieces that both cut."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -30,7 +30,7 @@ class ByteComparison:
     scores: list[list[Columns]]
 
     def compare(self, report) -> dict:
-        """What stands under `comparison`; see the metric's documentation."""
+        """Build what stands under `comparison`; see the metric's documentation."""
         sides = (report.measurement, report.scores), (self.measurement, self.scores)
         if any(stream.offsets is None for side, _ in sides for stream in side.streams):
             raise ValueError(
@@ -107,13 +107,13 @@ def common_pieces(
 
 
 def drop_empty(offsets: np.ndarray, nll: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The tokens that stand for characters."""
+    """Keep the tokens that stand for characters."""
     filled = offsets[:, 1] > offsets[:, 0]
     return offsets[filled], nll[filled]
 
 
 def clean_ends(offsets: np.ndarray) -> np.ndarray:
-    """Where tokens end that share no character with a later one, ascending."""
+    """Find where tokens end that share no character with a later one, ascending."""
     begins, ends = offsets.T
     reached = np.maximum.accumulate(ends)
     next_begin = np.append(np.minimum.accumulate(begins[::-1])[::-1][1:], np.iinfo(np.int64).max)
@@ -123,7 +123,7 @@ def clean_ends(offsets: np.ndarray) -> np.ndarray:
 def sum_pieces(
     ends: np.ndarray, offsets: np.ndarray, nll: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Number of tokens (P,) and nll (P,) of each piece; NaN where a token of it is unscored."""
+    """Count tokens (P,) and sum nll (P,) of each piece; NaN where a token of it is unscored."""
     piece = np.searchsorted(ends, offsets[:, 1])
     inside = piece < len(ends)  # behind the last common cut there may be more
     tokens = np.bincount(piece[inside], minlength=len(ends))
@@ -159,7 +159,7 @@ def compare_bytes(
     clusters = blocks.clusters(block_tokens)
     _, sizes, nll, reference_nll = clusters.sums.T
     estimate = estimate_ratio(nll - reference_nll, sizes)
-    bits, reference_bits = (own.sum() / sizes.sum() / math.log(2) for own in (nll, reference_nll))
+    bits, reference_bits = (nats.sum() / sizes.sum() / math.log(2) for nats in (nll, reference_nll))
     interval = plain_interval(estimate)
     ratio_interval = interval and [math.exp(bound) for bound in interval]
     return {

@@ -73,18 +73,24 @@ class Request:
 
     @property
     def reads_characters(self) -> bool:
-        """Whether the characters of each token are needed, whatever it is compared with."""
+        """Whether the characters of each token are needed, even without a reference."""
         return self.extras.with_tokens or self.words or self.key_rule is not None
 
     def measures(self) -> list[Measure]:
-        """What to measure of each token."""
+        """List what to measure of each token."""
         return token_measures(self.num_alternatives, self.token_columns)
 
     @cached_property
     def text_digests(self) -> list[TextsDigest]:
-        """Of each text, with what of it is scored."""
+        """Digests of the texts, each with what of it is scored."""
         lines = self.texts if self.parts is None else self.parts.describe_texts(self.texts)
         return [TextsDigest.of([line]) for line in lines]
+
+    @property
+    def digest(self) -> str:
+        """What processes must have in common beside texts, model and settings."""
+        of_texts = sum(self.text_digests, TextsDigest())
+        return str(TextsDigest.of(map(str, (of_texts, self.word_spans, self.word_counts))))
 
 
 def check_request(
@@ -175,7 +181,7 @@ Planned = dict[Setting, Measurement | ValueError]
 
 @dataclass(frozen=True)
 class Scored:
-    """What came of a request.
+    """The outcome of a request.
 
     Attributes:
         planned: the measurements, and what was refused.
@@ -199,6 +205,11 @@ def plan_request(request: Request, corpus: Corpus, limit: ContextLimit) -> Plann
     return plan_some(request, corpus, limit, settings, keeps_refusals=request.gives_list)
 
 
+def without_refusals(planned: Planned) -> dict[Setting, Measurement]:
+    """Return the measurements that were planned."""
+    return {s: m for s, m in planned.items() if isinstance(m, Measurement)}
+
+
 def plan_some(
     request: Request,
     corpus: Corpus,
@@ -206,7 +217,7 @@ def plan_some(
     settings: Sequence[Setting],
     keeps_refusals: bool,
 ) -> Planned:
-    """Plan a measurement of the request's texts for each of some settings."""
+    """Plan a measurement of the request's texts for each setting."""
     return plan_settings(
         corpus,
         limit=limit,
@@ -224,13 +235,13 @@ def score_request(
     """Score what a request asks for under a model, or under it and its reference."""
     models = [model] if reference is None else [model, reference]
     with in_use_together(models):
-        for one in models:
-            one.check()
+        for language_model in models:
+            language_model.check()
         # pieces of text that both models cut are found by their characters
         with_offsets = request.reads_characters or reference is not None
         corpus = Corpus(model.tokenizer, request.texts, with_offsets, request.parts)
         planned = plan_request(request, corpus, smallest_limit(models))
-        measured = {s: m for s, m in planned.items() if isinstance(m, Measurement)}
+        measured = without_refusals(planned)
         measures = request.measures()
         word_scoring = None
         if request.words:
@@ -266,17 +277,19 @@ def _score(
     measured: dict[Setting, Measurement],
     measures: list,
 ) -> tuple[Work, list[Columns], Sequence[TokenComparison | ByteComparison | None]]:
-    """Score measurements in the way that the request needs; without a reference none compares."""
+    """Score measurements: carried, alone, or beside the reference."""
     measurements = list(measured.values())
     if request.long_context.carry:
         return *score_carried(session, models[0], *measurements, measures), [None]
     if len(models) == 1:
-        return *session.score(models, measurements, measures), [None] * len(measured)
+        # a curve of context lengths is about the tokens of the first, the longest
+        num_shown = None if request.gives_list else 1
+        return *session.score(models, measurements, measures, num_shown), [None] * len(measured)
     corpus = Corpus(models[1].tokenizer, request.texts, with_offsets=True)
-    others = plan_some(
+    reference_planned = plan_some(
         request, corpus, smallest_limit(models), list(measured), keeps_refusals=False
     )
-    pairs = list(zip(measurements, others.values()))
+    pairs = list(zip(measurements, reference_planned.values()))
     return score_pair(session, models, pairs, measures, request.margin)
 
 
@@ -286,7 +299,7 @@ def report_request(
     session: Session,
     open_evaluator: Callable[[], LanguageModel],
 ) -> dict:
-    """What the call returns; see the metric's documentation.
+    """Build what the call returns; see the metric's documentation.
 
     Args:
         open_evaluator: opens the model that finds key tokens, where these are asked for.

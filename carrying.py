@@ -19,11 +19,10 @@ import numpy as np
 import torch
 
 from .distributed import Processes
-from .identity import describe_all
 from .language_model import LanguageModel, explain_failure
 from .measurement import Measurement
 from .measures import Block, Measure
-from .running import Runner, Session
+from .running import Session
 from .scoring import CPU_BATCH_TOKENS, Columns, to_device
 from .states import StateReader, find_carrier
 from .windows import Pass, Place, Plan, Window
@@ -47,8 +46,8 @@ class Segment(NamedTuple):
 class CarriedWork(Work):
     """Segments of texts, to be read in order; each costs its own tokens only."""
 
-    def cost(self, one: Pass) -> int:
-        return one.num_targets
+    def cost(self, pass_: Pass) -> int:
+        return pass_.num_targets
 
     def share(self, processes: Processes) -> list[int]:
         """Whole texts, in order."""
@@ -58,13 +57,13 @@ class CarriedWork(Work):
         return [number for text in sorted(shared) for number in texts[text]]
 
     def row(self, number: int) -> Segment:
-        one = self.passes[number]
-        first, end = one.targets[0]
-        ids = self.streams[one.stream].ids
-        if one.start_token is None:
+        pass_ = self.passes[number]
+        first, end = pass_.targets[0]
+        ids = self.streams[pass_.stream].ids
+        if pass_.start_token is None:
             return Segment(ids[first - 1 : end - 1], ids[first:end], first == 1)
         if first == 0:
-            inputs = np.concatenate([[one.start_token], ids[: end - 1]])
+            inputs = np.concatenate([[pass_.start_token], ids[: end - 1]])
             return Segment(inputs, ids[:end], True)
         return Segment(ids[first - 1 : end - 1], ids[first:end], False)
 
@@ -105,15 +104,7 @@ def score_carried(
     scorer = CarryingScorer(
         model, reader, measures, memory, session.batch_size, session.logits_memory
     )
-    session.processes.agree(
-        scorer.manner + describe_all([model], work.measurements, measures),
-        "model and settings",
-        "Pass the same models, tokenizers and arguments to every process.",
-    )
-    if session.checkpoint is not None:
-        session.checkpoint.use([model], measures, scorer.manner)
-    runner = Runner(scorer, work, session.checkpoint, session.processes, session.callback)
-    return work, runner.run()
+    return work, session.run(scorer, work, [model], measures, scorer.manner)
 
 
 def plan_segments(num_tokens: int, plan: Plan, memory: int | None) -> Iterator[Window]:

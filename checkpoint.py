@@ -87,7 +87,7 @@ class Checkpoint:
     def use(
         self, models: Sequence[LanguageModel], measures: Sequence[Measure], manner: str = ""
     ) -> None:
-        """Keep and look up what these measures give of the first model, and of it and others.
+        """Set the models and measures whose scores are looked up and stored.
 
         Args:
             manner: tells scores apart that depend on more than what a pass reads.
@@ -95,8 +95,8 @@ class Checkpoint:
         Raises:
             ValueError: nothing tells the model from others.
         """
-        for one in models:
-            check_identifiable(one.model)
+        for scored in models:
+            check_identifiable(scored.model)
         model = models[0]
         self.model = self._number_of(describe_model(model), model)
         self.prefixes_agree = model.prefixes_agree
@@ -114,12 +114,12 @@ class Checkpoint:
         """
         stored: dict[tuple, list[StoredPass]] = {}
         for text in {text for text, _ in wanted}:
-            for (begin, start_token), one in self._stored(text):
-                stored.setdefault((text, begin, start_token), []).append(one)
+            for (begin, start_token), stored_pass in self._stored(text):
+                stored.setdefault((text, begin, start_token), []).append(stored_pass)
         finished = {}
-        for place, (text, one) in enumerate(wanted):
-            candidates = stored.get((text, one.begin, one.start_token), ())
-            columns = self._put_together(one, candidates)
+        for place, (text, pass_) in enumerate(wanted):
+            candidates = stored.get((text, pass_.begin, pass_.start_token), ())
+            columns = self._put_together(pass_, candidates)
             if columns is not None:
                 finished[place] = columns
         return finished
@@ -127,8 +127,8 @@ class Checkpoint:
     def save(self, scores: Iterable[tuple[str, Pass, Columns]]) -> None:
         """Store the passes of a batch, all of them or none."""
         rows = [
-            (*self._key(text, one), self.names[name], *_packed(values))
-            for text, one, columns in scores
+            (*self._key(text, pass_), self.names[name], *_packed(values))
+            for text, pass_, columns in scores
             for name, values in columns.items()
         ]
         with self._writing() as connection:
@@ -141,7 +141,7 @@ class Checkpoint:
             self.connection.close()
 
     def _number_of(self, description: str, model: LanguageModel) -> int:
-        """The number of a model: of the one with its description that gives the same logits.
+        """Find the number of the model with this description and these logits; add it if it is new.
 
         Code that no description covers may run in a model; its logits give that away.
         """
@@ -169,7 +169,7 @@ class Checkpoint:
 
     @contextmanager
     def _writing(self) -> Iterator[sqlite3.Connection]:
-        """A transaction; what goes wrong in it is told in one sentence.
+        """Run a transaction; report a failure in one sentence.
 
         Raises:
             ValueError: the disk is full or read-only, or the file locked for long or gone.
@@ -179,14 +179,14 @@ class Checkpoint:
                 yield self.connection
         except sqlite3.Error as error:
             raise ValueError(
-                f"`checkpoint`={self.path!r} cannot be written: {error}. What it holds is intact, and "
-                "the same call goes on from there; make room on its disk, or wait for who uses it."
+                f"`checkpoint`={self.path!r} cannot be written: {error}. What it holds is intact: "
+                "free disk space or wait for the program that uses it, and repeat the call to go on."
             ) from error
 
-    def _key(self, text: str, one: Pass) -> tuple:
-        start_token = NO_START_TOKEN if one.start_token is None else one.start_token
-        targets = ",".join(f"{first}-{end}" for first, end in one.targets)
-        return self.model, text, one.begin, start_token, one.end, targets
+    def _key(self, text: str, pass_: Pass) -> tuple:
+        start_token = NO_START_TOKEN if pass_.start_token is None else pass_.start_token
+        targets = ",".join(f"{first}-{end}" for first, end in pass_.targets)
+        return self.model, text, pass_.begin, start_token, pass_.end, targets
 
     def _stored(self, text: str) -> Iterator[tuple[tuple[int, int | None], StoredPass]]:
         """Yield ((first token read, start token), scores) of each stored pass over a text."""
@@ -214,17 +214,17 @@ class Checkpoint:
             start = None if start_token == NO_START_TOKEN else start_token
             yield (begin, start), StoredPass(end, targets, named)
 
-    def _put_together(self, one: Pass, candidates: Sequence[StoredPass]) -> Columns | None:
-        """The scores of a pass from what is stored; None where some are missing."""
-        wanted = np.concatenate([np.arange(first, end) for first, end in one.targets])
+    def _put_together(self, pass_: Pass, candidates: Sequence[StoredPass]) -> Columns | None:
+        """Put the scores of a pass together from what is stored; None where some are missing."""
+        wanted = np.concatenate([np.arange(first, end) for first, end in pass_.targets])
         usable = [
             stored
             for stored in candidates
-            if (self.prefixes_agree or stored.end == one.end)
+            if (self.prefixes_agree or stored.end == pass_.end)
             and self.names.keys() <= stored.columns.keys()
         ]
         for stored in usable:
-            if stored.end == one.end and np.array_equal(stored.targets, wanted):
+            if stored.end == pass_.end and np.array_equal(stored.targets, wanted):
                 return {name: stored.columns[name] for name in self.names}
         if not usable:
             return None
@@ -265,7 +265,7 @@ def _unpacked(dtype: str, width: int, scores: bytes) -> np.ndarray:
 
 @contextmanager
 def _transaction(connection: sqlite3.Connection, begin: str = "BEGIN IMMEDIATE") -> Iterator[None]:
-    """BEGIN IMMEDIATE … COMMIT: two writers wait for each other instead of failing midway."""
+    """Run BEGIN IMMEDIATE … COMMIT: two writers wait for each other instead of failing midway."""
     connection.execute(begin)
     try:
         yield

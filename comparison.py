@@ -63,7 +63,7 @@ class PairedScores:
 
 
 class Parts:
-    """What is taken as independent: sums over it of anything that tokens have.
+    """The clusters that are taken as independent, and sums over them of any column of tokens.
 
     Args:
         block_tokens: fewest scored tokens in a part of a text.
@@ -146,7 +146,7 @@ def check_outside_mass(scores: PairedScores) -> None:
 
 
 def judge(ratio: float | None, interval: Interval, margin: float | None, what: str) -> dict:
-    """What follows from a ratio and its interval: a word, and a sentence."""
+    """Judge a ratio by its interval: in a word, and in a sentence."""
     word = verdict(interval, margin)
     judged = {"verdict": word, "summary": in_words(word, ratio, interval, what)}
     if margin is None:
@@ -155,14 +155,14 @@ def judge(ratio: float | None, interval: Interval, margin: float | None, what: s
 
 
 def in_words(word: str, ratio: float | None, interval: Interval, what: str) -> str:
-    """A verdict as a sentence that needs no key."""
+    """Write a verdict as a sentence that needs no key."""
     if ratio is None or not math.isfinite(ratio):
         return f"The model's {what} or the reference's is infinite, and no ratio can be given."
-    found = f"its {what} is {change_in_words(ratio)}"
+    change = f"its {what} is {change_in_words(ratio)}"
     if interval is None:
-        return f"The model against the reference: {found}. The text is too little to tell if by chance."
+        return f"The model against the reference: {change}. There is too little text to tell whether that is chance."
     low, high = (change_in_words(bound) for bound in interval)
-    sure = f"{found} (95 % interval: {low} to {high})."
+    sure = f"{change} (95 % interval: {low} to {high})."
     if word in ("better", "worse"):
         return f"The model predicts this text {word} than the reference: {sure}"
     if word.startswith("within"):
@@ -171,13 +171,13 @@ def in_words(word: str, ratio: float | None, interval: Interval, what: str) -> s
 
 
 def change_in_words(ratio: float) -> str:
-    """A ratio as a change: 1.02 as "2 % higher"."""
+    """Write a ratio as a change: 1.02 as "2 % higher"."""
     percent = f"{100 * abs(ratio - 1):.3g}"
     return f"{percent} % {'higher' if ratio >= 1 else 'lower'}"
 
 
 def verdict(interval: Interval, margin: float | None) -> str:
-    """Whether the model is better or worse, as far as the interval of the ratio tells.
+    """Say whether the model is better or worse, as far as the interval of the ratio tells.
 
     That none is seen to be better does not make them equal: "within 1 %" only follows where all
     of the interval lies below the margin.
@@ -309,8 +309,10 @@ def positive_interval(estimate: Estimate) -> Interval:
 def percentiles(values: np.ndarray) -> dict[str, float]:
     """Order statistics, interpolated in between; by the percentage, as `"99.9"`."""
     with np.errstate(invalid="ignore"):  # between two infinite ones
-        found = np.nan_to_num(np.percentile(values, PERCENTILES), nan=math.inf, posinf=math.inf)
-    return {f"{percent:g}": value for percent, value in zip(PERCENTILES, found.tolist())}
+        statistics = np.nan_to_num(
+            np.percentile(values, PERCENTILES), nan=math.inf, posinf=math.inf
+        )
+    return {f"{percent:g}": value for percent, value in zip(PERCENTILES, statistics.tolist())}
 
 
 def correlation(nlls: np.ndarray, reference_nlls: np.ndarray) -> float | None:

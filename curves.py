@@ -49,7 +49,7 @@ class LongContext:
 def check_long_context(
     context_lengths, positions, carry, settings: Sequence[Setting], gives_list, add_start_token
 ) -> LongContext:
-    """Check what a call asks about long contexts, and that it asks it of one measurement."""
+    """Check what a call asks about long contexts, and that it asks for one measurement."""
     lengths = _check_ascending("context_lengths", context_lengths, 2)
     edges = _check_ascending("positions", positions, 0, fewest=2)
     check_choice("carry", carry, (True, False))
@@ -84,7 +84,7 @@ def check_long_context(
 
 
 def _check_ascending(name: str, values, low: int, fewest: int = 1) -> list[int] | str | None:
-    """Whole numbers without doubles, in ascending order; "doubling" and None stay."""
+    """Return whole numbers without doubles, in ascending order; "doubling" and None stay."""
     if values is None or (isinstance(values, str) and values == "doubling"):
         return values
     if isinstance(values, str) or not isinstance(values, Iterable):
@@ -111,7 +111,7 @@ def expand_settings(
     add_start_token: bool | str,
     separator: str | None,
 ) -> list[Setting]:
-    """The settings to measure: one for each length of context, the longest first, with one stride.
+    """List the settings to measure: one for each length of context, the longest first, one stride.
 
     Raises:
         ValueError: as when the longest is measured.
@@ -132,7 +132,7 @@ def expand_settings(
 
 
 def doubling_lengths(longest: int, stride: int | None) -> list[int]:
-    """A length and its halves, ascending: down to an eighth, or while two strides fit in.
+    """List a length and its halves, ascending: down to an eighth, or while two strides fit in.
 
     Args:
         longest: the window, at least 2.
@@ -144,7 +144,7 @@ def doubling_lengths(longest: int, stride: int | None) -> list[int]:
 
 
 def doubling_edges(longest: int) -> list[int]:
-    """Edges 0, 1, 2, 4, … of bins of places, the last one at or past the longest text's end."""
+    """List edges 0, 1, 2, 4, … of bins of places, the last at or past the longest text's end."""
     edges = [0, 1]
     while edges[-1] < longest:
         edges.append(2 * edges[-1])
@@ -155,14 +155,14 @@ def doubling_edges(longest: int) -> list[int]:
 
 
 def report_curves(reports: Sequence[Report], asked: LongContext, num_forward_tokens: int) -> dict:
-    """The keys of a result that answer what was asked; the first report is that of the result."""
-    answers: dict[str, object] = {}
+    """Build the keys of a result that answer what was asked; the first report is the result's."""
+    result: dict[str, object] = {}
     if asked.context_lengths is not None:
-        answers["by_context"] = report_contexts(reports)
-        answers["num_forward_tokens"] = num_forward_tokens
+        result["by_context"] = report_contexts(reports)
+        result["num_forward_tokens"] = num_forward_tokens
     if asked.positions is not None:
-        answers |= report_positions(reports[0], asked.positions)
-    return answers
+        result |= report_positions(reports[0], asked.positions)
+    return result
 
 
 def report_contexts(reports: Sequence[Report]) -> list[dict]:
@@ -173,7 +173,7 @@ def report_contexts(reports: Sequence[Report]) -> list[dict]:
     """
     ascending = reports[::-1]
     plan = ascending[-1].measurement.plan
-    nlls = [nlls_by_token(one.measurement, one.scores) for one in ascending]
+    nlls = [nlls_by_token(report.measurement, report.scores) for report in ascending]
     contexts = contexts_by_token(ascending[-1].measurement)
     if not any((seen >= plan.max_length - plan.stride).any() for seen in contexts):
         longest = max(len(seen) for seen in contexts)
@@ -181,12 +181,12 @@ def report_contexts(reports: Sequence[Report]) -> list[dict]:
             f"`context_lengths` must hold lengths that a text reaches, got {plan.max_length} for "
             f"texts of at most {longest} tokens. Pass shorter ones, or longer texts."
         )
-    lengths = [one.measurement.plan.max_length for one in ascending]
+    lengths = [report.measurement.plan.max_length for report in ascending]
     return summarize_contexts(lengths, nlls, contexts, plan.stride)
 
 
 def report_positions(report: Report, positions: list[int] | str) -> dict:
-    """The keys `by_position` and `in_context_score` of a result."""
+    """Build the keys `by_position` and `in_context_score` of a result."""
     nlls = nlls_by_token(report.measurement, report.scores)
     contexts = contexts_by_token(report.measurement)
     edges = positions
@@ -312,7 +312,7 @@ def in_context_score(nlls: Sequence[np.ndarray], contexts: Sequence[np.ndarray])
 
 
 def as_perplexity(estimate: Estimate, num_tokens: int) -> dict:
-    """A mean nll as it stands in the result, with its perplexity."""
+    """Describe a mean nll, with its perplexity."""
     return {
         "perplexity": exp(estimate.value),
         "interval": exp_interval(estimate),
@@ -322,7 +322,7 @@ def as_perplexity(estimate: Estimate, num_tokens: int) -> dict:
 
 
 def as_ratio(estimate: Estimate) -> dict:
-    """A mean difference of nlls as the ratio of two perplexities."""
+    """Describe a mean difference of nlls as the ratio of two perplexities."""
     return {
         "perplexity_ratio": exp(estimate.value),
         "interval": exp_interval(estimate),

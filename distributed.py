@@ -11,8 +11,12 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import NamedTuple
 
+import evaluate
 import torch
 import xxhash
+
+# Below evaluate's own, so that evaluate.logging decides what is shown.
+logger = evaluate.logging.get_logger("evaluate.perplexity_sliding")
 
 # How long a process waits for the others: as long as the slowest may need for its share.
 PATIENCE = timedelta(days=2)
@@ -57,7 +61,7 @@ class Processes:
         return share_out(costs, self.count)[self.rank]
 
     def agree(self, description: str, what: str, advice: str) -> None:
-        """Check that all processes were given the same.
+        """Check that all processes were given the same thing.
 
         Args:
             description: of what this process was given; equal ones mean the same.
@@ -106,11 +110,19 @@ class Processes:
         if any(other[:2] != messages[0][:2] for other in messages):
             raise _shared(
                 RuntimeError(
-                    "The processes are out of step: one is in another call of compute than the "
+                    "The processes are out of step: one is in another call than the "
                     "others. With distributed=True each must make the same calls in the same order."
                 )
             )
         return [other.value for other in messages]
+
+    def announce(self, error: Exception) -> None:
+        """Say at once that this process failed: the others learn of it at the next exchange."""
+        if self.count > 1:
+            logger.error(
+                f"Process {self.rank} of {self.count} failed: {error} The call ends once the others "
+                "have finished their shares."
+            )
 
     def fail(self, error: Exception) -> None:
         """Tell the others of an error that happened between two exchanges; raise it in all.
@@ -142,7 +154,7 @@ def _shared(error: Exception) -> Exception:
 
 
 def _portable(error: Exception | None) -> Exception | None:
-    """An error that another process can read: not all kinds of it survive the journey."""
+    """Return the error in a form that can be pickled and read by another process."""
     if error is None:
         return None
     try:

@@ -12,7 +12,7 @@ import torch
 
 from .identity import GROWING_ROTARY, quantisation
 from .loading import input_device, num_embeddings, position_table
-from .logits import BUILT_OTHERWISE, Head, forward_kwargs
+from .logits import BUILT_OTHERWISE, Batch, Head, forward_kwargs
 
 PROBE_LENGTH = 12
 # Rows of logits that passes at a window's length are compared by.
@@ -31,7 +31,7 @@ RowLogits = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 def probe_ids(model: torch.nn.Module, length: int, first: int = 1) -> torch.Tensor:
-    """A row of ordinary token ids (T,), to see how the model behaves.
+    """Make a row of ordinary token ids (T,), to see how the model behaves.
 
     Args:
         first: begins another row of other tokens.
@@ -42,7 +42,7 @@ def probe_ids(model: torch.nn.Module, length: int, first: int = 1) -> torch.Tens
 
 
 def with_other_end(ids: torch.Tensor, size: int) -> torch.Tensor:
-    """The same ids in the first half, others in the second."""
+    """Return the ids with other ones in the second half."""
     changed = ids.clone()
     half = ids.shape[-1] // 2
     changed[..., half:] = (changed[..., half:] + 1 + size // 3) % max(2, size)
@@ -86,7 +86,7 @@ def leaks(
     moved: torch.Tensor,
     name: str,
 ) -> bool:
-    """Whether moves of earlier logits as small as rounding come from later tokens after all.
+    """Decide whether changes of earlier logits as small as rounding come from later tokens.
 
     Passes of the same shape round alike; only experts, which then see tokens in other groups,
     round otherwise.  That happens as well where the tokens of the other row change.
@@ -158,7 +158,7 @@ def gives_logits(head: Head, ids: torch.Tensor, expected: torch.Tensor, toleranc
     # Targets that are no inputs: logits that depend on what was read must not be taken for others.
     targets = ids.flatten()[: len(scored)]
     try:
-        logits = torch.cat([rows.clone() for rows, _ in head(ids, scored, targets, length)])
+        logits = torch.cat([rows.clone() for rows, _ in head(Batch(ids, scored, targets), length)])
     except BUILT_OTHERWISE:
         return False
     wanted = expected[:, length // 2 :].flatten(0, 1)
@@ -278,11 +278,11 @@ class KeptState:
         self.saved = {module: SavedModule.of(module) for module in model.modules()}
 
     def changed(self) -> list[torch.nn.Module]:
-        """Modules that are not as they were."""
+        """List the modules that have changed."""
         return [module for module, saved in self.saved.items() if not saved.describes(module)]
 
     def restore(self, modules: list[torch.nn.Module]) -> None:
-        """Give modules back what they had."""
+        """Undo the changes of modules."""
         for module in modules:
             self.saved[module].restore(module)
 
@@ -312,7 +312,7 @@ class SavedModule(NamedTuple):
         return cls(dict(module._modules), dict(module._buffers), contents, attributes)
 
     def describes(self, module: torch.nn.Module) -> bool:
-        """Whether the module is still as it was."""
+        """Whether the module is unchanged."""
         present = vars(module)
         return (
             same_objects(module._modules, self.children)
@@ -325,7 +325,7 @@ class SavedModule(NamedTuple):
         )
 
     def restore(self, module: torch.nn.Module) -> None:
-        """Make the module what it was."""
+        """Undo the changes of the module."""
         for held, saved in ((module._modules, self.children), (module._buffers, self.buffers)):
             held.clear()
             held.update(saved)
@@ -372,7 +372,7 @@ def is_same(value: object, other: object) -> bool:
 def explain_failure(
     error: Exception, num_windows: int, length: int, device: torch.device
 ) -> Exception:
-    """The error to raise instead of one that a forward pass ended with."""
+    """Return the error to raise in place of the one that a forward pass ended with."""
     if is_out_of_memory(error):
         return MemoryError(
             f"One window of {length} tokens does not fit in the memory of {device}: lower "

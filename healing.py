@@ -21,19 +21,19 @@ Completions = dict[int, dict[str, tuple[int, ...]]]
 
 @dataclass(frozen=True)
 class Healing:
-    """What the tokens across edges are healed with; nothing where there are none."""
+    """The completions that heal tokens across edges; empty where there are none."""
 
     completions: Completions
 
     def measures(self) -> list[Measure]:
-        """What is to be measured of each token."""
+        """List what to measure of each token for the healing."""
         if not self.completions:
             return []
         sets = ((token, tuple(tails.values())) for token, tails in self.completions.items())
         return [TailMass(tuple(sets))]
 
     def heal(self, measurement: Measurement, scores: list[list[Columns]]) -> list[list[Columns]]:
-        """The scores of the windows of each text, with those of tokens across edges healed."""
+        """Heal the scores of tokens across edges among those of the windows of each text."""
         if not self.completions:
             return scores
         return [

@@ -18,7 +18,7 @@ import xxhash
 
 from .identity import describe_model
 from .language_model import LanguageModel
-from .logits import Blocks, BodyThenHead
+from .logits import Batch, BodyThenHead, LogitBlocks
 from .measurement import Measurement
 from .measures import Block
 from .running import Session
@@ -69,10 +69,8 @@ class Body:
         self.device, self.head, self.prefixes_agree = model.device, model.head, model.prefixes_agree
         self.vocabulary_size = model.vocabulary_size  # batches are then cut as beside the model
 
-    def logits(
-        self, ids: torch.Tensor, scored: torch.Tensor, targets: torch.Tensor, block_rows: int
-    ) -> Blocks:
-        yield self.head.states(ids, scored), targets
+    def logits(self, batch: Batch, block_rows: int) -> LogitBlocks:
+        yield self.head.states(batch.ids, batch.scored), batch.targets
 
 
 class StatesFile:
@@ -90,7 +88,7 @@ class StatesFile:
         self.path = Path(path)
         self.reference = reference
         self.work = work
-        counts = [one.num_targets for one in work.passes]
+        counts = [pass_.num_targets for pass_ in work.passes]
         self.first_rows = np.concatenate([[0], np.cumsum(counts)]).astype(int)
         with torch.inference_mode():
             ids = torch.zeros(1, 1, dtype=torch.long, device=reference.device)
@@ -125,22 +123,22 @@ class StatesFile:
         with open(self.path, "rb") as file:
             head = file.read(HEADER_BYTES)
         try:
-            found = json.loads(head.rstrip(b"\0"))
+            stored = json.loads(head.rstrip(b"\0"))
         except ValueError:
-            found = {}
-        if not isinstance(found, dict) or found.get("format") != FORMAT:
+            stored = {}
+        if not isinstance(stored, dict) or stored.get("format") != FORMAT:
             raise ValueError(
                 f"`reference_states`={str(self.path)!r} must be a file of hidden states, or a new "
                 "one, but it holds something else."
             )
-        other = [name for name, value in self.header.items() if found.get(name) != value]
-        if other:
+        differing = [name for name, value in self.header.items() if stored.get(name) != value]
+        if differing:
             raise ValueError(
-                f"`reference_states`={str(self.path)!r} was made for another {NAMES[other[0]]}. Name "
+                f"`reference_states`={str(self.path)!r} was made for another {NAMES[differing[0]]}. Name "
                 "another file, or remove this one."
             )
         size = self.path.stat().st_size
-        if size != self.num_bytes or found["bytes"] not in (0, size):
+        if size != self.num_bytes or stored["bytes"] not in (0, size):
             raise ValueError(
                 f"`reference_states`={str(self.path)!r} must have {self.num_bytes} bytes, got "
                 f"{size}: it was cut short. Remove it."
@@ -202,23 +200,21 @@ class StoredReference(LanguageModel):
     def examine(self, length: int) -> None:
         """It was examined when it was whole."""
 
-    def logits(
-        self, ids: torch.Tensor, scored: torch.Tensor, targets: torch.Tensor, block_rows: int
-    ) -> Blocks:
+    def logits(self, batch: Batch, block_rows: int) -> LogitBlocks:
         """As `LanguageModel.logits`, for passes that are in the file."""
-        length = ids.shape[1]
-        lines, rows = ids.cpu().numpy(), scored.cpu().numpy()
+        length = batch.ids.shape[1]
+        lines, rows = batch.ids.cpu().numpy(), batch.scored.cpu().numpy()
         states = []
         for line in range(len(lines)):
-            own = rows[rows // length == line] - line * length
-            number = self._numbers.get(row_key(lines[line, : own[-1] + 1], own))
+            scored_rows = rows[rows // length == line] - line * length
+            number = self._numbers.get(row_key(lines[line, : scored_rows[-1] + 1], scored_rows))
             if number is None:
                 raise ValueError(
                     "`reference_states` cannot serve a model that scores a token otherwise in "
-                    "shorter passes than in longer ones. Leave it out"
+                    "shorter passes than in longer ones. Leave it out."
                 )
             states.append(self.file.states(number))
-        yield from self.head.blocks(torch.cat(states).to(self.device), targets, block_rows)
+        yield from self.head.blocks(torch.cat(states).to(self.device), batch.targets, block_rows)
 
 
 def row_key(inputs: np.ndarray, scored: np.ndarray) -> str:
@@ -234,8 +230,8 @@ def digest(work: Work) -> str:
     digest = xxhash.xxh3_128()
     for stream in work.streams:
         digest.update(stream.digest.encode())
-    for one in work.passes:
-        digest.update(repr(tuple(one)).encode())
+    for pass_ in work.passes:
+        digest.update(repr(tuple(pass_)).encode())
     return digest.hexdigest()
 
 

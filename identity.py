@@ -133,36 +133,36 @@ def class_identity(kind: type) -> list:
     """Name of a class; with the code of those that are no part of torch or transformers."""
     if _package(kind.__module__) in ("torch", "transformers"):
         return [f"{kind.__module__}.{kind.__qualname__}"]
-    own = [c for c in kind.__mro__ if _package(c.__module__) not in ("torch", "transformers")]
+    foreign = [c for c in kind.__mro__ if _package(c.__module__) not in ("torch", "transformers")]
     functions = [
         [name, _code(inspect.unwrap(function).__code__)]
-        for c in own
+        for c in foreign
         for name, function in sorted(vars(c).items())
         if isinstance(function, FunctionType) and hasattr(inspect.unwrap(function), "__code__")
     ]
-    parents = [f"{c.__module__}.{c.__qualname__}" for c in kind.__mro__ if c not in own]
+    parents = [f"{c.__module__}.{c.__qualname__}" for c in kind.__mro__ if c not in foreign]
     return [kind.__qualname__, functions, parents]
 
 
 def modifications(model: torch.nn.Module) -> list[str]:
-    """What somebody has put over a model's own code, and where, as far as it can be seen."""
-    found = []
+    """List what has been put over a model's own code, and where, as far as that can be seen."""
+    places = []
     hooks = torch.nn.modules.module
     if hooks._global_forward_hooks or hooks._global_forward_pre_hooks:
-        found.append("a forward hook of all modules")
+        places.append("a forward hook of all modules")
     for name, module in model.named_modules():
         place = name or type(module).__name__
         watchers = (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
         if any(_package(_home(hook)) not in KNOWN_PACKAGES for hook in watchers):
-            found.append(f"a forward hook on {place}")
-        found += [f"another {method} on {place}" for method in _replaced_methods(module)]
+            places.append(f"a forward hook on {place}")
+        places += [f"another {method} on {place}" for method in _replaced_methods(module)]
     for kind in {type(module) for module in model.modules()}:
-        found += [f"another {kind.__name__}.{method}" for method in _foreign_methods(kind)]
-    return found
+        places += [f"another {kind.__name__}.{method}" for method in _foreign_methods(kind)]
+    return places
 
 
 def check_identifiable(model: torch.nn.Module) -> None:
-    """Refuse a checkpoint for a model that may give other scores tomorrow under the same digests.
+    """Refuse a checkpoint for a model whose scores may change under the same digests.
 
     Raises:
         ValueError: code that nothing can identify runs in the model.
@@ -190,7 +190,7 @@ def active_adapters(model: torch.nn.Module) -> str | None:
 
 
 def number_format(model: torch.nn.Module) -> str:
-    """In what a model computes: how its weights are quantised, their dtypes, autocast."""
+    """Describe what a model computes in: quantisation, dtypes of the weights, autocast."""
     dtypes = {p.dtype for p in model.parameters() if p.is_floating_point()}
     names = [str(dtype).removeprefix("torch.") for dtype in dtypes] or ["float32"]
     parts = [*quantisation(model), *sorted(names)]
@@ -202,7 +202,7 @@ def number_format(model: torch.nn.Module) -> str:
 
 
 def quantisation(model: torch.nn.Module) -> list[str]:
-    """By what a model's weights are quantised, and to how many bits."""
+    """Name the methods that a model's weights are quantised by, with the bits."""
     settings = getattr(getattr(model, "config", None), "quantization_config", None)
     if hasattr(settings, "to_dict"):
         settings = settings.to_dict()
@@ -220,7 +220,7 @@ def quantisation(model: torch.nn.Module) -> list[str]:
 
 
 def tokenizer_digest(tokenizer) -> str:
-    """Digest of all that decides how a tokenizer encodes; how it pads and cuts does not."""
+    """Digest whatever decides how a tokenizer encodes; padding and truncation do not."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if hasattr(backend, "to_str"):
         # JSON of which truncation and padding come first; half a megabyte is not parsed for them.
@@ -295,14 +295,14 @@ TEXTS_BASE = 0x9E3779B97F4A7C15F39CC0605CEDC835 % TEXTS_MODULUS  # an arbitrary 
 
 
 def describe_model(model) -> str:
-    """What a `LanguageModel`'s scores of given tokens depend on, on one line."""
+    """Describe on one line what a `LanguageModel`'s scores of given tokens depend on."""
     return _line(_model_fields(model))
 
 
 def describe_measurement(
     model, measurement, words_given: bool, word_fields: dict[str, str] | None = None
 ) -> dict[str, str]:
-    """The signature of a `Measurement` under a `LanguageModel`, long and short.
+    """Write the signature of a `Measurement` under a `LanguageModel`, long and short.
 
     In the spirit of sacrebleu's: `key:value` pairs joined by `|`.  The short form keeps the
     protocol and a digest of the whole line.
@@ -338,7 +338,7 @@ def describe_measurement(
 
 
 def describe_all(models, measurements, measures) -> str:
-    """What processes that share work must have in common, on one line."""
+    """Describe on one line what processes that share work must have in common."""
     signatures = [
         describe_measurement(model, measurement, words_given=False)["signature"]
         for model in models
@@ -381,7 +381,7 @@ def _package(module: str) -> str:
 
 
 def _home(function) -> str:
-    """Name of the module in which a function, or what is called like one, was written."""
+    """Name the module in which a function, or another callable, was written."""
     while hasattr(function, "func"):  # functools.partial
         function = function.func
     function = inspect.unwrap(function)
@@ -389,7 +389,7 @@ def _home(function) -> str:
 
 
 def _replaced_methods(module: torch.nn.Module) -> list[str]:
-    """Methods of a module's class that the module itself has others of."""
+    """List methods of a module's class that the module itself overrides."""
     return [
         name
         for name, value in vars(module).items()
@@ -402,7 +402,7 @@ def _replaced_methods(module: torch.nn.Module) -> list[str]:
 
 
 def _foreign_methods(kind: type) -> Iterator[str]:
-    """Methods of a class that were written elsewhere than it, or a forward in place of a model's."""
+    """Yield methods of a class that were written elsewhere, or a replaced forward of a model."""
     if _package(kind.__module__) in ("torch", "transformers"):
         for c in kind.__mro__:
             for name, function in vars(c).items():
@@ -418,7 +418,7 @@ def _foreign_methods(kind: type) -> Iterator[str]:
 
 
 def _code(code: CodeType) -> list:
-    """What a function does, without the place where it is written."""
+    """Describe what a function does, without the place where it is written."""
     constants = [_code(c) if isinstance(c, CodeType) else repr(c) for c in code.co_consts]
     return [code.co_code.hex(), code.co_names, constants]
 

@@ -54,7 +54,7 @@ class KeyTokenRule:
         return self.short_context + self.stride
 
     def key_tokens(self, short: np.ndarray, full: np.ndarray) -> np.ndarray:
-        """Numbers of the key tokens (K,), given the nlls of all tokens under both contexts (N,).
+        """Find the key tokens (K,), given the nlls of all tokens under both contexts (N,).
 
         NaN, for what is not scored, is never key.
         """
@@ -65,7 +65,7 @@ class KeyTokenRule:
 
 
 def check_key_tokens(key_tokens, evaluator, gives_list: bool) -> KeyTokenRule | None:
-    """What makes a token key, or None; and that an evaluator is given for it only."""
+    """Return what makes a token key, or None; reject an evaluator without it."""
     if key_tokens is None:
         if evaluator is not None:
             raise ValueError(
@@ -102,7 +102,7 @@ def _is_pair(value) -> bool:
 def find_key_characters(
     session: Session, evaluator: LanguageModel, texts: list[str], rule: KeyTokenRule
 ) -> list[np.ndarray]:
-    """The characters of key tokens: for each text spans (first, one past the last) (M, 2).
+    """Find the characters of key tokens: for each text spans (first, one past the last) (M, 2).
 
     The long context is the whole text, or as much as the evaluator takes, slid over by half of it.
 
@@ -136,7 +136,7 @@ def find_key_characters(
 
 
 def report_key_tokens(report: Report, spans: Sequence[np.ndarray]) -> dict:
-    """The keys of a result that say how well key tokens are predicted.
+    """Build the keys of a result that say how well key tokens are predicted.
 
     Args:
         spans: characters of the key tokens of each text.
@@ -149,23 +149,23 @@ def report_key_tokens(report: Report, spans: Sequence[np.ndarray]) -> dict:
     ]
     of_keys = [nll[inside] for nll, inside in zip(nlls, places)]
     texts = np.repeat(np.arange(len(places)), [len(inside) for inside in places])
-    answers = {
+    result = {
         "num_key_tokens": len(texts),
         "longppls": [exp(float(nll.mean())) if len(nll) else None for nll in of_keys],
         "longppl": None,
         "longppl_interval": None,
     }
     if not len(texts):
-        return answers
+        return result
     lengths = [len(nll) for nll in nlls]
     columns = [np.ones(len(texts)), np.concatenate(of_keys)]
     blocks = Blocks.of(lengths, texts, np.concatenate(places), columns)
     tokens, nll = blocks.clusters(1).sums.T
     estimate = estimate_ratio(nll, tokens)
-    answers["longppl"] = exp(estimate.value)
+    result["longppl"] = exp(estimate.value)
     if estimate.interval is not None:
-        answers["longppl_interval"] = [exp(end) for end in estimate.interval]
-    return answers
+        result["longppl_interval"] = [exp(end) for end in estimate.interval]
+    return result
 
 
 def check_offsets(streams: Sequence[TokenizedText], name: str) -> None:
@@ -187,7 +187,7 @@ def merge_spans(offsets: np.ndarray) -> np.ndarray:
 
 
 def tokens_inside(offsets: np.ndarray, spans: np.ndarray) -> np.ndarray:
-    """Numbers of the tokens (K,) whose characters all lie in one of the spans.
+    """Find the tokens (K,) whose characters all lie in one of the spans.
 
     Args:
         offsets: first and one-past-last character of each token (N, 2).

@@ -50,8 +50,9 @@ from .loading import (
 )
 from .logits import (
     BUILT_OTHERWISE,
-    Blocks,
+    Batch,
     Head,
+    LogitBlocks,
     copy_cache,
     describe_head,
     head_makers,
@@ -69,7 +70,7 @@ SMALLEST_PART = 8
 
 
 class Findings(NamedTuple):
-    """What forward passes told about a model.
+    """What forward passes showed about a model.
 
     Attributes:
         state: what the model was like then.
@@ -202,7 +203,7 @@ class LanguageModel:
 
     @contextmanager
     def in_use(self) -> Iterator[None]:
-        """Have the model to oneself, in evaluation mode; it is given back as it was.
+        """Lock the model and put it in evaluation mode; restore it afterwards.
 
         Other threads that use the same model wait: parts of it run differently meanwhile.
         """
@@ -299,7 +300,7 @@ class LanguageModel:
 
     @torch.inference_mode()
     def fingerprint(self) -> Fingerprint:
-        """What tells the model from others by its logits; within `in_use`."""
+        """Compute what tells the model from others by its logits; within `in_use`."""
         length = min(FINGERPRINT_LENGTH, self.limit.length or FINGERPRINT_LENGTH)
         self._kept_state.restore(self._kept_state.changed())
         ids = probe_ids(self.model, length)[None]
@@ -308,22 +309,22 @@ class LanguageModel:
         )
 
     @torch.inference_mode()
-    def shares_prefixes(self, prefix: np.ndarray, rest: np.ndarray) -> bool:
-        """Whether tokens that go on from what was kept of a prefix get the scores of a whole pass.
+    def shares_prefixes(self, prefix: np.ndarray, following: np.ndarray) -> bool:
+        """Whether tokens read after a cached prefix get the scores of a whole pass.
 
         Not below float32, where another order of sums rounds visibly.
 
         Args:
-            prefix, rest: token ids (P,) and (T,) of a pass.
+            prefix, following: token ids (P,) and (T,) of a pass, one after the other.
         """
         if not self.prefixes_agree or self.dtype not in (torch.float32, torch.float64):
             return False
-        ids = [torch.from_numpy(part)[None].to(self.device) for part in (prefix, rest)]
-        rows = torch.arange(len(rest), device=self.device)
+        ids = [torch.from_numpy(part)[None].to(self.device) for part in (prefix, following)]
+        rows = torch.arange(len(following), device=self.device)
         targets = torch.zeros_like(rows)
         try:
             cache = copy_cache(self.head.read_prefix(ids[0]), 2)
-            shared = self._collect(ids[1].repeat(2, 1), rows + len(rest), targets, cache)
+            shared = self._collect(ids[1].repeat(2, 1), rows + len(following), targets, cache)
         except BUILT_OTHERWISE:
             return False
         whole = self._collect(torch.cat(ids, 1), rows + len(prefix), targets)
@@ -331,35 +332,21 @@ class LanguageModel:
 
     def _collect(self, ids, rows, targets, cache=None) -> torch.Tensor:
         """Logits (R, V) of some rows."""
-        blocks = self.logits(ids, rows, targets, len(rows), cache)
+        blocks = self.logits(Batch(ids, rows, targets), len(rows), cache)
         return torch.cat([logits.clone() for logits, _ in blocks]).float()
 
     def read_prefix(self, ids: torch.Tensor):
         """What the model keeps of tokens (1, T), to go on from them."""
         return self.head.read_prefix(ids)
 
-    def logits(
-        self,
-        ids: torch.Tensor,
-        scored: torch.Tensor,
-        targets: torch.Tensor,
-        block_rows: int,
-        cache=None,
-    ) -> Blocks:
-        """Yield (logits (R', V), targets (R',)) of at most `block_rows` rows at a time.
-
-        Args:
-            ids: token ids (B, T), on `device`.
-            scored: which rows to give logits of (R,), counting through B * T.
-            targets: the token that each of these rows predicts (R,).
-            cache: what was read before each of the B.
-        """
+    def logits(self, batch: Batch, block_rows: int, cache=None) -> LogitBlocks:
+        """The logits of the scored rows of a batch on `device`, as a `Head` yields them."""
         if self._restless and self._kept_state is not None:
             self._kept_state.restore(self._restless)
-        yield from self.head(ids, scored, targets, block_rows, cache)
+        yield from self.head(batch, block_rows, cache)
 
     def _take(self, findings: Findings) -> None:
-        """Work with what was found out, and with what the passes of a probe have changed."""
+        """Adopt the findings, and note which modules the passes of a probe have changed."""
         if self._kept_state is not None:
             names = {module: name for name, module in self.model.named_modules()}
             changed = self._kept_state.changed()
@@ -378,7 +365,7 @@ class LanguageModel:
         _FINDINGS.setdefault(self.model, {})[self.variant] = findings
 
     def _find_head(self, expected: torch.Tensor) -> int:
-        """The number of the cheapest way that gives what the plain forward gives."""
+        """Find the number of the cheapest head that gives the logits of the plain forward."""
         ids = short_probe(self.model)
         tolerance = OTHER_SHAPE[precision(self.model)]
         makers = head_makers(self.model)
@@ -391,7 +378,7 @@ class LanguageModel:
         return len(makers) - 1
 
     def _try_heads(self, length: int) -> int:
-        """The number of the first way, from the present one on, that holds at this length.
+        """Find the number of the first head, from the present one on, that holds at this length.
 
         It is compared with the whole forward, or in a model of transformers itself, of which only
         a shortcut may fail, with the next way, which takes less memory.
@@ -409,7 +396,7 @@ class LanguageModel:
     def _row_logits(
         self, ids: torch.Tensor, rows: torch.Tensor, head: Head | None = None
     ) -> torch.Tensor:
-        """Logits (R, V) of some rows of the first of the passes (B, T), by the way in use."""
+        """Compute logits (R, V) of some rows of the first of the passes (B, T)."""
         try:
             self._kept_state.restore(self._kept_state.changed())
             return collect_rows(head or self.head, ids, rows)
@@ -421,7 +408,7 @@ def collect_rows(head: Head, ids: torch.Tensor, rows: torch.Tensor) -> torch.Ten
     """Logits (R, V) of some rows of the first of the passes (B, T)."""
     rows = rows.to(ids.device)
     # As many rows to a block as a whole forward gives: all passes run together.
-    blocks = head(ids, rows, ids[0, : len(rows)], ids.numel())
+    blocks = head(Batch(ids, rows, ids[0, : len(rows)]), ids.numel())
     return torch.cat([logits.clone() for logits, _ in blocks])
 
 

@@ -205,7 +205,7 @@ def base_of_adapter(model_id: str, kwargs: dict) -> str | None:
 
 
 def check_place(model_id: str) -> None:
-    """Refuse a path that is no folder; what is no path is looked for on the Hub."""
+    """Reject a path that is not a folder; other names are looked for on the Hub."""
     if os.path.isfile(model_id):
         folder, file = os.path.split(model_id)
         advice = f"Pass its folder, {folder or '.'!r}."
@@ -269,8 +269,8 @@ def find_commit(model_id: str, model_kwargs: dict) -> str | None:
     path = cached_file(
         model_id, "config.json", _raise_exceptions_for_missing_entries=False, **kwargs
     )
-    found = re.search(r"snapshots[/\\]([0-9a-f]{40})[/\\]", str(path or ""))
-    return found[1] if found and not os.path.isdir(model_id) else None
+    commit = re.search(r"snapshots[/\\]([0-9a-f]{40})[/\\]", str(path or ""))
+    return commit[1] if commit and not os.path.isdir(model_id) else None
 
 
 def unwrapped(model: torch.nn.Module) -> torch.nn.Module:
@@ -282,13 +282,13 @@ def unwrapped(model: torch.nn.Module) -> torch.nn.Module:
     if hasattr(model, "get_base_model"):  # PEFT
         settings = getattr(model, "peft_config", {}).values()
         # A prompt that was learned is put before the text by the wrapper itself.
-        if not any(getattr(one, "is_prompt_learning", False) for one in settings):
+        if not any(getattr(adapter, "is_prompt_learning", False) for adapter in settings):
             return unwrapped(model.get_base_model())
     return model
 
 
 def is_placed(model: torch.nn.Module) -> bool:
-    """Whether the model's placement is somebody else's business: dispatched or quantised."""
+    """Whether the model was placed by others: dispatched or quantised."""
     return bool(getattr(model, "hf_device_map", None) or getattr(model, "is_quantized", False))
 
 
@@ -450,7 +450,7 @@ def evaluating(model: torch.nn.Module) -> Iterator[None]:
 
 @contextmanager
 def _telling_of(name: str, advice: str = "") -> Iterator[None]:
-    """Turn what goes wrong in loading into one kind of error, which names what was loaded."""
+    """Turn any failure to load into one kind of error, which names what was loaded."""
     try:
         yield
     except MemoryError:

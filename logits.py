@@ -11,6 +11,7 @@ import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from typing import NamedTuple, Protocol
 
 import torch
 from transformers.activations import NewGELUActivation
@@ -35,7 +36,43 @@ ROW_WISE = (
 # What a way to the logits raises where the model is built in another manner.
 BUILT_OTHERWISE = (TypeError, AttributeError, RuntimeError, ValueError, IndexError, KeyError)
 
-Blocks = Iterator[tuple[torch.Tensor, torch.Tensor]]
+# Logits (R', V) of some rows at a time, and the token ids (R',) that they predict.
+LogitBlocks = Iterator[tuple[torch.Tensor, torch.Tensor]]
+
+
+class Batch(NamedTuple):
+    """Passes side by side, and which of their rows are scored.
+
+    Attributes:
+        ids: token ids to read (B, T).
+        scored: rows to give logits of (R,), counting through B * T.
+        targets: the token id that each of these rows predicts (R,).
+    """
+
+    ids: torch.Tensor
+    scored: torch.Tensor
+    targets: torch.Tensor
+
+
+class Head(Protocol):
+    """A way to compute a model's logits.
+
+    Attributes:
+        by_blocks: whether no more than a block of logits exists at a time.
+        needs_trial: whether rows that are not scored are left out of a part that is not known to
+            compute each row from that row alone.
+    """
+
+    by_blocks: bool
+    needs_trial: bool
+
+    def __call__(self, batch: Batch, block_rows: int, cache=None) -> LogitBlocks:
+        """Yield (logits (R', V), targets (R',)) of at most `block_rows` rows at a time.
+
+        Args:
+            cache: what was read before each of the B, of which `read_prefix` gives one.
+        """
+        ...
 
 
 class BodyThenHead:
@@ -48,10 +85,6 @@ class BodyThenHead:
     Args:
         with_shortcuts: let parts of the model run faster, where it has such.  A block of logits is
             then gone when the next one is computed.
-
-    Attributes:
-        needs_trial: whether rows that are not scored are left out of a part that is not known to
-            compute each row from that row alone.
     """
 
     by_blocks = True
@@ -68,23 +101,9 @@ class BodyThenHead:
             for module, shortcut in self.in_body.items()
         )
 
-    def __call__(
-        self,
-        ids: torch.Tensor,
-        scored: torch.Tensor,
-        targets: torch.Tensor,
-        block_rows: int,
-        cache=None,
-    ) -> Blocks:
-        """Yield (logits (R', V), targets (R',)) of at most `block_rows` rows at a time.
-
-        Args:
-            ids: token ids (B, T).
-            scored: which rows to give logits of (R,), counting through B * T.
-            targets: the token that each of these rows predicts (R,).
-            cache: what was read before each of the B, of which `read_prefix` gives one.
-        """
-        return self.blocks(self.states(ids, scored, cache), targets, block_rows)
+    def __call__(self, batch: Batch, block_rows: int, cache=None) -> LogitBlocks:
+        """As `Head`."""
+        return self.blocks(self.states(batch.ids, batch.scored, cache), batch.targets, block_rows)
 
     def states(self, ids: torch.Tensor, scored: torch.Tensor, cache=None) -> torch.Tensor:
         """The body's last hidden states of the scored rows (R, D)."""
@@ -97,7 +116,7 @@ class BodyThenHead:
         hidden = output.last_hidden_state.flatten(0, 1)
         return hidden[scored.to(hidden.device)]  # (R, D)
 
-    def blocks(self, states: torch.Tensor, targets: torch.Tensor, block_rows: int) -> Blocks:
+    def blocks(self, states: torch.Tensor, targets: torch.Tensor, block_rows: int) -> LogitBlocks:
         """The logits of hidden states (R, D), as a call yields them."""
         for rows, labels in zip(states.split(block_rows), targets.split(block_rows)):
             seen = self.output_type(last_hidden_state=rows[None])
@@ -125,15 +144,9 @@ class WholeForward:
         self.takes_index = takes_index
         self.kwargs = forward_kwargs(model)
 
-    def __call__(
-        self,
-        ids: torch.Tensor,
-        scored: torch.Tensor,
-        targets: torch.Tensor,
-        block_rows: int,
-        cache=None,
-    ) -> Blocks:
-        """As `BodyThenHead` does, but for memory: a whole window's logits exist at once."""
+    def __call__(self, batch: Batch, block_rows: int, cache=None) -> LogitBlocks:
+        """As `Head`, but for memory: a whole window's logits exist at once."""
+        ids, scored, targets = batch
         if cache is not None:
             logits = self.model(ids, **with_cache(self.kwargs, cache)).logits.flatten(0, 1)
             logits = logits[scored.to(logits.device)]
@@ -162,9 +175,6 @@ class WholeForward:
         logits = self.model(ids, logits_to_keep=kept, **self.kwargs).logits  # (B, K, V)
         windows, columns = rows // ids.shape[1], torch.searchsorted(kept, places)
         return logits[windows.to(logits.device), columns.to(logits.device)]
-
-
-Head = BodyThenHead | WholeForward
 
 
 class AlignedProduct:
@@ -225,7 +235,7 @@ def fused_gelu(hidden: torch.Tensor) -> torch.Tensor:
 
 
 def head_makers(model: torch.nn.Module) -> list[Callable[[], Head]]:
-    """Makers of every way to a model's logits that may be one, the cheapest first.
+    """List makers of the heads that a model may have, the cheapest first.
 
     The last one always is: the plain forward pass.
     """
@@ -256,7 +266,7 @@ def is_foreign(model: torch.nn.Module) -> bool:
 
 
 def describe_head(head: Head) -> str:
-    """One line for the log: how the logits of the scored rows are computed."""
+    """Describe on one line how the logits of the scored rows are computed."""
     if isinstance(head, WholeForward):
         return "logits_to_keep" if head.takes_index else "plain forward passes, all logits"
     parts = [type(module).__name__ for module in (head.in_body | head.in_head)]
@@ -327,7 +337,7 @@ def is_row_wise(module: torch.nn.Module) -> bool:
 
 
 def is_untouched(module: torch.nn.Module) -> bool:
-    """Whether nobody has put something in the place of a forward, or watches one."""
+    """Whether no forward is replaced or hooked."""
     return not any(
         "forward" in vars(m) or m._forward_hooks or m._forward_pre_hooks for m in module.modules()
     )
@@ -346,7 +356,7 @@ def forward_parameters(module: torch.nn.Module) -> set[str]:
 
 
 def read_cache(module: torch.nn.Module, ids: torch.Tensor):
-    """What a model keeps of tokens (1, T), to go on from them.
+    """Read tokens (1, T) into a cache, to go on from them.
 
     Raises:
         TypeError: it keeps nothing that can be copied for several continuations.
@@ -358,7 +368,7 @@ def read_cache(module: torch.nn.Module, ids: torch.Tensor):
 
 
 def copy_cache(cache, number: int):
-    """A cache for `number` continuations; the one that is copied stays as it is."""
+    """Copy a cache for `number` continuations; the original stays as it is."""
     copied = copy.deepcopy(cache)
     copied.batch_repeat_interleave(number)
     return copied

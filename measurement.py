@@ -42,7 +42,7 @@ class Corpus:
     def read(
         self, protocol: Protocol, separator: str | None, with_offsets: bool = False
     ) -> tuple[list[str], list[TokenizedText]]:
-        """The texts, or the one that they are joined to, and their tokens."""
+        """Return the texts, or the one that they are joined to, and their tokens."""
         joint = protocol.join if separator is None else separator
         with_offsets = with_offsets or self.with_offsets
         given = joint is not None and separator is not None
@@ -117,7 +117,7 @@ def plan_measurement(
         for stream in streams
     ]
     if corpus.parts is None and any(
-        num_scored(own) < len(stream) for own, stream in zip(windows, streams)
+        num_scored(of_stream) < len(stream) for of_stream, stream in zip(windows, streams)
     ):
         # bytes and characters of the scored tokens alone are counted
         _, streams = corpus.read(protocol, separator, with_offsets=True)
@@ -232,7 +232,7 @@ def make_plan(
 
 
 def trainer_block(tokenizer, limit: ContextLimit) -> int:
-    """Tokens in a block as run_clm.py takes them: what the tokenizer states, if the model has it."""
+    """Return the block of run_clm.py: what the tokenizer states, if the model takes so many."""
     length = limit.length or 1024
     stated = getattr(tokenizer, "model_max_length", None) or length + 1
     return min(1024, length) if stated > length else int(stated)
@@ -274,7 +274,7 @@ def check_scorable(measurement: Measurement) -> None:
 def nlls_by_token(
     measurement: Measurement, scores: Sequence[Sequence[Columns]]
 ) -> list[np.ndarray]:
-    """The nll of each token of each text in nats (N,), NaN where it has none.
+    """Lay out the nll of each token of each text in nats (N,), NaN where it has none.
 
     Of several it has that with the most context.
 
@@ -291,7 +291,7 @@ def nlls_by_token(
 
 
 def contexts_by_token(measurement: Measurement) -> list[np.ndarray]:
-    """How many tokens the prediction of each token of each text sees (N,), 0 where unscored."""
+    """Count the tokens that each prediction sees, for each text (N,), 0 where unscored."""
     of_texts = []
     for stream, windows in zip(measurement.streams, measurement.windows):
         seen = np.zeros(len(stream), dtype=np.int64)

@@ -123,7 +123,7 @@ TOKEN_COLUMNS = ("rank", "entropy")
 
 
 def token_measures(num_alternatives: int, token_columns: Sequence[str]) -> list[Measure]:
-    """The measures that give what a caller wants to know of each token, the nll first."""
+    """List the measures that give what a caller wants to know of each token, the nll first."""
     measures: list[Measure] = [NegativeLogLikelihood()]
     if num_alternatives:
         measures.append(Alternatives(num_alternatives))

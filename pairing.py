@@ -16,20 +16,20 @@ from .divergence import Divergence
 from .identity import describe_model
 from .language_model import LanguageModel, lock_of
 from .loading import ContextLimit
-from .logits import Blocks
+from .logits import Batch, LogitBlocks
 from .measurement import Measurement
 from .measures import Measure, NegativeLogLikelihood
 from .results import ratio_of_perplexities
 from .running import Session
 from .scoring import Columns
-from .tokenization import TokenizedText, tokenizer_vocabulary
+from .tokenization import tokenizer_vocabulary
 from .work import Work
 
 WORST_TOKENS = 20
 
 
 class Reader(NamedTuple):
-    """What is known of a model that was put away: what it reads, and how much at a time."""
+    """What is kept of a model that was freed: its tokenizer and its limit."""
 
     tokenizer: object
     limit: ContextLimit
@@ -49,7 +49,7 @@ class WithoutAdapter(LanguageModel):
 
     @classmethod
     def of(cls, model: LanguageModel) -> "WithoutAdapter":
-        """The model below the adapters of another.
+        """Take the model below the adapters of another.
 
         Raises:
             ValueError: it has no adapters, or they are merged into its weights.
@@ -70,7 +70,7 @@ class WithoutAdapter(LanguageModel):
 
     @contextmanager
     def as_scored(self) -> Iterator[None]:
-        """The model with its adapters switched off, and afterwards as it was."""
+        """Switch the model's adapters off for the time of the context."""
         with lock_of(self.model):
             # switching them also changes which weights are trained
             trained = {parameter: parameter.requires_grad for parameter in self.model.parameters()}
@@ -105,11 +105,9 @@ class WithoutAdapter(LanguageModel):
         with self.as_scored():
             super().examine(length)
 
-    def logits(
-        self, ids: torch.Tensor, scored: torch.Tensor, targets: torch.Tensor, block_rows: int
-    ) -> Blocks:
+    def logits(self, batch: Batch, block_rows: int) -> LogitBlocks:
         """As `LanguageModel.logits`; between the blocks the model has its adapters again."""
-        blocks = super().logits(ids, scored, targets, block_rows)
+        blocks = super().logits(batch, block_rows)
         while True:
             with self.as_scored():
                 block = next(blocks, None)
@@ -129,7 +127,7 @@ def adapter_layers(model: torch.nn.Module) -> list[torch.nn.Module]:
 
 @contextmanager
 def in_use_together(models: Sequence[LanguageModel]) -> Iterator[None]:
-    """Have models to oneself, in one order for all threads, so that none waits for another."""
+    """Lock models in one order for all threads, so that no two wait for each other."""
     with ExitStack() as stack:
         for model in sorted(models, key=lambda model: id(lock_of(model.model))):
             stack.enter_context(model.in_use())
@@ -137,7 +135,7 @@ def in_use_together(models: Sequence[LanguageModel]) -> Iterator[None]:
 
 
 def smallest_limit(models: Sequence[LanguageModel]) -> ContextLimit:
-    """The tokens that all of the models take."""
+    """Return the number of tokens that all of the models take."""
     lengths = [model.limit.length for model in models if model.limit.length is not None]
     tables = [model.limit.table for model in models if model.limit.table is not None]
     return ContextLimit(min(lengths, default=None), min(tables, default=None))
@@ -156,7 +154,9 @@ def read_alike(model: LanguageModel, reference: LanguageModel, pairs: Sequence[t
         return False
     for measurement, other in pairs:
         streams = zip(measurement.streams, other.streams)
-        if not all(np.array_equal(own.ids, others.ids) for own, others in streams):
+        if not all(
+            np.array_equal(stream.ids, of_reference.ids) for stream, of_reference in streams
+        ):
             return False
     for measurement, other in pairs:
         if measurement.plan != other.plan:
@@ -173,8 +173,8 @@ def same_vocabulary(tokenizer, reference_tokenizer) -> bool:
     """Whether every id that both have is the same token; either may have more of them."""
     if tokenizer is reference_tokenizer:
         return True
-    own, others = (tokenizer_vocabulary(t) for t in (tokenizer, reference_tokenizer))
-    return all(others.get(number, token) == token for number, token in own.items())
+    tokens, reference_tokens = (tokenizer_vocabulary(t) for t in (tokenizer, reference_tokenizer))
+    return all(reference_tokens.get(number, token) == token for number, token in tokens.items())
 
 
 def score_pair(
@@ -193,14 +193,14 @@ def score_pair(
         work and scores of the model, and what compares each of the measurements.
     """
     model, reference = models
-    measurements = [own for own, _ in pairs]
+    measurements = [planned for planned, _ in pairs]
     if read_alike(model, reference, pairs):
         with reference.as_scored():
             divergence = Divergence(describe_model(reference))
         work, scores = session.score(models, measurements, [*measures, divergence])
         return work, scores, [TokenComparison(reference, margin)] * len(pairs)
     other_work, other_scores = session.score(
-        [reference], [others for _, others in pairs], [NegativeLogLikelihood()]
+        [reference], [of_reference for _, of_reference in pairs], [NegativeLogLikelihood()]
     )
     comparisons = [
         ByteComparison(reference, margin, measurement, of_texts)
@@ -221,7 +221,7 @@ class TokenComparison:
     margin: float | None
 
     def compare(self, report) -> dict:
-        """What stands under `comparison`; see the metric's documentation."""
+        """Build what stands under `comparison`; see the metric's documentation."""
         measurement, plan = report.measurement, report.measurement.plan
         with self.reference.as_scored():
             of_reference = replace(
@@ -247,12 +247,12 @@ class TokenComparison:
 
 
 def scores_of_reference(scores: list[list[Columns]]) -> list[list[Columns]]:
-    """The reference's nlls in the place of the model's."""
-    return [[{"nll": own["reference_nll"]} for own in of_text] for of_text in scores]
+    """Put the reference's nlls in the place of the model's."""
+    return [[{"nll": columns["reference_nll"]} for columns in of_text] for of_text in scores]
 
 
 def paired_scores(measurement: Measurement, scores: list[list[Columns]]) -> PairedScores:
-    """The scored tokens of all texts, one after the other."""
+    """Line up the scored tokens of all texts, one after the other."""
     windows = [window for of_text in measurement.windows for window in of_text]
     counts = [sum(window.num_targets for window in of_text) for of_text in measurement.windows]
     texts = np.repeat(np.arange(len(counts)), counts)
@@ -272,7 +272,7 @@ def paired_scores(measurement: Measurement, scores: list[list[Columns]]) -> Pair
         positions,
         contexts,
         ids[starts[texts] + positions],
-        {name: np.concatenate([own[name] for own in columns]) for name in columns[0]},
+        {name: np.concatenate([of_window[name] for of_window in columns]) for name in columns[0]},
     )
 
 
@@ -301,14 +301,3 @@ def list_tokens(
         }
 
     return [describe(place) for place in places.tolist()]
-
-
-def scored_characters(
-    measurement: Measurement, scores: list[list[Columns]], number: int
-) -> tuple[np.ndarray, np.ndarray]:
-    """Characters (N, 2) of each token of a text, and its nll (N,), NaN where unscored."""
-    stream: TokenizedText = measurement.streams[number]
-    nll = np.full(len(stream), np.nan)
-    for window, columns in zip(measurement.windows[number], scores[number]):
-        nll[window.first : window.end] = columns["nll"]
-    return stream.offsets, nll

@@ -42,19 +42,19 @@ class Parts:
     boundary: str = "joint"
 
     def describe(self) -> str:
-        """What kind of parts they are."""
+        """Name the kind of parts."""
         if self.chats is not None:
             return "messages"
         return "texts after `contexts`" if self.spans is None else "`score_spans`"
 
     def fields(self) -> dict[str, str]:
-        """What of it belongs into the signature."""
+        """Name it for the signature."""
         kinds = {"given": self.contexts, "spans": self.spans, "messages": self.chats}
         [kind] = [name for name, values in kinds.items() if values is not None]
         return {"context": kind, "boundary": self.boundary}
 
     def describe_texts(self, texts: Sequence[str]) -> list[str]:
-        """One line for each text that tells what is read and what of it is scored."""
+        """Write one line for each text that says what is read and what of it is scored."""
         if self.chats is not None:
             return [json.dumps([dict(message) for message in chat]) for chat in self.chats]
         return [
@@ -264,7 +264,7 @@ def warn_of_spanning(texts: Sequence[str], streams: Sequence[TokenizedText]) -> 
 
 
 def windows_of_part(plan: Plan, stream: TokenizedText) -> list[Window]:
-    """The windows that score a part of a text.
+    """Plan the windows that score a part of a text.
 
     Raises:
         ValueError: the part does not fit into the one window that the protocol has for it.
@@ -283,7 +283,7 @@ def windows_of_part(plan: Plan, stream: TokenizedText) -> list[Window]:
 
 
 def border_windows(plan: Plan, stream: TokenizedText) -> list[Window]:
-    """Windows over the token after each scored range: what closes the last word in it.
+    """Plan windows over the token after each scored range: what closes the last word in it.
 
     The token after the last one of a text is none, but the row that predicts it is read.
     """
@@ -298,7 +298,7 @@ def border_windows(plan: Plan, stream: TokenizedText) -> list[Window]:
 
 
 def separate_chats(predictions, num_added: int) -> tuple[object, list[Chat] | None]:
-    """Tell chats from texts.
+    """Separate chats from texts.
 
     Args:
         num_added: texts that were added before.
@@ -351,11 +351,11 @@ def read_chats(tokenizer, chats: Sequence[Chat]) -> tuple[list[str], list[Tokeni
             "`tokenizer` must have a chat template to write messages out, got one without. Set "
             "`tokenizer.chat_template`, or pass texts and `contexts`."
         )
-    mute = [n for n, chat in enumerate(chats) if all(m["role"] != "assistant" for m in chat)]
-    if mute:
+    unspoken = [n for n, chat in enumerate(chats) if all(m["role"] != "assistant" for m in chat)]
+    if unspoken:
         raise ValueError(
             "`predictions` must hold chats with a message of the role 'assistant', which is "
-            f"scored, got none at {positions(mute)}."
+            f"scored, got none at {positions(unspoken)}."
         )
     texts = [tokenizer.apply_chat_template(list(chat), tokenize=False) for chat in chats]
     spans = [
@@ -368,7 +368,7 @@ def read_chats(tokenizer, chats: Sequence[Chat]) -> tuple[list[str], list[Tokeni
 
 
 def assistant_spans(tokenizer, chat: list[Mapping], text: str, number: int) -> list[Range]:
-    """The characters of the assistant's turns in a chat that a template has written out.
+    """Find the characters of the assistant's turns in a chat that a template has written out.
 
     Templates that mark what the model generates say so themselves; in others a turn is what a chat
     has more than its beginning with the prompt for an answer, without white space after it.
@@ -397,7 +397,7 @@ def assistant_spans(tokenizer, chat: list[Mapping], text: str, number: int) -> l
 
 
 def marked_spans(tokenizer, chat: list[Mapping], text: str) -> list[Range]:
-    """The characters that a template marks with `{% generation %}`."""
+    """Find the characters that a template marks with `{% generation %}`."""
     encoded = tokenizer.apply_chat_template(
         chat, tokenize=True, return_dict=True, return_assistant_tokens_mask=True
     )

@@ -24,7 +24,14 @@ from .arguments import (
     check_texts,
 )
 from .byte_comparison import Pieces as Pieces
-from .call import Request, check_request, plan_request, report_request, score_request
+from .call import (
+    Request,
+    check_request,
+    plan_request,
+    report_request,
+    score_request,
+    without_refusals,
+)
 from .carrying import score_carried as score_carried
 from .checkpoint import open_checkpoint
 from .comparison import PairedScores as PairedScores
@@ -39,7 +46,7 @@ from .key_tokens import KeyTokenRule as KeyTokenRule
 from .language_model import LanguageModel
 from .loading import files_state, resolve_device, resolve_dtype, snapshot
 from .logits import Head as Head
-from .measurement import Corpus, Measurement
+from .measurement import Corpus
 from .measures import Measure as Measure
 from .pairing import Reader, WithoutAdapter, read_alike, smallest_limit
 from .parts import Chat, separate_chats
@@ -311,7 +318,7 @@ class PerplexitySliding(evaluate.Metric):
         )
 
     def _build_data_dir(self):
-        """evaluate's, but for a model's path as configuration name, which would lead out of it."""
+        """As evaluate's, but a model's path as configuration name does not lead out of it."""
         name = re.sub(r"[^\w.-]+", "--", self.config_name)
         folder = os.path.join(self._data_dir_root, self.name, name)
         os.makedirs(folder, exist_ok=True)
@@ -321,7 +328,7 @@ class PerplexitySliding(evaluate.Metric):
         return super().__len__() + len(self._kept)
 
     def add(self, *, prediction=None, reference=None, **kwargs):
-        """Add one text; reject what is no string immediately.
+        """Add one text; reject what is not a string immediately.
 
         Args:
             prediction: the text. `predictions` is accepted as well, as `evaluate` itself does.
@@ -334,7 +341,7 @@ class PerplexitySliding(evaluate.Metric):
             self._added.append(text)
 
     def add_batch(self, *, predictions=None, references=None, **kwargs):
-        """Add texts; reject what is no string immediately.
+        """Add texts; reject what is not a string immediately.
 
         Args:
             predictions: the texts.
@@ -413,9 +420,9 @@ class PerplexitySliding(evaluate.Metric):
                 writer.close()
         files = [(self.filelock, self.cache_file_name)]
         files += zip(self.filelocks or (), self.file_paths or ())
-        own = self.cache_file_name or (self.file_paths or [None])[0]
+        own_file = self.cache_file_name or (self.file_paths or [None])[0]
         for lock, path in files:
-            if path is not None and path == own:
+            if path is not None and path == own_file:
                 with suppress(FileNotFoundError):
                     os.remove(path)
             if lock is not None:
@@ -526,6 +533,11 @@ class PerplexitySliding(evaluate.Metric):
             return_totals=return_totals,
             detokenizer=detokenizer,
         )
+        self._processes.agree(
+            request.digest,
+            "contexts, scored spans, messages, words and word counts",
+            "Pass the same ones to every process.",
+        )
         if model_id is None and model is None and self.config_name != "default":
             model_id = self.config_name
         check_model_source(
@@ -631,7 +643,7 @@ class PerplexitySliding(evaluate.Metric):
     def _store_reference(
         self, path, open_model, of_reference, session: Session, request: Request
     ) -> StoredReference:
-        """Let the reference leave its states in a file, with no other model in memory.
+        """Store the reference's states in a file, with no other model in memory.
 
         Args:
             of_reference: what `_reference` takes.
@@ -645,17 +657,14 @@ class PerplexitySliding(evaluate.Metric):
         with reference.in_use():
             reference.check()
             limit = smallest_limit([model, reference])
-            planned, others = (
-                [
-                    measurement
-                    for measurement in plan_request(
-                        request, Corpus(one.tokenizer, request.texts, False), limit
-                    ).values()
-                    if isinstance(measurement, Measurement)
-                ]
-                for one in (model, reference)
+            planned, of_reference = (
+                list(without_refusals(plan_request(request, corpus, limit)).values())
+                for corpus in (
+                    Corpus(reader.tokenizer, request.texts, with_offsets=False)
+                    for reader in (model, reference)
+                )
             )
-            if not read_alike(model, reference, list(zip(planned, others))):
+            if not read_alike(model, reference, list(zip(planned, of_reference))):
                 raise ValueError(
                     "`reference_states` needs models that read the same tokens, got other tokenizers. "
                     "Leave it out."

@@ -15,7 +15,7 @@ from .measurement import Measurement
 from .pairing import TokenComparison
 from .results import Settings, TextScores, Totals, ratio_of_perplexities
 from .scoring import Columns
-from .texts import scored_span
+from .texts import count_words, scored_span
 from .tokenization import TokenizedText
 from .windows import (
     PlannedWindow,
@@ -42,7 +42,7 @@ class Extras(NamedTuple):
 
 @dataclass(frozen=True)
 class Report:
-    """What came of a measurement.
+    """The outcome of a measurement.
 
     Attributes:
         scores: of the windows of each text.
@@ -103,13 +103,13 @@ class Report:
         ]
 
     def _cost_alone(self, windows: list[Window]) -> int:
-        """Tokens that a text's windows read by themselves."""
+        """Count the tokens that a text's windows read by themselves."""
         start_id = self.measurement.plan.start_id
         planned = [PlannedWindow(0, w, start_id if w.start_token else None) for w in windows]
         return count_inputs(merge_windows(planned, self.model.prefixes_agree)[0])
 
     def result(self, extras: Extras) -> dict:
-        """What a call returns; see the metric's documentation."""
+        """Build what a call returns; see the metric's documentation."""
         result = self.totals.result()
         if extras.with_totals:
             result["totals"] = self.totals
@@ -133,7 +133,7 @@ class Report:
 def list_reports(
     planned: dict[Setting, Measurement | ValueError], reports: Sequence[Report], extras: Extras
 ) -> list[dict]:
-    """One entry for each setting, in order: its result, or why there is none.
+    """List an entry for each setting, in order: its result, or why there is none.
 
     Those after the first that has a result also hold the paired ratio to it.
     """
@@ -158,24 +158,17 @@ def text_scores(
     scores: list[list[Columns]],
     word_counts: list[int] | None,
 ) -> list[TextScores]:
-    """Hand the scores of the texts, with the units in them, over to results.py."""
-    if measurement.parts is not None:
-        return partial_text_scores(measurement, scores, word_counts)
-    bodies = [text[s.begin :] for text, s in zip(measurement.texts, measurement.streams)]
-    if word_counts is None:
-        word_counts = [measurement.plan.protocol.count_words(body) for body in bodies]
-    elif len(bodies) < len(word_counts):  # the texts were joined
-        joined = measurement.plan.protocol.texts_joined or len(word_counts)
-        word_counts = [
-            sum(word_counts[first : first + joined]) for first in range(0, len(word_counts), joined)
-        ]
+    """Hand the scores of the texts, or of their scored parts, over to results.py with their units."""
+    bodies = [
+        text[stream.begin :] if stream.part is None else stream.part.of(text)
+        for text, stream in zip(measurement.texts, measurement.streams)
+    ]
     return [
         TextScores(
             window_nlls=[columns["nll"] for columns in of_text],
             first_targets=[window.first for window in windows],
             guide_weights=guide_weights(windows),
             stream_length=len(stream),
-            num_tokens=num_own_tokens(stream, windows),
             num_bytes=len(body.encode("utf-8")),
             num_characters=len(body),
             num_words=count,
@@ -183,61 +176,53 @@ def text_scores(
         )
         for text, body, stream, windows, of_text, count in zip(
             *(measurement.texts, bodies, measurement.streams, measurement.windows),
-            *(scores, word_counts),
+            *(scores, words_of(measurement, bodies, word_counts)),
         )
+    ]
+
+
+def words_of(
+    measurement: Measurement, bodies: Sequence[str], word_counts: list[int] | None
+) -> list[int]:
+    """Count the words of each text: as the caller did, or as the protocol does."""
+    protocol = measurement.plan.protocol
+    if word_counts is None:
+        count = protocol.count_words if measurement.parts is None else count_words
+        return [count(body) for body in bodies]
+    if len(bodies) == len(word_counts):
+        return word_counts
+    joined = protocol.texts_joined or len(word_counts)
+    return [
+        sum(word_counts[first : first + joined]) for first in range(0, len(word_counts), joined)
     ]
 
 
 def scored_units(
     text: str, stream: TokenizedText, windows: list[Window], scores: list[Columns]
 ) -> dict[str, float]:
-    """Measure the part of a text that was scored, where that is not all and can be known."""
+    """Count tokens; measure the part of a text that was scored, where that can be known."""
+    if stream.part is not None:
+        num_targets = stream.part.num_targets
+        return {"num_tokens": num_targets, "num_context": len(stream) - num_targets}
+    units = {"num_tokens": num_own_tokens(stream, windows)}
     if stream.offsets is None or num_scored(windows) == len(stream):
-        return {}
+        return units
     scored = np.zeros(len(stream), dtype=bool)
     for window in windows:
         scored[window.first : window.end] = True
     if scored.sum() < num_scored(windows):  # some of them several times
-        return {}
+        return units
     span = scored_span(text, stream.offsets, scored, stream.begin)
     nlls = np.concatenate([columns["nll"] for columns in scores])
-    return {
+    return units | {
         "scored_nll": float(nlls[span.tokens[scored]].sum(dtype=np.float64)),
         "scored_bytes": span.num_bytes,
         "scored_characters": span.num_characters,
     }
 
 
-def partial_text_scores(
-    measurement: Measurement,
-    scores: list[list[Columns]],
-    word_counts: list[int] | None,
-) -> list[TextScores]:
-    """As `text_scores`, of the scored parts alone."""
-    parts = [stream.part for stream in measurement.streams]
-    texts = [part.of(text) for part, text in zip(parts, measurement.texts)]
-    if word_counts is None:
-        word_counts = [max(1, len(text.split())) for text in texts]
-    return [
-        TextScores(
-            window_nlls=[columns["nll"] for columns in of_text],
-            first_targets=[window.first for window in windows],
-            guide_weights=guide_weights(windows),
-            stream_length=len(stream),
-            num_tokens=part.num_targets,
-            num_bytes=len(text.encode("utf-8")),
-            num_characters=len(text),
-            num_words=count,
-            num_context=len(stream) - part.num_targets,
-        )
-        for text, stream, part, windows, of_text, count in zip(
-            texts, measurement.streams, parts, measurement.windows, scores, word_counts
-        )
-    ]
-
-
 def num_own_tokens(stream: TokenizedText, windows: list[Window]) -> int:
-    """Tokens that stand for the text: without special ones added to it, unless these count."""
+    """Count tokens that stand for the text: without special ones added to it, unless scored."""
     all_scored = unite((window.first, window.end) for window in windows) == ((0, len(stream)),)
     return len(stream) - (0 if all_scored else stream.num_added)
 

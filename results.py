@@ -50,7 +50,7 @@ class TextScores:
 
 
 def exp(value: float) -> float:
-    """exp that returns inf where the result is too large for a float, instead of raising."""
+    """Return e^value, or inf where that is too large for a float."""
     try:
         return math.exp(value)
     except OverflowError:
@@ -284,7 +284,7 @@ class Totals:
 
 
 def ratio_of_perplexities(totals: Totals, first: Totals) -> dict:
-    """The perplexity of one measurement of a corpus as a multiple of another's, paired.
+    """Divide the perplexity of one measurement of a corpus by another's, paired.
 
     The jackknife leaves the same part of the corpus out of both, so that what makes it hard for
     both cancels.  Parts are found by position: where one of them had the texts joined, a
@@ -312,7 +312,7 @@ def ratio_of_perplexities(totals: Totals, first: Totals) -> dict:
 
 
 def shared_clusters(totals: Totals, first: Totals) -> tuple[Clusters, Clusters] | None:
-    """The same partition of the corpus for both; None where only one of them knows the texts."""
+    """Partition the corpus alike for both; None where only one of them knows the texts."""
     if "texts" in (totals.settings.aggregate, first.settings.aggregate):
         if len(totals.blocks.lengths) != len(first.blocks.lengths):
             return None
@@ -320,7 +320,9 @@ def shared_clusters(totals: Totals, first: Totals) -> tuple[Clusters, Clusters] 
         return totals.blocks.cut(one_each), first.blocks.cut(one_each)
     blocks = totals.blocks.aligned(first.blocks)
     block_tokens = totals.settings.block_tokens, first.settings.block_tokens
-    num_parts = np.minimum(*(own.num_parts(least) for own, least in zip(blocks, block_tokens)))
+    num_parts = np.minimum(
+        *(of_totals.num_parts(least) for of_totals, least in zip(blocks, block_tokens))
+    )
     return blocks[0].cut(num_parts), blocks[1].cut(num_parts)
 
 

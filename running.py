@@ -1,6 +1,7 @@
 """Run the forward passes: those not in the checkpoint, shared out between processes, with progress."""
 
-from collections.abc import Callable, Container, Iterator, Sequence, Set
+import math
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 
 import evaluate
@@ -20,11 +21,11 @@ from .work import Work, plan_work
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a run has come, as `callback` is told after every batch.
+    """How far a run has come: what `callback` gets after every batch.
 
     Attributes:
         done, total: tokens that went and that have to go through the model, in this process.
-        perplexity: of the tokens scored so far, longest windows first.
+        perplexity: of the tokens scored so far, longest windows first; NaN before there is one.
     """
 
     done: int
@@ -39,19 +40,20 @@ class RunningEstimate:
         self.total, self.done = total, 0
         self.nll_sum, self.num_scored = 0.0, 0
 
-    def add(self, nll: np.ndarray, cost: int) -> None:
-        self.nll_sum += float(nll.sum(dtype=np.float64))
-        self.num_scored += len(nll)
+    def add(self, nlls: Sequence[np.ndarray], cost: int) -> None:
+        """Count a pass: the nlls in it that are part of the result, and the tokens it reads."""
+        self.nll_sum += sum(float(nll.sum(dtype=np.float64)) for nll in nlls)
+        self.num_scored += sum(map(len, nlls))
         self.done += cost
 
     @property
     def perplexity(self) -> float:
-        return exp(self.nll_sum / self.num_scored)
+        return exp(self.nll_sum / self.num_scored) if self.num_scored else math.nan
 
 
 @dataclass(frozen=True)
 class Session:
-    """How a call runs whatever it runs.
+    """How a call runs: batches, memory, checkpoint, processes, progress.
 
     Attributes:
         batch_size: windows of the longest length in one forward pass.
@@ -70,18 +72,38 @@ class Session:
         models: Sequence[LanguageModel],
         measurements: Sequence[Measurement],
         measures: Sequence[Measure],
+        num_shown: int | None = None,
     ) -> tuple[Work, list[Columns]]:
-        """Plan the passes of measurements, and score them under a model, or it and its reference."""
-        work = plan_work(models, measurements)
+        """Plan the passes of measurements, and score them under a model, or it and its reference.
+
+        Args:
+            num_shown: measurements, from the first one on, whose perplexity the callback is told.
+        """
+        work = plan_work(models, measurements, num_shown)
+        scorer = Scorer(models, measures, self.batch_size * work.max_length, self.logits_memory)
+        return work, self.run(scorer, work, models, measures)
+
+    def run(
+        self,
+        scorer: Scorer,
+        work: Work,
+        models: Sequence[LanguageModel],
+        measures: Sequence[Measure],
+        manner: str = "",
+    ) -> list[Columns]:
+        """Score the passes of a work that all processes agree on.
+
+        Args:
+            manner: tells scores apart that depend on more than what a pass reads.
+        """
         self.processes.agree(
-            describe_all(models, measurements, measures),
+            manner + describe_all(models, work.measurements, measures),
             "model and settings",
             "Pass the same models, tokenizers and arguments to every process.",
         )
         if self.checkpoint is not None:
-            self.checkpoint.use(models, measures)
-        scorer = Scorer(models, measures, self.batch_size * work.max_length, self.logits_memory)
-        return work, Runner(scorer, work, self.checkpoint, self.processes, self.callback).run()
+            self.checkpoint.use(models, measures, manner)
+        return Runner(scorer, work, self.checkpoint, self.processes, self.callback).run()
 
 
 @dataclass(frozen=True)
@@ -110,7 +132,11 @@ class Runner:
                 holders.setdefault(number, rank)
         rank = self.processes.rank
         scores = {number: finished[number] for number in finished if holders[number] == rank}
-        self._score_share(scores, holders.keys())
+        try:
+            self._score_share(scores, holders.keys())
+        except Exception as error:
+            self.processes.announce(error)
+            raise
         gathered = dict(self.processes.gather(list(scores.items())))
         return [gathered[number] for number in range(len(self.work.passes))]
 
@@ -125,8 +151,7 @@ class Runner:
         finished = {place for place, number in enumerate(share) if number in known}
         estimate = RunningEstimate(sum(costs))
         for place in finished:
-            columns = scores.get(share[place])
-            estimate.add(np.empty(0) if columns is None else columns["nll"], costs[place])
+            estimate.add(self._shown(share[place], scores), costs[place])
         with evaluate.logging.tqdm(
             total=estimate.total,
             initial=estimate.done,
@@ -139,7 +164,7 @@ class Runner:
                 for number, place, columns in zip(numbers, places, batch):
                     self._check_numbers(columns, self.work.passes[number])
                     scores[number] = columns
-                    estimate.add(columns["nll"], costs[place])
+                    estimate.add(self._shown(number, scores), costs[place])
                 self._save(numbers, batch)
                 bar.set_postfix(perplexity=f"{estimate.perplexity:.2f}", refresh=False)
                 bar.update(sum(costs[place] for place in places))
@@ -166,29 +191,35 @@ class Runner:
             shared.union(finished),
         )
 
+    def _shown(self, number: int, scores: Mapping[int, Columns]) -> list[np.ndarray]:
+        """The nlls of a pass that are part of the result, if this process has them."""
+        if number not in scores:
+            return []
+        return [scores[number]["nll"][part] for part in self.work.shown[number]]
+
     def _load_finished(self) -> dict[int, Columns]:
-        """The scores that an earlier run left in this process's checkpoint, by pass."""
+        """Load the scores that an earlier run left in this process's checkpoint, by pass."""
         if self.checkpoint is None:
             return {}
         digests = [stream.digest for stream in self.work.streams]
-        return self.checkpoint.load([(digests[one.stream], one) for one in self.work.passes])
+        return self.checkpoint.load([(digests[pass_.stream], pass_) for pass_ in self.work.passes])
 
     def _save(self, numbers: Sequence[int], batch: Sequence[Columns]) -> None:
         if self.checkpoint is None:
             return
         passes = [self.work.passes[number] for number in numbers]
         self.checkpoint.save(
-            (self.work.streams[one.stream].digest, one, columns)
-            for one, columns in zip(passes, batch)
+            (self.work.streams[pass_.stream].digest, pass_, columns)
+            for pass_, columns in zip(passes, batch)
         )
 
-    def _check_numbers(self, columns: Columns, one: Pass) -> None:
+    def _check_numbers(self, columns: Columns, pass_: Pass) -> None:
         """Refuse NaN, naming the model and the text; infinity is a result."""
         for name, who in (("nll", "model"), ("reference_nll", "reference model")):
             if name not in columns or not np.isnan(columns[name]).any():
                 continue
             raise ValueError(
-                f"The {who} gave NaN for the text at position {self.work.streams[one.stream].text}, "
-                f"in its tokens {one.targets[0][0]} to {one.end - 1}. Its weights hold NaN, or it "
+                f"The {who} gave NaN for the text at position {self.work.streams[pass_.stream].text}, "
+                f"in its tokens {pass_.targets[0][0]} to {pass_.end - 1}. Its weights hold NaN, or it "
                 "overflows in its dtype: load it with dtype='float32'."
             )

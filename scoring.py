@@ -15,7 +15,7 @@ import torch
 
 from .guards import explain_failure, is_out_of_memory
 from .language_model import LanguageModel
-from .logits import Blocks, cache_bytes, copy_cache
+from .logits import Batch, LogitBlocks, cache_bytes, copy_cache
 from .measures import Block, Measure
 
 # On a CPU: tokens in a forward pass, and rows of logits computed at once, beyond which more of them
@@ -48,7 +48,7 @@ class Row(NamedTuple):
     targets: np.ndarray
 
     def after(self, length: int) -> "Row":
-        """The same without its first tokens, which are read already."""
+        """Leave out its first tokens, which are read already."""
         return Row(self.inputs[length:], self.scored - length, self.targets)
 
 
@@ -247,7 +247,7 @@ class Scorer:
         """The logits of a batch under all models, `loss_rows` rows at a time, on one device."""
         streams = [
             model.logits(
-                *(to_device(array, model.device) for array in batch), self.block_rows, *cache
+                Batch(*(to_device(array, model.device) for array in batch)), self.block_rows, *cache
             )
             for model, cache in zip(self.models, caches)
         ]
@@ -274,7 +274,7 @@ def to_device(array: np.ndarray, device: torch.device) -> torch.Tensor:
     return tensor.pin_memory().to(device, non_blocking=True)
 
 
-def same_rows(streams: Sequence[Blocks], most_rows: int) -> Iterator[list[tuple]]:
+def same_rows(streams: Sequence[LogitBlocks], most_rows: int) -> Iterator[list[tuple]]:
     """Cut blocks of (logits (R, V), targets (R,)) so that all streams have the same rows.
 
     A model's next block, which may overwrite the last, is asked for once that one is used up.

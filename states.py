@@ -12,7 +12,7 @@ import torch
 
 from .guards import OTHER_SHAPE, differ, precision, probe_ids
 from .loading import position_table
-from .logits import BUILT_OTHERWISE, Blocks, Head, forward_parameters, replaced_forwards
+from .logits import BUILT_OTHERWISE, Batch, Head, LogitBlocks, forward_parameters, replaced_forwards
 
 # Names under which forwards take and give what they keep between calls.
 STATE_NAMES = ("past_key_values", "cache_params", "state")
@@ -146,18 +146,12 @@ class HeadInParts:
         self.part = part
         self.by_blocks = head.by_blocks
 
-    def __call__(
-        self,
-        ids: torch.Tensor,
-        scored: torch.Tensor,
-        targets: torch.Tensor,
-        block_rows: int,
-        cache=None,
-    ) -> Blocks:
-        """As the heads of logits.py do, for token ids (B, T); what follows a cache is read whole."""
+    def __call__(self, batch: Batch, block_rows: int, cache=None) -> LogitBlocks:
+        """As `Head`; what follows a cache is read whole."""
+        ids, scored, targets = batch
         length = ids.shape[1]
         if length <= self.part or cache is not None:
-            yield from self.head(ids, scored, targets, block_rows, cache)
+            yield from self.head(batch, block_rows, cache)
             return
         for number, row in enumerate(ids):
             self.reader.begin()
@@ -177,8 +171,8 @@ def grows_frequencies(model: torch.nn.Module) -> bool:
     settings = (getattr(config, name, None) for name in ("rope_parameters", "rope_scaling"))
     return any(
         str(kind) in GROWING
-        for found in settings
-        for kind in (found or {}).values()
+        for rotary in settings
+        for kind in (rotary or {}).values()
         if not isinstance(kind, dict)
     )
 
@@ -269,7 +263,7 @@ def steady_rotations(model: torch.nn.Module) -> dict[torch.nn.Module, Callable]:
         called[module] = SteadyRotation(module)
         try:
             pairs = zip(called[module](*args, **kwargs), output, strict=True)
-            if all(torch.allclose(own, theirs, atol=1e-2) for own, theirs in pairs):
+            if all(torch.allclose(steady, plain, atol=1e-2) for steady, plain in pairs):
                 agreed.append(module)
         except BUILT_OTHERWISE:
             pass

@@ -71,7 +71,7 @@ def count_bytes_before(text: str) -> np.ndarray:
 
 
 def count_words(text: str) -> int:
-    """What stands between white space."""
+    """Count what stands between white space."""
     return len(text.split())
 
 
@@ -87,6 +87,6 @@ def count_words_and_lines(text: str) -> int:
 
 def detokenize_wikitext(text: str) -> str:
     """Turn WikiText's word-level form into prose as lm-evaluation-harness and Megatron-LM do."""
-    for found, written in WIKITEXT_STEPS:
-        text = re.sub(found, written, text)
+    for pattern, written in WIKITEXT_STEPS:
+        text = re.sub(pattern, written, text)
     return text

@@ -175,42 +175,48 @@ def tokenize(
         start = tokenizer.bos_token or tokenizer.eos_token or "\0"
         return [
             text
-            for begun, group in groupby(texts, key=lambda text: text.startswith(start))
+            for begins_with_start, group in groupby(texts, key=lambda text: text.startswith(start))
             for text in tokenize(
-                tokenizer, list(group), "plain" if begun else "default", with_offsets
+                tokenizer, list(group), "plain" if begins_with_start else "default", with_offsets
             )
         ]
-    special = encoding == "default"
-    added = tokenizer.num_special_tokens_to_add() if special else 0
-    with_offsets = with_offsets and tokenizer.is_fast
-    tokenized = []
     with unchanged(tokenizer):
         if untrimmed and tokenizer.is_fast and tokenizer.backend_tokenizer.post_processor:
             # Without special tokens all that it does is trim.
-            keeper = processors.ByteLevel(trim_offsets=False)
-            tokenizer.backend_tokenizer.post_processor = keeper
-        for first in range(0, len(texts), TEXTS_PER_CALL):
-            encoded = tokenizer(
+            untrimming = processors.ByteLevel(trim_offsets=False)
+            tokenizer.backend_tokenizer.post_processor = untrimming
+        return [
+            stream
+            for first in range(0, len(texts), TEXTS_PER_CALL)
+            for stream in _encode(
+                tokenizer,
                 texts[first : first + TEXTS_PER_CALL],
-                add_special_tokens=special,
-                padding=False,
-                truncation=False,
-                return_attention_mask=False,
-                return_token_type_ids=False,
-                return_offsets_mapping=with_offsets,
-                verbose=False,  # "Token indices sequence length is longer than…" is no news here
+                encoding == "default",
+                with_offsets and tokenizer.is_fast,
             )
-            ids = [np.asarray(row, dtype=np.int64) for row in encoded["input_ids"]]
-            offsets = (
-                [
-                    np.asarray(row, dtype=np.int64).reshape(-1, 2)
-                    for row in encoded["offset_mapping"]
-                ]
-                if with_offsets
-                else [None] * len(ids)
-            )
-            tokenized += [TokenizedText(*pair, added) for pair in zip(ids, offsets)]
-    return tokenized
+        ]
+
+
+def _encode(
+    tokenizer, texts: list[str], special: bool, with_offsets: bool
+) -> Iterator[TokenizedText]:
+    """Encode texts in one call of a tokenizer, with its special tokens or without."""
+    encoded = tokenizer(
+        texts,
+        add_special_tokens=special,
+        padding=False,
+        truncation=False,
+        return_attention_mask=False,
+        return_token_type_ids=False,
+        return_offsets_mapping=with_offsets,
+        verbose=False,  # "Token indices sequence length is longer than…" is no news here
+    )
+    num_added = tokenizer.num_special_tokens_to_add() if special else 0
+    offsets = encoded["offset_mapping"] if with_offsets else [None] * len(texts)
+    for ids, spans in zip(encoded["input_ids"], offsets):
+        if spans is not None:
+            spans = np.asarray(spans, dtype=np.int64).reshape(-1, 2)
+        yield TokenizedText(np.asarray(ids, dtype=np.int64), spans, num_added)
 
 
 def tokenize_lines(tokenizer, text: str, with_offsets: bool) -> TokenizedText:
@@ -225,14 +231,16 @@ def tokenize_lines(tokenizer, text: str, with_offsets: bool) -> TokenizedText:
             "it after every line, got one without."
         )
     lines = text.splitlines(keepends=True) or [""]
-    bare = [line.rstrip("\r\n") for line in lines]
-    ended = []
-    for line, part in zip(bare, tokenize(tokenizer, bare, with_offsets=with_offsets)):
+    without_ends = [line.rstrip("\r\n") for line in lines]
+    parts = []
+    for line, part in zip(
+        without_ends, tokenize(tokenizer, without_ends, with_offsets=with_offsets)
+    ):
         offsets = part.offsets
         if offsets is not None:
             offsets = np.concatenate([offsets, [[len(line), len(line)]]])
-        ended.append(TokenizedText(np.append(part.ids, tokenizer.eos_token_id), offsets, 1))
-    return concatenate(ended, lines)
+        parts.append(TokenizedText(np.append(part.ids, tokenizer.eos_token_id), offsets, 1))
+    return concatenate(parts, lines)
 
 
 def concatenate(parts: list[TokenizedText], texts: list[str]) -> TokenizedText:
@@ -258,7 +266,7 @@ def without_start_token(
 
 
 def tokenizer_vocabulary(tokenizer) -> dict[int, str]:
-    """The tokens by their ids, but for added ones, which models of a family name as they like."""
+    """Return tokens by id, without added ones, which differ between models of a family."""
     added = getattr(tokenizer, "added_tokens_decoder", {})
     return {number: token for token, number in tokenizer.get_vocab().items() if number not in added}
 
@@ -270,7 +278,7 @@ def stream_hash(ids: np.ndarray) -> str:
 
 @contextmanager
 def unchanged(tokenizer) -> Iterator[None]:
-    """Give a tokenizer back with the truncation, padding and processing that its owner had set.
+    """Restore the truncation, padding and processing of a tokenizer afterwards.
 
     Calling a fast tokenizer with `padding=False` switches its backend's padding off for good.
     """
@@ -290,7 +298,7 @@ def unchanged(tokenizer) -> Iterator[None]:
 
 
 def token_texts(tokenizer, tokens: Sequence[str]) -> list[str]:
-    """The text that each token stands for in the middle of a text, its white space included.
+    """Decode each token as in the middle of a text, with its white space.
 
     A token is decoded between two others, since decoders strip what is at the ends.  Offsets would
     not do: some tokenizers trim them, others count a space that is not in the text.
@@ -307,7 +315,7 @@ def token_texts(tokenizer, tokens: Sequence[str]) -> list[str]:
 
 
 def _anchor(tokenizer) -> str:
-    """A token of plain letters, which decodes to itself beside any other."""
+    """Find a token of plain letters, which decodes to itself beside any other."""
     vocabulary = tokenizer.get_vocab()
     letters = "abcdefghijklmnopqrstuvwxyz"
     return next((letter for letter in letters if letter in vocabulary), "a")

@@ -343,8 +343,8 @@ def find_shared_prefixes(
         least: fewest tokens to save by reading a prefix once; fewer are not worth it.
     """
     groups: dict[tuple[int, ...], list[int]] = {}
-    for number, one in enumerate(passes):
-        prefix = tuple(prefix_of(one))
+    for number, pass_ in enumerate(passes):
+        prefix = tuple(prefix_of(pass_))
         if prefix:
             groups.setdefault(prefix, []).append(number)
     shared = [SharedPrefix(tuple(numbers), len(prefix)) for prefix, numbers in groups.items()]
@@ -373,4 +373,4 @@ def offset_of(targets: tuple[tuple[int, int], ...], target: int) -> int:
 
 def count_inputs(passes: Iterable[Pass]) -> int:
     """Tokens that passes read: their cost."""
-    return sum(one.num_inputs for one in passes)
+    return sum(pass_.num_inputs for pass_ in passes)

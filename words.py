@@ -157,22 +157,22 @@ def assign_tokens(text: str, offsets: np.ndarray, spans: Sequence[Range]) -> lis
     """
     starts = [first for first, _ in spans]
     tokens: list[list[int]] = [[] for _ in spans]
-    torn = [False] * len(spans)
-    solid = [_without_space(text, *pair) for pair in offsets.tolist()]
-    for number, (first, end) in enumerate(solid):
+    crossed = [False] * len(spans)
+    stripped = [_without_space(text, *pair) for pair in offsets.tolist()]
+    for number, (first, end) in enumerate(stripped):
         if first == end:
             continue
         word = bisect_right(starts, first) - 1
         if word >= 0 and first < spans[word][1]:
             tokens[word].append(number)
-            torn[word] |= end > spans[word][1]
+            crossed[word] |= end > spans[word][1]
         for later in range(word + 1, bisect_right(starts, end - 1)):
-            torn[later] = True
+            crossed[later] = True
     return [
         None
-        if tear or not members
-        else (_with_space_before(offsets, solid, members[0]), members[-1] + 1)
-        for tear, members in zip(torn, tokens)
+        if is_crossed or not members
+        else (_with_space_before(offsets, stripped, members[0]), members[-1] + 1)
+        for is_crossed, members in zip(crossed, tokens)
     ]
 
 
@@ -185,9 +185,13 @@ def _without_space(text: str, first: int, end: int) -> Range:
     return first, first + len(stripped)
 
 
-def _with_space_before(offsets: np.ndarray, solid: list[Range], first: int) -> int:
+def _with_space_before(offsets: np.ndarray, stripped: list[Range], first: int) -> int:
     """The first of the tokens of nothing but white space that lead up to a token."""
-    while first > 0 and solid[first - 1][0] == solid[first - 1][1] and offsets[first - 1][0] >= 0:
+    while (
+        first > 0
+        and stripped[first - 1][0] == stripped[first - 1][1]
+        and offsets[first - 1][0] >= 0
+    ):
         first -= 1
     return first
 
@@ -213,7 +217,7 @@ class TokenBorders:
     def of(
         cls, text: str, ids: np.ndarray, offsets: np.ndarray, vocabulary: Vocabulary
     ) -> "TokenBorders":
-        """Tell the borders of a text's tokens.
+        """Find the borders of a text's tokens.
 
         Args:
             ids: token ids (N,).
@@ -232,7 +236,7 @@ class TokenBorders:
 
 
 def closing_terms(borders: TokenBorders, boundary: np.ndarray) -> np.ndarray:
-    """What a word pays for its end, by the border where it ends (N + 1,).
+    """Compute what a word pays for its end, by the border where it ends (N + 1,).
 
     Nothing where its last token holds the white space, and where no white space follows: such
     borders, between given words, are no event in the text.
@@ -246,7 +250,7 @@ def closing_terms(borders: TokenBorders, boundary: np.ndarray) -> np.ndarray:
 def opening_terms(
     borders: TokenBorders, boundary: np.ndarray, interior: np.ndarray, correction: str
 ) -> np.ndarray:
-    """What a word is given back for its beginning, by the border where it begins (N + 1,).
+    """Compute what a word gets back for its beginning, by the border where it begins (N + 1,).
 
     Args:
         boundary: E (N + 1,).
@@ -264,7 +268,7 @@ def sum_words(
     closing: np.ndarray,
     opening: np.ndarray,
 ) -> tuple[list[float | None], list[float | None]]:
-    """The plain sum and the surprisal of each word; None where a part of it has no score.
+    """Sum each word's nll and its surprisal; None where a part of it has no score.
 
     Args:
         tokens: of each word, as `assign_tokens` gives them.
@@ -310,7 +314,7 @@ class WordScoring:
         spans: Sequence[Sequence[Range]] | None,
         correction: str | None,
     ) -> "WordScoring":
-        """Get ready to score words under a model.
+        """Prepare to score words under a model.
 
         Raises:
             ValueError: the tokenizer does not tell the characters of its tokens.
@@ -320,7 +324,7 @@ class WordScoring:
         return cls(spans, correction, vocabulary)
 
     def measures(self) -> list[Measure]:
-        """What is to be measured of each token."""
+        """List what to measure of each token."""
         boundary = self.vocabulary.boundary_ids(self.correction)
         interior = self.vocabulary.interior_ids()
         return [
@@ -330,7 +334,7 @@ class WordScoring:
         ]
 
     def fields(self) -> dict[str, str]:
-        """What of it belongs into the signature."""
+        """Name it for the signature."""
         split = "whitespace" if self.spans is None else "given"
         return {"word_scores": f"{split}/{self.correction or 'uncorrected'}"}
 
@@ -340,9 +344,9 @@ class WordScoring:
         scores: Sequence[Sequence[Columns]],
         borders: Sequence[Sequence[Columns]],
     ) -> list[dict[str, list]]:
-        """The words of each text and their scores."""
+        """List the words of each text and their scores."""
         results = []
-        torn = []
+        crossing = []
         for number, (text, stream) in enumerate(zip(measurement.texts, measurement.streams)):
             spans = self._words_of(measurement, number)
             tokens = TokenArrays.of(
@@ -353,11 +357,11 @@ class WordScoring:
             words = assign_tokens(text, word_offsets(stream), spans)
             results.append(self._score(text, stream, spans, words, tokens))
             if None in words:
-                torn.append(number)
-        if torn:
+                crossing.append(number)
+        if crossing:
             warnings.warn(
                 "A token reaches across the edge of a word in the texts at "
-                f"{positions(torn)}; such words have no score.",
+                f"{positions(crossing)}; such words have no score.",
                 stacklevel=2,
             )
         return results
@@ -443,7 +447,7 @@ class TokenArrays:
 
 
 def word_offsets(stream: TokenizedText) -> np.ndarray:
-    """The characters of each token (N, 2), as the words of a text want them.
+    """Return the characters of each token (N, 2), as words are assigned by.
 
     A special token that the tokenizer added has none, (-1, -1); of a token across the edge of the
     scored part the characters before the edge are left out.

@@ -5,6 +5,7 @@ Equal texts are one stream of tokens, and windows that begin at the same token a
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain, islice
 
 import numpy as np
 
@@ -14,7 +15,15 @@ from .language_model import LanguageModel
 from .measurement import Measurement
 from .scoring import Columns, Row
 from .tokenization import stream_hash
-from .windows import Pass, Place, PlannedWindow, SharedPrefix, find_shared_prefixes, merge_windows
+from .windows import (
+    Pass,
+    Place,
+    PlannedWindow,
+    SharedPrefix,
+    Window,
+    find_shared_prefixes,
+    merge_windows,
+)
 
 # Tokens that reading a common context once must save: fewer do not pay for trying it.
 LEAST_SAVING = 256
@@ -37,11 +46,13 @@ class Stream:
 
 
 class Work:
-    """What is to be run for some measurements.
+    """The forward passes that measurements need.
 
     Args:
         prefixes_agree: whether the model gives a token the same score in shorter and in longer
             passes.
+        num_shown: measurements, from the first one on, whose tokens make up the perplexity that a
+            callback is told; None for all of them.
 
     Attributes:
         streams: the tokens to read.
@@ -49,20 +60,27 @@ class Work:
         lengths: tokens that each pass reads.
         shared: passes that begin with the same tokens, which are read once.
         costs: tokens that each pass reads, those that are shared in the first of them.
+        shown: for each pass, where the scores are whose perplexity a callback is told.
     """
 
-    def __init__(self, measurements: Sequence[Measurement], prefixes_agree: bool = True):
+    def __init__(
+        self,
+        measurements: Sequence[Measurement],
+        prefixes_agree: bool = True,
+        num_shown: int | None = None,
+    ):
         self.measurements = measurements
         self.prefixes_agree = prefixes_agree
         self.streams: list[Stream] = []
         self._stream_numbers = self._number_streams()
         self.passes, self._places = self._merge()
-        self.lengths = [self.cost(one) for one in self.passes]
+        self.lengths = [self.cost(pass_) for pass_ in self.passes]
         self.costs = self.lengths
         self.shared: list[SharedPrefix] = []
+        self.shown = self._find_shown(num_shown)
 
     def share_prefixes(self, model: LanguageModel) -> None:
-        """Have contexts that many passes begin with read once, where the scores stay the same."""
+        """Read contexts that many passes begin with once, where the scores stay the same."""
         shared = find_shared_prefixes(self.passes, self._prefix, LEAST_SAVING)
         if not shared:
             return
@@ -72,38 +90,38 @@ class Work:
             self.shared = shared
             self.costs = costs_of(self.passes, shared)
 
-    def _prefix(self, one: Pass) -> list[int]:
+    def _prefix(self, pass_: Pass) -> list[int]:
         """What a pass reads of its context, but for the last token: its row is scored."""
-        end = min(self.streams[one.stream].num_context, one.targets[0][0]) - 1
-        prefix = self.streams[one.stream].ids[one.begin : max(one.begin, end)].tolist()
-        return [one.start_token, *prefix] if prefix and one.start_token is not None else prefix
+        end = min(self.streams[pass_.stream].num_context, pass_.targets[0][0]) - 1
+        prefix = self.streams[pass_.stream].ids[pass_.begin : max(pass_.begin, end)].tolist()
+        return [pass_.start_token, *prefix] if prefix and pass_.start_token is not None else prefix
 
     @property
     def max_length(self) -> int:
         """The longest window of the plans."""
         return max(measurement.plan.max_length for measurement in self.measurements)
 
-    def cost(self, one: Pass) -> int:
+    def cost(self, pass_: Pass) -> int:
         """Tokens that a pass reads."""
-        return one.num_inputs
+        return pass_.num_inputs
 
     def share(self, processes: Processes) -> list[int]:
-        """The passes that fall to this process."""
+        """Return the passes that fall to this process."""
         return processes.share(self.costs)
 
     def row(self, number: int) -> Row:
-        """A pass as the scorer wants it."""
-        one = self.passes[number]
-        ids = self.streams[one.stream].ids
-        inputs = ids[one.begin : one.end - 1]
+        """Return a pass as the scorer takes it."""
+        pass_ = self.passes[number]
+        ids = self.streams[pass_.stream].ids
+        inputs = ids[pass_.begin : pass_.end - 1]
         lead = 0
-        if one.start_token is not None:
-            inputs = np.concatenate([[one.start_token], inputs])
+        if pass_.start_token is not None:
+            inputs = np.concatenate([[pass_.start_token], inputs])
             lead = 1
-        targets = np.concatenate([np.arange(first, end) for first, end in one.targets])
+        targets = np.concatenate([np.arange(first, end) for first, end in pass_.targets])
         # What follows the last token is no token: its row is read for what else could follow.
         target_ids = ids[np.minimum(targets, len(ids) - 1)]
-        return Row(inputs, targets - 1 - one.begin + lead, target_ids)
+        return Row(inputs, targets - 1 - pass_.begin + lead, target_ids)
 
     def by_measurement(
         self, scores: Sequence[Columns]
@@ -119,16 +137,24 @@ class Work:
 
     def _cut(self, scores: Sequence[Columns]) -> Iterator[list[list[list[Columns]]]]:
         """Yield for each measurement the scores of windows, then of borders, text by text."""
-        places = iter(self._places)
-        for measurement in self.measurements:
+        for of_parts in self._placed():
             yield [
                 [
                     [
                         cut(scores[place.number], place.offset, window.num_targets)
-                        for window, place in zip(windows, places)
+                        for window, place in of_text
                     ]
-                    for windows in of_texts
+                    for of_text in of_texts
                 ]
+                for of_texts in of_parts
+            ]
+
+    def _placed(self) -> Iterator[list[list[list[tuple[Window, Place]]]]]:
+        """Yield for each measurement its windows, then its borders, text by text, with places."""
+        places = iter(self._places)
+        for measurement in self.measurements:
+            yield [
+                [list(zip(windows, places)) for windows in of_texts]
                 for of_texts in (measurement.windows, measurement.borders)
             ]
 
@@ -138,6 +164,13 @@ class Work:
             window for number in range(len(self.measurements)) for window in self._planned(number)
         ]
         return merge_windows(planned, self.prefixes_agree)
+
+    def _find_shown(self, num_shown: int | None) -> list[list[slice]]:
+        shown: list[list[slice]] = [[] for _ in self.passes]
+        for of_windows, _ in islice(self._placed(), num_shown):
+            for window, place in chain.from_iterable(of_windows):
+                shown[place.number].append(slice(place.offset, place.offset + window.num_targets))
+        return shown
 
     def _cost_alone(self, number: int) -> int:
         """Tokens that a measurement would read by itself."""
@@ -173,8 +206,15 @@ class Work:
         ]
 
 
-def plan_work(models: Sequence[LanguageModel], measurements: Sequence[Measurement]) -> Work:
+def plan_work(
+    models: Sequence[LanguageModel],
+    measurements: Sequence[Measurement],
+    num_shown: int | None = None,
+) -> Work:
     """Try the models at the length of the longest window, and plan the passes.
+
+    Args:
+        num_shown: see `Work`.
 
     Raises:
         MemoryError, ValueError: one cannot be scored with, or not with these tokens.
@@ -184,7 +224,7 @@ def plan_work(models: Sequence[LanguageModel], measurements: Sequence[Measuremen
     for model in models:
         check_ids(model, measurements)
         model.examine(longest)
-    work = Work(measurements, all(model.prefixes_agree for model in models))
+    work = Work(measurements, all(model.prefixes_agree for model in models), num_shown)
     if len(models) == 1:
         work.share_prefixes(models[0])
     return work
@@ -207,7 +247,7 @@ def check_ids(model: LanguageModel, measurements: Sequence[Measurement]) -> None
 
 def costs_of(passes: Sequence[Pass], shared: Sequence[SharedPrefix]) -> list[int]:
     """Tokens that each pass reads, those of a shared prefix in the first one that has it."""
-    costs = [one.num_inputs for one in passes]
+    costs = [pass_.num_inputs for pass_ in passes]
     for group in shared:
         for number in group.numbers[1:]:
             costs[number] -= group.length
@@ -215,5 +255,5 @@ def costs_of(passes: Sequence[Pass], shared: Sequence[SharedPrefix]) -> list[int
 
 
 def cut(columns: Columns, offset: int, count: int) -> Columns:
-    """The scores of a window from those of its pass."""
+    """Cut the scores of a window out of those of its pass."""
     return {name: values[offset : offset + count] for name, values in columns.items()}

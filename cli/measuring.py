@@ -199,9 +199,9 @@ class Scoring:
                 errors |= {id(good[place]): without_positions(error) for place in refused}
         self.report.num_refused += len(errors)
         for text in texts:
-            own = {"error": errors[id(text)]} if id(text) in errors else next(results)
-            if own and ("error" in own or text.row is None or self.args.carries_columns):
-                self.report.texts.append(described(text) | own)
+            outcome = {"error": errors[id(text)]} if id(text) in errors else next(results)
+            if outcome and ("error" in outcome or text.row is None or self.args.carries_columns):
+                self.report.texts.append(described(text) | outcome)
         return result
 
     def compute(self, texts: list[Text], wordings: list[str]) -> dict:
@@ -311,7 +311,7 @@ class Scoring:
                 )
                 self.report.num_forward_tokens += row["num_forward_tokens"]
             except (ValueError, TypeError) as error:
-                row["error"] = str(error)
+                row["error"] = in_options(str(error))
                 self.report.num_refused += 1
             self.progress.end_part()
             self.report.measurements.append(row)
@@ -359,13 +359,16 @@ class Scoring:
         except ValueError as error:
             if len(self.groups()) == 1:
                 raise
-            return {p.name: [{"protocol": p.name, "error": str(error)}] for p in protocols}
+            reason = in_options(str(error))
+            return {p.name: [{"protocol": p.name, "error": reason}] for p in protocols}
         self.report.num_forward_tokens += result["num_forward_tokens"]
         entries: dict[str, list[dict]] = {}
         sizes = self.count_bytes(texts, wordings)
         for entry in result["measurements"]:
             alone = self.metric.protocols[entry["protocol"]].scores_each_text
-            if alone and "error" not in entry and self.args.separator is None:
+            if "error" in entry:
+                entry["error"] = in_options(entry["error"])
+            elif alone and self.args.separator is None:
                 entry = self.with_original_bytes(entry, *sizes)
             entries.setdefault(entry["protocol"], []).append(entry)
         return entries

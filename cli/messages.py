@@ -44,13 +44,13 @@ def describe(error: BaseException) -> str:
 
 def in_options(message: str) -> str:
     """Write `max_length` as --max-length, and "pass dtype='float32'" as the option would be."""
-    message = re.sub(r"`(\w+)`", lambda found: option_name(found[1]) or found[0], message)
+    message = re.sub(r"`(\w+)`", lambda match: option_name(match[1]) or match[0], message)
     return re.sub(
         r"\b(pass(?:ing)?|with|add|load it with) (\w+)='?([\w.-]+?)'?(?=[\s.,;:)]|$)",
-        lambda found: (
-            f"{found[1]} {option_name(found[2]) or found[2]} {found[3].lower()}"
-            if option_name(found[2])
-            else found[0]
+        lambda match: (
+            f"{match[1]} {option_name(match[2]) or match[2]} {match[3].lower()}"
+            if option_name(match[2])
+            else match[0]
         ),
         message,
     )

@@ -51,13 +51,13 @@ def draw_curves(result: dict, path: str) -> None:
         ValueError: there is nothing finite to draw.
     """
     kinds = {"by_context": draw_contexts, "by_position": draw_positions}
-    asked = [kind for kind in kinds if kind in result]
-    figure = Figure(figsize=(7.5, 4.2 * len(asked)), layout="constrained")
-    for number, kind in enumerate(asked, 1):
+    drawn = [kind for kind in kinds if kind in result]
+    figure = Figure(figsize=(7.5, 4.2 * len(drawn)), layout="constrained")
+    for number, kind in enumerate(drawn, 1):
         rows = [row for row in result[kind] if math.isfinite(row["nll"])]
         if not rows:
             raise ValueError("--plot has nothing to draw: no perplexity is finite.")
-        axes = figure.add_subplot(len(asked), 1, number)
+        axes = figure.add_subplot(len(drawn), 1, number)
         kinds[kind](tidied(axes, grid="y"), rows)
     figure.savefig(path, dpi=160)
 
@@ -86,7 +86,7 @@ def draw_positions(axes: Axes, rows: list[dict]) -> None:
 
 def draw_band(axes: Axes, places: list, values: list[float], intervals: list) -> None:
     """A line with dots over a doubling scale, and a band where there are intervals."""
-    bounds = [own or [math.nan, math.nan] for own in intervals]
+    bounds = [interval or [math.nan, math.nan] for interval in intervals]
     axes.fill_between(places, *zip(*bounds), color=GREY, alpha=0.4, linewidth=0)
     axes.plot(places, values, color=INK, marker="o", markersize=5, linewidth=1)
     axes.set_xscale("log", base=2)

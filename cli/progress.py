@@ -89,5 +89,5 @@ class Progress:
 
 def minutes(seconds: float) -> str:
     """A length of time to the minute."""
-    hours, rest = divmod(round(seconds / 60), 60)
-    return f"{hours} h {rest} min" if hours else f"{rest} min"
+    hours, remaining = divmod(round(seconds / 60), 60)
+    return f"{hours} h {remaining} min" if hours else f"{remaining} min"

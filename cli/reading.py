@@ -167,11 +167,11 @@ def read_header(source: Source, encoding: str | None) -> list[str]:
     return header
 
 
-def choose_column(name: str, columns: list[str], asked: str | None) -> str:
+def choose_column(name: str, columns: list[str], wanted: str | None) -> str:
     """The column with the texts: the one asked for, `text`, or the only one."""
-    if asked is not None:
-        check_column("--text-column", name, columns, asked)
-        return asked
+    if wanted is not None:
+        check_column("--text-column", name, columns, wanted)
+        return wanted
     if "text" in columns:
         return "text"
     if len(columns) == 1:
@@ -181,10 +181,10 @@ def choose_column(name: str, columns: list[str], asked: str | None) -> str:
     )
 
 
-def check_column(option: str, name: str, columns: list[str], asked: str | None) -> None:
-    if asked is not None and asked not in columns:
+def check_column(option: str, name: str, columns: list[str], wanted: str | None) -> None:
+    if wanted is not None and wanted not in columns:
         raise ValueError(
-            f"{option} must name one of the columns {', '.join(columns)} of {name}, got {asked!r}."
+            f"{option} must name one of the columns {', '.join(columns)} of {name}, got {wanted!r}."
         )
 
 
@@ -216,11 +216,11 @@ def read_rows(
 ) -> Iterator[Text]:
     """Yield the texts of a table, with its other columns where the output has room for them."""
     shown = name or args.dataset
-    for option, asked in (
+    for option, wanted in (
         ("--id-column", args.id_column),
         ("--context-column", args.context_column),
     ):
-        check_column(option, shown, rows.column_names, asked)
+        check_column(option, shown, rows.column_names, wanted)
     for needed in filter(None, (column, args.context_column)):
         if rows.features[needed].dtype not in ("string", "large_string"):
             raise ValueError(

@@ -78,10 +78,10 @@ def _behind(name: str) -> list[Source]:
     if path.is_dir():
         return _in_folder(path)
     if not path.exists() and glob.has_magic(name):
-        found = sorted(file for file in glob.glob(name, recursive=True) if os.path.isfile(file))
-        if not found:
+        files = sorted(file for file in glob.glob(name, recursive=True) if os.path.isfile(file))
+        if not files:
             raise ValueError(f"No file matches {name}.")
-        return [Source(file, builder_of(file)) for file in found]
+        return [Source(file, builder_of(file)) for file in files]
     if not path.is_fifo():  # a pipe can be opened only once
         open(name, "rb").close()
     return [Source(name, builder_of(name))]

@@ -22,7 +22,7 @@ class Suspicions:
 
     def __init__(self, detokenizes: bool):
         self.detokenizes = detokenizes
-        self.told: set[str] = set()
+        self.warned_of: set[str] = set()
 
     def look_at(self, name: str, text: str, is_file: bool) -> None:
         """Warn of what is surely wrong with a text; only a whole file may be a table."""
@@ -68,8 +68,8 @@ class Suspicions:
             )
 
     def _warn(self, kind: str, message: str) -> None:
-        if kind not in self.told:
-            self.told.add(kind)
+        if kind not in self.warned_of:
+            self.warned_of.add(kind)
             say(f"warning: {message}")
 
 

@@ -102,7 +102,9 @@ def signature_fields(row: dict) -> dict[str, str]:
 def common_signature(rows: list[dict]) -> str:
     """The part of the signature that all rows share; the tables have columns for the rest."""
     fields = [signature_fields(row) for row in rows if "error" not in row]
-    shared = (name for name in fields[0] if all(own.get(name) == fields[0][name] for own in fields))
+    shared = (
+        name for name in fields[0] if all(of_row.get(name) == fields[0][name] for of_row in fields)
+    )
     return "|".join(f"{name}:{fields[0][name]}" for name in shared)
 
 
@@ -420,9 +422,9 @@ def to_latex(what: Table) -> str:
 def with_errors(what: Table) -> list[list[str]]:
     """The lines of a table, with what went wrong in the second column."""
     errors = {number: error for number, _, error in what.errors}
-    rest = len(what.titles) - 2
+    num_empty = len(what.titles) - 2
     return [
-        [line[0], errors[number], *[""] * rest] if number in errors else line
+        [line[0], errors[number], *[""] * num_empty] if number in errors else line
         for number, line in enumerate(what.lines)
     ]
 

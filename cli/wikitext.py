@@ -54,16 +54,16 @@ CLITICS = frozenset(["d", "ll", "m", "re", "s", "t", "ve"])
 
 def detokenize(text: str) -> str:
     """Turn lines in WikiText's form into ordinary prose; lines in another form stay as they are."""
-    *lines, rest = text.split("\n")
+    *lines, last = text.split("\n")
     prose = ["" if line == " " else _detokenize_line(line) for line in lines]
-    return "\n".join([*prose, _detokenize_line(rest)])
+    return "\n".join([*prose, _detokenize_line(last)])
 
 
 def tokenize(text: str) -> str:
     """Undo `detokenize`."""
-    *lines, rest = text.split("\n")
+    *lines, last = text.split("\n")
     tokenized = [_tokenize_line(line) if line else " " for line in lines]
-    return "\n".join([*tokenized, _tokenize_line(rest)])
+    return "\n".join([*tokenized, _tokenize_line(last)])
 
 
 def split_chunk(chunk: str) -> list[str]:

@@ -50,10 +50,10 @@ class FakeHub:
         """Publish files, or those of a folder; `description` replaces what the Hub would say."""
         if not isinstance(files, dict):
             files = {path.name: path.read_bytes() for path in Path(files).iterdir()}
-        told = None
+        stated = None
         if "config" not in description:
             config = json.loads(files["config.json"])
-            told = {key: config[key] for key in ("architectures", "model_type") if key in config}
+            stated = {key: config[key] for key in ("architectures", "model_type") if key in config}
         self._repositories[name] = (
             {
                 "id": name,
@@ -62,7 +62,7 @@ class FakeHub:
                 "gated": False,
                 "disabled": False,
                 "tags": ["transformers", "safetensors"],
-                "config": told,
+                "config": stated,
                 "siblings": [
                     {"rfilename": file, "size": len(data)} for file, data in files.items()
                 ],

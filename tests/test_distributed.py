@@ -1,6 +1,7 @@
 """Any number of processes gives the result of one, in every process; and none is left waiting."""
 
 import json
+import logging
 import multiprocessing
 import os
 import signal
@@ -11,7 +12,7 @@ import sys
 import evaluate
 import pytest
 from core.distributed import Processes, share_out
-from models import make_model, make_tokenizer, random_text
+from models import make_byte_tokenizer, make_model, make_tokenizer, random_text
 
 pytest.importorskip("accelerate")
 needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="processes are forked")
@@ -129,6 +130,47 @@ def test_the_work_is_divided(root, tmp_path, expected):
     assert len(outcomes) == 3
 
 
+MEASURED = {
+    "strides": lambda: {"stride": [8, 4]},
+    "windows": lambda: {"max_length": [16, 8], "stride": None},
+    "protocols": lambda: {"protocol": ["sliding", "lm-eval", "yarn"], "stride": None},
+    "a reference": lambda: {"reference_model": make_model("gpt2", seed=1)},
+    "bytes": lambda: {"reference_model": make_model("gpt2", seed=1, vocab_size=300), "reference_tokenizer": make_byte_tokenizer()},
+    "contexts": lambda: {"contexts": [random_text(9, seed=n) + " " for n in range(len(TEXTS))]},
+    "words": lambda: {"words": True},
+    "lengths of context": lambda: {"context_lengths": [4, 8, 16], "stride": 2},
+    "a carried state": lambda: {"carry": True, "model": make_model("mamba")},
+}  # fmt: skip
+
+
+@needs_fork
+def test_whatever_is_measured_it_is_the_result_of_one_process(root, tmp_path, metric):
+    calls = [lambda rank, cache, make=make: make() for make in MEASURED.values()]
+    outcomes = run_calls(root, tmp_path, 2, calls)
+    for number, (name, make) in enumerate(MEASURED.items()):
+        arguments = {"model": make_model("gpt2"), "tokenizer": make_tokenizer()} | ARGUMENTS
+        arguments = {key: value for key, value in (arguments | make()).items() if value is not None}
+        expected = metric.compute(predictions=TEXTS, **arguments)
+        for results in outcomes.values():
+            assert_alike(results[number], expected, name)
+
+
+def assert_alike(value, expected, where: str) -> None:
+    """Equal numbers, up to rounding, at every place of two results."""
+    if isinstance(expected, dict):
+        assert isinstance(value, dict) and value.keys() == expected.keys(), f"{where}: {value}"
+        for key in expected:
+            assert_alike(value[key], expected[key], f"{where}, {key}")
+    elif isinstance(expected, list):
+        assert len(value) == len(expected), where
+        for item, expected_item in zip(value, expected):
+            assert_alike(item, expected_item, where)
+    elif isinstance(expected, float):
+        assert value == pytest.approx(expected, rel=1e-4, abs=1e-6), where
+    else:
+        assert value == expected, where
+
+
 @needs_fork
 def test_fewer_windows_than_processes(root, tmp_path, metric, gpt2, tokenizer):
     texts = [random_text(5)]
@@ -146,6 +188,21 @@ def test_an_error_in_one_process_is_raised_in_all(root, tmp_path):
 
 
 @needs_fork
+def test_a_failure_is_announced_before_the_others_are_done(root, tmp_path):
+    """They learn of it only after their shares, which may take hours."""
+
+    def fail_and_log(rank, progress, folder):
+        if rank == 1:
+            log = logging.FileHandler(folder / "log")
+            logging.getLogger("evaluate.perplexity_sliding").addHandler(log)
+            raise ValueError("something is wrong.")
+
+    run_group(root, tmp_path, 2, behave=fail_and_log)
+    said = (tmp_path / "log").read_text()
+    assert said.startswith("Process 1 of 2 failed: something is wrong. The call ends once")
+
+
+@needs_fork
 def test_a_process_that_dies_ends_the_others(root, tmp_path):
     outcomes = run_group(root, tmp_path, 2, behave=kill_rank_one)
     assert list(outcomes) == [0]
@@ -160,6 +217,10 @@ OTHERS = {
     "order": (lambda rank, cache: {"predictions": TEXTS[:: 1 - 2 * rank]}, "The texts must be the"),
     "stride": (lambda rank, cache: {"stride": 4 + rank}, "The model and settings must be the"),
     "model": (lambda rank, cache: {"model": make_model("gpt2", seed=rank)}, "The model and settings must"),
+    "contexts": (lambda rank, cache: {"contexts": f"w{rank} w2 "}, "The contexts, scored spans"),
+    "spans": (lambda rank, cache: {"score_spans": [[(0, 2 + rank)]] * len(TEXTS)}, "The contexts, scored spans"),
+    "words": (lambda rank, cache: {"words": [[(0, 2 + rank)]] * len(TEXTS)}, "The contexts, scored spans"),
+    "reference": (lambda rank, cache: {"reference_model": make_model("gpt2", seed=1 + rank)}, "The model and settings must"),
     "separator": (lambda rank, cache: {"separator": " " * (1 + rank)}, "The model and settings must"),
 }  # fmt: skip
 
@@ -274,7 +335,7 @@ def test_a_single_process_needs_no_group():
 
 def run_torchrun(root, tmp_path, *arguments):
     """Run score.py in two processes with a model made here, as small as any."""
-    from models import make_byte_tokenizer, save
+    from models import save
 
     model = save(tmp_path / "model", make_model("gpt2", vocab_size=300), make_byte_tokenizer())
     arguments = [str(root / "score.py"), *arguments, "--model_id", model, "--json", "--quiet"]
@@ -312,7 +373,7 @@ def test_a_refusal_under_torchrun_is_printed_once(root, tmp_path):
 
 def test_a_program_that_a_process_of_torchrun_runs_is_not_one_of_its_processes(root, tmp_path):
     """It would wait for a group that nobody else joins."""
-    from models import make_byte_tokenizer, save
+    from models import save
 
     model = save(tmp_path / "model", make_model("gpt2", vocab_size=300), make_byte_tokenizer())
     text = tmp_path / "text.txt"

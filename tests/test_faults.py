@@ -286,6 +286,7 @@ ARGUMENTS = [
     given_as("max_length", INF, Refused(TypeError, "`max_length` must be a whole number.*inf")),
     given_as("max_length", ["16"], Refused(TypeError, r"`max_length` must be a whole number.*'16'")),
     given_as("max_length", [], Refused(ValueError, r"`max_length` must hold at least one value")),
+    given_as("stride", [4, 2, 4], Refused(ValueError, r"`stride` must hold each value once, got \[4, 2, 4\]")),
     given_as("batch_size", 0, Refused(ValueError, r"`batch_size` must be at least 1, got 0")),
     given_as("batch_size", 10**30, Tokens([TEXT_IDS])),
     given_as("logits_memory", 1, Tokens([TEXT_IDS])),

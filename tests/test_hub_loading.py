@@ -88,17 +88,17 @@ def test_the_metric_loads_by_name_with_all_its_parts(hub, root, tmp_path):
 
 def siblings(root) -> list[str]:
     """Every module that the metric or another of its modules imports."""
-    found, waiting = set(), ["perplexity_sliding.py"]
+    imported, waiting = set(), ["perplexity_sliding.py"]
     while waiting:
         source = (root / waiting.pop()).read_text(encoding="utf-8")
         for line in source.splitlines():
             words = line.split()
             if words[:1] == ["from"] and words[1].startswith(".") and len(words[1]) > 1:
                 name = words[1].removeprefix(".") + ".py"
-                if name not in found:
-                    found.add(name)
+                if name not in imported:
+                    imported.add(name)
                     waiting.append(name)
-    return sorted(found)
+    return sorted(imported)
 
 
 def test_the_main_file_names_every_part_itself(root):

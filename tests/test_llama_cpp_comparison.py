@@ -29,13 +29,13 @@ def printed_lines(root, bits) -> tuple[dict[str, tuple], np.ndarray]:
     text = (root / "tests" / "llama_cpp" / f"kl_divergence_{bits}bit.txt").read_text("utf-8")
     table, statistics = text.split("====== Perplexity statistics ======")
     rows = [re.findall(r"-?\d+\.?\d*", line) for line in table.splitlines()[1:] if line.strip()]
-    found = {}
+    printed = {}
     for line in statistics.splitlines():
         match = LINE.match(line.strip())
         if match:
             name, value, error = match.groups()
-            found[" ".join(name.split())] = (float(value), error and float(error))
-    return found, np.array(rows, dtype=float)
+            printed[" ".join(name.split())] = (float(value), error and float(error))
+    return printed, np.array(rows, dtype=float)
 
 
 @pytest.fixture(scope="module")

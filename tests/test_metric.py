@@ -47,9 +47,9 @@ def naive(model, texts, length, stride, start) -> list[dict[int, float]]:
 
 def assert_equal_to(result: dict, nlls: list[dict[int, float]]) -> None:
     """Compare all numbers that are sums of nlls, to 1e-6 of their size."""
-    total = math.fsum(value for own in nlls for value in own.values())
+    total = math.fsum(value for nlls_of_text in nlls for value in nlls_of_text.values())
     count = sum(map(len, nlls))
-    perplexities = [math.exp(reference.mean(own.values())) for own in nlls]
+    perplexities = [math.exp(reference.mean(nlls_of_text.values())) for nlls_of_text in nlls]
     assert result["num_tokens"] == count
     assert result["total_nll"] == pytest.approx(total, rel=1e-6)
     assert result["perplexity"] == pytest.approx(math.exp(total / count), rel=2e-6)
@@ -75,13 +75,13 @@ def test_every_architecture_equals_the_naive_loop(metric, architecture, length, 
         return_token_scores=True,
     )
     assert_equal_to(result, expected)
-    spread = [value for own in expected for value in own.values()]
+    spread = [value for nlls_of_text in expected for value in nlls_of_text.values()]
     assert max(spread) - min(spread) > 1, "nlls too much alike to notice a wrong one"
-    for text, scores, own in zip(TEXTS, result["token_scores"], expected):
+    for text, scores, nlls_of_text in zip(TEXTS, result["token_scores"], expected):
         plan = reference.sliding(len(ids_of(text)), length, stride, start)
         for place, (value, context) in enumerate(zip(scores["nll"], scores["context_length"])):
-            if place in own:
-                assert value == pytest.approx(own[place], rel=2e-5, abs=2e-5)
+            if place in nlls_of_text:
+                assert value == pytest.approx(nlls_of_text[place], rel=2e-5, abs=2e-5)
                 assert context == len(plan[place])
             else:
                 assert (value, context) == (None, 0)
@@ -160,9 +160,9 @@ def test_models_in_bfloat16_lose_no_more_than_their_own_rounding(metric, tokeniz
         return_token_scores=True,
     )
     errors, reference_errors = [], []
-    for own, loop, scores in zip(truth, reference_nlls, result["token_scores"]):
-        errors += [abs(scores["nll"][place] - value) for place, value in own.items()]
-        reference_errors += [abs(loop[place] - value) for place, value in own.items()]
+    for nlls_of_text, loop, scores in zip(truth, reference_nlls, result["token_scores"]):
+        errors += [abs(scores["nll"][place] - value) for place, value in nlls_of_text.items()]
+        reference_errors += [abs(loop[place] - value) for place, value in nlls_of_text.items()]
     assert reference.mean(errors) <= reference.mean(reference_errors) * 1.1 + 1e-3
     assert max(errors) <= max(reference_errors) * 1.5 + 1e-2
     # Nlls in bfloat16 would come in steps of 2 ** -6 from 4 nats on.

@@ -67,13 +67,13 @@ def run(copy, *command: str) -> str:
 
 def test_a_new_row_works_in_python_on_the_command_line_and_on_the_page(copy):
     pytest.importorskip("gradio", reason="the page needs it")
-    told = json.loads(run(copy, "-c", SCRIPT).splitlines()[-1])
+    reported = json.loads(run(copy, "-c", SCRIPT).splitlines()[-1])
     # 49 tokens, windows of 20 every 5: the last that fills begins at 25
-    assert told["windows"] == 6
-    assert "every-fifth" in told["among all"] and told["documented"]
-    assert "every-fifth" in told["page offers"]
-    assert told["page says"] == "A window begins at every fifth token."
+    assert reported["windows"] == 6
+    assert "every-fifth" in reported["among all"] and reported["documented"]
+    assert "every-fifth" in reported["page offers"]
+    assert reported["page says"] == "A window begins at every fifth token."
     arguments = ("samples/note.txt", "--protocol", "every-fifth", "--max-length", "20")
     printed = run(copy, "score.py", *arguments, "--format", "json", "--quiet")
-    assert json.loads(printed)["corpus"]["perplexity"] == pytest.approx(told["perplexity"])
+    assert json.loads(printed)["corpus"]["perplexity"] == pytest.approx(reported["perplexity"])
     assert "every-fifth" in run(copy, "score.py", "--help")

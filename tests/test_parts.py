@@ -309,7 +309,7 @@ def test_company_does_not_matter(metric, gpt2, tokenizer, batch_size):
 
 def test_checkpoint_keeps_what_parts_need(metric, byte_model, merging, tmp_path):
     """The same call on the same file reads no token anew, whatever it measures."""
-    told = []
+    steps = []
     kwargs = {
         "predictions": ["d man"],
         "contexts": "The ol",
@@ -318,12 +318,12 @@ def test_checkpoint_keeps_what_parts_need(metric, byte_model, merging, tmp_path)
         "model": byte_model,
         "tokenizer": merging,
         "checkpoint": tmp_path / "scores.db",
-        "callback": told.append,
+        "callback": steps.append,
     }
     first = metric.compute(**kwargs)
-    assert len(told) == 1
+    assert len(steps) == 1
     assert metric.compute(**kwargs) == first
-    assert len(told) == 1
+    assert len(steps) == 1
 
 
 # --- lm-evaluation-harness ------------------------------------------------------------------------

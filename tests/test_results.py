@@ -104,7 +104,7 @@ def test_exp_does_not_overflow():
 )
 @settings(max_examples=50)
 def test_the_interval_holds_the_estimate(nlls):
-    result = summarize([text(own) for own in nlls])
+    result = summarize([text(of_text) for of_text in nlls])
     if result["perplexity_interval"] is None:
         return
     low, high = result["perplexity_interval"]
@@ -149,8 +149,8 @@ def test_shards_add_up_to_the_corpus(settings_, lengths):
     texts = corpus(lengths)
     whole = Totals.of(texts, settings_, num_forward_tokens=len(texts), identity={"signature": "s"})
     shards = [
-        Totals.of([own], settings_, num_forward_tokens=1, identity={"signature": "s"})
-        for own in texts
+        Totals.of([scored], settings_, num_forward_tokens=1, identity={"signature": "s"})
+        for scored in texts
     ]
     added = sum(shards[1:], start=shards[0]).result()
     expected = whole.result()
@@ -160,20 +160,20 @@ def test_shards_add_up_to_the_corpus(settings_, lengths):
         same = value if isinstance(value, str | None) else pytest.approx(value, rel=1e-12)
         assert added[name] == same, name
     if settings_.error:
-        nlls = np.concatenate([window for own in texts for window in own.window_nlls])
+        nlls = np.concatenate([window for scored in texts for window in scored.window_nlls])
         stderr = nlls.std(ddof=1) / math.sqrt(len(nlls)) * math.exp(nlls.mean(dtype=np.float64))
         assert added["tool_stderr"] == pytest.approx(stderr, rel=1e-5)
 
 
 def test_totals_of_different_measurements_do_not_add_up():
     texts = corpus([30])
-    mine = Totals.of(texts, Settings(), identity={"signature": "a"})
+    totals = Totals.of(texts, Settings(), identity={"signature": "a"})
     for other in (
         Totals.of(texts, Settings("texts"), identity={"signature": "a"}),
         Totals.of(texts, Settings(), identity={"signature": "b"}),
     ):
         with pytest.raises(ValueError, match="only be added where model, protocol and settings"):
-            mine + other
+            totals + other
 
 
 def test_totals_stay_small():
@@ -232,13 +232,13 @@ def shifted(texts, difference, noise, seed=1):
     generator = np.random.default_rng(seed)
     return [
         dataclasses.replace(
-            own,
+            scored,
             window_nlls=[
                 window + difference + noise * generator.standard_normal(len(window))
-                for window in own.window_nlls
+                for window in scored.window_nlls
             ],
         )
-        for own in texts
+        for scored in texts
     ]
 
 
@@ -268,16 +268,16 @@ def test_joined_and_separate_texts_are_paired_by_position(seed):
     """The joined stream has separators, which are scored as well, and a start token."""
     texts = corpus([400, 700, 600, 300], seed)
     harder = shifted(texts, 0.01, 0.05)
-    nlls = [np.concatenate(own.window_nlls) for own in harder]
-    joined = np.concatenate([np.append(own, [2.0, 0.5]) for own in nlls])
+    nlls = [np.concatenate(scored.window_nlls) for scored in harder]
+    joined = np.concatenate([np.append(of_text, [2.0, 0.5]) for of_text in nlls])
     joined = text(joined, first_targets=[1], stream_length=len(joined) + 1)
     first = Totals.of(texts, Settings(block_tokens=50))
     apart = ratio_of_perplexities(Totals.of(harder, Settings(block_tokens=50)), first)
     together = ratio_of_perplexities(Totals.of([joined], Settings(block_tokens=50)), first)
     assert together["sample"] == "20 parts of 1 text"
     spread = [math.log(r["interval"][1] / r["interval"][0]) for r in (apart, together)]
-    own = first.result()["perplexity_interval"]
-    assert spread[1] < math.log(own[1] / own[0]) / 5  # paired, though not to the token
+    interval = first.result()["perplexity_interval"]
+    assert spread[1] < math.log(interval[1] / interval[0]) / 5  # paired, though not to the token
     assert together["perplexity_ratio"] == pytest.approx(apart["perplexity_ratio"], rel=0.01)
 
 
@@ -295,9 +295,11 @@ def test_the_ratio_the_other_way_round_is_the_reciprocal():
 
 def test_an_added_start_token_may_change_the_number_of_blocks():
     """255 tokens are cut into 16 blocks, and 256 into 32."""
-    (nlls,) = (np.concatenate(own.window_nlls) for own in corpus([255]))
+    (nlls,) = (np.concatenate(scored.window_nlls) for scored in corpus([255]))
     added = text(nlls + 0.01, first_targets=[1], stream_length=256)
-    first, second = (Totals.of([own], Settings(block_tokens=16)) for own in (text(nlls), added))
+    first, second = (
+        Totals.of([scored], Settings(block_tokens=16)) for scored in (text(nlls), added)
+    )
     assert len(first.blocks.sums) != len(second.blocks.sums)
     for one, other in ((first, second), (second, first)):
         assert [len(blocks.sums) for blocks in one.blocks.aligned(other.blocks)] == [16, 16]
@@ -318,10 +320,10 @@ def test_the_mean_of_texts_is_paired_by_text():
     # leaving out each text by hand
     def both(kept):
         return math.log(
-            summarize([own for own, keep in zip(shifted(texts, 0.1, 0.02), kept) if keep], "texts")[
-                "perplexity"
-            ]
-            / summarize([own for own, keep in zip(texts, kept) if keep])["perplexity"]
+            summarize(
+                [scored for scored, keep in zip(shifted(texts, 0.1, 0.02), kept) if keep], "texts"
+            )["perplexity"]
+            / summarize([scored for scored, keep in zip(texts, kept) if keep])["perplexity"]
         )
 
     whole = both([True] * 14)
@@ -343,8 +345,8 @@ def test_the_parts_of_a_ratio_are_no_shorter_than_either_window():
 def test_megatron_leaves_the_first_token_and_word_out():
     """exp(min(20, mean nll × (tokens - 1) / (words - 1)))."""
     settings_ = Settings("capped", word_counts_given=True)
-    own = text([1, 3, 2], num_tokens=4, num_words=3)
-    adjusted = Totals.of([own], settings_).result()["adjusted_perplexity"]
+    scored = text([1, 3, 2], num_tokens=4, num_words=3)
+    adjusted = Totals.of([scored], settings_).result()["adjusted_perplexity"]
     assert adjusted == pytest.approx(math.exp(2 * 3 / 2))
 
 
@@ -537,8 +539,8 @@ def test_token_scores_add_up(metric, gpt2, tokenizer):
     )
     values = [[v for v in s["nll"] if v is not None] for s in result["token_scores"]]
     assert math.fsum(itertools.chain(*values)) == pytest.approx(result["total_nll"], rel=1e-9)
-    for own, perplexity in zip(values, result["perplexities"]):
-        assert math.exp(math.fsum(own) / len(own)) == pytest.approx(perplexity, rel=1e-9)
+    for of_text, perplexity in zip(values, result["perplexities"]):
+        assert math.exp(math.fsum(of_text) / len(of_text)) == pytest.approx(perplexity, rel=1e-9)
 
 
 def test_the_plan_is_part_of_the_token_scores(metric):

@@ -50,9 +50,9 @@ def test_batches_hold_every_window_once_and_keep_to_their_room(lengths, room, pa
     groups = batches(lengths, room, padding)
     assert sorted(number for group in groups for number in group) == list(range(len(lengths)))
     for group in groups:
-        own = [lengths[number] for number in group]
-        assert len(own) * max(own) <= room or len(own) == 1
-        assert len(own) * max(own) - sum(own) <= padding
+        group_lengths = [lengths[number] for number in group]
+        assert len(group_lengths) * max(group_lengths) <= room or len(group_lengths) == 1
+        assert len(group_lengths) * max(group_lengths) - sum(group_lengths) <= padding
     ordered = [lengths[number] for group in groups for number in group]
     assert ordered == sorted(lengths, reverse=True), "longest first"
 
@@ -302,8 +302,10 @@ def test_ranks_and_alternatives_are_those_of_the_logits(metric, gpt2, tokenizer)
         order = logits.argsort(descending=True).tolist()
         costs = (-logits.log_softmax(0)).tolist()
         assert scores["rank"][place] == order.index(ids[place]) + 1
-        found = [tokenizer.convert_tokens_to_ids(name) for name, _ in scores["alternatives"][place]]
-        assert found == order[:3]
+        top_ids = [
+            tokenizer.convert_tokens_to_ids(name) for name, _ in scores["alternatives"][place]
+        ]
+        assert top_ids == order[:3]
         assert [cost for _, cost in scores["alternatives"][place]] == pytest.approx(
             [costs[number] for number in order[:3]], rel=1e-5
         )

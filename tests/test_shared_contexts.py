@@ -17,8 +17,8 @@ READ_APART = {"mamba", "rwkv"}
 def roomy(name):
     """A model of a context of 64 tokens."""
     limits = {"n_positions", "n_ctx", "max_position_embeddings"}
-    own = {key: 64 for key in ARCHITECTURES[name][1] if key in limits}
-    return make_model(name, **own)
+    settings = {key: 64 for key in ARCHITECTURES[name][1] if key in limits}
+    return make_model(name, **settings)
 
 
 def shared_and_apart(metric, model, texts=TEXTS, contexts=None, **kwargs):
@@ -107,7 +107,7 @@ def test_a_model_whose_cache_gives_other_scores_reads_apart(metric, monkeypatch)
 
 def test_a_killed_run_goes_on(metric, tmp_path):
     """What is finished is not read again, and the rest shares the context still."""
-    model, told = roomy("gpt2"), []
+    model, steps = roomy("gpt2"), []
     kwargs = {
         "predictions": TEXTS,
         "contexts": random_text(CONTEXT_TOKENS) + " ",
@@ -116,8 +116,8 @@ def test_a_killed_run_goes_on(metric, tmp_path):
         "batch_size": 1,
         "max_length": 48,
     }
-    whole = metric.compute(callback=told.append, **kwargs)
-    assert len(told) > 2 and told[-1].done == told[-1].total == whole["num_forward_tokens"]
+    whole = metric.compute(callback=steps.append, **kwargs)
+    assert len(steps) > 2 and steps[-1].done == steps[-1].total == whole["num_forward_tokens"]
 
     def stop(progress):
         raise KeyboardInterrupt
@@ -157,7 +157,7 @@ def test_out_of_memory_halves_the_batch(metric, monkeypatch):
 def test_find_shared_prefixes():
     passes = [Pass(stream, 0, 9, None, ((5, 9),)) for stream in range(6)]
     prefixes = [[1, 2, 3], [1, 2, 3], [1, 2], [], [1, 2, 3], []]
-    found = find_shared_prefixes(passes, lambda one: prefixes[one.stream], least=6)
-    assert found == [SharedPrefix((0, 1, 4), 3)]
-    assert found[0].saved == 6
+    groups = find_shared_prefixes(passes, lambda one: prefixes[one.stream], least=6)
+    assert groups == [SharedPrefix((0, 1, 4), 3)]
+    assert groups[0].saved == 6
     assert find_shared_prefixes(passes, lambda one: prefixes[one.stream], least=7) == []

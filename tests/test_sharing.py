@@ -50,10 +50,10 @@ def test_the_file_of_the_text_is_the_text_that_was_scored(awkward, tmp_path):
         "tokens.csv",
         "tokens.json",
     ]
-    told = subprocess.run(
+    decoded = subprocess.run(
         ["sha256sum", tmp_path / "text.txt"], capture_output=True, text=True, check=True
     )
-    assert told.stdout.split()[0] in sentence(awkward)
+    assert decoded.stdout.split()[0] in sentence(awkward)
 
 
 def test_tables_of_tokens_hold_what_was_measured(awkward):

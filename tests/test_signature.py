@@ -62,10 +62,10 @@ def test_the_texts_are_not_part_of_it(measure):
 
 def test_signature_says_what_was_measured(measure, tokenizer):
     result = measure(max_length=12, stride=5)
-    found = fields(result)
-    assert re.fullmatch(r"[0-9a-f]{12}\.[0-9a-f]{12}", found.pop("revision"))
-    assert re.fullmatch(r"[0-9a-f]{12}", found.pop("tokenizer"))
-    assert found.pop("version")
+    signature_fields = fields(result)
+    assert re.fullmatch(r"[0-9a-f]{12}\.[0-9a-f]{12}", signature_fields.pop("revision"))
+    assert re.fullmatch(r"[0-9a-f]{12}", signature_fields.pop("tokenizer"))
+    assert signature_fields.pop("version")
     expected = {
         "model": "GPT2LMHeadModel",
         "protocol": "sliding",
@@ -76,7 +76,7 @@ def test_signature_says_what_was_measured(measure, tokenizer):
         "transformers": transformers.__version__,
         "torch": torch.__version__,
     }
-    assert expected.items() <= found.items()
+    assert expected.items() <= signature_fields.items()
     assert re.fullmatch(r"ppl\|sliding\|L12\|S5\|[0-9a-f]{12}", result["signature_short"])
 
 

@@ -213,9 +213,9 @@ def test_texts_of_different_lengths_against_the_bootstrap():
     generator = np.random.default_rng(3)
     lengths = generator.integers(50, 400, 200)
     (nlls,) = draw(lengths, 0.6, 0.4, corpora=1)
-    texts = [text(own) for own in np.split(nlls, np.cumsum(lengths)[:-1])]
+    texts = [text(of_text) for of_text in np.split(nlls, np.cumsum(lengths)[:-1])]
     result = summarize(texts)
-    sums = np.array([own.window_nlls[0].sum() for own in texts])
+    sums = np.array([scored.window_nlls[0].sum() for scored in texts])
     draws = generator.integers(0, 200, (4000, 200))
     log_perplexities = sums[draws].sum(axis=1) / lengths[draws].sum(axis=1)
     # 4000 draws measure a standard deviation to about 1 %, and 200 texts leave out a part in 200.
@@ -295,9 +295,9 @@ def test_jackknife_of_a_ratio_is_that_of_estimate_ratio():
     terms, weights = np.random.default_rng(6).gamma(2.0, 1.0, (2, 12))
     without = (terms.sum() - terms) / (weights.sum() - weights)
     shares = weights / weights.sum()
-    found = jackknife(terms.sum() / weights.sum(), without, shares)
+    estimate = jackknife(terms.sum() / weights.sum(), without, shares)
     expected = estimate_ratio(terms, weights)
-    assert (found.value, found.stderr, found.pvalue) == pytest.approx(
+    assert (estimate.value, estimate.stderr, estimate.pvalue) == pytest.approx(
         (expected.value, expected.stderr, expected.pvalue)
     )
 
@@ -307,8 +307,8 @@ def test_coverage_of_a_share(share):
     """Tokens of a cluster are alike: each cluster has its own share."""
     generator = np.random.default_rng(7)
     counts = generator.integers(150, 250, 25)
-    own = generator.beta(20 * share, 20 * (1 - share), (1000, 25))
-    intervals = [share_interval(hits, counts) for hits in generator.binomial(counts, own)]
+    shares = generator.beta(20 * share, 20 * (1 - share), (1000, 25))
+    intervals = [share_interval(hits, counts) for hits in generator.binomial(counts, shares)]
     low, high = np.array(intervals).T
     assert 0.92 <= ((low <= share) & (share <= high)).mean() <= 0.975
     assert low.min() > 0
@@ -337,7 +337,7 @@ def test_metric_reports_it(metric, gpt2, tokenizer):
     result = metric.compute(
         predictions=texts, model=gpt2, tokenizer=tokenizer, return_token_scores=True
     )
-    means = [np.mean(own["nll"]) for own in result["token_scores"]]
+    means = [np.mean(scores["nll"]) for scores in result["token_scores"]]
     stderr = np.std(means, ddof=1) / math.sqrt(12)
     assert result["perplexity_stderr"] == pytest.approx(result["perplexity"] * stderr)
     low, high = result["perplexity_interval"]
@@ -357,8 +357,8 @@ def test_no_uncertainty_where_only_one_cluster_counts():
     """At stride 1 the guide's present weights leave nothing but the first window."""
     nlls = np.random.default_rng(4).gamma(2.0, 1.5, 60)
     windows = [nlls[:8], *np.split(nlls[8:], 52)]
-    own = TextScores(windows, [0, *range(8, 60)], [7] + [0] * 52, 60, 60, 60, 60, 60)
-    result = summarize([own], "guide weights", block_tokens=8)
+    scored = TextScores(windows, [0, *range(8, 60)], [7] + [0] * 52, 60, 60, 60, 60, 60)
+    result = summarize([scored], "guide weights", block_tokens=8)
     assert result["perplexity"] == pytest.approx(math.exp(nlls[:8].mean()))
     assert result["perplexity_stderr"] is None
     assert result["perplexity_interval"] is None
@@ -411,14 +411,14 @@ def test_a_cap_holds_for_the_interval():
 def test_llama_cpp_and_mlx_lm():
     """What the tools print behind ±, tokens taken as independent."""
     nlls = np.random.default_rng(5).gamma(2.0, 1.5, 300)
-    own = text(nlls, [100, 200])
+    scored = text(nlls, [100, 200])
     perplexity = math.exp(nlls.mean())
     variance = ((nlls**2).mean() - nlls.mean() ** 2) / (300 - 1)
-    llama_cpp = summarize([own], error="population")["tool_stderr"]
+    llama_cpp = summarize([scored], error="population")["tool_stderr"]
     assert llama_cpp == pytest.approx(math.sqrt(variance) * perplexity)
-    mlx_lm = summarize([own], error="sample")["tool_stderr"]
+    mlx_lm = summarize([scored], error="sample")["tool_stderr"]
     assert mlx_lm == pytest.approx(nlls.std(ddof=1) / math.sqrt(300) * perplexity)
-    assert "tool_stderr" not in summarize([own])
+    assert "tool_stderr" not in summarize([scored])
 
 
 def numbers(value):
@@ -457,6 +457,6 @@ def test_an_infinite_nll(error):
 )
 def test_an_overflowing_perplexity(nlls):
     """exp of a finite mean can be too large for a float: inf is the answer, never NaN."""
-    result = summarize([text(own) for own in nlls])
+    result = summarize([text(of_text) for of_text in nlls])
     assert result["perplexity"] == math.inf
     assert not any(math.isnan(number) for value in result.values() for number in numbers(value))

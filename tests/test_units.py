@@ -71,8 +71,8 @@ def test_asking_for_token_scores_changes_no_number(measure):
     texts = [random_text(30), random_text(9, 1)]
     for arguments in UNSCORED.values():
         plain = measure(texts[:1] * 2, **arguments)
-        told = measure(texts[:1] * 2, return_token_scores=True, **arguments)
-        assert {name: told[name] for name in plain} == plain
+        doubled = measure(texts[:1] * 2, return_token_scores=True, **arguments)
+        assert {name: doubled[name] for name in plain} == plain
 
 
 def test_special_tokens_that_are_scored_but_stand_for_nothing_do_not_count(measure, metric):

@@ -4,6 +4,7 @@ import doctest
 import gc
 import inspect
 import json
+import math
 import os
 import shutil
 import sys
@@ -229,16 +230,37 @@ def test_a_mistake_does_not_cost_the_loaded_model(metric, folder, loaded_models)
 
 
 def test_the_callback_is_told_how_far_it_is(metric, gpt2, tokenizer):
-    told = []
+    steps = []
     result = metric.compute(
-        predictions=TEXTS, model=gpt2, tokenizer=tokenizer, batch_size=1, callback=told.append
+        predictions=TEXTS, model=gpt2, tokenizer=tokenizer, batch_size=1, callback=steps.append
     )
-    assert len(told) > 2
-    assert [p.done for p in told] == sorted({p.done for p in told})
-    assert {p.total for p in told} == {result["num_forward_tokens"]}
-    assert told[-1].done == told[-1].total
-    assert told[-1].perplexity == pytest.approx(result["perplexity"], rel=1e-6)
-    assert told[0].perplexity != told[-1].perplexity
+    assert len(steps) > 2
+    assert [step.done for step in steps] == sorted({step.done for step in steps})
+    assert {step.total for step in steps} == {result["num_forward_tokens"]}
+    assert steps[-1].done == steps[-1].total
+    assert steps[-1].perplexity == pytest.approx(result["perplexity"], rel=1e-6)
+    assert steps[0].perplexity != steps[-1].perplexity
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"words": True},
+        {"words": True, "score_spans": [[(0, 9)], [(3, 12), (20, 30)]]},
+        {"context_lengths": [4, 8, 16], "stride": 2},
+        {"protocol": "longlora", "max_length": 8, "stride": 2},
+    ],
+    ids=lambda arguments: " ".join(arguments),
+)
+def test_the_callback_is_told_the_perplexity_of_the_result(metric, gpt2, tokenizer, arguments):
+    """Not of what is scored besides: the ends of words, shorter contexts."""
+    texts = ["w1 w2 w3 w4 w5 w6 w7 w8 w9 w10 w11 w12", random_text(40, seed=1)]
+    steps = []
+    result = metric.compute(
+        predictions=texts, model=gpt2, tokenizer=tokenizer, callback=steps.append, **arguments
+    )
+    mean = result["total_nll"] / result["num_tokens"]
+    assert math.log(steps[-1].perplexity) == pytest.approx(mean, rel=1e-6)
 
 
 @pytest.mark.parametrize("error", [RuntimeError("enough"), KeyboardInterrupt()])
