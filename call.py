@@ -8,6 +8,7 @@ from .arguments import (
     Setting,
     check_choice,
     check_detokenizer,
+    check_flag,
     check_names_of,
     check_separator,
     check_word_counts,
@@ -140,10 +141,13 @@ def check_request(
     check_separator(separator)
     check_detokenizer(detokenizer)
     parts = check_parts(contexts, score_spans, boundary, separator, texts, chats)
-    word_spans = None
-    if words is not False:
-        check_choice("word_correction", word_correction, CORRECTIONS)
-        word_spans = check_words(words, texts)
+    check_choice("word_correction", word_correction, CORRECTIONS)
+    if words is False and word_correction != CORRECTIONS[0]:
+        raise ValueError(
+            f"`word_correction` must be left out without `words`, got {word_correction!r}. Pass "
+            "words=True."
+        )
+    word_spans = None if words is False else check_words(words, texts)
     of_whole_texts = {
         "reference_model": reference_model,
         "context_lengths": context_lengths,
@@ -153,6 +157,8 @@ def check_request(
     }
     check_alone(of_whole_texts, parts, words)
     check_names_of("token_columns", token_columns, TOKEN_COLUMNS)
+    check_flag("return_token_scores", return_token_scores)
+    check_choice("return_totals", return_totals, (True, False, "texts"))
     with_tokens = return_token_scores or num_alternatives > 0 or bool(token_columns)
     return Request(
         texts=texts,

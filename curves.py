@@ -87,7 +87,7 @@ def _check_ascending(name: str, values, low: int, fewest: int = 1) -> list[int] 
     """Return whole numbers without doubles, in ascending order; "doubling" and None stay."""
     if values is None or (isinstance(values, str) and values == "doubling"):
         return values
-    if isinstance(values, str) or not isinstance(values, Iterable):
+    if isinstance(values, str | bytes) or not isinstance(values, Iterable):
         raise TypeError(
             f"`{name}` must be 'doubling' or a list of at least {fewest} whole numbers from {low} "
             f"on, got {values!r}."

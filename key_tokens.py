@@ -7,8 +7,10 @@ another.  As the package `longppl` 0.3.0 does it.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from numbers import Real
 
 import numpy as np
+import torch
 
 from .arguments import Setting, check_whole_number
 from .language_model import LanguageModel
@@ -92,11 +94,15 @@ def check_key_tokens(key_tokens, evaluator, gives_list: bool) -> KeyTokenRule | 
     for name in ("short_context", "stride"):
         if name in settings:
             check_whole_number(f"key_tokens[{name!r}]", settings[name], 1)
+    for name in ("gain", "largest_nll"):
+        nats = settings.get(name, 0.0)
+        if isinstance(nats, bool) or not isinstance(nats, Real):
+            raise TypeError(f"`key_tokens[{name!r}]` must be a number of nats, got {nats!r}.")
     return KeyTokenRule(**settings)
 
 
 def _is_pair(value) -> bool:
-    return isinstance(value, tuple) and len(value) == 2
+    return isinstance(value, tuple) and len(value) == 2 and isinstance(value[0], torch.nn.Module)
 
 
 def find_key_characters(

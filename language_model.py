@@ -142,8 +142,12 @@ class LanguageModel:
         dtype=None,
         model_kwargs: dict | None = None,
         tokenizer_kwargs: dict | None = None,
+        argument: str = "model_id",
     ) -> "LanguageModel":
         """Load a model, and its tokenizer unless one is given.
+
+        Args:
+            argument: what an error calls the name.
 
         Raises:
             ValueError: it cannot be loaded, or is no complete causal language model.
@@ -154,22 +158,28 @@ class LanguageModel:
         target = None if placed and device is None else resolve_device(device)
         weights = None if typed and dtype is None else resolve_dtype(dtype)
         if tokenizer is None:
-            tokenizer = load_tokenizer(model_id, tokenizer_kwargs, model_kwargs)
-        model = load_model(model_id, target, weights, model_kwargs)
+            tokenizer = load_tokenizer(model_id, tokenizer_kwargs, model_kwargs, argument)
+        model = load_model(model_id, target, weights, model_kwargs, argument)
         return cls(
             model,
             tokenizer,
             model_name(model_id, model_kwargs),
             model_revision(model, find_commit(model_id, model_kwargs)),
-            f"`model_id`={model_id!r}",
+            f"`{argument}`={model_id!r}",
         )
 
     @classmethod
-    def adopt(cls, model: torch.nn.Module, tokenizer, argument: str = "model") -> "LanguageModel":
+    def adopt(
+        cls,
+        model: torch.nn.Module,
+        tokenizer,
+        argument: str = "model",
+        tokenizer_argument: str = "tokenizer",
+    ) -> "LanguageModel":
         """Take a live model and its tokenizer as they are.
 
         Args:
-            argument: what an error calls the model.
+            argument, tokenizer_argument: what an error calls them.
 
         Raises:
             TypeError: they are something else.
@@ -181,7 +191,7 @@ class LanguageModel:
                 f"name or a folder as `{argument}_id`."
             )
         model = unwrapped(model)
-        check_tokenizer(tokenizer)
+        check_tokenizer(tokenizer, tokenizer_argument)
         config = getattr(model, "config", None)
         check_decoder(config, f"`{argument}`")
         name = model_name(getattr(config, "_name_or_path", "") or type(model).__name__, {})

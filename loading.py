@@ -98,7 +98,7 @@ def resolve_device(device: str | torch.device | None) -> torch.device:
     return resolved
 
 
-def resolve_dtype(dtype: str | torch.dtype | None) -> torch.dtype | str:
+def resolve_dtype(dtype: str | torch.dtype | None, argument: str = "dtype") -> torch.dtype | str:
     """The dtype to load weights in; None stands for float32, as in the stock metric.
 
     Transformers 5 would otherwise evaluate a bfloat16 checkpoint in bfloat16 without a word.
@@ -110,17 +110,24 @@ def resolve_dtype(dtype: str | torch.dtype | None) -> torch.dtype | str:
     if dtype == "auto" or dtype in DTYPES.values():
         return dtype
     raise ValueError(
-        f"`dtype` must be 'auto', 'float32', 'bfloat16', 'float16' or the torch dtype of that "
+        f"`{argument}` must be 'auto', 'float32', 'bfloat16', 'float16' or the torch dtype of that "
         f"name, got {dtype!r}."
     )
 
 
-def load_tokenizer(model_id: str, tokenizer_kwargs: dict, model_kwargs: dict):
-    """Load the tokenizer from where the model comes from, unless `tokenizer_kwargs` differ."""
+def load_tokenizer(
+    model_id: str, tokenizer_kwargs: dict, model_kwargs: dict, argument: str = "model_id"
+):
+    """Load the tokenizer from where the model comes from, unless `tokenizer_kwargs` differ.
+
+    Args:
+        argument: what an error calls the name.
+    """
     shared = {key: model_kwargs[key] for key in SHARED_KWARGS if key in model_kwargs}
     kwargs = {"trust_remote_code": False} | shared | tokenizer_kwargs
-    check_place(model_id)
-    with _telling_of(f"The tokenizer of `model_id`={model_id!r}", ". Pass one as `tokenizer`."):
+    check_place(model_id, argument)
+    advice = ". Pass one as `tokenizer`." if argument == "model_id" else ""
+    with _telling_of(f"The tokenizer of `{argument}`={model_id!r}", advice):
         try:
             return _read_tokenizer(model_id, kwargs)
         except Exception:
@@ -140,42 +147,48 @@ def _read_tokenizer(name: str, kwargs: dict):
 
 
 def load_model(
-    model_id: str, device: torch.device | None, dtype: torch.dtype | str | None, model_kwargs: dict
+    model_id: str,
+    device: torch.device | None,
+    dtype: torch.dtype | str | None,
+    model_kwargs: dict,
+    argument: str = "model_id",
 ) -> torch.nn.Module:
     """Load a causal language model, complete with all of its weights, on its device.
 
     Args:
         device: None leaves the model where `model_kwargs` (device_map, quantization_config) put it.
         dtype: None leaves it to `model_kwargs`.
+        argument: what an error calls the name.
 
     Raises:
         ValueError: no causal language model, nothing found, or weights missing.
     """
-    check_place(model_id)
+    check_place(model_id, argument)
+    name = f"`{argument}`={model_id!r}"
     kwargs = {"trust_remote_code": False} | model_kwargs
     if dtype is not None:
         # Renamed in transformers 4.56.
-        name = "dtype" if Version(transformers.__version__) >= Version("4.56") else "torch_dtype"
-        kwargs[name] = dtype
+        is_renamed = Version(transformers.__version__) >= Version("4.56")
+        kwargs["dtype" if is_renamed else "torch_dtype"] = dtype
     config_kwargs = {key: kwargs[key] for key in SHARED_KWARGS if key in kwargs}
-    with _telling_of(f"`model_id`={model_id!r}"):
+    with _telling_of(name):
         config = kwargs.get("config") or _load_config(model_id, config_kwargs)
-    check_decoder(config, f"`model_id`={model_id!r}")
-    with _telling_of(f"`model_id`={model_id!r}"):
+    check_decoder(config, name)
+    with _telling_of(name):
         model, report = AutoModelForCausalLM.from_pretrained(
             model_id, output_loading_info=True, **kwargs
         )
     missing = sorted(report["missing_keys"]) + sorted(str(key) for key in report["mismatched_keys"])
     if missing:
         raise ValueError(
-            f"`model_id`={model_id!r} must hold all weights of its architecture, but {len(missing)} "
+            f"{name} must hold all weights of its architecture, but {len(missing)} "
             f"are missing or of another shape (first: {missing[0]}); they would be random numbers. "
             "Check that the checkpoint is complete and its config.json belongs to it."
         )
     model.eval()
     if device is None or is_placed(model):
         return model
-    with _telling_of(f"`model_id`={model_id!r}"):
+    with _telling_of(name):
         return model.to(device)
 
 
@@ -204,14 +217,14 @@ def base_of_adapter(model_id: str, kwargs: dict) -> str | None:
         return json.load(file).get("base_model_name_or_path")
 
 
-def check_place(model_id: str) -> None:
+def check_place(model_id: str, argument: str) -> None:
     """Reject a path that is not a folder; other names are looked for on the Hub."""
     if os.path.isfile(model_id):
         folder, file = os.path.split(model_id)
         advice = f"Pass its folder, {folder or '.'!r}."
         if file.endswith(".gguf"):
             advice = (
-                f"Pass its folder, model_id={folder or '.'!r}, with "
+                f"Pass its folder, {argument}={folder or '.'!r}, with "
                 f"model_kwargs={{'gguf_file': {file!r}}} and the same tokenizer_kwargs."
             )
         elif file.endswith((".safetensors", ".bin", ".pt")):
@@ -220,12 +233,12 @@ def check_place(model_id: str) -> None:
                 f"and the tokenizer, such as {folder or '.'!r}."
             )
         raise ValueError(
-            f"`model_id` must be a folder or a name on the Hub, got the file {model_id!r}. {advice}"
+            f"`{argument}` must be a folder or a name on the Hub, got the file {model_id!r}. {advice}"
         )
     is_path = os.path.isabs(model_id) or model_id.startswith((".", "~")) or model_id.count("/") > 1
     if is_path and not os.path.isdir(model_id):
         raise ValueError(
-            f"`model_id` must be a folder or a name on the Hub, but there is no folder {model_id!r}. "
+            f"`{argument}` must be a folder or a name on the Hub, but there is no folder {model_id!r}. "
             "Check the path; a leading ~ is not expanded."
         )
 

@@ -104,10 +104,10 @@ def check_parts(
 ) -> Parts | None:
     """Return which parts of the texts a call scores; None for all of each."""
     check_choice("boundary", boundary, BOUNDARIES)
-    given = {"contexts": contexts, "score_spans": score_spans, "messages": chats}
+    given = {"`contexts`": contexts, "`score_spans`": score_spans, "messages": chats}
     names = [name for name, value in given.items() if value is not None]
     if len(names) > 1:
-        raise ValueError(f"`{names[0]}` must be left out with {names[1]}, got both.")
+        raise ValueError(f"{names[0]} must be left out with {names[1]}, got both.")
     if not names:
         if boundary != "joint":
             raise ValueError(

@@ -627,8 +627,8 @@ class PerplexitySliding(evaluate.Metric):
         if evaluator is None:
             return language_model
         if isinstance(evaluator, tuple):
-            return LanguageModel.adopt(*evaluator)
-        return LanguageModel.open(evaluator, None, device, dtype)
+            return LanguageModel.adopt(*evaluator, "evaluator", "evaluator")
+        return LanguageModel.open(evaluator, None, device, dtype, argument="evaluator")
 
     def _language_model(
         self, model_id, model, tokenizer, device, dtype, model_kwargs, tokenizer_kwargs
@@ -657,14 +657,14 @@ class PerplexitySliding(evaluate.Metric):
         with reference.in_use():
             reference.check()
             limit = smallest_limit([model, reference])
-            planned, of_reference = (
+            planned, reference_planned = (
                 list(without_refusals(plan_request(request, corpus, limit)).values())
                 for corpus in (
                     Corpus(reader.tokenizer, request.texts, with_offsets=False)
                     for reader in (model, reference)
                 )
             )
-            if not read_alike(model, reference, list(zip(planned, of_reference))):
+            if not read_alike(model, reference, list(zip(planned, reference_planned))):
                 raise ValueError(
                     "`reference_states` needs models that read the same tokens, got other tokenizers. "
                     "Leave it out."
@@ -683,14 +683,15 @@ class PerplexitySliding(evaluate.Metric):
         if isinstance(model, str) and model == WITHOUT_ADAPTER:
             return WithoutAdapter.of(language_model)
         tokenizer = language_model.tokenizer if tokenizer is None else tokenizer
-        return LanguageModel.adopt(model, tokenizer, "reference_model")
+        return LanguageModel.adopt(model, tokenizer, "reference_model", "reference_tokenizer")
 
     def _open(
         self, role, model_id, tokenizer, device, dtype, model_kwargs, tokenizer_kwargs
     ) -> LanguageModel:
         """Load the model of a name, unless the last call did in the same role."""
+        prefix = "" if role == "model" else f"{role}_"
         if tokenizer is not None:
-            check_tokenizer(tokenizer)
+            check_tokenizer(tokenizer, f"{prefix}tokenizer")
         key = (
             *(model_id, tokenizer),
             snapshot([device, dtype, model_kwargs, tokenizer_kwargs]),
@@ -698,10 +699,11 @@ class PerplexitySliding(evaluate.Metric):
         )
         if role not in self._opened or self._opened[role][0] != key:
             resolve_device(device)
-            resolve_dtype(dtype)  # refused before the model in memory is given up
+            resolve_dtype(dtype, f"{prefix}dtype")  # refused before the model in memory is given up
             self._opened.pop(role, None)  # its memory is needed for the next
             opened = LanguageModel.open(
-                model_id, tokenizer, device, dtype, model_kwargs, tokenizer_kwargs
+                *(model_id, tokenizer, device, dtype, model_kwargs, tokenizer_kwargs),
+                argument=f"{prefix}model_id",
             )
             self._opened[role] = key, opened
         return self._opened[role][1]

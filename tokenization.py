@@ -91,10 +91,10 @@ class TokenizedText:
         )
 
 
-def check_tokenizer(tokenizer) -> None:
+def check_tokenizer(tokenizer, argument: str = "tokenizer") -> None:
     if not callable(tokenizer) or not hasattr(tokenizer, "convert_ids_to_tokens"):
         raise TypeError(
-            f"`tokenizer` must be a transformers tokenizer, got {type(tokenizer).__name__}."
+            f"`{argument}` must be a transformers tokenizer, got {type(tokenizer).__name__}."
         )
 
 

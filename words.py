@@ -102,7 +102,7 @@ def check_words(words, texts: Sequence[str]) -> list[list[tuple[int, int]]] | No
         )
     checked = []
     for number, (of_text, text) in enumerate(zip(words, texts)):
-        if not isinstance(of_text, str) and all(isinstance(word, str) for word in of_text):
+        if isinstance(of_text, list | tuple) and all(isinstance(word, str) for word in of_text):
             try:
                 checked.append(find_words(text, of_text))
             except ValueError as error:

@@ -114,6 +114,11 @@ def test_longppl_without_a_key_token(metric, gpt2, tokenizer):
         ({"key_tokens": "long"}, ValueError, "`key_tokens` must be 'longppl', or a dict with"),
         ({"key_tokens": {"alpha": 2}}, ValueError, "short_context, stride, gain, largest_nll"),
         ({"key_tokens": {"stride": 0}}, ValueError, r"`key_tokens\['stride'\]` must be at least 1"),
+        (
+            {"key_tokens": {"gain": "2"}},
+            TypeError,
+            r"`key_tokens\['gain'\]` must be a number of nats",
+        ),
         ({"key_tokens": "longppl", "evaluator": 3}, TypeError, "`evaluator` must be the name of"),
         ({"key_tokens": "longppl", "stride": [1, 2]}, ValueError, "`key_tokens` must be left out"),
     ],

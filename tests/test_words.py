@@ -558,6 +558,11 @@ def test_every_protocol_that_scores_texts_alone(metric, gpt2, tokenizer):
         ),
         (
             ValueError,
+            {"word_correction": "oh"},
+            "`word_correction` must be left out without `words`",
+        ),
+        (
+            ValueError,
             {"token_columns": ["surprisal"]},
             "`token_columns` must hold rank, entropy only",
         ),
