@@ -497,7 +497,7 @@ def test_what_is_no_chat(value):
         (
             ValueError,
             {"contexts": "a", "score_spans": [[], []]},
-            "`contexts` must be left out with score",
+            "`contexts` must be left out with `score_spans`",
         ),
         (ValueError, {"contexts": "a", "boundary": "both"}, "`boundary` must be one of 'joint'"),
         (ValueError, {"boundary": "healed"}, "`boundary` must be left out without `contexts`"),
