@@ -116,9 +116,9 @@ function heroView(view, data) {
     read.textContent = fmt(windows.slice(0, done === last ? windows.length : window + 1).reduce((total, [from, , to]) => total + to - from - 1, 0));
     caption.replaceChildren(
       make("b", "ps-term-window", `Window ${window + 1} of ${windows.length}`),
-      ` holds ${tokens(end - begin)} and scores ${window ? `the last ${fresh === 1 ? "one" : fresh}` : "all after the start sign"}: `,
-      window ? make("b", "ps-term-context", `${tokens(seen)} of context`) : "hardly any context yet",
-      window ? " at least, before each." : " for the first ones.");
+      ` holds ${tokens(end - begin)} and scores ${window ? `the last ${fresh === 1 ? "one" : fresh}` : "all after the start sign"}, with `,
+      window ? make("b", "ps-term-context", `${tokens(seen)} of context`) : "hardly any context",
+      window ? " or more." : " at first.");
   }
 
   function run() {

@@ -149,13 +149,17 @@ def lay_out_controls(service: Service, handlers: Handlers, scored: Scored):
     text = gr.Textbox(
         scored.text,
         label="Text",
-        lines=8,
-        max_lines=8,
+        lines=6,
+        max_lines=6,
         placeholder="Write or paste a text. Ctrl+Enter scores it.",
     )
     with gr.Row():
         sample = gr.Dropdown(
-            list(handlers.samples), label="Or begin with a sample", scale=3, min_width=170
+            list(handlers.samples),
+            label="Or begin with a sample",
+            container=False,
+            scale=3,
+            min_width=170,
         )
         upload = gr.UploadButton(
             "Upload .txt",
@@ -165,15 +169,15 @@ def lay_out_controls(service: Service, handlers: Handlers, scored: Scored):
             size="sm",
             elem_id="upload",
         )
-    model = model_choice("Model", BUNDLED)
+    model = model_choice("Model: choose, or type the Hub's owner/name", BUNDLED)
     with gr.Row():
         window, stride = window_sliders(settings)
-    picture = view(sketch(settings.window, settings.stride))
     with gr.Row():
         score = gr.Button("Score", variant="primary", elem_id="score", scale=3, min_width=120)
         stop = gr.Button(
             "Stop", variant="stop", interactive=False, elem_id="stop", scale=1, min_width=80
         )
+    picture = view(sketch(settings.window, settings.stride))
     line = view(status(HELLO), elem_id="status")
     with gr.Accordion("More settings: context, start token, protocol", open=False):
         context = gr.Textbox(
@@ -225,7 +229,6 @@ def model_choice(label: str, value: str | None, *more: tuple[str, str]) -> gr.Dr
         [(f"{BUNDLED} (bundled)", BUNDLED), *more, *SUGGESTED],
         value=value,
         label=label,
-        info="Or type the name of a small public one on the Hugging Face Hub: owner/name.",
         allow_custom_value=True,
     )
 
@@ -237,7 +240,6 @@ def window_sliders(settings: Settings) -> tuple[gr.Slider, gr.Slider]:
         value=settings.window,
         step=1,
         label="Window",
-        info="Tokens read at once.",
         min_width=140,
         buttons=[],  # "reset" would go past the present limits
     )
@@ -247,7 +249,6 @@ def window_sliders(settings: Settings) -> tuple[gr.Slider, gr.Slider]:
         value=settings.stride,
         step=1,
         label="Stride",
-        info="Smaller: more context, more work.",
         min_width=140,
         buttons=[],
     )

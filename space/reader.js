@@ -83,7 +83,7 @@ function readerView(view, data) {
   line.append(surpriseLine());
   lanes.append(windowLanes());
   picture.append(line, lanes, pane, cursor);
-  scale.append(make("span", "", "token 1"), make("span", "", `token ${fmt(length)}`));
+  scale.append(make("span", "", "token 1"), view.querySelector(".ps-key"), make("span", "", `token ${fmt(length)}`));
   map.replaceChildren(picture, scale);
 
   function svg(height, ...paths) {

@@ -88,9 +88,7 @@ def _choices(scored: Scored) -> str:
         '<label><input type="radio" name="ps-unit" value="tokens" checked>tokens</label>'
         f'<label><input type="radio" name="ps-unit" value="words"{off}>words</label></fieldset>'
         f"{colour_choice(CHOICES, 'ps-colour')}"
-        '<ul class="ps-key"><li><i class="ps-context"></i>context</li><li>'
-        '<i class="ps-new"></i>scored here</li><li><i class="ps-unscored"></i>not scored</li></ul></div>'
-        + (f'<p class="ps-note">{escape(refused)}</p>' if refused else "")
+        "</div>" + (f'<p class="ps-note">{escape(refused)}</p>' if refused else "")
     )
 
 
@@ -108,6 +106,8 @@ def _map(scored: Scored) -> str:
     windows = max(1, len(scored.tokens["windows"]))
     return (
         f"<p>{plan_words(scored)}</p>"
+        '<ul class="ps-key"><li><i class="ps-context"></i>context</li><li><i class="ps-new"></i>scored '
+        'here</li><li><i class="ps-unscored"></i>not scored</li></ul>'
         '<div class="ps-map" role="img" aria-label="Surprise over the whole text, and below it the '
         'windows from left to right. The window chosen below is lit."></div>'
         '<div class="ps-steps"><button type="button" class="ps-button" data-step="play">Play</button>'

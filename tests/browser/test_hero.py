@@ -82,13 +82,13 @@ def test_the_introductions_words_point_at_the_picture(page):
 
 
 @pytest.mark.parametrize("phone", [False, True])
-def test_the_picture_is_on_the_first_screen(url, tmp_path, phone):
-    # The window's own frame takes some of the height.
+def test_the_picture_and_the_button_are_on_the_first_screen(url, tmp_path, phone):
     browser = start_browser(tmp_path / "profile", phone=phone, size=(1366, 768 + 87))
     try:
         page = Page(browser, url)
-        bottom = page.one(".ps-hero").rect["y"] + page.one(".ps-hero").rect["height"]
-        assert bottom <= min(page.script("return innerHeight"), 844 if phone else 768)
+        for part in (".ps-hero", "#score"):
+            bottom = page.one(part).rect["y"] + page.one(part).rect["height"]
+            assert bottom <= (844 if phone else 768)
         pane = page.one(".ps-pane").rect
         assert pane["x"] >= 0 and pane["x"] + pane["width"] <= page.script("return innerWidth") + 2
     finally:
