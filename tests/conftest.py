@@ -16,6 +16,8 @@ _cache = tempfile.mkdtemp(prefix="perplexity-sliding-tests-")
 atexit.register(shutil.rmtree, _cache, ignore_errors=True)
 os.environ["HF_MODULES_CACHE"] = os.path.join(_cache, "modules")
 os.environ["HF_METRICS_CACHE"] = os.path.join(_cache, "metrics")
+# Threads only cost time with models this small; this reaches the programs that the tests start too.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # The siblings of the metric import each other relatively, as evaluate wants it.  For unit tests
 # the repository's root is a package of the name `core`: `from core.windows import plan_windows`.
@@ -25,14 +27,12 @@ sys.modules["core"] = module_from_spec(_spec)
 
 import evaluate  # noqa: E402
 import pytest  # noqa: E402
-import torch  # noqa: E402
 from command import call, tiny  # noqa: E402, F401
 from hypothesis import settings  # noqa: E402
 from models import make_model, make_tokenizer  # noqa: E402
 
 settings.register_profile("repeatable", derandomize=True, deadline=None, max_examples=200)
 settings.load_profile("repeatable")
-torch.set_num_threads(1)  # threads only cost time with models this small
 
 
 @pytest.fixture(scope="session")
