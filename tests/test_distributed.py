@@ -12,7 +12,7 @@ import sys
 import evaluate
 import pytest
 from core.distributed import Processes, share_out
-from models import make_byte_tokenizer, make_model, make_tokenizer, random_text
+from models import make_byte_tokenizer, make_model, make_tokenizer, random_text, save
 
 PartialState = pytest.importorskip("accelerate").PartialState
 needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="processes are forked")
@@ -137,7 +137,7 @@ MEASURED = {
     "protocols": lambda: {"protocol": ["sliding", "lm-eval", "yarn"], "stride": None},
     "a reference": lambda: {"reference_model": make_model("gpt2", seed=1)},
     "bytes": lambda: {"reference_model": make_model("gpt2", seed=1, vocab_size=300), "reference_tokenizer": make_byte_tokenizer()},
-    "contexts": lambda: {"contexts": [random_text(9, seed=n) + " " for n in range(len(TEXTS))]},
+    "contexts": lambda: {"contexts": [random_text(9, seed=n) + " " for n in range(3)]},
     "words": lambda: {"words": True},
     "lengths of context": lambda: {"context_lengths": [4, 8, 16], "stride": 2},
     "a carried state": lambda: {"carry": True, "model": make_model("mamba")},
@@ -146,12 +146,13 @@ MEASURED = {
 
 @needs_fork
 def test_whatever_is_measured_it_is_the_result_of_one_process(root, tmp_path, metric):
-    calls = [lambda rank, cache, make=make: make() for make in MEASURED.values()]
+    texts = {"predictions": TEXTS[1:4]}
+    calls = [lambda rank, cache, make=make: texts | make() for make in MEASURED.values()]
     outcomes = run_calls(root, tmp_path, 2, calls)
     for number, (name, make) in enumerate(MEASURED.items()):
         arguments = {"model": make_model("gpt2"), "tokenizer": make_tokenizer()} | ARGUMENTS
         arguments = {key: value for key, value in (arguments | make()).items() if value is not None}
-        expected = metric.compute(predictions=TEXTS, **arguments)
+        expected = metric.compute(**texts, **arguments)
         for results in outcomes.values():
             assert_alike(results[number], expected, name)
 
@@ -334,61 +335,66 @@ def test_a_single_process_needs_no_group():
         alone.gather([], ValueError("alone"))
 
 
-def run_torchrun(root, tmp_path, *arguments):
-    """Run score.py in two processes with a model made here, as small as any."""
-    from models import save
-
-    model = save(tmp_path / "model", make_model("gpt2", vocab_size=300), make_byte_tokenizer())
-    arguments = [str(root / "score.py"), *arguments, "--model_id", model, "--json", "--quiet"]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
-    run = [*torchrun, "--master-port", str(free_port()), *arguments]
-    shared = subprocess.run(run, env=environment, capture_output=True, text=True, timeout=300)
-    alone = subprocess.run(
-        [sys.executable, *arguments], env=environment, capture_output=True, text=True, timeout=300
-    )
-    return shared, alone
+# ---- under torchrun
 
 
-def test_torchrun_on_the_command_line(root, tmp_path):
-    """Two processes, two files, one output."""
-    texts = [tmp_path / "a.txt", tmp_path / "b.txt"]
-    texts[0].write_text("The windows are shared out between the processes. " * 5)
-    texts[1].write_text("Each file is scored once. " * 4)
-    shared, alone = run_torchrun(root, tmp_path, *map(str, texts))
-    assert shared.returncode == 0, shared.stderr
-    ours, theirs = json.loads(shared.stdout), json.loads(alone.stdout)
-    assert ours["corpus"]["perplexity"] == pytest.approx(theirs["corpus"]["perplexity"], rel=1e-6)
-    assert [file["perplexity"] for file in ours["files"]] == pytest.approx(
-        [file["perplexity"] for file in theirs["files"]], rel=1e-6
-    )
+SCRIPT = """
+import json, os, subprocess, sys
+from cli.main import main
+
+shared, refused, child = json.loads(sys.argv[1])
+assert main(shared) == 0
+if os.environ["RANK"] == "0":
+    print("---", flush=True)
+    subprocess.run([sys.executable, *child], check=True)
+sys.exit(main(refused))
+"""
 
 
-def test_a_refusal_under_torchrun_is_printed_once(root, tmp_path):
-    text = tmp_path / "text.txt"
-    text.write_text("One process tells it for all. " * 5)
-    shared, _ = run_torchrun(root, tmp_path, str(text), "--stride", "99")
-    assert shared.returncode != 0
-    assert shared.stderr.count("must be between 1 and max_length=16, got 99") == 1
+@pytest.fixture(scope="module")
+def torchrun(root, tmp_path_factory):
+    """One run of two processes: two files; a program that one of them runs; a bad stride.
 
-
-def test_a_program_that_a_process_of_torchrun_runs_is_not_one_of_its_processes(root, tmp_path):
-    """It would wait for a group that nobody else joins."""
-    from models import save
-
-    model = save(tmp_path / "model", make_model("gpt2", vocab_size=300), make_byte_tokenizer())
-    text = tmp_path / "text.txt"
-    text.write_text("Scored by a child of one process alone. " * 5)
-    arguments = [str(root / "score.py"), str(text), "--model_id", model, "--json", "--quiet"]
-    script = tmp_path / "training.py"
-    script.write_text(
-        "import os, subprocess, sys\n"
-        "if os.environ['RANK'] == '0':\n"
-        f"    sys.exit(subprocess.run([sys.executable, *{arguments!r}]).returncode)\n"
-    )
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
-    run = [*torchrun, "--master-port", str(free_port()), str(script)]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    Returns:
+        the folder of the files and of the model, and the finished process.
+    """
+    folder = tmp_path_factory.mktemp("torchrun")
+    model = save(folder / "model", make_model("gpt2", vocab_size=300), make_byte_tokenizer())
+    (folder / "a.txt").write_text("The windows are shared out between the processes. " * 5)
+    (folder / "b.txt").write_text("Each file is scored once. " * 4)
+    options = ["--model", model, "--json", "--quiet"]
+    shared = [str(folder / "a.txt"), str(folder / "b.txt"), *options]
+    refused = [str(folder / "a.txt"), "--stride", "99", *options]
+    child = [str(root / "score.py"), str(folder / "b.txt"), *options]
+    (folder / "script.py").write_text(SCRIPT)
+    run = [
+        *(sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"),
+        *("--master-port", str(free_port()), str(folder / "script.py")),
+        json.dumps([shared, refused, child]),
+    ]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(root)}
     done = subprocess.run(run, env=environment, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["corpus"]["num_tokens"] == 200
+    return folder, done
+
+
+def test_torchrun_on_the_command_line(torchrun, call):
+    """Two processes, two files, one output."""
+    folder, done = torchrun
+    alone = call(folder / "a.txt", folder / "b.txt", "--json", model=str(folder / "model")).json
+    shared = json.loads(done.stdout.split("---")[0])
+    assert shared["corpus"]["perplexity"] == pytest.approx(alone["corpus"]["perplexity"], rel=1e-6)
+    assert [file["perplexity"] for file in shared["files"]] == pytest.approx(
+        [file["perplexity"] for file in alone["files"]], rel=1e-6
+    )
+
+
+def test_a_refusal_under_torchrun_is_printed_once(torchrun):
+    _, done = torchrun
+    assert done.returncode != 0
+    assert done.stderr.count("must be between 1 and max_length=16, got 99") == 1
+
+
+def test_a_program_that_a_process_of_torchrun_runs_is_not_one_of_its_processes(torchrun):
+    """It would wait for a group that nobody else joins."""
+    _, done = torchrun
+    assert json.loads(done.stdout.split("---")[1])["corpus"]["num_tokens"] == 104
