@@ -31,18 +31,7 @@ class ByteComparison:
 
     def compare(self, report) -> dict:
         """Build what stands under `comparison`; see the metric's documentation."""
-        sides = (report.measurement, report.scores), (self.measurement, self.scores)
-        if any(stream.offsets is None for side, _ in sides for stream in side.streams):
-            raise ValueError(
-                "`reference_model` reads other tokens than the model; to compare them by characters "
-                "both need a tokenizer that tells where its tokens stand, a fast one."
-            )
-        pieces = [
-            common_pieces(text, *of_models)
-            for text, *of_models in zip(
-                report.measurement.texts, *(scored_characters(*side) for side in sides)
-            )
-        ]
+        pieces = self._pieces(report)
         return {
             "compared": "bytes",
             **compare_bytes(pieces, report.measurement.plan.max_length, self.margin),
@@ -50,6 +39,36 @@ class ByteComparison:
                 self.reference, self.measurement, report.word_counts is not None
             )["signature"],
         }
+
+    def piece_scores(self, report) -> list[dict]:
+        """The pieces of each text, with what either model made of them."""
+        return [
+            {
+                "offsets": np.stack([pieces.begins, pieces.ends], axis=1).tolist(),
+                "nll": pieces.nll.tolist(),
+                "reference_nll": pieces.reference_nll.tolist(),
+            }
+            for pieces in self._pieces(report)
+        ]
+
+    def _pieces(self, report) -> list["Pieces"]:
+        """The pieces of each text.
+
+        Raises:
+            ValueError: a tokenizer does not tell where its tokens stand.
+        """
+        sides = (report.measurement, report.scores), (self.measurement, self.scores)
+        if any(stream.offsets is None for side, _ in sides for stream in side.streams):
+            raise ValueError(
+                "`reference_model` reads other tokens than the model; to compare them by characters "
+                "both need a tokenizer that tells where its tokens stand, a fast one."
+            )
+        return [
+            common_pieces(text, *of_models)
+            for text, *of_models in zip(
+                report.measurement.texts, *(scored_characters(*side) for side in sides)
+            )
+        ]
 
 
 def scored_characters(
@@ -65,13 +84,14 @@ class Pieces(NamedTuple):
 
     Attributes:
         length: characters of the text.
-        ends: where each piece ends (P,).
+        begins, ends: where each piece begins and ends, in characters (P,).
         tokens: tokens of the model in it (P,).
         num_bytes: its length in UTF-8 (P,).
         nll, reference_nll: its nll under either model, in nats (P,).
     """
 
     length: int
+    begins: np.ndarray
     ends: np.ndarray
     tokens: np.ndarray
     num_bytes: np.ndarray
@@ -98,6 +118,7 @@ def common_pieces(
     scored = ~np.isnan(sides[0][1]) & ~np.isnan(sides[1][1])
     return Pieces(
         len(text),
+        begins[scored],
         ends[scored],
         sides[0][0][scored],
         np.array(num_bytes, dtype=int)[scored],

@@ -219,16 +219,21 @@ Returns:
         comparison (dict): with a reference, what separates the model from it; intervals are of 95 %
             confidence, from texts or parts of texts, None where the text is too little:
             verdict ("worse", "better", "no clear difference", "within 1 %"), summary (a sentence),
-            within_margin; perplexity_ratio with interval and p-value, reference_perplexity,
-            correlation; kl and kl_reverse (divergence of the model from the reference and the other
+            within_margin; perplexity_ratio with interval and p-value, correlation; of the reference
+            reference_perplexity, reference_perplexities, reference_bits_per_byte and
+            reference_signature; kl and kl_reverse (divergence of the model from the reference and the other
             way, in nats), kl_percentiles, infinite_kl (tokens), kl_largest_part (share of one text
-            in the sum); token_agreement (chance of the same sampled token), same_top, accuracy,
-            accuracy_change, right_to_wrong, wrong_to_right; delta_p, rms_delta_p (change of the
-            probability of the text's tokens); by_confidence, by_context (kl and log_ratio of groups
+            in the sum), outside_mass (probability of ids that only one of them has);
+            token_agreement (chance of the same sampled token), same_top, accuracy,
+            reference_accuracy, accuracy_change, right_to_wrong, wrong_to_right; delta_p,
+            delta_p_percentiles, rms_delta_p (change of the probability of the text's tokens); by_confidence, by_context (kl and log_ratio of groups
             of tokens); worst_tokens; tool_stderr, the ± that llama.cpp prints, with its protocol.
             `token_scores` gain reference_nll, kl, top and reference_top. Where the tokenizers
             differ, `compared` is "bytes" instead of "tokens": bits_per_byte of both over the pieces
             of text that both cut, and byte_perplexity_ratio in the place of all that.
+        piece_scores (list of dict): with `return_token_scores` and such a reference, for each text
+            the equally long lists offsets (characters of a piece that both cut and score), nll and
+            reference_nll (nats).
         signature, signature_short (str): what was measured, and how. Equal ones with equal texts
             mean equal numbers up to rounding; `+modified` behind the model's name says that hooks
             or code of the caller's own run in it, for which no digest can vouch.

@@ -127,6 +127,8 @@ class Report:
             ]
         if self.comparison is not None:
             result["comparison"] = self.comparison.compare(self)
+        if extras.with_tokens and isinstance(self.comparison, ByteComparison):
+            result["piece_scores"] = self.comparison.piece_scores(self)
         return result
 
 

@@ -9,6 +9,7 @@ rounded weights are kept as ordinary numbers: nothing gets smaller or faster, on
 """
 
 import argparse
+import os
 from pathlib import Path
 
 import torch
@@ -39,15 +40,20 @@ def rounded(weight: torch.Tensor, bits: int) -> torch.Tensor:
     return torch.cat(pieces, 1)
 
 
+def load_rounded(folder: str | os.PathLike, bits: int = 4) -> tuple[torch.nn.Module, object]:
+    """Load a model in single precision with its weights rounded, and its tokenizer."""
+    model = AutoModelForCausalLM.from_pretrained(folder).float().eval()
+    return round_weights(model, bits), AutoTokenizer.from_pretrained(folder)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--model", default=str(Path(__file__).resolve().parent))
     parser.add_argument("--bits", type=int, default=4)
     parser.add_argument("--output", required=True)
     args = parser.parse_args()
-    model = AutoModelForCausalLM.from_pretrained(args.model, dtype=torch.float32)
-    round_weights(model, args.bits).save_pretrained(args.output)
-    AutoTokenizer.from_pretrained(args.model).save_pretrained(args.output)
+    for part in load_rounded(args.model, args.bits):
+        part.save_pretrained(args.output)
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ import json
 import os
 import shlex
 
-from .models import BUNDLED, ROUNDED
+from .models import BUNDLED, ROUNDED, ROUNDED_BITS, LoadedModel
 from .service import Scored
 
 # Longer texts are read from a file.
@@ -14,13 +14,19 @@ TEXT_FILE, CONTEXT_FILE = "text.txt", "context.txt"
 TABLE_FILE = "text.jsonl"
 
 
-def python_call(scored: Scored) -> str:
-    """Python that computes the same number from the text in text.txt."""
-    imports, lines, model = _model_lines(scored)
-    arguments = model | {
-        name: literal(value)
-        for name, value in _arguments(scored).items()
-        if name not in ("model_id", "contexts")
+def python_call(scored: Scored, reference: LoadedModel | None = None) -> str:
+    """Python that computes the same number from the text in text.txt, or compares with a reference."""
+    imports, lines, arguments = _model_lines(scored.loaded)
+    wanted = 'results["perplexity"]'
+    if reference is not None:
+        more_imports, more_lines, more = _model_lines(reference)
+        imports, lines = (
+            [*dict.fromkeys(own)] for own in (imports + more_imports, lines + more_lines)
+        )
+        arguments |= {f"reference_{name}": value for name, value in more.items()}
+        wanted = 'results["comparison"]["summary"]'
+    arguments |= {
+        name: literal(value) for name, value in _arguments(scored).items() if name != "contexts"
     }
     texts = {"predictions": (scored.text, "text", TEXT_FILE)}
     if scored.settings.context:
@@ -37,7 +43,7 @@ def python_call(scored: Scored) -> str:
             "results = metric.compute(",
             *(f"    {name}={value}," for name, value in arguments.items()),
             ")",
-            'print(results["perplexity"])',
+            f"print({wanted})",
         ]
     )
 
@@ -49,45 +55,45 @@ def _read(text: str, name: str, file: str) -> tuple[str, list[str]]:
     return name, [f'{name} = open("{file}", encoding="utf-8", newline="").read()']
 
 
-def _model_lines(scored: Scored) -> tuple[list[str], list[str], dict[str, str]]:
+def _model_lines(loaded: LoadedModel) -> tuple[list[str], list[str], dict[str, str]]:
     """Imports and lines before the call, and the arguments of the model, as Python."""
-    name = scored.loaded.name
-    if name not in (BUNDLED, ROUNDED):
-        return [], [], {"model_id": literal(name)}
+    if loaded.name not in (BUNDLED, ROUNDED):
+        return [], [], {name: literal(value) for name, value in _named(loaded).items()}
     imports, lines, folder = [], [], literal(BUNDLED)
     if space():  # the bundled model stands in the Space, wherever the call is made
         imports = ["from huggingface_hub import snapshot_download"]
         lines = [f'folder = snapshot_download("{space()}", repo_type="space")']
         folder = f'f"{{folder}}/{BUNDLED}"'
-    if name == BUNDLED:
+    if loaded.name == BUNDLED:
         return imports, lines, {"model_id": folder}
     if space():
         imports = ["import sys", *imports]
         lines.append("sys.path.append(folder)")
-    lines += ["from space.rounding import load_rounded", ""]
+    lines += ["from demo_model.round_weights import load_rounded", ""]
     lines.append(f"model, tokenizer = load_rounded({folder})")
     return imports, lines, {"model": "model", "tokenizer": "tokenizer"}
 
 
-def shell_call(scored: Scored) -> str:
-    """Commands that print the same number for the text in text.txt."""
-    if scored.loaded.name == ROUNDED:
-        return "# This copy is made in memory: see the Python call."
-    clone = []
+def shell_call(scored: Scored, reference: LoadedModel | None = None) -> str:
+    """Commands that print the same number for the text in text.txt, or compare with a reference."""
+    before = []
     if space():
         folder = space().split("/")[-1]
         address = f"https://huggingface.co/spaces/{space()}"
-        clone = [f"git clone {address}  # the metric and the bundled model", f"cd {folder}"]
-    options, file = [], TEXT_FILE
-    arguments = _arguments(scored)
+        before = [f"git clone {address}  # the metric and the bundled model", f"cd {folder}"]
+    arguments, options, file = _named(scored.loaded) | _arguments(scored), [], TEXT_FILE
     if arguments.pop("contexts", None):
         file = TABLE_FILE
         options += ["--context-column", "context"]
+    path = f"../{file}" if before else file
+    if ROUNDED in (scored.loaded.name, reference and reference.name):
+        before.append(f"python {BUNDLED}/round_weights.py --bits {ROUNDED_BITS} --output {ROUNDED}")
     arguments.pop("words", None)  # another table, of the same number
+    if reference is not None:
+        arguments |= {f"reference_{name}": value for name, value in _named(reference).items()}
     for name, value in arguments.items():
         options += [f"--{name}", value if isinstance(value, str) else json.dumps(value)]
-    path = f"../{file}" if clone else file
-    return "\n".join([*clone, shlex.join(["python", "score.py", path, *options])])
+    return "\n".join([*before, shlex.join(["python", "score.py", path, *options])])
 
 
 def literal(value) -> str:
@@ -105,10 +111,14 @@ def metric_address() -> str:
     return space() or "./perplexity_sliding.py"
 
 
+def _named(loaded: LoadedModel) -> dict:
+    """The metric's arguments for a model with a name, its version included."""
+    version = {} if loaded.commit is None else {"model_kwargs": {"revision": loaded.commit}}
+    return {"model_id": loaded.name} | version
+
+
 def _arguments(scored: Scored) -> dict:
-    """The metric's arguments, the model's version included, less those at their default."""
-    arguments = {"model_id": scored.loaded.name} | scored.settings.arguments()
-    if scored.loaded.commit is not None:
-        arguments["model_kwargs"] = {"revision": scored.loaded.commit}
+    """The metric's other arguments, less those at their default."""
     defaults = {"add_start_token": True, "protocol": "sliding"}
+    arguments = scored.settings.arguments()
     return {name: value for name, value in arguments.items() if defaults.get(name) != value}

@@ -1,17 +1,23 @@
-"""A line chart as HTML: lines in a stretched SVG, words around it at their own size.
+"""Charts as HTML: shapes in a stretched SVG, words around it at their own size.
 
-So it fits a phone as well as a desk, follows the page's colours, and needs nothing from elsewhere.
+So they fit a phone as well as a desk, follow the page's colours, and need nothing from elsewhere.
 """
 
+import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from .markup import escape
+import numpy as np
+
+from .markup import count, escape
 
 LEAST_SPAN = 0.1  # of the largest value, shown by the y-axis at least
 MARGIN = 0.06  # of the axis, left free at either end
 SIZE = 100  # the SVG's own units; it is stretched to the figure
+BARS = 32
+EXPONENTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
+CELLS = 28  # of a density, along either axis
 
 
 class Point(NamedTuple):
@@ -21,38 +27,95 @@ class Point(NamedTuple):
         x, y: where it is.
         tick: its name on the x-axis.
         words: all about it, shown on pointing at it and read out.
-        low, high: an interval around y, or y itself.
+        interval: around y, or None.
     """
 
     x: float
     y: float
     tick: str
     words: str
-    low: float
-    high: float
+    interval: Sequence[float] | None
 
 
-def line_chart(points: Sequence[Point], x_title: str, y_title: str) -> str:
-    """Draw measurements over a logarithmic x-axis, joined by a line."""
+def line_chart(
+    points: Sequence[Point], x_title: str, y_title: str, base: float | None = None
+) -> str:
+    """Draw measurements over a logarithmic x-axis, joined by a line, with a band of intervals.
+
+    Args:
+        base: a value to be seen on the y-axis and drawn as a line of its own, such as 0.
+    """
+    ends = [end for p in points for end in (p.y, *(p.interval or ()))]
+    ends += [] if base is None else [base]
     across = _scale([math.log2(point.x) for point in points])
     # Differences of a few per cent shall look like that.
-    up = _scale([end for point in points for end in (point.low, point.high)], least=LEAST_SPAN)
-    places = [(across(math.log2(p.x)), 1 - up(p.y), 1 - up(p.low), 1 - up(p.high)) for p in points]
-    line = " ".join(f"{x * SIZE:.2f},{y * SIZE:.2f}" for x, y, *_ in places)
-    edge = [(x, high) for x, _, _, high in places] + [(x, low) for x, _, low, _ in places][::-1]
-    band = " ".join(f"{x * SIZE:.2f},{y * SIZE:.2f}" for x, y in edge)
-    marks = "".join(_mark(point, x, y) for point, (x, y, *_) in zip(points, places))
-    levels = round_levels(min(p.low for p in points), max(p.high for p in points))
-    grid = "".join(
-        f'<span class="ps-level" style="top:{1 - up(y):.2%}"><b>{y:,.6g}</b></span>' for y in levels
+    up = _scale(ends, least=LEAST_SPAN if base is None else 0.0)
+    places = [(across(math.log2(point.x)), 1 - up(point.y)) for point in points]
+    line = " ".join(f"{x * SIZE:.2f},{y * SIZE:.2f}" for x, y in places)
+    bands = "".join(_bands(points, [x for x, _ in places], up))
+    marks = "".join(_mark(point, x, y) for point, (x, y) in zip(points, places))
+    ticks = [(x, point.tick) for point, (x, _) in zip(points, places)]
+    zero = (
+        "" if base is None else f'<path class="ps-base" d="M0 {(1 - up(base)) * SIZE:.2f}h{SIZE}"/>'
     )
-    return (
-        f'<figure class="ps-chart"><figcaption>{escape(y_title)}</figcaption>'
-        f'<div class="ps-plot">{grid}'
-        f'<svg viewBox="0 0 {SIZE} {SIZE}" preserveAspectRatio="none" aria-hidden="true">'
-        f'<polygon points="{band}"/><polyline points="{line}"/></svg>{marks}</div>'
-        f'<p class="ps-axis">{escape(x_title)}</p></figure>'
+    return _figure(
+        y_title, x_title, f'{bands}{zero}<polyline points="{line}"/>', _grid(ends, up), ticks, marks
     )
+
+
+def distribution_chart(
+    values: Sequence[float], marks: Sequence[tuple[float, str]], x_title: str, y_title: str
+) -> str:
+    """Draw how many values lie where, on a logarithmic x-axis.
+
+    Args:
+        values: above 0.
+        marks: values to be marked with a line, and their names.
+    """
+    logs = np.log10(values)
+    counts, edges = np.histogram(logs, bins=BARS)
+    across = _scale(edges.tolist())
+    most = max(1, int(counts.max()))
+    bars = "".join(
+        f'<rect x="{across(low) * SIZE:.2f}" y="{SIZE * (1 - own / most * (1 - MARGIN)):.2f}" '
+        f'width="{(across(high) - across(low)) * SIZE:.2f}" height="{SIZE * own / most:.2f}"/>'
+        for own, low, high in zip(counts.tolist(), edges.tolist(), edges.tolist()[1:])
+    )
+    lines = "".join(
+        f'<span class="ps-line-mark" style="left:{x:.2%};--x:{x:.3f}"><b style="top:{1.4 * place:.1f}em">'
+        f"{escape(name)}</b></span>"
+        for place, (x, name) in enumerate((across(math.log10(v)), name) for v, name in marks)
+    )
+    first, last = math.ceil(edges[0]), math.floor(edges[-1])
+    ticks = [(across(power), _power(power)) for power in range(first, last + 1)]
+    every = max(1, len(ticks) // 4)
+    said = "; ".join(f"{name} {value:.3g}" for value, name in marks)
+    words = f"{count(len(values), 'value')} on a logarithmic axis. {said}."
+    levels = _grid([0, most], lambda value: value / most * (1 - MARGIN))
+    return _figure(y_title, x_title, bars, levels, ticks[::every], lines, words)
+
+
+def density_chart(
+    xs: Sequence[float], ys: Sequence[float], x_title: str, y_title: str, words: str
+) -> str:
+    """Draw where pairs of values from 0 upwards lie, with the line on which both are equal.
+
+    Args:
+        words: what is to be seen, for those who do not see it.
+    """
+    end = max(1.0, *xs, *ys)
+    counts, *_ = np.histogram2d(xs, ys, bins=CELLS, range=[[0, end], [0, end]])
+    most, cell = math.log1p(counts.max()), SIZE / CELLS
+    cells = "".join(
+        f'<rect x="{x * cell:.2f}" y="{SIZE - (y + 1) * cell:.2f}" width="{cell:.2f}" '
+        f'height="{cell:.2f}" fill-opacity="{0.15 + 0.85 * math.log1p(counts[x, y]) / most:.2f}"/>'
+        for x, y in zip(*(axis.tolist() for axis in np.nonzero(counts)))
+    )
+    diagonal = f'<path class="ps-base" d="M0 {SIZE}L{SIZE} 0"/>'
+    levels = round_levels(0, end)
+    ticks = [(level / end, f"{level:,.6g}") for level in levels]
+    grid = _grid([0, end], lambda value: value / end)
+    return _figure(y_title, x_title, cells + diagonal, grid, ticks, "", words)
 
 
 def bar(share: float) -> str:
@@ -69,11 +132,64 @@ def round_levels(low: float, high: float) -> list[float]:
     return [round(k * step, 10) for k in range(first, math.floor(high / step) + 1)]
 
 
+def _figure(
+    y_title: str,
+    x_title: str,
+    shapes: str,
+    grid: str,
+    ticks: Iterable[tuple[float, str]],
+    over: str,
+    words: str | None = None,
+) -> str:
+    """The frame of every chart.
+
+    Args:
+        shapes: SVG in units of `SIZE`; hidden from screen readers, which are told `words`, or what
+            the marks that lie `over` it say.
+        ticks: places on the x-axis, 0 to 1, and their names.
+    """
+    names = "".join(
+        f'<span class="ps-tick" style="left:{x:.2%}">{escape(name)}</span>' for x, name in ticks
+    )
+    role = "" if words is None else f' role="img" aria-label="{escape(words)}"'
+    return (
+        f'<figure class="ps-chart"><figcaption>{escape(y_title)}</figcaption>'
+        f'<div class="ps-plot"{role}>{grid}<svg viewBox="0 0 {SIZE} {SIZE}" '
+        f'preserveAspectRatio="none" aria-hidden="true">{shapes}</svg>{over}{names}</div>'
+        f'<p class="ps-axis">{escape(x_title)}</p></figure>'
+    )
+
+
+def _bands(points: Sequence[Point], across: Sequence[float], up) -> Iterable[str]:
+    """A band for each row of neighbours that have an interval."""
+    known = itertools.groupby(zip(points, across), lambda pair: pair[0].interval is not None)
+    for pairs in (list(group) for has_interval, group in known if has_interval):
+        if len(pairs) < 2:
+            continue
+        edge = [(x, point.interval[1]) for point, x in pairs]
+        edge += [(x, point.interval[0]) for point, x in pairs[::-1]]
+        shape = " ".join(f"{x * SIZE:.2f},{(1 - up(y)) * SIZE:.2f}" for x, y in edge)
+        yield f'<polygon points="{shape}"/>'
+
+
+def _grid(values: Sequence[float], up) -> str:
+    return "".join(
+        f'<span class="ps-level" style="top:{1 - up(level):.2%}"><b>{level:,.6g}</b></span>'
+        for level in round_levels(min(values), max(values))
+    )
+
+
+def _power(power: int) -> str:
+    """A power of ten, small and large ones with an exponent."""
+    if -4 < power < 5:
+        return f"{10.0**power:,.4g}"
+    return f"10{str(power).translate(EXPONENTS)}"
+
+
 def _mark(point: Point, x: float, y: float) -> str:
     return (
         f'<span class="ps-mark" tabindex="0" role="img" aria-label="{escape(point.words)}" '
         f'style="left:{x:.2%};top:{y:.2%};--x:{x:.3f}"><b>{escape(point.words)}</b></span>'
-        f'<span class="ps-tick" style="left:{x:.2%}">{escape(point.tick)}</span>'
     )
 
 

@@ -1,144 +1,407 @@
-"""Two models on one text: the verdict, both numbers, and the text coloured by the better model."""
+"""A model beside a reference on one text: what changed, by how much, is it chance, and where."""
 
-import json
+import bisect
 import math
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
 
+from .charts import Point, density_chart, distribution_chart, line_chart
 from .markup import count, escape, number, payload
-from .service import Compared, Scored
+from .piece_list import piece_list, shown
+from .segments import Segment, cut
+from .service import Compared
 from .surprise import ENDLESS
 from .text_box import detail_box, text_box
+from .token_view import colour_choice, text_segments
 
-# A difference of less than this many bits on a piece of text is left plain.
-SLIGHT, CLEAR = 0.5, 3.0
+# Lower edges of the colours: bits that a piece of text costs more or less, and nats of divergence.
+CHANGE_EDGES = (0.1, 0.5, 2.0)
+KL_EDGES = (0.001, 0.01, 0.1, 0.5, 2.0)
 WORST_SHOWN = 10
+FEWEST = 30  # tokens of a group; a mean over fewer would be noise
+SMALLEST_KL = 1e-9  # what the axis of divergences begins with
+MARKED_PERCENTILES = {"50": "half are below", "99": "99 %", "100": "largest"}
+
+
+@dataclass(frozen=True)
+class Change:
+    """One piece of the text under both models.
+
+    Attributes:
+        piece: its number among the segments.
+        bits: surprisal under the model.
+        reference_bits: under the reference.
+        kl: largest divergence of its tokens, in nats; None where the models read other tokens.
+        tops: likeliest token for the model and for the reference there, or None.
+    """
+
+    piece: int
+    bits: float
+    reference_bits: float
+    kl: float | None = None
+    tops: tuple[str, str] | None = None
+
+    @property
+    def change(self) -> float:
+        """Bits that it costs more under the model; 0 where both find it impossible."""
+        return 0.0 if self.bits == self.reference_bits else self.bits - self.reference_bits
 
 
 def compare_view(compared: Compared) -> str:
-    names = [escape(one.loaded.name) for one in compared.scored]
-    text = compared.scored[0].text
-    pieces = [text[piece.start : piece.end] for piece in compared.pieces]
-    colours = [_colour(piece.bits) for piece in compared.pieces]
-    data = {
-        "models": [one.loaded.name for one in compared.scored],
-        "bits": [
-            piece.bits and [round(min(bits, ENDLESS), 2) for bits in piece.bits]
-            for piece in compared.pieces
-        ],
-    }
-    first = compared.scored[0]
-    mark = first.settings.mark(first.text, but=("window", "stride", "protocol"))
+    """The verdict, the numbers, the text coloured by what changed, and where it changed most."""
+    names = (compared.scored.loaded.name, compared.reference.name)
+    segments, text = _segments(compared)
+    changes = measure_changes(compared, segments)
+    by_piece = {change.piece: change for change in changes}
+    pieces = [text[segment.start : segment.end] for segment in segments]
+    by_segment = [by_piece.get(number) for number in range(len(segments))]
+    colours = [
+        None if own is None and not piece.strip() else change_colour(own)
+        for own, piece in zip(by_segment, pieces)
+    ]
+    choices = ("change", "divergence") if compared.by_tokens else ("change",)
+    data = {"models": names, "pieces": [_columns(own) for own in by_segment]}
+    if compared.by_tokens:
+        data["kl_colours"] = [kl_colour(own) for own in by_segment]
+    # The page's model is the reference here, and its sliders may ask for more than both take.
+    mark = replace(compared.asked, model=names[1]).mark(compared.scored.text)
     return (
-        f'<div class="ps-view" data-view="compare" data-of="{escape(mark)}" data-payload="{payload(data)}">'
-        f'<p class="ps-verdict">{verdict(compared)}</p>{_table(compared.scored)}'
-        f"{_same_tokens(compared.comparison, names)}{_legend(names)}"
+        f'<div class="ps-view" data-view="compare" data-of="{escape(mark)}" '
+        f'data-payload="{payload(data)}"><p class="ps-verdict">{verdict(compared)}</p>'
+        f"{_table(compared)}{_remarks(compared)}"
+        f"{colour_choice(choices, 'ps-compared')}{_legends(names[0])}{_worst(changes, segments, text)}"
         f'<div class="ps-pair">{text_box(pieces, colours, "piece")}'
-        f"{detail_box('how surprising it was for either model')}</div></div>"
+        f"{detail_box('what either model made of it')}</div>{_charts(compared, changes)}</div>"
     )
 
 
 def verdict(compared: Compared) -> str:
-    """One sentence on who predicts the text better, and how sure that is."""
-    first, second = (escape(one.loaded.name) for one in compared.scored)
-    difference = compared.difference
-    if math.isnan(difference.mean):
-        return "One of the models held a part of this text for impossible: no fair comparison."
-    better, worse = (second, first) if difference.mean > 0 else (first, second)
-    saved = f"{number(abs(difference.mean), 3)} bits per byte"
-    if difference.interval is None:
-        return (
-            f"<b>{better}</b> predicts this text better than {worse}, by {saved}, but the text is too "
-            "short to say whether that is chance."
-        )
-    low, high = sorted(abs(end) for end in difference.interval)
-    if difference.interval[0] <= 0 <= difference.interval[1]:
-        return (
-            f"<b>No clear difference.</b> On this text {better} is ahead by {saved}, but the 95 % "
-            f"interval of the difference, {number(difference.interval[0], 2)} to "
-            f"{number(difference.interval[1], 2)}, includes zero."
-        )
+    """The metric's sentence, with the models' names."""
+    names = {"model": compared.scored.loaded.name, "reference": compared.reference.name}
+    words = re.split(r"\b[Tt]he (model|reference)\b", compared.comparison["summary"])
+    return "".join(
+        f"<b>{escape(names[word])}</b>" if place % 2 else escape(word)
+        for place, word in enumerate(words)
+    )
+
+
+def measure_changes(compared: Compared, segments: Sequence[Segment]) -> list[Change]:
+    """Compare the pieces of text that both models scored."""
+    scores, changes = compared.scores, []
+    for piece, segment in enumerate(segments):
+        if segment.first is None:
+            continue
+        own = slice(segment.first, segment.last + 1)
+        nll, reference_nll = scores["nll"][own], scores["reference_nll"][own]
+        if None in (*nll, *reference_nll):
+            continue
+        bits = [sum(side) / math.log(2) for side in (nll, reference_nll)]
+        if not compared.by_tokens:
+            changes.append(Change(piece, *bits))
+            continue
+        kl = scores["kl"][own]
+        most = segment.first + kl.index(max(kl))
+        tops = scores["top"][most], scores["reference_top"][most]
+        changes.append(Change(piece, *bits, max(kl), tops))
+    return changes
+
+
+def change_colour(change: Change | None) -> str:
+    """w where the model does better, v where it does worse, and how much: 1 to 3."""
+    if change is None:
+        return "out"
+    step = bisect.bisect_right(CHANGE_EDGES, abs(change.change))
+    return f"{'v' if change.change > 0 else 'w'}{step}" if step else ""
+
+
+def kl_colour(change: Change | None) -> str:
+    """The colours of surprise, for divergence."""
+    return "out" if change is None else f"b{bisect.bisect_right(KL_EDGES, change.kl)}"
+
+
+def _segments(compared: Compared) -> tuple[list[Segment], str]:
+    if compared.by_tokens:
+        return text_segments(compared.scored)
+    return cut(compared.scored.text, compared.scores["offsets"]), compared.scored.text
+
+
+def _columns(change: Change | None) -> list | None:
+    """What the script shows: bits under the model and the reference, divergence, likeliest tokens."""
+    if change is None:
+        return None
+    bits = [round(min(bits, ENDLESS), 2) for bits in (change.bits, change.reference_bits)]
+    if change.kl is None:
+        return bits
+    return [*bits, float(f"{min(change.kl, ENDLESS):.3g}"), *change.tops]
+
+
+def _table(compared: Compared) -> str:
+    model, reference = (escape(one.name) for one in (compared.scored.loaded, compared.reference))
+    rows = _token_rows(compared) if compared.by_tokens else _byte_rows(compared)
+    body = "".join(
+        f"<tr><th scope='row'>{name}</th>" + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>"
+        for name, *cells in rows
+    )
     return (
-        f"<b>{better}</b> predicts this text better than {worse}: it needs {saved} less "
-        f"(95 % interval {number(low, 3)} to {number(high, 3)})."
+        '<table class="ps-table ps-compared"><thead><tr><th scope="col"></th>'
+        f'<th scope="col">{reference}<small>the reference</small></th><th scope="col">{model}</th>'
+        '<th scope="col">Change<small>95 % interval</small></th></tr></thead>'
+        f"<tbody>{body}</tbody></table>"
     )
 
 
-def _table(scored: tuple[Scored, Scored]) -> str:
-    rows = "".join(
-        f"<tr><th scope='row'>{escape(one.loaded.name)}</th>"
-        f"<td>{number(one.result['bits_per_byte'])}</td><td>{number(one.result['perplexity'])}</td>"
-        f"<td>{count(one.result['num_tokens'], 'token')}</td></tr>"
-        for one in scored
-    )
-    settings = scored[0].settings
-    return (
-        '<table class="ps-table"><thead><tr><th scope="col">Model</th><th scope="col">Bits per byte'
-        '</th><th scope="col">Perplexity</th><th scope="col">Scored</th></tr></thead>'
-        f"<tbody>{rows}</tbody></table><p class='ps-note'>Both read the text in windows of "
-        f"{count(settings.window, 'token')}. Compare bits per byte: the models may cut the text into "
-        "tokens of different size, so their perplexities are not on one scale.</p>"
-    )
+def _token_rows(compared: Compared) -> list[tuple[str, str, str, str]]:
+    own, points = compared.comparison, compared.comparison["kl_percentiles"]
+    return [
+        (
+            "Perplexity<small>lower is better</small>",
+            number(own["reference_perplexity"]),
+            number(compared.scored.result["perplexity"]),
+            _ratio(own["perplexity_ratio"], own["perplexity_ratio_interval"]),
+        ),
+        (
+            "Right next token<small>the likeliest one is the text's</small>",
+            f"{100 * own['reference_accuracy']:.1f} %",
+            f"{100 * own['accuracy']:.1f} %",
+            _points(own["accuracy_change"], own["accuracy_change_interval"])
+            + f"<small>{100 * own['right_to_wrong']:.1f} % lost, "
+            f"{100 * own['wrong_to_right']:.1f} % won</small>",
+        ),
+        (
+            "KL divergence<small>how much predictions change, for better or worse</small>",
+            "",
+            "",
+            f"{number(own['kl'])} nats a token{_within(own['kl_interval'], number)}"
+            f"<small>half of all tokens below {number(points['50'], 3)}, the largest "
+            f"{number(points['100'], 3)}</small>",
+        ),
+        (
+            "Same next token",
+            "",
+            "",
+            f"{100 * own['token_agreement']:.1f} % if sampled, {100 * own['same_top']:.1f} % if the "
+            "likeliest is taken",
+        ),
+    ]
 
 
-def _same_tokens(comparison: dict | None, names: list[str]) -> str:
-    """The metric's own comparison, token by token, of two models that read the same tokens."""
-    if comparison is None:
-        return ""
-    first, second = names
-    ratio = _with_interval(comparison, "perplexity_ratio", "")
-    rows = "".join(
-        f"<tr><th scope='row'><code>{_quoted(token['token'])}</code></th>"
-        f"<td>{number(token['kl'], 3)}</td>"
-        f"<td>{number(token['nll'] / math.log(2), 3)}</td>"
-        f"<td>{number(token['reference_nll'] / math.log(2), 3)}</td>"
-        f"<td><code>{_quoted(token['top'])}</code></td>"
-        f"<td><code>{_quoted(token['reference_top'])}</code></td></tr>"
-        for token in comparison["worst_tokens"][:WORST_SHOWN]
-    )
-    heads = "".join(
-        f'<th scope="col">{head}</th>'
-        for head in (
-            *("Token", "KL in nats", f"Bits under {first}", f"Bits under {second}"),
-            *(f"Likeliest for {first}", f"Likeliest for {second}"),
+def _byte_rows(compared: Compared) -> list[tuple[str, str, str, str]]:
+    own = compared.comparison
+    change, interval = own["bits_per_byte_change"], own["bits_per_byte_change_interval"]
+    return [
+        (
+            "Bits per byte<small>lower is better</small>",
+            number(own["reference_bits_per_byte"]),
+            number(own["bits_per_byte"]),
+            f"{_signed(change)}{_within(interval, _signed)}",
         )
-    )
-    return (
-        f"<p>Both read the same tokens. Perplexity of {first} divided by that of {second}: {ratio}. "
-        f"How much the predictions change: mean KL {_with_interval(comparison, 'kl', ' nats')}, "
-        f"same token chosen {number(100 * comparison['same_top'], 3)} %.</p>"
-        "<p class='ps-note'>The tokens whose predictions differ most:</p>"
-        f'<table class="ps-table"><thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table>'
-    )
+    ]
 
 
-def _with_interval(comparison: dict, name: str, unit: str) -> str:
-    value, interval = comparison[name], comparison[f"{name}_interval"]
-    if value is None:
-        return "not defined, as one of them is infinite"
+def _ratio(ratio: float | None, interval: Sequence[float] | None) -> str:
+    if ratio is None:
+        return "none can be given"
+    return f"× {ratio:.4f}{_within(interval, lambda bound: f'× {bound:.4f}')}"
+
+
+def _points(change: float, interval: Sequence[float] | None) -> str:
+    def said(share: float) -> str:
+        return f"{100 * share:+.2f}".replace("-", "−")
+
+    return f"{said(change)} points{_within(interval, said)}"
+
+
+def _signed(bits: float) -> str:
+    return f"{bits:+.4f}".replace("-", "−")
+
+
+def _within(interval: Sequence[float] | None, write) -> str:
+    """An interval in small letters, or that there is none."""
     if interval is None:
-        return f"{number(value)}{unit} (the text is too short for an interval)"
-    return f"{number(value)}{unit} (95 % interval {' to '.join(map(number, interval))})"
+        return "<small>too little text for an interval</small>"
+    low, high = map(write, interval)
+    return f"<small>{low} to {high}</small>"
 
 
-def _quoted(token: str) -> str:
-    """A token with its spaces and line ends to be seen."""
-    return escape(json.dumps(token, ensure_ascii=False))
+def _remarks(compared: Compared) -> str:
+    """What a reader has to know to read the numbers rightly."""
+    own, window = compared.comparison, compared.scored.settings.window
+    said = [f"Both read {count(window, 'token')} at a time."]
+    for loaded in (compared.scored.loaded, compared.reference):
+        if loaded.window > window:
+            said.append(f"{loaded.name} could read up to {loaded.window:,}.")
+    if not compared.by_tokens:
+        said.append(
+            "They cut the text into different tokens, so they are compared over the pieces of text that "
+            "both cut out, and by bits per byte: perplexities per token are not on one scale, and their "
+            "predictions cannot be compared token by token."
+        )
+    if own["interval_sample"]:
+        said.append(
+            f"Intervals, from {own['interval_sample']}, say how far other texts like this would differ."
+        )
+    if compared.by_tokens and own["infinite_kl"]:
+        said.append(
+            f"{count(own['infinite_kl'], 'token')} have an infinite divergence: the model rules out "
+            "what the reference does not."
+        )
+    said += [compared.remark] if compared.remark else []
+    return f'<p class="ps-note">{escape(" ".join(said))}</p>'
 
 
-def _legend(names: list[str]) -> str:
-    first, second = names
+def _legends(model: str) -> str:
+    low, middle, high = (f"{edge:g}" for edge in CHANGE_EDGES)
+    spans = (f"by over {high} bits", f"{middle}–{high} bits", f"{low}–{middle}")
+    by_change = [
+        *zip(("w3", "w2", "w1"), (f"{model} better", "better", "better"), spans),
+        ("", "about the same", f"under {low} bits"),
+        *zip(("v1", "v2", "v3"), ("worse", "worse", f"{model} worse"), spans[::-1]),
+    ]
+    ends = [f"{edge:g}" for edge in KL_EDGES]
+    by_kl = [
+        ("b0", f"under {ends[0]} nats", ""),
+        *((f"b{n + 1}", f"{from_}–{to}", "") for n, (from_, to) in enumerate(pairwise(ends))),
+        ("b5", f"over {ends[-1]}", ""),
+    ]
     return (
-        '<div class="ps-legend"><p>Which model was less surprised by each piece:</p><ul>'
-        f"<li><span class='ps-box w2'>{first}</span><small>by over {CLEAR:g} bits</small></li>"
-        f"<li><span class='ps-box w1'>{first}</span><small>by {SLIGHT} to {CLEAR:g}</small></li>"
-        "<li><span class='ps-box'>neither</span><small>or not scored</small></li>"
-        f"<li><span class='ps-box v1'>{second}</span><small>by {SLIGHT} to {CLEAR:g}</small></li>"
-        f"<li><span class='ps-box v2'>{second}</span><small>by over {CLEAR:g} bits</small></li>"
-        "</ul></div>"
+        f'<div class="ps-legend"><ul data-legend="change">{_boxes(by_change)}</ul>'
+        f'<ul data-legend="divergence" hidden>{_boxes(by_kl)}</ul></div>'
     )
 
 
-def _colour(bits: tuple[float, float] | None) -> str:
-    """w for the first model, v for the second; 2 where the difference is clear."""
-    if bits is None or abs(bits[0] - bits[1]) < SLIGHT:
+def _boxes(entries: Sequence[tuple[str, str, str]]) -> str:
+    return "".join(
+        f'<li><span class="ps-box {colour}">{escape(name)}</span><small>{span}</small></li>'
+        for colour, name, span in entries
+    )
+
+
+def _worst(changes: Sequence[Change], segments: Sequence[Segment], text: str) -> str:
+    """The pieces that lost most, and those whose predictions changed most, each a way to the text."""
+    lost = sorted((own for own in changes if own.change > 0), key=lambda own: -own.change)
+    lists = [("change", "What got worse most", lost, _lost)]
+    if changes and changes[0].kl is not None:
+        moved = sorted((own for own in changes if own.kl > 0), key=lambda own: -own.kl)
+        lists.append(("divergence", "Where predictions changed most", moved, _moved))
+    return "".join(
+        f'<div class="ps-worst" data-legend="{name}"{" hidden" if name != "change" else ""}><h3>{title}</h3>'
+        + piece_list([(own.piece, *describe(own)) for own in worst[:WORST_SHOWN]], segments, text)
+        + "</div>"
+        for name, title, worst, describe in lists
+    )
+
+
+def _lost(own: Change) -> tuple[str, str]:
+    bits = "endless" if math.isinf(own.change) else f"+{own.change:.1f} bits"
+    return bits, f"{_chance(own.reference_bits)} → {_chance(own.bits)}"
+
+
+def _moved(own: Change) -> tuple[str, str]:
+    model, reference = (escape(shown(top)) for top in own.tops)
+    return (
+        f"{number(own.kl, 3)} nats",
+        f"likeliest: <code>{reference}</code>"
+        + (f" → <code>{model}</code>" if own.tops[0] != own.tops[1] else " for both"),
+    )
+
+
+def _charts(compared: Compared, changes: Sequence[Change]) -> str:
+    """Where predictions change: by length of context, over all tokens, and token against token."""
+    finite = [c for c in changes if math.isfinite(c.bits) and math.isfinite(c.reference_bits)]
+    if len(finite) < 2:
         return ""
-    return ("w" if bits[0] < bits[1] else "v") + ("2" if abs(bits[0] - bits[1]) >= CLEAR else "1")
+    return (
+        "<h3>Where it changes</h3>"
+        f'<div class="ps-charts">{"".join(_token_charts(compared, finite))}'
+        f"{_pair_chart(compared, finite)}</div>"
+        '<p class="ps-note">Shaded bands are 95 % intervals.</p>'
+    )
+
+
+def _token_charts(compared: Compared, changes: Sequence[Change]) -> Iterator[str]:
+    if not compared.by_tokens:
+        return
+    own, model = compared.comparison, compared.scored.loaded.name
+    groups = [
+        group
+        for group in compared.by_context
+        if group["low"] and group["num_tokens"] >= FEWEST and group["log_ratio_interval"]
+    ]
+    if len(groups) > 1:
+        axis = "tokens of context, at least, in windows without overlap"
+        yield line_chart(
+            [_change_point(group) for group in groups],
+            axis,
+            f"Perplexity of {model}, change in %",
+            base=0,
+        )
+        yield line_chart(
+            [_kl_point(group) for group in groups], axis, "KL divergence, nats", base=0
+        )
+    points = own["kl_percentiles"]
+    marks = [(points[name], words) for name, words in MARKED_PERCENTILES.items()]
+    yield distribution_chart(
+        [max(change.kl, SMALLEST_KL) for change in changes if math.isfinite(change.kl)],
+        [(value, words) for value, words in marks if SMALLEST_KL < value < math.inf],
+        "KL divergence of a token, nats",
+        "Tokens",
+    )
+
+
+def _change_point(group: dict) -> Point:
+    change, interval = _per_cent(group["log_ratio"]), group["log_ratio_interval"]
+    bounds = interval and [_per_cent(bound) for bound in interval]
+    words = f"{_span(group)}: {_sign(change)} %{_bounds(bounds, _sign, ' %')}"
+    return Point(group["low"], change, f"{group['low']:,}", words, bounds)
+
+
+def _kl_point(group: dict) -> Point:
+    words = (
+        f"{_span(group)}: {number(group['kl'], 3)} nats{_bounds(group['kl_interval'], number, '')}"
+    )
+    return Point(group["low"], group["kl"], f"{group['low']:,}", words, group["kl_interval"])
+
+
+def _pair_chart(compared: Compared, changes: Sequence[Change]) -> str:
+    unit = "token" if compared.by_tokens else "piece of text"
+    model, reference = compared.scored.loaded.name, compared.reference.name
+    worse = sum(change.change > 0 for change in changes) / len(changes)
+    return density_chart(
+        [change.reference_bits for change in changes],
+        [change.bits for change in changes],
+        f"bits under {reference}",
+        f"Bits of each {unit} under {model}; above the line it does worse",
+        f"{100 * worse:.0f} % of them lie above the line, where {model} does worse.",
+    )
+
+
+def _per_cent(log_ratio: float) -> float:
+    """A mean change in nats as a change of perplexity."""
+    return 100 * math.expm1(log_ratio)
+
+
+def _sign(per_cent: float) -> str:
+    return f"{per_cent:+.2f}".replace("-", "−")
+
+
+def _span(group: dict) -> str:
+    low, high = group["low"], group["high"]
+    span = count(low, "token") if low == high else f"{low:,}–{high:,} tokens"
+    return f"{span} of context"
+
+
+def _bounds(interval: Sequence[float] | None, write, unit: str) -> str:
+    if interval is None:
+        return ""
+    low, high = map(write, interval)
+    return f" (95 % interval {low} to {high}{unit})"
+
+
+def _chance(bits: float) -> str:
+    """A surprisal as a probability."""
+    if math.isinf(bits):
+        return "none"
+    share = 100 * 2.0**-bits
+    return f"{number(share, 2)} %" if share >= 0.1 else f"1 in {2.0**bits:,.0f}"

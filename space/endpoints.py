@@ -14,7 +14,7 @@ from .calls import python_call, shell_call
 from .jobs import Job, OverBudget
 from .limits import Refused
 from .links import link
-from .models import BUNDLED
+from .models import BUNDLED, ROUNDED
 from .protocols import guide
 from .service import Compared, Scored, Service
 from .settings import Settings
@@ -60,30 +60,36 @@ def make_score(service: Service) -> Callable:
 def make_compare(service: Service) -> Callable:
     def compare(
         text: str,
-        first_model: str,
-        second_model: str,
+        model: str = ROUNDED,
+        reference_model: str = BUNDLED,
         window: int | None = None,
         stride: int | None = None,
+        tokens: bool = False,
         request: gr.Request = None,
     ) -> dict:
-        """Compare how well two language models predict the same text.
+        """Compare a model with a reference on a text: worse or better, by how much, and is it chance.
 
         Args:
             text: the text, up to 20,000 tokens.
-            first_model: "demo_model", or a small public model on the Hugging Face Hub ("owner/name").
-            second_model: another one.
+            model: "demo_model-4bit" (the bundled model, rounded), or a small public model on the Hub.
+            reference_model: what it is compared with: "demo_model", or another model ("owner/name").
             window: tokens that the models read at once; the shorter of their limits by default.
-            stride: tokens from one window to the next; half the window by default.
+            stride: tokens from one window to the next, at most the window; half of it by default.
+            tokens: also return each token with its place, nll and reference_nll (nats), kl and tops.
 
         Returns:
-            JSON: difference (bits per byte that the second saves), its interval, both results, and
-            comparison: the metric's own (perplexity_ratio, kl, same_top, worst_tokens and more) of
-            the first with the second as its reference, or null if they read different tokens.
+            JSON: what the metric says of the model (perplexity, signature, …), the calls that repeat
+            it, and comparison: verdict and summary, perplexity_ratio (over 1: the model is worse)
+            with its interval and p-value, kl, kl_percentiles, same_top, token_agreement,
+            right_to_wrong, wrong_to_right, by_confidence, by_context, worst_tokens, and more. Where
+            the tokenizers differ, compared is "bytes": bits_per_byte_change, byte_perplexity_ratio.
         """
-        settings = read_arguments(first_model, window, stride)
-        other = read_arguments(second_model).model
-        compared = _run(service, request, lambda job: service.compare(text, settings, other, job))
-        return answer(request, compare_summary(compared))
+        settings = read_arguments(model, window, stride)
+        reference = read_arguments(reference_model).model
+        compared = _run(
+            service, request, lambda job: service.compare(text, settings, reference, job)
+        )
+        return answer(request, compare_summary(compared, tokens))
 
     return compare
 
@@ -139,10 +145,7 @@ def read_arguments(
 
 def score_summary(scored: Scored, with_tokens: bool = False) -> dict:
     """The metric's result, words to quote it and calls to repeat it, as plain values."""
-    tables = ("token_scores", "word_scores")
-    result = {key: value for key, value in scored.result.items() if key not in tables}
-    result |= {
-        "text_sha256": digest(scored.text),
+    result = _without_tokens(scored) | {
         "sentence": sentence(scored),
         "link": link(scored.settings, scored.text),
         "python": python_call(scored),
@@ -155,17 +158,35 @@ def score_summary(scored: Scored, with_tokens: bool = False) -> dict:
     return plain(result)
 
 
-def compare_summary(compared: Compared) -> dict:
-    first, second = map(score_summary, compared.scored)
-    return plain(
-        {
-            "difference": compared.difference.mean,
-            "interval": compared.difference.interval,
-            "comparison": compared.comparison,
-            "first": first,
-            "second": second,
-        }
-    )
+def compare_summary(compared: Compared, with_tokens: bool = False) -> dict:
+    """The metric's result with its comparison, and calls to repeat it, as plain values."""
+    scored, reference = compared.scored, compared.reference
+    result = _without_tokens(scored) | {
+        "python": python_call(scored, reference),
+        "shell": shell_call(scored, reference),
+    }
+    if compared.remark is not None:
+        result["notes"] = [*result["notes"], compared.remark]
+    if with_tokens:
+        result["tokens"] = comparison_table(compared)
+    return plain(result)
+
+
+def comparison_table(compared: Compared) -> list[dict]:
+    """One row for each token, or for each piece of text that both models cut and score."""
+    columns = {name: column for name, column in compared.scores.items() if name != "windows"}
+    offsets = [offset or (None, None) for offset in columns.pop("offsets")]
+    names = ["token" if name == "tokens" else name for name in columns]
+    return [
+        {"start": start, "end": end, **dict(zip(names, row))}
+        for (start, end), *row in zip(offsets, *columns.values())
+    ]
+
+
+def _without_tokens(scored: Scored) -> dict:
+    by_token = ("token_scores", "word_scores", "piece_scores")
+    result = {key: value for key, value in scored.result.items() if key not in by_token}
+    return result | {"text_sha256": digest(scored.text)}
 
 
 def plain(value: object) -> object:

@@ -4,9 +4,10 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from .markup import count, escape, number, payload
+from .markup import change, count, escape, number, payload
+from .piece_list import piece_list
 from .segments import Segment
-from .service import Scored, Sweep
+from .service import Scored, TradeOff, gain_share
 from .text_box import detail_box, text_box
 from .token_view import text_segments
 
@@ -33,31 +34,75 @@ class Gain:
         return self.bits[0] - self.bits[1]
 
 
-def gain_view(sweep: Sweep) -> str:
-    """The text coloured by what a smaller stride saves, and the ten greatest savings."""
-    if len(sweep.scored) < 2:
+def gain_view(trade_off: TradeOff) -> str:
+    """What the narrowest stride gains on the widest: in all, for which tokens most, and where."""
+    if len(trade_off.strides) < 2:
         return ""
-    wide, narrow = sweep.scored[0], sweep.scored[-1]
-    if len(wide.tokens["windows"]) < 2:
+    if trade_off.fits_one_window:
         return (
             '<div class="ps-view"><p>The text fits in one window, so the stride changes nothing: every '
             "token has all that stands before it as context. Try a longer text, or a shorter "
             "window.</p></div>"
         )
+    wide, narrow = trade_off.wide, trade_off.best
+    if narrow is wide:
+        narrow = trade_off.strides[-1]
     segments, text = text_segments(wide)
     gains = measure_gains(wide, narrow, segments)
     by_piece: dict[int, Gain] = {gain.piece: gain for gain in gains}
     pieces = [text[segment.start : segment.end] for segment in segments]
-    colours = [_colour(by_piece.get(number)) for number in range(len(segments))]
-    data = {"pieces": [_columns(by_piece.get(number)) for number in range(len(segments))]}
+    compared = [by_piece.get(number) for number in range(len(segments))]
+    colours = [_colour(own) for own in compared]
+    data = {"pieces": [_columns(own) for own in compared]}
     mark = wide.settings.mark(wide.text, but=("stride", "protocol"))
     return (
         f'<div class="ps-view" data-view="gain" data-of="{escape(mark)}" data-payload="{payload(data)}">'
-        f"{_headline(wide, narrow, gains)}<h3>The tokens that needed context most</h3>"
+        f"{headline(trade_off)}{_counts(gains)}<h3>The tokens that needed context most</h3>"
         f"{_list(gains, wide, segments, text)}{_legend()}"
         f'<div class="ps-pair">{text_box(pieces, colours, "token")}'
         f"{detail_box('what the added context was worth')}</div></div>"
     )
+
+
+def headline(trade_off: TradeOff) -> str:
+    """What the best stride changes, whether that may be chance, and what it costs."""
+    wide, best, ratio = trade_off.wide, trade_off.best, trade_off.ratio
+    before, after = (one.result["perplexity"] for one in (wide, best))
+    if not math.isfinite(before) or not math.isfinite(after):
+        return '<p class="ps-verdict">The model held a part of this text for impossible.</p>'
+    if ratio is None:
+        return (
+            '<p class="ps-verdict">No smaller stride lowers the perplexity of this text, '
+            f"<b>{number(before)}</b> without overlap.</p>"
+        )
+    return (
+        f'<p class="ps-verdict">Stride {best.settings.stride:,} instead of '
+        f"{wide.settings.stride:,}: perplexity <b>{number(before)} → {number(after)}</b>, "
+        f"{change(ratio)}, for {_work(best, wide):.1f} × the work.</p><p>{_judged(trade_off)}</p>"
+    )
+
+
+def _judged(trade_off: TradeOff) -> str:
+    """What follows from the interval, and the stride that is worth its cost."""
+    best, knee = trade_off.best, trade_off.knee
+    if trade_off.ratio["interval"] is None:
+        return "The text is too short to tell whether that is chance."
+    if knee is None:
+        return "<b>That may be chance:</b> the interval includes no change at all."
+    if knee is best:
+        smaller = "" if best is trade_off.strides[-1] else " Smaller ones bring nothing more."
+        return f"No larger stride brings nine tenths of that.{smaller}"
+    share = gain_share(
+        knee.result["perplexity"], [one.result["perplexity"] for one in trade_off.strides]
+    )
+    return (
+        f"<b>Stride {knee.settings.stride:,}</b> brings {100 * share:.0f} % of that at "
+        f"{_work(knee, trade_off.wide):.1f} × the work."
+    )
+
+
+def _work(one: Scored, wide: Scored) -> float:
+    return one.result["num_forward_tokens"] / max(1, wide.result["num_forward_tokens"])
 
 
 def measure_gains(wide: Scored, narrow: Scored, segments: Sequence[Segment]) -> list[Gain]:
@@ -91,41 +136,30 @@ def repeated_before(words: Sequence[str], token: int, context: tuple[int, int]) 
     return None
 
 
-def _headline(wide: Scored, narrow: Scored, gains: Sequence[Gain]) -> str:
-    before, after = (one.result["perplexity"] for one in (wide, narrow))
-    work = narrow.result["num_forward_tokens"] / max(1, wide.result["num_forward_tokens"])
+def _counts(gains: Sequence[Gain]) -> str:
     helped = sum(gain.saved >= SLIGHT for gain in gains)
     harmed = sum(gain.saved <= -SLIGHT for gain in gains)
     return (
-        f'<p class="ps-verdict">Stride {narrow.settings.stride:,} instead of '
-        f"{wide.settings.stride:,}: perplexity <b>{number(before)} → {number(after)}</b> for "
-        f"{work:.1f} × the work.</p><p>{count(helped, 'token')} became clearer by a bit or more, because "
-        f"the model saw more before {'it' if helped == 1 else 'them'}; {count(harmed, 'token')} became "
-        "less clear: context helps on average, not always.</p>"
+        f"<p>With more before them, {count(helped, 'token')} became clearer by a bit or more, and "
+        f"{harmed:,} less clear.</p>"
     )
 
 
 def _list(gains: Sequence[Gain], wide: Scored, segments: Sequence[Segment], text: str) -> str:
-    best = sorted((gain for gain in gains if gain.saved > 0), key=lambda gain: -gain.saved)[:MOST]
-    if not best:
-        return '<p class="ps-note">None did.</p>'
     words = [""] * len(wide.tokens["tokens"])
     for segment in segments:
         if segment.first is not None:
             words[segment.first] = text[segment.start : segment.end]
-    rows = []
+    best = sorted((gain for gain in gains if gain.saved > 0), key=lambda gain: -gain.saved)[:MOST]
+    entries = []
     for gain in best:
-        segment = segments[gain.piece]
-        piece = text[segment.start : segment.end]
-        word = piece.strip() or piece.replace("\n", "↵").replace(" ", "·")
-        far = repeated_before(words, segment.first, gain.context)
+        far = repeated_before(words, segments[gain.piece].first, gain.context)
         seen = "" if far is None else f"; now it sees the same word {count(far, 'token')} before"
-        rows.append(
-            f'<li><button type="button" class="ps-button" data-piece="{gain.piece}">{escape(word)}'
-            f"</button><b>+{gain.saved:.1f} bits</b><small>with {count(gain.context[1], 'token')} before "
-            f"it instead of {gain.context[0]:,}{seen}</small></li>"
+        told = (
+            f"with {count(gain.context[1], 'token')} before it instead of {gain.context[0]:,}{seen}"
         )
-    return f'<ol class="ps-needy">{"".join(rows)}</ol>'
+        entries.append((gain.piece, f"+{gain.saved:.1f} bits", told))
+    return piece_list(entries, segments, text)
 
 
 def _legend() -> str:

@@ -85,6 +85,20 @@ class Handlers:
         """Count the requests for another model than the one that the sliders stand for."""
         return gr.skip() if name == adopted else asked + 1
 
+    def ask_tab(self, name: str, opened: str, shown: list | None, asked: int, *values):
+        """Count the requests of a tab: it is open, and shows nothing or something else."""
+        return asked + 1 if opened == name and list(values) != shown else gr.skip()
+
+    def noting(self, run: Callable) -> Callable:
+        """A handler that also yields what the views that it fills are of."""
+
+        def run_and_note(request: gr.Request, *values) -> Iterator:
+            for line, first, *views in run(request, *values):
+                done = isinstance(first, str)
+                yield line, first, *views, list(values) if done else gr.skip()
+
+        return run_and_note
+
     def stop(self, request: gr.Request):
         """End the visitor's request, and say at once that the click was seen."""
         self.jobs.stop(request.session_hash)
@@ -225,7 +239,7 @@ class Handlers:
         yield from self._run(
             request,
             lambda job: self.service.trade_off(text, settings, job),
-            lambda sweep: (gain_view(sweep), trade_off_view(sweep)),
+            lambda trade_off: (gain_view(trade_off), trade_off_view(trade_off)),
             2,
         )
 
@@ -238,10 +252,13 @@ class Handlers:
         )
 
     def compare(self, request: gr.Request, other: str, text: str, *chosen) -> Iterator:
+        """Compare another model with the page's, which is the reference."""
         settings = chosen_settings(*chosen)
+        reference = settings.model
+        settings = replace(settings, model=(other or "").strip())
         yield from self._run(
             request,
-            lambda job: self.service.compare(text, settings, (other or "").strip(), job),
+            lambda job: self.service.compare(text, settings, reference, job),
             lambda compared: (compare_view(compared),),
         )
 

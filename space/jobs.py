@@ -4,6 +4,7 @@ The metric computes in one call, on a thread of its own; what it tells on the wa
 through a queue.
 """
 
+import math
 import queue
 import threading
 import time
@@ -118,11 +119,10 @@ class Job:
 
 
 def describe(step: str, progress) -> str:
-    """A sentence for the metric's progress."""
-    return (
-        f"{step}: {progress.done:,} of {progress.total:,} tokens read, perplexity so far "
-        f"{progress.perplexity:,.1f}."
-    )
+    """A sentence for the metric's progress; what is read for another number has no perplexity."""
+    so_far = f", perplexity so far {progress.perplexity:,.1f}"
+    known = "" if math.isnan(progress.perplexity) else so_far
+    return f"{step}: {progress.done:,} of {progress.total:,} tokens read{known}."
 
 
 def duration(seconds: float) -> str:

@@ -29,3 +29,17 @@ def number(value: float, digits: int = 4) -> str:
 def count(value: int, noun: str) -> str:
     """`1 window`, `2,000 windows`."""
     return f"{value:,} {noun}" + ("" if value == 1 else "s")
+
+
+def per_cent(ratio: float) -> str:
+    """A ratio as a change: 1.02 as "+2.0"."""
+    return f"{100 * (ratio - 1):+.1f}".replace("-", "−")
+
+
+def change(ratio: dict) -> str:
+    """A ratio of perplexities and its paired interval, as the metric gives them, in per cent."""
+    said = f"{per_cent(ratio['perplexity_ratio'])} %"
+    if ratio["interval"] is None:
+        return said
+    low, high = map(per_cent, ratio["interval"])
+    return f"{said} (95 % interval {low} to {high} %)"

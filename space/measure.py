@@ -59,28 +59,43 @@ def find_window(model, tokenizer, limits: Limits) -> int:
     return min(opened.limit.length or limits.window, limits.window)
 
 
-def measure(
-    loaded: LoadedModel,
-    text: str,
-    settings: Settings,
-    callback,
-    reference: LoadedModel | None = None,
-) -> dict:
+def measure(loaded: LoadedModel, text: str, settings: Settings, callback) -> dict:
     """Compute the metric of one text.
 
     Args:
         settings: with window and stride filled in, see `Settings.for_model`.
         callback: see `Job.computing`.
-        reference: a model to compare with, which adds the metric's "comparison".
 
     Returns:
         the metric's result with token scores, and "notes": sentences that the metric warned with.
     """
-    arguments = settings.arguments()
-    if reference is not None:
-        arguments["reference_model"] = reference.model
-        arguments["reference_tokenizer"] = reference.tokenizer
-    return _compute(loaded, text, callback, arguments)
+    asked = {"return_token_scores": True, "num_alternatives": ALTERNATIVES}
+    return _compute(loaded, text, callback, settings.arguments() | asked)
+
+
+def measure_pair(
+    loaded: LoadedModel, reference: LoadedModel, text: str, settings: Settings, callback
+) -> tuple[dict, list[dict]]:
+    """Compute the metric of one text with a reference.
+
+    Returns:
+        the result, as `measure` gives it, with "comparison"; and the comparison's `by_context` in
+        windows without overlap, in which tokens have little context too.  Those windows are among
+        the others wherever the stride divides the window.
+    """
+    arguments = settings.arguments() | {
+        "return_token_scores": True,
+        "reference_model": reference.model,
+        "reference_tokenizer": reference.tokenizer,
+    }
+    if settings.stride is not None and settings.window % settings.stride == 0:
+        arguments["stride"] = sorted({settings.stride, settings.window})
+    result = _compute(loaded, text, callback, arguments)
+    entries = result.get("measurements", [result])
+    if "error" in entries[0]:
+        raise Refused(in_page_words(entries[0]["error"]))
+    by_context = entries[-1].get("comparison", {}).get("by_context", [])
+    return entries[0] | {"notes": result["notes"]}, by_context
 
 
 def measure_several(loaded: LoadedModel, text: str, callback, **arguments) -> list[dict]:
@@ -92,8 +107,15 @@ def measure_several(loaded: LoadedModel, text: str, callback, **arguments) -> li
     Returns:
         an entry for each setting, as the metric's `measurements`, with "notes".
     """
-    result = _compute(loaded, text, callback, arguments)
+    result = _compute(loaded, text, callback, arguments | {"return_token_scores": True})
     return [entry | {"notes": result["notes"]} for entry in result["measurements"]]
+
+
+def measure_contexts(loaded: LoadedModel, text: str, settings: Settings, callback) -> list[dict]:
+    """Compute the perplexity of the same tokens with less and less context, as `by_context`."""
+    arguments = settings.arguments() | {"context_lengths": "doubling"}
+    del arguments["stride"]  # half of the shortest length
+    return _compute(loaded, text, callback, arguments)["by_context"]
 
 
 def _compute(loaded: LoadedModel, text: str, callback, arguments: dict) -> dict:
@@ -106,8 +128,6 @@ def _compute(loaded: LoadedModel, text: str, callback, arguments: dict) -> dict:
                 tokenizer=loaded.tokenizer,
                 batch_size=WINDOWS_AT_ONCE,
                 callback=callback,
-                return_token_scores=True,
-                num_alternatives=ALTERNATIVES,
                 **arguments,
             )
         except (ValueError, TypeError, MemoryError) as error:

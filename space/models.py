@@ -16,16 +16,18 @@ import transformers
 from packaging.version import Version
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
+from demo_model.round_weights import round_weights
+
 from .downloads import Downloads
 from .gate import admit
 from .jobs import Job
 from .limits import Limits, Refused
 from .line import Line
-from .rounding import round_weights
 
 BUNDLED = "demo_model"
 # The bundled one with its weights rounded to 4 bits, made on the fly to compare with.
 ROUNDED = "demo_model-4bit"
+ROUNDED_BITS = 4
 # Small public models that a free machine can run; any other name goes through the same gate.
 SUGGESTED = (
     "openai-community/gpt2",
@@ -147,7 +149,7 @@ class Shelf:
             self._make_room()
             model, tokenizer = load_folder(folder, attention)
             if name == ROUNDED:
-                round_weights(model)
+                round_weights(model, ROUNDED_BITS)
             model.config._name_or_path = name  # what the signature calls it
             window = self.find_window(model, tokenizer)
         except Refused as refusal:

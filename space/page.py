@@ -2,6 +2,7 @@
 
 import importlib.util
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import gradio as gr
@@ -20,7 +21,7 @@ from .status_view import status
 HERE = Path(__file__).resolve().parent
 HELLO = "This is the first sample. Change the text, the window or the stride."
 ASKED = "(...values) => { window.perplexityAsked(...values); return []; }"
-SCRIPTS = ("base.js", "text.js", "reader.js", "hero.js", "save.js", "page.js")
+SCRIPTS = ("base.js", "text.js", "reader.js", "pairs.js", "hero.js", "save.js", "page.js")
 # Everybody in the service's lines holds a thread, and clicks need some too.
 THREADS = 100
 UPLOADS_KEPT = (3600, 3600)  # seconds between clean-ups, and that a file may stay
@@ -78,6 +79,7 @@ class Results:
     strides: list[gr.HTML]
     tools: gr.HTML
     compared: gr.HTML
+    result_tab: gr.Tab
     strides_tab: gr.Tab
     tools_tab: gr.Tab
     compare_tab: gr.Tab
@@ -264,7 +266,7 @@ def lay_out_results(scored: Scored, line: gr.HTML, stop: gr.Button) -> Results:
     values = dict(zip(SCORE_OUTPUTS, score_outputs(scored)))
     views = {}
     with gr.Tabs():
-        with gr.Tab("Result"):
+        with gr.Tab("Result") as result_tab:
             views["score"] = view(values["score"])
             views["text"] = view(values["text"])
         with gr.Tab("Why context helps") as strides_tab:
@@ -273,10 +275,16 @@ def lay_out_results(scored: Scored, line: gr.HTML, stop: gr.Button) -> Results:
         with gr.Tab("Tools") as tools_tab:
             protocols = view()
         with gr.Tab("Compare") as compare_tab:
-            gr.Markdown("Which of two models predicts your text better, and where?")
+            gr.Markdown(
+                "What does another model change, such as a quantised or a fine-tuned copy? The model "
+                "of the settings is the reference."
+            )
             rounded = (f"{BUNDLED}, its weights rounded to 4 bits", ROUNDED)
-            other = model_choice("Compare with", ROUNDED, rounded)
-            measure_compared = gr.Button("Compare the two models")
+            with gr.Row():
+                other = model_choice("Compare it with", ROUNDED, rounded)
+                measure_compared = gr.Button(
+                    "Compare them", scale=0, min_width=120, elem_id="compare"
+                )
             compared = view()
         with gr.Tab("Cite and share"):
             views["cite"] = view(values["cite"])
@@ -302,6 +310,7 @@ def lay_out_results(scored: Scored, line: gr.HTML, stop: gr.Button) -> Results:
         [gain, trade_off],
         protocols,
         compared,
+        result_tab,
         strides_tab,
         tools_tab,
         compare_tab,
@@ -358,7 +367,7 @@ def connect_measurements(handlers: Handlers, controls: Controls, results: Result
     """Buttons that compute: begin, run in the one line, and be idle again."""
     c, r = controls, results
 
-    def on(trigger, run, inputs, outputs) -> None:
+    def on(trigger, run, inputs, outputs):
         begun = trigger(handlers.begin, None, [r.status, r.stop], **QUICK)
         # "multiple": a request that replaces a running one is sent while that one still ends.
         ran = begun.then(
@@ -373,6 +382,7 @@ def connect_measurements(handlers: Handlers, controls: Controls, results: Result
         ran.failure(handlers.turned_away, None, [r.status, r.stop], **QUICK)
         ran.then(handlers.idle, None, r.stop, **QUICK)
         ran.then(lambda name: name, c.model, c.adopted, **QUICK)
+        return ran
 
     # A name may be typed, so `input` is needed, which fires too when the field is only left.
     asked = gr.State(0)
@@ -390,20 +400,33 @@ def connect_measurements(handlers: Handlers, controls: Controls, results: Result
     c.words.input(
         handlers.ask_words, [c.words, asked_words], asked_words, **QUIET, concurrency_limit=None
     )
+    scorings = gr.State(0)
     for asks in (c.score.click, c.text.submit, c.visits.change, asked_words.change):
-        on(asks, handlers.score, c.scoring, [c.window, c.stride, r.shared, *views])
+        ran = on(asks, handlers.score, c.scoring, [c.window, c.stride, r.shared, *views])
+        ran.then(lambda done: done + 1, scorings, scorings, **QUIET, concurrency_limit=None)
     r.make_files.click(handlers.make_files, r.shared, [r.files, r.picture], **QUICK)
-    # A tab that is opened measures, unless it shows the present choice already.
     both = [r.other, *c.request]
-    for tab, run, inputs, outputs in (
-        (r.strides_tab, handlers.trade_off, c.request, r.strides),
-        (r.tools_tab, handlers.every_protocol, c.request, [r.tools]),
-        (r.compare_tab, handlers.compare, both, [r.compared]),
+    opened = gr.State("")
+    r.result_tab.select(lambda: "", None, opened, **QUIET, concurrency_limit=None)
+    # What is opened, or open when the text is scored, measures, unless it shows just that.
+    for tab, run, inputs, outputs, triggers in (
+        (r.strides_tab, handlers.trade_off, c.request, r.strides, []),
+        (r.tools_tab, handlers.every_protocol, c.request, [r.tools], []),
+        (
+            *(r.compare_tab, handlers.compare, both, [r.compared]),
+            [r.other.input, r.measure_compared.click],
+        ),
     ):
-        measured = gr.State()
-        tab.select(
-            lambda *request: list(request), inputs, measured, **QUIET, concurrency_limit=None
+        name, shown, asked = tab.label, gr.State(), gr.State(0)
+        tab.select(lambda name=name: name, None, opened, **QUIET, concurrency_limit=None)
+        gr.on(
+            [opened.change, scorings.change, *triggers],
+            partial(handlers.ask_tab, name),
+            [opened, shown, asked, *inputs],
+            asked,
+            **QUIET,
+            **RAW,
+            concurrency_limit=None,
         )
-        on(measured.change, run, inputs, outputs)
-    on(r.measure_compared.click, handlers.compare, both, [r.compared])
+        on(asked.change, handlers.noting(run), inputs, [*outputs, shown])
     r.stop.click(handlers.stop, None, r.status, **QUICK)

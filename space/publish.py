@@ -63,22 +63,25 @@ def with_imports(root: Path, programs: Iterable[str]) -> set[str]:
         if file in known:
             continue
         known.add(file)
+        if not file.endswith(".py"):
+            continue
         for name in imported_names((root / file).read_text(encoding="utf-8")):
-            if (root / f"{name}.py").exists():
-                waiting.append(f"{name}.py")
-            elif (root / name / "__init__.py").exists():
-                known |= package_files(root, name)
+            module, package = f"{name.replace('.', '/')}.py", name.split(".")[0]
+            if (root / package / "__init__.py").exists():
+                waiting += package_files(root, package)
+            elif (root / module).exists():
+                waiting.append(module)
     return known
 
 
 def imported_names(source: str) -> set[str]:
-    """First parts of the modules that a source imports; `from .windows` counts as windows."""
+    """The modules that a source imports; `from .windows` counts as windows."""
     names = set()
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
-            names |= {alias.name.split(".")[0] for alias in node.names}
+            names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
-            names.add(node.module.split(".")[0])
+            names.add(node.module)
     return names
 
 

@@ -227,29 +227,3 @@ function readerView(view, data) {
   chooseColour(view, (choice) => { colouring = choice; restyleAll(); });
   if (windows.length) show(0);
 }
-
-function compareView(view, data) {
-  explorer(view, (number, piece) => {
-    const head = make("p", "ps-piece"), bits = data.bits[number];
-    head.append(make("code", "", visible(piece)));
-    if (!bits) return [head, make("p", "", "Not scored by both models.")];
-    const lines = data.models.map((name, k) => make("p", "", `${name}: ${bitsText(bits[k])}, ${oneIn(bits[k])}.`));
-    return [head, ...lines];
-  });
-}
-
-/* The text under two strides: what a token gained by the context that only the smaller one shows it. */
-function gainView(view, data) {
-  explorer(view, (number, piece) => {
-    const head = make("p", "ps-piece"), own = data.pieces[number];
-    head.append(make("code", "", visible(piece)));
-    if (!own) return [head, make("p", "", "Not scored under both strides.")];
-    const [wide, narrow, little, more] = own;
-    return [
-      head,
-      make("p", "", `${bitsText(wide)} with ${tokens(little)} of context, ${bitsText(narrow)} with ${fmt(more)}.`),
-      make("p", "", Math.abs(wide - narrow) < 0.05 ? "The added context made no difference." :
-        `The added context ${wide > narrow ? "saved" : "cost"} ${bitsText(Math.abs(wide - narrow))}.`),
-    ];
-  });
-}

@@ -3,13 +3,9 @@
 import contextlib
 import functools
 import math
-import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple
-
-import scipy.stats
 
 from .jobs import Job, OverBudget
 from .limits import Limits, Refused
@@ -20,16 +16,20 @@ from .measure import (
     find_window,
     in_page_words,
     measure,
+    measure_contexts,
+    measure_pair,
     measure_several,
 )
-from .metric import new_metric, protocol_rows
+from .metric import protocol_rows
 from .models import BUNDLED, LoadedModel, Shelf
-from .paired import Difference, Piece, align, compare
 from .protocols import guide
 from .settings import Settings, check_settings
 
-# A mean over fewer tokens would be noise.
-FEWEST_IN_BIN = 8
+ENOUGH = 0.9  # of what the best setting gains: the cheapest that reaches it is the knee
+OWN_STARTS = (
+    "The two models begin a text with different start tokens, so they were compared without one: the "
+    "first token is not scored."
+)
 
 
 @dataclass(frozen=True)
@@ -58,32 +58,122 @@ class Scored:
 
 @dataclass(frozen=True)
 class Compared:
-    """One text under two models.
+    """One text under a model and under the reference that it is compared with.
 
     Attributes:
-        comparison: the metric's own, of the first with the second as its reference; None where
-            they do not read the same tokens.
+        asked: settings before they were fitted to what both take.
+        scored: by the model; its result holds the metric's `comparison`.
+        by_context: of the metric's comparison in windows without overlap, see `measure_pair`.
+        remark: what had to be changed about the request, or None.
     """
 
-    scored: tuple[Scored, Scored]
-    pieces: list[Piece]
-    difference: Difference
-    comparison: dict | None = None
+    asked: Settings
+    scored: Scored
+    reference: LoadedModel
+    by_context: list[dict]
+    remark: str | None = None
+
+    @property
+    def comparison(self) -> dict:
+        return self.scored.result["comparison"]
+
+    @property
+    def by_tokens(self) -> bool:
+        """Whether both read the same tokens, so that their predictions can be compared."""
+        return self.comparison["compared"] == "tokens"
+
+    @property
+    def scores(self) -> dict:
+        """What both models have scored: tokens, or pieces of text that both cut."""
+        return self.scored.tokens if self.by_tokens else self.scored.result["piece_scores"][0]
 
 
 @dataclass(frozen=True)
 class Sweep:
-    """Results of one text for several settings, the cheapest first.
+    """Results of one text for several settings.
 
     Attributes:
-        scored: those computed so far.
         failed: settings that gave no result, with the reason.
-        remark: why it ended early, or None.
     """
 
     scored: list[Scored]
     failed: list[tuple[Settings, str]]
+
+
+@dataclass(frozen=True)
+class TradeOff:
+    """What a smaller stride and a longer context bring to one text.
+
+    Attributes:
+        strides: results, the widest stride first.
+        by_context: the metric's perplexities of the same tokens by length of context, the shortest
+            first; empty where none were measured.
+        remark: what was left out and why, or None.
+    """
+
+    strides: list[Scored]
+    by_context: Sequence[dict] = ()
     remark: str | None = None
+
+    @property
+    def wide(self) -> Scored:
+        return self.strides[0]
+
+    @property
+    def best(self) -> Scored:
+        """The lowest perplexity, of the larger stride where two are equal."""
+        return min(self.strides, key=lambda one: one.result["perplexity"])
+
+    @property
+    def fits_one_window(self) -> bool:
+        """Whether no stride can change anything."""
+        return len(self.wide.tokens["windows"]) < 2
+
+    @property
+    def ratio(self) -> dict | None:
+        """The paired ratio of the best stride's perplexity to the widest's; None if that is best."""
+        return self.best.result.get("ratio_to_first")
+
+    @property
+    def knee(self) -> Scored | None:
+        """The cheapest stride that brings most of what the best brings.
+
+        None where that may be chance.
+        """
+        if not is_gain(self.ratio and self.ratio["interval"]):
+            return None
+        perplexities = [one.result["perplexity"] for one in self.strides]
+        return self.strides[find_knee(perplexities)]
+
+    @property
+    def context_knee(self) -> dict | None:
+        """The shortest context that brings most of what more context brings.
+
+        None where it may be chance that the longest brings something.
+        """
+        if len(self.by_context) < 2:
+            return None
+        interval = self.by_context[0]["ratio_to_longest"]["interval"]
+        if not is_gain(interval and [1 / end for end in interval[::-1]]):
+            return None
+        return self.by_context[find_knee([row["perplexity"] for row in self.by_context])]
+
+
+def is_gain(interval: Sequence[float] | None) -> bool:
+    """Whether a ratio of perplexities is surely below 1."""
+    return interval is not None and interval[1] < 1
+
+
+def find_knee(perplexities: Sequence[float]) -> int:
+    """The place of the first perplexity that reaches most of what the lowest gains on the first."""
+    shares = (gain_share(one, perplexities) for one in perplexities)
+    return next(place for place, share in enumerate(shares) if share >= ENOUGH)
+
+
+def gain_share(perplexity: float, perplexities: Sequence[float]) -> float:
+    """How much of the lowest one's gain on the first a perplexity reaches, in bits per token."""
+    first, lowest = math.log(perplexities[0]), math.log(min(perplexities))
+    return (first - math.log(perplexity)) / (first - lowest)
 
 
 class Service:
@@ -103,7 +193,6 @@ class Service:
         local_folders: bool = False,
     ):
         self.limits = limits or Limits()
-        self._metric = new_metric()
         self.protocols: Sequence[str] = tuple(protocol_rows())
         self.line = Line(self.limits.waiting, self.limits.per_visitor)
         self.shelf = Shelf(
@@ -146,36 +235,42 @@ class Service:
         settings = check_settings(settings, self.protocols)
         with self._opened([settings.model], job) as (loaded,):
             check_tokens(loaded, text, self.limits, job)
-            return self._score(text, settings.for_model(loaded.window, clip), loaded, job)
+            settings = settings.for_model(loaded.window, clip)
+            result = measure(loaded, text, settings, job.computing())
+            return Scored(text, settings, loaded, result)
 
-    def compare(self, text: str, settings: Settings, other: str, job: Job) -> Compared:
-        """Score a text with two models, in windows that both take, and compare them in pairs."""
+    def compare(self, text: str, settings: Settings, reference: str, job: Job) -> Compared:
+        """Score a text with a model and a reference at once, in windows that both take."""
         text = check_text(text, self.limits)
         settings = check_settings(settings, self.protocols)
-        if settings.model == other:
+        if settings.model == reference:
             raise Refused("Choose two different models to compare.")
-        with self._opened([settings.model, other], job) as both:
-            window = min(self.limits.window, *(m.window for m in both))
-            if settings.window is not None:
-                window = min(window, settings.window)
-            shared = replace(settings, window=window).for_model(window, clip=True)
-            ids = [check_tokens(loaded, text, self.limits, job) for loaded in both]
-            scored = []
-            for loaded, reference in zip(both, (both[1] if ids[0] == ids[1] else None, None)):
-                own = replace(shared, model=loaded.name)
-                step = f"Scoring with {loaded.name}"
-                scored.append(self._score(text, own, loaded, job, step, reference))
-        if any(offset is None for one in scored for offset in one.tokens["offsets"]):
-            raise Refused("One of the tokenizers does not say where its tokens are in the text.")
-        pieces = align(text, scored[0].tokens, scored[1].tokens)
-        difference = compare(text, pieces, self._metric.estimate_ratio, window)
-        comparison = scored[0].result.pop("comparison", None)
-        if comparison is not None and comparison["compared"] != "tokens":
-            comparison = None
-        return Compared(tuple(scored), pieces, difference, comparison)
+        with self._opened([settings.model, reference], job) as both:
+            longest = min(loaded.window for loaded in both)
+            shared = settings.for_model(longest, clip=True)
+            for loaded in both:
+                check_tokens(loaded, text, self.limits, job)
+            try:
+                return self._compare(text, settings, shared, both, job)
+            except Refused:
+                if shared.start == "none" or "none" not in guide(shared.protocol).starts:
+                    raise
+            # The two may have different start tokens.
+            without = replace(shared, start="none")
+            compared = self._compare(text, settings, without, both, job)
+            return replace(compared, remark=OWN_STARTS)
 
-    def trade_off(self, text: str, settings: Settings, job: Job) -> Sweep:
-        """Score a text with strides from the whole window down to a sixteenth of it."""
+    def _compare(
+        self, text: str, asked: Settings, shared: Settings, both: Sequence[LoadedModel], job: Job
+    ) -> Compared:
+        result, by_context = measure_pair(*both, text, shared, job.computing())
+        return Compared(asked, Scored(text, shared, both[0], result), both[1], by_context)
+
+    def trade_off(self, text: str, settings: Settings, job: Job) -> TradeOff:
+        """Score a text with strides from the whole window down to a sixteenth of it.
+
+        And the same tokens with windows of several lengths, where the text is longer than one.
+        """
         text = check_text(text, self.limits)
         settings = check_settings(settings, self.protocols)
         with self._opened([settings.model], job) as (loaded,):
@@ -183,16 +278,24 @@ class Service:
             full = replace(settings, protocol=Settings.protocol)
             full = full.for_model(loaded.window, clip=True)
             strides = sorted({max(1, full.window >> halvings) for halvings in range(5)})[::-1]
-            return self._strides(text, full, strides, loaded, job)
+            measured = self._strides(text, full, strides, loaded, job)
+            if measured.fits_one_window or measured.remark:
+                return measured
+            try:
+                step = job.computing("Shorter contexts")
+                by_context = measure_contexts(loaded, text, full, step)
+            except (OverBudget, Refused) as reason:
+                return replace(measured, remark=f"Shorter contexts were left out. {reason}")
+            return replace(measured, by_context=by_context)
 
     def _strides(
         self, text: str, full: Settings, strides: list[int], loaded: LoadedModel, job: Job
-    ) -> Sweep:
+    ) -> TradeOff:
         """Score with all strides at once; without the dearest ones where time does not suffice."""
         for measured in (strides[:kept] for kept in range(len(strides), 0, -1)):
             arguments = full.arguments() | {"stride": measured}
             try:
-                entries = measure_several(loaded, text, job.computing("Scoring"), **arguments)
+                entries = measure_several(loaded, text, job.computing("Strides"), **arguments)
             except OverBudget as over:
                 if len(measured) == 1:
                     raise
@@ -200,7 +303,7 @@ class Service:
                 continue
             left_out = [f"{stride:,}" for stride in strides[len(measured) :]]
             remark = f"Left out: stride {', '.join(left_out)}. {reason}" if left_out else None
-            return replace(self._gather(text, full, entries, loaded), remark=remark)
+            return TradeOff(self._gather(text, full, entries, loaded).scored, remark=remark)
         raise RuntimeError("No stride was tried.")
 
     def every_protocol(self, text: str, settings: Settings, job: Job) -> Sweep:
@@ -235,68 +338,3 @@ class Service:
                 own = replace(own, window=entry["max_length"])
                 scored.append(Scored(text, own, loaded, entry))
         return Sweep(scored, failed)
-
-    def _score(
-        self,
-        text: str,
-        settings: Settings,
-        loaded: LoadedModel,
-        job: Job,
-        step: str = "Scoring",
-        reference: LoadedModel | None = None,
-    ) -> Scored:
-        """Score one text, beside a reference if the metric takes the two together."""
-        job.check()
-        if reference is not None:
-            # Start tokens that differ, say: each model by itself may still be scored.
-            with contextlib.suppress(Refused):
-                callback = job.computing(step)
-                result = measure(loaded, text, settings, callback, reference)
-                return Scored(text, settings, loaded, result)
-        return Scored(text, settings, loaded, measure(loaded, text, settings, job.computing(step)))
-
-
-class ContextBin(NamedTuple):
-    """Tokens with about the same context at a wide stride, measured again with more of it.
-
-    Attributes:
-        shortest, longest: context lengths in the bin that any token has at the wide stride.
-        bits: mean of what the same tokens cost more with it than with the narrow stride's.
-        interval: 95 % confidence interval of that mean, the tokens taken as independent: those of
-            a bin stand a window apart.
-        tokens: how many there are.
-    """
-
-    shortest: int
-    longest: int
-    bits: float
-    interval: tuple[float, float]
-    tokens: int
-
-
-def worth_of_context(wide: Scored, narrow: Scored) -> list[ContextBin]:
-    """What tokens lose by a short context, in bins of it that double: 1, 2-3, 4-7, …
-
-    Every token is compared with itself. Bins of too few tokens to mean anything are left out.
-    """
-    bins: dict[int, list[tuple[int, float]]] = {}
-    columns = (
-        *(wide.tokens["nll"], narrow.tokens["nll"]),
-        *(wide.tokens["context_length"], narrow.tokens["context_length"]),
-    )
-    for short_nll, long_nll, short, long in zip(*columns):
-        if None not in (short_nll, long_nll) and 0 < short < long:
-            bits = (short_nll - long_nll) / math.log(2)
-            bins.setdefault(short.bit_length(), []).append((short, bits))
-    return [
-        _context_bin(*zip(*members))
-        for _, members in sorted(bins.items())
-        if len(members) >= FEWEST_IN_BIN
-    ]
-
-
-def _context_bin(contexts: Sequence[int], bits: Sequence[float]) -> ContextBin:
-    mean = statistics.fmean(bits)
-    stderr = statistics.stdev(bits) / math.sqrt(len(bits))
-    margin = float(scipy.stats.t.ppf(0.975, len(bits) - 1)) * stderr
-    return ContextBin(min(contexts), max(contexts), mean, (mean - margin, mean + margin), len(bits))

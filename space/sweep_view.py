@@ -4,47 +4,27 @@ import math
 from collections.abc import Iterator, Sequence
 
 from .charts import Point, bar, line_chart
-from .markup import count, escape, number
+from .markup import change, count, escape, number
 from .protocols import guide
-from .service import ContextBin, Scored, Sweep, worth_of_context
+from .service import Scored, Sweep, TradeOff, gain_share
 
-ENOUGH = 0.9  # of what the smallest stride gains: the stride that reaches it is the knee
 LANES = 3  # windows are drawn in turns below each other, so that overlaps can be seen
-MOST_WINDOWS = 80  # more of them would be thinner than a pixel
+PICTURED = 10  # windows' lengths of text, from its beginning, over which windows are drawn
 MARGIN = 0.04  # of the axis, left free at either end
 
 
-def trade_off_view(sweep: Sweep) -> str:
-    """Perplexity against stride with its cost, and what context is worth to the same tokens."""
-    if not sweep.scored or len(sweep.scored[0].tokens["windows"]) < 2:
-        return f'<div class="ps-view">{_remarks(sweep)}</div>' if sweep.remark else ""
-    wide, narrow = sweep.scored[0], sweep.scored[-1]
-    knee = find_knee(sweep)
+def trade_off_view(trade_off: TradeOff) -> str:
+    """Perplexity against stride with its cost, and of the same tokens with less and less context."""
+    if trade_off.fits_one_window:
+        return ""
+    wide = trade_off.wide
     mark = escape(wide.settings.mark(wide.text, but=("stride", "protocol")))
-    chart = _stride_chart(sweep, knee) if len(sweep.scored) > 1 else ""
+    chart = _stride_chart(trade_off) if len(trade_off.strides) > 1 else ""
+    remark = f'<p class="ps-note">{escape(trade_off.remark)}</p>' if trade_off.remark else ""
     return (
-        f'<div class="ps-view" data-of="{mark}"><h3>{_stride_headline(sweep, knee)}</h3>'
-        f"{chart}{_stride_table(sweep, knee)}{_remarks(sweep)}"
-        f"<h3>What context is worth</h3>{_context_chart(wide, narrow)}</div>"
+        f'<div class="ps-view" data-of="{mark}"><h3>What each stride brings, and costs</h3>'
+        f"{chart}{_stride_table(trade_off)}{remark}{_contexts(trade_off)}</div>"
     )
-
-
-def find_knee(sweep: Sweep) -> Scored | None:
-    """The cheapest setting that gains most of what the smallest stride gains.
-
-    None where the gain cannot be told from chance.
-    """
-    first, last = sweep.scored[0], sweep.scored[-1]
-    interval = last.result.get("ratio_to_first", {}).get("interval")
-    if interval is None or interval[1] >= 1:
-        return None
-    return next(one for one in sweep.scored if gain_share(one, first, last) >= ENOUGH)
-
-
-def gain_share(one: Scored, first: Scored, last: Scored) -> float:
-    """How much of the last's gain on the first a setting reaches, in bits per token."""
-    start, end = math.log(first.result["perplexity"]), math.log(last.result["perplexity"])
-    return (start - math.log(one.result["perplexity"])) / (start - end)
 
 
 def protocol_view(sweep: Sweep) -> str:
@@ -64,10 +44,17 @@ def protocol_view(sweep: Sweep) -> str:
         '<ul class="ps-key"><li><i class="ps-context"></i>read as context</li><li><i class="ps-new"></i>'
         'scored</li><li><i class="ps-lost"></i>not scored at all</li></ul>'
         '<table class="ps-table ps-tools"><thead><tr><th scope="col">Tool</th>'
-        '<th scope="col">How it cuts this text</th><th scope="col">Perplexity, and the difference to '
+        f'<th scope="col">{_picture_title(first)}</th><th scope="col">Perplexity, and the difference to '
         f"{escape(first.settings.protocol)}</th></tr></thead><tbody>{rows}{_failed_rows(sweep)}</tbody>"
-        f"</table>{_remarks(sweep)}</div>"
+        f"</table></div>"
     )
+
+
+def _picture_title(first: Scored) -> str:
+    reach, length = pictured_tokens(first), len(first.tokens["tokens"])
+    if reach >= length:
+        return "How it cuts this text; below, what it scores"
+    return f"How it cuts the first {reach:,} tokens; below, what it scores of all"
 
 
 def _no_protocol(sweep: Sweep) -> str:
@@ -123,36 +110,42 @@ def _difference(result: dict) -> str:
         return "what the others are compared with"
     if ratio["perplexity_ratio"] is None or not math.isfinite(ratio["perplexity_ratio"]):
         return "no difference can be given"
-    said = f"{_per_cent(ratio['perplexity_ratio'])} %"
-    if ratio["interval"] is None:
-        return said
-    low, high = map(_per_cent, ratio["interval"])
-    return f"{said} (95 % interval {low} to {high} %)"
-
-
-def _per_cent(ratio: float) -> str:
-    return f"{100 * (ratio - 1):+.1f}".replace("-", "−")
+    return change(ratio)
 
 
 def window_picture(one: Scored) -> str:
-    """How the windows lie over this text: what they read, what they score, what nobody scores."""
+    """How the windows lie over this text: what they read, what they score, what nobody scores.
+
+    The windows are drawn over the beginning of a long text; below, what is scored over all of it.
+    """
     tokens, windows = one.tokens, one.tokens["windows"]
     length = max(1, len(tokens["tokens"]))
     lost = tokens["nll"].count(None)
+    reach = pictured_tokens(one)
+    longest = max(window["end"] - window["begin"] for window in windows)
+    step = (windows[-1]["begin"] - windows[0]["begin"]) / max(1, len(windows) - 1) or longest
+    skip = max(1, math.ceil(longest / step / LANES))
     words = (
-        f"{count(len(windows), 'window')}; {count(one.result['num_forward_tokens'], 'token')} read; "
+        f"{count(len(windows), 'window')}{f', 1 in {skip} drawn' if skip > 1 else ''}; "
+        f"{count(one.result['num_forward_tokens'], 'token')} read; "
         f"{lost:,} of {count(length, 'token')} not scored"
     )
-    bars = "".join(_window_bars(windows)) if len(windows) <= MOST_WINDOWS else ""
-    height = LANES + 1 if bars else 1
+    drawn = [window for window in windows[::skip] if window["begin"] < reach]
     coverage = "".join(
-        f'<rect class="{kind}" x="{begin}" y="{height - 1}" width="{end - begin}" height="0.8"/>'
+        f'<rect class="{kind}" x="{begin}" y="0" width="{end - begin}" height="1"/>'
         for kind, begin, end in _runs(tokens["nll"])
     )
     return (
-        f'<svg class="ps-cut" viewBox="0 0 {length} {height}" preserveAspectRatio="none" role="img" '
-        f'aria-label="{words}">{bars}{coverage}</svg><small>{words}</small>'
+        f'<div class="ps-cut" role="img" aria-label="{words}">'
+        f'<svg viewBox="0 0 {reach} {LANES}" preserveAspectRatio="none">{"".join(_window_bars(drawn))}'
+        f'</svg><svg viewBox="0 0 {length} 1" preserveAspectRatio="none">{coverage}</svg></div>'
+        f"<small>{words}</small>"
     )
+
+
+def pictured_tokens(one: Scored) -> int:
+    """Tokens of the text over which windows are drawn: all of a short one."""
+    return max(1, min(len(one.tokens["tokens"]), PICTURED * one.settings.window))
 
 
 def _window_bars(windows: Sequence[dict]) -> Iterator[str]:
@@ -177,54 +170,45 @@ def _runs(nll: Sequence[float | None]) -> Iterator[tuple[str, int, int]]:
             begin = place
 
 
-def _stride_headline(sweep: Sweep, knee: Scored | None) -> str:
-    first, last = sweep.scored[0], sweep.scored[-1]
-    if len(sweep.scored) == 1:
-        return "Only one stride was measured"
-    if knee is None:
-        return "On this text, a smaller stride gains nothing that can be told from chance"
-    cost = knee.result["num_forward_tokens"] / first.result["num_forward_tokens"]
-    share = gain_share(knee, first, last)
-    return (
-        f"Stride {knee.settings.stride:,} brings {100 * share:.0f} % of the gain at {cost:.1f} × the "
-        "cost of no overlap"
-    )
-
-
-def _stride_chart(sweep: Sweep, knee: Scored | None) -> str:
-    first = sweep.scored[0]
-    points = [_stride_point(one, first, one is knee) for one in reversed(sweep.scored)]
+def _stride_chart(trade_off: TradeOff) -> str:
+    points = [_stride_point(one, trade_off) for one in reversed(trade_off.strides)]
     return line_chart(points, "stride, in tokens", "Perplexity") + (
-        '<p class="ps-note">The shaded band is the 95 % interval of the difference to the widest '
-        "stride, over the same tokens.</p>"
+        '<p class="ps-note">Shaded: the 95 % interval of the difference to the widest stride, over the '
+        "same tokens.</p>"
     )
 
 
-def _stride_point(one: Scored, first: Scored, is_knee: bool) -> Point:
-    perplexity, start = one.result["perplexity"], first.result["perplexity"]
-    interval = one.result.get("ratio_to_first", {}).get("interval")
-    low, high = (perplexity, perplexity) if interval is None else (start * end for end in interval)
+def _stride_point(one: Scored, trade_off: TradeOff) -> Point:
+    result, is_knee = one.result, one is trade_off.knee
+    interval = result.get("ratio_to_first", {"interval": (1, 1)})["interval"]
+    start = trade_off.wide.result["perplexity"]
     stride = f"{one.settings.stride:,}"
     words = (
-        f"stride {stride}: perplexity {number(perplexity)}, "
-        f"{count(one.result['num_forward_tokens'], 'token')} read"
-        f"{'; the knee: smaller strides gain little more' if is_knee else ''}"
+        f"stride {stride}: perplexity {number(result['perplexity'])}, "
+        f"{count(result['num_forward_tokens'], 'token')} read"
+        f"{'; the knee: smaller strides bring little more' if is_knee else ''}"
     )
-    tick = f"{stride} (knee)" if is_knee else stride
-    return Point(one.settings.stride, perplexity, tick, words, low, high)
+    return Point(
+        one.settings.stride,
+        result["perplexity"],
+        f"{stride} (knee)" if is_knee else stride,
+        words,
+        interval and [start * end for end in interval],
+    )
 
 
-def _stride_table(sweep: Sweep, knee: Scored | None) -> str:
-    length = max(1, len(sweep.scored[0].tokens["tokens"]))
-    most = max(one.result["num_forward_tokens"] for one in sweep.scored)
+def _stride_table(trade_off: TradeOff) -> str:
+    length = max(1, len(trade_off.wide.tokens["tokens"]))
+    most = max(one.result["num_forward_tokens"] for one in trade_off.strides)
     rows = "".join(
-        f"<tr><th scope='row'>{one.settings.stride:,}{' <small>the knee</small>' if one is knee else ''}"
+        f"<tr><th scope='row'>{one.settings.stride:,}"
+        f"{' <small>the knee</small>' if one is trade_off.knee else ''}"
         f"</th><td>{number(one.result['perplexity'])}<small> {_change(one)}</small></td>"
         f"<td>{_least_context(one)}</td>"
         f"<td>{bar(one.result['num_forward_tokens'] / most)}"
         f"{one.result['num_forward_tokens']:,} "
         f"<small>({one.result['num_forward_tokens'] / length:.1f} × the text)</small></td></tr>"
-        for one in reversed(sweep.scored)
+        for one in reversed(trade_off.strides)
     )
     return (
         '<table class="ps-table"><thead><tr><th scope="col">Stride</th><th scope="col">Perplexity'
@@ -244,32 +228,50 @@ def _least_context(one: Scored) -> str:
     return f"{min(later):,}" if later else "–"
 
 
-def _context_chart(wide: Scored, narrow: Scored) -> str:
-    bins = worth_of_context(wide, narrow)
-    if len(bins) < 2:
-        return '<p class="ps-note">The text is too short to tell.</p>'
+def _contexts(trade_off: TradeOff) -> str:
+    """How far back the model looks: the same tokens with windows of several lengths."""
+    rows = trade_off.by_context
+    if not rows:
+        return ""
+    longest, knee = rows[-1], trade_off.context_knee
+    points = [_context_point(row, longest, row is knee) for row in rows]
     return (
-        f"<p>Every token twice: with the context that stride {wide.settings.stride:,} leaves it, and "
-        f"with that of stride {narrow.settings.stride:,}. The curve says what the shorter one costs. "
-        "Where it meets zero, more context no longer helps. The shaded band is the 95 % interval.</p>"
-        + line_chart(
-            [_context_point(own) for own in bins],
-            "tokens of context before the token, at least",
-            "What the same token costs more, in bits",
-        )
+        f"<h3>{_context_headline(trade_off)}</h3>"
+        f"<p>The same {count(longest['num_tokens'], 'token')} with less and less before them: at every "
+        "length, those that the longest can serve.</p>"
+        + line_chart(points, "length of the window, in tokens", "Perplexity of the same tokens")
+        + '<p class="ps-note">Shaded: the 95 % interval of the difference to the longest, over the same '
+        "tokens. Where it stays clear of the longest's value, that much context matters.</p>"
     )
 
 
-def _context_point(own: ContextBin) -> Point:
-    span = (
-        count(own.shortest, "token")
-        if own.shortest == own.longest
-        else f"{own.shortest:,}–{own.longest:,} tokens"
+def _context_headline(trade_off: TradeOff) -> str:
+    rows, knee = trade_off.by_context, trade_off.context_knee
+    longest = rows[-1]["context_length"]
+    if knee is None:
+        return f"Up to {longest:,} tokens, more context makes no difference that is clear"
+    if knee is rows[-1]:
+        return f"The model uses all {longest:,} tokens of its window"
+    share = gain_share(knee["perplexity"], [row["perplexity"] for row in rows])
+    return (
+        f"A window of {knee['context_length']:,} tokens brings "
+        f"{'all' if share == 1 else f'{100 * share:.0f} % of all'} that more context brings here"
     )
-    low, high = own.interval
-    words = f"{span} of context: {own.bits:+.2f} bits, over {count(own.tokens, 'token')}"
-    return Point(own.shortest, own.bits, f"{own.shortest:,}", words, low, high)
 
 
-def _remarks(sweep: Sweep) -> str:
-    return f'<p class="ps-note">{escape(sweep.remark)}</p>' if sweep.remark else ""
+def _context_point(row: dict, longest: dict, is_knee: bool) -> Point:
+    ratio = row.get("ratio_to_longest")
+    interval = (1.0, 1.0) if ratio is None else ratio["interval"]
+    length = f"{row['context_length']:,}"
+    words = f"a window of {length}: perplexity {number(row['perplexity'])}"
+    if ratio is not None:
+        words += f", {change(ratio)} against {longest['context_length']:,}"
+    if is_knee:
+        words += "; the knee: longer ones bring little more"
+    return Point(
+        row["context_length"],
+        row["perplexity"],
+        f"{length} (knee)" if is_knee else length,
+        words,
+        interval and [longest["perplexity"] * end for end in interval],
+    )

@@ -15,10 +15,8 @@ from html.parser import HTMLParser
 from types import SimpleNamespace
 
 import gradio as gr
-import numpy as np
 import pytest
 import regex
-import scipy.stats
 import torch
 from fake_hub import FakeHub
 from gradio_client import Client
@@ -30,31 +28,31 @@ from space_models import ROOT, bundled_model, byte_model, word_model
 
 import app
 from cli import main as command_line
+from demo_model.round_weights import load_rounded
 from space import handlers as page_handlers
 from space import service as space_service
 from space.calls import python_call, shell_call
-from space.charts import round_levels
-from space.compare_view import compare_view, verdict
+from space.charts import Point, density_chart, distribution_chart, line_chart, round_levels
+from space.compare_view import Change, change_colour, compare_view, kl_colour, measure_changes
 from space.endpoints import compare_summary, plain
-from space.gain_view import gain_view, measure_gains, repeated_before
+from space.gain_view import gain_view, headline, measure_gains, repeated_before
 from space.handlers import SCORE_OUTPUTS, Handlers, to_share
-from space.jobs import Job, Jobs, OverBudget, Shown, Stopped, Update, follow, newest
+from space.jobs import Job, Jobs, OverBudget, Shown, Stopped, Update, describe, follow, newest
 from space.limits import Limits, Refused
 from space.links import MOST_CHARACTERS, has_text, link, pack, read_link, unpack
 from space.markup import escape, number
-from space.measure import measure
+from space.measure import measure_pair
 from space.metric import new_metric, protocol_rows
 from space.models import BUNDLED, ROUNDED
 from space.page import build, launch_options
-from space.paired import Difference, Piece, align, compare
 from space.plan_view import plan_words, sketch
 from space.protocols import START_CHOICES, guide
 from space.samples import read_upload, samples
 from space.segments import cut
-from space.service import Service, Sweep, worth_of_context
+from space.service import Service, TradeOff, gain_share
 from space.settings import Settings, check_settings
 from space.sharing import sentence, write_files
-from space.sweep_view import find_knee, gain_share, protocol_view, trade_off_view, window_picture
+from space.sweep_view import protocol_view, trade_off_view, window_picture
 from space.token_view import text_segments
 from space.word_view import word_segments
 
@@ -160,7 +158,20 @@ OWN_TAGS = {
         "h3",
     ),
     *("i", "label", "legend"),
-    *("input", "li", "output", "p", "polygon", "polyline", "small", "span", "svg", "table"),
+    *(
+        "input",
+        "li",
+        "ol",
+        "output",
+        "p",
+        "path",
+        "polygon",
+        "polyline",
+        "small",
+        "span",
+        "svg",
+        "table",
+    ),
     *("rect", "tbody", "td", "th", "thead", "tr", "ul", "progress"),
 }
 
@@ -182,10 +193,11 @@ def test_no_view_lets_a_visitors_text_become_html(service):
     settings = Settings(BUNDLED, 64, 32)
     scored = service.score(evil * 4, settings, Job(60))
     compared = service.compare(evil * 4, settings, "owner/words", Job(60))
-    sweep = service.trade_off(evil * 4, settings, Job(60))
+    trade_off = service.trade_off(evil * 4, settings, Job(60))
     protocols = service.every_protocol(evil * 4, settings, Job(60))
     html_views = [SCORE_OUTPUTS[name](scored) for name in ("score", "cite", "text")]
-    html_views += [compare_view(compared), trade_off_view(sweep), protocol_view(protocols)]
+    html_views += [compare_view(compared), trade_off_view(trade_off), gain_view(trade_off)]
+    html_views += [protocol_view(protocols)]
     for page in html_views:
         reader = Reader(page)
         assert reader.tags <= OWN_TAGS
@@ -226,154 +238,161 @@ def test_grid_levels_are_round_and_inside(low, high):
     assert low == high or len(levels) >= 2
 
 
-def test_the_worth_of_context_compares_each_token_with_itself(service):
-    settings = Settings(BUNDLED, 64)
-    wide = service.score(STORY, replace(settings, stride=64), Job(60))
-    narrow = service.score(STORY, replace(settings, stride=8), Job(60))
-    bins = worth_of_context(wide, narrow)
-    assert [own.shortest.bit_length() for own in bins] == sorted(
-        {own.shortest.bit_length() for own in bins}
-    )
-    for own in bins:
-        bits = np.array(
-            [
-                (short - long) / math.log(2)
-                for short, long, context, more in zip(
-                    wide.tokens["nll"],
-                    narrow.tokens["nll"],
-                    wide.tokens["context_length"],
-                    narrow.tokens["context_length"],
-                )
-                if own.shortest <= context <= own.longest and more > context
-            ]
-        )
-        assert own.tokens == len(bits) >= 8
-        assert own.bits == pytest.approx(bits.mean())
-        expected = scipy.stats.ttest_1samp(bits, 0).confidence_interval()
-        assert own.interval == pytest.approx(tuple(expected))
-
-
 # Comparing two models
 
 
-def test_pieces_add_up_to_both_models_totals(service):
+EVIL = "\"><img src=x onerror=alert(1)>${alert(2)} <b>bold</b> & 'more' {{x}}\n" * 12
+
+
+@pytest.fixture(scope="module")
+def quantised(service):
+    """What rounding the bundled model's weights does to a text."""
+    return service.compare(EVIL, Settings(ROUNDED), BUNDLED, Job(60))
+
+
+@pytest.fixture(scope="module")
+def apart(service):
+    """Words against bytes."""
     text = words([5, 9, 4, 33, 71, 8] * 20)
-    compared = service.compare(text, Settings("owner/words"), "owner/bytes", Job(60))
-    assert "".join(text[p.start : p.end] for p in compared.pieces) == text
-    for side, one in enumerate(compared.scored):
-        bits = sum(piece.bits[side] for piece in compared.pieces if piece.bits is not None)
-        assert bits == pytest.approx(one.result["total_nll"] / math.log(2), rel=1e-6)
-    totals = [one.result["total_nll"] / math.log(2) / len(text) for one in compared.scored]
-    assert compared.difference.mean == pytest.approx(totals[0] - totals[1], rel=1e-6)
+    return service.compare(text, Settings("owner/words"), "owner/bytes", Job(60))
 
 
-def test_pieces_end_where_both_models_have_ends():
-    first = {"offsets": [(0, 2), (2, 3), (3, 6)], "nll": [1.0, 2.0, 3.0]}
-    second = {"offsets": [(0, 1), (1, 3), (3, 4), (4, 6)], "nll": [0.5, 0.5, None, 1.0]}
-    pieces = align("abcdef", first, second)
-    ln2 = math.log(2)
-    assert [(p.start, p.end, p.tokens) for p in pieces] == [(0, 3, 2), (3, 6, 1)]
-    assert pieces[0].bits == (pytest.approx(3 / ln2), pytest.approx(1 / ln2))
-    assert pieces[1].bits is None  # one model did not score all of it
-
-
-def test_the_interval_is_the_metrics(service):
-    """Sixteen parts of 64 one-token pieces, each part with a gain of its own."""
-    text, gains = "x" * 1024, np.random.default_rng(0).normal(0.2, 0.3, 16)
-    pieces = [Piece(n, n + 1, 1, (gains[n // 64], 0.0)) for n in range(1024)]
-    difference = compare(text, pieces, service._metric.estimate_ratio, 64)
-    margin = 2.1314 * gains.std(ddof=1) / 4  # Student's t with 15 degrees of freedom
-    assert difference.sample == "16 parts of 1 text"
-    assert difference.mean == pytest.approx(gains.mean())
-    assert difference.interval[1] - difference.mean == pytest.approx(margin, rel=1e-4)
-
-
-def test_the_interval_holds_the_truth_where_neighbours_are_alike(service):
-    """Of blocks of 64 tokens taken as independent, 83 % would."""
-    generator, held = np.random.default_rng(0), 0
-    for _ in range(300):
-        gains = np.empty(2048)
-        gains[0], noise = generator.normal(), generator.normal(0, math.sqrt(1 - 0.98**2), 2048)
-        for n in range(1, 2048):
-            gains[n] = 0.98 * gains[n - 1] + noise[n]
-        pieces = [Piece(n, n + 1, 1, (gain, 0.0)) for n, gain in enumerate(gains.tolist())]
-        low, high = compare("x" * 2048, pieces, service._metric.estimate_ratio, 256).interval
-        held += low <= 0 <= high
-    assert 0.91 <= held / 300 <= 0.98
-
-
-def test_a_short_text_gives_no_interval(service):
-    pieces = [Piece(n, n + 1, 1, (2.0, 1.0)) for n in range(100)]
-    difference = compare("x" * 100, pieces, service._metric.estimate_ratio, 64)
-    assert difference == Difference(1.0, None, None)
-
-
-@pytest.mark.parametrize(
-    "difference, said",
-    [
-        (
-            Difference(0.2, (0.1, 0.3), "9 parts of 1 text"),
-            "<b>second</b> predicts this text better than first",
-        ),
-        (
-            Difference(-0.2, (-0.3, -0.1), "9 parts of 1 text"),
-            "<b>first</b> predicts this text better than second",
-        ),
-        (Difference(0.2, (-0.1, 0.5), "9 parts of 1 text"), "No clear difference"),
-        (Difference(0.2, None, None), "too short to say whether that is chance"),
-        (Difference(math.nan, None, None), "no fair comparison"),
-    ],
-)
-def test_verdicts(difference, said):
-    models = [SimpleNamespace(loaded=SimpleNamespace(name=name)) for name in ("first", "second")]
-    assert said in verdict(SimpleNamespace(scored=models, difference=difference))
-
-
-def test_models_with_the_same_tokens_have_the_metrics_own_comparison(service):
-    text = "\"><img src=x onerror=alert(1)>${alert(2)} <b>bold</b> & 'more' {{x}}\n" * 12
-    compared = service.compare(text, Settings(BUNDLED), ROUNDED, Job(60))
-    one, other = compared.scored
+def test_the_comparison_is_the_metrics_own_of_the_copy_with_the_full_model(service, quantised):
+    model, reference = quantised.scored.loaded, quantised.reference
+    assert (model.name, reference.name) == (ROUNDED, BUNDLED)
     expected = new_metric().compute(
-        predictions=[text],
-        model=one.loaded.model,
-        tokenizer=one.loaded.tokenizer,
-        reference_model=other.loaded.model,
-        reference_tokenizer=other.loaded.tokenizer,
-        **one.settings.arguments(),
+        predictions=[EVIL],
+        model=model.model,
+        tokenizer=model.tokenizer,
+        reference_model=reference.model,
+        reference_tokenizer=reference.tokenizer,
+        **quantised.scored.settings.arguments(),
     )["comparison"]
-    answered = compare_summary(compared)
-    found = answered["comparison"]
+    found = quantised.comparison
     assert found["compared"] == "tokens" and found.keys() == expected.keys()
     for name in ("perplexity_ratio", "perplexity_ratio_interval", "kl", "kl_interval", "same_top"):
         assert found[name] == pytest.approx(expected[name], rel=1e-4)
-    ratio = one.result["perplexity"] / other.result["perplexity"]
-    assert found["perplexity_ratio"] == pytest.approx(ratio, rel=1e-6)
-    assert found["worst_tokens"][0]["kl"] == pytest.approx(expected["worst_tokens"][0]["kl"], 1e-3)
-    assert "comparison" not in answered["first"]
+    full, copy = (
+        service.score(EVIL, Settings(name), Job(60)).result["perplexity"]
+        for name in (BUNDLED, ROUNDED)
+    )
+    assert found["perplexity_ratio"] == pytest.approx(copy / full, rel=1e-6)
+
+
+@pytest.mark.parametrize("pair", [(ROUNDED, BUNDLED), ("owner/words", "owner/bytes")])
+def test_each_of_two_models_reads_the_text_once(service, pair):
+    text, read = words([5, 9, 4] * 500), []
+    loaded = [service.load(name, Job(60)).model for name in pair]
+    hooks = [
+        model.transformer.wte.register_forward_pre_hook(
+            lambda module, given: read.append(given[0].numel())
+        )
+        for model in loaded
+    ]
+    compared = service.compare(text, Settings(pair[0]), pair[1], Job(60))
+    for hook in hooks:
+        hook.remove()
+    alone = [service.score(text, Settings(name, 16), Job(60)).result for name in pair]
+    once = sum(result["num_forward_tokens"] for result in alone)
+    if compared.by_tokens:
+        once = 2 * compared.scored.result["num_forward_tokens"]
+    assert once <= sum(read) < 1.3 * once  # with what is tried out beforehand
+
+
+def test_changes_are_the_differences_of_two_runs(service, quantised):
+    segments, _ = text_segments(quantised.scored)
+    changes = measure_changes(quantised, segments)
+    alone = [service.score(EVIL, Settings(name), Job(60)).tokens for name in (ROUNDED, BUNDLED)]
+    assert len(changes) == len(EVIL)  # a byte is a piece
+    for own in changes:
+        token = segments[own.piece].first
+        nll, reference_nll = (side["nll"][token] / math.log(2) for side in alone)
+        assert own.bits == pytest.approx(nll, rel=1e-4)
+        assert own.change == pytest.approx(nll - reference_nll, abs=1e-4)
+        assert own.kl == quantised.scored.tokens["kl"][token] >= 0
+    largest = max(changes, key=lambda own: own.kl)
+    assert largest.kl == pytest.approx(quantised.comparison["worst_tokens"][0]["kl"])
+
+
+def test_pieces_add_up_to_both_models_totals(service, apart):
+    assert not apart.by_tokens
+    pieces = apart.scores
+    changes = measure_changes(apart, cut(apart.scored.text, pieces["offsets"]))
+    for own, name in (("bits", "owner/words"), ("reference_bits", "owner/bytes")):
+        settings = replace(apart.scored.settings, model=name)
+        alone = service.score(apart.scored.text, settings, Job(60)).result
+        total = sum(getattr(change, own) for change in changes)
+        assert total == pytest.approx(alone["total_nll"] / math.log(2), rel=1e-6)
+    per_byte = sum(change.change for change in changes) / len(apart.scored.text)
+    assert apart.comparison["bits_per_byte_change"] == pytest.approx(per_byte, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    "bits, colour",
+    [
+        (None, "out"),
+        (0.05, ""),
+        (-0.05, ""),
+        (0.11, "v1"),
+        (-0.3, "w1"),
+        (1.5, "v2"),
+        (-1.9, "w2"),
+        (2.0, "v3"),
+        (-math.inf, "w3"),
+        (math.nan, ""),  # impossible for both
+    ],
+)
+def test_the_colour_of_a_change_tells_worse_from_better(bits, colour):
+    if bits is None:
+        assert change_colour(None) == colour
+        return
+    both = (math.inf, math.inf) if math.isnan(bits) else (10 + bits, 10)
+    both = (10, math.inf) if bits == -math.inf else both
+    assert change_colour(Change(0, *both)) == colour
+
+
+def test_the_colours_of_divergence_grow_with_it():
+    levels = [kl_colour(Change(0, 1, 1, kl)) for kl in (0, 0.001, 0.02, 0.3, 1, 9, math.inf)]
+    assert levels == ["b0", "b1", "b2", "b3", "b4", "b5", "b5"]
+    assert kl_colour(None) == "out"
+
+
+def test_the_view_of_two_models_says_what_the_metric_says(quantised, apart):
+    own = quantised.comparison
     hostile = {"token": "<img src=x onerror=alert(1)>", "top": "${x}", "reference_top": "<script>"}
-    compared.comparison["worst_tokens"][0] |= hostile
-    page = compare_view(compared)
+    tokens = quantised.scored.tokens
+    worst = tokens["kl"].index(max(value for value in tokens["kl"] if value is not None))
+    tops = {name: [*tokens[name]] for name in ("top", "reference_top")}
+    for name, column in tops.items():
+        column[worst] = hostile[name]
+    result = quantised.scored.result | {"token_scores": [tokens | tops]}
+    page = compare_view(replace(quantised, scored=replace(quantised.scored, result=result)))
     reader = Reader(page)
     assert reader.tags <= OWN_TAGS and not set(page) & set("{}$`")
     shown = "".join(reader.text)
-    assert all(word in shown for word in hostile.values())
-    for name in ("perplexity_ratio", "kl"):
-        assert f"{number(found[name])}" in shown
-    assert f"same token chosen {number(100 * found['same_top'], 3)} %" in shown
-    apart = service.compare(words([5, 9, 4] * 20), Settings(BUNDLED), "owner/words", Job(60))
-    assert apart.comparison is None and compare_summary(apart)["comparison"] is None
+    assert hostile["top"] in shown and hostile["reference_top"] in shown
+    sentence = own["summary"].replace("The model", ROUNDED).replace("the reference", BUNDLED)
+    assert sentence in shown
+    for value in (f"× {own['perplexity_ratio']:.4f}", f"{number(own['kl'])} nats a token"):
+        assert value in shown
+    assert f"{100 * own['same_top']:.1f} % if the likeliest is taken" in shown
+    of_bytes = "".join(Reader(compare_view(apart)).text)
+    assert "compared over the pieces of text that both cut" in of_bytes
+    assert f"{apart.comparison['bits_per_byte']:.4g}"[:4] in of_bytes and "KL" not in of_bytes
+    assert "owner/bytes could read up to 64" in of_bytes
 
 
-def test_what_the_metric_cannot_compare_by_tokens_is_still_scored(service, monkeypatch):
-    def refuse_pairs(loaded, text, settings, callback, reference=None):
-        if reference is not None:
+def test_models_with_other_start_tokens_are_compared_without_one(service, monkeypatch):
+    def refuse_starts(loaded, reference, text, settings, callback):
+        if settings.start != "none":
             raise Refused("The start tokens differ.")
-        return measure(loaded, text, settings, callback)
+        return measure_pair(loaded, reference, text, settings, callback)
 
-    monkeypatch.setattr("space.service.measure", refuse_pairs)
-    compared = service.compare(STORY, Settings(BUNDLED), ROUNDED, Job(60))
-    assert compared.comparison is None
-    assert len(compared.scored) == 2 and "Both read the same" not in compare_view(compared)
+    monkeypatch.setattr("space.service.measure_pair", refuse_starts)
+    compared = service.compare(STORY, Settings(ROUNDED), BUNDLED, Job(60))
+    assert compared.scored.tokens["nll"][0] is None
+    assert "compared without one" in compare_view(compared)
+    assert "compared without one" in compare_summary(compared)["notes"][-1]
 
 
 def test_a_model_is_not_compared_with_itself(service):
@@ -381,24 +400,18 @@ def test_a_model_is_not_compared_with_itself(service):
         service.compare(STORY, Settings(BUNDLED), BUNDLED, Job(60))
 
 
-def test_the_rounded_copy_has_weights_of_4_bits_and_its_own_number(service):
-    text = STORY * 3
-    compared = service.compare(text, Settings(BUNDLED), ROUNDED, Job(60))
-    plain_one, rounded_one = compared.scored
-    assert plain_one.result["perplexity"] != rounded_one.result["perplexity"]
-    assert (
-        plain_one.result["signature"].split("|")[2:]
-        == rounded_one.result["signature"].split("|")[2:]
-    )
-    assert rounded_one.result["signature"].startswith("model:demo_model-4bit|")
-    weight = rounded_one.loaded.model.transformer.h[0].mlp.c_fc.weight
-    original = plain_one.loaded.model.transformer.h[0].mlp.c_fc.weight
+def test_the_rounded_copy_has_weights_of_4_bits_and_its_own_number(quantised):
+    copy, full = quantised.scored, quantised.reference
+    assert quantised.comparison["reference_perplexity"] != copy.result["perplexity"]
+    assert copy.result["signature"].startswith("model:demo_model-4bit|")
+    weight = copy.loaded.model.transformer.h[0].mlp.c_fc.weight
+    original = full.model.transformer.h[0].mlp.c_fc.weight
     for group, source in zip(weight[0].split(32), original[0].split(32)):
         step = source.abs().max() / 7
         assert torch.allclose(group, torch.round(source / step) * step, atol=1e-7)
         assert len(set(group.tolist())) <= 15
-    wte = [one.loaded.model.transformer.wte.weight for one in compared.scored]
-    assert torch.equal(*wte)  # tables of tokens are left alone
+    tables = [loaded.model.transformer.wte.weight for loaded in (copy.loaded, full)]
+    assert torch.equal(*tables)  # tables of tokens are left alone
 
 
 def test_folders_are_models_only_where_nobody_else_sees_the_page(folders, monkeypatch):
@@ -625,20 +638,34 @@ def test_a_sweep_over_its_time_leaves_the_dearest_strides_out(service, monkeypat
 
     original = space_service.measure_several
     monkeypatch.setattr(space_service, "measure_several", impatient)
-    sweep = service.trade_off(STORY, Settings(BUNDLED, 64), Job(60))
+    trade_off = service.trade_off(STORY, Settings(BUNDLED, 64), Job(60))
     assert tried[0] == [64, 32, 16, 8, 4] and tried[-1] == [64, 32]
-    assert [one.settings.stride for one in sweep.scored] == [64, 32]
-    page = trade_off_view(sweep)
+    assert [one.settings.stride for one in trade_off.strides] == [64, 32]
+    assert not trade_off.by_context  # which costs as much as the smallest stride
+    page = trade_off_view(trade_off)
     assert "Left out: stride 16, 8, 4. It would take too long." in page
+
+
+def test_shorter_contexts_over_their_time_leave_the_strides(service, monkeypatch):
+    def impatient(*_):
+        raise OverBudget("It would take too long.")
+
+    monkeypatch.setattr(space_service, "measure_contexts", impatient)
+    trade_off = service.trade_off(STORY, Settings(BUNDLED, 64), Job(60))
+    assert len(trade_off.strides) == 5 and not trade_off.by_context
+    page = trade_off_view(trade_off)
+    assert "Shorter contexts were left out. It would take too long." in page
 
 
 @pytest.mark.parametrize("name", ["trade_off", "every_protocol"])
 def test_several_settings_are_one_run_with_one_progress(service, name):
     job = Job(60)
-    sweep = getattr(service, name)(STORY, Settings(BUNDLED, 64), job)
-    shares = [update.share for update in job.told.queue if getattr(update, "share", None)]
-    assert shares == sorted(shares) and shares[-1] == 1.0
-    for one in sweep.scored:
+    measured = getattr(service, name)(STORY, Settings(BUNDLED, 64), job)
+    updates = [update for update in job.told.queue if getattr(update, "share", None)]
+    for _, of_step in itertools.groupby(updates, lambda update: update.sentence.split(":")[0]):
+        shares = [update.share for update in of_step]
+        assert shares == sorted(shares) and shares[-1] == 1.0
+    for one in measured.strides if name == "trade_off" else measured.scored:
         again = service.score(STORY, one.settings, Job(60))
         assert again.result["perplexity"] == pytest.approx(one.result["perplexity"], rel=1e-6)
         assert again.result["signature"] == one.result["signature"]
@@ -647,13 +674,18 @@ def test_several_settings_are_one_run_with_one_progress(service, name):
 def test_progress_tells_tokens_and_a_running_estimate(service):
     job = Job(60)
     service.score(STORY, Settings(BUNDLED, 64, 8), job)
-    told = list(job.told.queue)
+    told = [update for update in job.told.queue if update.share is not None]  # else it opens
     shares = [update.share for update in told]
     assert shares == sorted(shares) and shares[-1] == 1.0 and len(shares) > 10
     assert regex.fullmatch(
         r"Scoring: [\d,]+ of [\d,]+ tokens read, perplexity so far [\d,.]+\. About .+ left\.",
         told[0].sentence,
     )
+
+
+def test_before_a_perplexity_is_known_none_is_told():
+    progress = SimpleNamespace(done=64, total=640, perplexity=math.nan)
+    assert describe("Scoring", progress) == "Scoring: 64 of 640 tokens read."
 
 
 def test_a_slow_page_is_told_only_the_news():
@@ -785,7 +817,7 @@ def test_every_protocol_is_shown_with_its_number_or_its_reason(service):
     assert all(escape(reason) in page for reason in reasons.values())
 
 
-def fake_sweep(scored, *perplexities, interval=(0.8, 0.9)):
+def fake_trade_off(scored, *perplexities, interval=(0.8, 0.9), contexts=()):
     """Results at strides 64, 32, … with given perplexities; the last differs from the first."""
     made = []
     for place, perplexity in enumerate(perplexities):
@@ -795,48 +827,195 @@ def fake_sweep(scored, *perplexities, interval=(0.8, 0.9)):
             result["ratio_to_first"] = ratio
         stride = replace(scored.settings, stride=64 >> place)
         made.append(replace(scored, settings=stride, result=result))
-    return Sweep(made, [])
+    return TradeOff(made, contexts)
 
 
 def test_the_knee_is_the_cheapest_stride_with_most_of_the_gain(scored):
-    sweep = fake_sweep(scored, 100.0, 85.0, 80.6, 80.1, 80.0)
-    assert find_knee(sweep) is sweep.scored[2]
+    trade_off = fake_trade_off(scored, 100.0, 85.0, 80.6, 80.0, 80.1)
+    assert trade_off.best is trade_off.strides[3]
+    assert trade_off.knee is trade_off.strides[2]
     share = math.log(100 / 80.6) / math.log(100 / 80)
-    assert gain_share(sweep.scored[2], sweep.scored[0], sweep.scored[-1]) == pytest.approx(share)
-    page = trade_off_view(sweep)
-    assert f"Stride 16 brings {100 * share:.0f} % of the gain" in page
+    assert gain_share(80.6, [100.0, 85.0, 80.0, 80.1]) == pytest.approx(share)
+    told = headline(trade_off)
+    assert "Stride 8 instead of 64" in told
+    assert f"<b>Stride 16</b> brings {100 * share:.0f} % of that" in told
+    page = trade_off_view(trade_off)
     assert page.count("16 (knee)") == 1 and "−19.4 %" in page
 
 
-@pytest.mark.parametrize("interval", [None, (0.7, 1.1), (1.01, 1.2)])
-def test_a_gain_that_may_be_chance_has_no_knee(scored, interval):
-    sweep = fake_sweep(scored, 100.0, 95.0, interval=interval)
-    assert find_knee(sweep) is None
-    page = trade_off_view(sweep)
-    assert "nothing that can be told from chance" in page and "knee" not in page
+@pytest.mark.parametrize(
+    "perplexities, interval, said",
+    [
+        ((100.0, 95.0), None, "too short to tell whether that is chance"),
+        ((100.0, 95.0), (0.7, 1.1), "That may be chance"),
+        ((95.0, 100.0), (1.01, 1.1), "No smaller stride lowers the perplexity"),
+    ],
+)
+def test_a_gain_that_may_be_chance_has_no_knee(scored, perplexities, interval, said):
+    trade_off = fake_trade_off(scored, *perplexities, interval=interval)
+    assert trade_off.knee is None
+    told = headline(trade_off)
+    assert said in told and "brings" not in told
+    page = trade_off_view(trade_off)
+    assert "knee" not in page
+    assert ("<polygon" in page) == (interval is not None)
+
+
+def test_the_headline_and_the_chart_are_of_one_computation(scored):
+    """One tested the smallest stride and the other the best: "may be chance" stood over a clear gain."""
+    trade_off = fake_trade_off(scored, 46.6, 44.75, 44.78, 44.77, 44.95, interval=(0.93, 0.995))
+    unsure = trade_off.strides[-1].result["ratio_to_first"] | {"interval": (0.926, 1.005)}
+    trade_off.strides[-1].result["ratio_to_first"] = unsure
+    assert trade_off.best is trade_off.knee is trade_off.strides[1]
+    told = headline(trade_off)
+    assert "Stride 32 instead of 64: perplexity <b>46.60 → 44.75</b>, −4.0 %" in told
+    assert "chance" not in told and "Smaller ones bring nothing more." in told
+    page = trade_off_view(trade_off)
+    assert page.count("32 (knee)") == 1
+    assert "−4.0 % (95 % interval −7.0 to −0.5 %)" in told and (
+        "−4.0 % (95 % interval −7.0 to −0.5 %)" in page
+    )
+    segments, _ = text_segments(scored)
+    assert measure_gains(trade_off.wide, trade_off.best, segments)
 
 
 def test_a_text_of_one_window_has_no_trade_off(service):
-    sweep = service.trade_off("Hi", Settings(BUNDLED, 64), Job(60))
-    assert trade_off_view(sweep) == ""
+    trade_off = service.trade_off("Hi", Settings(BUNDLED, 64), Job(60))
+    assert trade_off_view(trade_off) == ""
+
+
+def test_the_curve_of_contexts_is_the_metrics(service):
+    trade_off = service.trade_off(STORY, Settings(BUNDLED, 64), Job(60))
+    model = trade_off.wide.loaded
+    expected = new_metric().compute(
+        predictions=[STORY],
+        model=model.model,
+        tokenizer=model.tokenizer,
+        context_lengths="doubling",
+    )["by_context"]
+    assert [row["context_length"] for row in trade_off.by_context] == [8, 16, 32, 64]
+    for row, other in zip(trade_off.by_context, expected):
+        assert row["perplexity"] == pytest.approx(other["perplexity"], rel=1e-6)
+    page = trade_off_view(trade_off)
+    for row in expected:
+        assert (
+            f"a window of {row['context_length']}: perplexity {number(row['perplexity'])}" in page
+        )
+    assert f"The same {expected[0]['num_tokens']:,} tokens" in page
+
+
+def context_rows(*perplexities, interval):
+    """The metric's rows at 8, 16, … tokens; the first differs from the longest by an interval."""
+    rows = [
+        {"context_length": 8 << place, "perplexity": perplexity, "num_tokens": 500}
+        for place, perplexity in enumerate(perplexities)
+    ]
+    for row in rows[:-1]:
+        ratio = row["perplexity"] / perplexities[-1]
+        row["ratio_to_longest"] = {"perplexity_ratio": ratio, "interval": interval}
+    return rows
+
+
+@pytest.mark.parametrize(
+    "perplexities, interval, said, knee",
+    [
+        ((120.0, 101.0, 100.2, 100.0), (1.1, 1.3), "A window of 16 tokens brings 95 % of all", 16),
+        ((120.0, 110.0, 100.0, 101.0), (1.1, 1.3), "A window of 32 tokens brings all that", 32),
+        ((120.0, 110.0, 105.0, 100.0), (1.1, 1.3), "The model uses all 64 tokens", 64),
+        ((120.0, 110.0, 105.0, 100.0), (0.9, 1.3), "makes no difference that is clear", None),
+        ((120.0, 110.0, 105.0, 100.0), None, "makes no difference that is clear", None),
+    ],
+)
+def test_the_knee_of_the_contexts_is_the_shortest_that_brings_most(
+    scored, perplexities, interval, said, knee
+):
+    rows = context_rows(*perplexities, interval=interval)
+    trade_off = fake_trade_off(scored, 100.0, 80.0, contexts=rows)
+    page = trade_off_view(trade_off).split("<h3>")[-1]
+    assert said in page
+    assert regex.findall(r">(\d+) \(knee\)<", page) == ([] if knee is None else [str(knee)])
+
+
+# Charts
+
+
+def places_of(chart, name):
+    return [float(left) for left in regex.findall(rf'class="{name}" [^>]*?left:([\d.]+)%', chart)]
+
+
+def test_a_line_has_a_band_only_where_it_has_intervals():
+    points = [
+        Point(2.0**n, 1.0 + n, str(2**n), f"point {n}", None if n == 2 else (0.5 + n, 1.5 + n))
+        for n in range(5)
+    ]
+    chart = line_chart(points, "x", "y")
+    bands = regex.findall(r'<polygon points="([^"]*)"', chart)
+    assert [len(band.split()) for band in bands] == [4, 4]  # two points each, there and back
+    lefts = places_of(chart, "ps-mark")
+    steps = [after - before for before, after in itertools.pairwise(lefts)]
+    assert steps == pytest.approx([steps[0]] * 4, abs=0.1)  # logarithmic
+
+
+def test_a_line_chart_shows_its_base():
+    points = [Point(1, 5.0, "1", "a", None), Point(2, 6.0, "2", "b", None)]
+    chart = line_chart(points, "x", "y", base=0)
+    [level] = regex.findall(r'<path class="ps-base" d="M0 ([\d.]+)h', chart)
+    lowest = max(float(top) for top in regex.findall(r'ps-mark"[^>]*top:([\d.]+)%', chart))
+    assert float(level) > lowest and "<b>0</b>" in chart
+
+
+def test_a_distribution_counts_every_value():
+    values = [0.001] * 5 + [0.1] * 10 + [10.0]
+    chart = distribution_chart(values, [(0.1, "half"), (10.0, "largest")], "KL", "Tokens")
+    heights = [float(h) for h in regex.findall(r'height="([\d.]+)"', chart)]
+    assert [round(10 * h / max(heights)) for h in heights if h] == [5, 10, 1]
+    assert "16 values" in chart and places_of(chart, "ps-line-mark")[1] == pytest.approx(94, abs=1)
+
+
+def test_a_density_lies_on_the_line_where_both_are_equal():
+    values = [0.5 * n for n in range(20)]
+    chart = density_chart(values, values, "x", "y", "All on the line.")
+    cells = regex.findall(r'<rect x="([\d.]+)" y="([\d.]+)" width="([\d.]+)"', chart)
+    assert cells and all(
+        float(x) + float(y) + float(w) == pytest.approx(100, abs=0.1) for x, y, w in cells
+    )
+    worse = density_chart([1.0] * 9, [3.0] * 9, "x", "y", "Above.")
+    [(x, y)] = regex.findall(r'<rect x="([\d.]+)" y="([\d.]+)"', worse)
+    assert float(y) < 100 - float(x) - 20  # above the line
+
+
+def bars(picture, kind):
+    """Places (begin, width) of the bars of a kind, in tokens."""
+    found = regex.findall(
+        rf'class="{kind}" x="(\d+)" y="\d+" width="(\d+)" height="(?:1|0.8)"', picture
+    )
+    return [(int(begin), int(width)) for begin, width in found]
 
 
 def test_pictures_of_protocols_show_what_is_thrown_away(service):
     sweep = service.every_protocol(STORY, Settings(BUNDLED, 64), Job(60))
     length = len(sweep.scored[0].tokens["tokens"])
     for one in sweep.scored:
-        picture = window_picture(one)
-        assert f'viewBox="0 0 {len(one.tokens["tokens"])} ' in picture  # the whole text
-        lost = [
-            int(width)
-            for kind, width in regex.findall(
-                r'class="(ps-\w+)" x="\d+" y="\d+" width="(\d+)"', picture
-            )
-            if kind == "ps-lost"
-        ]
-        assert sum(lost) == one.tokens["nll"].count(None)
+        windows, coverage = window_picture(one).split("</svg>")[:2]
+        assert f'viewBox="0 0 {len(one.tokens["tokens"])} 1"' in coverage  # the whole text
+        lost = one.tokens["nll"].count(None)
+        assert sum(width for _, width in bars(coverage, "ps-lost")) == lost
+        drawn = [(w["first"], w["end"] - w["first"]) for w in one.tokens["windows"]]
+        reach = [new for new in drawn if new[0] < 640]
+        assert bars(windows, "ps-new")[:3] == reach[:3]
     cut = {one.settings.protocol: one.tokens["nll"].count(None) for one in sweep.scored}
     assert cut["stock"] == length - 63 and cut["sliding"] == 0
+    title = "How it cuts the first 640 tokens" if length > 640 else "How it cuts this text"
+    assert title in protocol_view(sweep)
+
+
+def test_windows_that_would_hide_each_other_are_not_all_drawn(service):
+    one = service.score(STORY, Settings(BUNDLED, 64, 4), Job(60))
+    picture = window_picture(one)
+    assert "1 in 6 drawn" in picture
+    starts = [begin for begin, _ in bars(picture.split("</svg>")[0], "ps-new")]
+    expected = [w["first"] for w in one.tokens["windows"][::6] if w["begin"] < 640]
+    assert starts == expected
 
 
 def test_protocols_stand_in_order_on_one_axis_with_their_difference(service):
@@ -995,33 +1174,57 @@ def test_a_token_across_the_join_is_said_in_the_pages_words(service, folders):
         Settings(BUNDLED, 64, protocol="lm-eval", context="Was it late?"),
     ],
 )
-def test_calls_give_the_same_number(folders, tmp_path, monkeypatch, capsys, settings):
-    for name in ("demo_model", "perplexity_sliding.py"):
-        source = folders["bytes"] if name == BUNDLED else ROOT / name
-        (tmp_path / name).symlink_to(source)
-    for path in ROOT.glob("*.py"):
-        if not (tmp_path / path.name).exists():
-            (tmp_path / path.name).symlink_to(path)
-    monkeypatch.chdir(tmp_path)
+def test_calls_give_the_same_number(folders, elsewhere, capsys, settings):
     text = STORY[:50] if settings.protocol == "lm-eval" and settings.context else STORY
     scored = Service(folders["bytes"]).score(text, settings, Job(60))
-    write_files(to_share(scored), tmp_path)
+    write_files(to_share(scored), elsewhere)
     namespace = {}
     exec(python_call(scored), namespace)
     capsys.readouterr()
     assert namespace["results"]["perplexity"] == pytest.approx(
         scored.result["perplexity"], rel=1e-6
     )
-    if settings.model == ROUNDED:
-        assert shell_call(scored).startswith("# ")
-        return
-    arguments = shell_call(scored).split()
-    assert arguments[:2] == ["python", "score.py"]
-    assert command_line.main([*arguments[2:], "--json"]) in (0, None)
-    printed = json.loads(capsys.readouterr().out)
+    printed = run_shell(shell_call(scored), folders, capsys)
     [printed] = printed.get("files") or [printed["corpus"]]  # of a table, all of it
     assert printed["perplexity"] == pytest.approx(scored.result["perplexity"], rel=1e-6)
-    assert namespace["results"]["signature_short"] == scored.result["signature_short"]
+    if settings.model != ROUNDED:  # which is a folder on the command line
+        assert namespace["results"]["signature_short"] == scored.result["signature_short"]
+
+
+def test_calls_repeat_a_comparison(folders, elsewhere, capsys):
+    compared = Service(folders["bytes"]).compare(STORY, Settings(ROUNDED, 64), BUNDLED, Job(60))
+    (elsewhere / "text.txt").write_text(STORY, encoding="utf-8", newline="")
+    namespace = {}
+    exec(python_call(compared.scored, compared.reference), namespace)
+    assert capsys.readouterr().out.strip() == compared.comparison["summary"]
+    printed = run_shell(shell_call(compared.scored, compared.reference), folders, capsys)
+    found = printed["models"][0]["comparison"]["perplexity_ratio"]
+    assert found == pytest.approx(compared.comparison["perplexity_ratio"], rel=1e-6)
+
+
+@pytest.fixture
+def elsewhere(folders, tmp_path, monkeypatch):
+    """A folder with the metric and the model, and nothing else of the page."""
+    (tmp_path / "demo_model").symlink_to(folders["bytes"])
+    for path in ROOT.glob("*.py"):
+        (tmp_path / path.name).symlink_to(path)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def run_shell(call, folders, capsys):
+    """What the commands to copy print; the copy is made of the folder's model."""
+    *before, command = [line.split() for line in call.splitlines()]
+    if before:
+        assert before == [
+            ["python", "demo_model/round_weights.py", "--bits", "4", "--output", "demo_model-4bit"]
+        ]
+        for part in load_rounded(folders["bytes"], 4):
+            part.save_pretrained(ROUNDED)
+    assert command[:2] == ["python", "score.py"]
+    capsys.readouterr()
+    assert command_line.main([*command[2:], "--json"]) in (0, None)
+    return json.loads(capsys.readouterr().out)
 
 
 def test_on_a_space_the_call_to_copy_works_anywhere(folders, tmp_path, monkeypatch):
@@ -1277,7 +1480,7 @@ def test_the_api_has_two_functions_with_types_and_words(url):
     assert parameters["text"]["python_type"]["type"] == "str"
     assert parameters["stride"]["parameter_has_default"]
     assert "Perplexity of a text" in named["/score"]["description"]
-    assert "two language models" in named["/compare"]["description"]
+    assert "Compare a model with a reference" in named["/compare"]["description"]
 
 
 def test_the_api_gives_the_metrics_number(url, folders, metric):
@@ -1324,16 +1527,38 @@ def test_a_language_model_gets_json(url):
     assert json.loads(answer)["perplexity"] > 1
 
 
-def test_the_api_compares(url):
-    result = Client(url, verbose=False).predict(
-        STORY * 3, "demo_model", "owner/bytes", api_name="/compare"
+def test_the_api_compares(url, folders):
+    result = Client(url, verbose=False).predict(STORY * 3, tokens=True, api_name="/compare")
+    comparison, rows = result["comparison"], result["tokens"]
+    assert result["signature"].startswith("model:demo_model-4bit|")
+    assert comparison["reference_signature"].startswith("model:demo_model|")
+    ratio = result["perplexity"] / comparison["reference_perplexity"]
+    assert comparison["perplexity_ratio"] == pytest.approx(ratio, rel=1e-6)
+    scored = [row for row in rows if row["nll"] is not None]
+    assert len(scored) == result["num_tokens"]
+    changes = [row["nll"] - row["reference_nll"] for row in scored]
+    assert math.exp(sum(changes) / len(changes)) == pytest.approx(ratio, rel=1e-5)
+    assert sum(row["kl"] for row in scored) / len(scored) == pytest.approx(
+        comparison["kl"], rel=1e-5
     )
-    low, high = result["interval"]
-    assert low <= result["difference"] <= high
-    assert result["first"]["signature"].startswith("model:demo_model|")
-    assert result["second"]["signature"].startswith("model:owner/bytes|")
-    bits = [result[side]["bits_per_byte"] for side in ("first", "second")]
-    assert result["difference"] == pytest.approx(bits[0] - bits[1], rel=1e-6)
+    assert all(row["top"] and row["reference_top"] for row in scored)
+    assert (STORY * 3)[rows[4]["start"] : rows[4]["end"]].strip()
+    documented = new_metric().inputs_description
+    assert not [k for k in comparison if regex.sub("_(interval|pvalue)$", "", k) not in documented]
+
+
+def test_the_api_compares_models_with_other_tokens_by_bytes(url):
+    result = Client(url, verbose=False).predict(
+        STORY * 3, "demo_model", "owner/bytes", tokens=True, api_name="/compare"
+    )
+    comparison, pieces = result["comparison"], result["tokens"]
+    assert comparison["compared"] == "bytes"
+    low, high = comparison["bits_per_byte_change_interval"]
+    assert low <= comparison["bits_per_byte_change"] <= high
+    total = sum(piece["nll"] - piece["reference_nll"] for piece in pieces) / math.log(2)
+    assert total / comparison["compared_bytes"] == pytest.approx(
+        comparison["bits_per_byte_change"], rel=1e-6
+    )
 
 
 @pytest.mark.parametrize(
@@ -1449,8 +1674,8 @@ def test_the_tools_of_the_mcp_server(url):
 
 
 def test_gains_are_the_differences_of_the_metrics_own_scores(service):
-    sweep = service.trade_off(STORY, Settings(BUNDLED, 64, 32), Job(60))
-    wide, narrow = sweep.scored[0], sweep.scored[-1]
+    trade_off = service.trade_off(STORY, Settings(BUNDLED, 64, 32), Job(60))
+    wide, narrow = trade_off.wide, trade_off.strides[-1]
     segments, _ = text_segments(wide)
     gains = measure_gains(wide, narrow, segments)
     assert len(gains) == len(wide.tokens["nll"])  # a byte is a piece
@@ -1473,5 +1698,5 @@ def test_a_word_that_came_in_sight(names, token, context, far):
 
 
 def test_a_text_in_one_window_has_no_gain(service):
-    sweep = service.trade_off("Short.", Settings(BUNDLED, 64, 32), Job(60))
-    assert "fits in one window" in gain_view(sweep)
+    trade_off = service.trade_off("Short.", Settings(BUNDLED, 64, 32), Job(60))
+    assert "fits in one window" in gain_view(trade_off)

@@ -38,7 +38,7 @@ def project(tmp_path):
         "scratch.py": "",
         ".env": "SECRET=1",
         "space/__init__.py": "",
-        "space/page.py": "",
+        "space/page.py": "from demo_model.halve import halve\n",
         "space/page.css": "",
         "space/page.js": "",
         "space/publish.py": "",
@@ -49,6 +49,7 @@ def project(tmp_path):
         "demo_model/config.json": "{}",
         "demo_model/model.safetensors": "",
         "demo_model/README.md": "",
+        "demo_model/halve.py": "",
         "demo_model/train.py": "",
         "docs/picture.png": "",
         "docs/python.md": "",
@@ -74,6 +75,7 @@ EXPECTED = [
     "cli/plots.py",
     "demo_model/README.md",
     "demo_model/config.json",
+    "demo_model/halve.py",
     "demo_model/model.safetensors",
     "docs/picture.png",
     "docs/python.md",
@@ -99,7 +101,7 @@ def test_a_dry_run_names_them_and_asks_nobody(project, capsys, monkeypatch):
     assert publish.main(["user/name", "--dry-run"], project) == 0
     printed = capsys.readouterr().out
     assert [line.split()[1] for line in printed.splitlines()[:-1]] == EXPECTED
-    assert "21 files for user/name; nothing was uploaded." in printed
+    assert "22 files for user/name; nothing was uploaded." in printed
 
 
 class RecordingHub:

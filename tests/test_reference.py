@@ -254,6 +254,26 @@ def test_other_tokenizers_are_compared_by_bytes(compare, gpt2, tokenizer):
     assert {name: value for name, value in both.items() if name != "comparison"} == words
 
 
+def test_pieces_that_both_models_cut_are_listed(compare):
+    """Words begin and end where bytes do, so a piece is a word, or the spaces before it."""
+    byte_model, byte_tokenizer = make_model("gpt2", vocab_size=300), make_byte_tokenizer()
+    arguments = {"reference_model": byte_model, "reference_tokenizer": byte_tokenizer}
+    both = compare(return_token_scores=True, **arguments)
+    apart = compare(return_token_scores=True, model=byte_model, tokenizer=byte_tokenizer)
+    for text, pieces, own, single in zip(
+        TEXTS, both["piece_scores"], both["token_scores"], apart["token_scores"]
+    ):
+        assert [0, *(end for _, end in pieces["offsets"])][-1] == len(text)
+        ends = [end for _, end in own["offsets"]]
+        assert [end for _, end in pieces["offsets"]] == ends
+        assert pieces["nll"] == pytest.approx(own["nll"])
+        for (begin, end), nll in zip(pieces["offsets"], pieces["reference_nll"]):
+            inside = [begin <= first and last <= end for first, last in single["offsets"]]
+            expected = sum(v for v, counts in zip(single["nll"], inside) if counts)
+            assert nll == pytest.approx(expected)
+    assert "piece_scores" not in compare(**arguments)
+
+
 def test_tokenizers_without_offsets_cannot_be_compared_by_bytes(compare, other):
     arguments = {"reference_model": make_model("gpt2", vocab_size=300)}
     with pytest.raises(ValueError, match="both need a tokenizer that tells where its tokens stand"):

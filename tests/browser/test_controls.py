@@ -112,15 +112,6 @@ def test_strides_and_protocols_are_measured(page):
     assert page.all(".ps-cut rect.ps-lost")  # what a tool throws away is drawn
 
 
-def test_two_models_are_compared(page):
-    page.tab("Compare")
-    page.write("Compare with", "owner/bytes\n")
-    page.press("Compare the two models")
-    page.until(lambda: "predicts this text better" in page.one(".ps-verdict").text)
-    page.all("[data-view=compare] .ps-text [data-n]")[5].click()
-    page.until(lambda: "owner/bytes:" in page.one("[data-view=compare] .ps-detail").text)
-
-
 def test_a_named_model_sets_the_sliders(page):
     page.write("Model", "owner/bytes\n")
     page.until(lambda: "owner/bytes is ready" in page.status)

@@ -49,7 +49,7 @@ def test_a_tab_that_is_opened_measures_once(page):
     page.tab("Why context helps")
     page.until(lambda: "Done." in page.status)
     page.until(lambda: len(page.all(".ps-mark")) > 4)
-    gains = [float(node.text.split()[0]) for node in page.all(".ps-needy b")]
+    gains = [float(node.text.split()[0]) for node in page.all(".ps-pieces b")]
     assert 0 < len(gains) <= 10 and gains == sorted(gains, reverse=True)
     page.score()
     page.tab("Result")
@@ -67,9 +67,9 @@ def test_the_comparison_is_there_when_its_tab_is_opened(page):
 def test_the_list_of_needy_tokens_leads_to_them(page):
     page.tab("Why context helps")
     page.until(lambda: "Done." in page.status)
-    rows = [row.text.split("\n") for row in page.all(".ps-needy li")]
+    rows = [row.text.split("\n") for row in page.all(".ps-pieces li")]
     assert all(row[0].isalpha() for row in rows if "same word" in row[-1])  # no sign is a word
-    last = page.all(".ps-needy li")[-1]
+    last = page.all(".ps-pieces li")[-1]
     word, saved = (
         last.find_element("css selector", "button"),
         last.find_element("css selector", "b"),

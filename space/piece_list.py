@@ -1,0 +1,44 @@
+"""A list of pieces of a text, each a way to its place there."""
+
+import re
+from collections.abc import Sequence
+
+from .markup import escape
+from .segments import Segment
+
+LONGEST = 12  # characters of the rest of a word, before and after
+AT_END, AT_BEGIN = re.compile(r"\w*$"), re.compile(r"^\w*")
+
+
+def piece_list(
+    entries: Sequence[tuple[int, str, str]], segments: Sequence[Segment], text: str
+) -> str:
+    """List pieces of a text with something about them.
+
+    Args:
+        entries: number of the piece among the segments, a short figure, and HTML of more words.
+    """
+    if not entries:
+        return '<p class="ps-note">None did.</p>'
+    rows = "".join(
+        f'<li><button type="button" class="ps-button" data-piece="{piece}">'
+        f"{in_word(text, segments[piece])}</button><b>{figure}</b><small>{words}</small></li>"
+        for piece, figure, words in entries
+    )
+    return f'<ol class="ps-pieces">{rows}</ol>'
+
+
+def in_word(text: str, segment: Segment) -> str:
+    """A piece as HTML, with the rest of the word that it is a part of in pale letters."""
+    before = AT_END.search(text[max(0, segment.start - LONGEST) : segment.start])[0]
+    after = AT_BEGIN.search(text[segment.end : segment.end + LONGEST])[0]
+    piece = text[segment.start : segment.end]
+    word = shown(piece)
+    before = before if piece[:1].isalnum() else ""
+    after = after if piece[-1:].isalnum() else ""
+    return f"<i>{escape(before)}</i><span>{escape(word)}</span><i>{escape(after)}</i>"
+
+
+def shown(piece: str) -> str:
+    """A piece without the spaces around it, or spaces alone made visible."""
+    return piece.strip() or piece.replace("\n", "↵").replace(" ", "·").replace("\t", "⇥")

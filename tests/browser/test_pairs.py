@@ -1,0 +1,221 @@
+"""A text scored twice: under two models, two strides, and as every tool would."""
+
+import json
+import re
+
+import pytest
+from visitor import Keys, Page
+
+from demo_model.round_weights import load_rounded
+from space.metric import new_metric, protocol_rows
+from space.samples import samples
+
+VIEW = "[data-view=compare]"
+LIT = f'{VIEW} .ps-text [aria-selected="true"]'
+
+
+@pytest.fixture(scope="module")
+def compared(browser, url):
+    """The page with its comparison; whoever changes the page's settings opens one of their own."""
+    page = Page(browser, url)
+    page.tab("Compare")
+    page.until(lambda: page.all(".ps-verdict"), "opening the tab compared nothing")
+    page.until(lambda: "Done." in page.status)
+    return page
+
+
+@pytest.fixture(scope="module")
+def compare(bundled):
+    """The metric's result of the rounded copy, with the full model as its reference."""
+    [text, *_] = samples().values()
+    model, tokenizer = load_rounded(bundled)
+    return lambda stride: new_metric().compute(
+        predictions=[text],
+        model=model,
+        tokenizer=tokenizer,
+        reference_model_id=bundled,
+        max_length=64,
+        stride=stride,
+        return_token_scores=True,
+    )
+
+
+@pytest.fixture(scope="module")
+def comparison(compare):
+    return compare(stride=32)
+
+
+def legends(page):
+    return [
+        e.get_attribute("data-legend")
+        for e in page.all(f"{VIEW} ul[data-legend]")
+        if e.is_displayed()
+    ]
+
+
+def choose(page, colours):
+    page.script("arguments[0].click()", page.one(f'{VIEW} .ps-choice input[value="{colours}"]'))
+
+
+def test_quantisation_is_told_with_the_full_model_as_the_reference(compared, comparison):
+    own = comparison["comparison"]
+    said = re.sub("[Tt]he model", "demo_model-4bit", own["summary"])
+    said = said.replace("the reference", "demo_model")
+    assert compared.one(".ps-verdict").text == said
+    table = compared.one(".ps-compared").text
+    assert f"× {own['perplexity_ratio']:.4f}" in table
+    assert f"{own['reference_perplexity']:#.4g} {comparison['perplexity']:#.4g}" in table
+
+
+def test_a_changed_token_is_coloured_by_whether_it_got_worse(compared, comparison):
+    choose(compared, "change")
+    [scores] = comparison["token_scores"]
+    bits = [1.4427 * (a - b) for a, b in zip(scores["nll"], scores["reference_nll"])]
+    pieces = compared.one(f"{VIEW} .ps-text").get_attribute("data-pieces")
+    classes = json.loads(pieces)["classes"].split()
+    drawn = [e.get_attribute("class") for e in compared.all(f"{VIEW} .ps-text [data-n]")]
+    assert drawn == [name for name in classes if name != "-"][: len(drawn)]
+    assert sum(name.startswith("v") for name in classes) > 10
+    worst = max(range(len(bits)), key=bits.__getitem__)
+    text = compared.one(f"{VIEW} .ps-pieces button span").text
+    begin, end = scores["offsets"][worst]
+    [story, *_] = samples().values()
+    assert text == story[begin:end].strip()
+    assert classes.count("v2") == sum(0.5 <= change < 2 for change in bits)
+    assert classes.count("w1") == sum(-0.5 < change <= -0.1 for change in bits)
+
+
+def test_the_switch_shows_divergence_with_its_own_legend_and_list(compared, comparison):
+    choose(compared, "divergence")
+    assert legends(compared) == ["divergence"]
+    lists = [e for e in compared.all(f"{VIEW} div[data-legend]") if e.is_displayed()]
+    assert len(lists) == 1 and "predictions changed most" in lists[0].text
+    largest = comparison["comparison"]["worst_tokens"][0]["kl"]
+    assert f"{largest:#.3g} nats" in lists[0].text
+    classes = {e.get_attribute("class") for e in compared.all(f"{VIEW} .ps-text [data-n]")}
+    assert classes <= {"b0", "b1", "b2", "b3", "b4", "b5", "out"} and len(classes) > 2
+    choose(compared, "change")
+    assert legends(compared) == ["change"]
+
+
+def test_the_switch_works_with_the_keyboard(compared):
+    choose(compared, "change")
+    compared.script("arguments[0].focus()", compared.one(f"{VIEW} .ps-choice input"))
+    compared.keys(Keys.ARROW_RIGHT)
+    assert legends(compared) == ["divergence"]
+    compared.keys(Keys.ARROW_LEFT)
+    assert legends(compared) == ["change"]
+
+
+def test_a_worst_token_leads_to_its_place_with_the_keyboard(compared):
+    choose(compared, "change")
+    for _ in range(2):  # the second time lets nothing go
+        link = compared.all(f"{VIEW} .ps-pieces button")[1]
+        named = link.find_element("css selector", "span").text
+        compared.script("arguments[0].focus()", link)
+        compared.keys(Keys.ENTER)
+        [lit] = compared.all(LIT)
+        assert lit.text.strip() == named
+        assert compared.script("return document.activeElement.className") == "ps-text"
+    told = compared.one(f"{VIEW} .ps-detail").text
+    assert "demo_model-4bit:" in told and "worse." in told and "Esc to let go" in told
+    inside = compared.script(
+        "const box = arguments[0].parentNode.getBoundingClientRect(), own = arguments[0].getBoundingClientRect();"
+        "return own.top >= box.top && own.bottom <= box.bottom",
+        lit,
+    )
+    assert inside
+    compared.keys(Keys.ARROW_RIGHT)
+    [after] = compared.all(LIT)
+    assert after != lit
+
+
+def test_where_it_changes_is_drawn(compared, compare):
+    apart = compare(stride=64)["comparison"]  # without overlap, so that contexts differ
+    charts = compared.all(f"{VIEW} .ps-chart")
+    assert len(charts) == 4
+    groups = [group for group in apart["by_context"] if group["num_tokens"] >= 30]
+    assert len(groups) > 2
+    assert [len(chart.find_elements("css selector", ".ps-mark")) for chart in charts] == [
+        *(len(groups), len(groups)),
+        *(0, 0),
+    ]
+    mark = charts[1].find_elements("css selector", ".ps-mark")[-1]
+    assert f"{groups[-1]['kl']:#.3g} nats" in mark.get_attribute("aria-label")
+    assert "above the line" in charts[3].find_element("css selector", "[role=img]").get_attribute(
+        "aria-label"
+    )
+
+
+def test_another_model_is_compared_as_soon_as_it_is_chosen(page):
+    page.tab("Compare")
+    page.until(lambda: "demo_model-4bit" in page.one(".ps-verdict").text)
+    page.write("Compare it with", "owner/bytes\n")
+    page.until(lambda: "owner/bytes" in page.one(".ps-verdict").text, "nothing was compared")
+    table = page.one(".ps-compared").text
+    assert "Bits per byte" in table and "KL" not in table
+    page.all(f"{VIEW} .ps-text [data-n]")[5].click()
+    page.until(lambda: "owner/bytes:" in page.one(f"{VIEW} .ps-detail").text)
+
+
+def test_an_open_tab_measures_a_text_that_is_scored(page):
+    """Its note said to press Score, which scored, and left the tab as it was."""
+    page.tab("Compare")
+    page.until(lambda: page.all(".ps-verdict"))
+    page.until(lambda: "Done." in page.status)
+    page.fill("Another text about a boat, a harbour and the quiet sea. " * 40)
+    page.until(lambda: page.all(f"{VIEW}.ps-stale"))
+    page.press("Score")
+    page.until(lambda: not page.all(f"{VIEW}.ps-stale"), "the comparison stayed old")
+    assert "Another text" in page.one(f"{VIEW} .ps-text").text
+
+
+def test_a_tab_whose_measurement_was_stopped_measures_when_it_is_opened_again(page):
+    page.fill("Again the tide came in and went out. " * 600)
+    page.tab("Why context helps")
+    page.until(lambda: "Strides:" in page.status)
+    page.press("Stop")
+    page.until(lambda: page.status.startswith("Stopped."))
+    page.tab("Result")
+    page.tab("Why context helps")
+    page.until(lambda: "Strides:" in page.status, "the tab stayed empty")
+    page.press("Stop")
+    page.until(lambda: page.status.startswith("Stopped."))
+
+
+def test_strides_and_contexts_say_what_the_metric_says(page, metric, bundled):
+    [text, *_] = samples().values()
+    entries = metric.compute(
+        predictions=[text], model_id=bundled, max_length=64, stride=[64, 32, 16, 8, 4]
+    )["measurements"]
+    best = min(entries, key=lambda entry: entry["perplexity"])
+    low, high = (100 * (end - 1) for end in best["ratio_to_first"]["interval"])
+    page.tab("Why context helps")
+    page.until(lambda: "Done." in page.status)
+    said = page.one("[data-view=gain] .ps-verdict").text
+    ends = [f"{entry['perplexity']:#.4g}" for entry in (entries[0], best)]
+    assert f"Stride {best['stride']} instead of 64: perplexity {ends[0]} → {ends[1]}" in said
+    assert f"(95 % interval {low:+.1f} to {high:+.1f} %)".replace("-", "−") in said
+    contexts = metric.compute(
+        predictions=[text], model_id=bundled, max_length=64, context_lengths="doubling"
+    )["by_context"]
+    marks = [mark.get_attribute("aria-label") for mark in page.all(".ps-mark")]
+    told = [label for label in marks if label.startswith("a window of")]
+    assert len(told) == len(contexts)
+    for label, row in zip(told, contexts):
+        assert f"{row['context_length']}: perplexity {row['perplexity']:#.4g}" in label
+
+
+def test_every_tool_is_pictured_on_one_axis(page):
+    page.tab("Tools")
+    page.until(lambda: len(page.all(".ps-tools tbody tr")) == len(protocol_rows()))
+    page.until(lambda: "Done." in page.status)
+    drawn = page.all(".ps-tools .ps-cut")
+    places = [
+        float(e.get_attribute("style").split(":")[1].strip(" %;")) for e in page.all(".ps-dots > b")
+    ]
+    assert len(drawn) == len(places) and places == sorted(places)
+    numbers = [float(e.text.replace(",", "")) for e in page.all(".ps-tools td > b")]
+    heading = page.one(".ps-tools").find_element("xpath", "../h3").text
+    assert heading == f"Same model, same text: {numbers[0]:#.4g} to {numbers[-1]:#.4g}"
+    assert page.all(".ps-cut rect.ps-lost")  # what a tool throws away
