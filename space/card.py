@@ -169,12 +169,16 @@ def _foot(scored: Scored, height: int, is_whole: bool) -> str:
     after = f" after {count(scored.context_tokens, 'token')} of context" if settings.context else ""
     said = (
         f"{settings.protocol}, window {settings.window:,}{stride}: {result['num_tokens']:,} tokens "
-        f"scored{after}{part}. The redder, the more surprising."
+        f"scored{after}{part}."
     )
     small = f'font-family="{PROPORTIONAL}" font-size="15"'
     signature = f'font-family="{MONOSPACED}" font-size="13"'
     return _text(said, MARGIN, height - 58, SOFT, small) + _text(
-        result["signature_short"], MARGIN, height - 32, SOFT, signature
+        f"{result['signature_short']}  the redder, the more surprising",
+        MARGIN,
+        height - 32,
+        SOFT,
+        signature,
     )
 
 

@@ -41,7 +41,7 @@ function readerView(view, data) {
   function tokenParts(first, last) {
     return bits.slice(first, last + 1).map((own, k) => {
       const part = make("details"), name = visible(data.names[first + k]), cost = own === null ? "not scored" : bitsText(own);
-      part.append(make("summary", "", `Token ${k + 1} of ${last - first + 1}: ${name}, ${cost}`), ...describeToken(first + k, name));
+      part.append(make("summary", "", `Token ${k + 1} of ${last - first + 1}, “${name}”: ${cost}`), ...describeToken(first + k, name));
       return part;
     });
   }

@@ -762,6 +762,25 @@ def test_sketch_says_what_the_stride_does():
     assert "second half" in sketch(128, 32, "llama.cpp")
 
 
+@pytest.mark.parametrize("perplexity, blind", [(258.0, False), (260.0, True), (1e9, True)])
+def test_a_perplexity_above_the_vocabulary_is_no_choice_among_tokens(scored, perplexity, blind):
+    page = SCORE_OUTPUTS["score"](
+        replace(scored, result=scored.result | {"perplexity": perplexity})
+    )
+    assert ("worse than guessing blindly among the 259 tokens" in page) == blind
+    assert ("equally likely ones" in page) != blind
+
+
+@pytest.mark.parametrize(
+    "interval, shown", [((8.0, 79.0), True), ((8.0, 81.0), False), (None, False)]
+)
+def test_an_interval_that_says_nothing_is_not_shown(scored, interval, shown):
+    result = scored.result | {"perplexity": 20.0, "perplexity_interval": interval}
+    page = SCORE_OUTPUTS["score"](replace(scored, result=result))
+    assert ("95 % interval 8.000 to 79.00" in page) == shown
+    assert ("No interval: the text is too short" in page) != shown
+
+
 @pytest.mark.parametrize("window, stride", [(2, 1), (2, 2), (3, 2), (8, 7), (8, 8), (9, 1)])
 def test_the_sketch_counts_the_context_that_tokens_have(service, window, stride):
     """Window 2 seemed to have more context at stride 1 than at stride 2, which has more."""

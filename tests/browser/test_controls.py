@@ -72,6 +72,15 @@ def test_a_result_says_when_it_is_not_of_the_present_text(page):
     page.until(lambda: not page.all(".ps-stale"))
 
 
+def test_tables_of_the_text_before_say_so(page):
+    """Trade-off and tools stood there for the text before, under "Scored with"."""
+    page.tab("Tools")
+    page.until(lambda: page.all(".ps-tools") and "Done." in page.status)
+    assert not page.all(".ps-view.ps-stale .ps-tools")
+    page.fill("A text that nobody has scored yet, " * 300)
+    page.until(lambda: page.all(".ps-view.ps-stale .ps-tools"))
+
+
 def test_the_call_to_copy_is_there(page):
     page.tab("Cite and share")
     page.until(lambda: any("metric.compute" in code.text for code in page.all(".cm-content")))

@@ -72,7 +72,11 @@ def test_what_is_told_of_a_token_is_in_sight_on_a_phone(url, tmp_path):
     browser = start_browser(tmp_path / "profile", phone=True)
     try:
         page = Page(browser, url)
-        page.script("arguments[0].click()", piece_at(page, 60))
+        piece = piece_at(page, 60)
+        page.script(
+            "arguments[0].scrollIntoView({block: 'end'})", piece
+        )  # what is below is not seen
+        page.script("arguments[0].click()", piece)
         page.until(lambda: "bits of surprise" in page.one(".ps-detail").text)
         assert in_sight(page, page.one(".ps-detail"))
     finally:

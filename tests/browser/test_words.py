@@ -43,7 +43,7 @@ def test_words_are_shown_with_their_tokens(page, metric, bundled):
     assert f"{words['surprisal'][longest] / 0.6931471805599453:.2f} bits of surprise" in told
     assert f"entropy of {words['entropy'][longest] / 0.6931471805599453:.2f} bits" in told
     assert f"saw {words['context_length'][longest]} tokens" in told
-    assert told.count(f" of {words['num_tokens'][longest]}: ") == words["num_tokens"][longest] > 1
+    assert told.count(f" of {words['num_tokens'][longest]}, “") == words["num_tokens"][longest] > 1
     assert page.one(".ps-big output").text == number(result["perplexity"])
     # A keyboard and a screen reader go from word to word.
     page.script("arguments[0].focus()", page.one(".ps-text"))
