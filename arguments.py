@@ -325,7 +325,10 @@ def _check_states(reference_states, distributed) -> None:
     if not isinstance(reference_states, str | PathLike):
         raise TypeError(f"`reference_states` must be the path of a file, got {reference_states!r}.")
     if distributed:
-        raise ValueError("`reference_states` and `distributed` must not be given together.")
+        raise ValueError(
+            "`reference_states` and `distributed` must not be given together: one process writes "
+            "the file. Start one process, or leave `reference_states` out."
+        )
 
 
 def _check_margin(margin) -> None:

@@ -9,9 +9,11 @@ Layout: a line of JSON, padded to `HEADER_BYTES`, that says what is measured; on
 """
 
 import json
+import math
 from collections.abc import Sequence
 from pathlib import Path
 
+import evaluate
 import numpy as np
 import torch
 import xxhash
@@ -21,8 +23,8 @@ from .language_model import LanguageModel
 from .logits import Batch, BodyThenHead, LogitBlocks
 from .measurement import Measurement
 from .measures import Block
-from .running import Session
-from .scoring import Scorer
+from .running import Progress, Session
+from .scoring import Columns, Scorer
 from .work import Work, plan_work
 
 FORMAT = "perplexity-sliding hidden states, 1"
@@ -34,8 +36,11 @@ def store_reference(
     reference: LanguageModel,
     measurements: Sequence[Measurement],
     session: Session,
-) -> "StoredReference":
+) -> tuple["StoredReference", Session]:
     """Put the reference's hidden states into a file, as far as they are not there, and free its body.
+
+    Returns:
+        the reference, and the session whose progress goes on from here.
 
     Raises:
         ValueError: its last hidden states cannot be had, or the file holds something else.
@@ -48,8 +53,9 @@ def store_reference(
         )
     file = StatesFile(path, reference, work)
     if not file.finished.all():
-        file.record(session.batch_size * work.max_length, session.logits_memory)
-    return StoredReference(file)
+        file.record(session)
+        session = session.after(sum(work.costs))
+    return StoredReference(file), session
 
 
 class HiddenRows:
@@ -149,18 +155,33 @@ class StatesFile:
         with open(self.path, "r+b") as file:
             file.write(line.ljust(HEADER_BYTES, b"\0"))
 
-    def record(self, batch_tokens: int, logits_memory: int) -> None:
+    def record(self, session: Session) -> None:
         """Run the reference's body over the passes whose rows are not there yet."""
-        scorer = Scorer([Body(self.reference)], [HiddenRows()], batch_tokens, logits_memory)
-        done = set(np.flatnonzero(self.finished).tolist())
-        for numbers, batch in scorer.score(self.work.row, self.work.costs, done):
-            for number, columns in zip(numbers, batch):
-                states = torch.from_numpy(columns["states"]).to(self.dtype)  # exact: it came so
-                self.rows[self._of_pass(number)] = states.contiguous().view(torch.uint8).numpy()
-            self.rows.flush()
-            self.finished[numbers] = 1
+        costs = self.work.costs
+        batch_tokens = session.batch_size * self.work.max_length
+        scorer = Scorer([Body(self.reference)], [HiddenRows()], batch_tokens, session.logits_memory)
+        finished = set(np.flatnonzero(self.finished).tolist())
+        done, total = sum(costs[number] for number in finished), sum(costs)
+        with evaluate.logging.tqdm(
+            total=total, initial=done, unit="token", desc="Reference", disable=None
+        ) as bar:
+            for numbers, batch in scorer.score(self.work.row, costs, finished):
+                self._keep(numbers, batch)
+                read = sum(costs[number] for number in numbers)
+                bar.update(read)
+                done += read
+                if session.callback is not None:  # the model reads as many tokens afterwards
+                    session.callback(Progress(done, 2 * total, math.nan))
         self.finished.flush()
         self._write_header(self.num_bytes)
+
+    def _keep(self, numbers: Sequence[int], batch: Sequence[Columns]) -> None:
+        """Write the rows of passes, and then that they are there."""
+        for number, columns in zip(numbers, batch):
+            states = torch.from_numpy(columns["states"]).to(self.dtype)  # exact: it came so
+            self.rows[self._of_pass(number)] = states.contiguous().view(torch.uint8).numpy()
+        self.rows.flush()
+        self.finished[numbers] = 1
 
     def states(self, number: int) -> torch.Tensor:
         """The rows (R, D) of a pass."""

@@ -114,7 +114,8 @@ Args:
     num_alternatives (int): also return each token's rank and this many of the likeliest tokens in
         its place, in `token_scores`. Defaults to 0.
     callback (callable): called after every batch with an object that has `done` and `total`
-        (tokens through the model) and `perplexity` (so far). An exception it raises ends the
+        (tokens through the model; with `reference_states` through the reference before it) and
+        `perplexity` (so far; NaN while the reference runs alone). An exception it raises ends the
         run; texts that were added are kept.
     checkpoint (str): a SQLite file that keeps the scores of finished passes. The same call with
         the same file goes on where a killed one stopped, and ends with the same result; another
@@ -568,7 +569,7 @@ class PerplexitySliding(evaluate.Metric):
                 language_model = open_model()
                 reference = self._reference(language_model, *of_reference)
             else:
-                reference = self._store_reference(
+                reference, session = self._store_reference(
                     reference_states, open_model, of_reference, session, request
                 )
                 language_model = open_model()
@@ -647,7 +648,7 @@ class PerplexitySliding(evaluate.Metric):
 
     def _store_reference(
         self, path, open_model, of_reference, session: Session, request: Request
-    ) -> StoredReference:
+    ) -> tuple[StoredReference, Session]:
         """Store the reference's states in a file, with no other model in memory.
 
         Args:

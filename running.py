@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import evaluate
 import numpy as np
@@ -24,7 +24,8 @@ class Progress:
     """How far a run has come: what `callback` gets after every batch.
 
     Attributes:
-        done, total: tokens that went and that have to go through the model, in this process.
+        done, total: tokens that went and that have to go through the model, in this process; where
+            a reference stores its states in a file first, through both, one after the other.
         perplexity: of the tokens scored so far, longest windows first; NaN before there is one.
     """
 
@@ -66,6 +67,17 @@ class Session:
     checkpoint: Checkpoint | None
     processes: Processes
     callback: Callable[[Progress], None] | None
+
+    def after(self, num_tokens: int) -> "Session":
+        """The same, with progress that goes on where `num_tokens` tokens have been read already."""
+        if self.callback is None:
+            return self
+
+        def callback(progress: Progress) -> None:
+            done, total = progress.done + num_tokens, progress.total + num_tokens
+            self.callback(Progress(done, total, progress.perplexity))
+
+        return replace(self, callback=callback)
 
     def score(
         self,

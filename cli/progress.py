@@ -3,6 +3,7 @@
 import sys
 import time
 from collections.abc import Callable
+from math import isnan
 
 LOG_INTERVAL = 60.0  # seconds
 CLEAR_LINE = "\r\x1b[2K"
@@ -47,12 +48,14 @@ class Progress:
         share = min(1.0, self.parts_done + self.part * progress.done / progress.total)
         # The speed is measured from here on: what a checkpoint had took no time.
         self.first = self.first or (self.clock(), share)
+        # Nothing is scored yet while a reference leaves its states in a file.
+        so_far = "" if isnan(progress.perplexity) else f"{progress.perplexity:.2f}"
         if self.on_terminal:
-            self._draw(share, progress.perplexity)
+            self._draw(share, so_far)
         elif self.clock() - self.logged >= LOG_INTERVAL:
-            self._log(share, progress.perplexity)
+            self._log(share, so_far)
 
-    def _draw(self, share: float, perplexity: float) -> None:
+    def _draw(self, share: float, perplexity: str) -> None:
         from tqdm import tqdm
 
         if self._bar is None:
@@ -63,10 +66,10 @@ class Progress:
                 desc=self.title,
                 bar_format="{desc}: {percentage:3.0f} % |{bar}| {elapsed} < {remaining}{postfix}",
             )
-        self._bar.set_postfix_str(f"perplexity {perplexity:.2f}", refresh=False)
+        self._bar.set_postfix_str(perplexity and f"perplexity {perplexity}", refresh=False)
         self._bar.update(share - self._bar.n)
 
-    def _log(self, share: float, perplexity: float) -> None:
+    def _log(self, share: float, perplexity: str) -> None:
         from .messages import say
 
         self.logged = self.clock()
@@ -75,8 +78,8 @@ class Progress:
         pace = (self.logged - begin) / (share - before) if share > before else elapsed / share
         left = pace * (1 - share)
         say(
-            f"{self.title}: {share:.0%} after {minutes(elapsed)}, about {minutes(left)} left, "
-            f"perplexity so far {perplexity:.2f}"
+            f"{self.title}: {share:.0%} after {minutes(elapsed)}, about {minutes(left)} left"
+            + (perplexity and f", perplexity so far {perplexity}")
         )
 
     def close(self) -> None:

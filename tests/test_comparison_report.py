@@ -55,6 +55,15 @@ def test_the_report(call, metric, tiny, other):
     assert f"[{word}]" in outcome.out
 
 
+def test_shards_do_not_cut_a_comparison(call, other):
+    """What is paired is paired over all texts, however little is asked for at a time."""
+    argv = ("texts", f"--reference={other}", "--json")
+    whole, parts = (
+        json.loads(call(*argv, *more).out)["models"] for more in ((), ("--shard-characters=1",))
+    )
+    assert parts == whole and whole[0]["num_tokens"] == 12 * 40
+
+
 @pytest.mark.parametrize("margin, code", [(0.9, 0), (0.01, 1)])
 def test_margin_is_a_gate(call, tiny, other, margin, code):
     """Against random text the tiny model is about a quarter better than the other."""

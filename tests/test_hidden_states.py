@@ -1,6 +1,8 @@
 """A reference that runs first and leaves its hidden states in a file: the same numbers, and no others."""
 
 import json
+import math
+import sys
 from pathlib import Path
 
 import pytest
@@ -39,8 +41,47 @@ def test_the_result_is_that_of_both_at_once(compare, path, dtype):
     settings = {"reference_dtype": dtype, "stride": [8, 4], "return_token_scores": True}
     both = compare(**settings)
     assert compare(**settings, reference_states=path) == both
-    batches = []
-    assert compare(**settings, reference_states=path, callback=batches.append) == both
+    assert compare(**settings, reference_states=path) == both, "with what is there already"
+
+
+def test_progress_goes_through_both_models(compare, path):
+    """First the reference, of which there is no perplexity, then the model; then the model alone."""
+    told = []
+    settings = {"batch_size": 1, "reference_states": path, "callback": told.append}
+    result = compare(**settings)
+    cost, half = result["num_forward_tokens"], len(told) // 2
+    assert {one.total for one in told} == {2 * cost}
+    assert [one.done for one in told] == sorted({one.done for one in told})
+    assert told[half - 1].done == cost and told[-1].done == 2 * cost
+    assert all(math.isnan(one.perplexity) for one in told[:half])
+    assert all(one.perplexity > 1 for one in told[half:])
+    del told[:]
+    compare(**settings)
+    assert len(told) == half and told[-1].done == told[-1].total == cost
+
+
+def test_progress_goes_on_where_a_run_was_stopped(compare, path):
+    told = []
+
+    def stop(progress):
+        told.append(progress)
+        if len(told) == 3:
+            raise KeyboardInterrupt
+
+    settings = {"batch_size": 1, "reference_states": path}
+    with pytest.raises(KeyboardInterrupt):
+        compare(**settings, callback=stop)
+    resumed = []
+    assert compare(**settings, callback=resumed.append) == compare(batch_size=1)
+    assert resumed[0].done > told[-1].done
+    assert resumed[-1].done == resumed[-1].total == told[-1].total
+
+
+def test_a_bar_shows_the_reference(compare, path, capsys, monkeypatch):
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+    compare(reference_states=path)
+    shown = capsys.readouterr().err
+    assert shown.index("Reference: 100%") < shown.index("Scoring: 100%")
 
 
 @pytest.mark.parametrize("name", ["llama", "opt", "gemma2", "mamba", "cohere"])

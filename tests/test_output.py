@@ -263,6 +263,28 @@ def test_shards_are_parts_of_one_bar(capsys, monkeypatch):
     assert shown.index("50 %") < shown.index("100 %")
 
 
+def test_no_perplexity_is_shown_while_there_is_none(capsys, monkeypatch):
+    """A reference leaves its states in a file before anything is scored."""
+    reports = [Report(10, 40, float("nan")), Report(20, 40, float("nan")), Report(30, 40)]
+    now = [0.0]
+    progress = Progress("Scoring", hidden=False, clock=lambda: now[0])
+    for minute, report in enumerate(reports):
+        now[0] = 61.0 * minute
+        progress(report)
+    progress.close()
+    assert capsys.readouterr().err.splitlines() == [
+        "score.py: Scoring: 50% after 1 min, about 2 min left",
+        "score.py: Scoring: 75% after 2 min, about 1 min left, perplexity so far 20.00",
+    ]
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+    progress = Progress("Scoring", hidden=False)
+    for report in reports[:2]:
+        progress(report)
+    assert "perplexity" not in capsys.readouterr().err
+    progress(reports[2])
+    progress.close()
+
+
 def test_nothing_is_shown_where_all_comes_from_a_checkpoint(call, monkeypatch):
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
     fresh = call("a.txt", "--checkpoint=run.sqlite")
