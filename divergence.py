@@ -8,6 +8,10 @@ reference's probability of a token, q the model's and u = ln q - ln p:
 which are Σ p·ln(p/q) and Σ q·ln(q/p), as Σ q = Σ p.  No term is negative, and an error in either
 logarithm of a sum enters squared, so float32 holds divergences of 1e-8 nats, where Σ p·ln(p/q)
 loses everything below 1e-6.
+
+The logarithms of the sums come from the losses, which are there anyway, to about 1e-5 nats.  The
+terms tell what they are off by: with S = Σ p and s = Σ p·(e^u - 1), the true p is p/S and the true
+u is u - ln(1 + s/S).
 """
 
 from collections.abc import Sequence
@@ -15,7 +19,7 @@ from dataclasses import dataclass
 
 import torch
 
-from .measures import Block, NegativeLogLikelihood
+from .measures import Block
 
 # Elements of logits that are compared at once: with the four buffers a CPU's cache holds them; an
 # accelerator wants larger pieces, still small beside the logits.
@@ -28,6 +32,8 @@ COLUMNS = (
 )
 # Largest u of the sums above: q/p of e^30 leaves a p below 1e-13, near where float32 loses it.
 LARGEST_LOG_RATIO = 30.0
+# Nats up to which a loss still tells the logarithm of the sum that it came from.
+LARGEST_NEAR_NLL = 64.0
 
 
 @dataclass(frozen=True)
@@ -60,19 +66,22 @@ class Divergence:
     def __call__(self, blocks: Sequence[Block]) -> dict[str, torch.Tensor]:
         model, reference = blocks
         common = min(block.logits.shape[1] for block in blocks)
+        sums, mass = compare_distributions(
+            *((block.logits[:, :common], near_normalizer(block, common)) for block in blocks[::-1])
+        )
+        log_normalizer = near_normalizer(reference, common) + mass.log()
+        if common < reference.logits.shape[1]:
+            log_normalizer = reference.log_normalizer
         reference_top = top_ids(reference.logits)
         highest = reference.logits.gather(1, reference_top[:, None])[:, 0]
         return {
-            "reference_nll": NegativeLogLikelihood()([reference])["nll"],
+            "reference_nll": reference.nll,
             "top": top_ids(model.logits),
             "reference_top": reference_top,
-            "reference_top_probability": (highest - reference.log_normalizer).exp(),
+            "reference_top_probability": (highest - log_normalizer).exp(),
             "outside": outside(model, common),
             "reference_outside": outside(reference, common),
-        } | compare_distributions(
-            (reference.logits[:, :common], _log_normalizer(reference, common)),
-            (model.logits[:, :common], _log_normalizer(model, common)),
-        )
+        } | sums
 
 
 def top_ids(logits: torch.Tensor) -> torch.Tensor:
@@ -85,20 +94,28 @@ def top_ids(logits: torch.Tensor) -> torch.Tensor:
 def outside(block: Block, common: int) -> torch.Tensor:
     """Probability (R,) of the ids from `common` on."""
     if common == block.logits.shape[1]:
-        return torch.zeros_like(block.log_normalizer)
+        return block.logits.new_zeros(len(block.logits))
     return (block.logits[:, common:].logsumexp(1) - block.log_normalizer).exp()
 
 
 def compare_distributions(
     reference: tuple[torch.Tensor, torch.Tensor], model: tuple[torch.Tensor, torch.Tensor]
-) -> dict[str, torch.Tensor]:
-    """Divergences between distributions, each given as logits (R, V) and log-normalizers (R,)."""
+) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+    """Divergences between two distributions.
+
+    Args:
+        reference, model: each its logits (R, V) and about their log-normalizers (R,).
+
+    Returns:
+        the last of `COLUMNS`, and the sum of the reference's probabilities (R,), which would be 1
+        with its log-normalizers themselves.
+    """
     logits = reference[0]
     num_rows, width = logits.shape
     step = (CPU_PIECE if logits.device.type == "cpu" else PIECE) // width
     step = max(1, min(step, num_rows // 2))  # the buffers then take no more than two losses do
     buffers = torch.empty(4, step, width, device=logits.device)
-    sums = torch.empty(4, num_rows, device=logits.device)
+    sums = torch.empty(5, num_rows, device=logits.device)
     too_far = torch.empty(num_rows, dtype=torch.bool, device=logits.device)
     for first in range(0, num_rows, step):
         rows = slice(first, first + step)
@@ -107,31 +124,37 @@ def compare_distributions(
             *(part[rows] for part in (*reference, *model)), buffers[:, :size]
         )
     for row in too_far.nonzero()[:, 0].tolist():
-        sums[:, row] = _sum_in_float64(reference[0][row], model[0][row])
+        sums[:4, row] = _sum_in_float64(reference[0][row], model[0][row])
     sums.clamp_min_(0)
     sums[2].clamp_max_(1)
-    return dict(zip(COLUMNS[-4:], sums))
+    return dict(zip(COLUMNS[-4:], sums)), sums[4]
 
 
 def _sum_terms(z_p, log_p, z_q, log_q, buffers) -> tuple[torch.Tensor, torch.Tensor]:
     """Sum the terms of each row, in place of `buffers` (4, R, V).
 
     Returns:
-        sums (4, R) as `compare_distributions` names them, and whether they are of no use (R,),
-        because u is too large or no number.
+        sums (5, R) as `compare_distributions` names them, the mass of p the last, and whether the
+        others are of no use (R,), because u is too large or no number.
     """
-    p, u, ratio, excess = buffers
+    p, u, ratio, terms = buffers
+    torch.sub(z_p, log_p[:, None], out=terms)
+    torch.exp(terms, out=p)
+    mass = p.sum(1)
+    entropy = mass.log() - terms.mul_(p).sum(1) / mass
     torch.sub(z_q, z_p, out=u).sub_((log_q - log_p)[:, None])
-    too_far = ~((u.amax(1) <= LARGEST_LOG_RATIO) & (u.amin(1) > -torch.inf))
-    torch.sub(z_p, log_p[:, None], out=ratio)
-    torch.exp(ratio, out=p)
-    entropy = -ratio.mul_(p).sum(1)
+    largest = u.amax(1)
     torch.expm1(u, out=ratio)  # q/p - 1
-    torch.sub(ratio, u, out=excess)
-    kl_reverse = u.mul_(ratio).sub_(excess).mul_(p).sum(1)
-    kl = excess.mul_(p).sum(1)
-    total_variation = ratio.abs_().mul_(p).sum(1) / 2
-    return torch.stack([kl, kl_reverse, total_variation, entropy]), too_far
+    near_kl = torch.sub(ratio, u, out=terms).mul_(p).sum(1)
+    excess = torch.mul(ratio, p, out=terms).sum(1) / mass
+    both_ways = terms.mul_(u).sum(1)  # the sum of both divergences, as Σ p·(e^u - 1)·u
+    kl = near_kl / mass - (excess - excess.log1p())
+    kl_reverse = (both_ways - near_kl) / (mass * (1 + excess))
+    kl_reverse -= excess.log1p() - excess / (1 + excess)
+    distance = ratio.sub_(excess[:, None]).abs_().mul_(p).sum(1)
+    total_variation = distance / (2 * mass * (1 + excess))
+    sums = torch.stack([kl, kl_reverse, total_variation, entropy, mass])
+    return sums, ~((largest <= LARGEST_LOG_RATIO) & sums.isfinite().all(0))
 
 
 def _sum_in_float64(z_p: torch.Tensor, z_q: torch.Tensor) -> torch.Tensor:
@@ -150,8 +173,11 @@ def _sum_in_float64(z_p: torch.Tensor, z_q: torch.Tensor) -> torch.Tensor:
     ).to(z_p.dtype)
 
 
-def _log_normalizer(block: Block, common: int) -> torch.Tensor:
-    """Logarithm of the sum (R,) of e^logit over the first `common` ids."""
-    if common == block.logits.shape[1]:
-        return block.log_normalizer
-    return block.logits[:, :common].logsumexp(1)
+def near_normalizer(block: Block, common: int) -> torch.Tensor:
+    """About the logarithm of the sum (R,) of e^logit over the first `common` ids."""
+    if common < block.logits.shape[1]:
+        return block.logits[:, :common].logsumexp(1)
+    log_sum = block.nll + block.logits.gather(1, block.targets[:, None])[:, 0]
+    coarse = ~(block.nll < LARGEST_NEAR_NLL)
+    log_sum[coarse] = block.logits[coarse].logsumexp(1)
+    return log_sum

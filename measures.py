@@ -31,6 +31,11 @@ class Block:
         self.targets = targets
 
     @cached_property
+    def nll(self) -> torch.Tensor:
+        """Negative log-likelihood of each target, in nats (R,)."""
+        return torch.nn.functional.cross_entropy(self.logits, self.targets, reduction="none")
+
+    @cached_property
     def log_normalizer(self) -> torch.Tensor:
         """log Σ exp(logits), in nats (R,)."""
         return self.logits.logsumexp(1)
@@ -62,9 +67,7 @@ class NegativeLogLikelihood:
     key = "nll"
 
     def __call__(self, blocks: Sequence[Block]) -> dict[str, torch.Tensor]:
-        block = blocks[0]
-        nll = torch.nn.functional.cross_entropy(block.logits, block.targets, reduction="none")
-        return {"nll": nll}
+        return {"nll": blocks[0].nll}
 
 
 @dataclass(frozen=True)

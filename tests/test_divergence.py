@@ -5,7 +5,7 @@ import math
 
 import pytest
 import torch
-from core.divergence import Divergence
+from core.divergence import Divergence, compare_distributions
 from core.measures import Block
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -71,10 +71,11 @@ def test_a_vocabulary_of_which_the_model_knows_half():
         # suppressed by both: the token doesn't exist
         ([0.5, 0.5, 0.0], [0.25, 0.75, 0.0], 0.1308120, 0.1438410, 0.25),
         ([1.0, 0.0, 0.0], [0.5, 0.5, 0.0], INF, math.log(2), 0.5),
+        ([1.0, 0.0], [0.5, 0.5], INF, math.log(2), 0.5),
         ([0.5, 0.5, 0.0], [0.0, 1.0, 0.0], math.log(2), INF, 0.5),
         ([0.0, 1.0, 0.0], [1.0, 0.0, 0.0], INF, INF, 1.0),
     ],
-    ids=["both", "the model", "the reference", "no token in common"],
+    ids=["both", "the model", "the model alone", "the reference", "no token in common"],
 )
 def test_tokens_without_probability(model, reference, kl, kl_reverse, total_variation):
     got = compare_probabilities(model, reference)
@@ -124,6 +125,56 @@ def test_small_divergences_keep_their_digits():
     assert ((plain - expected).abs() > expected).any()
 
 
+@pytest.mark.parametrize("distance", [1e-4, 1e-2, 1.0])
+def test_small_distances_keep_their_digits(distance):
+    """The logarithms of the sums are off by a millionth; what is compared must not be."""
+    model, reference = random_logits(20, 20_000, distance)
+    got, expected = compare(model, reference), textbook(model, reference)
+    for name in ("total_variation", "reference_entropy", "reference_top_probability"):
+        torch.testing.assert_close(got[name].double(), expected[name], rtol=2e-6, atol=0)
+
+
+@pytest.mark.parametrize("off", [(0.01, -0.02), (-0.03, -0.03)])
+def test_normalizers_need_only_be_near(off):
+    """Each sum tells what they are off by."""
+    model, reference = random_logits(8, 500, 0.3)
+    sums, mass = compare_distributions(
+        *((logits, logits.logsumexp(1) + by) for logits, by in zip((reference, model), off))
+    )
+    torch.testing.assert_close(mass.log(), torch.full((8,), -off[0]), rtol=0, atol=2e-6)
+    for name, values in textbook(model, reference).items():
+        if name in sums:
+            torch.testing.assert_close(sums[name].double(), values, rtol=1e-5, atol=0)
+
+
+@pytest.mark.parametrize("nll", [3.0, 100.0, INF])
+def test_targets_that_tell_little_of_the_normalizer(nll):
+    """As unlikely as they are: a loss of 100 nats has lost the digits of the sum."""
+    model, reference = random_logits(6, 300, 0.1)
+    for logits in (model, reference):
+        logits[:, 7] = logits.logsumexp(1) - nll
+    targets = torch.full((6,), 7)
+    got, expected = compare(model, reference, targets), textbook(model, reference)
+    torch.testing.assert_close(got["reference_nll"], torch.full((6,), nll), rtol=0.02, atol=0)
+    if nll < INF:
+        for name, values in expected.items():
+            torch.testing.assert_close(got[name].double(), values, rtol=1e-5, atol=0)
+    else:
+        kept = torch.arange(300) != 7
+        expected = textbook(model[:, kept], reference[:, kept])
+        for name, values in expected.items():
+            torch.testing.assert_close(got[name].double(), values, rtol=1e-5, atol=0)
+
+
+def test_last_places_make_nothing_negative():
+    """Logits that differ in their last place: rounding is larger than the divergences there."""
+    model, reference = random_logits(2000, 3, 1e-7, scale=3.0)
+    assert (model != reference).any()
+    got = compare(model, reference)
+    for name in ("kl", "kl_reverse"):
+        assert (got[name] >= 0).all() and (got[name] < 1e-12).all(), name
+
+
 def test_far_apart_rows_among_near_ones():
     """Those are summed in another way; no other row may move, and none may end up elsewhere."""
     model, reference = random_logits(12, 40, 0.1)
@@ -136,6 +187,13 @@ def test_far_apart_rows_among_near_ones():
     )
     others = [row for row in range(12) if row not in (3, 8)]
     assert torch.equal(got["kl"][others], near["kl"][others])
+
+
+def test_a_token_that_the_reference_hardly_knows():
+    """Its probability there is below the numbers that float32 holds in full."""
+    model, reference = torch.tensor([[0.0, -15.0]]), torch.tensor([[0.0, -100.0]])
+    got, expected = compare(model, reference), textbook(model, reference)
+    assert got["kl_reverse"].item() == pytest.approx(expected["kl_reverse"].item(), rel=1e-5)
 
 
 def test_pieces_of_any_size_give_the_same(monkeypatch):
