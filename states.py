@@ -12,7 +12,15 @@ import torch
 
 from .guards import OTHER_SHAPE, differ, precision, probe_ids
 from .loading import position_table
-from .logits import BUILT_OTHERWISE, Batch, Head, LogitBlocks, forward_parameters, replaced_forwards
+from .logits import (
+    BUILT_OTHERWISE,
+    Batch,
+    Head,
+    LogitBlocks,
+    forward_kwargs,
+    forward_parameters,
+    replaced_forwards,
+)
 
 # Names under which forwards take and give what they keep between calls.
 STATE_NAMES = ("past_key_values", "cache_params", "state")
@@ -112,7 +120,7 @@ def find_reader(model: torch.nn.Module) -> StateReader | None:
     """A reader whose chunks give what one forward pass over all of them gives, if there is one."""
     length = min(PROBE_LENGTH, position_table(model) or PROBE_LENGTH)
     ids = torch.stack([probe_ids(model, length), probe_ids(model, length, first=3)])
-    expected = model(ids).logits
+    expected = model(ids, **forward_kwargs(model)).logits
     for single, alone in itertools.product((False, True), (False, True)):
         reader = StateReader(model, single, alone)
         rows = len(ids) - alone

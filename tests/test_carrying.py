@@ -8,7 +8,7 @@ from core.carrying import plan_segments, side_by_side
 from core.distributed import share_out
 from core.protocols import PROTOCOLS
 from core.windows import Plan
-from models import CONTEXT, make_model, make_tokenizer, random_text
+from models import CONTEXT, VOCABULARY, enliven, make_model, make_tokenizer, random_text
 
 TEXTS = [random_text(70), random_text(9, seed=1), random_text(33, seed=2), random_text(35, seed=3)]
 
@@ -55,12 +55,30 @@ def test_attention_keeps_the_window_less_a_stride(
     assert f"|window:{length}|stride:{stride}|carry:keys|" in result["signature"]
 
 
-@pytest.mark.parametrize("name", ["rwkv", "mamba"])
+def make_xlstm(width):
+    if not hasattr(transformers, "xLSTMConfig"):
+        pytest.skip("this transformers has no xLSTM")
+    config = transformers.xLSTMConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=width,
+        num_hidden_layers=2,
+        num_heads=4,
+        chunk_size=16,
+        bos_token_id=0,
+        eos_token_id=1,
+        pad_token_id=2,
+    )
+    model = transformers.AutoModelForCausalLM.from_config(config)
+    enliven(model, spread=0.15)
+    return model.eval()
+
+
+@pytest.mark.parametrize("name", ["rwkv", "mamba", "xlstm"])
 def test_a_recurrent_model_is_scored_with_all_context(metric, tokenizer, name):
     """Whatever the window: one pass over the whole text, at one reading a token."""
     if name == "mamba" and transformers.__version__.startswith("4."):
         pytest.skip("its state in this transformers cannot be gone on from")
-    model = make_model(name)
+    model = make_xlstm(128) if name == "xlstm" else make_model(name)
     expected = [
         reference.nll(model, [tokenizer.bos_token_id], tokenizer(text)["input_ids"])
         for text in TEXTS
@@ -80,6 +98,15 @@ def test_a_recurrent_model_is_scored_with_all_context(metric, tokenizer, name):
     assert "|carry:state|" in result["signature"]
     seen = result["token_scores"][0]["context_length"]
     assert seen == list(range(1, len(seen) + 1))
+
+
+def test_a_state_of_other_sizes_than_the_layers_is_refused(metric, tokenizer):
+    """transformers sizes xLSTM's state by multiples of 64, its layers by the configuration."""
+    model = make_xlstm(32)
+    kwargs = {"predictions": TEXTS, "model": model, "tokenizer": tokenizer, "max_length": 16}
+    assert metric.compute(**kwargs)["num_tokens"] == sum(len(text.split()) for text in TEXTS)
+    with pytest.raises(ValueError, match="it gives other logits when it goes on from the state"):
+        metric.compute(carry=True, **kwargs)
 
 
 def test_no_stated_limit_is_needed(metric, tokenizer):
