@@ -56,6 +56,7 @@ class Setup:
     """A model, its tokenizer and the metric, in memory and on disk."""
 
     def __init__(self, shape: str):
+        self.shape = shape
         self.model = make_model(shape)
         self.vocabulary = self.model.config.vocab_size
         self.context = self.model.config.n_positions

@@ -5,29 +5,37 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+import torch
 from cases import OURS, PLAIN, Case
 
 STATUS = Path("/proc/self/status")
 RESET_PEAK = Path("/proc/self/clear_refs")
 
 
-def time_in_turns(case: Case, repetitions: int) -> dict[str, list[float]]:
-    """Seconds of every contender in every repetition, one after the other.
+def time_in_turns(
+    runs: Mapping[str, Callable[[], object]], repetitions: int
+) -> dict[str, list[float]]:
+    """Seconds of every run in every repetition, one after the other.
 
     What else the machine does then hits all of them alike; each begins a repetition once.
     """
-    seconds: dict[str, list[float]] = {name: [] for name in case.contenders}
-    names = list(case.contenders)
+    seconds: dict[str, list[float]] = {name: [] for name in runs}
+    names = list(runs)
     for repetition in range(repetitions):
         turn = repetition % len(names)
         for name in names[turn:] + names[:turn]:
-            began = time.perf_counter()
-            case.contenders[name].run()
-            seconds[name].append(time.perf_counter() - began)
+            began = now()
+            runs[name]()
+            seconds[name].append(now() - began)
     return seconds
+
+
+def now() -> float:
+    """Seconds: of the processor with one thread, which other programs hardly lengthen."""
+    return time.process_time() if torch.get_num_threads() == 1 else time.perf_counter()
 
 
 def agreement(case: Case) -> dict[str, float]:
@@ -43,12 +51,17 @@ def agreement(case: Case) -> dict[str, float]:
 
 def ratios(seconds: dict[str, list[float]]) -> dict[str, dict[str, float]]:
     """Each contender's time over ours, and ours over the plain passes, repetition by repetition."""
-    pairs = {"ours / plain passes": (OURS, PLAIN)}
-    pairs |= {f"{name} / ours": (name, OURS) for name in seconds if name not in (OURS, PLAIN)}
-    return {
-        label: spread([a / b for a, b in zip(seconds[above], seconds[below])])
-        for label, (above, below) in pairs.items()
-    }
+    pairs = {"ours / plain passes": ([OURS], [PLAIN])}
+    pairs |= {f"{name} / ours": ([name], [OURS]) for name in seconds if name not in (OURS, PLAIN)}
+    return {label: ratio(seconds, *sides) for label, sides in pairs.items()}
+
+
+def ratio(
+    seconds: dict[str, list[float]], above: Sequence[str], below: Sequence[str]
+) -> dict[str, float]:
+    """Time of some runs over the time of others, repetition by repetition."""
+    sums = ([sum(turn) for turn in zip(*map(seconds.get, names))] for names in (above, below))
+    return spread([a / b for a, b in zip(*sums)])
 
 
 def spread(values: list[float]) -> dict[str, float]:
@@ -61,9 +74,9 @@ def peak_memory(run: Callable[[], object]) -> int:
     Linux only: the process's own high-water mark, set back before.
     """
     RESET_PEAK.write_text("5")
-    before = _status_bytes("VmRSS")
+    before = status_bytes("VmRSS")
     run()
-    return _status_bytes("VmHWM") - before
+    return status_bytes("VmHWM") - before
 
 
 def peak_memory_apart(script: Path, *arguments: str) -> int | None:
@@ -73,6 +86,7 @@ def peak_memory_apart(script: Path, *arguments: str) -> int | None:
     return json.loads(done.stdout.splitlines()[-1])["peak_bytes"] if done.returncode == 0 else None
 
 
-def _status_bytes(field: str) -> int:
+def status_bytes(field: str) -> int:
+    """What this process's status says of its memory."""
     line = next(line for line in STATUS.read_text().splitlines() if line.startswith(field + ":"))
     return int(line.split()[1]) * 1024

@@ -61,7 +61,7 @@ def stock_metric(folder: str, tokenizer, texts: list[str], batch_size: int = 16)
 
 
 class Harness:
-    """lm-evaluation-harness's `loglikelihood_rolling` over a live model.
+    """lm-evaluation-harness over a live model.
 
     Args:
         batch_size: as on its command line, where 1 is the default.
@@ -76,12 +76,20 @@ class Harness:
             )
 
     def __call__(self, texts: list[str]) -> float:
-        """The total negative log-likelihood of the texts in nats."""
+        """The total negative log-likelihood of the texts in nats, by `loglikelihood_rolling`."""
+        return -math.fsum(self._ask("loglikelihood_rolling", [(text,) for text in texts]))
+
+    def after_context(self, context: str, texts: list[str]) -> float:
+        """That of texts after a context, by `loglikelihood`."""
+        answers = self._ask("loglikelihood", [(context, text) for text in texts])
+        return -math.fsum(nll for nll, _ in answers)
+
+    def _ask(self, kind: str, arguments: list[tuple]) -> list:
         from lm_eval.api.instance import Instance
 
-        requests = [Instance("loglikelihood_rolling", {}, (text,), 0) for text in texts]
+        requests = [Instance(kind, {}, one, 0) for one in arguments]
         with _silence():
-            return -math.fsum(self.model.loglikelihood_rolling(requests, disable_tqdm=True))
+            return getattr(self.model, kind)(requests, disable_tqdm=True)
 
 
 @contextlib.contextmanager

@@ -20,6 +20,7 @@ import evaluate
 import shared
 import torch
 import transformers
+import two_models
 from cases import PLAIN, Case, Setup, large_batch, timed_cases
 from measure import agreement, peak_memory, peak_memory_apart, ratios, spread, time_in_turns
 from plot import draw
@@ -34,6 +35,10 @@ MEMORY_CASES = {  # shape, case: whose memory is measured
         "ours",
         "ours, logits_memory=2**26",
         "full logits",
+    ),
+    ("large vocabulary", "two models, four windows"): (
+        "both at once, logits_memory=2**27",
+        "full logits of both",
     ),
 }
 
@@ -70,12 +75,35 @@ def all_parts(
         place = places[0] if places else len(results["cases"])
         results["cases"][place : place + 1] = [measured]
 
-    def all_shared(setup: Setup) -> None:
+    def all_shared() -> None:
         results["shared passes"] = [
             shared.several_strides(setup, 3 if tiny else 12, options.repetitions),
             shared.all_protocols(setup, 100 if tiny else 3_000, options.repetitions),
         ]
-        print_shared(results["shared passes"])
+        print_ways(results["shared passes"])
+
+    def many_lengths() -> None:
+        small = setup if tiny else Setup("small")
+        number = 8 if tiny else 64
+        results["many lengths"] = [shared.many_lengths(small, number, options.repetitions)]
+        print_ways(results["many lengths"])
+
+    def one_context() -> None:
+        small = setup if tiny else Setup("small")
+        sizes = (30, 4, 20) if tiny else (200, 10, 500)
+        results["shared context"] = [shared.one_context(small, *sizes, options.repetitions)]
+        print_ways(results["shared context"])
+
+    def all_two_models() -> None:
+        setups = [setup] if tiny else [Setup("small"), setup, Setup("large vocabulary")]
+        results["two models"] = [
+            *(
+                two_models.both_at_once(one, 2 * one.context, options.repetitions)
+                for one in setups[:2]
+            ),
+            *(two_models.divergence(one, 256, options.repetitions) for one in setups),
+        ]
+        print_ways(results["two models"])
 
     def all_bookkeeping() -> None:
         results["bookkeeping"] = run_bookkeeping(tiny, results["cases"])
@@ -88,7 +116,10 @@ def all_parts(
     setup = Setup(options.shape)
     for case in timed_cases(setup, tiny, options.texts):
         yield case.name, partial(one_case, case)
-    yield "shared passes", partial(all_shared, setup)
+    yield "shared passes", all_shared
+    yield "many lengths", many_lengths
+    yield "shared context", one_context
+    yield "two models", all_two_models
     yield "bookkeeping", all_bookkeeping
     yield "memory", all_memory
 
@@ -130,7 +161,8 @@ def run_case(case: Case, repetitions: int) -> dict:
     wrong = {name: value for name, value in differences.items() if not value <= TOLERANCE}
     if wrong:
         raise SystemExit(f"{case.name}: not the same number as ours, relatively: {wrong}")
-    seconds = time_in_turns(case, repetitions)
+    runs = {name: contender.run for name, contender in case.contenders.items()}
+    seconds = time_in_turns(runs, repetitions)
     return {
         "name": case.name,
         "description": case.description,
@@ -174,7 +206,7 @@ def run_memory(texts: str | None) -> list[dict]:
 def measure_memory(shape: str, name: str, contender: str, texts: str | None) -> int:
     """Peak memory of one contender above the weights, in this process."""
     setup = Setup(shape)
-    cases = [large_batch(setup), *timed_cases(setup, False, texts)]
+    cases = [large_batch(setup), two_models.large_pair(setup), *timed_cases(setup, False, texts)]
     chosen = next(case for case in cases if case.name == name).contenders[contender]
     weights = sum(p.numel() * p.element_size() for p in setup.model.parameters())
     return peak_memory(chosen.run) - (weights if chosen.own_weights else 0)
@@ -187,9 +219,9 @@ def print_case(case: dict) -> None:
     print_ratios(case["ratios"])
 
 
-def print_shared(cases: list[dict]) -> None:
+def print_ways(cases: list[dict]) -> None:
     for case in cases:
-        print(f"\n{case['name']}; tokens read: {case['forward_tokens']}")
+        print(f"\n{case['name']}; tokens read: {case.get('forward_tokens', 'the same')}")
         print_ratios(case["ratios"])
 
 

@@ -11,22 +11,33 @@ def speed_table(results: dict) -> str:
         + [_ratio(case["ratios"].get(label)) for label in labels]
         for case in results["cases"]
     ]
-    return _markdown(["workload", *labels], rows)
+    return markdown(["workload", *labels], rows)
 
 
-def shared_table(results: dict) -> str:
+def shared_table(results: dict, part: str = "shared passes") -> str:
     """Several measurements in one call, over what they take alone."""
     rows = [
-        [case["name"], label, _ratio(ratio), f"{_tokens(case, label):.3f}"]
-        for case in results["shared passes"]
+        [case["name"], label, _ratio(ratio), _tokens(case, label)]
+        for case in results[part]
         for label, ratio in case["ratios"].items()
     ]
-    return _markdown(["measurements", "", "time", "tokens read"], rows)
+    return markdown(["measurements", "", "time", "tokens read"], rows)
 
 
-def _tokens(case: dict, label: str) -> float:
-    above, below = label.split(" / ")
-    return case["forward_tokens"][above] / case["forward_tokens"][below]
+def two_models_table(results: dict) -> str:
+    """Two models in one call, over two calls; and the divergence, over the losses and the heads."""
+    rows = [
+        [case["name"], label, _ratio(ratio)]
+        for case in results["two models"]
+        for label, ratio in case["ratios"].items()
+    ]
+    return markdown(["work", "", "time"], rows)
+
+
+def _tokens(case: dict, label: str) -> str:
+    """Tokens read by one over those read by another, as far as both tell."""
+    read = [case["forward_tokens"].get(one) for one in label.split(" / ")]
+    return f"{read[0] / read[1]:.3f}" if all(read) else ""
 
 
 def memory_table(results: dict) -> str:
@@ -41,7 +52,7 @@ def memory_table(results: dict) -> str:
         ]
         for row in results["memory"]
     ]
-    return _markdown(["workload (model)", "by", "peak memory above the weights"], rows)
+    return markdown(["workload (model)", "by", "peak memory above the weights"], rows)
 
 
 def bookkeeping_table(results: dict) -> str:
@@ -56,15 +67,17 @@ def bookkeeping_table(results: dict) -> str:
         for runs in results["bookkeeping"].values()
         for run in runs
     ]
-    return _markdown(["texts", "tokens", "time per token", "share of the plain passes' time"], rows)
+    return markdown(["texts", "tokens", "time per token", "share of the plain passes' time"], rows)
 
 
 def _ratio(ratio: dict | None) -> str:
     if ratio is None:
         return ""
-    return f"**{ratio['median']:.2f}** ({ratio['low']:.2f}–{ratio['high']:.2f})"
+    digits = 2 if ratio["median"] > 0.1 else 3
+    median, low, high = (f"{ratio[name]:.{digits}f}" for name in ("median", "low", "high"))
+    return f"**{median}** ({low}–{high})"
 
 
-def _markdown(head: list[str], rows: list[list[str]]) -> str:
+def markdown(head: list[str], rows: list[list[str]]) -> str:
     lines = [head, ["---"] * len(head), *rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)

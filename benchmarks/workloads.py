@@ -14,9 +14,10 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers.modeling_outputs import BaseModelOutput, CausalLMOutput
 
 START = "<|endoftext|>"
-# Shapes of GPT-2's configuration; "gpt2" is its default, the small one.
+# Shapes of GPT-2's configuration; "gpt2" is its default.
 SHAPES = {
     "gpt2": {},
+    "small": {"n_layer": 6, "n_embd": 384, "n_head": 6},
     "tiny": {"n_layer": 2, "n_embd": 32, "n_head": 2, "n_positions": 32, "vocab_size": 257},
     "large vocabulary": {"n_layer": 2, "n_embd": 64, "n_head": 2, "vocab_size": 128256},
 }
@@ -26,8 +27,8 @@ HEADINGS, HEADING_WORDS = 0.32, (3, 12)
 LINE_LOG_MEAN, LINE_LOG_SPREAD, LONGEST_LINE = 4.55, 0.76, 480
 
 
-def make_model(shape: str) -> transformers.GPT2LMHeadModel:
-    torch.manual_seed(0)
+def make_model(shape: str, seed: int = 0) -> transformers.GPT2LMHeadModel:
+    torch.manual_seed(seed)
     vocabulary = SHAPES[shape].get("vocab_size", transformers.GPT2Config().vocab_size)
     config = transformers.GPT2Config(
         **SHAPES[shape], bos_token_id=vocabulary - 1, eos_token_id=vocabulary - 1

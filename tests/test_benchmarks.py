@@ -22,9 +22,11 @@ sys.path.append(str(Path(__file__).resolve().parent.parent / "benchmarks"))
 import layers
 import measure
 import run
+import shared
 import table
+import two_models
 import utilisation
-from cases import ROOT, Case, Contender, Setup, long_text, mixed_texts
+from cases import ROOT, Contender, Setup, long_text, mixed_texts
 from peers import guide_loop, stock_metric
 from plain import PlainPasses, batches
 from workloads import FreeModel, make_lines, make_text, make_tokenizer, read_lines
@@ -99,6 +101,47 @@ def test_measurements_in_one_call_read_fewer_tokens(outcome):
         assert all(len(seconds) == 3 for seconds in case["seconds"].values())
 
 
+def test_many_lengths_cost_what_the_longest_does(outcome):
+    """4, 8, ..., 32 tokens, each less the last one."""
+    (case,) = outcome[0]["many lengths"]
+    assert case["forward_tokens"] == {
+        "together": 31,
+        "the longest alone": 31,
+        "one by one": sum(range(4, 33, 4)) - 8,
+    }
+
+
+def test_a_shared_context_is_read_once(outcome):
+    """30 texts of 4 tokens after 20: closed forms, but for the last token, which nothing follows."""
+    (case,) = outcome[0]["shared context"]
+    assert case["forward_tokens"] == {
+        "together": 19 + 30 * (1 + 4 - 1),
+        "apart": 30 * (20 + 4 - 1),
+    }
+    assert {"together / apart"} <= set(case["ratios"])
+
+
+def test_two_models_are_timed_beside_two_single_runs(outcome):
+    both, divergence = outcome[0]["two models"]
+    for turn, together in enumerate(both["seconds"]["both at once"]):
+        alone = sum(both["seconds"][name][turn] for name in both["seconds"] if "alone" in name)
+        ratio = both["ratios"]["both at once / one after the other"]
+        assert ratio["low"] <= together / alone <= ratio["high"]
+    assert len(divergence["ratios"]) == 2
+
+
+def test_other_numbers_stop_the_run():
+    runs = {"a": lambda: {"total_nll": 1.0}, "b": lambda: 1.001}
+    with pytest.raises(SystemExit, match="not the same number"):
+        shared.measure("name", runs, 1, number="total_nll")
+
+
+def test_what_llama_cpp_holds_of_logits():
+    """By hand: 3 windows of 8 tokens, of which 3 are scored; 5 ids take 6 entries and 4 more."""
+    held = two_models.llama_cpp_bytes(num_windows=3, length=8, vocabulary=5)
+    assert held == {"file": 20 + 3 * 8 * 4 + 3 * 3 * 2 * 10, "memory": 3 * 2 * 10 + 4 * 5 * 4}
+
+
 def test_plot_is_drawn(outcome):
     assert outcome[1].startswith(b"\x89PNG")
 
@@ -112,8 +155,8 @@ def test_a_contender_with_another_number_stops_the_run(setup):
 
 def test_contenders_begin_in_turn():
     order = []
-    contenders = {name: Contender(lambda name=name: order.append(name)) for name in "abc"}
-    seconds = measure.time_in_turns(Case("", "", None, contenders), repetitions=3)
+    runs = {name: lambda name=name: order.append(name) for name in "abc"}
+    seconds = measure.time_in_turns(runs, repetitions=3)
     assert "".join(order) == "abcbcacab"
     assert [len(own) for own in seconds.values()] == [3, 3, 3]
 

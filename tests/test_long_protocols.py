@@ -11,7 +11,7 @@ import pytest
 import reference
 import torch
 from core.protocols import PROTOCOLS
-from core.windows import plan_windows
+from core.windows import PlannedWindow, count_inputs, merge_windows, plan_windows
 from models import CONTEXT, make_model, make_tokenizer, random_text, words
 
 
@@ -45,6 +45,45 @@ def test_yarn_truncated_windows(num_tokens, length):
     expected = reference.yarn_truncated(num_tokens, length, True)
     assert planned(num_tokens, length, length - 1, "every", "yarn-truncated") == expected
     assert len(expected) == 1
+
+
+def test_a_curve_of_64_lengths_costs_what_the_longest_does():
+    """YaRN's figure, 2k to 128k tokens: apart they read (1 + ... + 64) / 64 = 32.5 times as much."""
+    lengths = [2048 * number for number in range(1, 65)]
+    row = PROTOCOLS["yarn-truncated"]
+    windows = [
+        PlannedWindow(0, window, 0)
+        for length in lengths
+        for window in plan_windows(200_000, length, length - 1, "every", row)
+    ]
+    apart = sum(count_inputs(merge_windows([window])[0]) for window in windows)
+    together = count_inputs(merge_windows(windows)[0])
+    assert apart == sum(lengths) - 64 == 2048 * 64 * 65 // 2 - 64
+    assert together == lengths[-1] - 1
+    assert apart / together == pytest.approx(32.5, rel=1e-4)
+
+
+def test_seven_lengths_that_slide_cost_a_quarter(metric, gpt2, tokenizer):
+    """Windows of c tokens read c - 1, side by side c: of 2, 4, ..., 14 that is 50 / 13 of the longest.
+
+    With windows of more tokens it comes to (1 + ... + 7) / 7 = 4 times.
+    """
+    num_tokens, step = 2000, 2
+    lengths = [step * number for number in range(1, 8)]
+    arguments = {
+        "predictions": [random_text(num_tokens)],
+        "model": gpt2,
+        "tokenizer": tokenizer,
+        "stride": step,
+    }
+    together = metric.compute(context_lengths=lengths, **arguments)["num_forward_tokens"]
+    assert together == pytest.approx(num_tokens // step * (lengths[-1] - 1), rel=0.01)
+    apart = sum(
+        window.num_inputs
+        for length in lengths
+        for window in plan_windows(num_tokens, length, step, "once", PROTOCOLS["sliding"])
+    )
+    assert apart / together == pytest.approx(50 / 13, rel=0.01)
 
 
 @pytest.mark.parametrize("num_tokens", [12, 13, 14, 15, 16, 17, 30, 50, 51, 52, 53])

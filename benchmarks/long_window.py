@@ -1,0 +1,110 @@
+"""A window larger than memory: read in parts within a budget that a plain pass exceeds several times.
+
+    python benchmarks/long_window.py --length 32768 --budget 256
+
+The budget is enforced: the process cannot get more memory than it has when the model is there, and
+so much on top.  A small model with rotary positions and random weights; one thread.
+"""
+
+import argparse
+import json
+import resource
+import tempfile
+import warnings
+
+import evaluate
+import torch
+import transformers
+from cases import ROOT
+from measure import peak_memory, status_bytes
+from workloads import make_text, make_tokenizer
+
+VOCABULARY = 4096
+SHAPE = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 128,
+    "intermediate_size": 512,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "bos_token_id": VOCABULARY - 1,
+    "eos_token_id": VOCABULARY - 1,
+}
+
+
+def make_rotary(length: int, attention: str) -> transformers.LlamaForCausalLM:
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(**SHAPE, max_position_embeddings=length)
+    model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation=attention)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim == 2:
+                parameter.normal_(std=0.15)  # as it is initialised, all tokens are equally likely
+    return model.eval()
+
+
+def limit_memory(budget: int) -> None:
+    """Let this process have `budget` bytes more than it has now, for as long as it lives."""
+    resource.setrlimit(
+        resource.RLIMIT_DATA,
+        (status_bytes("VmData") + budget, resource.getrlimit(resource.RLIMIT_DATA)[1]),
+    )
+
+
+def measure(
+    metric: evaluate.Metric, length: int, budget: int, attention: str, logits_memory: int
+) -> dict:
+    """Peak memory of a plain pass and of ours, whole and within the budget, and both scores."""
+    arguments = {
+        "predictions": [make_text(length - 1, VOCABULARY)],
+        "tokenizer": make_tokenizer(VOCABULARY),
+        "stride": length,
+        "logits_memory": logits_memory,
+    }
+    models = [make_rotary(length, attention) for _ in range(2)]
+    results = {}
+
+    @torch.no_grad()
+    def plain() -> None:
+        models[0](torch.randint(VOCABULARY, (1, length)))
+
+    def ours(name: str, model: torch.nn.Module) -> None:
+        results[name] = metric.compute(model=model, **arguments)
+
+    peaks = {
+        "plain pass": peak_memory(plain),
+        "whole": peak_memory(lambda: ours("whole", models[0])),
+    }
+    limit_memory(budget)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        peaks["in parts"] = peak_memory(lambda: ours("in parts", models[1]))
+    nlls = {name: result["total_nll"] for name, result in results.items()}
+    return {
+        "length": length,
+        "attention": attention,
+        "num_tokens": results["whole"]["num_tokens"],
+        "budget_bytes": budget,
+        "peak_bytes": peaks,
+        "total_nll": nlls,
+        "said": [str(one.message) for one in caught if "does not fit" in str(one.message)],
+    }
+
+
+def main(arguments: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--length", type=int, default=32768, help="tokens in the window")
+    parser.add_argument("--budget", type=int, default=256, help="MiB")
+    parser.add_argument("--attention", choices=("sdpa", "eager"), default="sdpa")
+    parser.add_argument("--logits-memory", type=int, default=64, help="MiB")
+    options = parser.parse_args(arguments)
+    torch.set_num_threads(1)
+    evaluate.logging.disable_progress_bar()
+    budget, logits_memory = (2**20 * size for size in (options.budget, options.logits_memory))
+    with tempfile.TemporaryDirectory() as cache:
+        metric = evaluate.load(str(ROOT / "perplexity_sliding.py"), cache_dir=cache)
+        measured = measure(metric, options.length, budget, options.attention, logits_memory)
+    print(json.dumps(measured))
+
+
+if __name__ == "__main__":
+    main()
