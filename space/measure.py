@@ -22,6 +22,9 @@ PAGE_NAMES = {
     r"`(\w+)` must be left out with texts after `contexts`.*": (
         "This compares whole texts. Leave the context empty."
     ),
+    r"at most max_length=(\d+) tokens after their contexts": (
+        r"at most \1 tokens, a window, after the context"
+    ),
     # Before the next ones, which would make "a smaller the window" of them.
     r"\b(smaller|larger|shorter|longer) `max_length`": r"\1 window",
     r"\b(smaller|larger|shorter|longer) `stride`": r"\1 stride",
@@ -36,7 +39,6 @@ PAGE_NAMES = {
     r" with protocol='([^']*)'": r" with the protocol \1",
     r"\bprotocol='([^']*)' takes": r"The protocol \1 takes",
     " in the texts at position 0": "",
-    "after their contexts": "after the context",
     "edge of the scored part": "edge between context and text",
     r"Pass boundary='healed' .* or move the edge": (
         "Begin the text with a space, and end the context without one"

@@ -1145,6 +1145,8 @@ def test_tools_that_take_no_context_say_so_in_the_table(service):
     )
     reasons = {settings.protocol: reason for settings, reason in sweep.failed}
     assert "scores no text after a context." in reasons["llama.cpp"]
+    assert "at most 64 tokens, a window, after the context" in reasons["lm-eval"]
+    assert all("`" not in reason for reason in reasons.values())
     assert sweep.scored[0].context_tokens == len("Before.")
 
 
