@@ -140,10 +140,7 @@ def _columns(change: Change | None) -> list | None:
 def _table(compared: Compared) -> str:
     model, reference = (escape(one.name) for one in (compared.scored.loaded, compared.reference))
     rows = _token_rows(compared) if compared.by_tokens else _byte_rows(compared)
-    body = "".join(
-        f"<tr><th scope='row'>{name}</th>" + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>"
-        for name, *cells in rows
-    )
+    body = "".join(f"<tr><th scope='row'>{name}</th>{_cells(cells)}</tr>" for name, *cells in rows)
     return (
         '<table class="ps-table ps-compared"><thead><tr><th scope="col"></th>'
         f'<th scope="col">{reference}<small>the reference</small></th><th scope="col">{model}</th>'
@@ -152,7 +149,14 @@ def _table(compared: Compared) -> str:
     )
 
 
-def _token_rows(compared: Compared) -> list[tuple[str, str, str, str]]:
+def _cells(cells: Sequence[str]) -> str:
+    """Cells of a row; what belongs to both models takes the place of all."""
+    *of_models, change = cells
+    span = "" if of_models else ' colspan="3"'
+    return "".join(f"<td>{cell}</td>" for cell in of_models) + f"<td{span}>{change}</td>"
+
+
+def _token_rows(compared: Compared) -> list[tuple[str, ...]]:
     own, points = compared.comparison, compared.comparison["kl_percentiles"]
     return [
         (
@@ -171,23 +175,19 @@ def _token_rows(compared: Compared) -> list[tuple[str, str, str, str]]:
         ),
         (
             "KL divergence<small>how much predictions change, for better or worse</small>",
-            "",
-            "",
             f"{number(own['kl'])} nats a token{_within(own['kl_interval'], number)}"
             f"<small>half of all tokens below {number(points['50'], 3)}, the largest "
             f"{number(points['100'], 3)}</small>",
         ),
         (
             "Same next token",
-            "",
-            "",
             f"{100 * own['token_agreement']:.1f} % if sampled, {100 * own['same_top']:.1f} % if the "
             "likeliest is taken",
         ),
     ]
 
 
-def _byte_rows(compared: Compared) -> list[tuple[str, str, str, str]]:
+def _byte_rows(compared: Compared) -> list[tuple[str, ...]]:
     own = compared.comparison
     change, interval = own["bits_per_byte_change"], own["bits_per_byte_change_interval"]
     return [
@@ -316,7 +316,8 @@ def _charts(compared: Compared, changes: Sequence[Change]) -> str:
         "<h3>Where it changes</h3>"
         f'<div class="ps-charts">{"".join(_token_charts(compared, finite))}'
         f"{_pair_chart(compared, finite)}</div>"
-        '<p class="ps-note">Shaded bands are 95 % intervals.</p>'
+        '<p class="ps-note">Shaded bands are 95 % intervals. In the last picture, '
+        f"{escape(compared.scored.loaded.name)} does worse above the line.</p>"
     )
 
 
@@ -372,7 +373,7 @@ def _pair_chart(compared: Compared, changes: Sequence[Change]) -> str:
         [change.reference_bits for change in changes],
         [change.bits for change in changes],
         f"bits under {reference}",
-        f"Bits of each {unit} under {model}; above the line it does worse",
+        f"Bits of each {unit} under {model}",
         f"{100 * worse:.0f} % of them lie above the line, where {model} does worse.",
     )
 

@@ -90,8 +90,11 @@ def _judged(trade_off: TradeOff) -> str:
     if knee is None:
         return "<b>That may be chance:</b> the interval includes no change at all."
     if knee is best:
-        smaller = "" if best is trade_off.strides[-1] else " Smaller ones bring nothing more."
-        return f"No larger stride brings nine tenths of that.{smaller}"
+        said = [
+            "No larger stride brings nine tenths of that." * (best is not trade_off.strides[1]),
+            "Smaller ones bring nothing more." * (best is not trade_off.strides[-1]),
+        ]
+        return " ".join(filter(None, said))
     share = gain_share(
         knee.result["perplexity"], [one.result["perplexity"] for one in trade_off.strides]
     )

@@ -258,7 +258,7 @@ class Handlers:
         settings = replace(settings, model=(other or "").strip())
         yield from self._run(
             request,
-            lambda job: self.service.compare(text, settings, reference, job),
+            lambda job: self.service.compare(text, settings, reference, job, clip=True),
             lambda compared: (compare_view(compared),),
         )
 

@@ -239,15 +239,23 @@ class Service:
             result = measure(loaded, text, settings, job.computing())
             return Scored(text, settings, loaded, result)
 
-    def compare(self, text: str, settings: Settings, reference: str, job: Job) -> Compared:
-        """Score a text with a model and a reference at once, in windows that both take."""
+    def compare(
+        self, text: str, settings: Settings, reference: str, job: Job, clip: bool = False
+    ) -> Compared:
+        """Score a text with a model and a reference at once.
+
+        Args:
+            clip: shorten a window that is too long for one of them, instead of refusing it.
+        """
         text = check_text(text, self.limits)
         settings = check_settings(settings, self.protocols)
         if settings.model == reference:
             raise Refused("Choose two different models to compare.")
         with self._opened([settings.model, reference], job) as both:
-            longest = min(loaded.window for loaded in both)
-            shared = settings.for_model(longest, clip=True)
+            # Whose window the settings must fit is named where they don't.
+            shortest = min(both, key=lambda loaded: loaded.window)
+            fitted = replace(settings, model=shortest.name).for_model(shortest.window, clip)
+            shared = replace(fitted, model=settings.model)
             for loaded in both:
                 check_tokens(loaded, text, self.limits, job)
             try:

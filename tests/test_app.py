@@ -192,7 +192,7 @@ def test_no_view_lets_a_visitors_text_become_html(service):
     evil = "\"><img src=x onerror=alert(1)><script>alert(2)</script>${alert(3)}{{x}}' onclick=x "
     settings = Settings(BUNDLED, 64, 32)
     scored = service.score(evil * 4, settings, Job(60))
-    compared = service.compare(evil * 4, settings, "owner/words", Job(60))
+    compared = service.compare(evil * 4, settings, "owner/words", Job(60), clip=True)
     trade_off = service.trade_off(evil * 4, settings, Job(60))
     protocols = service.every_protocol(evil * 4, settings, Job(60))
     html_views = [SCORE_OUTPUTS[name](scored) for name in ("score", "cite", "text")]
@@ -393,6 +393,14 @@ def test_models_with_other_start_tokens_are_compared_without_one(service, monkey
     assert compared.scored.tokens["nll"][0] is None
     assert "compared without one" in compare_view(compared)
     assert "compared without one" in compare_summary(compared)["notes"][-1]
+
+
+def test_a_window_too_long_for_one_of_two_models_is_refused_or_shortened(service):
+    with pytest.raises(Refused, match="between 2 and 16 tokens with owner/words, but it is 64"):
+        service.compare(STORY, Settings(BUNDLED, 64), "owner/words", Job(60))
+    shortened = service.compare(STORY, Settings(BUNDLED, 64), "owner/words", Job(60), clip=True)
+    assert shortened.scored.settings == Settings(BUNDLED, 16, 8)
+    assert "demo_model could read up to 64" in compare_view(shortened)
 
 
 def test_a_model_is_not_compared_with_itself(service):
@@ -1580,6 +1588,20 @@ def test_the_api_compares_models_with_other_tokens_by_bytes(url):
     assert total / comparison["compared_bytes"] == pytest.approx(
         comparison["bits_per_byte_change"], rel=1e-6
     )
+
+
+@pytest.mark.parametrize(
+    "arguments, said",
+    [
+        ({"stride": 100}, "The stride must be between 1 and the window, 64 tokens"),
+        ({"window": 65}, "The window must be between 2 and 64 tokens"),
+        ({"model": "demo_model"}, "two different models"),
+        ({"reference_model": ""}, "must be the name of a model"),
+    ],
+)
+def test_the_api_compares_as_asked_or_not_at_all(url, arguments, said):
+    with pytest.raises(Exception, match=said):
+        Client(url, verbose=False).predict(STORY, **arguments, api_name="/compare")
 
 
 @pytest.mark.parametrize(
