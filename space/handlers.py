@@ -111,12 +111,13 @@ class Handlers:
     def choose_sample(self, name: str):
         return self.samples.get(name, gr.skip())
 
-    def upload(self, path: str):
+    def upload(self, path: str, uploads: int):
+        """Put a file into the text box, and count it, or say why not."""
         try:
             text = read_upload(path, self.service.limits)
         except Refused as refusal:
-            return gr.skip(), alert(str(refusal))
-        return text, status("The file is in the text box. Press Score.")
+            return gr.skip(), alert(str(refusal)), gr.skip()
+        return text, status("The file is in the text box. Press Score."), uploads + 1
 
     def move_window(self, window: float, stride: float, protocol: str):
         """The stride may not pass the window."""

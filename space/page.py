@@ -325,10 +325,17 @@ def connect_settings(
     """Controls that change other controls."""
     c, status_line = controls, results.status
     latest = QUICK | RAW | {"trigger_mode": "always_last"}
+    uploads = gr.State(0)  # counted, so that a refusal is not followed by a score
+    c.upload.upload(
+        handlers.upload,
+        [c.upload, uploads],
+        [c.text, status_line, uploads],
+        **QUIET,
+        concurrency_limit=None,
+    )
     changes = [
         # A choice, not `input`: that fires too when the list is only left, and would replace a text.
         c.sample.select(handlers.choose_sample, c.sample, c.text, **QUICK),
-        c.upload.upload(handlers.upload, c.upload, [c.text, status_line], **QUICK),
         c.window.input(
             handlers.move_window, [c.window, c.stride, c.protocol], [c.stride, c.sketch], **latest
         ),
@@ -343,7 +350,7 @@ def connect_settings(
     ]
     views = [results.score[name] for name in SCORE_OUTPUTS]
     again = COMPUTING | QUIET | RAW | {"trigger_mode": "always_last"}
-    typed = (c.text.input, c.context.input, c.start.input)
+    typed = (c.text.input, c.context.input, c.start.input, uploads.change)
     for changed in (*typed, *(change.then for change in changes)):
         changed(handlers.rescore, c.scoring, [status_line, results.shared, *views], **again)
     # What only the script sees: the # of the address, and what it kept over a reload.

@@ -41,7 +41,7 @@ def recipe(scored: Scored) -> list[str]:
     begins = [bool(window["start_token"]) for window in scored.tokens["windows"]]
     start = "no start token"
     if any(begins):
-        start = "start token in every window" if all(begins[1:2]) else "start token once"
+        start = "start token in every window" if begins[1:2] == [True] else "start token once"
     stride = [] if settings.stride is None else [f"stride {settings.stride:,}"]
     context = [f"after {count(scored.context_tokens, 'token')} of context"] * bool(settings.context)
     return [

@@ -107,6 +107,8 @@ def test_a_file_that_is_no_text_is_refused_with_a_sentence(page, tmp_path):
     path.write_bytes(b"\xff\xd8\xff\xe0 no text")
     page.one("input[type=file]").send_keys(str(path))
     page.until(lambda: "not plain text in UTF-8" in page.status)
+    time.sleep(2)  # for a score of the text before, which must not come
+    assert "not plain text in UTF-8" in page.status
 
 
 def test_strides_and_protocols_are_measured(page):
