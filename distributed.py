@@ -71,11 +71,11 @@ class Processes:
             ValueError: in each process, where one was given something else.
         """
         descriptions = self.exchange(description)
-        others = [rank for rank, other in enumerate(descriptions) if other != descriptions[0]]
-        if others:
+        differing = [rank for rank, other in enumerate(descriptions) if other != descriptions[0]]
+        if differing:
             error = ValueError(
                 f"The {what} must be the same in all processes with distributed=True, but process "
-                f"{others[0]} has others than process 0. {advice}"
+                f"{differing[0]} has others than process 0. {advice}"
             )
             raise _shared(error)
         self.run += xxhash.xxh3_128_hexdigest(description.encode())

@@ -167,10 +167,10 @@ def check_identifiable(model: torch.nn.Module) -> None:
     Raises:
         ValueError: code that nothing can identify runs in the model.
     """
-    found = modifications(model)
-    if found:
+    places = modifications(model)
+    if places:
         raise ValueError(
-            f"`checkpoint` must be left out with a model whose code was changed ({found[0]}): what it "
+            f"`checkpoint` must be left out with a model whose code was changed ({places[0]}): what it "
             "computes cannot be told by looking at it, and the file may hold another model's scores. "
             "Remove the change, or score without a checkpoint."
         )

@@ -319,10 +319,10 @@ def separate_chats(predictions, num_added: int) -> tuple[object, list[Chat] | No
             "`predictions` must be either texts or chats, all in one call, got both: "
             f"{len(chats)} chats and {len(predictions) - len(chats) + num_added} texts."
         )
-    spoken = [
+    replies = [
         "\n".join(str(m["content"]) for m in chat if m["role"] == "assistant") for chat in chats
     ]
-    return spoken, chats
+    return replies, chats
 
 
 def is_chat(value: object) -> bool:

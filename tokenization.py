@@ -261,8 +261,8 @@ def without_start_token(
     if len(stream) == 0 or stream.ids[0] != start_id:
         return stream
     written = tokenizer.convert_ids_to_tokens(start_id)
-    _, found, rest = text.partition(written)
-    return stream.without_first(begin=len(text) - len(rest) if found else 0)
+    _, mark, remainder = text.partition(written)
+    return stream.without_first(begin=len(text) - len(remainder) if mark else 0)
 
 
 def tokenizer_vocabulary(tokenizer) -> dict[int, str]:

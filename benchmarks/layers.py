@@ -42,17 +42,17 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 @torch.no_grad()
-def in_turns(ways: dict[str, Callable], repetitions: int) -> dict[str, dict[str, float]]:
-    """Each way's time over the first one's; a first round warms up and isn't counted."""
-    seconds: dict[str, list[float]] = {name: [] for name in ways}
+def in_turns(contenders: dict[str, Callable], repetitions: int) -> dict[str, dict[str, float]]:
+    """Time of each contender over the first's; a first round warms up and isn't counted."""
+    seconds: dict[str, list[float]] = {name: [] for name in contenders}
     for _ in range(repetitions + 1):
-        for name, run in ways.items():
+        for name, run in contenders.items():
             began = time.perf_counter()
             run()
             seconds[name].append(time.perf_counter() - began)
     first = next(iter(seconds.values()))
     return {
-        name: spread([own / base for own, base in zip(times[1:], first[1:])])
+        name: spread([taken / base for taken, base in zip(times[1:], first[1:])])
         for name, times in seconds.items()
     }
 
@@ -101,10 +101,10 @@ def head(model) -> dict[str, Callable]:
     def run(product, rows):
         return lambda: [product(part) for part in hidden.split(rows)]
 
-    ways = {f"plain, {rows} rows a block": run(linear, rows) for rows in (512, 128, 1024)}
-    ways |= {f"aligned, {rows} rows a block": run(aligned, rows) for rows in (128, 512, 1024)}
+    contenders = {f"plain, {rows} rows a block": run(linear, rows) for rows in (512, 128, 1024)}
+    contenders |= {f"aligned, {rows} rows a block": run(aligned, rows) for rows in (128, 512, 1024)}
     packed = torch.ops.mkldnn._reorder_linear_weight(linear.weight, None)
-    return ways | {
+    return contenders | {
         "oneDNN, packed, 512 rows a block": run(
             lambda part: torch.ops.mkldnn._linear_pointwise(part, packed, None, "none", [], ""), 512
         )
@@ -119,16 +119,16 @@ def loss(model) -> dict[str, Callable]:
 
     def run(rows, nll):
         def blocks():
-            for part, own in zip(product(hidden).split(rows), targets.split(rows)):
-                nll(part, own)
+            for part, labels in zip(product(hidden).split(rows), targets.split(rows)):
+                nll(part, labels)
 
         return blocks
 
-    def by_cross_entropy(logits, own):
-        return cross_entropy(logits, own, reduction="none")
+    def by_cross_entropy(logits, labels):
+        return cross_entropy(logits, labels, reduction="none")
 
-    def by_logsumexp(logits, own):
-        return logits.logsumexp(1) - logits.gather(1, own[:, None])[:, 0]
+    def by_logsumexp(logits, labels):
+        return logits.logsumexp(1) - logits.gather(1, labels[:, None])[:, 0]
 
     return {
         "no loss": lambda: product(hidden),

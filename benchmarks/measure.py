@@ -44,8 +44,8 @@ def agreement(case: Case) -> dict[str, float]:
     for name, contender in case.contenders.items():
         value = contender.run()  # also the warm-up
         if contender.twin is not None:
-            own = contender.twin()
-            differences[name] = abs(value - own) / abs(own)
+            own_value = contender.twin()
+            differences[name] = abs(value - own_value) / abs(own_value)
     return differences
 
 

@@ -293,7 +293,7 @@ def test_peak_memory_apart_reads_what_the_process_prints(tmp_path):
 def test_parts_are_timed_one_by_one(capsys):
     layers.main(["--shape=tiny", "--repetitions=1", "--threads=1"])
     printed = capsys.readouterr().out
-    assert all(way.__doc__ in printed for way in (layers.body, layers.head, layers.loss))
+    assert all(group.__doc__ in printed for group in (layers.body, layers.head, layers.loss))
     assert printed.count("1.00   (1.00 to 1.00)") >= 5, "each part's first way over itself"
 
 
