@@ -157,13 +157,18 @@ def check_setting(setting: Setting, add_start_token, separator) -> None:
         "add_start_token": add_start_token is not True,
         "separator": separator is not None,
     }
-    for argument, is_given in given.items():
-        if is_given and argument not in protocol.knobs:
-            raise ValueError(
-                f"`{argument}` must be left out with protocol={protocol.name!r}: {protocol.source} "
-                f"has no such setting. It takes {', '.join(protocol.knobs)}."
-            )
+    for argument in (argument for argument, is_given in given.items() if is_given):
+        check_knob(argument, protocol)
     check_choice("add_start_token", add_start_token, protocol.start_choices)
+
+
+def check_knob(argument: str, protocol: Protocol) -> None:
+    """Refuse an argument that a protocol's tool has no setting for."""
+    if argument not in protocol.knobs:
+        raise ValueError(
+            f"`{argument}` must be left out with protocol={protocol.name!r}: {protocol.source} has "
+            f"no such setting. It takes {', '.join(f'`{knob}`' for knob in protocol.knobs)}."
+        )
 
 
 def check_detokenizer(detokenizer) -> None:

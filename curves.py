@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from .arguments import Setting, check_choice, check_whole_number
+from .arguments import Setting, check_choice, check_knob, check_whole_number
 from .loading import UNLIMITED_WINDOW, ContextLimit
 from .measurement import Corpus, contexts_by_token, nlls_by_token, plan_measurement
 from .report import Report
@@ -60,12 +60,8 @@ def check_long_context(
                 f"`{name}` must be left out where `protocol`, `max_length` or `stride` is a list. "
                 "Make a call for each."
             )
-        protocol = settings[0].protocol
-        if name != "positions" and name not in protocol.knobs:
-            raise ValueError(
-                f"`{name}` must be left out with protocol={protocol.name!r}: {protocol.source} has "
-                f"no such setting. It takes {', '.join(protocol.knobs)}."
-            )
+        if name != "positions":
+            check_knob(name, settings[0].protocol)
     if isinstance(lengths, list) and settings[0].max_length not in (None, lengths[-1]):
         raise ValueError(
             f"`max_length` must be left out with `context_lengths`, whose longest is the window, "

@@ -234,7 +234,7 @@ def check_scored(streams: Sequence[TokenizedText], protocol: Protocol) -> None:
         raise ValueError(
             f"`predictions` must have more tokens after their contexts than these have alone with "
             f"protocol={protocol.name!r}, got none at {positions(empty)}: a token reaches across "
-            "the join. protocol='sliding' tells them apart by characters."
+            "the join. Pass protocol='sliding', which tells them apart by characters."
         )
     if empty:
         raise ValueError(
@@ -277,7 +277,7 @@ def windows_of_part(plan: Plan, stream: TokenizedText) -> list[Window]:
         raise ValueError(
             f"`predictions` must have at most max_length={plan.max_length} tokens after their "
             f"contexts with protocol={plan.protocol.name!r}, got {end - first}. "
-            "protocol='sliding' takes any number."
+            "Pass protocol='sliding', which takes any number."
         )
     return [last_window(end, first, plan.max_length, starts=first == 0)]
 

@@ -14,6 +14,7 @@ OTHER_NAMES = {
     "model_id": "--model",
     "contexts": "--context-column",
     "num_alternatives": "--num-alternatives",
+    "words": "--words",
 }
 
 
@@ -46,14 +47,18 @@ def in_options(message: str) -> str:
     """Write `max_length` as --max-length, and "pass dtype='float32'" as the option would be."""
     message = re.sub(r"`(\w+)`", lambda match: option_name(match[1]) or match[0], message)
     return re.sub(
-        r"\b(pass(?:ing)?|with|add|load it with) (\w+)='?([\w.-]+?)'?(?=[\s.,;:)]|$)",
+        r"\b([Pp]ass(?:ing)?|with|add|load it with) (\w+)='?([\w.-]+?)'?(?=[\s.,;:)]|$)",
         lambda match: (
-            f"{match[1]} {option_name(match[2]) or match[2]} {match[3].lower()}"
-            if option_name(match[2])
-            else match[0]
+            f"{match[1]} {as_option(match[2], match[3])}" if option_name(match[2]) else match[0]
         ),
         message,
     )
+
+
+def as_option(argument: str, value: str) -> str:
+    """An argument with its value as the command line takes it."""
+    is_flag = METRIC_ARGUMENTS.get(argument, {}).get("action") == "store_true"
+    return option_name(argument) if is_flag else f"{option_name(argument)} {value.lower()}"
 
 
 def option_name(argument: str) -> str | None:

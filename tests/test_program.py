@@ -148,6 +148,9 @@ def test_the_devices_of_max_memory_are_numbers():
         ("Lower it, or pass add_start_token='once'.", "Lower it, or pass --add-start-token once."),
         ("load it with dtype='float32'.", "load it with --dtype float32."),
         ("with protocol='gptq', which", "with --protocol gptq, which"),
+        ("Pass protocol='sliding'.", "Pass --protocol sliding."),
+        ("`words` must be left out.", "--words must be left out."),
+        ("in all processes with distributed=True.", "in all processes with --distributed."),
         ("`hidden_size` is no option", "`hidden_size` is no option"),
     ],
 )
