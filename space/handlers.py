@@ -77,9 +77,10 @@ class Handlers:
         self.jobs.forget(request.session_hash)
         return alert(TURNED_AWAY), gr.Button(interactive=False)
 
-    def ask_words(self, words: bool, asked: int):
+    def ask_words(self, words: bool, shared: Scored | None, asked: int):
         """Count the requests for words, which are scored when they are first looked at."""
-        return asked + words
+        are_there = shared is not None and "word_scores" in shared.result
+        return asked + (words and not are_there)
 
     def ask_model(self, name: str, adopted: str, asked: int):
         """Count the requests for another model than the one that the sliders stand for."""

@@ -405,7 +405,11 @@ def connect_measurements(handlers: Handlers, controls: Controls, results: Result
     views = [r.score[name] for name in SCORE_OUTPUTS]
     asked_words = gr.State(0)
     c.words.input(
-        handlers.ask_words, [c.words, asked_words], asked_words, **QUIET, concurrency_limit=None
+        handlers.ask_words,
+        [c.words, r.shared, asked_words],
+        asked_words,
+        **QUIET,
+        concurrency_limit=None,
     )
     scorings = gr.State(0)
     for asks in (c.score.click, c.text.submit, c.visits.change, asked_words.change):

@@ -169,4 +169,10 @@ def _count_line(scored: Scored, segments: list[Segment]) -> str:
             f"{count(len(whole), 'piece')} of text made of several tokens, because a character is "
             "never cut; their bits are added up"
         )
-    return f'<p class="ps-note">{", with ".join(pieces)}.</p>'
+    words = ""
+    if "word_scores" in scored.result:
+        words = (
+            f" {count(len(scored.result['word_scores'][0]['words']), 'word')}: their table is among the "
+            "files under “Cite and share”."
+        )
+    return f'<p class="ps-note">{", with ".join(pieces)}.{words}</p>'

@@ -1120,6 +1120,13 @@ def test_words_are_made_of_their_tokens(worded):
     assert 2 * sum(data["lengths"]) == len(utf16)
 
 
+def test_words_are_scored_when_they_are_first_looked_at(handlers, scored, worded):
+    assert handlers.ask_words(True, None, 3) == 4
+    assert handlers.ask_words(True, scored, 3) == 4
+    assert handlers.ask_words(True, worded, 3) == 3
+    assert handlers.ask_words(False, scored, 3) == 3
+
+
 def test_words_that_nobody_asked_for_are_not_scored(scored):
     assert "word_scores" not in scored.result
     assert data_of(SCORE_OUTPUTS["text"](scored))["words"] is None
