@@ -1,12 +1,13 @@
 """A window larger than memory: read in parts within a budget that a plain pass exceeds several times.
 
-    python benchmarks/long_window.py --length 32768 --budget 256
+    python benchmarks/long_window.py --length 32768 --budget 64
 
 The budget is enforced: the process cannot get more memory than it has when the model is there, and
 so much on top.  A small model with rotary positions and random weights; one thread.
 """
 
 import argparse
+import ctypes
 import json
 import resource
 import tempfile
@@ -20,20 +21,21 @@ from measure import peak_memory, status_bytes
 from workloads import make_text, make_tokenizer
 
 VOCABULARY = 4096
-SHAPE = {
-    "vocab_size": VOCABULARY,
-    "hidden_size": 128,
-    "intermediate_size": 512,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "bos_token_id": VOCABULARY - 1,
-    "eos_token_id": VOCABULARY - 1,
-}
+HEAD_WIDTH = 64
 
 
-def make_rotary(length: int, attention: str) -> transformers.LlamaForCausalLM:
+def make_rotary(length: int, width: int, attention: str) -> transformers.LlamaForCausalLM:
     torch.manual_seed(0)
-    config = transformers.LlamaConfig(**SHAPE, max_position_embeddings=length)
+    config = transformers.LlamaConfig(
+        vocab_size=VOCABULARY,
+        max_position_embeddings=length,
+        hidden_size=width,
+        intermediate_size=4 * width,
+        num_hidden_layers=1,
+        num_attention_heads=width // HEAD_WIDTH,
+        bos_token_id=VOCABULARY - 1,
+        eos_token_id=VOCABULARY - 1,
+    )
     model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation=attention)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -44,6 +46,7 @@ def make_rotary(length: int, attention: str) -> transformers.LlamaForCausalLM:
 
 def limit_memory(budget: int) -> None:
     """Let this process have `budget` bytes more than it has now, for as long as it lives."""
+    ctypes.CDLL(None).malloc_trim(0)  # what was freed is had no more
     resource.setrlimit(
         resource.RLIMIT_DATA,
         (status_bytes("VmData") + budget, resource.getrlimit(resource.RLIMIT_DATA)[1]),
@@ -51,7 +54,12 @@ def limit_memory(budget: int) -> None:
 
 
 def measure(
-    metric: evaluate.Metric, length: int, budget: int, attention: str, logits_memory: int
+    metric: evaluate.Metric,
+    length: int,
+    width: int,
+    attention: str,
+    budget: int,
+    logits_memory: int,
 ) -> dict:
     """Peak memory of a plain pass and of ours, whole and within the budget, and both scores."""
     arguments = {
@@ -60,7 +68,7 @@ def measure(
         "stride": length,
         "logits_memory": logits_memory,
     }
-    models = [make_rotary(length, attention) for _ in range(2)]
+    models = [make_rotary(length, width, attention) for _ in range(2)]
     results = {}
 
     @torch.no_grad()
@@ -93,16 +101,18 @@ def measure(
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--length", type=int, default=32768, help="tokens in the window")
-    parser.add_argument("--budget", type=int, default=256, help="MiB")
+    parser.add_argument("--width", type=int, default=64, help=f"a multiple of {HEAD_WIDTH}")
+    parser.add_argument("--budget", type=int, default=64, help="MiB")
     parser.add_argument("--attention", choices=("sdpa", "eager"), default="sdpa")
-    parser.add_argument("--logits-memory", type=int, default=64, help="MiB")
+    parser.add_argument("--logits-memory", type=int, default=16, help="MiB")
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
     evaluate.logging.disable_progress_bar()
     budget, logits_memory = (2**20 * size for size in (options.budget, options.logits_memory))
     with tempfile.TemporaryDirectory() as cache:
         metric = evaluate.load(str(ROOT / "perplexity_sliding.py"), cache_dir=cache)
-        measured = measure(metric, options.length, budget, options.attention, logits_memory)
+        shape = (options.length, options.width, options.attention)
+        measured = measure(metric, *shape, budget, logits_memory)
     print(json.dumps(measured))
 
 

@@ -36,7 +36,7 @@ MEMORY_CASES = {  # shape, case: whose memory is measured
         "ours, logits_memory=2**26",
         "full logits",
     ),
-    ("large vocabulary", "two models, four windows"): (
+    ("large vocabulary", "two models, two windows"): (
         "both at once, logits_memory=2**27",
         "full logits of both",
     ),
@@ -59,7 +59,8 @@ def main(arguments: list[str] | None = None) -> None:
         if (options.only is None or name in options.only) and name not in options.skip:
             part()
             options.output.write_text(json.dumps(results, indent=1) + "\n")
-    draw(results, options.plot)
+    if results["cases"]:
+        draw(results, options.plot)
 
 
 def all_parts(
@@ -89,19 +90,22 @@ def all_parts(
         print_ways(results["many lengths"])
 
     def one_context() -> None:
-        small = setup if tiny else Setup("small")
+        small = setup if tiny else Setup("small vocabulary")
         sizes = (30, 4, 20) if tiny else (200, 10, 500)
         results["shared context"] = [shared.one_context(small, *sizes, options.repetitions)]
         print_ways(results["shared context"])
 
     def all_two_models() -> None:
-        setups = [setup] if tiny else [Setup("small"), setup, Setup("large vocabulary")]
+        if tiny:
+            pairs = [(setup, setup.context)]
+            rows = [(setup, 8)]
+        else:
+            small = Setup("small")
+            pairs = [(small, 1024), (setup, 512)]
+            rows = [(small, 128), (Setup("large vocabulary"), 64)]
         results["two models"] = [
-            *(
-                two_models.both_at_once(one, 2 * one.context, options.repetitions)
-                for one in setups[:2]
-            ),
-            *(two_models.divergence(one, 256, options.repetitions) for one in setups),
+            *(two_models.both_at_once(*pair, options.repetitions) for pair in pairs),
+            *(two_models.divergence(*size, options.repetitions) for size in rows),
         ]
         print_ways(results["two models"])
 

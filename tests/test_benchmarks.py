@@ -327,3 +327,6 @@ def test_published_tables_are_of_the_published_results():
     details = (ROOT / "benchmarks" / "README.md").read_text()
     assert table.memory_table(results) in details
     assert table.bookkeeping_table(results) in details
+    assert table.two_models_table(results) in details
+    for part in ("shared context", "many lengths"):
+        assert table.shared_table(results, part) in details
