@@ -1120,6 +1120,17 @@ def test_words_are_made_of_their_tokens(worded):
     assert 2 * sum(data["lengths"]) == len(utf16)
 
 
+def test_words_are_coloured_by_their_surprisal(worded):
+    """Not by the plain sum, which pays for the space before the word."""
+    [words_scored] = worded.result["word_scores"]
+    bits = [(0.5, 2, 4, 8, 12, 20)[n % 6] for n in range(len(words_scored["words"]))]
+    changed = words_scored | {"surprisal": [value * math.log(2) for value in bits]}
+    page = SCORE_OUTPUTS["text"](replace(worded, result=worded.result | {"word_scores": [changed]}))
+    classes = data_of(page)["words"]["classes"].split()
+    shown = [name for name in classes if name not in ("-", "out")]
+    assert shown == [f"b{n % 6}" for n in range(len(bits))]
+
+
 def test_words_are_scored_when_they_are_first_looked_at(handlers, scored, worded):
     assert handlers.ask_words(True, None, 3) == 4
     assert handlers.ask_words(True, scored, 3) == 4
