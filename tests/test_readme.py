@@ -51,9 +51,9 @@ class Block(NamedTuple):
 
 
 def parse(markdown: str, page: str = "README.md") -> list[Block]:
-    blocks = list(BLOCK.finditer(markdown))
+    matches = list(BLOCK.finditer(markdown))
     blocks = []
-    for match, after in zip(blocks, [*blocks[1:], None]):
+    for match, after in zip(matches, [*matches[1:], None]):
         follows = after is not None and not markdown[match.end() : after.start()].strip()
         shown = follows and after["language"] == "text"
         line = markdown.count("\n", 0, match.start("fence")) + 1
