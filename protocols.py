@@ -307,8 +307,8 @@ PROTOCOLS = protocol_table(
         "yarn",
         source="YaRN, eval/perplexity.py",
         description=(
-            "Windows 256 tokens apart, each with the start token; the average is taken over windows "
-            "instead of tokens."
+            "Windows at most 256 tokens apart, each with the start token; the average is taken over "
+            "windows instead of tokens."
         ),
         stride=256,
         start="every if any",
@@ -330,8 +330,8 @@ PROTOCOLS = protocol_table(
         "longlora",
         source="LongLoRA and landmark attention, eval.py",
         description=(
-            "Windows 256 tokens apart, each scoring all of its tokens, so that most count many times "
-            "and with every length of context."
+            "Windows at most 256 tokens apart, each scoring all of its tokens: where they overlap, a "
+            "token counts many times and with many lengths of context."
         ),
         stride=256,
         encoding="default",

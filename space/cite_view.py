@@ -14,7 +14,8 @@ def cite_view(scored: Scored) -> str:
     without = "" if has_text(address) else " (without the text, which is too long for a link)"
     before = f"<p>And of the context before it:</p>{_code(digest(context))}" if context else ""
     return (
-        '<div class="ps-view"><p>Quote the number with its signature: it names the model, its exact '
+        f'<div class="ps-view" data-of="{escape(scored.settings.mark(scored.text))}">'
+        "<p>Quote the number with its signature: it names the model, its exact "
         "weights, the windows and the versions. Equal signatures and texts give equal numbers.</p>"
         f"{_code(scored.result['signature'])}"
         "<p>SHA-256 of the text, as <code>sha256sum text.txt</code> prints it for the file below:</p>"

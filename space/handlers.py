@@ -112,32 +112,34 @@ class Handlers:
     def choose_sample(self, name: str):
         return self.samples.get(name, gr.skip())
 
-    def upload(self, path: str, uploads: int):
-        """Put a file into the text box, and count it, or say why not."""
+    def upload(self, path: str):
+        """Put a file into the text box, or say why not."""
         try:
             text = read_upload(path, self.service.limits)
         except Refused as refusal:
-            return gr.skip(), alert(str(refusal)), gr.skip()
-        return text, status("The file is in the text box. Press Score."), uploads + 1
+            return gr.skip(), alert(str(refusal))
+        return text, status("The file is in the text box. Press Score.")
 
-    def move_window(self, window: float, stride: float, protocol: str):
-        """The stride may not pass the window."""
-        window, stride = typed_sliders(window, stride)
+    def move_window(self, window: float, wanted: float, protocol: str):
+        """The stride may not pass the window; in a wider one the stride that was wanted is back."""
+        window, stride = typed_sliders(window, wanted)
         return gr.Slider(maximum=window, value=stride), sketch(window, stride, protocol)
 
     def move_stride(self, window: float, stride: float, protocol: str):
-        return sketch(*typed_sliders(window, stride), protocol)
-
-    def choose_protocol(self, protocol: str, window: float, stride: float, start: str):
-        """Offer only the settings that the protocol's tool has."""
-        known = guide(protocol)
+        """Draw the stride, and remember it as the one that is wanted."""
         window, stride = typed_sliders(window, stride)
-        if known.usual_stride or not known.stride:
-            stride = usual_stride(protocol, window)
+        return sketch(window, stride, protocol), stride
+
+    def choose_protocol(self, protocol: str, window: float, start: str):
+        """Offer only the settings that the protocol's tool has, and begin with its usual stride."""
+        known = guide(protocol)
+        window, _ = typed_sliders(window, window)
+        stride = usual_stride(protocol, window)
         return (
             gr.Slider(interactive=known.stride, visible=known.stride, value=stride),
             start_choice(protocol, start),
             sketch(window, stride, protocol),
+            stride,
         )
 
     def arrive(self, request: gr.Request, behind: str, kept: str, visits: int):

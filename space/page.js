@@ -21,6 +21,13 @@ function digest(text) {
   return b * 65536 + a;
 }
 
+/* Read aloud where the number stands, and nowhere else. */
+function staleNote(aloud) {
+  const note = make("p", "ps-stale-note", "This is of the text or the settings before. Press Score for the present ones.");
+  if (aloud) note.setAttribute("role", "status");
+  return note;
+}
+
 /* Dim every result that is not of the present text and settings, and say so. */
 function compareWithRequest() {
   if (!request) return;
@@ -28,7 +35,7 @@ function compareWithRequest() {
     const stale = JSON.parse(view.dataset.of).some((value, n) => value !== null && value !== request[n]);
     const note = view.querySelector(":scope > .ps-stale-note");
     view.classList.toggle("ps-stale", stale);
-    if (stale && !note) view.prepend(make("p", "ps-stale-note", "This is of the text or the settings before. Press Score for the present ones."));
+    if (stale && !note) view.prepend(staleNote(view.matches(".ps-card")));
     if (!stale) note?.remove();
   }
 }
@@ -36,7 +43,8 @@ function compareWithRequest() {
 /* The page's components call this with their values. */
 window.perplexityAsked = (text, ...settings) => {
   const context = settings.pop();
-  request = [digest(text ?? ""), ...settings, digest(context ?? "")];
+  const whole = settings.map((value) => typeof value === "number" ? Math.trunc(value) : value); // as it is scored
+  request = [digest(text ?? ""), ...whole, digest(context ?? "")];
   keep(text, context);
   compareWithRequest();
 };
@@ -58,9 +66,11 @@ function cardView(view, data) {
   before = { ...data, time, earlier };
   if (!earlier || earlier.text !== data.text || earlier.recipe === data.recipe || !change) return;
   const share = 100 * (data.perplexity / earlier.perplexity - 1), work = data.read / earlier.read;
-  const words = `${number(earlier.perplexity)} → ${number(data.perplexity)}, ${share < 0 ? "−" : "+"}${Math.abs(share).toFixed(1)} %`;
-  const cost = Math.abs(work - 1) < 0.05 ? "the same work" : `${work.toPrecision(2)} × the work`;
-  change.textContent = earlier.model === data.model ? `${words}, ${cost}` : words;
+  const changed = Math.abs(share) < 0.05 ? "unchanged" : `${share < 0 ? "−" : "+"}${Math.abs(share).toFixed(1)} %`;
+  const parts = [`${number(earlier.perplexity)} → ${number(data.perplexity)}, ${changed}`];
+  if (earlier.model === data.model) parts.push(Math.abs(work - 1) < 0.05 ? "the same work" : `${work.toPrecision(2)} × the work`);
+  if (earlier.scored !== data.scored) parts.push(`but ${fmt(earlier.scored)} → ${tokens(data.scored)} scored: not the same ones`);
+  change.textContent = parts.join(", ");
 }
 
 document.addEventListener("keydown", (event) => {

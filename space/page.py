@@ -51,6 +51,7 @@ class Controls:
     words: gr.Checkbox
     score: gr.Button
     adopted: gr.State
+    wanted: gr.State
     visits: gr.State
 
     @property
@@ -201,6 +202,9 @@ def lay_out_controls(service: Service, handlers: Handlers, scored: Scored):
     # Switched by the page's script, with the choice beside the text.
     words = gr.Checkbox(label="Score words", elem_id="words")
     adopted = gr.State(BUNDLED)  # whose window the sliders show
+    wanted = gr.State(
+        settings.stride
+    )  # what the visitor chose: a narrow window shortens the stride
     visits = gr.State(0)  # counted up by a link that is to be scored
     controls = Controls(
         text,
@@ -216,6 +220,7 @@ def lay_out_controls(service: Service, handlers: Handlers, scored: Scored):
         words,
         score,
         adopted,
+        wanted,
         visits,
     )
     return controls, line, stop
@@ -286,7 +291,7 @@ def lay_out_results(scored: Scored, line: gr.HTML, stop: gr.Button) -> Results:
                     "Compare them", scale=0, min_width=120, elem_id="compare"
                 )
             compared = view()
-        with gr.Tab("Cite and share"):
+        with gr.Tab("Cite and share", elem_id="cite"):
             views["cite"] = view(values["cite"])
             views["sentence"] = quotable(values["sentence"], "In a paper")
             views["bibtex"] = quotable(values["bibtex"], "BibTeX")
@@ -325,34 +330,31 @@ def connect_settings(
     """Controls that change other controls."""
     c, status_line = controls, results.status
     latest = QUICK | RAW | {"trigger_mode": "always_last"}
-    uploads = gr.State(0)  # counted, so that a refusal is not followed by a score
-    c.upload.upload(
-        handlers.upload,
-        [c.upload, uploads],
-        [c.text, status_line, uploads],
-        **QUIET,
-        concurrency_limit=None,
-    )
-    changes = [
-        # A choice, not `input`: that fires too when the list is only left, and would replace a text.
-        c.sample.select(handlers.choose_sample, c.sample, c.text, **QUICK),
+    # A choice, not `input`: that fires too when the list is only left, and would replace a text.
+    c.sample.select(handlers.choose_sample, c.sample, c.text, **QUICK)
+    c.upload.upload(handlers.upload, c.upload, [c.text, status_line], **QUICK)
+    moves = [
         c.window.input(
-            handlers.move_window, [c.window, c.stride, c.protocol], [c.stride, c.sketch], **latest
+            handlers.move_window, [c.window, c.wanted, c.protocol], [c.stride, c.sketch], **latest
         ),
-        c.stride.input(handlers.move_stride, [c.window, c.stride, c.protocol], c.sketch, **latest),
+        c.stride.input(
+            handlers.move_stride, [c.window, c.stride, c.protocol], [c.sketch, c.wanted], **latest
+        ),
         c.protocol.input(
             handlers.choose_protocol,
-            [c.protocol, c.window, c.stride, c.start],
-            [c.stride, c.start, c.sketch],
+            [c.protocol, c.window, c.start],
+            [c.stride, c.start, c.sketch, c.wanted],
             **RAW,
             **QUICK,
         ),
     ]
     views = [results.score[name] for name in SCORE_OUTPUTS]
     again = COMPUTING | QUIET | RAW | {"trigger_mode": "always_last"}
-    typed = (c.text.input, c.context.input, c.start.input, uploads.change)
-    for changed in (*typed, *(change.then for change in changes)):
-        changed(handlers.rescore, c.scoring, [status_line, results.shared, *views], **again)
+    # `change` of the texts: their `input` is of typed letters only, not of what is pasted or deleted.
+    changes = (c.text.change, c.context.change, c.start.input, *(move.then for move in moves))
+    for changed in changes:
+        ran = changed(handlers.rescore, c.scoring, [status_line, results.shared, *views], **again)
+        ran.then(put_files_away, None, [results.files, results.picture], **QUICK)
     # What only the script sees: the # of the address, and what it kept over a reload.
     behind, kept = (gr.Textbox(visible=False) for _ in range(2))
     controls_set = [c.model, c.window, c.stride, c.start, c.protocol, c.sketch]
@@ -365,9 +367,15 @@ def connect_settings(
         **QUIET,  # in the queue: else the page isn't told that a state changed
     )
     arrived.then(lambda name: name, c.model, c.adopted, **QUICK)
+    arrived.then(lambda stride: stride, c.stride, c.wanted, **QUICK, **RAW)
     page.unload(handlers.leave)
     # In the browser alone: results that are not of the present choice are dimmed.
     gr.on([part.change for part in c.request], None, c.request, None, js=ASKED, **QUICK)
+
+
+def put_files_away() -> tuple:
+    """Files of an earlier result would stand beside the sentence of the present one."""
+    return gr.Files(visible=False), ""
 
 
 def connect_measurements(handlers: Handlers, controls: Controls, results: Results) -> None:
@@ -396,12 +404,13 @@ def connect_measurements(handlers: Handlers, controls: Controls, results: Result
     c.model.input(
         handlers.ask_model, [c.model, c.adopted, asked], asked, **QUIET, concurrency_limit=None
     )
-    on(
+    adopted = on(
         asked.change,
         handlers.adopt_model,
         [c.model, c.stride, c.protocol],
         [c.window, c.stride, c.sketch],
     )
+    adopted.then(lambda stride: stride, c.stride, c.wanted, **QUICK, **RAW)
     views = [r.score[name] for name in SCORE_OUTPUTS]
     asked_words = gr.State(0)
     c.words.input(
@@ -415,6 +424,7 @@ def connect_measurements(handlers: Handlers, controls: Controls, results: Result
     for asks in (c.score.click, c.text.submit, c.visits.change, asked_words.change):
         ran = on(asks, handlers.score, c.scoring, [c.window, c.stride, r.shared, *views])
         ran.then(lambda done: done + 1, scorings, scorings, **QUIET, concurrency_limit=None)
+        ran.then(put_files_away, None, [r.files, r.picture], **QUICK)
     r.make_files.click(handlers.make_files, r.shared, [r.files, r.picture], **QUICK)
     both = [r.other, *c.request]
     opened = gr.State("")

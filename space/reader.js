@@ -124,7 +124,7 @@ function readerView(view, data) {
     });
     lanes.style.height = `${10 * count + 4}px`;
     lanes.title = skip > 1 ? `1 in ${fmt(skip)} windows is drawn` : "";
-    return svg(count, ["ps-unscored", [[0, 0, length, count]]], ["ps-context", read], ["ps-new", scored]);
+    return svg(count, ["ps-context", read], ["ps-new", scored]);
   }
 
   let colouring = "surprise";
@@ -132,7 +132,7 @@ function readerView(view, data) {
   const widest = Math.max(1, ...data.context.filter((value) => value !== null));
   const COLOURS = {
     surprise: (number) => classes[number],
-    rank: (number, [first]) => "b" + ranks.filter((edge) => data.rank[first] > edge).length,
+    rank: (number, [first, last]) => "b" + ranks.filter((edge) => Math.max(...data.rank.slice(first, last + 1)) > edge).length,
     context: (number, [first]) => "c" + Math.min(5, Math.floor(6 * data.context[first] / (widest + 1))),
     window: (number, [first]) => "n" + windowOf[first] % 3,
   };

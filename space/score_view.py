@@ -18,6 +18,7 @@ def score_view(scored: Scored) -> str:
     data = {
         "perplexity": min(result["perplexity"], ENDLESS),
         "read": result["num_forward_tokens"],
+        "scored": result["num_tokens"],
         "text": fingerprint(settings.context + scored.text),
         "address": link(settings, scored.text),
         "model": settings.model,

@@ -46,9 +46,10 @@ class Settings:
             shorter = None if self.stride is None else min(self.stride, max(1, longest // 2))
             return replace(self, window=longest, stride=shorter).for_model(longest, clip)
         if not 2 <= window <= longest:
+            shorter = " Choose a shorter one; the text may still be longer than the window."
             raise Refused(
                 f"The window must be between 2 and {longest:,} tokens with {self.model}, but it is "
-                f"{window:,}. Choose a shorter one; the text may still be longer than the window."
+                f"{window:,}.{shorter if window > longest else ''}"
             )
         if not guide(self.protocol).stride:
             return replace(self, window=window, stride=None)

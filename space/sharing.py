@@ -63,16 +63,16 @@ def bibtex(scored: Scored) -> str:
 def token_table(scored: Scored) -> list[dict]:
     """One row for each token: `COLUMNS`; what was not scored has no nll and no rank.
 
-    The nll is in nats, start and end are characters of the text, an impossible token has the nll
-    "inf", because JSON has no infinity.
+    The nll is in nats, start and end are characters of the text (those of a context before it are
+    negative), an impossible token has the nll "inf", because JSON has no infinity.
     """
-    tokens = scored.tokens
+    tokens, before = scored.tokens, len(scored.settings.context)
     return [
         {
             "index": index,
             "token": token,
-            "start": offset and offset[0],
-            "end": offset and offset[1],
+            "start": offset and offset[0] - before,
+            "end": offset and offset[1] - before,
             "nll": _finite(nll),
             "bits": _finite(nll and nll / math.log(2)),
             "rank": rank,
@@ -88,10 +88,6 @@ def token_table(scored: Scored) -> list[dict]:
             )
         )
     ]
-
-
-def _finite(value: float | None) -> float | str | None:
-    return value if value is None or math.isfinite(value) else str(value)
 
 
 def word_table(scored: Scored) -> list[dict]:

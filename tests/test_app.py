@@ -48,6 +48,7 @@ from space.page import build, launch_options
 from space.plan_view import plan_words, sketch
 from space.protocols import START_CHOICES, guide
 from space.samples import read_upload, samples
+from space.score_view import recipe
 from space.segments import cut
 from space.service import Service, TradeOff, gain_share
 from space.settings import Settings, check_settings
@@ -88,6 +89,12 @@ def service(folders, hub):
 @pytest.fixture(scope="module")
 def scored(service):
     return service.score(MANY * 2, Settings(BUNDLED, 64, 16), Job(60))
+
+
+def test_a_text_of_one_window_has_its_start_token_once(service):
+    scored = service.score("A gull.", Settings(BUNDLED, 64, 16), Job(60))
+    assert "start:once" in scored.result["signature"]
+    assert "start token once" in recipe(scored)
 
 
 # Texts are cut at tokens, but characters stay whole
@@ -1383,7 +1390,7 @@ def test_the_stride_follows_the_window(handlers):
 def test_whatever_is_typed_into_the_sliders_can_be_drawn(handlers, window, stride, taken):
     slider, drawn = handlers.move_window(window, stride, "sliding")
     assert (slider.maximum, slider.value) == taken
-    assert handlers.move_stride(window, stride, "sliding") == drawn
+    assert handlers.move_stride(window, stride, "sliding") == (drawn, taken[1])
 
 
 @pytest.mark.parametrize(
@@ -1401,12 +1408,20 @@ def test_whatever_is_typed_is_scored_or_refused_with_a_sentence(handlers, window
 
 
 def test_a_protocol_without_a_stride_switches_the_slider_off(handlers):
-    stride, start, _ = handlers.choose_protocol("llama.cpp", 64, 32, "once")
+    stride, start, *_ = handlers.choose_protocol("llama.cpp", 64, "once")
     assert stride.interactive is False
     assert stride.value == 64  # the tool's own
     assert start.interactive is False
-    stride, *_ = handlers.choose_protocol("megatron", 64, 64, "once")
+    stride, *_ = handlers.choose_protocol("megatron", 64, "once")
     assert (stride.interactive, stride.value) == (True, 32)
+
+
+def test_each_protocol_begins_with_its_usual_stride(handlers):
+    """The stride of the protocol before stayed, and with it the number was another."""
+    *_, wanted = handlers.choose_protocol("fairseq", 64, "once")
+    assert wanted == 64
+    stride, *_, wanted = handlers.choose_protocol("sliding", 64, "once")
+    assert stride.value == wanted == 32
 
 
 def arrive(handlers, behind="", kept="", **query):

@@ -110,6 +110,17 @@ def test_impossible_and_unscored_tokens_stay_apart_in_json(story):
     json.dumps(rows, allow_nan=False)
 
 
+def test_tables_count_characters_from_the_text(service):
+    settings = Settings(BUNDLED, 64, 16, context="Somebody came. ", words=True)
+    after_context = service.score("It was late, and cold.", settings, Job(60))
+    text = after_context.text
+    for rows, piece in ((token_table(after_context), "token"), (word_table(after_context), "word")):
+        inside = [row for row in rows if row["start"] >= 0]
+        assert [inside[0]["start"], inside[-1]["end"]] == [0, len(text)]
+        for row in inside:
+            assert text[row["start"] : row["end"]] == row[piece].replace("Ġ", " ")
+
+
 def test_a_sentence_says_all_that_it_takes(story):
     said = sentence(story)
     low, high = story.result["perplexity_interval"]

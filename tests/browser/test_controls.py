@@ -64,7 +64,7 @@ def test_settings_that_a_tool_does_not_have_are_not_shown(page):
 
 def test_a_result_says_when_it_is_not_of_the_present_text(page):
     """Old numbers stood beside new texts without a sign."""
-    page.fill("A text that nobody has scored yet, " * 300)
+    page.fill("A text that nobody has scored yet, " * 600)
     page.until(lambda: page.all(".ps-card.ps-stale"))
     note = page.one(".ps-card .ps-stale-note")
     page.until(lambda: "of the text or the settings before" in note.text)  # it fades in

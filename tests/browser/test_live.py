@@ -7,6 +7,8 @@ from visitor import Keys
 
 from space.samples import samples
 
+BACKSPACE = {"type": "keyDown", "key": "Backspace", "code": "Backspace", "windowsVirtualKeyCode": 8}
+
 
 def scored_text(page):
     return page.one(".ps-recipe").text
@@ -31,9 +33,34 @@ def test_a_moved_slider_scores_again_and_says_what_changed(page, metric, bundled
     assert f"{work:.1f} × the work" in change
 
 
+def test_a_change_of_what_is_scored_is_said_beside_the_number(page):
+    """Without its first token, a text looked better predicted."""
+    page.press("More settings")
+    page.choose("Protocol", "llama.cpp")
+    page.until(lambda: "llama.cpp" in scored_text(page) and page.one(".ps-change").text)
+    assert "tokens scored: not the same ones" in page.one(".ps-change").text
+    page.choose("Protocol", "sliding")
+    page.until(lambda: "sliding" in scored_text(page))
+    assert "stride 32" in scored_text(page)  # as it was before
+
+
 def test_a_short_text_scores_itself_while_it_is_typed(page):
     page.write("Text", "The sea was calm.")
     page.until(lambda: page.one(".ps-text").get_property("textContent") == "The sea was calm.")
+    page.until(lambda: not page.all(".ps-card.ps-stale"))
+
+
+def test_what_is_pasted_or_deleted_is_scored_like_what_is_typed(page):
+    page.write("Text", "The sea was calm.")
+    page.until(lambda: page.one(".ps-text").get_property("textContent") == "The sea was calm.")
+    for command, argument, text in [
+        ("Input.insertText", {"text": " A gull"}, "The sea was calm. A gull"),
+        ("Input.dispatchKeyEvent", BACKSPACE, "The sea was calm. A gul"),
+    ]:
+        page.browser.execute_cdp_cmd(command, argument)
+        page.until(
+            lambda text=text: page.one(".ps-text").get_property("textContent") == text, command
+        )
     page.until(lambda: not page.all(".ps-card.ps-stale"))
 
 

@@ -64,9 +64,8 @@ def test_a_text_outlives_a_reload(page):
 
 
 def test_control_and_enter_score(page):
-    page.fill("Again the tide came in and went out. " * 300)
-    page.script("arguments[0].focus()", page.labelled("Text"))
-    page.keys(Keys.CONTROL, Keys.ENTER)
+    page.fill("Again the tide came in and went out. " * 600)
+    page.labelled("Text").send_keys(Keys.CONTROL, Keys.ENTER)  # held together, on an element alone
     page.until(lambda: "Scored with" in page.status, "nothing was scored")
 
 
@@ -80,6 +79,18 @@ def test_the_card_is_saved_as_a_picture(page, downloads):
     with Image.open(downloads("card.png")) as picture:
         assert picture.size == tuple(2 * int(drawn.get(side)) for side in ("width", "height"))
         assert len(picture.convert("RGB").getcolors(1 << 20)) > 20
+
+
+def test_files_of_an_earlier_result_do_not_stand_beside_a_new_sentence(page):
+    page.tab("Cite and share")
+    page.press("Make files")
+    page.until(lambda: page.all(".ps-picture-card"))
+    signature = page.one("#cite .ps-signature + p + .ps-signature").text
+    page.write("Text", "The sea was calm.")
+    page.until(lambda: page.one("#cite .ps-signature + p + .ps-signature").text != signature)
+    page.until(lambda: not page.all(".ps-picture-card") and not page.all("#cite .file-preview"))
+    page.fill("Again the tide came in and went out. " * 600)
+    page.until(lambda: page.all("#cite .ps-stale"), "an old sentence is not marked")
 
 
 def test_a_chart_is_saved_as_it_stands(page, downloads):
