@@ -202,9 +202,7 @@ def lay_out_controls(service: Service, handlers: Handlers, scored: Scored):
     # Switched by the page's script, with the choice beside the text.
     words = gr.Checkbox(label="Score words", elem_id="words")
     adopted = gr.State(BUNDLED)  # whose window the sliders show
-    wanted = gr.State(
-        settings.stride
-    )  # what the visitor chose: a narrow window shortens the stride
+    wanted = gr.State(settings.stride)  # what the visitor chose; a narrow window shortens it
     visits = gr.State(0)  # counted up by a link that is to be scored
     controls = Controls(
         text,

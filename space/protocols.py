@@ -9,8 +9,6 @@ from .metric import protocol_rows
 
 # What the page calls the values of `add_start_token`.
 START_CHOICES = {"automatic": True, "once": "once", "every": "every", "none": False}
-# A usual stride that is as long as any window.
-WHOLE_WINDOW = 10**9
 
 
 @dataclass(frozen=True)
@@ -21,7 +19,6 @@ class Guide:
         tool: whose number it is.
         idea: a sentence or two on how its windows differ.
         stride: whether the stride can be chosen.
-        usual_stride: the tool's own stride in tokens, where it is no share of the window.
         starts: the choices for the start token; empty where there is none.
         starts_every_window: whether a start token takes a place in each window, so that a stride
             of a whole window would skip a token.
@@ -32,7 +29,6 @@ class Guide:
     tool: str
     idea: str
     stride: bool = False
-    usual_stride: int | None = None
     starts: tuple[str, ...] = ()
     starts_every_window: bool = False
     contexts: bool = True
@@ -44,12 +40,10 @@ def guide(protocol: str) -> Guide:
     row = protocol_rows().get(protocol)
     if row is None:
         return Guide(protocol, "")
-    has_stride = "stride" in row.knobs
     return Guide(
         row.source,
         row.description,
-        has_stride,
-        {"half": None, None: WHOLE_WINDOW}.get(row.stride, row.stride) if has_stride else None,
+        "stride" in row.knobs,
         _starts(row) if "add_start_token" in row.knobs else (),
         row.start == "every if any",
         row.pairs is not None,

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, replace
 from urllib.parse import urlencode
 
 from .limits import Refused, whole_characters
-from .protocols import START_CHOICES, guide
+from .protocols import START_CHOICES, guide, usual_stride
 
 MOST_CONTEXT = 20_000  # characters
 
@@ -55,7 +55,7 @@ class Settings:
             return replace(self, window=window, stride=None)
         stride = self.stride
         if stride is None:
-            stride = max(1, min(guide(self.protocol).usual_stride or window // 2, window))
+            stride = usual_stride(self.protocol, window)
         if clip:
             stride = min(stride, window)
         if not 1 <= stride <= window:
