@@ -1,6 +1,6 @@
 """The checks of what a caller passes: every message names the parameter, its range and the value."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from inspect import signature
@@ -27,7 +27,7 @@ class TextsError(ValueError):
         positions: which of them.
     """
 
-    def __init__(self, message: str, positions: Sequence[int] = ()):
+    def __init__(self, message: str, positions: Sequence[int] = ()) -> None:
         super().__init__(message)
         self.positions = list(positions)
 
@@ -66,19 +66,19 @@ def check_texts(texts: Iterable[str], name: str = "predictions") -> list[str]:
     if not_strings:
         kinds = sorted({type(texts[number]).__name__ for number in not_strings})
         raise TypeError(
-            f"`{name}` must hold strings only, got {', '.join(kinds)} at {positions(not_strings)}."
+            f"`{name}` must hold strings only, got {', '.join(kinds)} at {name_positions(not_strings)}."
         )
     broken = [number for number, text in enumerate(texts) if not _is_unicode(text)]
     if broken:
         raise TextsError(
-            f"`{name}` must be valid Unicode, but there are lone surrogates at {positions(broken)}. "
+            f"`{name}` must be valid Unicode, but there are lone surrogates at {name_positions(broken)}. "
             "Decode the bytes with errors='replace'.",
             broken,
         )
     return texts
 
 
-def positions(numbers: Sequence[int]) -> str:
+def name_positions(numbers: Sequence[int]) -> str:
     """Name positions of texts in a message: the first ten, and how many more there are."""
     named = ", ".join(str(number) for number in numbers[:NAMED_TEXTS])
     more = len(numbers) - NAMED_TEXTS
@@ -107,8 +107,10 @@ class Setting:
         }
 
 
-def list_settings(protocol, max_length, stride) -> tuple[list[Setting], bool]:
-    """All combinations of protocols, window lengths and strides, in the order asked.
+def list_settings(
+    protocol: object, max_length: object, stride: object
+) -> tuple[list[Setting], bool]:
+    """List all combinations of protocols, window lengths and strides, in the order asked.
 
     Returns:
         the settings, and whether one of the arguments was a list (or "all").
@@ -130,11 +132,11 @@ def list_settings(protocol, max_length, stride) -> tuple[list[Setting], bool]:
     return [Setting(*values) for values in product(rows, lengths, strides)], any(several)
 
 
-def _as_list(values) -> list:
+def _as_list(values: object) -> list:
     return list(values) if isinstance(values, list | tuple) else [values]
 
 
-def _check_protocol_name(name) -> Protocol:
+def _check_protocol_name(name: object) -> Protocol:
     if not isinstance(name, str) or name not in PROTOCOLS:
         close = get_close_matches(str(name), list(PROTOCOLS), n=1)
         hint = f" Did you mean {close[0]!r}?" if close else ""
@@ -142,13 +144,13 @@ def _check_protocol_name(name) -> Protocol:
     return PROTOCOLS[name]
 
 
-def _check_optional(name: str, value, low: int) -> int | None:
+def _check_optional(name: str, value: object, low: int) -> int | None:
     if value is not None:
         check_whole_number(name, value, low)
     return value
 
 
-def check_setting(setting: Setting, add_start_token, separator) -> None:
+def check_setting(setting: Setting, add_start_token: object, separator: object) -> None:
     """Refuse arguments that a protocol's tool has no setting for."""
     protocol = setting.protocol
     given = {
@@ -171,7 +173,7 @@ def check_knob(argument: str, protocol: Protocol) -> None:
         )
 
 
-def check_detokenizer(detokenizer) -> None:
+def check_detokenizer(detokenizer: object) -> None:
     if detokenizer is not None and not isinstance(detokenizer, str):
         raise TypeError(
             f"`detokenizer` must be a name for the signature, got {detokenizer!r}. Turn the texts "
@@ -179,7 +181,7 @@ def check_detokenizer(detokenizer) -> None:
         )
 
 
-def check_separator(separator) -> None:
+def check_separator(separator: object) -> None:
     if separator is not None and not isinstance(separator, str):
         raise TypeError(f"`separator` must be a string, got {separator!r}.")
     if separator is not None and not _is_unicode(separator):
@@ -188,20 +190,20 @@ def check_separator(separator) -> None:
         )
 
 
-def check_flag(name: str, value) -> bool:
+def check_flag(name: str, value: object) -> bool:
     if not isinstance(value, bool):
         raise TypeError(f"`{name}` must be True or False, got {value!r}.")
     return value
 
 
-def check_whole_number(name: str, value, low: int, hint: str = "") -> None:
+def check_whole_number(name: str, value: object, low: int, hint: str = "") -> None:
     if isinstance(value, bool) or not isinstance(value, Integral):
         raise TypeError(f"`{name}` must be a whole number from {low} on, got {value!r}.{hint}")
     if value < low:
         raise ValueError(f"`{name}` must be at least {low}, got {value}.{hint}")
 
 
-def check_choice(name: str, value, choices: Sequence) -> None:
+def check_choice(name: str, value: object, choices: Sequence) -> None:
     """Reject a value that is not among the choices; True is not 1."""
     if not any(
         value is choice or (value == choice and isinstance(value, str)) for choice in choices
@@ -226,7 +228,13 @@ def check_stride(stride: int, max_length: int, start: str) -> None:
 
 
 def check_model_source(
-    model_id, model, tokenizer, device, dtype, model_kwargs, tokenizer_kwargs
+    model_id: object,
+    model: object,
+    tokenizer: object,
+    device: object,
+    dtype: object,
+    model_kwargs: object,
+    tokenizer_kwargs: object,
 ) -> None:
     """Check that exactly one of a name and a live model is given, and only what goes with it."""
     if (model_id is None) == (model is None):
@@ -241,7 +249,7 @@ def check_model_source(
         _check_live_model(tokenizer, device, dtype, model_kwargs, tokenizer_kwargs)
 
 
-def _check_model_id(model_id, device, dtype, model_kwargs) -> None:
+def _check_model_id(model_id: object, device: object, dtype: object, model_kwargs: dict) -> None:
     if not isinstance(model_id, str) or not model_id:
         raise TypeError(
             f"`model_id` must be the name of a model on the Hub or a folder, got {model_id!r}. "
@@ -256,7 +264,9 @@ def _check_model_id(model_id, device, dtype, model_kwargs) -> None:
             )
 
 
-def _check_live_model(tokenizer, device, dtype, model_kwargs, tokenizer_kwargs) -> None:
+def _check_live_model(
+    tokenizer: object, device: object, dtype: object, model_kwargs: object, tokenizer_kwargs: object
+) -> None:
     if tokenizer is None:
         raise ValueError("`tokenizer` must be given with `model`, got None.")
     for name, value in (
@@ -273,14 +283,14 @@ def _check_live_model(tokenizer, device, dtype, model_kwargs, tokenizer_kwargs) 
 
 
 def check_reference(
-    reference_model_id,
-    reference_model,
-    reference_tokenizer,
-    reference_model_kwargs,
-    reference_dtype,
-    margin,
-    reference_states,
-    distributed,
+    reference_model_id: object,
+    reference_model: object,
+    reference_tokenizer: object,
+    reference_model_kwargs: object,
+    reference_dtype: object,
+    margin: object,
+    reference_states: object,
+    distributed: object,
 ) -> None:
     """Check that at most one reference is given, and only what goes with it."""
     if reference_model_id is not None and reference_model is not None:
@@ -317,7 +327,7 @@ def check_reference(
     _check_margin(margin)
 
 
-def _check_live_reference(name: str, reference_model) -> None:
+def _check_live_reference(name: str, reference_model: object) -> None:
     """Reject arguments that do not go with a reference that is used as it is."""
     if name != "reference_tokenizer" or isinstance(reference_model, str):
         raise ValueError(
@@ -326,7 +336,7 @@ def _check_live_reference(name: str, reference_model) -> None:
         )
 
 
-def _check_states(reference_states, distributed) -> None:
+def _check_states(reference_states: object, distributed: object) -> None:
     if not isinstance(reference_states, str | PathLike):
         raise TypeError(f"`reference_states` must be the path of a file, got {reference_states!r}.")
     if distributed:
@@ -336,7 +346,7 @@ def _check_states(reference_states, distributed) -> None:
         )
 
 
-def _check_margin(margin) -> None:
+def _check_margin(margin: object) -> None:
     if margin is None:
         return
     if isinstance(margin, bool) or not isinstance(margin, Real):
@@ -345,7 +355,13 @@ def _check_margin(margin) -> None:
         raise ValueError(f"`margin` must be from 0 to below 1, 0.01 for 1 %, got {margin}.")
 
 
-def check_running(batch_size, logits_memory, num_alternatives, callback, checkpoint) -> None:
+def check_running(
+    batch_size: object,
+    logits_memory: object,
+    num_alternatives: object,
+    callback: object,
+    checkpoint: object,
+) -> None:
     """Check the arguments that decide how a call runs, not what it measures."""
     check_whole_number("batch_size", batch_size, 1)
     check_whole_number("logits_memory", logits_memory, 1)
@@ -356,7 +372,7 @@ def check_running(batch_size, logits_memory, num_alternatives, callback, checkpo
         raise TypeError(f"`checkpoint` must be the path of a file, got {checkpoint!r}.")
 
 
-def check_word_counts(word_counts, num_texts: int) -> list[int] | None:
+def check_word_counts(word_counts: object, num_texts: int) -> list[int] | None:
     if word_counts is None:
         return None
     if isinstance(word_counts, str) or not isinstance(word_counts, Iterable):
@@ -373,7 +389,7 @@ def check_word_counts(word_counts, num_texts: int) -> list[int] | None:
     return [int(count) for count in word_counts]
 
 
-def check_names_of(name: str, values, choices: Sequence[str]) -> None:
+def check_names_of(name: str, values: object, choices: Collection[str]) -> None:
     """Reject a list with a name that is not among the choices."""
     if isinstance(values, str) or not isinstance(values, Iterable):
         raise TypeError(f"`{name}` must be a list of names, got {values!r}.")
@@ -382,7 +398,7 @@ def check_names_of(name: str, values, choices: Sequence[str]) -> None:
             raise ValueError(f"`{name}` must hold {', '.join(choices)} only, got {value!r}.")
 
 
-def check_contexts(contexts, num_texts: int) -> list[str] | None:
+def check_contexts(contexts: object, num_texts: int) -> list[str] | None:
     """Return a context for each text: those given, or the one for all."""
     if contexts is None:
         return None
@@ -399,7 +415,9 @@ def check_contexts(contexts, num_texts: int) -> list[str] | None:
     return check_texts(contexts, "contexts")
 
 
-def check_spans(name: str, spans, texts: Sequence[str]) -> list[list[tuple[int, int]]] | None:
+def check_spans(
+    name: str, spans: object, texts: Sequence[str]
+) -> list[list[tuple[int, int]]] | None:
     """Return the spans of characters of each text; reject what is not one, naming the text."""
     if spans is None:
         return None
@@ -413,7 +431,7 @@ def check_spans(name: str, spans, texts: Sequence[str]) -> list[list[tuple[int, 
     ]
 
 
-def check_spans_of(name: str, spans, text: str, number: int) -> list[tuple[int, int]]:
+def check_spans_of(name: str, spans: object, text: str, number: int) -> list[tuple[int, int]]:
     checked: list[tuple[int, int]] = []
     try:
         checked = [(index(first), index(end)) for first, end in spans]

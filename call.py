@@ -1,5 +1,6 @@
 """A call: what it asks for, checked; then step by step: plan it, score it, report it."""
 
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -14,11 +15,10 @@ from .arguments import (
     check_word_counts,
     list_settings,
 )
-from .byte_comparison import ByteComparison
 from .carrying import score_carried
 from .curves import LongContext, check_long_context, expand_settings, report_curves
 from .healing import plan_healing
-from .identity import TextsDigest
+from .identity import TextsDigest, check_identifiable, describe_key_tokens
 from .key_tokens import (
     KeyTokenRule,
     check_key_tokens,
@@ -29,14 +29,21 @@ from .key_tokens import (
 from .language_model import LanguageModel
 from .loading import ContextLimit
 from .measurement import Corpus, Measurement, plan_settings
-from .measures import TOKEN_COLUMNS, Measure, token_measures
-from .pairing import TokenComparison, in_use_together, score_pair, smallest_limit
+from .measures import TOKEN_MEASURES, Measure, token_measures
+from .pairing import (
+    ByteComparison,
+    TokenComparison,
+    in_use_together,
+    score_pair,
+    smallest_limit,
+)
 from .parts import Chat, Parts, check_alone, check_parts
 from .report import Extras, Report, list_reports
-from .running import Session
+from .running import Session, Work
 from .scoring import Columns
+from .states import StateReader, find_carrier
+from .tokenization import Range
 from .words import CORRECTIONS, WordScoring, check_words
-from .work import Work
 
 
 @dataclass(frozen=True)
@@ -87,6 +94,14 @@ class Request:
         lines = self.texts if self.parts is None else self.parts.describe_texts(self.texts)
         return [TextsDigest.of([line]) for line in lines]
 
+    def digests_as_read(self, measurement: Measurement) -> list[TextsDigest]:
+        """Digests of the texts; of chats, as the tokenizer's template has written them out."""
+        if self.parts is None or self.parts.chats is None:
+            return self.text_digests
+        written = zip(measurement.texts, measurement.streams)
+        lines = (json.dumps([text, stream.part.spans]) for text, stream in written)
+        return [TextsDigest.of([line]) for line in lines]
+
     @property
     def digest(self) -> str:
         """What processes must have in common beside texts, model and settings."""
@@ -98,29 +113,29 @@ def check_request(
     texts: list[str],
     chats: Sequence[Chat] | None,
     *,
-    protocol,
-    max_length,
-    stride,
-    add_start_token,
-    separator,
-    context_lengths,
-    positions,
-    carry,
-    key_tokens,
-    evaluator,
-    contexts,
-    score_spans,
-    boundary,
-    words,
-    word_correction,
-    word_counts,
-    num_alternatives,
-    token_columns,
-    reference_model,
-    margin,
-    return_token_scores,
-    return_totals,
-    detokenizer,
+    protocol: str | Sequence[str],
+    max_length: int | Sequence[int] | None,
+    stride: int | Sequence[int] | None,
+    add_start_token: bool | str,
+    separator: str | None,
+    context_lengths: str | Sequence[int] | None,
+    positions: str | Sequence[int] | None,
+    carry: bool,
+    key_tokens: str | dict | None,
+    evaluator: str | tuple | None,
+    contexts: str | Sequence[str] | None,
+    score_spans: Sequence[Sequence[Range]] | None,
+    boundary: str,
+    words: bool | str | Sequence[Sequence[str] | Sequence[Range]],
+    word_correction: str | None,
+    word_counts: Sequence[int] | None,
+    num_alternatives: int,
+    token_columns: Sequence[str],
+    reference_model: object,
+    margin: float | None,
+    return_token_scores: bool,
+    return_totals: bool | str,
+    detokenizer: str | None,
 ) -> Request:
     """Check the arguments of a call by themselves and against each other.
 
@@ -156,7 +171,7 @@ def check_request(
         "key_tokens": key_tokens,
     }
     check_alone(of_whole_texts, parts, words)
-    check_names_of("token_columns", token_columns, TOKEN_COLUMNS)
+    check_names_of("token_columns", token_columns, TOKEN_MEASURES)
     check_flag("return_token_scores", return_token_scores)
     check_choice("return_totals", return_totals, (True, False, "texts"))
     with_tokens = return_token_scores or num_alternatives > 0 or bool(token_columns)
@@ -243,19 +258,25 @@ def score_request(
     with in_use_together(models):
         for language_model in models:
             language_model.check()
+            if session.checkpoint is not None:
+                check_identifiable(language_model.model)
+        word_scoring = carrier = None
+        if request.words:
+            word_scoring = WordScoring.of(model, request.word_spans, request.word_correction)
+        if request.long_context.carry:
+            carrier = find_carrier(model.model, model.description)
         # pieces of text that both models cut are found by their characters
         with_offsets = request.reads_characters or reference is not None
         corpus = Corpus(model.tokenizer, request.texts, with_offsets, request.parts)
         planned = plan_request(request, corpus, smallest_limit(models))
         measured = without_refusals(planned)
         measures = request.measures()
-        word_scoring = None
-        if request.words:
-            word_scoring = WordScoring.of(model, request.word_spans, request.word_correction)
+        if word_scoring is not None:
             measures += [m for m in word_scoring.measures() if m not in measures]
         healing = plan_healing(model, measured.values())
         measures += healing.measures()
-        work, scores, comparisons = _score(session, models, request, measured, measures)
+        work, scores, comparisons = _score(session, models, carrier, request, measured, measures)
+    outcomes = zip(work.by_measurement(scores), work.of_borders(scores), comparisons)
     reports = [
         Report(
             model,
@@ -263,15 +284,13 @@ def score_request(
             healing.heal(measurement, of_windows),
             cost,
             request.word_counts,
-            request.text_digests,
+            request.digests_as_read(measurement),
             comparison,
             of_borders,
             word_scoring,
             request.detokenizer,
         )
-        for (measurement, of_windows, cost), of_borders, comparison in zip(
-            work.by_measurement(scores), work.of_borders(scores), comparisons
-        )
+        for (measurement, of_windows, cost), of_borders, comparison in outcomes
     ]
     return Scored(planned, reports, sum(work.costs))
 
@@ -279,14 +298,15 @@ def score_request(
 def _score(
     session: Session,
     models: Sequence[LanguageModel],
+    carrier: StateReader | None,
     request: Request,
     measured: dict[Setting, Measurement],
-    measures: list,
+    measures: Sequence[Measure],
 ) -> tuple[Work, list[Columns], Sequence[TokenComparison | ByteComparison | None]]:
     """Score measurements: carried, alone, or beside the reference."""
     measurements = list(measured.values())
-    if request.long_context.carry:
-        return *score_carried(session, models[0], *measurements, measures), [None]
+    if carrier is not None:
+        return *score_carried(session, models[0], carrier, *measurements, measures), [None]
     if len(models) == 1:
         # a curve of context lengths is about the tokens of the first, the longest
         num_shown = None if request.gives_list else 1
@@ -322,5 +342,7 @@ def report_request(
         return result
     measurement = reports[0].measurement
     check_offsets(measurement.streams, "`tokenizer`")
-    characters = find_key_characters(session, open_evaluator(), measurement.texts, request.key_rule)
-    return result | report_key_tokens(reports[0], characters)
+    evaluator, rule = open_evaluator(), request.key_rule
+    characters = find_key_characters(session, evaluator, measurement.texts, rule)
+    result |= report_key_tokens(reports[0], characters)
+    return result | {"longppl_signature": describe_key_tokens(evaluator, rule.describe())}

@@ -22,11 +22,10 @@ from .distributed import Processes
 from .language_model import LanguageModel, explain_failure
 from .measurement import Measurement
 from .measures import Block, Measure
-from .running import Session
+from .running import Session, Work, check_ids
 from .scoring import CPU_BATCH_TOKENS, Columns, to_device
-from .states import StateReader, find_carrier
+from .states import StateReader
 from .windows import Pass, Place, Plan, Window
-from .work import Work, check_ids
 
 
 class Segment(NamedTuple):
@@ -50,7 +49,7 @@ class CarriedWork(Work):
         return pass_.num_targets
 
     def share(self, processes: Processes) -> list[int]:
-        """Whole texts, in order."""
+        """Return the segments of whole texts, in order."""
         counts = [len(windows) for windows in self.measurements[0].windows]
         texts = [range(end - count, end) for count, end in zip(counts, accumulate(counts))]
         shared = processes.share([sum(self.costs[number] for number in text) for text in texts])
@@ -68,7 +67,7 @@ class CarriedWork(Work):
         return Segment(ids[first - 1 : end - 1], ids[first:end], False)
 
     def _merge(self) -> tuple[list[Pass], list[Place]]:
-        """Every segment is a pass of its own; the text's start token tells it from other texts'."""
+        """Make a pass of every segment; the text's start token tells it from other texts'."""
         start_id = self.measurements[0].plan.start_id
         passes = [
             Pass(stream, window.begin, window.end, start_id, ((window.first, window.end),))
@@ -80,16 +79,16 @@ class CarriedWork(Work):
 def score_carried(
     session: Session,
     model: LanguageModel,
+    reader: StateReader,
     measurement: Measurement,
     measures: Sequence[Measure],
 ) -> tuple[CarriedWork, list[Columns]]:
     """Plan the texts in segments of a stride each, and score them.
 
-    Raises:
-        ValueError: the model's state cannot be carried on, with the reason.
+    Args:
+        reader: continues from the model's state.
     """
     check_ids(model, [measurement])
-    reader = find_carrier(model.model, model.description)
     memory = measurement.plan.max_length - measurement.plan.stride
     plan = replace(
         measurement.plan,
@@ -104,7 +103,7 @@ def score_carried(
     scorer = CarryingScorer(
         model, reader, measures, memory, session.batch_size, session.logits_memory
     )
-    return work, session.run(scorer, work, [model], measures, scorer.manner)
+    return work, session.run(scorer, work, [model], measures, scorer.key_prefix)
 
 
 def plan_segments(num_tokens: int, plan: Plan, memory: int | None) -> Iterator[Window]:
@@ -130,7 +129,7 @@ class CarryingScorer:
 
     Args:
         model: checked, and in use for as long as this scores.
-        reader: goes on from the model's state.
+        reader: continues from the model's state.
         measures: what to measure of each target.
         memory: tokens whose keys are kept between segments.
         batch_size: texts side by side.
@@ -145,7 +144,7 @@ class CarryingScorer:
         memory: int,
         batch_size: int,
         logits_memory: int,
-    ):
+    ) -> None:
         self.model = model
         self.reader = reader
         self.measures = measures
@@ -157,21 +156,21 @@ class CarryingScorer:
         self.batch_size = 1 if reader.alone else min(batch_size, self.rows)
 
     @property
-    def manner(self) -> str:
+    def key_prefix(self) -> str:
         """What the scores depend on beside the tokens read, for a checkpoint."""
         return f"carry {self.memory}/" if self.reader.keeps_keys else "carry/"
 
     @torch.inference_mode()
     def score(
         self,
-        row: Callable[[int], Segment],
+        row_of: Callable[[int], Segment],
         lengths: Sequence[int],
         finished: Container[int] = (),
     ) -> Iterator[tuple[list[int], list[Columns]]]:
         """Score texts, longest first; yield after every segment.
 
         Args:
-            row: gives the segment of a number, 0 to len(lengths) - 1; those of a text in order.
+            row_of: gives the segment of a number, 0 to len(lengths) - 1; those of a text in order.
             lengths: tokens in each segment.
             finished: numbers to leave out.  Texts side by side are read again unless all of them
                 are finished, so that a resumed run rounds as the whole one would have.
@@ -185,7 +184,7 @@ class CarryingScorer:
         """
         texts: list[list[int]] = []
         for number in range(len(lengths)):
-            if row(number).begins_text:
+            if row_of(number).begins_text:
                 texts.append([])
             texts[-1].append(number)
         text_lengths = [sum(lengths[number] for number in text) for text in texts]
@@ -193,22 +192,22 @@ class CarryingScorer:
             segments = [texts[number] for number in group]
             if all(number in finished for text in segments for number in text):
                 continue
-            for numbers, columns in self._read_group(segments, row):
+            for numbers, columns in self._read_group(segments, row_of):
                 wanted = [place for place, n in enumerate(numbers) if n not in finished]
                 if wanted:
                     yield [numbers[n] for n in wanted], [columns[n] for n in wanted]
 
     def _read_group(
-        self, texts: list[list[int]], row: Callable[[int], Segment]
+        self, texts: list[list[int]], row_of: Callable[[int], Segment]
     ) -> Iterator[tuple[list[int], list[Columns]]]:
         """Read texts to their ends, the longest first among them."""
         self.reader.begin()
         for place in range(len(texts[0])):
             numbers = [text[place] for text in texts if place < len(text)]
             try:
-                columns = self._read_segment([row(number) for number in numbers], len(texts))
+                columns = self._read_segment([row_of(number) for number in numbers], len(texts))
             except Exception as error:
-                length = len(row(numbers[0]).inputs)
+                length = len(row_of(numbers[0]).inputs)
                 raise explain_failure(error, len(texts), length, self.model.device) from error
             yield numbers, columns
             self.reader.keep(self.memory)

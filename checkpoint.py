@@ -54,7 +54,7 @@ class Checkpoint:
         ValueError: the file is damaged, or was not created by this program.
     """
 
-    def __init__(self, path: str | Path):
+    def __init__(self, path: str | Path) -> None:
         self.path = str(path)
         self.model = 0  # its number in the file
         self.names: dict[str, str] = {}  # of the wanted columns: what each is stored under
@@ -85,26 +85,29 @@ class Checkpoint:
         return bool(tables)
 
     def use(
-        self, models: Sequence[LanguageModel], measures: Sequence[Measure], manner: str = ""
+        self, models: Sequence[LanguageModel], measures: Sequence[Measure], key_prefix: str = ""
     ) -> None:
         """Set the models and measures whose scores are looked up and stored.
 
         Args:
-            manner: tells scores apart that depend on more than what a pass reads.
+            key_prefix: tells apart scores that depend on more than what a pass reads.
 
         Raises:
             ValueError: nothing tells the model from others.
         """
         for scored in models:
             check_identifiable(scored.model)
-        model = models[0]
-        self.model = self._number_of(describe_model(model), model)
-        self.prefixes_agree = model.prefixes_agree
-        self.names = {
-            name: f"{manner}{measure.key}/{name}"
-            for measure in measures
-            for name in measure.columns
-        }
+        numbers = [self._number_of(scored) for scored in models]
+        self.model = numbers[0]
+        self.prefixes_agree = all(scored.prefixes_agree for scored in models)
+        if not self.prefixes_agree:
+            # A run with shorter windows does not see that their length matters.
+            key_prefix += "whole passes/"
+        self.names = {}
+        for measure in measures:
+            beside = "".join(f"model {number}/" for number in numbers[1 : measure.num_models])
+            for name in measure.columns:
+                self.names[name] = f"{key_prefix}{beside}{measure.key}/{name}"
 
     def load(self, wanted: Sequence[tuple[str, Pass]]) -> dict[int, Columns]:
         """Return the scores of those passes, by place, that earlier runs have finished.
@@ -140,16 +143,21 @@ class Checkpoint:
         if self.connection is not None:
             self.connection.close()
 
-    def _number_of(self, description: str, model: LanguageModel) -> int:
+    def _number_of(self, model: LanguageModel) -> int:
         """Find the number of the model with this description and these logits; add it if it is new.
 
         Code that no description covers may run in a model; its logits give that away.
         """
-        fingerprint = model.fingerprint()
+        with model.as_scored():
+            description, fingerprint = describe_model(model), model.fingerprint()
         number = self._known_number(description, fingerprint)
         if number is not None:
             return number
         with self._writing() as connection:
+            # Another process may have added it since, and its scores must be found again.
+            number = self._known_number(description, fingerprint)
+            if number is not None:
+                return number
             row = connection.execute(
                 "INSERT INTO models (description, fingerprint) VALUES (?, ?)",
                 (description, fingerprint.values.tobytes()),
@@ -180,7 +188,7 @@ class Checkpoint:
         except sqlite3.Error as error:
             raise ValueError(
                 f"`checkpoint`={self.path!r} cannot be written: {error}. What it holds is intact: "
-                "free disk space or wait for the program that uses it, and repeat the call to go on."
+                "free disk space or wait for the program that uses it, and repeat the call to resume."
             ) from error
 
     def _key(self, text: str, pass_: Pass) -> tuple:
@@ -242,7 +250,7 @@ class Checkpoint:
 
 @contextmanager
 def open_checkpoint(path: str | Path | None) -> Iterator[Checkpoint | None]:
-    """The checkpoint at a path for the time of a run, or none."""
+    """Open the checkpoint at a path for the time of a run, if there is to be one."""
     if path is None:
         yield None
         return

@@ -1,12 +1,14 @@
 """From the scores of a model and of its reference to what separates them, and how sure that is.
 
-Floats only: no model, no text.  Nlls and divergences are in nats.  The two are compared token by
-token; what is taken as independent are texts, or parts of texts, never tokens.
+No model.  Nlls and divergences are in nats.  The two are compared token by token, or where their
+tokenizers differ by the byte, over pieces of text that both cut; what is taken as independent are
+texts, or parts of texts, never tokens.
 """
 
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -47,7 +49,7 @@ class PairedScores:
         return len(self.texts)
 
     def __getitem__(self, name: str) -> np.ndarray:
-        """A column in float64."""
+        """Return a column in float64."""
         return self.columns[name].astype(np.float64)
 
     @property
@@ -62,21 +64,21 @@ class PairedScores:
         return np.exp(-self["nll"]) - np.exp(-self["reference_nll"])
 
 
-class Parts:
+class PairedClusters:
     """The clusters that are taken as independent, and sums over them of any column of tokens.
 
     Args:
         block_tokens: fewest scored tokens in a part of a text.
     """
 
-    def __init__(self, scores: PairedScores, block_tokens: float):
+    def __init__(self, scores: PairedScores, block_tokens: float) -> None:
         self.scores = scores
         ones = Blocks.of(scores.lengths, scores.texts, scores.positions, [np.ones(len(scores))])
         self.num_parts = ones.num_parts(block_tokens)
         self.sample = ones.cut(self.num_parts).sample
 
     def sums(self, *columns: np.ndarray, chosen: np.ndarray | slice = slice(None)) -> np.ndarray:
-        """Number of tokens and sums of columns over each part (1 + columns, C).
+        """Sum tokens and columns over each part (1 + columns, C).
 
         Args:
             chosen: the tokens that count, which alone the columns hold.
@@ -87,12 +89,12 @@ class Parts:
         return blocks.cut(self.num_parts).sums.T
 
     def mean(self, column: np.ndarray) -> Estimate:
-        """Mean of a column over all tokens."""
+        """Estimate the mean of a column over all tokens."""
         tokens, sums = self.sums(column)
         return estimate_ratio(sums, tokens)
 
     def share(self, column: np.ndarray) -> tuple[float, Interval]:
-        """Mean of a column of values from 0 to 1, and its interval."""
+        """Return the mean of a column of values from 0 to 1, and its interval."""
         tokens, hits = self.sums(column)
         interval = share_interval(hits, tokens)
         return float(hits.sum() / tokens.sum()), interval and list(interval)
@@ -116,7 +118,7 @@ def compare(
         ValueError: the two give too much probability to ids that only one of them has.
     """
     check_outside_mass(scores)
-    parts = Parts(scores, block_tokens)
+    clusters = PairedClusters(scores, block_tokens)
     return {
         **judge(ratio["perplexity_ratio"], ratio["interval"], margin, "perplexity"),
         "perplexity_ratio": ratio["perplexity_ratio"],
@@ -124,11 +126,11 @@ def compare(
         "perplexity_ratio_pvalue": ratio["pvalue"],
         "interval_sample": ratio["sample"],
         "correlation": correlation(scores["nll"], scores["reference_nll"]),
-        **divergences(scores, parts),
-        **agreement(scores, parts),
-        **changes_of_probability(scores, parts),
-        "by_confidence": list(by_confidence(scores, parts)),
-        "by_context": list(by_context(scores, parts)),
+        **divergences(scores, clusters),
+        **agreement(scores, clusters),
+        **changes_of_probability(scores, clusters),
+        "by_confidence": list(by_confidence(scores, clusters)),
+        "by_context": list(by_context(scores, clusters)),
     }
 
 
@@ -195,18 +197,18 @@ def verdict(interval: Interval, margin: float | None) -> str:
 
 
 def is_within(interval: Interval, margin: float) -> bool:
-    """Whether the model is, with 95 % confidence, no worse than the margin allows."""
+    """Return whether the model is, with 95 % confidence, no worse than the margin allows."""
     return interval is not None and interval[1] < 1 + margin
 
 
-def divergences(scores: PairedScores, parts: Parts) -> dict:
-    """Kullback-Leibler divergence both ways, in nats."""
+def divergences(scores: PairedScores, clusters: PairedClusters) -> dict:
+    """Estimate the Kullback-Leibler divergence both ways, in nats."""
     result = {}
     for name in ("kl", "kl_reverse"):
-        estimate = parts.mean(scores[name])
+        estimate = clusters.mean(scores[name])
         result |= {name: estimate.value, f"{name}_interval": positive_interval(estimate)}
     kl = scores["kl"]
-    _, sums = parts.sums(kl)
+    _, sums = clusters.sums(kl)
     return result | {
         "kl_percentiles": percentiles(kl),
         # a mean that one text makes up is no more certain than that text
@@ -219,8 +221,8 @@ def divergences(scores: PairedScores, parts: Parts) -> dict:
     }
 
 
-def agreement(scores: PairedScores, parts: Parts) -> dict:
-    """How often the two pick the same next token, and how often the right one."""
+def agreement(scores: PairedScores, clusters: PairedClusters) -> dict:
+    """Estimate how often the two pick the same next token, and how often the right one."""
     same = scores.columns["top"] == scores.columns["reference_top"]
     right = scores.columns["top"] == scores.targets
     was_right = scores.columns["reference_top"] == scores.targets
@@ -234,8 +236,8 @@ def agreement(scores: PairedScores, parts: Parts) -> dict:
     }
     result = {}
     for name, column in shares.items():
-        result[name], result[f"{name}_interval"] = parts.share(column.astype(np.float64))
-    change = parts.mean(right.astype(np.float64) - was_right)
+        result[name], result[f"{name}_interval"] = clusters.share(column.astype(np.float64))
+    change = clusters.mean(right.astype(np.float64) - was_right)
     return result | {
         "accuracy_change": change.value,
         "accuracy_change_interval": plain_interval(change),
@@ -243,10 +245,10 @@ def agreement(scores: PairedScores, parts: Parts) -> dict:
     }
 
 
-def changes_of_probability(scores: PairedScores, parts: Parts) -> dict:
-    """How the probability of the text's own tokens changes: mean, spread and percentiles."""
+def changes_of_probability(scores: PairedScores, clusters: PairedClusters) -> dict:
+    """Estimate how the probability of the text's own tokens changes: mean, spread, percentiles."""
     changes = scores.probability_changes
-    mean, square = parts.mean(changes), parts.mean(changes**2)
+    mean, square = clusters.mean(changes), clusters.mean(changes**2)
     interval = positive_interval(square)
     return {
         "delta_p": mean.value,
@@ -257,28 +259,28 @@ def changes_of_probability(scores: PairedScores, parts: Parts) -> dict:
     }
 
 
-def by_confidence(scores: PairedScores, parts: Parts) -> Iterator[dict]:
-    """Divergence and change by the reference's probability of its likeliest token."""
+def by_confidence(scores: PairedScores, clusters: PairedClusters) -> Iterator[dict]:
+    """Yield divergence and change by the reference's probability of its likeliest token."""
     bounds = np.array(CONFIDENCE_BOUNDS)
     group = np.searchsorted(bounds[1:-1], scores["reference_top_probability"], side="right")
     for number, (low, high) in enumerate(zip(bounds[:-1].tolist(), bounds[1:].tolist())):
-        yield from group_of_tokens(scores, parts, group == number, low, high)
+        yield from group_of_tokens(scores, clusters, group == number, low, high)
 
 
-def by_context(scores: PairedScores, parts: Parts) -> Iterator[dict]:
-    """Divergence and change by the number of tokens that a prediction sees, doubling."""
+def by_context(scores: PairedScores, clusters: PairedClusters) -> Iterator[dict]:
+    """Yield divergence and change by the number of tokens that a prediction sees, doubling."""
     group = np.frexp(scores.contexts)[1]  # 1, 2-3, 4-7, …
     for number in np.unique(group).tolist():
-        yield from group_of_tokens(scores, parts, group == number, 2**number // 2, 2**number - 1)
+        yield from group_of_tokens(scores, clusters, group == number, 2**number // 2, 2**number - 1)
 
 
 def group_of_tokens(
-    scores: PairedScores, parts: Parts, chosen: np.ndarray, low: float, high: float
+    scores: PairedScores, clusters: PairedClusters, chosen: np.ndarray, low: float, high: float
 ) -> Iterator[dict]:
-    """Divergence and change of some of the tokens; nothing if there are none."""
+    """Yield divergence and change of some of the tokens, unless there are none."""
     if not chosen.any():
         return
-    tokens, kl_sums, difference_sums = parts.sums(
+    tokens, kl_sums, difference_sums = clusters.sums(
         scores["kl"][chosen], scores.differences[chosen], chosen=chosen
     )
     kl, difference = (estimate_ratio(sums, tokens) for sums in (kl_sums, difference_sums))
@@ -299,7 +301,7 @@ def plain_interval(estimate: Estimate) -> Interval:
 
 
 def positive_interval(estimate: Estimate) -> Interval:
-    """Interval of what cannot be negative and is skewed: symmetric in its logarithm."""
+    """Return the interval of what cannot be negative and is skewed: symmetric in its logarithm."""
     if estimate.value == 0:
         return plain_interval(estimate)
     interval = estimate.logarithm().interval
@@ -307,7 +309,7 @@ def positive_interval(estimate: Estimate) -> Interval:
 
 
 def percentiles(values: np.ndarray) -> dict[str, float]:
-    """Order statistics, interpolated in between; by the percentage, as `"99.9"`."""
+    """Compute order statistics, interpolated in between; by the percentage, as `"99.9"`."""
     with np.errstate(invalid="ignore"):  # between two infinite ones
         statistics = np.nan_to_num(
             np.percentile(values, PERCENTILES), nan=math.inf, posinf=math.inf
@@ -316,14 +318,16 @@ def percentiles(values: np.ndarray) -> dict[str, float]:
 
 
 def correlation(nlls: np.ndarray, reference_nlls: np.ndarray) -> float | None:
-    """Pearson's, over tokens; None where one of them does not vary."""
-    a, b = nlls - nlls.mean(), reference_nlls - reference_nlls.mean()
-    spread = math.sqrt((a**2).sum() * (b**2).sum())
-    return float((a * b).sum() / spread) if math.isfinite(spread) and spread else None
+    """Compute Pearson's, over tokens; None where one of them does not vary or is infinite."""
+    if len(nlls) < 2:
+        return None
+    with np.errstate(invalid="ignore", divide="ignore"):
+        value = float(np.corrcoef(nlls, reference_nlls)[0, 1])
+    return value if math.isfinite(value) else None
 
 
 def tool_errors(scores: PairedScores) -> dict[str, float]:
-    """The ± that llama.cpp prints: tokens as independent.
+    """Compute the ± that llama.cpp prints: tokens as independent.
 
     Those of the two perplexities, the logarithm of their ratio, the ratio, their difference, the
     divergence, the change of probability, its root mean square, and the share of tokens with the
@@ -351,10 +355,131 @@ def tool_errors(scores: PairedScores) -> dict[str, float]:
 
 
 def standard_error(values: np.ndarray) -> float:
-    """√((⟨x²⟩ - ⟨x⟩²) / (n - 1)) of values taken as independent."""
+    """Compute √((⟨x²⟩ - ⟨x⟩²) / (n - 1)) of values taken as independent."""
     return math.sqrt(values.var() / max(1, len(values) - 1))
 
 
 def worst_tokens(scores: PairedScores, number: int) -> np.ndarray:
-    """Tokens with the largest divergence (at most `number`,), the largest first."""
+    """Find the tokens with the largest divergence (at most `number`,), the largest first."""
     return np.argsort(-scores.columns["kl"], kind="stable")[:number]
+
+
+# --- other tokenizers: by the byte ----------------------------------------------------------------
+
+
+class Pieces(NamedTuple):
+    """Pieces of a text that begin and end between two tokens of either model, and are fully scored.
+
+    Attributes:
+        length: characters of the text.
+        begins, ends: where each piece begins and ends, in characters (P,).
+        tokens: tokens of the model in it (P,).
+        num_bytes: its length in UTF-8 (P,).
+        nll, reference_nll: its nll under either model, in nats (P,).
+    """
+
+    length: int
+    begins: np.ndarray
+    ends: np.ndarray
+    tokens: np.ndarray
+    num_bytes: np.ndarray
+    nll: np.ndarray
+    reference_nll: np.ndarray
+
+
+def common_pieces(
+    text: str,
+    model: tuple[np.ndarray, np.ndarray],
+    reference: tuple[np.ndarray, np.ndarray],
+) -> Pieces:
+    """Cut a text where both models have a token end and the next one begin no sooner.
+
+    Args:
+        model, reference: characters (N, 2) of each token and its nll (N,), NaN where unscored.  A
+            token without characters, as a start token, counts for nothing.
+    """
+    model, reference = (drop_empty(*side) for side in (model, reference))
+    ends = np.intersect1d(clean_ends(model[0]), clean_ends(reference[0]))
+    begins = np.concatenate([[0], ends[:-1]]).astype(int)
+    sides = [sum_pieces(ends, *side) for side in (model, reference)]
+    num_bytes = [len(text[begin:end].encode()) for begin, end in zip(begins, ends)]
+    scored = ~np.isnan(sides[0][1]) & ~np.isnan(sides[1][1])
+    return Pieces(
+        len(text),
+        begins[scored],
+        ends[scored],
+        sides[0][0][scored],
+        np.array(num_bytes, dtype=int)[scored],
+        sides[0][1][scored],
+        sides[1][1][scored],
+    )
+
+
+def drop_empty(offsets: np.ndarray, nll: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Keep the tokens that stand for characters."""
+    filled = offsets[:, 1] > offsets[:, 0]
+    return offsets[filled], nll[filled]
+
+
+def clean_ends(offsets: np.ndarray) -> np.ndarray:
+    """Find where tokens end that share no character with a later one, ascending."""
+    begins, ends = offsets.T
+    reached = np.maximum.accumulate(ends)
+    next_begin = np.append(np.minimum.accumulate(begins[::-1])[::-1][1:], np.iinfo(np.int64).max)
+    return np.unique(reached[reached <= next_begin])
+
+
+def sum_pieces(
+    ends: np.ndarray, offsets: np.ndarray, nll: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Count tokens (P,) and sum nll (P,) of each piece; NaN where a token of it is unscored."""
+    piece = np.searchsorted(ends, offsets[:, 1])
+    inside = piece < len(ends)  # behind the last common cut there may be more
+    tokens = np.bincount(piece[inside], minlength=len(ends))
+    return tokens, np.bincount(piece[inside], nll[inside], minlength=len(ends))
+
+
+def compare_bytes(
+    texts: Sequence[Pieces], block_tokens: float, margin: float | None = None
+) -> dict:
+    """Compute how two models with different tokenizers differ over the pieces that both cut.
+
+    Args:
+        texts: the pieces of each text.
+        block_tokens: fewest tokens of the model in a part of a text that is taken as independent.
+        margin: how much worse the model may be, as a share of its perplexity per byte.
+
+    Returns:
+        plain Python numbers and intervals of 95 % confidence, None where the text is too little.
+
+    Raises:
+        ValueError: no piece of any text is scored by both.
+    """
+    number = np.repeat(np.arange(len(texts)), [len(text.ends) for text in texts])
+    if not len(number):
+        raise ValueError(
+            "`predictions` must hold text that both models score, got none: their tokenizers cut "
+            "it nowhere at the same place."
+        )
+    names = ("tokens", "num_bytes", "nll", "reference_nll")
+    columns = [np.concatenate([getattr(text, name) for text in texts]) for name in names]
+    ends = np.concatenate([text.ends for text in texts])
+    blocks = Blocks.of([text.length for text in texts], number, ends - 1, columns)
+    clusters = blocks.clusters(block_tokens)
+    _, sizes, nll, reference_nll = clusters.sums.T
+    estimate = estimate_ratio(nll - reference_nll, sizes)
+    bits, reference_bits = (nats.sum() / sizes.sum() / math.log(2) for nats in (nll, reference_nll))
+    interval = plain_interval(estimate)
+    ratio_interval = interval and [math.exp(bound) for bound in interval]
+    return {
+        **judge(math.exp(estimate.value), ratio_interval, margin, "perplexity per byte"),
+        "bits_per_byte": float(bits),
+        "reference_bits_per_byte": float(reference_bits),
+        "bits_per_byte_change": estimate.value / math.log(2),
+        "bits_per_byte_change_interval": interval and [bound / math.log(2) for bound in interval],
+        "byte_perplexity_ratio": math.exp(estimate.value),
+        "byte_perplexity_ratio_interval": ratio_interval,
+        "byte_perplexity_ratio_pvalue": estimate.pvalue,
+        "interval_sample": clusters.sample,
+        "compared_bytes": int(sizes.sum()),
+    }

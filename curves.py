@@ -18,7 +18,7 @@ from .arguments import Setting, check_choice, check_knob, check_whole_number
 from .loading import UNLIMITED_WINDOW, ContextLimit
 from .measurement import Corpus, contexts_by_token, nlls_by_token, plan_measurement
 from .report import Report
-from .results import exp
+from .results import exp, nll_interval, perplexity_interval
 from .uncertainty import Blocks, Estimate, estimate_ratio
 
 # Times that "doubling" halves the longest context, unless the stride sets an end before.
@@ -47,7 +47,12 @@ class LongContext:
 
 
 def check_long_context(
-    context_lengths, positions, carry, settings: Sequence[Setting], gives_list, add_start_token
+    context_lengths: object,
+    positions: object,
+    carry: object,
+    settings: Sequence[Setting],
+    gives_list: bool,
+    add_start_token: object,
 ) -> LongContext:
     """Check what a call asks about long contexts, and that it asks for one measurement."""
     lengths = _check_ascending("context_lengths", context_lengths, 2)
@@ -79,7 +84,9 @@ def check_long_context(
     return LongContext(lengths, edges, carry)
 
 
-def _check_ascending(name: str, values, low: int, fewest: int = 1) -> list[int] | str | None:
+def _check_ascending(
+    name: str, values: object, low: int, fewest: int = 1
+) -> list[int] | str | None:
     """Return whole numbers without doubles, in ascending order; "doubling" and None stay."""
     if values is None or (isinstance(values, str) and values == "doubling"):
         return values
@@ -103,7 +110,7 @@ def expand_settings(
     corpus: Corpus,
     limit: ContextLimit,
     settings: list[Setting],
-    asked: LongContext,
+    long_context: LongContext,
     add_start_token: bool | str,
     separator: str | None,
 ) -> list[Setting]:
@@ -112,8 +119,8 @@ def expand_settings(
     Raises:
         ValueError: as when the longest is measured.
     """
-    setting, context_lengths = settings[0], asked.context_lengths
-    if asked.carry and setting.max_length is None and limit.length is None:
+    setting, context_lengths = settings[0], long_context.context_lengths
+    if long_context.carry and setting.max_length is None and limit.length is None:
         return [replace(setting, max_length=UNLIMITED_WINDOW)]  # what is carried has no limit
     if context_lengths is None:
         return settings
@@ -150,19 +157,21 @@ def doubling_edges(longest: int) -> list[int]:
 # --- reports --------------------------------------------------------------------------------------
 
 
-def report_curves(reports: Sequence[Report], asked: LongContext, num_forward_tokens: int) -> dict:
+def report_curves(
+    reports: Sequence[Report], long_context: LongContext, num_forward_tokens: int
+) -> dict:
     """Build the keys of a result that answer what was asked; the first report is the result's."""
     result: dict[str, object] = {}
-    if asked.context_lengths is not None:
+    if long_context.context_lengths is not None:
         result["by_context"] = report_contexts(reports)
         result["num_forward_tokens"] = num_forward_tokens
-    if asked.positions is not None:
-        result |= report_positions(reports[0], asked.positions)
+    if long_context.positions is not None:
+        result |= report_positions(reports[0], long_context.positions)
     return result
 
 
 def report_contexts(reports: Sequence[Report]) -> list[dict]:
-    """Perplexity of the same tokens by length of context, shortest first.
+    """Report the perplexity of the same tokens by length of context, shortest first.
 
     Raises:
         ValueError: no text is as long as the longest context.
@@ -203,7 +212,7 @@ def summarize_contexts(
     contexts: Sequence[np.ndarray],
     stride: int,
 ) -> list[dict]:
-    """Perplexity of the same tokens by length of context.
+    """Estimate the perplexity of the same tokens by length of context.
 
     The tokens are those that the longest context can serve: they see between `longest - stride` and
     `longest - 1` tokens under it, and as many less under a shorter one as it is shorter.
@@ -222,7 +231,9 @@ def summarize_contexts(
     served = [np.flatnonzero(seen >= longest - stride) for seen in contexts]
     texts = np.repeat(np.arange(len(served)), [len(places) for places in served])
     places = np.concatenate(served)
-    columns = [np.concatenate([n[at] for n, at in zip(of_texts, served)]) for of_texts in nlls]
+    columns = [
+        np.concatenate([nll[tokens] for nll, tokens in zip(of_texts, served)]) for of_texts in nlls
+    ]
     blocks = Blocks.of(
         [len(seen) for seen in contexts], texts, places, [np.ones(len(places)), *columns]
     )
@@ -239,7 +250,7 @@ def summarize_contexts(
 def summarize_positions(
     edges: Sequence[int], nlls: Sequence[np.ndarray], block_tokens: int
 ) -> list[dict]:
-    """Mean nll by place in the text, and of all tokens up to there.
+    """Estimate the mean nll by place in the text, and of all tokens up to there.
 
     Args:
         edges: first places of the bins, ascending, and one past the last; 0 is a text's first token.
@@ -253,7 +264,7 @@ def summarize_positions(
     scored = [np.flatnonzero(~np.isnan(nll)) for nll in nlls]
     texts = np.repeat(np.arange(len(scored)), [len(places) for places in scored])
     places = np.concatenate(scored)
-    values = np.concatenate([nll[at] for nll, at in zip(nlls, scored)])
+    values = np.concatenate([nll[tokens] for nll, tokens in zip(nlls, scored)])
     lengths = [len(nll) for nll in nlls]
     summaries, total, count = [], 0.0, 0
     for first, end in itertools.pairwise(edges):
@@ -270,7 +281,7 @@ def summarize_positions(
                 "first": int(first),
                 "last": int(places[inside].max()),
                 "nll": estimate.value,
-                "interval": None if estimate.interval is None else list(estimate.interval),
+                "interval": nll_interval(estimate),
                 "cumulative_nll": total / count,
                 "num_tokens": int(inside.sum()),
                 "num_texts": len(np.unique(texts[inside])),
@@ -280,7 +291,7 @@ def summarize_positions(
 
 
 def in_context_score(nlls: Sequence[np.ndarray], contexts: Sequence[np.ndarray]) -> dict | None:
-    """How much better the 500th token of a text is predicted than the 50th, in nats.
+    """Estimate how much better the 500th token of a text is predicted than the 50th, in nats.
 
     The mean over texts in which both are scored with all tokens before them in sight; None where
     there is no such text.  Negative where the model learns from the context.
@@ -311,7 +322,7 @@ def as_perplexity(estimate: Estimate, num_tokens: int) -> dict:
     """Describe a mean nll, with its perplexity."""
     return {
         "perplexity": exp(estimate.value),
-        "interval": exp_interval(estimate),
+        "interval": perplexity_interval(estimate),
         "nll": estimate.value,
         "num_tokens": num_tokens,
     }

@@ -9,11 +9,14 @@ import heapq
 import pickle
 from collections.abc import Sequence
 from datetime import timedelta
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import evaluate
 import torch
 import xxhash
+
+if TYPE_CHECKING:
+    from accelerate import PartialState
 
 # Below evaluate's own, so that evaluate.logging decides what is shown.
 logger = evaluate.logging.get_logger("evaluate.perplexity_sliding")
@@ -48,7 +51,7 @@ class Processes:
         ValueError: accelerate is not installed.
     """
 
-    def __init__(self, distributed: bool):
+    def __init__(self, distributed: bool) -> None:
         self.rank, self.count = 0, 1
         self.run = ""
         self.num_exchanges = 0
@@ -57,7 +60,7 @@ class Processes:
             self.rank, self.count = state.process_index, state.num_processes
 
     def share(self, costs: Sequence[int]) -> list[int]:
-        """The places of the pieces of work that fall to this process."""
+        """Return the places of the pieces of work that fall to this process."""
         return share_out(costs, self.count)[self.rank]
 
     def agree(self, description: str, what: str, advice: str) -> None:
@@ -102,7 +105,7 @@ class Processes:
         self.num_exchanges += 1
         try:
             messages = gather_object([message])
-        except Exception as failure:  # another process has ended: nobody is left to be told
+        except Exception as failure:  # another process has ended: there is none left to tell
             raise _shared(failure) from None
         for rank, other in enumerate(messages):
             if other.error is not None:
@@ -163,7 +166,7 @@ def _portable(error: Exception | None) -> Exception | None:
         return RuntimeError(f"{type(error).__name__}: {error}")
 
 
-def _join():
+def _join() -> "PartialState":
     try:
         from accelerate import PartialState
     except ImportError:

@@ -51,17 +51,11 @@ class Divergence:
 
     Where the vocabularies differ in size, the divergences are of the distributions over the ids
     that both have, each renormalised.
-
-    Attributes:
-        reference: what identifies the reference, for scores that are kept.
     """
 
-    reference: str = ""
     columns = COLUMNS
-
-    @property
-    def key(self) -> str:
-        return f"divergence({self.reference})"
+    num_models = 2
+    key = "divergence"
 
     def __call__(self, blocks: Sequence[Block]) -> dict[str, torch.Tensor]:
         model, reference = blocks
@@ -85,14 +79,14 @@ class Divergence:
 
 
 def top_ids(logits: torch.Tensor) -> torch.Tensor:
-    """Likeliest ids (R,) under logits (R, V), the first of equals."""
+    """Find the likeliest ids (R,) under logits (R, V), the first of equals."""
     if logits.device.type != "cpu":
         return logits.argmax(1)
     return torch.from_numpy(logits.numpy().argmax(1))  # ten times as fast as torch's
 
 
 def outside(block: Block, common: int) -> torch.Tensor:
-    """Probability (R,) of the ids from `common` on."""
+    """Sum the probability (R,) of the ids from `common` on."""
     if common == block.logits.shape[1]:
         return block.logits.new_zeros(len(block.logits))
     return (block.logits[:, common:].logsumexp(1) - block.log_normalizer).exp()
@@ -101,7 +95,7 @@ def outside(block: Block, common: int) -> torch.Tensor:
 def compare_distributions(
     reference: tuple[torch.Tensor, torch.Tensor], model: tuple[torch.Tensor, torch.Tensor]
 ) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
-    """Divergences between two distributions.
+    """Compute the divergences between two distributions.
 
     Args:
         reference, model: each its logits (R, V) and about their log-normalizers (R,).
@@ -130,7 +124,13 @@ def compare_distributions(
     return dict(zip(COLUMNS[-4:], sums)), sums[4]
 
 
-def _sum_terms(z_p, log_p, z_q, log_q, buffers) -> tuple[torch.Tensor, torch.Tensor]:
+def _sum_terms(
+    z_p: torch.Tensor,
+    log_p: torch.Tensor,
+    z_q: torch.Tensor,
+    log_q: torch.Tensor,
+    buffers: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Sum the terms of each row, in place of `buffers` (4, R, V).
 
     Returns:
@@ -158,14 +158,14 @@ def _sum_terms(z_p, log_p, z_q, log_q, buffers) -> tuple[torch.Tensor, torch.Ten
 
 
 def _sum_in_float64(z_p: torch.Tensor, z_q: torch.Tensor) -> torch.Tensor:
-    """The same sums (4,) for one row (V,), where tokens may have no probability at all."""
+    """Compute the same sums (4,) for one row (V,), where tokens may have no probability at all."""
     if z_p.device.type == "mps":  # knows no float64
         z_p, z_q = z_p.cpu(), z_q.cpu()
     log_p, log_q = (z.double().log_softmax(0) for z in (z_p, z_q))
     p, q = log_p.exp(), log_q.exp()
     u = log_q - log_p
 
-    def expected(weights, values):
+    def expected(weights: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
         return torch.where(weights > 0, weights * values, 0).sum()
 
     return torch.stack(
@@ -174,7 +174,7 @@ def _sum_in_float64(z_p: torch.Tensor, z_q: torch.Tensor) -> torch.Tensor:
 
 
 def near_normalizer(block: Block, common: int) -> torch.Tensor:
-    """About the logarithm of the sum (R,) of e^logit over the first `common` ids."""
+    """Return about the logarithm of the sum (R,) of e^logit over the first `common` ids."""
     if common < block.logits.shape[1]:
         return block.logits[:, :common].logsumexp(1)
     log_sum = block.nll + block.logits.gather(1, block.targets[:, None])[:, 0]

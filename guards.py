@@ -50,7 +50,7 @@ def with_other_end(ids: torch.Tensor, size: int) -> torch.Tensor:
 
 
 def short_probe(model: torch.nn.Module) -> torch.Tensor:
-    """Two different rows of token ids (2, T), short enough to look at all of their logits."""
+    """Make two different rows of token ids (2, T), short enough to look at all of their logits."""
     length = min(PROBE_LENGTH, position_table(model) or PROBE_LENGTH)
     return torch.stack([probe_ids(model, length), probe_ids(model, length, first=3)])
 
@@ -123,7 +123,7 @@ def refuse(name: str, again: torch.Tensor, expected: torch.Tensor, tolerance: fl
 
 
 def plain_logits(model: torch.nn.Module, ids: torch.Tensor, name: str) -> torch.Tensor:
-    """Logits (B, T, V) for token ids (B, T) from the model's own forward.
+    """Compute logits (B, T, V) for token ids (B, T) by the model's own forward.
 
     Raises:
         ValueError: the forward pass fails, or gives something else.
@@ -151,7 +151,7 @@ def plain_logits(model: torch.nn.Module, ids: torch.Tensor, name: str) -> torch.
 
 
 def gives_logits(head: Head, ids: torch.Tensor, expected: torch.Tensor, tolerance: float) -> bool:
-    """Whether a way to the logits gives the expected ones (B, T, V) for the later rows."""
+    """Return whether a way to the logits gives the expected ones (B, T, V) for the later rows."""
     length = ids.shape[1]
     later = torch.arange(length // 2, length, device=ids.device)
     scored = torch.cat([later + row * length for row in range(len(ids))])
@@ -182,7 +182,7 @@ def check_causal_at(length: int, model: torch.nn.Module, name: str, row_logits: 
 
 
 def prefixes_agree(length: int, model: torch.nn.Module, name: str, row_logits: RowLogits) -> bool:
-    """Whether tokens get the same logits in shorter passes as in one of `length` tokens.
+    """Return whether tokens get the same logits in shorter passes as in one of `length` tokens.
 
     They do not where rotary frequencies depend on the length of the pass ("dynamic", "longrope"),
     or where a model pads within.
@@ -212,7 +212,7 @@ def prefixes_agree(length: int, model: torch.nn.Module, name: str, row_logits: R
 
 
 def prefix_lengths(length: int) -> list[int]:
-    """Lengths of shorter passes to try: half, a quarter, and so on."""
+    """List lengths of shorter passes to try: half, a quarter, and so on."""
     lengths = [length // 2]
     while lengths[-1] > PROBE_LENGTH:
         lengths.append(lengths[-1] // 2)
@@ -220,12 +220,12 @@ def prefix_lengths(length: int) -> list[int]:
 
 
 def probe_rows(length: int) -> torch.Tensor:
-    """Rows (R,) of a pass to compare, ascending, its first and last among them."""
+    """Choose rows (R,) of a pass to compare, ascending, its first and last among them."""
     return torch.linspace(0, length - 1, min(length, PROBE_ROWS)).long().unique()
 
 
 def precision(model: torch.nn.Module) -> torch.dtype:
-    """The coarsest of the dtypes that a model computes in.
+    """Return the coarsest of the dtypes that a model computes in.
 
     Quantised layers that round a whole batch to one scale count as bfloat16.
     """
@@ -244,7 +244,7 @@ def differ(
     tolerance: float,
     scale_by: torch.Tensor | None = None,
 ) -> bool:
-    """Whether logits (..., V) differ by more than rounding: root mean squares, offsets left out.
+    """Return whether logits (..., V) differ by more than rounding, offsets left out.
 
     Args:
         tolerance: the largest difference that is rounding, as a share of the logits' spread.
@@ -258,7 +258,7 @@ def differ(
 
 
 def centred(logits: torch.Tensor) -> torch.Tensor:
-    """Logits without the offset that no probability depends on; infinite and undefined ones as 0."""
+    """Remove the offset of logits that no probability depends on; make infinite ones 0."""
     logits = logits.float().nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
     return logits - logits.mean(-1, keepdim=True)
 
@@ -274,7 +274,7 @@ class KeptState:
     a short text switched it to; scores would then depend on what was scored before.
     """
 
-    def __init__(self, model: torch.nn.Module):
+    def __init__(self, model: torch.nn.Module) -> None:
         self.saved = {module: SavedModule.of(module) for module in model.modules()}
 
     def changed(self) -> list[torch.nn.Module]:
@@ -312,7 +312,7 @@ class SavedModule(NamedTuple):
         return cls(dict(module._modules), dict(module._buffers), contents, attributes)
 
     def describes(self, module: torch.nn.Module) -> bool:
-        """Whether the module is unchanged."""
+        """Return whether the module is unchanged."""
         present = vars(module)
         return (
             same_objects(module._modules, self.children)

@@ -13,7 +13,8 @@ from .language_model import LanguageModel
 from .measurement import Measurement
 from .measures import Measure, TailMass
 from .scoring import Columns
-from .tokenization import token_texts
+from .tokenization import TokenizedText, token_texts
+from .windows import Window
 
 # For a token across an edge, by the characters before the edge: all tokens that begin with them.
 Completions = dict[int, dict[str, tuple[int, ...]]]
@@ -41,7 +42,7 @@ class Healing:
             for stream, *of_text in zip(measurement.streams, measurement.windows, scores)
         ]
 
-    def _heal_window(self, stream, window, columns: Columns) -> Columns:
+    def _heal_window(self, stream: TokenizedText, window: Window, columns: Columns) -> Columns:
         nll = columns["nll"].copy()
         for (first, _), tail in zip(stream.part.targets, stream.part.tails):
             if tail and window.first <= first < window.end:

@@ -18,14 +18,13 @@ import numpy as np
 import torch
 import xxhash
 
-from .identity import describe_model
+from .identity import Fingerprint, check_identifiable, describe_model
 from .language_model import LanguageModel
 from .logits import Batch, BodyThenHead, LogitBlocks
 from .measurement import Measurement
 from .measures import Block
-from .running import Progress, Session
+from .running import Progress, Session, Work, plan_work
 from .scoring import Columns, Scorer
-from .work import Work, plan_work
 
 FORMAT = "perplexity-sliding hidden states, 1"
 HEADER_BYTES = 4096
@@ -40,11 +39,13 @@ def store_reference(
     """Put the reference's hidden states into a file, as far as they are not there, and free its body.
 
     Returns:
-        the reference, and the session whose progress goes on from here.
+        the reference, and the session whose progress continues from here.
 
     Raises:
-        ValueError: its last hidden states cannot be had, or the file holds something else.
+        ValueError: its last hidden states cannot be had, nothing tells it from others, or the file
+            holds something else.
     """
+    check_identifiable(reference.model, "reference_states")
     work = plan_work([reference], measurements)
     if not isinstance(reference.head, BodyThenHead):
         raise ValueError(
@@ -62,6 +63,7 @@ class HiddenRows:
     """A "measure" that keeps what it gets: rows (R, D) where a model gives hidden states."""
 
     columns = ("states",)
+    num_models = 1
     key = "states"
 
     def __call__(self, blocks: Sequence[Block]) -> dict[str, torch.Tensor]:
@@ -71,7 +73,7 @@ class HiddenRows:
 class Body:
     """A model that gives hidden states in place of logits, as the scorer sees it."""
 
-    def __init__(self, model: LanguageModel):
+    def __init__(self, model: LanguageModel) -> None:
         self.device, self.head, self.prefixes_agree = model.device, model.head, model.prefixes_agree
         self.vocabulary_size = model.vocabulary_size  # batches are then cut as beside the model
 
@@ -90,7 +92,7 @@ class StatesFile:
         ValueError: the file holds something else: another reference, text or plan, or is cut short.
     """
 
-    def __init__(self, path: str | Path, reference: LanguageModel, work: Work):
+    def __init__(self, path: str | Path, reference: LanguageModel, work: Work) -> None:
         self.path = Path(path)
         self.reference = reference
         self.work = work
@@ -205,10 +207,11 @@ NAMES = {
 class StoredReference(LanguageModel):
     """A reference of which nothing is left but its head: its states come from a file."""
 
-    def __init__(self, file: StatesFile):
+    def __init__(self, file: StatesFile) -> None:
         reference = file.reference
         self.__dict__.update(vars(reference))
         self.file = file
+        self._fingerprint = reference.fingerprint()
         self._numbers = {
             row_key(row.inputs, row.scored): number
             for number, row in enumerate(map(file.work.row, range(len(file.work.passes))))
@@ -220,6 +223,10 @@ class StoredReference(LanguageModel):
 
     def examine(self, length: int) -> None:
         """It was examined when it was whole."""
+
+    def fingerprint(self) -> Fingerprint:
+        """Return what was computed when it was whole."""
+        return self._fingerprint
 
     def logits(self, batch: Batch, block_rows: int) -> LogitBlocks:
         """As `LanguageModel.logits`, for passes that are in the file."""

@@ -6,18 +6,37 @@ hook, is said in the signature: `+modified`.
 """
 
 import hashlib
-import inspect
 import json
 import os
-from collections.abc import Iterable, Iterator
+import sys
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from types import BuiltinFunctionType, CodeType, FunctionType
-from typing import NamedTuple
+from functools import cache, partial
+from types import BuiltinFunctionType, CodeType, FunctionType, MethodType
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
 import transformers
 import xxhash
+
+from .descriptions import (
+    KEPT_BY_LIBRARIES,
+    KNOWN_PACKAGES,
+    PINNED_PACKAGES,
+    describe,
+    describe_class,
+    is_known,
+    is_set,
+    package_of,
+    plain_tensors,
+    tensor_bytes,
+)
+
+if TYPE_CHECKING:  # these import from here
+    from .language_model import LanguageModel
+    from .measurement import Measurement
+    from .measures import Measure
 
 VERSION = "0.1.0"
 DIGITS = 12
@@ -69,7 +88,7 @@ WITHOUT_EFFECT = {
 WITHOUT_EFFECT_PARTS = ("dropout", "pdrop", "layerdrop", "initializer", "summary_", "cached")
 # Buffers that models write while they run, and compute anew.
 WRITTEN_WHILE_RUNNING = ("_cached", "_cache")
-# Rotary embeddings that change their frequencies with the length of a text.
+# Kinds of rotary embeddings whose frequencies depend on the length of the pass.
 GROWING_ROTARY = ("dynamic", "longrope")
 # Settings of a tokenizer that say where it came from, or how its owner pads and cuts.
 TOKENIZER_PROVENANCE = ("name_or_path", "file", "padding", "pad_token", "truncation", "max_length")
@@ -77,8 +96,11 @@ TOKENIZER_PROVENANCE = ("name_or_path", "file", "padding", "pad_token", "truncat
 # machines let logits differ.  More than that makes a checkpoint useless there, not wrong.
 FINGERPRINT_LENGTH = 32
 FINGERPRINT_TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 0.005, torch.float16: 0.001}
-# Packages whose hooks and wrappers compute from nothing but what the digests cover.
-KNOWN_PACKAGES = ("torch", "transformers", "peft", "accelerate")
+# Kinds of values that decide what a module of the libraries computes.
+SETTINGS = (bool, int, float, str, FunctionType, BuiltinFunctionType, partial, MethodType)
+# In a layer of torch tuples as well; transformers keeps them as a configuration has them, which is
+# as lists where it was read from a file.
+TORCH_SETTINGS = (*SETTINGS, tuple)
 
 
 def model_name(name: str, model_kwargs: dict) -> str:
@@ -99,7 +121,7 @@ def model_revision(model: torch.nn.Module, commit: str | None) -> str:
         commit = weights_digest(model)
     config = getattr(model, "config", None)
     settings = config.to_dict() if hasattr(config, "to_dict") else {}
-    return f"{commit[:DIGITS]}.{_digest([_with_effect(settings), structure(model)])}"
+    return f"{commit[:DIGITS]}.{digest_of([_with_effect(settings), structure(model)])}"
 
 
 def weights_digest(model: torch.nn.Module) -> str:
@@ -110,38 +132,34 @@ def weights_digest(model: torch.nn.Module) -> str:
     """
     digest = xxhash.xxh3_128()
     for name, tensor in _tensors(model):
-        for part in _plain_tensors(tensor):
+        for part in plain_tensors(tensor):
             if part.is_meta:
                 raise ValueError(
                     f"`model` must have its weights, but {name.lstrip('.')} is on the meta device, "
                     "which holds none. Load the weights before passing the model."
                 )
             digest.update(name.encode())
-            digest.update(part.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
+            digest.update(tensor_bytes(part))
     return digest.hexdigest()
 
 
 def structure(model: torch.nn.Module) -> list:
     """How a model is built, beside its configuration, which may have been changed since."""
-    return [
-        [name, class_identity(type(module)), _attributes(module), _adapter_state(module)]
+    kinds = {type(module) for module in model.modules()}
+    classes = {kind: digest_of(describe_class(kind)) for kind in kinds}
+    modules = [
+        [name, classes[type(module)], _attributes(module), _adapter_state(module)]
         for name, module in model.named_modules()
     ]
+    return [*modules, _own_attention(model)]
 
 
-def class_identity(kind: type) -> list:
-    """Name of a class; with the code of those that are no part of torch or transformers."""
-    if _package(kind.__module__) in ("torch", "transformers"):
-        return [f"{kind.__module__}.{kind.__qualname__}"]
-    foreign = [c for c in kind.__mro__ if _package(c.__module__) not in ("torch", "transformers")]
-    functions = [
-        [name, _code(inspect.unwrap(function).__code__)]
-        for c in foreign
-        for name, function in sorted(vars(c).items())
-        if isinstance(function, FunctionType) and hasattr(inspect.unwrap(function), "__code__")
-    ]
-    parents = [f"{c.__module__}.{c.__qualname__}" for c in kind.__mro__ if c not in foreign]
-    return [kind.__qualname__, functions, parents]
+def _own_attention(model: torch.nn.Module) -> object:
+    """The attention function that somebody has registered under the name that a model asks for."""
+    registered = getattr(transformers.modeling_utils, "ALL_ATTENTION_FUNCTIONS", {})
+    name = getattr(getattr(model, "config", None), "_attn_implementation", None)
+    function = registered.get(name) if isinstance(name, str) else None
+    return None if function is None or is_known(function) else describe(function)
 
 
 def modifications(model: torch.nn.Module) -> list[str]:
@@ -153,16 +171,26 @@ def modifications(model: torch.nn.Module) -> list[str]:
     for name, module in model.named_modules():
         place = name or type(module).__name__
         watchers = (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
-        if any(_package(_home(hook)) not in KNOWN_PACKAGES for hook in watchers):
+        if not all(map(is_known, watchers)):
             places.append(f"a forward hook on {place}")
         places += [f"another {method} on {place}" for method in _replaced_methods(module)]
-    for kind in {type(module) for module in model.modules()}:
-        places += [f"another {kind.__name__}.{method}" for method in _foreign_methods(kind)]
+    kinds = {type(module) for module in model.modules()}
+    for kind in {kind for lowest in kinds for kind in lowest.__mro__}:
+        if package_of(kind.__module__) in PINNED_PACKAGES:
+            places += [f"another {kind.__name__}.{method}" for method in _foreign_methods(kind)]
+    places += [
+        f"another {kind.__name__}.forward" for kind in kinds if _overrides_forward_of_library(kind)
+    ]
+    for module in {kind.__module__ for kind in kinds} | {"torch.nn.functional"}:
+        places += [f"another {name} in {module}" for name in _foreign_functions(module)]
     return places
 
 
-def check_identifiable(model: torch.nn.Module) -> None:
-    """Refuse a checkpoint for a model whose scores may change under the same digests.
+def check_identifiable(model: torch.nn.Module, argument: str = "checkpoint") -> None:
+    """Refuse to keep scores of a model that may change under the same digests.
+
+    Args:
+        argument: what names the file that they would be kept in.
 
     Raises:
         ValueError: code that nothing can identify runs in the model.
@@ -170,9 +198,9 @@ def check_identifiable(model: torch.nn.Module) -> None:
     places = modifications(model)
     if places:
         raise ValueError(
-            f"`checkpoint` must be left out with a model whose code was changed ({places[0]}): what it "
+            f"`{argument}` must be left out with a model whose code was changed ({places[0]}): what it "
             "computes cannot be told by looking at it, and the file may hold another model's scores. "
-            "Remove the change, or score without a checkpoint."
+            f"Remove the change, or leave out `{argument}`."
         )
 
 
@@ -190,7 +218,7 @@ def active_adapters(model: torch.nn.Module) -> str | None:
 
 
 def number_format(model: torch.nn.Module) -> str:
-    """Describe what a model computes in: quantisation, dtypes of the weights, autocast."""
+    """Describe what a model computes in: quantisation, dtypes, autocast, products of fewer bits."""
     dtypes = {p.dtype for p in model.parameters() if p.is_floating_point()}
     names = [str(dtype).removeprefix("torch.") for dtype in dtypes] or ["float32"]
     parts = [*quantisation(model), *sorted(names)]
@@ -198,7 +226,17 @@ def number_format(model: torch.nn.Module) -> str:
         if torch.is_autocast_enabled(device):
             dtype = str(torch.get_autocast_dtype(device)).removeprefix("torch.")
             parts.append(f"autocast({device},{dtype})")
+    if matmul_precision() != "highest":
+        parts.append(f"matmul({matmul_precision()})")
     return "+".join(parts)
+
+
+def matmul_precision() -> str:
+    """How exactly float32 matrices are multiplied: "highest" unless somebody has allowed less."""
+    try:
+        return torch.get_float32_matmul_precision()
+    except RuntimeError:  # torch refuses where it was set by the names that it has since 2.9
+        return torch.backends.cuda.matmul.fp32_precision
 
 
 def quantisation(model: torch.nn.Module) -> list[str]:
@@ -219,7 +257,7 @@ def quantisation(model: torch.nn.Module) -> list[str]:
     return sorted(kinds)
 
 
-def tokenizer_digest(tokenizer) -> str:
+def tokenizer_digest(tokenizer: transformers.PreTrainedTokenizerBase) -> str:
     """Digest whatever decides how a tokenizer encodes; padding and truncation do not."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if hasattr(backend, "to_str"):
@@ -235,7 +273,37 @@ def tokenizer_digest(tokenizer) -> str:
         }
         state = [type(tokenizer).__name__, sorted(tokenizer.get_vocab().items()), kept]
     special = {k: v for k, v in tokenizer.special_tokens_map.items() if k != "pad_token"}
-    return _digest([state, special])
+    return digest_of([state, special, _own_code(tokenizer)])
+
+
+def _own_code(tokenizer: transformers.PreTrainedTokenizerBase) -> list:
+    """What somebody's own class does around a tokenizer, and methods that were replaced on it."""
+    kind = type(tokenizer)
+    replaced = [
+        [name, describe(value)]
+        for name, value in sorted(vars(tokenizer).items())
+        if callable(value) and callable(getattr(kind, name, None))
+    ]
+    if package_of(kind.__module__) in KNOWN_PACKAGES:
+        return replaced
+    settings = {
+        name: value
+        for name, value in vars(tokenizer).items()
+        if name in _names_used(kind) and not any(word in name for word in TOKENIZER_PROVENANCE)
+    }
+    return [*replaced, describe_class(kind), describe(settings)]
+
+
+def _names_used(kind: type) -> set[str]:
+    """Names in the code of a class, but for what it has from transformers."""
+    return {
+        name
+        for c in kind.__mro__
+        if package_of(c.__module__) not in (*KNOWN_PACKAGES, "builtins")
+        for function in vars(c).values()
+        if isinstance(function, FunctionType)
+        for name in function.__code__.co_names
+    }
 
 
 class Fingerprint(NamedTuple):
@@ -294,13 +362,27 @@ TEXTS_MODULUS = 2**127 - 1  # a prime
 TEXTS_BASE = 0x9E3779B97F4A7C15F39CC0605CEDC835 % TEXTS_MODULUS  # an arbitrary number
 
 
-def describe_model(model) -> str:
+def describe_model(model: "LanguageModel") -> str:
     """Describe on one line what a `LanguageModel`'s scores of given tokens depend on."""
     return _line(_model_fields(model))
 
 
+def describe_key_tokens(evaluator: "LanguageModel", rule: str) -> str:
+    """Describe on one line what decides which tokens are key.
+
+    Args:
+        evaluator: finds them.
+        rule: how it tells them from others.
+    """
+    fields = {"tokenizer": tokenizer_digest(evaluator.tokenizer)} | _model_fields(evaluator)
+    return _line({"key_tokens": rule} | fields)
+
+
 def describe_measurement(
-    model, measurement, words_given: bool, word_fields: dict[str, str] | None = None
+    model: "LanguageModel",
+    measurement: "Measurement",
+    words_given: bool,
+    word_fields: dict[str, str] | None = None,
 ) -> dict[str, str]:
     """Write the signature of a `Measurement` under a `LanguageModel`, long and short.
 
@@ -337,7 +419,11 @@ def describe_measurement(
     return {"signature": line, "signature_short": short}
 
 
-def describe_all(models, measurements, measures) -> str:
+def describe_all(
+    models: Sequence["LanguageModel"],
+    measurements: Sequence["Measurement"],
+    measures: Sequence["Measure"],
+) -> str:
     """Describe on one line what processes that share work must have in common."""
     signatures = [
         describe_measurement(model, measurement, words_given=False)["signature"]
@@ -347,7 +433,7 @@ def describe_all(models, measurements, measures) -> str:
     return repr((signatures, [measure.key for measure in measures]))
 
 
-def _model_fields(model) -> dict[str, object]:
+def _model_fields(model: "LanguageModel") -> dict[str, object]:
     module = model.model
     adapters = active_adapters(module)
     return {
@@ -366,26 +452,15 @@ def _line(fields: dict[str, object]) -> str:
     return "|".join(f"{key}:{_shown(value)}" for key, value in fields.items())
 
 
-def _shown(value) -> str:
+def _shown(value: object) -> str:
     """A field's value on one line, without the sign that ends it."""
     return str(value).encode("unicode_escape").decode("ascii").replace("|", r"\x7c")
 
 
-def _digest(state) -> str:
+def digest_of(state: object) -> str:
+    """Digest what JSON can hold, and anything else by its name."""
     line = json.dumps(state, sort_keys=True, default=str)
     return xxhash.xxh3_128(line.encode()).hexdigest()[:DIGITS]
-
-
-def _package(module: str) -> str:
-    return module.partition(".")[0]
-
-
-def _home(function) -> str:
-    """Name the module in which a function, or another callable, was written."""
-    while hasattr(function, "func"):  # functools.partial
-        function = function.func
-    function = inspect.unwrap(function)
-    return getattr(function, "__module__", None) or type(function).__module__
 
 
 def _replaced_methods(module: torch.nn.Module) -> list[str]:
@@ -398,29 +473,52 @@ def _replaced_methods(module: torch.nn.Module) -> list[str]:
         # accelerate brings offloaded weights in before a forward; its mixed precision is said.
         and not (name == "forward" and hasattr(module, "_hf_hook"))
         and (name in ("forward", "_call_impl") or not hasattr(torch.nn.Module, name))
+        and not _is_compiled(value, module, name)
     ]
 
 
-def _foreign_methods(kind: type) -> Iterator[str]:
-    """Yield methods of a class that were written elsewhere, or a replaced forward of a model."""
-    if _package(kind.__module__) in ("torch", "transformers"):
-        for c in kind.__mro__:
-            for name, function in vars(c).items():
-                if isinstance(function, FunctionType) and _package(_home(function)) not in (
-                    _package(c.__module__),
-                    *KNOWN_PACKAGES,
-                ):
-                    yield name
-    elif "forward" in vars(kind) and _package(kind.__module__) != "transformers_modules":
-        parents = (c for c in kind.__mro__[1:] if "forward" in vars(c))
-        if _package(next(parents, torch.nn.Module).__module__) == "transformers":
-            yield "forward"
+def _is_compiled(value: object, module: torch.nn.Module, name: str) -> bool:
+    """Whether a function is what torch.compile made of a module's own method."""
+    original = getattr(value, "_torchdynamo_orig_callable", None)
+    return original is not None and original == getattr(type(module), name).__get__(module)
 
 
-def _code(code: CodeType) -> list:
-    """Describe what a function does, without the place where it is written."""
-    constants = [_code(c) if isinstance(c, CodeType) else repr(c) for c in code.co_consts]
-    return [code.co_code.hex(), code.co_names, constants]
+def _foreign_methods(kind: type) -> list[str]:
+    """List what stands in a library's class, its parents aside, and was written elsewhere."""
+    return [
+        name
+        for name, value in vars(kind).items()
+        if isinstance(value, FunctionType | partial) and not is_known(value)
+    ]
+
+
+def _overrides_forward_of_library(kind: type) -> bool:
+    """Whether somebody's own class has another forward than the model of a library under it."""
+    is_own = package_of(kind.__module__) not in (*PINNED_PACKAGES, "transformers_modules")
+    if not is_own or "forward" not in vars(kind):
+        return False
+    parents = (parent for parent in kind.__mro__[1:] if "forward" in vars(parent))
+    return package_of(next(parents, torch.nn.Module).__module__) == "transformers"
+
+
+def _foreign_functions(module: str) -> Iterator[str]:
+    """Yield functions that stand in a library's module in the place of its own."""
+    if package_of(module) not in PINNED_PACKAGES or module not in sys.modules:
+        return
+    present = vars(sys.modules[module])
+    for name in sorted(_functions_of(module)):
+        function = present.get(name)
+        if isinstance(function, FunctionType | partial | MethodType) and not is_known(function):
+            yield name
+
+
+@cache
+def _functions_of(module: str) -> frozenset[str]:
+    """Names of the functions that the code of a module defines."""
+    loader = sys.modules[module].__loader__
+    code = loader.get_code(module) if hasattr(loader, "get_code") else None
+    constants = () if code is None else code.co_consts
+    return frozenset(c.co_name for c in constants if isinstance(c, CodeType))
 
 
 def _with_effect(settings: dict) -> dict:
@@ -441,22 +539,25 @@ def _has_effect(name: str) -> bool:
 
 
 def _attributes(module: torch.nn.Module) -> dict[str, object]:
-    """Numbers, names and functions that a module keeps beside its weights."""
+    """What a module keeps beside its weights: numbers, names, functions.
+
+    All that a module of somebody's own keeps; of the libraries' modules, which also keep how they
+    are trained, what decides something.
+    """
     if isinstance(module, torch.nn.modules.dropout._DropoutNd):
         return {}
-    kinds = bool | int | float | str | FunctionType | BuiltinFunctionType
-    return {
-        name: _named(value)
-        for name, value in vars(module).items()
-        if _has_effect(name) and isinstance(value, kinds) and not hasattr(type(module), name)
-    }
-
-
-def _named(value):
-    """A number or string itself, a library's function by its name, any other by what it does."""
-    if isinstance(value, FunctionType) and _package(_home(value)) not in KNOWN_PACKAGES:
-        return _code(value.__code__)
-    return getattr(value, "__qualname__", value)
+    package = package_of(type(module).__module__)
+    if package not in KNOWN_PACKAGES and not isinstance(module, transformers.PreTrainedModel):
+        names = [
+            name
+            for name in vars(module)
+            if name not in KEPT_BY_LIBRARIES
+            and not any(part in name for part in WITHOUT_EFFECT_PARTS)
+        ]
+    else:
+        kinds = TORCH_SETTINGS if package == "torch" else SETTINGS
+        names = [n for n, v in vars(module).items() if _has_effect(n) and isinstance(v, kinds)]
+    return {name: describe(vars(module)[name]) for name in names if is_set(module, name)}
 
 
 def _adapter_state(module: torch.nn.Module) -> tuple | None:
@@ -485,32 +586,16 @@ def _tensors(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
             for name in names:
                 yield f"{prefix}.{name}", getattr(module, name)
             if ".quantized." in type(module).__module__:
-                yield from _packed(prefix, module)
+                yield from _quantised_tensors(prefix, module)
 
 
-def _packed(prefix: str, module: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+def _quantised_tensors(prefix: str, module: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
     """Weights of layers that torch.ao has quantised, which are no parameters."""
     for name in ("weight", "bias"):
         getter = getattr(module, name, None)
         value = getter() if callable(getter) else None
         if isinstance(value, torch.Tensor):
             yield f"{prefix}.{name}", value.dequantize()
-
-
-def _plain_tensors(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
-    """A tensor, or those that a quantised one is made of: codes and scales."""
-    if hasattr(tensor, "__tensor_flatten__"):
-        for name in tensor.__tensor_flatten__()[0]:
-            yield from _plain_tensors(getattr(tensor, name))
-        return
-    yield tensor
-    for attribute in ("quant_state", "SCB"):  # bitsandbytes
-        state = getattr(tensor, attribute, None)
-        if isinstance(state, torch.Tensor):
-            yield state
-        elif hasattr(state, "as_dict"):
-            values = state.as_dict(packed=True).values()
-            yield from (value for value in values if isinstance(value, torch.Tensor))
 
 
 def _stays(module: torch.nn.Module, buffer: str) -> bool:

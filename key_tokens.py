@@ -19,7 +19,7 @@ from .measurement import Corpus, nlls_by_token, plan_measurement
 from .measures import NegativeLogLikelihood
 from .protocols import Protocol
 from .report import Report
-from .results import exp
+from .results import exp, perplexity_interval
 from .running import Session
 from .tokenization import TokenizedText
 from .uncertainty import Blocks, estimate_ratio
@@ -55,6 +55,10 @@ class KeyTokenRule:
         """Length of the windows whose last `stride` tokens are scored with a short context."""
         return self.short_context + self.stride
 
+    def describe(self) -> str:
+        """Name the rule with its settings, for a signature."""
+        return f"longppl({','.join(str(getattr(self, field.name)) for field in fields(self))})"
+
     def key_tokens(self, short: np.ndarray, full: np.ndarray) -> np.ndarray:
         """Find the key tokens (K,), given the nlls of all tokens under both contexts (N,).
 
@@ -66,7 +70,9 @@ class KeyTokenRule:
         return np.flatnonzero(key)
 
 
-def check_key_tokens(key_tokens, evaluator, gives_list: bool) -> KeyTokenRule | None:
+def check_key_tokens(
+    key_tokens: object, evaluator: object, gives_list: bool
+) -> KeyTokenRule | None:
     """Return what makes a token key, or None; reject an evaluator without it."""
     if key_tokens is None:
         if evaluator is not None:
@@ -101,7 +107,7 @@ def check_key_tokens(key_tokens, evaluator, gives_list: bool) -> KeyTokenRule | 
     return KeyTokenRule(**settings)
 
 
-def _is_pair(value) -> bool:
+def _is_pair(value: object) -> bool:
     return isinstance(value, tuple) and len(value) == 2 and isinstance(value[0], torch.nn.Module)
 
 
@@ -168,10 +174,10 @@ def report_key_tokens(report: Report, spans: Sequence[np.ndarray]) -> dict:
     blocks = Blocks.of(lengths, texts, np.concatenate(places), columns)
     tokens, nll = blocks.clusters(1).sums.T
     estimate = estimate_ratio(nll, tokens)
-    result["longppl"] = exp(estimate.value)
-    if estimate.interval is not None:
-        result["longppl_interval"] = [exp(end) for end in estimate.interval]
-    return result
+    return result | {
+        "longppl": exp(estimate.value),
+        "longppl_interval": perplexity_interval(estimate),
+    }
 
 
 def check_offsets(streams: Sequence[TokenizedText], name: str) -> None:

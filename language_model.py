@@ -14,6 +14,8 @@ from typing import NamedTuple
 import evaluate
 import numpy as np
 import torch
+from transformers import PreTrainedTokenizerBase
+from transformers.cache_utils import Cache
 
 from .guards import (
     OTHER_SHAPE,
@@ -41,6 +43,7 @@ from .loading import (
     evaluating,
     find_commit,
     input_device,
+    input_embeddings,
     load_model,
     load_tokenizer,
     num_embeddings,
@@ -78,9 +81,9 @@ class Findings(NamedTuple):
         vocabulary_size: logits that it gives for a token.
         length: tokens in the longest pass that was tried.
         prefixes_agree: whether a token's score is the same in shorter and in longer passes.
-        restless: names of modules that change what they keep while they run.
+        stateful: names of modules that change what they keep while they run.
         part: tokens of a longer pass to read at a time; None where any pass fits in memory.
-        steps_singly: whether a pass in parts goes on token by token.
+        steps_singly: whether a pass in parts continues token by token.
     """
 
     state: tuple
@@ -88,7 +91,7 @@ class Findings(NamedTuple):
     vocabulary_size: int
     length: int
     prefixes_agree: bool
-    restless: frozenset[str]
+    stateful: frozenset[str]
     part: int | None = None
     steps_singly: bool = False
 
@@ -119,8 +122,13 @@ class LanguageModel:
     variant = ""  # which of the models in the same weights this is
 
     def __init__(
-        self, model: torch.nn.Module, tokenizer, name: str, revision: str, description: str
-    ):
+        self,
+        model: torch.nn.Module,
+        tokenizer: PreTrainedTokenizerBase,
+        name: str,
+        revision: str,
+        description: str,
+    ) -> None:
         self.model = model
         self.tokenizer = tokenizer
         self.name = name
@@ -131,15 +139,15 @@ class LanguageModel:
         self.num_embeddings = num_embeddings(model)
         self.prefixes_agree = True
         self._kept_state: KeptState | None = None
-        self._restless: list[torch.nn.Module] = []
+        self._stateful: list[torch.nn.Module] = []
 
     @classmethod
     def open(
         cls,
         model_id: str,
-        tokenizer=None,
-        device=None,
-        dtype=None,
+        tokenizer: PreTrainedTokenizerBase | None = None,
+        device: str | torch.device | None = None,
+        dtype: str | torch.dtype | None = None,
         model_kwargs: dict | None = None,
         tokenizer_kwargs: dict | None = None,
         argument: str = "model_id",
@@ -172,7 +180,7 @@ class LanguageModel:
     def adopt(
         cls,
         model: torch.nn.Module,
-        tokenizer,
+        tokenizer: PreTrainedTokenizerBase,
         argument: str = "model",
         tokenizer_argument: str = "tokenizer",
     ) -> "LanguageModel":
@@ -240,13 +248,13 @@ class LanguageModel:
             findings = Findings(
                 state, number, expected.shape[-1], expected.shape[1], True, frozenset()
             )
-        self._take(findings)
+        self._apply(findings)
 
     @torch.inference_mode()
     def examine(self, length: int) -> None:
         """Try passes as long as the longest that is to be scored, where none so long was tried.
 
-        A pass that does not fit in memory is read in parts, if the model can go on from its state.
+        A pass that does not fit in memory is read in parts, if the model can continue from its state.
 
         Raises:
             MemoryError: such a pass does not fit.
@@ -277,14 +285,14 @@ class LanguageModel:
                 raise MemoryError(refusal) from error
             raise
         if reader is None:
-            reason = "it gives other logits when it goes on from the state that it returned"
+            reason = "it gives other logits when it continues from the state that it returned"
             if grows_frequencies(self.model):
                 reason = "its rotary frequencies depend on the length of the pass"
             raise MemoryError(f"{refusal} It cannot be read in parts: {reason}.")
         part = min(length, self._findings.part or length) // 2
         while part >= SMALLEST_PART:
             findings = self._findings._replace(part=part, steps_singly=reader.single)
-            self._take(findings)
+            self._apply(findings)
             try:
                 self._examine(length)
             except MemoryError:
@@ -302,11 +310,11 @@ class LanguageModel:
         findings = self._findings
         if self.head.needs_trial:
             findings = findings._replace(head_number=self._try_heads(length))
-            self._take(findings)
+            self._apply(findings)
         probed = (length, self.model, self.description, self._row_logits)
         check_causal_at(*probed)
         agree = prefixes_agree(*probed) and findings.prefixes_agree
-        self._take(findings._replace(length=length, prefixes_agree=agree))
+        self._apply(findings._replace(length=length, prefixes_agree=agree))
 
     @torch.inference_mode()
     def fingerprint(self) -> Fingerprint:
@@ -320,7 +328,7 @@ class LanguageModel:
 
     @torch.inference_mode()
     def shares_prefixes(self, prefix: np.ndarray, following: np.ndarray) -> bool:
-        """Whether tokens read after a cached prefix get the scores of a whole pass.
+        """Return whether tokens read after a cached prefix get the scores of a whole pass.
 
         Not below float32, where another order of sums rounds visibly.
 
@@ -340,32 +348,38 @@ class LanguageModel:
         whole = self._collect(torch.cat(ids, 1), rows + len(prefix), targets)
         return torch.allclose(shared, whole, rtol=1e-4, atol=1e-4)
 
-    def _collect(self, ids, rows, targets, cache=None) -> torch.Tensor:
-        """Logits (R, V) of some rows."""
+    def _collect(
+        self,
+        ids: torch.Tensor,
+        rows: torch.Tensor,
+        targets: torch.Tensor,
+        cache: Cache | None = None,
+    ) -> torch.Tensor:
+        """Compute the logits (R, V) of some rows."""
         blocks = self.logits(Batch(ids, rows, targets), len(rows), cache)
         return torch.cat([logits.clone() for logits, _ in blocks]).float()
 
-    def read_prefix(self, ids: torch.Tensor):
-        """What the model keeps of tokens (1, T), to go on from them."""
+    def read_prefix(self, ids: torch.Tensor) -> Cache:
+        """Return what the model keeps of tokens (1, T), to continue from them."""
         return self.head.read_prefix(ids)
 
-    def logits(self, batch: Batch, block_rows: int, cache=None) -> LogitBlocks:
-        """The logits of the scored rows of a batch on `device`, as a `Head` yields them."""
-        if self._restless and self._kept_state is not None:
-            self._kept_state.restore(self._restless)
+    def logits(self, batch: Batch, block_rows: int, cache: Cache | None = None) -> LogitBlocks:
+        """Yield the logits of the scored rows of a batch on `device`, as a `Head` does."""
+        if self._stateful and self._kept_state is not None:
+            self._kept_state.restore(self._stateful)
         yield from self.head(batch, block_rows, cache)
 
-    def _take(self, findings: Findings) -> None:
+    def _apply(self, findings: Findings) -> None:
         """Adopt the findings, and note which modules the passes of a probe have changed."""
         if self._kept_state is not None:
             names = {module: name for name, module in self.model.named_modules()}
             changed = self._kept_state.changed()
             self._kept_state.restore(changed)
             findings = findings._replace(
-                restless=findings.restless | {names[m] for m in changed if m in names}
+                stateful=findings.stateful | {names[m] for m in changed if m in names}
             )
         modules = dict(self.model.named_modules())
-        self._restless = [modules[name] for name in findings.restless if name in modules]
+        self._stateful = [modules[name] for name in findings.stateful if name in modules]
         self.head: Head = head_makers(self.model)[findings.head_number]()
         if findings.part is not None:
             reader = StateReader(self.model, findings.steps_singly)
@@ -415,7 +429,7 @@ class LanguageModel:
 
 
 def collect_rows(head: Head, ids: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-    """Logits (R, V) of some rows of the first of the passes (B, T)."""
+    """Compute the logits (R, V) of some rows of the first of the passes (B, T)."""
     rows = rows.to(ids.device)
     # As many rows to a block as a whole forward gives: all passes run together.
     blocks = head(Batch(ids, rows, ids[0, : len(rows)]), ids.numel())
@@ -423,13 +437,18 @@ def collect_rows(head: Head, ids: torch.Tensor, rows: torch.Tensor) -> torch.Ten
 
 
 def lock_of(model: torch.nn.Module) -> threading.RLock:
-    """The lock of a model: whoever runs it, or reads how it is built, holds it."""
+    """Return the lock of a model: whoever runs it, or reads how it is built, holds it.
+
+    Models that share their embeddings share more than these, such as two heads on one body.
+    """
+    embeddings = input_embeddings(model)
+    owner = embeddings if isinstance(embeddings, torch.nn.Module) else model
     with _LOCKS_LOCK:
-        return _LOCKS.setdefault(model, threading.RLock())
+        return _LOCKS.setdefault(owner, threading.RLock())
 
 
 def model_structure(model: torch.nn.Module) -> tuple:
-    """What decides, beside weights and configuration, how a model's forward runs.
+    """Describe what decides, beside weights and configuration, how a model's forward runs.
 
     Replaced forwards and hooks are held weakly: compared while they live, and never taken for
     others that come to lie at the same address.
@@ -448,8 +467,8 @@ def model_structure(model: torch.nn.Module) -> tuple:
     return (*modules, *tensors, *autocast)
 
 
-def as_weak(function):
-    """A weak reference to a function, where it can have one."""
+def as_weak(function: object) -> object:
+    """Return a weak reference to a function, where it can have one."""
     try:
         return weakref.ref(function)
     except TypeError:

@@ -9,7 +9,7 @@ import os
 import re
 import warnings
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -17,7 +17,13 @@ import torch
 import transformers
 from packaging.version import Version
 from torch.utils._python_dispatch import TorchDispatchMode
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PretrainedConfig,
+    PreTrainedTokenizerBase,
+)
 from transformers.utils import cached_file, is_peft_available
 from transformers.utils.peft_utils import find_adapter_config_file
 
@@ -49,6 +55,8 @@ SHARED_KWARGS = (
 )
 # Those of them that say where to look for a single file.
 FILE_KWARGS = tuple(key for key in SHARED_KWARGS if key != "trust_remote_code")
+# Arguments of from_pretrained by which other weights are loaded than the commit's usual ones.
+OTHER_WEIGHTS = {"use_safetensors", "key_mapping", "state_dict"}
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 # Tokens of the forward pass that shows which tables hold a model's positions.
 TABLE_PROBE = 3
@@ -71,7 +79,7 @@ class ContextLimit:
 
 
 def resolve_device(device: str | torch.device | None) -> torch.device:
-    """The device to load a model on; None picks an accelerator if there is one."""
+    """Choose the device to load a model on; None picks an accelerator if there is one."""
     if device is None:
         if torch.cuda.is_available():
             return torch.device("cuda")
@@ -99,7 +107,7 @@ def resolve_device(device: str | torch.device | None) -> torch.device:
 
 
 def resolve_dtype(dtype: str | torch.dtype | None, argument: str = "dtype") -> torch.dtype | str:
-    """The dtype to load weights in; None stands for float32, as in the stock metric.
+    """Choose the dtype to load weights in; None stands for float32, as in the stock metric.
 
     Transformers 5 would otherwise evaluate a bfloat16 checkpoint in bfloat16 without a word.
     """
@@ -117,7 +125,7 @@ def resolve_dtype(dtype: str | torch.dtype | None, argument: str = "dtype") -> t
 
 def load_tokenizer(
     model_id: str, tokenizer_kwargs: dict, model_kwargs: dict, argument: str = "model_id"
-):
+) -> PreTrainedTokenizerBase:
     """Load the tokenizer from where the model comes from, unless `tokenizer_kwargs` differ.
 
     Args:
@@ -127,7 +135,7 @@ def load_tokenizer(
     kwargs = {"trust_remote_code": False} | shared | tokenizer_kwargs
     check_place(model_id, argument)
     advice = ". Pass one as `tokenizer`." if argument == "model_id" else ""
-    with _telling_of(f"The tokenizer of `{argument}`={model_id!r}", advice):
+    with _naming(f"The tokenizer of `{argument}`={model_id!r}", advice):
         try:
             return _read_tokenizer(model_id, kwargs)
         except Exception:
@@ -138,7 +146,7 @@ def load_tokenizer(
             return _read_tokenizer(base, elsewhere)
 
 
-def _read_tokenizer(name: str, kwargs: dict):
+def _read_tokenizer(name: str, kwargs: dict) -> PreTrainedTokenizerBase:
     tokenizer = AutoTokenizer.from_pretrained(name, **kwargs)
     if len(tokenizer.get_vocab()) <= len(tokenizer.all_special_tokens):
         # Made up from the architecture's name where a folder holds none.
@@ -171,10 +179,10 @@ def load_model(
         is_renamed = Version(transformers.__version__) >= Version("4.56")
         kwargs["dtype" if is_renamed else "torch_dtype"] = dtype
     config_kwargs = {key: kwargs[key] for key in SHARED_KWARGS if key in kwargs}
-    with _telling_of(name):
+    with _naming(name):
         config = kwargs.get("config") or _load_config(model_id, config_kwargs)
     check_decoder(config, name)
-    with _telling_of(name):
+    with _naming(name):
         model, report = AutoModelForCausalLM.from_pretrained(
             model_id, output_loading_info=True, **kwargs
         )
@@ -188,12 +196,12 @@ def load_model(
     model.eval()
     if device is None or is_placed(model):
         return model
-    with _telling_of(name):
+    with _naming(name):
         return model.to(device)
 
 
-def _load_config(model_id: str, kwargs: dict):
-    """The configuration of a model, or of the model that an adapter was trained on."""
+def _load_config(model_id: str, kwargs: dict) -> PretrainedConfig:
+    """Load the configuration of a model, or of the model that an adapter was trained on."""
     try:
         return AutoConfig.from_pretrained(model_id, **kwargs)
     except Exception:
@@ -243,14 +251,15 @@ def check_place(model_id: str, argument: str) -> None:
         )
 
 
-def files_state(model_id: str, model_kwargs: dict) -> tuple:
-    """Names, sizes and times of a local model's files: a retrained one must be loaded again.
+def files_state(model_id: str, model_kwargs: dict, tokenizer_kwargs: dict) -> tuple:
+    """List names, sizes and times of a local model's files: a retrained one must be loaded again.
 
-    The subfolder is looked into where one is named, and the model that an adapter belongs to.
+    The subfolders are looked into where any are named, and the model that an adapter belongs to.
     """
     if not os.path.isdir(model_id):
         return ()
-    folders = [model_id, os.path.join(model_id, model_kwargs.get("subfolder") or "")]
+    named = (kwargs.get("subfolder") or "" for kwargs in ({}, model_kwargs, tokenizer_kwargs))
+    folders = [os.path.join(model_id, name) for name in named]
     base = base_of_adapter(model_id, model_kwargs)
     if base is not None and os.path.isdir(base):
         folders.append(base)
@@ -263,7 +272,7 @@ def files_state(model_id: str, model_kwargs: dict) -> tuple:
     )
 
 
-def snapshot(value):
+def snapshot(value: object) -> object:
     """Copy of arguments that tells later whether they, or objects among them, have been changed."""
     if isinstance(value, dict):
         return {key: snapshot(item) for key, item in value.items()}
@@ -277,7 +286,12 @@ def snapshot(value):
 
 
 def find_commit(model_id: str, model_kwargs: dict) -> str | None:
-    """The commit of a model from the Hub, as its place in the Hub's cache says; None for a folder."""
+    """Find the commit of a model from the Hub by its place in the Hub's cache.
+
+    None for a folder, and where the arguments say to load other weights.
+    """
+    if OTHER_WEIGHTS & set(model_kwargs):
+        return None
     kwargs = {key: model_kwargs[key] for key in FILE_KWARGS if key in model_kwargs}
     path = cached_file(
         model_id, "config.json", _raise_exceptions_for_missing_entries=False, **kwargs
@@ -287,7 +301,7 @@ def find_commit(model_id: str, model_kwargs: dict) -> str | None:
 
 
 def unwrapped(model: torch.nn.Module) -> torch.nn.Module:
-    """The model inside of what compiles it, copies it over devices or manages its adapters."""
+    """Return the model inside of what compiles it, copies it over devices or manages its adapters."""
     if hasattr(model, "_orig_mod"):  # torch.compile
         return unwrapped(model._orig_mod)
     if isinstance(model, torch.nn.DataParallel | torch.nn.parallel.DistributedDataParallel):
@@ -301,13 +315,13 @@ def unwrapped(model: torch.nn.Module) -> torch.nn.Module:
 
 
 def is_placed(model: torch.nn.Module) -> bool:
-    """Whether the model was placed by others: dispatched or quantised."""
+    """Return whether the model was placed by others: dispatched or quantised."""
     return bool(getattr(model, "hf_device_map", None) or getattr(model, "is_quantized", False))
 
 
 def input_device(model: torch.nn.Module) -> torch.device:
-    """Where the model expects token ids."""
-    embeddings = _embeddings(model)
+    """Return where the model expects token ids."""
+    embeddings = input_embeddings(model)
     parameter = next(
         embeddings.parameters() if embeddings is not None else model.parameters(), None
     )
@@ -317,7 +331,7 @@ def input_device(model: torch.nn.Module) -> torch.device:
     return parameter.device
 
 
-def check_decoder(config, name: str) -> None:
+def check_decoder(config: object, name: str) -> None:
     """Refuse encoder-decoder models, which do not read the text that they score."""
     if getattr(config, "is_encoder_decoder", False):
         raise ValueError(
@@ -327,14 +341,14 @@ def check_decoder(config, name: str) -> None:
 
 
 def num_embeddings(model: torch.nn.Module) -> int | None:
-    """Entries of the token embedding table: ids must be below it."""
-    embeddings = _embeddings(model)
+    """Count the entries of the token embedding table: ids must be below it."""
+    embeddings = input_embeddings(model)
     if embeddings is not None and hasattr(embeddings, "num_embeddings"):
         return embeddings.num_embeddings
     return getattr(_text_config(model), "vocab_size", None)
 
 
-def context_limit(model: torch.nn.Module, tokenizer) -> ContextLimit:
+def context_limit(model: torch.nn.Module, tokenizer: PreTrainedTokenizerBase) -> ContextLimit:
     """Find how many tokens the model takes: by its configuration, else by its tokenizer."""
     config = _text_config(model)
     stated = [getattr(config, name, None) for name in LIMIT_NAMES]
@@ -347,12 +361,12 @@ def context_limit(model: torch.nn.Module, tokenizer) -> ContextLimit:
 
 
 def position_table(model: torch.nn.Module) -> int | None:
-    """Tokens that the model's learned or precomputed absolute positions reach, or None.
+    """Count the tokens that the model's learned or precomputed absolute positions reach, or None.
 
     Tables of relative positions and those of a vision tower are no limit, and nothing in a name
     tells them apart; so a short forward pass shows which entries are read for which position.
     """
-    embeddings = _embeddings(model)
+    embeddings = input_embeddings(model)
     sizes, fixed = [], []
     for module in model.modules():
         if isinstance(module, torch.nn.Embedding) and module is not embeddings:
@@ -370,7 +384,7 @@ def position_table(model: torch.nn.Module) -> int | None:
 
 @torch.inference_mode()
 def tables_read(model: torch.nn.Module) -> list[int]:
-    """Tokens that each table reaches which the model reads at one entry more for every token."""
+    """Count the tokens of each table that the model reads at one entry more for every token."""
     padding = getattr(_text_config(model), "pad_token_id", None)  # RoBERTa gives it no position
     # Descending: token ids are not taken for positions.
     tokens = [token for token in range(TABLE_PROBE, -1, -1) if token != padding][:TABLE_PROBE]
@@ -396,25 +410,27 @@ class _EmbeddingRecorder(TorchDispatchMode):
         read: (rows of the table, entries (N,)) of each look-up.
     """
 
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
         self.read: list[tuple[int, torch.Tensor]] = []
 
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+    def __torch_dispatch__(
+        self, func: Callable, types: Sequence[type], args: tuple = (), kwargs: dict | None = None
+    ) -> object:
         if func is torch.ops.aten.embedding.default:
             self.read.append((len(args[0]), args[1].flatten().cpu().long()))
         return func(*args, **(kwargs or {}))
 
 
 def resolve_max_length(
-    limit: ContextLimit, max_length: int | None, cap: int | None, longest: int
+    limit: ContextLimit, max_length: int | None, cap: int | None, longest: Callable[[], int]
 ) -> int:
-    """The window in tokens: the one asked for, or the model's limit.
+    """Choose the window in tokens: the one asked for, or the model's limit.
 
     Args:
         max_length: the argument; checked to be a whole number from 2 on.
         cap: the protocol's own window, which the model's limit may shorten; None for the limit.
-        longest: tokens of the longest text, without a start token.
+        longest: counts the tokens of the longest text, without a start token.
 
     Raises:
         ValueError: past a position table; or no limit known and a text longer than 2048 tokens.
@@ -422,9 +438,9 @@ def resolve_max_length(
     if max_length is None:
         if limit.length is not None:
             return min(limit.length, cap or limit.length)
-        if longest > UNLIMITED_WINDOW and cap is None:
+        if cap is None and longest() > UNLIMITED_WINDOW:
             raise ValueError(
-                f"`max_length` must be given: the model states no limit and a text has {longest} "
+                f"`max_length` must be given: the model states no limit and a text has {longest()} "
                 f"tokens, more than {UNLIMITED_WINDOW}. Pass the window to slide over it, for "
                 f"example `max_length={UNLIMITED_WINDOW}`."
             )
@@ -462,7 +478,7 @@ def evaluating(model: torch.nn.Module) -> Iterator[None]:
 
 
 @contextmanager
-def _telling_of(name: str, advice: str = "") -> Iterator[None]:
+def _naming(name: str, advice: str = "") -> Iterator[None]:
     """Turn any failure to load into one kind of error, which names what was loaded."""
     try:
         yield
@@ -472,13 +488,14 @@ def _telling_of(name: str, advice: str = "") -> Iterator[None]:
         raise ValueError(f"{name} could not be loaded: {error}{advice}") from error
 
 
-def _text_config(model: torch.nn.Module):
-    """The configuration of the language part; multimodal models nest it."""
+def _text_config(model: torch.nn.Module) -> PretrainedConfig | None:
+    """Return the configuration of the language part; multimodal models nest it."""
     config = getattr(model, "config", None)
     return config.get_text_config() if hasattr(config, "get_text_config") else config
 
 
-def _embeddings(model: torch.nn.Module):
+def input_embeddings(model: torch.nn.Module) -> torch.nn.Module | None:
+    """The table of a model's token embeddings, where it says which that is."""
     try:
         return model.get_input_embeddings()
     except (AttributeError, NotImplementedError):

@@ -15,6 +15,7 @@ from typing import NamedTuple, Protocol
 
 import torch
 from transformers.activations import NewGELUActivation
+from transformers.cache_utils import Cache
 from transformers.pytorch_utils import Conv1D
 
 CACHE_LINE = 16  # float32 numbers
@@ -66,7 +67,7 @@ class Head(Protocol):
     by_blocks: bool
     needs_trial: bool
 
-    def __call__(self, batch: Batch, block_rows: int, cache=None) -> LogitBlocks:
+    def __call__(self, batch: Batch, block_rows: int, cache: Cache | None = None) -> LogitBlocks:
         """Yield (logits (R', V), targets (R',)) of at most `block_rows` rows at a time.
 
         Args:
@@ -89,7 +90,7 @@ class BodyThenHead:
 
     by_blocks = True
 
-    def __init__(self, model: torch.nn.Module, body: torch.nn.Module, with_shortcuts: bool):
+    def __init__(self, model: torch.nn.Module, body: torch.nn.Module, with_shortcuts: bool) -> None:
         self.model = model
         self.body = body
         self.in_body = body_shortcuts(body) if with_shortcuts else {}
@@ -101,12 +102,14 @@ class BodyThenHead:
             for module, shortcut in self.in_body.items()
         )
 
-    def __call__(self, batch: Batch, block_rows: int, cache=None) -> LogitBlocks:
+    def __call__(self, batch: Batch, block_rows: int, cache: Cache | None = None) -> LogitBlocks:
         """As `Head`."""
         return self.blocks(self.states(batch.ids, batch.scored, cache), batch.targets, block_rows)
 
-    def states(self, ids: torch.Tensor, scored: torch.Tensor, cache=None) -> torch.Tensor:
-        """The body's last hidden states of the scored rows (R, D)."""
+    def states(
+        self, ids: torch.Tensor, scored: torch.Tensor, cache: Cache | None = None
+    ) -> torch.Tensor:
+        """Compute the body's last hidden states of the scored rows (R, D)."""
         for shortcut in self.in_body.values():
             if isinstance(shortcut, ScoredRows):
                 shortcut.scored = scored
@@ -117,15 +120,15 @@ class BodyThenHead:
         return hidden[scored.to(hidden.device)]  # (R, D)
 
     def blocks(self, states: torch.Tensor, targets: torch.Tensor, block_rows: int) -> LogitBlocks:
-        """The logits of hidden states (R, D), as a call yields them."""
+        """Yield the logits of hidden states (R, D), as a call does."""
         for rows, labels in zip(states.split(block_rows), targets.split(block_rows)):
             seen = self.output_type(last_hidden_state=rows[None])
             with replaced_forwards(self.in_head | {self.body: lambda *_, seen=seen, **__: seen}):
                 logits = self.model(labels[None], **self.model_kwargs).logits  # (1, R', V)
             yield logits[0], labels.to(logits.device)
 
-    def read_prefix(self, ids: torch.Tensor):
-        """What the model keeps of tokens (1, T), to go on from them."""
+    def read_prefix(self, ids: torch.Tensor) -> Cache:
+        """Return what the model keeps of tokens (1, T), to continue from them."""
         return read_cache(self.body, ids)
 
 
@@ -138,13 +141,13 @@ class WholeForward:
 
     by_blocks = False
 
-    def __init__(self, model: torch.nn.Module, takes_index: bool):
+    def __init__(self, model: torch.nn.Module, takes_index: bool) -> None:
         self.model = model
         self.needs_trial = takes_index and is_foreign(model)
         self.takes_index = takes_index
         self.kwargs = forward_kwargs(model)
 
-    def __call__(self, batch: Batch, block_rows: int, cache=None) -> LogitBlocks:
+    def __call__(self, batch: Batch, block_rows: int, cache: Cache | None = None) -> LogitBlocks:
         """As `Head`, but for memory: a whole window's logits exist at once."""
         ids, scored, targets = batch
         if cache is not None:
@@ -161,12 +164,12 @@ class WholeForward:
             labels = targets[inside].to(logits.device)
             yield from zip(logits.split(block_rows), labels.split(block_rows))
 
-    def read_prefix(self, ids: torch.Tensor):
-        """What the model keeps of tokens (1, T), to go on from them."""
+    def read_prefix(self, ids: torch.Tensor) -> Cache:
+        """Return what the model keeps of tokens (1, T), to continue from them."""
         return read_cache(self.model, ids)
 
     def _logits(self, ids: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-        """Logits (R, V) of the wanted rows, which count through all rows of `ids` (B, T)."""
+        """Compute logits (R, V) of the wanted rows, which count through all rows of `ids` (B, T)."""
         if not self.takes_index:
             logits = self.model(ids, **self.kwargs).logits.flatten(0, 1)
             return logits[rows.to(logits.device)]
@@ -185,7 +188,7 @@ class AlignedProduct:
     for every block has to be mapped anew.
     """
 
-    def __init__(self, linear: torch.nn.Linear):
+    def __init__(self, linear: torch.nn.Linear) -> None:
         self.linear = linear
         self.buffer = linear.weight.new_empty(0)
 
@@ -213,7 +216,7 @@ class ScoredRows:
         scored: the rows (R,), counting through all of a batch.
     """
 
-    def __init__(self, module: torch.nn.Module):
+    def __init__(self, module: torch.nn.Module) -> None:
         self.plain_forward = module.forward
         self.scored = torch.empty(0, dtype=torch.long)
 
@@ -230,7 +233,7 @@ class ScoredRows:
 
 
 def fused_gelu(hidden: torch.Tensor) -> torch.Tensor:
-    """The tanh approximation of GELU, which transformers' "gelu_new" takes in eight steps."""
+    """Compute GELU's tanh approximation, which transformers' "gelu_new" takes in eight steps."""
     return torch.nn.functional.gelu(hidden, approximate="tanh")
 
 
@@ -250,7 +253,7 @@ def head_makers(model: torch.nn.Module) -> list[Callable[[], Head]]:
 
 
 def is_foreign(model: torch.nn.Module) -> bool:
-    """Whether anything but code of transformers runs behind a model's body.
+    """Return whether anything but code of transformers runs behind a model's body.
 
     In transformers, heads work row by row; a hook or a head of somebody's own may do otherwise.
     """
@@ -275,7 +278,7 @@ def describe_head(head: Head) -> str:
 
 
 def bodies(model: torch.nn.Module) -> list[torch.nn.Module]:
-    """Parts of a model that may give its last hidden states: OPT's is inside its base model."""
+    """List parts of a model that may give its last hidden states: OPT's is inside its base model."""
     parts = [getattr(model, "base_model", None)]
     if hasattr(model, "get_decoder"):
         parts.append(model.get_decoder())
@@ -283,7 +286,7 @@ def bodies(model: torch.nn.Module) -> list[torch.nn.Module]:
 
 
 def head_shortcuts(model: torch.nn.Module) -> dict[torch.nn.Module, Callable]:
-    """A faster vocabulary head, by the module whose place it takes."""
+    """Make a faster vocabulary head, by the module whose place it takes."""
     linear = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
     # On a GPU, and in other dtypes, the product is another one.
     if (
@@ -296,7 +299,7 @@ def head_shortcuts(model: torch.nn.Module) -> dict[torch.nn.Module, Callable]:
 
 
 def body_shortcuts(body: torch.nn.Module) -> dict[torch.nn.Module, Callable]:
-    """Faster parts of a model's body, by the modules whose places they take."""
+    """Make faster parts of a model's body, by the modules whose places they take."""
     shortcuts: dict[torch.nn.Module, Callable] = {}
     if computes_in_float32(body):  # in half precision each of the eight steps rounds
         activations = (m for m in body.modules() if type(m) is NewGELUActivation)
@@ -308,14 +311,14 @@ def body_shortcuts(body: torch.nn.Module) -> dict[torch.nn.Module, Callable]:
 
 
 def last_feed_forward(body: torch.nn.Module) -> torch.nn.Module | None:
-    """The feed-forward layer of the last block, where a model has one of a usual name."""
+    """Find the feed-forward layer of the last block, where a model has one of a usual name."""
     blocks = next((m for m in body.modules() if isinstance(m, torch.nn.ModuleList) and m), [None])
     candidates = (getattr(blocks[-1], name, None) for name in FEED_FORWARD_NAMES)
     return next((part for part in candidates if isinstance(part, torch.nn.Module)), None)
 
 
 def is_row_wise(module: torch.nn.Module) -> bool:
-    """Whether a module's types say that it computes each row from that row alone.
+    """Return whether a module's types say that it computes each row from that row alone.
 
     A container of such layers, in transformers itself, that holds no weights and no list of layers
     of its own, as feed-forward layers are: experts, which rows may compete for, hold a list.
@@ -337,7 +340,7 @@ def is_row_wise(module: torch.nn.Module) -> bool:
 
 
 def is_untouched(module: torch.nn.Module) -> bool:
-    """Whether no forward is replaced or hooked."""
+    """Return whether no forward is replaced or hooked."""
     return not any(
         "forward" in vars(m) or m._forward_hooks or m._forward_pre_hooks for m in module.modules()
     )
@@ -355,8 +358,8 @@ def forward_parameters(module: torch.nn.Module) -> set[str]:
     return set(inspect.signature(module.forward).parameters)
 
 
-def read_cache(module: torch.nn.Module, ids: torch.Tensor):
-    """Read tokens (1, T) into a cache, to go on from them.
+def read_cache(module: torch.nn.Module, ids: torch.Tensor) -> Cache:
+    """Read tokens (1, T) into a cache, to continue from them.
 
     Raises:
         TypeError: it keeps nothing that can be copied for several continuations.
@@ -367,15 +370,15 @@ def read_cache(module: torch.nn.Module, ids: torch.Tensor):
     return cache
 
 
-def copy_cache(cache, number: int):
+def copy_cache(cache: Cache, number: int) -> Cache:
     """Copy a cache for `number` continuations; the original stays as it is."""
     copied = copy.deepcopy(cache)
     copied.batch_repeat_interleave(number)
     return copied
 
 
-def cache_bytes(cache) -> int:
-    """Memory of a cache."""
+def cache_bytes(cache: Cache) -> int:
+    """Count the bytes of a cache."""
     if hasattr(cache, "layers"):
         values = [value for layer in cache.layers for value in vars(layer).values()]
     else:  # before transformers 4.54
@@ -383,12 +386,12 @@ def cache_bytes(cache) -> int:
     return sum(value.nbytes for value in values if isinstance(value, torch.Tensor))
 
 
-def with_cache(kwargs: dict, cache) -> dict:
+def with_cache(kwargs: dict, cache: Cache | None) -> dict:
     return kwargs if cache is None else kwargs | {"use_cache": True, "past_key_values": cache}
 
 
 def forward_kwargs(module: torch.nn.Module) -> dict:
-    """Arguments that save the module work nobody asked for, as far as it has them."""
+    """Return arguments that spare the module needless work, as far as it has them."""
     return {"use_cache": False} if "use_cache" in forward_parameters(module) else {}
 
 
@@ -401,7 +404,7 @@ def replaced_forwards(forwards: dict[torch.nn.Module, Callable]) -> Iterator[Non
     """
     called = set()
 
-    def note_call(module, forward):
+    def note_call(module: torch.nn.Module, forward: Callable) -> Callable:
         return lambda *args, **kwargs: called.add(module) or forward(*args, **kwargs)
 
     # accelerate puts its hooks where these go

@@ -3,12 +3,13 @@
 Joins what the three layers know: windows (integers), scores (arrays) and results (floats).
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from transformers import PreTrainedTokenizerBase
 
-from .arguments import Setting, TextsError, check_setting, check_stride, positions
+from .arguments import Setting, TextsError, check_setting, check_stride, name_positions
 from .loading import ContextLimit, resolve_max_length
 from .parts import Parts, border_windows, windows_of_part
 from .protocols import Protocol
@@ -21,7 +22,7 @@ from .tokenization import (
     tokenize,
     without_start_token,
 )
-from .windows import Plan, Window, num_scored, resolve_stride
+from .windows import Plan, Window, num_scored
 
 
 class Corpus:
@@ -32,7 +33,13 @@ class Corpus:
         parts: which parts of the texts are scored; None for all of each.
     """
 
-    def __init__(self, tokenizer, texts: list[str], with_offsets: bool, parts: Parts | None = None):
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        texts: list[str],
+        with_offsets: bool,
+        parts: Parts | None = None,
+    ) -> None:
         self.tokenizer = tokenizer
         self.texts = texts
         self.with_offsets = with_offsets
@@ -46,8 +53,8 @@ class Corpus:
         joint = protocol.join if separator is None else separator
         with_offsets = with_offsets or self.with_offsets
         given = joint is not None and separator is not None
-        how = (protocol.encoding, protocol.texts_joined, protocol.pairs)
-        key = (*how, joint, given, with_offsets)
+        encoding = (protocol.encoding, protocol.texts_joined, protocol.pairs)
+        key = (*encoding, joint, given, with_offsets)
         if key not in self._readings:
             self._readings[key] = self._read(protocol, separator, with_offsets)
         return self._readings[key]
@@ -109,8 +116,15 @@ def plan_measurement(
             which there is nothing to score.
     """
     protocol = setting.protocol
+    # Before the texts are tokenized: what is refused here does not depend on them.
+    plan = make_plan(
+        corpus.tokenizer,
+        limit,
+        setting,
+        add_start_token,
+        lambda: max(len(stream) for stream in corpus.read(protocol, separator)[1]),
+    )
     texts, streams = corpus.read(protocol, separator)
-    plan = make_plan(corpus.tokenizer, limit, setting, streams, add_start_token)
     streams = without_start_tokens(corpus.tokenizer, plan, texts, streams)
     windows = [
         plan.windows(len(stream)) if stream.part is None else windows_of_part(plan, stream)
@@ -129,7 +143,7 @@ def plan_measurement(
 
 
 def without_start_tokens(
-    tokenizer, plan: Plan, texts: list[str], streams: list[TokenizedText]
+    tokenizer: PreTrainedTokenizerBase, plan: Plan, texts: list[str], streams: list[TokenizedText]
 ) -> list[TokenizedText]:
     """Drop written start tokens where the protocol takes them for its own."""
     if not plan.protocol.drops_written_start or plan.start_id is None:
@@ -206,13 +220,17 @@ def check_words_setting(protocol: Protocol, separator: str | None) -> None:
 
 
 def make_plan(
-    tokenizer,
+    tokenizer: PreTrainedTokenizerBase,
     limit: ContextLimit,
     setting: Setting,
-    streams: Sequence[TokenizedText],
     add_start_token: bool | str,
+    longest: Callable[[], int],
 ) -> Plan:
-    """Fill in a protocol's numbers for a model and the longest of the streams."""
+    """Fill in a protocol's numbers for a model.
+
+    Args:
+        longest: counts the tokens of the longest text; asked only where nothing limits a window.
+    """
     protocol = setting.protocol
     start = choose_start(tokenizer, protocol, add_start_token)
     start_id = start_token_id(tokenizer, protocol.start_is) if start != "none" else None
@@ -221,17 +239,18 @@ def make_plan(
             f"`tokenizer` must have a start token ({protocol.start_is}) with "
             f"protocol={protocol.name!r}, got one without."
         )
-    longest = max(len(stream) for stream in streams)
     cap = protocol.max_length
     if cap == "tokenizer or 1024":
         cap = trainer_block(tokenizer, limit)
     max_length = resolve_max_length(limit, setting.max_length, cap, longest)
-    stride = resolve_stride(protocol, setting.stride, max_length, start)
+    stride = setting.stride
+    if stride is None:
+        stride = protocol.usual_stride(max_length, start == "every")
     check_stride(stride, max_length, start)
     return Plan(protocol, int(max_length), int(stride), start, start_id)
 
 
-def trainer_block(tokenizer, limit: ContextLimit) -> int:
+def trainer_block(tokenizer: PreTrainedTokenizerBase, limit: ContextLimit) -> int:
     """Return the block of run_clm.py: what the tokenizer states, if the model takes so many."""
     length = limit.length or 1024
     stated = getattr(tokenizer, "model_max_length", None) or length + 1
@@ -266,7 +285,7 @@ def check_scorable(measurement: Measurement) -> None:
         advice = ", or give single tokens a start token (`add_start_token`, if there is one)"
     raise TextsError(
         f"`predictions` must hold texts of at least {need}, got shorter ones at "
-        f"{positions(unscorable)}. Remove them{advice}.",
+        f"{name_positions(unscorable)}. Remove them{advice}.",
         unscorable,
     )
 

@@ -2,17 +2,18 @@
 
 A measure takes blocks of logits and returns columns, one value (or row of values) a target.  Where
 two models score the same rows there are two blocks: the model's and the reference's.  To add a
-measure, write a class with a `key` and a `__call__` as here; whatever it returns reaches the caller
-by name.
+measure of one number a token, write a class as `Rank` is one, and name it in `TOKEN_MEASURES`:
+`token_columns=["its name"]` then returns its column in `token_scores`.
 """
 
-import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Protocol
 
 import torch
+
+from .identity import digest_of
 
 
 class Block:
@@ -26,7 +27,7 @@ class Block:
         targets: token ids (R,).
     """
 
-    def __init__(self, logits: torch.Tensor, targets: torch.Tensor):
+    def __init__(self, logits: torch.Tensor, targets: torch.Tensor) -> None:
         self.logits = logits.float()
         self.targets = targets
 
@@ -46,10 +47,12 @@ class Measure(Protocol):
 
     Attributes:
         columns: names of the columns that it returns.
+        num_models: how many models' logits it takes: 2 where it compares.
         key: names them in a checkpoint; measures of the same key give the same columns.
     """
 
     columns: tuple[str, ...]
+    num_models: int
 
     @property
     def key(self) -> str: ...
@@ -64,6 +67,7 @@ class NegativeLogLikelihood:
     """`nll`: negative log-likelihood of each target in nats (R,)."""
 
     columns = ("nll",)
+    num_models = 1
     key = "nll"
 
     def __call__(self, blocks: Sequence[Block]) -> dict[str, torch.Tensor]:
@@ -83,6 +87,7 @@ class Alternatives:
 
     number: int
     columns = ("rank", "top_ids", "top_nll")
+    num_models = 1
 
     @property
     def key(self) -> str:
@@ -103,6 +108,7 @@ class Rank:
     """`rank`: 1 where the target is the likeliest token, and so on (R,)."""
 
     columns = ("rank",)
+    num_models = 1
     key = "rank"
 
     def __call__(self, blocks: Sequence[Block]) -> dict[str, torch.Tensor]:
@@ -115,14 +121,15 @@ class Entropy:
     """`entropy`: of the prediction, -Σ p log p over the vocabulary in nats (R,)."""
 
     columns = ("entropy",)
+    num_models = 1
     key = "entropy"
 
     def __call__(self, blocks: Sequence[Block]) -> dict[str, torch.Tensor]:
         return {"entropy": torch.special.entr(blocks[0].logits.softmax(1)).sum(1)}
 
 
-# Columns of single numbers that a caller may ask for by name.
-TOKEN_COLUMNS = ("rank", "entropy")
+# Makers of the measures of one number a token that a caller may ask for, by the name of the column.
+TOKEN_MEASURES: dict[str, Callable[[], Measure]] = {"rank": Rank, "entropy": Entropy}
 
 
 def token_measures(num_alternatives: int, token_columns: Sequence[str]) -> list[Measure]:
@@ -130,11 +137,9 @@ def token_measures(num_alternatives: int, token_columns: Sequence[str]) -> list[
     measures: list[Measure] = [NegativeLogLikelihood()]
     if num_alternatives:
         measures.append(Alternatives(num_alternatives))
-    elif "rank" in token_columns:
-        measures.append(Rank())
-    if "entropy" in token_columns:
-        measures.append(Entropy())
-    return measures
+    given = {name for measure in measures for name in measure.columns}
+    asked = (name for name in TOKEN_MEASURES if name in token_columns)
+    return measures + [TOKEN_MEASURES[name]() for name in asked if name not in given]
 
 
 @dataclass(frozen=True)
@@ -148,6 +153,7 @@ class SetMass:
 
     name: str
     ids: tuple[int, ...]
+    num_models = 1
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -155,7 +161,7 @@ class SetMass:
 
     @property
     def key(self) -> str:
-        return f"mass({_digest(self.ids)})"
+        return f"mass({digest_of(self.ids)})"
 
     def __call__(self, blocks: Sequence[Block]) -> dict[str, torch.Tensor]:
         return {self.name: negative_log_mass(blocks[0], self.ids)}
@@ -173,10 +179,11 @@ class TailMass:
 
     sets: tuple[tuple[int, tuple[tuple[int, ...], ...]], ...]
     columns = ("tail",)
+    num_models = 1
 
     @property
     def key(self) -> str:
-        return f"tail({_digest(self.sets)})"
+        return f"tail({digest_of(self.sets)})"
 
     def __call__(self, blocks: Sequence[Block]) -> dict[str, torch.Tensor]:
         block = blocks[0]
@@ -191,10 +198,6 @@ class TailMass:
 
 
 def negative_log_mass(block: Block, ids: Sequence[int]) -> torch.Tensor:
-    """-log of the probability that the next token is one of `ids`, in nats (R,)."""
+    """Compute -log of the probability that the next token is one of `ids`, in nats (R,)."""
     chosen = torch.tensor(ids, dtype=torch.long, device=block.logits.device)
     return block.log_normalizer - block.logits[:, chosen].logsumexp(1)
-
-
-def _digest(value: object) -> str:
-    return hashlib.sha256(repr(value).encode()).hexdigest()[:12]

@@ -3,32 +3,42 @@
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
+from transformers import PreTrainedTokenizerBase
 from transformers.utils import is_peft_available
 
 from .arguments import WITHOUT_ADAPTER
-from .byte_comparison import ByteComparison
-from .comparison import PairedScores, compare, tool_errors, worst_tokens
+from .comparison import (
+    PairedScores,
+    Pieces,
+    common_pieces,
+    compare,
+    compare_bytes,
+    tool_errors,
+    worst_tokens,
+)
 from .divergence import Divergence
-from .identity import describe_model
+from .identity import describe_measurement
 from .language_model import LanguageModel, lock_of
 from .loading import ContextLimit
 from .logits import Batch, LogitBlocks
-from .measurement import Measurement
+from .measurement import Measurement, nlls_by_token
 from .measures import Measure, NegativeLogLikelihood
 from .results import ratio_of_perplexities
-from .running import Session
+from .running import Session, Work
 from .scoring import Columns
 from .tokenization import tokenizer_vocabulary
-from .work import Work
+
+if TYPE_CHECKING:  # imports from here
+    from .report import Report
 
 WORST_TOKENS = 20
 
 
-class Reader(NamedTuple):
+class FreedModel(NamedTuple):
     """What is kept of a model that was freed: its tokenizer and its limit."""
 
     tokenizer: object
@@ -117,7 +127,7 @@ class WithoutAdapter(LanguageModel):
 
 
 def adapter_layers(model: torch.nn.Module) -> list[torch.nn.Module]:
-    """The layers of a model that PEFT has put adapters on."""
+    """List the layers of a model that PEFT has put adapters on."""
     if not is_peft_available():
         return []
     from peft.tuners.tuners_utils import BaseTunerLayer
@@ -142,7 +152,7 @@ def smallest_limit(models: Sequence[LanguageModel]) -> ContextLimit:
 
 
 def read_alike(model: LanguageModel, reference: LanguageModel, pairs: Sequence[tuple]) -> bool:
-    """Whether two models read the same tokens, and mean the same by them.
+    """Return whether two models read the same tokens, and mean the same by them.
 
     Args:
         pairs: each measurement, planned with the tokenizer of either.
@@ -169,8 +179,10 @@ def read_alike(model: LanguageModel, reference: LanguageModel, pairs: Sequence[t
     return True
 
 
-def same_vocabulary(tokenizer, reference_tokenizer) -> bool:
-    """Whether every id that both have is the same token; either may have more of them."""
+def same_vocabulary(
+    tokenizer: PreTrainedTokenizerBase, reference_tokenizer: PreTrainedTokenizerBase
+) -> bool:
+    """Return whether every id that both have is the same token; either may have more of them."""
     if tokenizer is reference_tokenizer:
         return True
     tokens, reference_tokens = (tokenizer_vocabulary(t) for t in (tokenizer, reference_tokenizer))
@@ -195,9 +207,7 @@ def score_pair(
     model, reference = models
     measurements = [planned for planned, _ in pairs]
     if read_alike(model, reference, pairs):
-        with reference.as_scored():
-            divergence = Divergence(describe_model(reference))
-        work, scores = session.score(models, measurements, [*measures, divergence])
+        work, scores = session.score(models, measurements, [*measures, Divergence()])
         return work, scores, [TokenComparison(reference, margin)] * len(pairs)
     other_work, other_scores = session.score(
         [reference], [of_reference for _, of_reference in pairs], [NegativeLogLikelihood()]
@@ -220,7 +230,7 @@ class TokenComparison:
     reference: LanguageModel
     margin: float | None
 
-    def compare(self, report) -> dict:
+    def compare(self, report: "Report") -> dict:
         """Build what stands under `comparison`; see the metric's documentation."""
         measurement, plan = report.measurement, report.measurement.plan
         with self.reference.as_scored():
@@ -277,7 +287,10 @@ def paired_scores(measurement: Measurement, scores: list[list[Columns]]) -> Pair
 
 
 def list_tokens(
-    tokenizer, measurement: Measurement, scores: PairedScores, places: np.ndarray
+    tokenizer: PreTrainedTokenizerBase,
+    measurement: Measurement,
+    scores: PairedScores,
+    places: np.ndarray,
 ) -> list[dict]:
     """Describe scored tokens: where they stand, and what either model made of them."""
 
@@ -301,3 +314,67 @@ def list_tokens(
         }
 
     return [describe(place) for place in places.tolist()]
+
+
+@dataclass(frozen=True)
+class ByteComparison:
+    """Compares what two models with different tokenizers make of the pieces that both cut.
+
+    Attributes:
+        measurement: the reference's own plan, over its own tokens.
+        scores: of its windows.
+    """
+
+    reference: LanguageModel
+    margin: float | None
+    measurement: Measurement
+    scores: list[list[Columns]]
+
+    def compare(self, report: "Report") -> dict:
+        """Build what stands under `comparison`; see the metric's documentation."""
+        pieces = self._pieces(report)
+        return {
+            "compared": "bytes",
+            **compare_bytes(pieces, report.measurement.plan.max_length, self.margin),
+            "reference_signature": describe_measurement(
+                self.reference, self.measurement, report.word_counts is not None
+            )["signature"],
+        }
+
+    def piece_scores(self, report: "Report") -> list[dict]:
+        """List the pieces of each text, with what either model made of them."""
+        return [
+            {
+                "offsets": np.stack([pieces.begins, pieces.ends], axis=1).tolist(),
+                "nll": pieces.nll.tolist(),
+                "reference_nll": pieces.reference_nll.tolist(),
+            }
+            for pieces in self._pieces(report)
+        ]
+
+    def _pieces(self, report: "Report") -> list[Pieces]:
+        """List the pieces of each text.
+
+        Raises:
+            ValueError: a tokenizer does not tell where its tokens stand.
+        """
+        sides = (report.measurement, report.scores), (self.measurement, self.scores)
+        if any(stream.offsets is None for side, _ in sides for stream in side.streams):
+            raise ValueError(
+                "`reference_model` reads other tokens than the model; to compare them by characters "
+                "both need a tokenizer that tells where its tokens stand, a fast one."
+            )
+        return [
+            common_pieces(text, *of_models)
+            for text, *of_models in zip(
+                report.measurement.texts, *(scored_characters(*side) for side in sides)
+            )
+        ]
+
+
+def scored_characters(
+    measurement: Measurement, scores: list[list[Columns]]
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Yield characters (N, 2) of each token of a text, and its nll (N,), NaN where unscored."""
+    for stream, nll in zip(measurement.streams, nlls_by_token(measurement, scores)):
+        yield stream.offsets, nll

@@ -11,8 +11,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+from transformers import PreTrainedTokenizerBase
 
-from .arguments import check_choice, check_contexts, check_spans, positions
+from .arguments import check_choice, check_contexts, check_spans, name_positions
 from .protocols import Protocol
 from .tokenization import Range, ScoredPart, TokenizedText, concatenate, start_token_id, tokenize
 from .windows import Plan, Window, last_window, restrict_windows
@@ -63,7 +64,7 @@ class Parts:
         ]
 
     def read(
-        self, tokenizer, texts: Sequence[str], protocol: Protocol
+        self, tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], protocol: Protocol
     ) -> tuple[list[str], list[TokenizedText]]:
         """Return the whole texts and their tokens, each with its scored part.
 
@@ -83,7 +84,7 @@ class Parts:
         return whole, streams
 
     def _read_after_contexts(
-        self, tokenizer, texts: Sequence[str], protocol: Protocol
+        self, tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], protocol: Protocol
     ) -> list[TokenizedText]:
         if protocol.pairs == "by lengths":
             return cut_by_lengths(tokenizer, self.contexts, texts, protocol)
@@ -95,8 +96,8 @@ class Parts:
 
 
 def check_parts(
-    contexts,
-    score_spans,
+    contexts: object,
+    score_spans: object,
     boundary: str,
     separator: str | None,
     texts: Sequence[str],
@@ -129,7 +130,7 @@ def check_parts(
     return Parts(contexts, spans, chats, boundary)
 
 
-def check_alone(arguments: dict[str, object], parts: Parts | None, words) -> None:
+def check_alone(arguments: dict[str, object], parts: Parts | None, words: object) -> None:
     """Refuse to score parts of texts, or words, together with what is about whole texts.
 
     Args:
@@ -145,7 +146,7 @@ def check_alone(arguments: dict[str, object], parts: Parts | None, words) -> Non
 
 
 def read_spans(
-    tokenizer, texts: Sequence[str], spans: Sequence[Sequence[Range]]
+    tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], spans: Sequence[Sequence[Range]]
 ) -> list[TokenizedText]:
     """Tokenize texts of which spans of characters are scored; so is a token partly in one.
 
@@ -181,7 +182,9 @@ def find_part(text: str, offsets: np.ndarray, spans: Iterable[Range]) -> ScoredP
     return ScoredPart(tuple(targets), spans, tuple(tails))
 
 
-def tokenize_apart(tokenizer, contexts: Sequence[str], texts: Sequence[str]) -> list[TokenizedText]:
+def tokenize_apart(
+    tokenizer: PreTrainedTokenizerBase, contexts: Sequence[str], texts: Sequence[str]
+) -> list[TokenizedText]:
     """Tokenize contexts and texts each by themselves, and lay their tokens end to end."""
     before = tokenize(tokenizer, list(contexts), with_offsets=True, untrimmed=True)
     after = tokenize(tokenizer, list(texts), with_offsets=True, untrimmed=True)
@@ -196,7 +199,10 @@ def tokenize_apart(tokenizer, contexts: Sequence[str], texts: Sequence[str]) -> 
 
 
 def cut_by_lengths(
-    tokenizer, contexts: Sequence[str], texts: Sequence[str], protocol: Protocol
+    tokenizer: PreTrainedTokenizerBase,
+    contexts: Sequence[str],
+    texts: Sequence[str],
+    protocol: Protocol,
 ) -> list[TokenizedText]:
     """Tokenize as lm-evaluation-harness does for `loglikelihood(context, continuation)`.
 
@@ -217,7 +223,7 @@ def cut_by_lengths(
     return streams
 
 
-def check_fast(tokenizer) -> None:
+def check_fast(tokenizer: PreTrainedTokenizerBase) -> None:
     """Refuse a tokenizer that does not tell the characters of its tokens."""
     if not tokenizer.is_fast:
         raise ValueError(
@@ -233,13 +239,13 @@ def check_scored(streams: Sequence[TokenizedText], protocol: Protocol) -> None:
     if empty and protocol.pairs == "by lengths":
         raise ValueError(
             f"`predictions` must have more tokens after their contexts than these have alone with "
-            f"protocol={protocol.name!r}, got none at {positions(empty)}: a token reaches across "
+            f"protocol={protocol.name!r}, got none at {name_positions(empty)}: a token reaches across "
             "the join. Pass protocol='sliding', which tells them apart by characters."
         )
     if empty:
         raise ValueError(
             f"`predictions` must have at least 1 token in the part that is scored, got none at "
-            f"{positions(empty)}. Remove them."
+            f"{name_positions(empty)}. Remove them."
         )
 
 
@@ -253,7 +259,7 @@ def warn_of_spanning(texts: Sequence[str], streams: Sequence[TokenizedText]) -> 
     first, end = offsets[begin].tolist()
     warnings.warn(
         f"A token reaches across the edge of the scored part in the texts at "
-        f"{positions(spanning)} (first: {texts[spanning[0]][first:end]!r}); it is scored as a "
+        f"{name_positions(spanning)} (first: {texts[spanning[0]][first:end]!r}); it is scored as a "
         "whole. Pass boundary='healed' to score it given its characters before the edge, or move "
         "the edge.",
         stacklevel=2,
@@ -297,7 +303,7 @@ def border_windows(plan: Plan, stream: TokenizedText) -> list[Window]:
 # --- chats ----------------------------------------------------------------------------------------
 
 
-def separate_chats(predictions, num_added: int) -> tuple[object, list[Chat] | None]:
+def separate_chats(predictions: object, num_added: int) -> tuple[object, list[Chat] | None]:
     """Separate chats from texts.
 
     Args:
@@ -326,7 +332,7 @@ def separate_chats(predictions, num_added: int) -> tuple[object, list[Chat] | No
 
 
 def is_chat(value: object) -> bool:
-    """Whether a value is a list of messages, each with a role and a content."""
+    """Return whether a value is a list of messages, each with a role and a content."""
     return (
         isinstance(value, Sequence)
         and not isinstance(value, str)
@@ -335,7 +341,9 @@ def is_chat(value: object) -> bool:
     )
 
 
-def read_chats(tokenizer, chats: Sequence[Chat]) -> tuple[list[str], list[TokenizedText]]:
+def read_chats(
+    tokenizer: PreTrainedTokenizerBase, chats: Sequence[Chat]
+) -> tuple[list[str], list[TokenizedText]]:
     """Write chats out with the tokenizer's template; the assistant's turns are scored.
 
     The token that ends a turn is scored too, but its characters do not count.  Special tokens are
@@ -355,7 +363,7 @@ def read_chats(tokenizer, chats: Sequence[Chat]) -> tuple[list[str], list[Tokeni
     if unspoken:
         raise ValueError(
             "`predictions` must hold chats with a message of the role 'assistant', which is "
-            f"scored, got none at {positions(unspoken)}."
+            f"scored, got none at {name_positions(unspoken)}."
         )
     texts = [tokenizer.apply_chat_template(list(chat), tokenize=False) for chat in chats]
     spans = [
@@ -367,7 +375,9 @@ def read_chats(tokenizer, chats: Sequence[Chat]) -> tuple[list[str], list[Tokeni
     return texts, [without_end_of_turn(stream, special) for stream in streams]
 
 
-def assistant_spans(tokenizer, chat: list[Mapping], text: str, number: int) -> list[Range]:
+def assistant_spans(
+    tokenizer: PreTrainedTokenizerBase, chat: list[Mapping], text: str, number: int
+) -> list[Range]:
     """Find the characters of the assistant's turns in a chat that a template has written out.
 
     Templates that mark what the model generates say so themselves; in others a turn is what a chat
@@ -396,7 +406,7 @@ def assistant_spans(tokenizer, chat: list[Mapping], text: str, number: int) -> l
     return spans
 
 
-def marked_spans(tokenizer, chat: list[Mapping], text: str) -> list[Range]:
+def marked_spans(tokenizer: PreTrainedTokenizerBase, chat: list[Mapping], text: str) -> list[Range]:
     """Find the characters that a template marks with `{% generation %}`."""
     encoded = tokenizer.apply_chat_template(
         chat, tokenize=True, return_dict=True, return_assistant_tokens_mask=True
@@ -410,7 +420,7 @@ def marked_spans(tokenizer, chat: list[Mapping], text: str) -> list[Range]:
 
 
 def without_end_of_turn(stream: TokenizedText, special: set[int]) -> TokenizedText:
-    """The same with scored characters that end before the special tokens of each turn's end."""
+    """Return it with scored characters that end before the special tokens of each turn's end."""
     spans = []
     for (first, end), (begin, stop) in zip(stream.part.targets, stream.part.spans):
         while end > first and int(stream.ids[end - 1]) in special:

@@ -1,18 +1,20 @@
 """Perplexity of texts of any length under a causal language model, with a sliding window.
 
-The face of the metric: its documentation, its arguments and the models in memory.  What a call does
-stands in call.py: windows are planned (windows.py), scored (scoring.py) and summed up (results.py).
+The metric as evaluate loads it: documentation, arguments, and the models in memory.  What a call
+does is in call.py: windows are planned (windows.py), scored (scoring.py) and summed up (results.py).
 """
 
 import os
 import re
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 
 import datasets
 import evaluate
+import torch
+from transformers import PreTrainedTokenizerBase
 
 from .arguments import (
     WITHOUT_ADAPTER,
@@ -23,7 +25,6 @@ from .arguments import (
     check_running,
     check_texts,
 )
-from .byte_comparison import Pieces as Pieces
 from .call import (
     Request,
     check_request,
@@ -36,6 +37,7 @@ from .carrying import score_carried as score_carried
 from .checkpoint import open_checkpoint
 from .comparison import PairedScores as PairedScores
 from .curves import report_curves as report_curves
+from .descriptions import describe as describe
 from .distributed import Processes
 from .divergence import Divergence as Divergence
 from .guards import KeptState as KeptState
@@ -47,21 +49,19 @@ from .language_model import LanguageModel
 from .loading import files_state, resolve_device, resolve_dtype, snapshot
 from .logits import Head as Head
 from .measurement import Corpus
-from .measures import Measure as Measure
-from .pairing import Reader, WithoutAdapter, read_alike, smallest_limit
+from .measures import TOKEN_MEASURES
+from .pairing import FreedModel, WithoutAdapter, read_alike, smallest_limit
 from .parts import Chat, separate_chats
-from .protocols import PROTOCOLS, Protocol
+from .protocols import DEFAULT_PROTOCOL, PROTOCOLS, Protocol
 from .report import Report as Report
 from .results import TextScores as TextScores
-from .running import Session
+from .running import Progress, Session
 from .scoring import Scorer as Scorer
 from .states import StateReader as StateReader
-from .texts import count_words as count_words
-from .tokenization import check_tokenizer
+from .tokenization import Range, check_tokenizer
 from .uncertainty import estimate_ratio_of_text
 from .windows import Window as Window
 from .words import CORRECTIONS as CORRECTIONS
-from .work import Work as Work
 
 # Names imported as themselves are used by other modules of the engine alone: evaluate copies no
 # file that isn't imported here.
@@ -79,8 +79,8 @@ numbers of other tools, whose windows differ.
 
 _KWARGS_DESCRIPTION = """
 Args:
-    predictions (list of str): the texts; or chats, lists of messages (dicts with role and content),
-        which the tokenizer's chat template writes out and of which the assistant's are scored.
+    predictions (list of str): the texts; or chats, lists of messages (dicts with role and content):
+        the tokenizer's chat template writes them out, and the assistant's messages are scored.
     model_id (str): a causal language model on the Hub, or a folder. Also taken from the
         configuration name: `evaluate.load("user/perplexity_sliding", "openai-community/gpt2")`.
     batch_size (int): windows of `max_length` tokens in one forward pass; shorter windows share
@@ -118,7 +118,7 @@ Args:
         `perplexity` (so far; NaN while the reference runs alone). An exception it raises ends the
         run; texts that were added are kept.
     checkpoint (str): a SQLite file that keeps the scores of finished passes. The same call with
-        the same file goes on where a killed one stopped, and ends with the same result; another
+        the same file resumes where a killed one stopped, with the same result; another
         stride, window or protocol over the same texts takes what is there already.
     distributed (bool): share the windows out between the processes that `torchrun` started; each
         must make this same call, and gets the same result. Needs the package accelerate.
@@ -134,8 +134,8 @@ Args:
     reference_dtype (str or torch.dtype): what to load the reference in; as `dtype` by default.
     reference_states (str): a file for the reference's last hidden states, where two models do not
         fit in memory together: the reference runs first and alone, then only its head stays. The
-        result is the same. A run that was killed goes on; the next candidate finds the states
-        there. With `reference_model_id` only.
+        result is the same. A killed run resumes, and the next candidate finds the states there.
+        With `reference_model_id` only.
     margin (float): how much worse the model may be: 0.01 for 1 % of perplexity. The `verdict` then
         says if it stays within, and `within_margin` whether that is sure.
     context_lengths (list of int or str): also compare windows of these lengths on the same tokens,
@@ -156,14 +156,14 @@ Args:
         one for each. Every number is then of the texts alone.
     score_spans (list of lists of pairs): (first, one past the last) characters of each text that
         are scored; the rest is read.
-    boundary (str): whose a token is that reaches across the edge of a scored part: "joint" (the
-        default) scores it as a whole, with a warning; "healed" given those of its characters that
-        stand before the edge; "separate" tokenizes context and text apart, so that there is none.
+    boundary (str): how to score a token that reaches across the edge of a scored part: "joint" (the
+        default) as a whole, with a warning; "healed" given those of its characters that stand
+        before the edge; "separate" tokenizes context and text apart, so that no token does.
     words (bool or list): also return the scores of words: True for those between white space, or a
         list with the words of each text, or with the (first, one past the last) characters of each.
-    word_correction (str or None): whose repair of the space between words: "pimentel" (the
+    word_correction (str or None): how to account for the space between words: "pimentel" (the
         default; Pimentel and Meister, 2024), "oh" (Oh and Schuler, 2024), or None for plain sums.
-    token_columns (list of str): more to return of each token: "rank", "entropy".
+    token_columns (list of str): more columns to return for each token: {token_columns}.
 
 Returns:
     dict of plain Python numbers:
@@ -205,9 +205,10 @@ Returns:
         in_context_score (dict or None): with `positions`, nll of the 500th token less that of the
             50th (Olsson et al. 2022): nll_difference, interval, num_texts; None where no text and
             window are so long.
-        longppl, longppl_interval, longppls, num_key_tokens: with `key_tokens`, perplexity of the
-            key tokens of all texts, its interval, that of each text (None without a key token),
-            and their number.
+        longppl, longppl_interval, longppls, num_key_tokens, longppl_signature: with `key_tokens`,
+            perplexity of the key tokens of all texts, its interval, that of each text (None
+            without a key token), and their number; and by what rule and which evaluator they
+            were found.
         token_scores (list of dict): with `return_token_scores`, for each text the equally long
             lists tokens, offsets (characters of the text), nll (nats; None where unscored) and
             context_length (tokens seen; 0 where unscored); with `token_columns` rank (1 for the
@@ -216,7 +217,7 @@ Returns:
             windows, the plan: begin (first token read), first and end (tokens scored), start_token.
         totals: with `return_totals`, what this result is computed from. Totals of several calls
             add up: `(a["totals"] + b["totals"]).result()` is the result of all their texts.
-        texts_digest (str): of the texts, in their order.
+        texts_digest (str): of the texts, in their order; of chats, as the template writes them.
         comparison (dict): with a reference, what separates the model from it; intervals are of 95 %
             confidence, from texts or parts of texts, None where the text is too little:
             verdict ("worse", "better", "no clear difference", "within 1 %"), summary (a sentence),
@@ -275,10 +276,17 @@ Examples:
 
 _KWARGS_DESCRIPTION = _KWARGS_DESCRIPTION.replace(
     "{protocols}",
-    ", ".join(f'"{name}"' + " (the default)" * (name == "sliding") for name in PROTOCOLS),
-)
+    ", ".join(f'"{name}"' + " (the default)" * (name == DEFAULT_PROTOCOL) for name in PROTOCOLS),
+).replace("{token_columns}", ", ".join(f'"{name}"' for name in TOKEN_MEASURES))
 
 _CITATION = """\
+@software{perplexity_sliding,
+  title = {Perplexity Sliding: perplexity of texts of any length, under every published protocol},
+  year = {2026},
+  version = {VERSION},
+  license = {Apache-2.0}
+}
+
 @article{jelinek1977perplexity,
   title = {Perplexity—a measure of the difficulty of speech recognition tasks},
   author = {Jelinek, Fred and Mercer, Robert L. and Bahl, Lalit R. and Baker, James K.},
@@ -286,7 +294,7 @@ _CITATION = """\
   volume = {62},
   year = {1977}
 }
-"""
+""".replace("{VERSION}", f"{{{VERSION}}}")
 
 
 # Held while a thread looks whether another one is inside a metric.
@@ -299,11 +307,13 @@ class PerplexitySliding(evaluate.Metric):
 
     Attributes:
         protocols: what `protocol` takes, by name; each row says what it does.
+        default_protocol: the name of the one that is used unless another is asked for.
     """
 
     protocols: dict[str, Protocol] = PROTOCOLS
+    default_protocol: str = DEFAULT_PROTOCOL
 
-    def __init__(self, *args, **kwargs):
+    def __init__(self, *args: object, **kwargs: object) -> None:
         super().__init__(*args, **kwargs)
         self._added: list[str] = []  # texts that evaluate holds in its file
         self._adder: int | None = None  # the thread that added them
@@ -314,7 +324,7 @@ class PerplexitySliding(evaluate.Metric):
         self._processes = Processes(distributed=False)
         self._chats: list[Chat] | None = None
 
-    def _info(self):
+    def _info(self) -> evaluate.MetricInfo:
         return evaluate.MetricInfo(
             description=_DESCRIPTION,
             citation=_CITATION,
@@ -323,17 +333,17 @@ class PerplexitySliding(evaluate.Metric):
             reference_urls=["https://huggingface.co/docs/transformers/perplexity"],
         )
 
-    def _build_data_dir(self):
-        """As evaluate's, but a model's path as configuration name does not lead out of it."""
+    def _build_data_dir(self) -> str:
+        """Build as evaluate does, but a model's path as configuration name does not lead out of it."""
         name = re.sub(r"[^\w.-]+", "--", self.config_name)
         folder = os.path.join(self._data_dir_root, self.name, name)
         os.makedirs(folder, exist_ok=True)
         return folder
 
-    def __len__(self):
+    def __len__(self) -> int:
         return super().__len__() + len(self._kept)
 
-    def add(self, *, prediction=None, reference=None, **kwargs):
+    def add(self, *, prediction: str | None = None, reference: None = None, **kwargs: str) -> None:
         """Add one text; reject what is not a string immediately.
 
         Args:
@@ -341,24 +351,32 @@ class PerplexitySliding(evaluate.Metric):
         """
         text = kwargs.pop("predictions", prediction)
         check_texts([text])
-        with self._one_thread(adding=True):
+        with self._in_one_thread(adding=True):
             self._restore()
             super().add(prediction=text, **kwargs)
             self._added.append(text)
 
-    def add_batch(self, *, predictions=None, references=None, **kwargs):
+    def add_batch(
+        self, *, predictions: Iterable[str] | None = None, references: None = None, **kwargs: object
+    ) -> None:
         """Add texts; reject what is not a string immediately.
 
         Args:
             predictions: the texts.
         """
         texts = check_texts(predictions)
-        with self._one_thread(adding=True):
+        with self._in_one_thread(adding=True):
             self._restore()
             super().add_batch(predictions=texts, **kwargs)
             self._added += texts
 
-    def compute(self, *, predictions=None, references=None, **kwargs):
+    def compute(
+        self,
+        *,
+        predictions: Iterable[str] | Sequence[Chat] | None = None,
+        references: None = None,
+        **kwargs: object,
+    ) -> dict | None:
         """Compute the perplexity of the texts added so far and of those given.
 
         When it fails, texts that had been added are kept for the next call.
@@ -373,14 +391,16 @@ class PerplexitySliding(evaluate.Metric):
             self._processes.fail(error)
             raise
 
-    def _compute_texts(self, predictions, kwargs: dict):
+    def _compute_texts(
+        self, predictions: Iterable[str] | Sequence[Chat] | None, kwargs: dict
+    ) -> dict | None:
         """Compute as `compute` does, for this process."""
         check_names(self._compute, kwargs)
         chats = None
         if predictions is not None:
             predictions, chats = separate_chats(predictions, len(self))
             predictions = check_texts(predictions)
-        with self._one_thread(adding=predictions is not None):
+        with self._in_one_thread(adding=predictions is not None):
             self._restore()
             self._chats = chats
             if predictions is None and not len(self):
@@ -436,7 +456,7 @@ class PerplexitySliding(evaluate.Metric):
         self.filelocks = self.file_paths = self.filelock = self.cache_file_name = None
 
     @contextmanager
-    def _one_thread(self, adding: bool) -> Iterator[None]:
+    def _in_one_thread(self, adding: bool) -> Iterator[None]:
         """Refuse a second thread, whose texts evaluate would mix with those of the first.
 
         Args:
@@ -444,7 +464,7 @@ class PerplexitySliding(evaluate.Metric):
         """
         thread = threading.get_ident()
         with _ENTRANCE:
-            alive = {one.ident for one in threading.enumerate()}
+            alive = {running.ident for running in threading.enumerate()}
             other_inside = self._thread not in (None, thread)
             other_adds = adding and self._added and self._adder != thread
             if other_inside or (other_adds and self._adder in alive):
@@ -452,58 +472,58 @@ class PerplexitySliding(evaluate.Metric):
                     "This metric is in use by another thread, with whose texts it would mix these. "
                     "Load a metric for each thread: evaluate.load gives a new one at every call."
                 )
-            outer, self._thread = self._thread, thread
+            previous, self._thread = self._thread, thread
             if adding:
                 self._adder = thread
         try:
             yield
         finally:
-            self._thread = outer
+            self._thread = previous
 
     def _compute(
         self,
-        predictions,
-        model_id=None,
-        batch_size=16,
-        add_start_token=True,
-        device=None,
-        max_length=None,
-        stride=None,
-        model=None,
-        tokenizer=None,
-        dtype=None,
-        model_kwargs=None,
-        tokenizer_kwargs=None,
-        return_token_scores=False,
-        protocol="sliding",
-        separator=None,
-        word_counts=None,
-        logits_memory=2**29,
-        num_alternatives=0,
-        callback=None,
-        checkpoint=None,
-        distributed=False,
-        return_totals=False,
-        detokenizer=None,
-        reference_model_id=None,
-        reference_model=None,
-        reference_tokenizer=None,
-        reference_model_kwargs=None,
-        reference_dtype=None,
-        margin=None,
-        reference_states=None,
-        context_lengths=None,
-        positions=None,
-        carry=False,
-        key_tokens=None,
-        evaluator=None,
-        contexts=None,
-        score_spans=None,
-        boundary="joint",
-        words=False,
-        word_correction="pimentel",
-        token_columns=(),
-    ):
+        predictions: Sequence[str],
+        model_id: str | None = None,
+        batch_size: int = 16,
+        add_start_token: bool | str = True,
+        device: str | torch.device | None = None,
+        max_length: int | Sequence[int] | None = None,
+        stride: int | Sequence[int] | None = None,
+        model: torch.nn.Module | None = None,
+        tokenizer: PreTrainedTokenizerBase | None = None,
+        dtype: str | torch.dtype | None = None,
+        model_kwargs: dict | None = None,
+        tokenizer_kwargs: dict | None = None,
+        return_token_scores: bool = False,
+        protocol: str | Sequence[str] = DEFAULT_PROTOCOL,
+        separator: str | None = None,
+        word_counts: Sequence[int] | None = None,
+        logits_memory: int = 2**29,
+        num_alternatives: int = 0,
+        callback: Callable[[Progress], None] | None = None,
+        checkpoint: str | os.PathLike | None = None,
+        distributed: bool = False,
+        return_totals: bool | str = False,
+        detokenizer: str | None = None,
+        reference_model_id: str | None = None,
+        reference_model: torch.nn.Module | str | None = None,
+        reference_tokenizer: PreTrainedTokenizerBase | None = None,
+        reference_model_kwargs: dict | None = None,
+        reference_dtype: str | torch.dtype | None = None,
+        margin: float | None = None,
+        reference_states: str | os.PathLike | None = None,
+        context_lengths: str | Sequence[int] | None = None,
+        positions: str | Sequence[int] | None = None,
+        carry: bool = False,
+        key_tokens: str | dict | None = None,
+        evaluator: str | tuple | None = None,
+        contexts: str | Sequence[str] | None = None,
+        score_spans: Sequence[Sequence[Range]] | None = None,
+        boundary: str = "joint",
+        words: bool | str | Sequence[Sequence[str] | Sequence[Range]] = False,
+        word_correction: str | None = "pimentel",
+        token_columns: Sequence[str] = (),
+    ) -> dict:
         self._received = list(predictions)
         self._processes.agree(
             str(TextsDigest.of(predictions)),
@@ -577,34 +597,19 @@ class PerplexitySliding(evaluate.Metric):
             open_evaluator = partial(self._evaluator, evaluator, language_model, device, dtype)
             return report_request(request, scored, session, open_evaluator)
 
-    @staticmethod
-    def estimate_ratio(*, terms, weights, tokens, positions, length, block_tokens):
-        """Estimate Σ terms / Σ weights over a text, with the rule of all intervals here.
-
-        Args:
-            terms, weights, tokens (arrays): what is added up of each piece of the text, and how
-                many tokens it has.
-            positions (array): where each piece begins, 0 to `length` - 1.
-            length (int): of the text, in what positions are counted in.
-            block_tokens (int): fewest tokens in a part that is taken as independent.
-
-        Returns:
-            an object with `value`, `stderr`, `interval` (95 %) and `pvalue`, None but for the value
-            where there is too little to tell; and what was taken as independent, in words.
-        """
-        return estimate_ratio_of_text(terms, weights, tokens, positions, length, block_tokens)
+    estimate_ratio = staticmethod(estimate_ratio_of_text)
 
     def open_model(
         self,
-        model_id=None,
+        model_id: str | None = None,
         *,
-        model=None,
-        tokenizer=None,
-        device=None,
-        dtype=None,
-        model_kwargs=None,
-        tokenizer_kwargs=None,
-    ):
+        model: torch.nn.Module | None = None,
+        tokenizer: PreTrainedTokenizerBase | None = None,
+        device: str | torch.device | None = None,
+        dtype: str | torch.dtype | None = None,
+        model_kwargs: dict | None = None,
+        tokenizer_kwargs: dict | None = None,
+    ) -> LanguageModel:
         """Open a model once, to ask what it takes and to pass it as `model`.
 
         Args:
@@ -628,8 +633,14 @@ class PerplexitySliding(evaluate.Metric):
             model_id, tokenizer, device, dtype, model_kwargs, tokenizer_kwargs
         )
 
-    def _evaluator(self, evaluator, language_model, device, dtype) -> LanguageModel:
-        """The model that finds key tokens: the one given, or the one that is measured."""
+    def _evaluator(
+        self,
+        evaluator: str | tuple | None,
+        language_model: LanguageModel,
+        device: str | torch.device | None,
+        dtype: str | torch.dtype | None,
+    ) -> LanguageModel:
+        """Open the model that finds key tokens: the one given, or the one that is measured."""
         if evaluator is None:
             return language_model
         if isinstance(evaluator, tuple):
@@ -637,7 +648,14 @@ class PerplexitySliding(evaluate.Metric):
         return LanguageModel.open(evaluator, None, device, dtype, argument="evaluator")
 
     def _language_model(
-        self, model_id, model, tokenizer, device, dtype, model_kwargs, tokenizer_kwargs
+        self,
+        model_id: str | None,
+        model: torch.nn.Module | None,
+        tokenizer: PreTrainedTokenizerBase | None,
+        device: str | torch.device | None,
+        dtype: str | torch.dtype | None,
+        model_kwargs: dict | None,
+        tokenizer_kwargs: dict | None,
     ) -> LanguageModel:
         """Adopt the live model, or load the named one unless the last call did."""
         if model is not None:
@@ -647,7 +665,12 @@ class PerplexitySliding(evaluate.Metric):
         )
 
     def _store_reference(
-        self, path, open_model, of_reference, session: Session, request: Request
+        self,
+        path: str | os.PathLike,
+        open_model: Callable[[], LanguageModel],
+        of_reference: tuple,
+        session: Session,
+        request: Request,
     ) -> tuple[StoredReference, Session]:
         """Store the reference's states in a file, with no other model in memory.
 
@@ -655,7 +678,7 @@ class PerplexitySliding(evaluate.Metric):
             of_reference: what `_reference` takes.
         """
         language_model = open_model()
-        model = Reader(language_model.tokenizer, language_model.limit)
+        model = FreedModel(language_model.tokenizer, language_model.limit)
         self._opened.pop("model", None)
         del language_model
         reference = self._reference(None, *of_reference)
@@ -678,7 +701,14 @@ class PerplexitySliding(evaluate.Metric):
             return store_reference(path, reference, planned, session)
 
     def _reference(
-        self, language_model, model_id, model, tokenizer, device, dtype, model_kwargs
+        self,
+        language_model: LanguageModel | None,
+        model_id: str | None,
+        model: torch.nn.Module | str | None,
+        tokenizer: PreTrainedTokenizerBase | None,
+        device: str | torch.device | None,
+        dtype: str | torch.dtype | None,
+        model_kwargs: dict | None,
     ) -> LanguageModel | None:
         """Adopt or load what the model is compared with, if anything."""
         if model_id is not None:
@@ -692,7 +722,14 @@ class PerplexitySliding(evaluate.Metric):
         return LanguageModel.adopt(model, tokenizer, "reference_model", "reference_tokenizer")
 
     def _open(
-        self, role, model_id, tokenizer, device, dtype, model_kwargs, tokenizer_kwargs
+        self,
+        role: str,
+        model_id: str,
+        tokenizer: PreTrainedTokenizerBase | None,
+        device: str | torch.device | None,
+        dtype: str | torch.dtype | None,
+        model_kwargs: dict | None,
+        tokenizer_kwargs: dict | None,
     ) -> LanguageModel:
         """Load the model of a name, unless the last call did in the same role."""
         prefix = "" if role == "model" else f"{role}_"
@@ -701,7 +738,7 @@ class PerplexitySliding(evaluate.Metric):
         key = (
             *(model_id, tokenizer),
             snapshot([device, dtype, model_kwargs, tokenizer_kwargs]),
-            files_state(model_id, model_kwargs or {}),
+            files_state(model_id, model_kwargs or {}, tokenizer_kwargs or {}),
         )
         if role not in self._opened or self._opened[role][0] != key:
             resolve_device(device)

@@ -5,17 +5,11 @@ tokens and averages do.  Every one of them is a row of `PROTOCOLS`; to add one, 
 an attribute of `Protocol` for what no other tool does.
 """
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import UnionType
 from typing import Literal, Union, get_args, get_origin, get_type_hints
-
-from .texts import (
-    count_words,
-    count_words_and_ends,
-    count_words_and_lines,
-    detokenize_wikitext,
-)
 
 Start = Literal["none", "once", "every", "replace"]
 
@@ -26,6 +20,43 @@ ToolError = Literal["population", "sample"]
 Pairs = Literal["by characters", "by lengths"]
 
 Knob = Literal["max_length", "stride", "add_start_token", "separator", "context_lengths", "carry"]
+
+# How lm-evaluation-harness and Megatron-LM turn WikiText's word-level form into prose, both by the
+# same list, applied in this order.  Its slips belong to it: the second step only finds what is
+# between slashes, and quotes are paired from the first one on, across clitics and lines.
+WIKITEXT_STEPS = (
+    *[("s '", "s'"), ("/' [0-9]/", "/'[0-9]/")],
+    *[(f" @{re.escape(mark)}@ ", mark) for mark in "-,."],
+    *[(f" {re.escape(mark)} ", f"{mark} ") for mark in ":;.!?,"],
+    (r"\(\s*([^\)]*?)\s*\)", r"(\1)"),
+    (r"\[\s*([^\]]*?)\s*\]", r"[\1]"),
+    (r"\{\s*([^}]*?)\s*\}", r"{\1}"),
+    *[(rf"{mark}\s*([^{mark}]*?)\s*{mark}", rf"{mark}\1{mark}") for mark in "\"'"],
+    *[("= " * (count - 1) + "=", "=" * count) for count in (4, 3, 2)],
+    *[(" ° ", "°"), (" \n", "\n"), ("\n ", "\n"), (" N ", " 1 "), (" 's", "'s")],
+)
+
+
+def count_words(text: str) -> int:
+    """Count what stands between white space."""
+    return len(text.split())
+
+
+def count_words_and_ends(text: str) -> int:
+    """Count as lm-evaluation-harness: white space at the beginning or end sets an empty word apart."""
+    return len(re.split(r"\s+", text))
+
+
+def count_words_and_lines(text: str) -> int:
+    """Count as Megatron-LM: between single spaces, so that in WikiText's form line ends are words."""
+    return len(text.strip().split(" "))
+
+
+def detokenize_wikitext(text: str) -> str:
+    """Turn WikiText's word-level form into prose as lm-evaluation-harness and Megatron-LM do."""
+    for pattern, written in WIKITEXT_STEPS:
+        text = re.sub(pattern, written, text)
+    return text
 
 
 @dataclass(frozen=True)
@@ -113,6 +144,18 @@ class Protocol:
                     f"`{attribute}` of protocol {self.name!r} must be {hint}, got {value!r}."
                 )
 
+    def usual_stride(self, max_length: int, starts_every_window: bool = False) -> int:
+        """Return the stride in tokens that the tool takes by itself.
+
+        Args:
+            max_length: places in a window.
+            starts_every_window: whether a start token takes one of them.
+        """
+        if self.stride == "half":
+            return max(1, max_length // 2)
+        places = max_length - starts_every_window
+        return min(self.stride or places, places)
+
     @property
     def scores_each_text(self) -> bool:
         """Whether every text is scored on its own, so that a corpus may come in shards."""
@@ -120,7 +163,7 @@ class Protocol:
 
 
 def _is_of(value: object, hint: object) -> bool:
-    """Whether a value is of a type, as far as the attributes of `Protocol` need it."""
+    """Return whether a value is of a type, as far as the attributes of `Protocol` need it."""
     parts = get_args(hint)
     if get_origin(hint) is Literal:
         return any(value is part or (value == part and type(value) is type(part)) for part in parts)
@@ -132,7 +175,7 @@ def _is_of(value: object, hint: object) -> bool:
 
 
 def protocol_table(*protocols: Protocol) -> dict[str, Protocol]:
-    """Protocols by name.
+    """Return protocols by name.
 
     Raises:
         ValueError: two have the same name.
@@ -143,6 +186,7 @@ def protocol_table(*protocols: Protocol) -> dict[str, Protocol]:
     return table
 
 
+DEFAULT_PROTOCOL = "sliding"
 PROTOCOLS = protocol_table(
     Protocol(
         "sliding",

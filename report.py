@@ -6,16 +6,17 @@ from functools import cache, cached_property
 from typing import NamedTuple
 
 import numpy as np
+from transformers import PreTrainedTokenizerBase
 
 from .arguments import Setting
-from .byte_comparison import ByteComparison
 from .identity import TextsDigest, describe_measurement
 from .language_model import LanguageModel
 from .measurement import Measurement
-from .pairing import TokenComparison
-from .results import Settings, TextScores, Totals, ratio_of_perplexities
+from .measures import TOKEN_MEASURES
+from .pairing import ByteComparison, TokenComparison
+from .protocols import count_words
+from .results import Aggregation, TextScores, Totals, ratio_of_perplexities
 from .scoring import Columns
-from .texts import count_words, scored_span
 from .tokenization import TokenizedText
 from .windows import (
     PlannedWindow,
@@ -49,7 +50,7 @@ class Report:
         borders: of the windows over what follows the scored parts of each text.
         cost: tokens that the measurement reads by itself.
         word_counts: words of each text that the caller gave, or None.
-        text_digests: of each text as it was given.
+        text_digests: of each text as it was given; of a chat, as it is read.
         word_scoring: how words are scored; None where they are not.
         detokenizer: what turned the texts into prose, as the caller names it.
     """
@@ -73,7 +74,7 @@ class Report:
         protocol = plan.protocol
         return Totals.of(
             text_scores(self.measurement, self.scores, self.word_counts),
-            Settings(
+            Aggregation(
                 protocol.aggregate,
                 protocol.error,
                 plan.max_length,
@@ -92,13 +93,13 @@ class Report:
         )
 
     def totals_of_texts(self) -> list[Totals]:
-        """The totals of each text by itself, which add up to those of all."""
+        """List the totals of each text by itself, which add up to those of all."""
         if len(self.text_digests) > len(self.measurement.texts):
             return [self.totals]  # joined
         texts = text_scores(self.measurement, self.scores, self.word_counts)
         costs = [self._cost_alone(windows) for windows in self.measurement.windows]
         return [
-            Totals.of([text], self.totals.settings, cost, self.totals.identity, digest)
+            Totals.of([text], self.totals.aggregation, cost, self.totals.identity, digest)
             for text, cost, digest in zip(texts, costs, self.text_digests)
         ]
 
@@ -161,6 +162,7 @@ def text_scores(
     word_counts: list[int] | None,
 ) -> list[TextScores]:
     """Hand the scores of the texts, or of their scored parts, over to results.py with their units."""
+    is_weighted = measurement.plan.protocol.aggregate == "guide weights"
     bodies = [
         text[stream.begin :] if stream.part is None else stream.part.of(text)
         for text, stream in zip(measurement.texts, measurement.streams)
@@ -169,7 +171,7 @@ def text_scores(
         TextScores(
             window_nlls=[columns["nll"] for columns in of_text],
             first_targets=[window.first for window in windows],
-            guide_weights=guide_weights(windows),
+            guide_weights=guide_weights(windows) if is_weighted else [],
             stream_length=len(stream),
             num_bytes=len(body.encode("utf-8")),
             num_characters=len(body),
@@ -223,6 +225,51 @@ def scored_units(
     }
 
 
+class Span(NamedTuple):
+    """The part of a text that scored tokens stand for.
+
+    Attributes:
+        tokens: which tokens stand for characters (N,); special ones that were added do not.
+        num_bytes, num_characters: of the tokens that are scored as well.
+    """
+
+    tokens: np.ndarray
+    num_bytes: int
+    num_characters: int
+
+
+def scored_span(text: str, offsets: np.ndarray, scored: np.ndarray, begin: int = 0) -> Span:
+    """Measure what scored tokens stand for, as nanochat's `evaluate_bpb` counts bytes.
+
+    Characters that no token has, as spaces that a tokenizer drops, go to the token after them, or
+    to the last one.  A character that several tokens share goes to the first of them.
+
+    Args:
+        offsets: first and one-past-last character of each token (N, 2).
+        scored: which tokens are scored (N,).
+        begin: where the text begins, if a start token written at its head does not count.
+    """
+    tokens = offsets[:, 1] > offsets[:, 0]
+    ends = np.maximum.accumulate(np.maximum(offsets[:, 1], begin))
+    if tokens.any():
+        ends[np.flatnonzero(tokens)[-1] :] = len(text)
+    starts = np.concatenate([[begin], ends[:-1]])
+    bytes_before = count_bytes_before(text)
+    counted = scored & tokens
+    return Span(
+        tokens,
+        int((bytes_before[ends] - bytes_before[starts])[counted].sum()),
+        int((ends - starts)[counted].sum()),
+    )
+
+
+def count_bytes_before(text: str) -> np.ndarray:
+    """Count the UTF-8 bytes before each character, and in all of them (N + 1,)."""
+    codes = np.frombuffer(text.encode("utf-32-le"), dtype=np.uint32)
+    sizes = 1 + (codes >= 0x80) + (codes >= 0x800) + (codes >= 0x10000)
+    return np.concatenate([[0], np.cumsum(sizes)])
+
+
 def num_own_tokens(stream: TokenizedText, windows: list[Window]) -> int:
     """Count tokens that stand for the text: without special ones added to it, unless scored."""
     all_scored = unite((window.first, window.end) for window in windows) == ((0, len(stream)),)
@@ -230,7 +277,10 @@ def num_own_tokens(stream: TokenizedText, windows: list[Window]) -> int:
 
 
 def token_scores(
-    tokenizer, stream: TokenizedText, windows: list[Window], scores: list[Columns]
+    tokenizer: PreTrainedTokenizerBase,
+    stream: TokenizedText,
+    windows: list[Window],
+    scores: list[Columns],
 ) -> dict[str, list]:
     """List every token of a text with its score, `None` where it has none.
 
@@ -243,7 +293,7 @@ def token_scores(
         "nll": [None] * len(stream),
         "context_length": [0] * len(stream),
     }
-    plain = [name for name in ("entropy", "rank") if name in scores[0]]
+    plain = [name for name in TOKEN_MEASURES if name in scores[0]]
     with_alternatives = "top_ids" in scores[0]
     columns |= {name: [None] * len(stream) for name in plain}
     if with_alternatives:

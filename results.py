@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from .identity import TextsDigest
+from .protocols import Aggregate, ToolError
 from .uncertainty import Blocks, Clusters, Estimate, estimate_ratio, jackknife
 
 # A mean above this many nats makes Megatron-LM print exp(20).
@@ -24,7 +25,8 @@ class TextScores:
     Attributes:
         window_nlls: nlls of the scored tokens in nats, one array a window, in the text's order.
         first_targets: where in the stream each window's first scored token stands.
-        guide_weights: the weight that the transformers guide gives each window's mean.
+        guide_weights: the weight that the transformers guide gives each window's mean; read where
+            the average is of "guide weights".
         stream_length: tokens in the stream, scored or not.
         num_tokens: those of them that stand for the text's characters.
         num_bytes: the text's length in UTF-8 bytes.
@@ -57,12 +59,25 @@ def exp(value: float) -> float:
         return math.inf
 
 
+def nll_interval(estimate: Estimate, cap: float = math.inf) -> list[float] | None:
+    """The interval of a mean nll in nats: none is below 0, nor above the cap."""
+    if estimate.interval is None:
+        return None
+    return [min(max(0.0, bound), cap) for bound in estimate.interval]
+
+
+def perplexity_interval(estimate: Estimate, cap: float = math.inf) -> list[float] | None:
+    """The interval of a perplexity, of whose logarithm this is the estimate: none is below 1."""
+    bounds = nll_interval(estimate, cap)
+    return None if bounds is None else [exp(bound) for bound in bounds]
+
+
 @dataclass(frozen=True)
-class Settings:
+class Aggregation:
     """How token scores become a result.
 
     Attributes:
-        aggregate: what is averaged, see `token_weights`: "tokens", "window means", "guide
+        average: what is averaged, see `token_weights`: "tokens", "window means", "guide
             weights"; "capped", tokens with Megatron's cap; or "texts", whose perplexities are.
         error: the ± to report as the protocol's tool does: "population", "sample" or None.
         block_tokens: fewest scored tokens in a part of a text that is taken as independent.
@@ -70,26 +85,26 @@ class Settings:
         has_context: whether parts of the texts are read as context alone.
     """
 
-    aggregate: str = "tokens"
-    error: str | None = None
+    average: Aggregate = "tokens"
+    error: ToolError | None = None
     block_tokens: int = 1
     word_counts_given: bool = False
     has_context: bool = False
 
     @property
     def cap(self) -> float:
-        return MEGATRON_CAP if self.aggregate == "capped" else math.inf
+        return MEGATRON_CAP if self.average == "capped" else math.inf
 
 
 def summarize(
     texts: Sequence[TextScores],
-    aggregate: str = "tokens",
-    error: str | None = None,
+    aggregate: Aggregate = "tokens",
+    error: ToolError | None = None,
     block_tokens: int = 1,
     word_counts_given: bool = False,
 ) -> dict:
-    """Compute every number of the result in one step; see `Settings` and `Totals.result`."""
-    return Totals.of(texts, Settings(aggregate, error, block_tokens, word_counts_given)).result()
+    """Compute every number of the result in one step; see `Aggregation` and `Totals.result`."""
+    return Totals.of(texts, Aggregation(aggregate, error, block_tokens, word_counts_given)).result()
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,7 +114,7 @@ class Totals:
     `Totals.of(a) + Totals.of(b)` is `Totals.of(a + b)`, to rounding.
 
     Attributes:
-        settings: how the sums become a result.
+        aggregation: how the sums become a result.
         blocks: sums over blocks of tokens, of the columns tokens, nll, weight, and term.
         squares: squared deviations of the nlls from their text's mean, summed (T,).
         counts: what adds up over texts.
@@ -107,7 +122,7 @@ class Totals:
         texts_digest: which texts these are.
     """
 
-    settings: Settings
+    aggregation: Aggregation
     blocks: Blocks
     squares: np.ndarray
     counts: dict[str, float]
@@ -118,7 +133,7 @@ class Totals:
     def of(
         cls,
         texts: Sequence[TextScores],
-        settings: Settings,
+        aggregation: Aggregation,
         num_forward_tokens: int = 0,
         identity: dict[str, str] | None = None,
         texts_digest: TextsDigest | None = None,
@@ -131,7 +146,7 @@ class Totals:
         nlls = np.concatenate(windows).astype(np.float64)
         firsts = np.concatenate([text.first_targets for text in texts])
         positions = np.arange(len(nlls)) + np.repeat(firsts - (np.cumsum(sizes) - sizes), sizes)
-        weights = token_weights(texts, sizes, settings.aggregate)
+        weights = token_weights(texts, sizes, aggregation.average)
         terms = np.multiply(nlls, weights, out=np.zeros_like(nlls), where=weights > 0)
         lengths = [text.stream_length for text in texts]
         columns = [np.ones_like(nlls), nlls, weights, terms]
@@ -144,14 +159,14 @@ class Totals:
         counts["context tokens"] = sum(text.num_context for text in texts)
         counts |= count_units(texts, sums[:, 1].tolist(), sums[:, 0].tolist())
         digest = texts_digest or TextsDigest()
-        return cls(settings, blocks, squares, counts, identity or {}, digest)
+        return cls(aggregation, blocks, squares, counts, identity or {}, digest)
 
     def __add__(self, other: "Totals") -> "Totals":
-        """The totals of both corpora, one after the other."""
-        if (self.settings, self.identity) != (other.settings, other.identity):
+        """Return the totals of both corpora, one after the other."""
+        if (self.aggregation, self.identity) != (other.aggregation, other.identity):
             raise ValueError(
                 "Totals can only be added where model, protocol and settings are the same, got "
-                f"{self.settings}, {self.identity} and {other.settings}, {other.identity}."
+                f"{self.aggregation}, {self.identity} and {other.aggregation}, {other.identity}."
             )
         return replace(
             self,
@@ -172,17 +187,17 @@ class Totals:
         mean_perplexity = float(np.mean(perplexities))
         total, count = float(nlls.sum()), int(tokens.sum())
         estimate, sample = self.estimate()
-        mean_of_texts = self.settings.aggregate == "texts"
+        mean_of_texts = self.aggregation.average == "texts"
         perplexity = mean_perplexity if mean_of_texts else exp(estimate.value)
         has_interval = estimate.interval is not None
-        known = has_interval and math.isfinite(perplexity) and estimate.value < self.settings.cap
+        known = has_interval and math.isfinite(perplexity) and estimate.value < self.aggregation.cap
         result = {
             "perplexities": perplexities,
             "tokens_per_text": tokens.astype(int).tolist(),
             "mean_perplexity": mean_perplexity,
             "perplexity": perplexity,
             "perplexity_stderr": perplexity * estimate.stderr if known else None,
-            "perplexity_interval": self._interval(estimate) if has_interval else None,
+            "perplexity_interval": perplexity_interval(estimate, self.aggregation.cap),
             "interval_sample": sample if has_interval else None,
             "total_nll": total,
             "num_tokens": count,
@@ -190,48 +205,44 @@ class Totals:
             "num_windows": self.counts["windows"],
             "num_forward_tokens": self.counts["forward tokens"],
         }
-        if self.settings.has_context:
+        if self.aggregation.has_context:
             result["context_tokens"] = self.counts["context tokens"]
         result |= self._per_unit()
-        if self.settings.word_counts_given:
+        if self.aggregation.word_counts_given:
             result["adjusted_perplexity"] = self._adjusted_perplexity(total / count)
-        if self.settings.error is not None:
+        if self.aggregation.error is not None:
             result["tool_stderr"] = self._tool_stderr()
         return result | {"texts_digest": str(self.texts_digest)} | self.identity
 
     def perplexities(self) -> list[float]:
-        """Perplexity of each text; NaN where the tool gives all its tokens weight 0."""
+        """Compute the perplexity of each text; NaN where the tool gives all its tokens weight 0."""
         _, _, weights, terms = self.blocks.by_text().T
         values = np.divide(terms, weights, out=np.full_like(terms, np.nan), where=weights > 0)
-        return [exp(value) for value in np.minimum(values, self.settings.cap).tolist()]
+        return [exp(value) for value in np.minimum(values, self.aggregation.cap).tolist()]
 
     def estimate(self) -> tuple[Estimate, str]:
-        """Log perplexity with its uncertainty, uncapped, and what the sample is."""
+        """Estimate the log perplexity, uncapped; and say what the sample is."""
         clusters = self._clusters()
         terms, weights = self._terms_and_weights(clusters)
         estimate = estimate_ratio(terms, weights)
-        if self.settings.aggregate == "texts":
+        if self.aggregation.average == "texts":
             estimate = estimate.logarithm()
-        return replace(estimate, value=min(estimate.value, self.settings.cap)), clusters.sample
+        return replace(estimate, value=min(estimate.value, self.aggregation.cap)), clusters.sample
 
     def _clusters(self) -> Clusters:
-        if self.settings.aggregate == "texts":
+        if self.aggregation.average == "texts":
             return self.blocks.cut(np.ones_like(self.blocks.per_text))
-        return self.blocks.clusters(self.settings.block_tokens)
+        return self.blocks.clusters(self.aggregation.block_tokens)
 
     def _terms_and_weights(self, clusters: Clusters) -> tuple[np.ndarray, np.ndarray]:
-        """Of each cluster: what adds up to the perplexity, or its logarithm, as a ratio."""
+        """Return of each cluster what adds up to the perplexity, or its logarithm, as a ratio."""
         _, _, weights, terms = clusters.sums.T
-        if self.settings.aggregate == "texts":
+        if self.aggregation.average == "texts":
             return np.array(self.perplexities()), np.ones(len(clusters.sums))
         return terms, weights
 
-    def _interval(self, estimate: Estimate) -> list[float]:
-        """The interval of the perplexity: none is below 1, nor above the cap."""
-        return [exp(min(max(0.0, bound), self.settings.cap)) for bound in estimate.interval]
-
     def _per_unit(self) -> dict[str, float | None]:
-        """Numbers that do not depend on the tokenizer: per byte, character and word."""
+        """Compute what does not depend on the tokenizer: per byte, character and word."""
         per_byte = self.counts["unit nll"] / self.counts["bytes"]
         per_character = self.counts["unit nll"] / self.counts["characters"]
         words = self.counts["words"]
@@ -244,18 +255,18 @@ class Totals:
         }
 
     def _adjusted_perplexity(self, mean_nll: float) -> float:
-        """Perplexity per original word: exp(loss × tokens / words).
+        """Compute the perplexity per original word: exp(loss × tokens / words).
 
         "Evaluating and Comparing Language Models" calls loss × V1 / V2 the normalised loss.
         Megatron leaves the first token and the first word out, and caps the exponent.
         """
         tokens, words = self.counts["tokens"], self.counts["words"]
-        if self.settings.aggregate == "capped":
+        if self.aggregation.average == "capped":
             tokens, words = tokens - 1, max(1, words - 1)
-        return exp(min(self.settings.cap, mean_nll * tokens / words))
+        return exp(min(self.aggregation.cap, mean_nll * tokens / words))
 
     def _tool_stderr(self) -> float | None:
-        """The ± that llama.cpp ("population") and mlx-lm ("sample") print: tokens as independent.
+        """Compute the ± that llama.cpp and mlx-lm print, with tokens as independent.
 
         llama.cpp: σ² = (E[nll²] - E[nll]²) / (n - 1).  mlx-lm: σ = std(ddof=1) / √n.  Both are
         the same number times the perplexity, up to rounding.
@@ -272,14 +283,14 @@ class Totals:
         return perplexity * math.sqrt(squares / count / (count - 1))
 
     def leave_out_each(self, clusters: Clusters) -> tuple[float, np.ndarray, np.ndarray]:
-        """Log perplexity, what it is without each cluster (C,), and the clusters' shares (C,)."""
+        """Return log perplexity, what it is without each cluster (C,), and the clusters' shares (C,)."""
         terms, weights = self._terms_and_weights(clusters)
         total, weight = terms.sum(), weights.sum()
         with np.errstate(invalid="ignore", divide="ignore"):
             values = np.append(total - terms, total) / np.append(weight - weights, weight)
-            if self.settings.aggregate == "texts":
+            if self.aggregation.average == "texts":
                 values = np.log(values)
-        values = np.minimum(values, self.settings.cap)
+        values = np.minimum(values, self.aggregation.cap)
         return float(values[-1]), values[:-1], weights / weight
 
 
@@ -313,21 +324,23 @@ def ratio_of_perplexities(totals: Totals, first: Totals) -> dict:
 
 def shared_clusters(totals: Totals, first: Totals) -> tuple[Clusters, Clusters] | None:
     """Partition the corpus alike for both; None where only one of them knows the texts."""
-    if "texts" in (totals.settings.aggregate, first.settings.aggregate):
+    if "texts" in (totals.aggregation.average, first.aggregation.average):
         if len(totals.blocks.lengths) != len(first.blocks.lengths):
             return None
         one_each = np.ones_like(totals.blocks.per_text)
         return totals.blocks.cut(one_each), first.blocks.cut(one_each)
     blocks = totals.blocks.aligned(first.blocks)
-    block_tokens = totals.settings.block_tokens, first.settings.block_tokens
+    block_tokens = totals.aggregation.block_tokens, first.aggregation.block_tokens
     num_parts = np.minimum(
         *(of_totals.num_parts(least) for of_totals, least in zip(blocks, block_tokens))
     )
     return blocks[0].cut(num_parts), blocks[1].cut(num_parts)
 
 
-def token_weights(texts: Sequence[TextScores], sizes: np.ndarray, aggregate: str) -> np.ndarray:
-    """Weight of each scored token; log perplexity is Σ weight · nll / Σ weight.
+def token_weights(
+    texts: Sequence[TextScores], sizes: np.ndarray, aggregate: Aggregate
+) -> np.ndarray:
+    """Weigh each scored token; log perplexity is Σ weight · nll / Σ weight.
 
     "window means": 1 / size of its window, so that windows weigh the same, as in the guide's form
     of 2022-2024.  "guide weights": w / size, with the weights w of the guide's present form.

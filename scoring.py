@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from transformers.cache_utils import Cache
 
 from .guards import explain_failure, is_out_of_memory
 from .language_model import LanguageModel
@@ -78,7 +79,7 @@ class Scorer:
         measures: Sequence[Measure],
         batch_tokens: int,
         logits_memory: int,
-    ):
+    ) -> None:
         self.models = models
         self.measures = measures
         self.device = models[0].device
@@ -101,14 +102,14 @@ class Scorer:
     @torch.inference_mode()
     def score(
         self,
-        row: Callable[[int], Row],
+        row_of: Callable[[int], Row],
         lengths: Sequence[int],
         finished: Container[int] = (),
     ) -> Iterator[tuple[list[int], list[Columns]]]:
         """Score passes, longest first; yield after every batch.
 
         Args:
-            row: gives the pass of a number, 0 to len(lengths) - 1.
+            row_of: gives the pass of a number, 0 to len(lengths) - 1.
             lengths: tokens that each pass reads.
             finished: numbers to leave out.  The rest is batched as if they were there, so that a
                 resumed run rounds as the whole one would have.
@@ -132,7 +133,7 @@ class Scorer:
             if len(numbers) > 1 and len(numbers) * lengths[numbers[0]] > self.batch_tokens:
                 waiting += [numbers[len(numbers) // 2 :], numbers[: len(numbers) // 2]]
                 continue
-            previous, launched = launched, self._try_to_launch(numbers, lengths, row)
+            previous, launched = launched, self._try_to_launch(numbers, lengths, row_of)
             if launched is None:
                 waiting.append(numbers)
                 launched = previous
@@ -147,19 +148,19 @@ class Scorer:
 
     @torch.inference_mode()
     def score_after_prefix(
-        self, row: Callable[[int], Row], numbers: Sequence[int], length: int
+        self, row_of: Callable[[int], Row], numbers: Sequence[int], length: int
     ) -> Iterator[tuple[list[int], list[Columns]]]:
         """Score passes that begin with the same tokens, which are read once; as `score`.
 
         Args:
-            row: gives the pass of a number.
+            row_of: gives the pass of a number.
             numbers: the passes.
             length: tokens that they share; none of their rows is scored.
         """
-        prefix = row(numbers[0]).inputs[None, :length]
-        kept = [model.read_prefix(to_device(prefix, model.device)) for model in self.models]
-        most = max(1, self.cache_memory // max(1, sum(map(cache_bytes, kept))))
-        lengths = {number: len(row(number).inputs) - length for number in numbers}
+        prefix = row_of(numbers[0]).inputs[None, :length]
+        prefixes = [model.read_prefix(to_device(prefix, model.device)) for model in self.models]
+        most = max(1, self.cache_memory // max(1, sum(map(cache_bytes, prefixes))))
+        lengths = {number: len(row_of(number).inputs) - length for number in numbers}
         places = batches([lengths[n] for n in numbers], self.batch_tokens, self.padding)
         waiting = [
             [numbers[place] for place in batch[first : first + most]]
@@ -169,7 +170,7 @@ class Scorer:
         while waiting:
             batch = waiting.pop()
             launched = self._try_to_launch(
-                batch, lengths, lambda number: row(number).after(length), kept
+                batch, lengths, lambda number: row_of(number).after(length), prefixes
             )
             if launched is None:
                 waiting += [batch[len(batch) // 2 :], batch[: len(batch) // 2]]
@@ -180,17 +181,17 @@ class Scorer:
         self,
         numbers: list[int],
         lengths: Sequence[int] | Mapping[int, int],
-        row: Callable[[int], Row],
-        kept: Sequence[object] | None = None,
+        row_of: Callable[[int], Row],
+        prefixes: Sequence[Cache] | None = None,
     ) -> Launched | None:
         """Launch a batch; None where memory ran out and the batch was lowered.
 
         Args:
-            kept: what each model keeps of the tokens before all of them.
+            prefixes: what each model keeps of the tokens before all of them.
         """
         length = lengths[numbers[0]]
         try:
-            return self._launch(numbers, [row(number) for number in numbers], kept)
+            return self._launch(numbers, [row_of(number) for number in numbers], prefixes)
         except Exception as error:
             if len(numbers) == 1 or not is_out_of_memory(error):
                 raise explain_failure(error, len(numbers), length, self.device) from error
@@ -199,7 +200,7 @@ class Scorer:
         return None
 
     def _launch(
-        self, numbers: list[int], rows: list[Row], kept: Sequence[object] | None
+        self, numbers: list[int], rows: list[Row], prefixes: Sequence[Cache] | None
     ) -> Launched:
         ids = np.full((len(rows), max(len(row.inputs) for row in rows)), rows[0].inputs[0])
         for line, row in zip(ids, rows):
@@ -211,8 +212,8 @@ class Scorer:
             np.concatenate([row.targets for row in rows]),  # (R,)
         )
         caches = [()] * len(self.models)
-        if kept is not None:
-            caches = [(copy_cache(cache, len(rows)),) for cache in kept]
+        if prefixes is not None:
+            caches = [(copy_cache(cache, len(rows)),) for cache in prefixes]
         columns = self._columns(batch, caches)
         on_gpu = next(iter(columns.values())).is_cuda
         on_host = {name: column.to("cpu", non_blocking=on_gpu) for name, column in columns.items()}
@@ -244,7 +245,7 @@ class Scorer:
     def _blocks(
         self, batch: tuple[np.ndarray, ...], caches: Sequence[tuple]
     ) -> Iterator[list[Block]]:
-        """The logits of a batch under all models, `loss_rows` rows at a time, on one device."""
+        """Yield the logits of a batch under all models, `loss_rows` rows at a time, on one device."""
         streams = [
             model.logits(
                 Batch(*(to_device(array, model.device) for array in batch)), self.block_rows, *cache
@@ -256,12 +257,12 @@ class Scorer:
             yield [Block(logits.to(device), labels.to(device)) for logits, labels in parts]
 
     def _lower_batch(self, num_windows: int, length: int) -> None:
-        """After running out of memory: halve the batch for the rest."""
+        """Halve the batch for the rest, after memory ran out."""
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
         self.batch_tokens = (num_windows // 2) * length
         warnings.warn(
-            f"Out of memory with {num_windows} windows of {length} tokens in a batch; going on "
+            f"Out of memory with {num_windows} windows of {length} tokens in a batch; continuing "
             f"with {num_windows // 2}. Pass a smaller `batch_size` to avoid the detour.",
             stacklevel=2,
         )

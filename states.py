@@ -1,16 +1,18 @@
 """What a model keeps of the tokens it has read, handed on from chunk to chunk of a text.
 
 A recurrent model (Mamba, RWKV) keeps a state of fixed size, attention the keys and values of every
-token.  Whether a model goes on from what it keeps as if it had read all in one pass, and whether it
-could do so for ever, is tried on it, not looked up.
+token.  Whether a model continues from what it keeps as if it had read all in one pass, and whether
+it could do so without end, is tried on it, not looked up.
 """
 
 import itertools
 from collections.abc import Callable, Iterator
 
 import torch
+from transformers.cache_utils import Cache
 
 from .guards import OTHER_SHAPE, differ, precision, probe_ids
+from .identity import GROWING_ROTARY
 from .loading import position_table
 from .logits import (
     BUILT_OTHERWISE,
@@ -24,8 +26,6 @@ from .logits import (
 
 # Names under which forwards take and give what they keep between calls.
 STATE_NAMES = ("past_key_values", "cache_params", "state")
-# Kinds of rotary embeddings whose frequencies depend on the length of the pass.
-GROWING = ("dynamic", "longrope")
 # Models without `position_ids` whose attention only knows how far apart tokens are.
 ALIBI_MODELS = ("bloom", "mpt")
 PROBE_LENGTH = 11  # two chunks and a single token
@@ -45,7 +45,7 @@ class StateReader:
             anything was read.
     """
 
-    def __init__(self, model: torch.nn.Module, single: bool = False, alone: bool = False):
+    def __init__(self, model: torch.nn.Module, single: bool = False, alone: bool = False) -> None:
         parameters = forward_parameters(model)
         self.model = model
         self.single = single
@@ -62,7 +62,7 @@ class StateReader:
         self.num_read = 0
 
     def logits(self, ids: torch.Tensor) -> torch.Tensor:
-        """Logits (B, T, V) for the next token ids (B, T)."""
+        """Compute logits (B, T, V) for the next token ids (B, T)."""
         kwargs: dict[str, object] = {"use_cache": True}
         if self.state is not None:
             kwargs[self.state_name] = self.state
@@ -98,7 +98,7 @@ class StateReader:
 
 
 def attention_layers(state: object) -> list:
-    """The layers of a cache that hold keys and values."""
+    """List the layers of a cache that hold keys and values."""
     return [
         layer
         for layer in getattr(state, "layers", ())
@@ -107,17 +107,17 @@ def attention_layers(state: object) -> list:
 
 
 def is_bounded(layer: object) -> bool:
-    """Whether a layer of a cache drops keys by itself, as the model's own attention window says."""
+    """Return whether a layer of a cache drops keys by itself, by the model's own attention window."""
     return getattr(layer, "is_sliding", False)
 
 
 def last(tensor: torch.Tensor, count: int) -> torch.Tensor:
-    """The keys or values (B, H, T, D) of the last tokens, in memory of their own."""
+    """Copy the keys or values (B, H, T, D) of the last tokens."""
     return tensor[..., max(0, tensor.shape[-2] - count) :, :].clone()
 
 
 def find_reader(model: torch.nn.Module) -> StateReader | None:
-    """A reader whose chunks give what one forward pass over all of them gives, if there is one."""
+    """Find a reader whose chunks give what one forward pass over all of them gives, if there is one."""
     length = min(PROBE_LENGTH, position_table(model) or PROBE_LENGTH)
     ids = torch.stack([probe_ids(model, length), probe_ids(model, length, first=3)])
     expected = model(ids, **forward_kwargs(model)).logits
@@ -148,13 +148,13 @@ class HeadInParts:
 
     needs_trial = False
 
-    def __init__(self, head: Head, reader: StateReader, part: int):
+    def __init__(self, head: Head, reader: StateReader, part: int) -> None:
         self.head = head
         self.reader = reader
         self.part = part
         self.by_blocks = head.by_blocks
 
-    def __call__(self, batch: Batch, block_rows: int, cache=None) -> LogitBlocks:
+    def __call__(self, batch: Batch, block_rows: int, cache: Cache | None = None) -> LogitBlocks:
         """As `Head`; what follows a cache is read whole."""
         ids, scored, targets = batch
         length = ids.shape[1]
@@ -174,11 +174,11 @@ class HeadInParts:
 
 
 def grows_frequencies(model: torch.nn.Module) -> bool:
-    """Whether rotary frequencies depend on how far a pass reaches, as the configuration says."""
+    """Return whether rotary frequencies depend on how far a pass reaches, as the configuration says."""
     config = getattr(model, "config", None)
     settings = (getattr(config, name, None) for name in ("rope_parameters", "rope_scaling"))
     return any(
-        str(kind) in GROWING
+        str(kind) in GROWING_ROTARY
         for rotary in settings
         for kind in (rotary or {}).values()
         if not isinstance(kind, dict)
@@ -187,7 +187,7 @@ def grows_frequencies(model: torch.nn.Module) -> bool:
 
 @torch.inference_mode()
 def find_carrier(model: torch.nn.Module, name: str) -> StateReader:
-    """A reader that may go on for ever.
+    """Find a reader that may read on without end.
 
     Raises:
         ValueError: the model has none, with the reason.
@@ -205,14 +205,14 @@ def find_carrier(model: torch.nn.Module, name: str) -> StateReader:
 
 
 def why_not_carried(model: torch.nn.Module, reader: StateReader | None) -> str | None:
-    """What forbids to read on for ever with a model, after a reader was tried; None if nothing."""
+    """Say why a model cannot read on without end, after a reader was tried; None if it can."""
     table = position_table(model)
     if table is not None:
         return f"its positions are a table of {table} entries, and nothing can be read past them"
     if grows_frequencies(model):
         return "its rotary frequencies depend on how far a pass reaches"
     if reader is None:
-        return "it gives other logits when it goes on from the state that it returned"
+        return "it gives other logits when it continues from the state that it returned"
     holds_keys = isinstance(reader.state, tuple) or attention_layers(reader.state)
     if holds_keys and not sees_distances_only(model):
         return (
@@ -223,7 +223,7 @@ def why_not_carried(model: torch.nn.Module, reader: StateReader | None) -> str |
 
 
 def sees_distances_only(model: torch.nn.Module) -> bool:
-    """Whether a text gives the same logits when all of it stands further on."""
+    """Return whether a text gives the same logits when all of it stands further on."""
     if "position_ids" not in forward_parameters(model):
         return getattr(model.config, "model_type", None) in ALIBI_MODELS
     ids = probe_ids(model, PROBE_LENGTH)[None]
@@ -243,11 +243,11 @@ class SteadyRotation:
     turned by the angle of the chunk's first place, taken in float64.
     """
 
-    def __init__(self, module: torch.nn.Module):
+    def __init__(self, module: torch.nn.Module) -> None:
         self.forward = module.forward
 
     def __call__(
-        self, x: torch.Tensor, position_ids: torch.Tensor, *args, **kwargs
+        self, x: torch.Tensor, position_ids: torch.Tensor, *args: object, **kwargs: object
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Cosines and sines (B, T, D) for places (B, T), in the dtype of x."""
         exact = x[..., :1].float()  # only its dtype and device matter to the embedding
@@ -267,7 +267,7 @@ def steady_rotations(model: torch.nn.Module) -> dict[torch.nn.Module, Callable]:
     called: dict[torch.nn.Module, Callable] = {}
     agreed: list[torch.nn.Module] = []
 
-    def compare(module, args, kwargs, output) -> None:
+    def compare(module: torch.nn.Module, args: tuple, kwargs: dict, output: object) -> None:
         called[module] = SteadyRotation(module)
         try:
             pairs = zip(called[module](*args, **kwargs), output, strict=True)

@@ -13,6 +13,7 @@ from itertools import groupby
 import numpy as np
 import xxhash
 from tokenizers import processors
+from transformers import PreTrainedTokenizerBase
 
 from .protocols import Protocol, Start
 
@@ -44,7 +45,7 @@ class ScoredPart:
         return sum(end - first for first, end in self.targets)
 
     def of(self, text: str) -> str:
-        """The characters that are scored, one span after the other."""
+        """Return the characters that are scored, one span after the other."""
         return "".join(text[first:end] for first, end in self.spans)
 
     def without_first(self) -> "ScoredPart":
@@ -91,15 +92,15 @@ class TokenizedText:
         )
 
 
-def check_tokenizer(tokenizer, argument: str = "tokenizer") -> None:
+def check_tokenizer(tokenizer: object, argument: str = "tokenizer") -> None:
     if not callable(tokenizer) or not hasattr(tokenizer, "convert_ids_to_tokens"):
         raise TypeError(
             f"`{argument}` must be a transformers tokenizer, got {type(tokenizer).__name__}."
         )
 
 
-def prepends_start_token(tokenizer) -> bool:
-    """Whether the tokenizer itself puts its start token before a text that it encodes."""
+def prepends_start_token(tokenizer: PreTrainedTokenizerBase) -> bool:
+    """Return whether the tokenizer itself puts its start token before a text that it encodes."""
     if tokenizer.bos_token_id is None:
         return False
     with unchanged(tokenizer):
@@ -110,8 +111,8 @@ def prepends_start_token(tokenizer) -> bool:
     return len(encoded) > len(plain) and encoded[0] == tokenizer.bos_token_id
 
 
-def start_token_id(tokenizer, kind: str) -> int | None:
-    """The id of the start token: "bos", "eos", or "bos or eos"; None where there is none."""
+def start_token_id(tokenizer: PreTrainedTokenizerBase, kind: str) -> int | None:
+    """Return the id of the start token: "bos", "eos", or "bos or eos"; None where there is none."""
     if kind == "bos":
         return tokenizer.bos_token_id
     if kind == "bos or eos" and tokenizer.bos_token_id is not None:
@@ -119,7 +120,7 @@ def start_token_id(tokenizer, kind: str) -> int | None:
     return tokenizer.eos_token_id
 
 
-def resolve_start(tokenizer, add_start_token: bool | str) -> str:
+def resolve_start(tokenizer: PreTrainedTokenizerBase, add_start_token: bool | str) -> str:
     """Turn the argument `add_start_token` into "none", "once" or "every".
 
     True means "every" where the tokenizer itself prepends a start token: models trained so expect
@@ -139,8 +140,10 @@ def resolve_start(tokenizer, add_start_token: bool | str) -> str:
     return add_start_token
 
 
-def choose_start(tokenizer, protocol: Protocol, add_start_token: bool | str) -> Start:
-    """Where the start token stands: the user's choice where the protocol leaves it."""
+def choose_start(
+    tokenizer: PreTrainedTokenizerBase, protocol: Protocol, add_start_token: bool | str
+) -> Start:
+    """Choose where the start token stands: the user's choice where the protocol leaves it."""
     if protocol.start == "chosen":
         start = resolve_start(tokenizer, add_start_token)
         # With one window to a text, "every" is "once".
@@ -153,7 +156,7 @@ def choose_start(tokenizer, protocol: Protocol, add_start_token: bool | str) -> 
 
 
 def tokenize(
-    tokenizer,
+    tokenizer: PreTrainedTokenizerBase,
     texts: list[str],
     encoding: str = "plain",
     with_offsets: bool = False,
@@ -198,7 +201,7 @@ def tokenize(
 
 
 def _encode(
-    tokenizer, texts: list[str], special: bool, with_offsets: bool
+    tokenizer: PreTrainedTokenizerBase, texts: list[str], special: bool, with_offsets: bool
 ) -> Iterator[TokenizedText]:
     """Encode texts in one call of a tokenizer, with its special tokens or without."""
     encoded = tokenizer(
@@ -219,7 +222,9 @@ def _encode(
         yield TokenizedText(np.asarray(ids, dtype=np.int64), spans, num_added)
 
 
-def tokenize_lines(tokenizer, text: str, with_offsets: bool) -> TokenizedText:
+def tokenize_lines(
+    tokenizer: PreTrainedTokenizerBase, text: str, with_offsets: bool
+) -> TokenizedText:
     """Encode each line alone; the end-of-text token after it stands for the line's end.
 
     Raises:
@@ -255,7 +260,7 @@ def concatenate(parts: list[TokenizedText], texts: list[str]) -> TokenizedText:
 
 
 def without_start_token(
-    tokenizer, start_id: int, text: str, stream: TokenizedText
+    tokenizer: PreTrainedTokenizerBase, start_id: int, text: str, stream: TokenizedText
 ) -> TokenizedText:
     """Drop a start token written out at the head of the text, so that there are never two."""
     if len(stream) == 0 or stream.ids[0] != start_id:
@@ -265,7 +270,7 @@ def without_start_token(
     return stream.without_first(begin=len(text) - len(remainder) if mark else 0)
 
 
-def tokenizer_vocabulary(tokenizer) -> dict[int, str]:
+def tokenizer_vocabulary(tokenizer: PreTrainedTokenizerBase) -> dict[int, str]:
     """Return tokens by id, without added ones, which differ between models of a family."""
     added = getattr(tokenizer, "added_tokens_decoder", {})
     return {number: token for token, number in tokenizer.get_vocab().items() if number not in added}
@@ -277,7 +282,7 @@ def stream_hash(ids: np.ndarray) -> str:
 
 
 @contextmanager
-def unchanged(tokenizer) -> Iterator[None]:
+def unchanged(tokenizer: PreTrainedTokenizerBase) -> Iterator[None]:
     """Restore the truncation, padding and processing of a tokenizer afterwards.
 
     Calling a fast tokenizer with `padding=False` switches its backend's padding off for good.
@@ -297,7 +302,7 @@ def unchanged(tokenizer) -> Iterator[None]:
             backend.post_processor = post_processor
 
 
-def token_texts(tokenizer, tokens: Sequence[str]) -> list[str]:
+def token_texts(tokenizer: PreTrainedTokenizerBase, tokens: Sequence[str]) -> list[str]:
     """Decode each token as in the middle of a text, with its white space.
 
     A token is decoded between two others, since decoders strip what is at the ends.  Offsets would
@@ -314,7 +319,7 @@ def token_texts(tokenizer, tokens: Sequence[str]) -> list[str]:
     return texts
 
 
-def _anchor(tokenizer) -> str:
+def _anchor(tokenizer: PreTrainedTokenizerBase) -> str:
     """Find a token of plain letters, which decodes to itself beside any other."""
     vocabulary = tokenizer.get_vocab()
     letters = "abcdefghijklmnopqrstuvwxyz"

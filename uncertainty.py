@@ -66,7 +66,7 @@ class Estimate:
     num_clusters: int
 
     def logarithm(self) -> "Estimate":
-        """The estimate of log value, for a value above 0: its interval suits what is skewed."""
+        """Return the estimate of log value, for a value above 0: its interval suits what is skewed."""
         value = math.log(self.value) if self.value > 0 else -math.inf
         if self.interval is None or not math.isfinite(value):
             return Estimate(value, None, None, None, None, self.num_clusters)
@@ -131,7 +131,7 @@ class Blocks:
         return cls(np.stack(sums, axis=1), per_text, lengths)
 
     def __add__(self, other: "Blocks") -> "Blocks":
-        """The blocks of both corpora, one after the other."""
+        """Return the blocks of both corpora, one after the other."""
         return Blocks(
             np.concatenate([self.sums, other.sums]),
             np.concatenate([self.per_text, other.per_text]),
@@ -139,7 +139,7 @@ class Blocks:
         )
 
     def by_text(self) -> np.ndarray:
-        """Sums of the columns over each text (T, columns)."""
+        """Sum the columns over each text (T, columns)."""
         return self._merged(np.ones_like(self.per_text))
 
     def clusters(self, block_tokens: float) -> Clusters:
@@ -152,7 +152,7 @@ class Blocks:
         return self.cut(self.num_parts(block_tokens))
 
     def num_parts(self, block_tokens: float) -> np.ndarray:
-        """How many clusters each text makes (T,)."""
+        """Choose how many clusters each text makes (T,)."""
         tokens = self.by_text()[:, 0]
         if round(effective_number(tokens)) >= ENOUGH_TEXTS:
             return np.ones_like(self.per_text)
@@ -167,7 +167,7 @@ class Blocks:
         return Clusters(self._merged(num_parts), sample)
 
     def aligned(self, other: "Blocks") -> tuple["Blocks", "Blocks"]:
-        """Both with the same blocks, by position in the corpus.
+        """Return both with the same blocks, by position in the corpus.
 
         Text by text, or, where one of them had the texts joined, over the whole corpus.
         """
@@ -180,7 +180,7 @@ class Blocks:
         )
 
     def _merged(self, per_text: np.ndarray) -> np.ndarray:
-        """Sums over fewer blocks a text (per_text.sum(), columns)."""
+        """Sum over fewer blocks a text (per_text.sum(), columns)."""
         first = np.cumsum(self.per_text) - self.per_text
         number = np.arange(len(self.sums)) - np.repeat(first, self.per_text)
         part = (
@@ -192,7 +192,7 @@ class Blocks:
         return merged
 
     def _joined(self) -> "Blocks":
-        """The texts as one; where a block lies across a cut, it is shared out by length."""
+        """Join the texts; where a block lies across a cut, it is shared out by length."""
         widths = np.repeat(self.lengths / self.per_text, self.per_text)
         ends = np.concatenate([[0.0], np.cumsum(widths)])
         length = self.lengths.sum(keepdims=True)
@@ -204,19 +204,19 @@ class Blocks:
 
 
 def num_blocks(lengths: np.ndarray) -> np.ndarray:
-    """How many blocks texts of these lengths are cut into: powers of two."""
+    """Choose how many blocks texts of these lengths are cut into: powers of two."""
     most = np.clip(lengths // FEWEST_BLOCK_TOKENS, 1, MAX_BLOCKS)
     return 2 ** np.log2(most).astype(np.int64)
 
 
 def effective_number(weights: np.ndarray) -> float:
-    """(Σ weight)² / Σ weight² (Kish, Survey Sampling, 1965): C where all weigh the same."""
+    """Compute (Σ weight)² / Σ weight² (Kish, Survey Sampling, 1965): C where all weigh the same."""
     total = float(weights.sum())
     return total**2 / float((weights**2).sum()) if total else 0.0
 
 
 def estimate_ratio(terms: np.ndarray, weights: np.ndarray) -> Estimate:
-    """Σ terms / Σ weights over independent clusters, with its uncertainty.
+    """Estimate Σ terms / Σ weights over independent clusters.
 
     Leaving out one cluster moves the ratio R by (term - R · weight) / (Σ weight - weight).  With
     terms in nats and weights in tokens, R is a log perplexity; with differences of nats, a log
@@ -234,6 +234,7 @@ def estimate_ratio(terms: np.ndarray, weights: np.ndarray) -> Estimate:
 
 
 def estimate_ratio_of_text(
+    *,
     terms: np.ndarray,
     weights: np.ndarray,
     tokens: np.ndarray,
@@ -241,7 +242,19 @@ def estimate_ratio_of_text(
     length: int,
     block_tokens: float,
 ) -> tuple[Estimate, str]:
-    """Σ terms / Σ weights over the pieces of one text, and what was taken as independent."""
+    """Estimate Σ terms / Σ weights over a text, with the rule of all intervals here.
+
+    Args:
+        terms, weights, tokens (arrays): what is added up of each piece of the text, and how many
+            tokens it has.
+        positions (array): where each piece begins, 0 to `length` - 1.
+        length (int): of the text, in what positions are counted in.
+        block_tokens (int): fewest tokens in a part that is taken as independent.
+
+    Returns:
+        an object with `value`, `stderr`, `interval` (95 %) and `pvalue`, None but for the value
+        where there is too little to tell; and what was taken as independent, in words.
+    """
     pieces = np.zeros(len(terms), dtype=np.int64)
     clusters = Blocks.of([length], pieces, positions, [tokens, terms, weights]).clusters(
         block_tokens
@@ -250,7 +263,7 @@ def estimate_ratio_of_text(
 
 
 def jackknife(value: float, without: np.ndarray, shares: np.ndarray) -> Estimate:
-    """The uncertainty of a number from what it is without each cluster.
+    """Estimate the uncertainty of a number from what it is without each cluster.
 
     var = (C - 1) / C · Σ (value - without)² (Efron, The Jackknife, the Bootstrap and Other
     Resampling Plans, 1982), with Student's t for the effective number of clusters, less one,
@@ -276,12 +289,12 @@ def jackknife(value: float, without: np.ndarray, shares: np.ndarray) -> Estimate
 
 
 def student_t(degrees: float, confidence: float = 0.95) -> float:
-    """How many standard errors a two-sided interval reaches to either side."""
+    """Return how many standard errors a two-sided interval reaches to either side."""
     return float(stdtrit(degrees, (1 + confidence) / 2))
 
 
 def sign_flip_pvalue(contributions: np.ndarray) -> float:
-    """How often the sum would be as far from 0 with random signs: exact, over all 2^C of them.
+    """Count how often random signs would take the sum as far from 0: exactly, over all 2^C.
 
     Clusters whose contributions are as likely positive as negative are the null hypothesis.  With
     C clusters no p-value is below 2 / 2^C.
@@ -292,7 +305,7 @@ def sign_flip_pvalue(contributions: np.ndarray) -> float:
 
 
 def share_interval(hits: np.ndarray, counts: np.ndarray) -> tuple[float, float] | None:
-    """95 % interval of the share Σ hits / Σ counts, between 0 and 1 (Wilson, 1927).
+    """Compute the 95 % interval of the share Σ hits / Σ counts, between 0 and 1 (Wilson, 1927).
 
     Clustered tokens tell as much as `size` independent ones, with share · (1 - share) / size the
     jackknife's variance.  None where the clusters are too few, or all hit or all miss.

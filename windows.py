@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Literal, NamedTuple
 
-from .protocols import PROTOCOLS, Protocol, Start
+from .protocols import DEFAULT_PROTOCOL, PROTOCOLS, Protocol, Start
 
 
 class Window(NamedTuple):
@@ -56,20 +56,8 @@ class Window(NamedTuple):
         return self.end - self.first
 
     def context_length(self, target: int) -> int:
-        """Tokens that the prediction of x[target] sees, the start token included."""
+        """Count the tokens that the prediction of x[target] sees, the start token included."""
         return target - self.begin + self.start_token
-
-
-def resolve_stride(
-    protocol: Protocol, stride: int | None, max_length: int, start: Start = "none"
-) -> int:
-    """The stride in tokens: the one given, or the protocol's own, capped by a window's text."""
-    if stride is not None:
-        return stride
-    if protocol.stride == "half":
-        return max(1, max_length // 2)
-    places = max_length - (start == "every")
-    return min(protocol.stride or places, places)
 
 
 def plan_windows(
@@ -77,7 +65,7 @@ def plan_windows(
     max_length: int,
     stride: int,
     start: Start = "none",
-    protocol: Protocol = PROTOCOLS["sliding"],
+    protocol: Protocol = PROTOCOLS[DEFAULT_PROTOCOL],
 ) -> Iterator[Window]:
     """Plan the windows over a text of `num_tokens` tokens.
 
@@ -150,7 +138,7 @@ def _spans(
 
 
 def _growing_spans(length: int, width: int, stride: int) -> Iterator[tuple[int, int, int]]:
-    """As `_spans`, but every window has `stride` targets, behind all the context that fits."""
+    """Yield as `_spans`, but every window has `stride` targets, behind all the context that fits."""
     for first in range(1, length, stride):
         yield max(0, first + stride - width), first, min(first + stride, length)
 
@@ -179,19 +167,19 @@ class Plan:
     carries: Literal["nothing", "keys", "state"] = "nothing"
 
     def windows(self, num_tokens: int) -> list[Window]:
-        """The windows over a text of `num_tokens` tokens."""
+        """List the windows over a text of `num_tokens` tokens."""
         return list(
             plan_windows(num_tokens, self.max_length, self.stride, self.start, self.protocol)
         )
 
 
 def num_scored(windows: list[Window]) -> int:
-    """How many tokens a text's windows score."""
+    """Count the tokens that a text's windows score."""
     return sum(window.num_targets for window in windows)
 
 
 def restrict_windows(windows: Iterable[Window], targets: Sequence[tuple[int, int]]) -> list[Window]:
-    """Windows that score ranges of targets alone.
+    """List windows that score ranges of targets alone.
 
     A window without any of them is left out; one that reaches several ranges comes once for each.
 
@@ -215,7 +203,7 @@ def restrict_windows(windows: Iterable[Window], targets: Sequence[tuple[int, int
 
 
 def last_window(num_tokens: int, first: int, max_length: int, starts: bool) -> Window:
-    """The window that lm-evaluation-harness scores a continuation in.
+    """Plan the window that lm-evaluation-harness scores a continuation in.
 
     It reads the last `max_length` tokens before its last target.
 
@@ -229,7 +217,7 @@ def last_window(num_tokens: int, first: int, max_length: int, starts: bool) -> W
 
 
 def guide_weights(windows: list[Window]) -> list[int]:
-    """The weights that the transformers guide, in its present form, gives the window losses.
+    """Compute the weights that the transformers guide, in its present form, gives the window losses.
 
     It counts the labels of the window that are not masked, less one for the shift; the shift
     costs a label only where the window's first token is among them, so later windows of
@@ -352,7 +340,7 @@ def find_shared_prefixes(
 
 
 def unite(ranges: Iterable[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
-    """The union of ranges (first, one past the last), as ascending ranges that do not touch."""
+    """Unite ranges (first, one past the last), into ascending ranges that do not touch."""
     united: list[tuple[int, int]] = []
     for first, end in sorted(ranges):
         if united and first <= united[-1][1]:
@@ -363,7 +351,7 @@ def unite(ranges: Iterable[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
 
 
 def offset_of(targets: tuple[tuple[int, int], ...], target: int) -> int:
-    """How many targets of ascending ranges come before one of them."""
+    """Count the targets of ascending ranges that come before one of them."""
     if len(targets) == 1:
         return target - targets[0][0]
     before = [0, *accumulate(end - first for first, end in targets)]
@@ -372,5 +360,5 @@ def offset_of(targets: tuple[tuple[int, int], ...], target: int) -> int:
 
 
 def count_inputs(passes: Iterable[Pass]) -> int:
-    """Tokens that passes read: their cost."""
+    """Count the tokens that passes read: their cost."""
     return sum(pass_.num_inputs for pass_ in passes)

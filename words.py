@@ -24,8 +24,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from transformers import PreTrainedTokenizerBase
 
-from .arguments import check_spans_of, positions
+from .arguments import check_spans_of, name_positions
 from .language_model import LanguageModel
 from .measurement import Measurement
 from .measures import Entropy, Measure, SetMass
@@ -58,7 +59,7 @@ class Vocabulary:
     special: np.ndarray
 
     def boundary_ids(self, correction: str) -> np.ndarray:
-        """Ids of the tokens that close the word before them.
+        """Return ids of the tokens that close the word before them.
 
         "oh" counts tokens with white space alone, "pimentel" the end of the text as well.
         """
@@ -66,11 +67,11 @@ class Vocabulary:
         return np.flatnonzero(closing)
 
     def interior_ids(self) -> np.ndarray:
-        """Ids of the tokens that may begin a text that does not begin with white space."""
+        """Return ids of the tokens that may begin a text that does not begin with white space."""
         return np.flatnonzero(~self.begins)
 
 
-def classify_vocabulary(tokenizer, size: int) -> Vocabulary:
+def classify_vocabulary(tokenizer: PreTrainedTokenizerBase, size: int) -> Vocabulary:
     """Classify the tokens of a vocabulary.
 
     Args:
@@ -91,7 +92,7 @@ def classify_vocabulary(tokenizer, size: int) -> Vocabulary:
 # --- words in a text -------------------------------------------------------------------------------
 
 
-def check_words(words, texts: Sequence[str]) -> list[list[tuple[int, int]]] | None:
+def check_words(words: object, texts: Sequence[str]) -> list[list[tuple[int, int]]] | None:
     """Return the characters of the words of each text; None where white space tells them."""
     if words is True or (isinstance(words, str) and words == "whitespace"):
         return None
@@ -177,7 +178,7 @@ def assign_tokens(text: str, offsets: np.ndarray, spans: Sequence[Range]) -> lis
 
 
 def _without_space(text: str, first: int, end: int) -> Range:
-    """The characters of a token without the white space at its ends; empty where none remain."""
+    """Return the characters of a token without the white space at its ends; empty if none remain."""
     stripped = text[max(first, 0) : max(end, 0)].strip()
     if not stripped:
         return first, first
@@ -186,7 +187,7 @@ def _without_space(text: str, first: int, end: int) -> Range:
 
 
 def _with_space_before(offsets: np.ndarray, stripped: list[Range], first: int) -> int:
-    """The first of the tokens of nothing but white space that lead up to a token."""
+    """Find the first of the tokens of nothing but white space that lead up to a token."""
     while (
         first > 0
         and stripped[first - 1][0] == stripped[first - 1][1]
@@ -361,13 +362,13 @@ class WordScoring:
         if crossing:
             warnings.warn(
                 "A token reaches across the edge of a word in the texts at "
-                f"{positions(crossing)}; such words have no score.",
+                f"{name_positions(crossing)}; such words have no score.",
                 stacklevel=2,
             )
         return results
 
     def _words_of(self, measurement: Measurement, number: int) -> list[Range]:
-        """The characters of a text's words, in the text as it is read."""
+        """List the characters of a text's words, in the text as it is read."""
         text, part = measurement.texts[number], measurement.streams[number].part
         whole = ((0, len(text)),) if part is None else part.spans
         if self.spans is None:
@@ -422,7 +423,12 @@ class TokenArrays:
     context_length: np.ndarray
 
     @classmethod
-    def of(cls, num_tokens: int, scored, borders) -> "TokenArrays":
+    def of(
+        cls,
+        num_tokens: int,
+        scored: Iterable[tuple[Window, Columns]],
+        borders: Iterable[tuple[Window, Columns]],
+    ) -> "TokenArrays":
         """Lay the columns of windows out over the text.
 
         Args:

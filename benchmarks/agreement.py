@@ -2,7 +2,7 @@
 
     python benchmarks/agreement.py
 
-Prints the README's table.  Tools that Python can call run here; llama.cpp's figures are recorded
+Prints the table of docs/protocols.md.  Tools that Python can call run here; llama.cpp's figures are recorded
 ones (tests/llama_cpp/README.md tells how).
 """
 

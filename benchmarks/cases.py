@@ -141,12 +141,12 @@ def mixed_texts(setup: Setup, number: int, folder: str | None) -> Case:
     return case
 
 
-def repeated_computes(setup: Setup, times: int, number: int) -> Case:
+def repeated_calls(setup: Setup, times: int, number: int) -> Case:
     """A few short texts, again and again: what a call costs apart from its texts."""
     texts = make_lines(number, setup.vocabulary, LINE_SCALE, setup.context - 1)
     case = Case(
-        "repeated computes",
-        f"{times} computes of {number} texts",
+        "repeated calls",
+        f"{times} calls of {number} texts",
         setup.plain(texts, setup.context // 2),
     )
     folder = setup.folder()
@@ -208,5 +208,5 @@ def timed_cases(setup: Setup, tiny: bool, folder: str | None) -> list[Case]:
         long_text(setup, 2, 12),
         long_text(setup, 8, 12),
         mixed_texts(setup, 12 if tiny else 200, folder),
-        repeated_computes(setup, 2 if tiny else 3, 4 if tiny else 16),
+        repeated_calls(setup, 2 if tiny else 3, 4 if tiny else 16),
     ]

@@ -94,7 +94,9 @@ def measure(
         "budget_bytes": budget,
         "peak_bytes": peaks,
         "total_nll": nlls,
-        "said": [str(one.message) for one in caught if "does not fit" in str(one.message)],
+        "said": [
+            str(warning.message) for warning in caught if "does not fit" in str(warning.message)
+        ],
     }
 
 

@@ -87,7 +87,7 @@ class Harness:
     def _ask(self, kind: str, arguments: list[tuple]) -> list:
         from lm_eval.api.instance import Instance
 
-        requests = [Instance(kind, {}, one, 0) for one in arguments]
+        requests = [Instance(kind, {}, of_text, 0) for of_text in arguments]
         with _silence():
             return getattr(self.model, kind)(requests, disable_tqdm=True)
 

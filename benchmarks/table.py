@@ -36,7 +36,7 @@ def two_models_table(results: dict) -> str:
 
 def _tokens(case: dict, label: str) -> str:
     """Tokens read by one over those read by another, as far as both tell."""
-    read = [case["forward_tokens"].get(one) for one in label.split(" / ")]
+    read = [case["forward_tokens"].get(name) for name in label.split(" / ")]
     return f"{read[0] / read[1]:.3f}" if all(read) else ""
 
 

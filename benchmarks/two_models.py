@@ -50,7 +50,7 @@ def divergence(setup: Setup, num_rows: int, repetitions: int) -> dict:
 
     def blocks(place: int) -> list:
         rows = slice(place, place + step)
-        return [measures.Block(one[rows], targets[rows]) for one in logits]
+        return [measures.Block(of_model[rows], targets[rows]) for of_model in logits]
 
     def losses() -> None:
         for place in range(0, num_rows, step):

@@ -94,7 +94,7 @@ def matrix_rate(device: torch.device, size: int, repetitions: int) -> float:
 
 
 def time_metric(metric, model, options: argparse.Namespace) -> tuple[float, dict]:
-    """The best time of a compute, and its result."""
+    """The best time of a call, and its result."""
     tokenizer = make_tokenizer(model.config.vocab_size)
     stride = options.length // options.part
     num_tokens = options.length + (options.windows - 1) * stride

@@ -30,7 +30,14 @@ def check_model(name: str, option: str = "--model") -> None:
         )
     if path.is_dir():
         _check_folder(f"{option} {name}", path)
-    elif name.startswith((".", "/", "~")) or name.endswith("/") or name.count("/") > 1:
+    else:
+        check_path(name, option)
+
+
+def check_path(name: str, option: str) -> None:
+    """Refuse what is written like a path, and so can be no name on the Hub, and leads nowhere."""
+    is_path = name.startswith((".", "/", "~")) or name.endswith("/") or name.count("/") > 1
+    if is_path and not Path(name).expanduser().exists():
         raise ValueError(f"{option} {name}: there is no such folder.")
 
 

@@ -4,15 +4,15 @@ from .tables import format_number, signature_fields
 
 SENTENCE = """\
 The perplexity of {model} is {perplexity}{interval} over {tokens:,} tokens in {texts}, measured in \
-windows of {window} tokens with a stride of {stride} (protocol {protocol}, {source}; \
-{signature}; perplexity-sliding {version})."""
+windows of {window} tokens with a stride of {stride} (protocol {protocol}{source}; {signature}; \
+perplexity-sliding {version})."""
 
 
-def of_result(result: dict, source: str, citation: str) -> str:
+def of_result(result: dict, source: str | None, citation: str) -> str:
     """The sentence with the number, its interval and signature; the long signature; BibTeX.
 
     Args:
-        source: whose protocol it is.
+        source: whose protocol it is; None where it is the metric's own.
         citation: the metric's BibTeX.
     """
     fields = signature_fields(result)
@@ -29,7 +29,7 @@ def of_result(result: dict, source: str, citation: str) -> str:
         window=fields["window"],
         stride=fields["stride"],
         protocol=fields["protocol"],
-        source=source,
+        source="" if source is None else f", {source}",
         signature=result["signature_short"],
         version=fields["version"],
     )

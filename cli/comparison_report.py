@@ -152,7 +152,7 @@ def of_candidates(rows: Sequence[dict]) -> Table:
             "× reference": lambda row: format_number(row.get(f"{prefix}perplexity_ratio"), 4),
             "interval": lambda row: bounds(row.get(f"{prefix}perplexity_ratio_interval"), "{:.4f}"),
             "KL, nats": lambda row: format_number(row.get("kl"), 5),
-            "interval ": lambda row: bounds(row.get("kl_interval"), "{:.5f}"),
+            "KL interval": lambda row: bounds(row.get("kl_interval"), "{:.5f}"),
             "KL 99 %": lambda row: format_number(row.get("kl_percentiles", {}).get("99"), 4),
             "same top": lambda row: percent(row["same_top"]) if "same_top" in row else NOTHING,
             "verdict": lambda row: row["verdict"],

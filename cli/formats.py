@@ -44,12 +44,21 @@ def to_cell(value):
     return to_json(value) if isinstance(value, dict | list | tuple) else value
 
 
+def to_text(value) -> str:
+    return value if isinstance(value, str) else to_json(value)
+
+
 def write_parquet(rows: Sequence[dict], path: str) -> None:
     import pyarrow
     import pyarrow.parquet
 
-    names = column_names(rows)
-    columns = {name: [row.get(name) for row in rows] for name in names}
+    columns = {}
+    for name in column_names(rows):
+        values = [row.get(name) for row in rows]
+        try:
+            columns[name] = pyarrow.array(values)
+        except pyarrow.ArrowException:  # lists of words and numbers; or two tables disagree
+            columns[name] = pyarrow.array([None if v is None else to_text(v) for v in values])
     pyarrow.parquet.write_table(pyarrow.table(columns), path)
 
 

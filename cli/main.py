@@ -5,20 +5,20 @@ names another.
 """
 
 import argparse
-import math
 import os
 import sys
 import traceback
 import warnings
 from itertools import chain
 
-from .checks import check_model, check_writable
+from .checks import check_model, check_path, check_writable
 from .measuring import Report, as_list, load_metric, measure
 from .messages import describe, program_name, say, show_warning
-from .options import parse_arguments
+from .options import parse_arguments, was_started_by_torchrun
 from .output import show
 from .progress import Progress
 from .reading import open_texts
+from .tables import SETTINGS, varying_settings
 
 REFUSALS = (ValueError, TypeError)
 BAD_INPUT, ABOVE_LIMIT, INTERRUPTED = 2, 1, 130
@@ -26,18 +26,18 @@ BAD_INPUT, ABOVE_LIMIT, INTERRUPTED = 2, 1, 130
 
 def run(args: argparse.Namespace) -> int:
     """Do what the command line says; return the exit code."""
-    for name in args.models:
-        check_model(name)
-    if args.reference_model_id:
-        check_model(args.reference_model_id, "--reference")
-    check_writable("--output", args.output)
-    check_writable("--checkpoint", args.checkpoint)
+    check_names(args)
     plots = check_plot(args.plot)
     progress = Progress(title(args), args.hides_progress)
     try:
         progress.status("Reading")
         texts = open_texts(args)
         texts = chain([next(texts)], texts)  # what cannot be read shows before the imports
+        if args.takes_bundled_model and not args.hides_progress:
+            progress.clear()
+            say(
+                "this is the small bundled model, for trying things out: --model NAME takes another"
+            )
         progress.status("Loading the libraries")
         metric = load_metric(args)
         progress.status(f"Loading {os.path.basename(args.model_id.rstrip('/'))}")
@@ -54,6 +54,20 @@ def run(args: argparse.Namespace) -> int:
     return exit_code(report, args)
 
 
+def check_names(args: argparse.Namespace) -> None:
+    """Refuse models that are none, and files that cannot be written."""
+    for name in args.models:
+        check_model(name)
+    for name, option in ((args.reference_model_id, "--reference"), (args.evaluator, "--evaluator")):
+        if name:
+            check_model(name, option)
+    if args.tokenizer:
+        check_path(args.tokenizer, "--tokenizer")
+    check_writable("--output", args.output)
+    check_writable("--checkpoint", args.checkpoint)
+    check_writable("--reference-states", args.reference_states)
+
+
 def title(args: argparse.Namespace) -> str:
     """What the bar is named by."""
     if args.reference_model_id:
@@ -68,25 +82,53 @@ def title(args: argparse.Namespace) -> str:
 def exit_code(report: Report, args: argparse.Namespace) -> int:
     """What the shell is told; a gate that is not met is also said."""
     if report.num_refused:
+        say(f"error: {first_refusal(report)}")
         return BAD_INPUT
-    perplexities = [result["perplexity"] for result in report.results]
-    worst = math.nan if any(map(math.isnan, perplexities)) else max(perplexities)
-    if args.fail_above is not None and not worst <= args.fail_above:
-        say(f"perplexity {worst:.2f} is above --fail-above {args.fail_above:g}")
-        return ABOVE_LIMIT
-    if args.margin is not None:
-        return within_margin(report, args)
-    return 0
+    missed = [*above_limit(report, args.fail_above), *beyond_margin(report, args.margin)]
+    for sentence in missed:
+        say(sentence)
+    return ABOVE_LIMIT if missed else 0
 
 
-def within_margin(report: Report, args: argparse.Namespace) -> int:
-    """The exit code for --margin; what is not surely within it is said."""
-    code = 0
-    for row in report.results:
-        if not row["comparison"]["within_margin"]:
-            say(f"{row['name']} is not surely within --margin {args.margin:g}")
-            code = ABOVE_LIMIT
-    return code
+def first_refusal(report: Report) -> str:
+    """Why a text or a setting has no number, for those who see no table."""
+    refused = [row for row in [*report.texts, *report.measurements] if "error" in row]
+    name, error = refused[0].get("name", ""), refused[0]["error"]
+    more = f" ({len(refused) - 1:,} more could not be scored)" if refused[1:] else ""
+    return (f"{name}: " if name not in error else "") + error + more
+
+
+def above_limit(report: Report, limit: float | None) -> list[str]:
+    """What --fail-above has against the results; an undefined perplexity is not below it."""
+    if limit is None:
+        return []
+    return [
+        f"perplexity {result['perplexity']:.8g}{of_what(result, report)} is above --fail-above "
+        f"{limit:.8g}"
+        for result in report.results
+        if not result["perplexity"] <= limit
+    ]
+
+
+def of_what(result: dict, report: Report) -> str:
+    """Which of several results it is."""
+    if report.compared == "models":
+        return f" of {result['name']}"
+    if report.compared is None:
+        return ""
+    varying = varying_settings(report.measurements)
+    return " at " + ", ".join(f"{SETTINGS[key]} {result[key]}" for key in varying)
+
+
+def beyond_margin(report: Report, margin: float | None) -> list[str]:
+    """What --margin has against the models."""
+    if margin is None:
+        return []
+    return [
+        f"{result['name']} is not surely within --margin {margin:g}"
+        for result in report.results
+        if not result["comparison"]["within_margin"]
+    ]
 
 
 def check_plot(path: str | None):
@@ -134,7 +176,7 @@ def is_told_by_another_process(error: Exception, args: argparse.Namespace | None
     The metric marks errors that it raises in every process; a bad command line is bad in each.
     """
     return os.environ.get("RANK", "0") != "0" and (
-        "TORCHELASTIC_RUN_ID" in os.environ if args is None else getattr(error, "is_shared", False)
+        was_started_by_torchrun() if args is None else getattr(error, "is_shared", False)
     )
 
 

@@ -17,6 +17,22 @@ from .progress import Progress
 from .reading import Text
 
 
+@dataclass(frozen=True)
+class ReadText:
+    """A text whose tokens or words are shown.
+
+    Attributes:
+        wording: what the model read: its context, then the text.
+        begin: where the text begins in it, in characters.
+        carried: the other columns of its row.
+    """
+
+    name: str
+    wording: str
+    begin: int = 0
+    carried: dict = field(default_factory=dict)
+
+
 @dataclass
 class Report:
     """What was measured.
@@ -27,8 +43,8 @@ class Report:
         corpus: the result of all texts together; None in a comparison.
         compared: "settings" or "models" in a comparison.
         measurements: in a comparison, a result or an `error` for each that was asked for.
-        scored: names and wordings of the texts, where their tokens or words are shown.
-        carried: the other columns of their rows.
+        scored: the texts whose tokens or words are shown.
+        joined: whether several texts were scored as one.
         num_empty: empty rows that were left out.
         num_refused: texts, or settings that were named, that could not be scored.
         num_forward_tokens: what the model has read.
@@ -39,8 +55,8 @@ class Report:
     corpus: dict | None = None
     compared: str | None = None
     measurements: list[dict] = field(default_factory=list)
-    scored: list[tuple[str, str]] = field(default_factory=list)
-    carried: list[dict] = field(default_factory=list)
+    scored: list[ReadText] = field(default_factory=list)
+    joined: bool = False
     num_empty: int = 0
     num_refused: int = 0
     num_forward_tokens: int = 0
@@ -127,7 +143,7 @@ class Scoring:
         self.arguments = metric_arguments(args)
         if not progress.hidden:
             self.arguments["callback"] = progress
-        named = self.arguments.get("protocol", next(iter(metric.protocols)))
+        named = self.arguments.get("protocol", metric.default_protocol)
         names = list(metric.protocols) if named == "all" else named
         self.protocols = [metric.protocols[name] for name in as_list(names)]
         self.report = Report()
@@ -194,7 +210,7 @@ class Scoring:
                 break
             except ValueError as error:
                 refused = getattr(error, "positions", ())
-                if not refused or len(texts) == 1:
+                if not refused:
                     raise
                 errors |= {id(good[place]): without_positions(error) for place in refused}
         self.report.num_refused += len(errors)
@@ -209,22 +225,24 @@ class Scoring:
         arguments = self.arguments | {"return_totals": "texts"}
         if self.args.unit:
             arguments |= {"return_token_scores": self.args.tokens, "words": self.args.words}
-            read = [(text.context or "") + wording for text, wording in zip(texts, wordings)]
-            self.report.scored = self.as_scored([text.name for text in texts], read)
-            self.report.carried = [text.carried for text in texts]
+            self.report.scored = self.as_scored(texts, wordings)
         return self.metric.compute(
             predictions=wordings, **arguments, **self.of_texts(texts, self.protocols[0])
         )
 
-    def as_scored(self, names: list[str], wordings: list[str]) -> list[tuple[str, str]]:
-        """The texts that token scores are of: each by itself, or all as they are joined."""
-        if not self.joins:
-            return list(zip(names, wordings))
+    def as_scored(self, texts: list[Text], wordings: list[str]) -> list[ReadText]:
+        """What token scores are of: each text by itself, or all as they are joined."""
+        if not self.joins or len(texts) == 1:
+            contexts = [text.context or "" for text in texts]
+            return [
+                ReadText(text.name, context + wording, len(context), text.carried)
+                for text, context, wording in zip(texts, contexts, wordings)
+            ]
         join = self.protocols[0].join if self.args.separator is None else self.args.separator
         size = self.protocols[0].texts_joined or len(wordings)
         parts = [wordings[first : first + size] for first in range(0, len(wordings), size)]
         joined = [("" if join == "tokens" else join).join(part) for part in parts]
-        return [(names[0] if len(names) == 1 else "all together", text) for text in joined]
+        return [ReadText("all together", text) for text in joined]
 
     def of_texts(self, texts: list[Text], protocol) -> dict:
         """The metric's arguments that hold something for each text."""
@@ -249,6 +267,7 @@ class Scoring:
     def of_each(self, texts: list[Text], wordings: list[str], text_totals: list) -> Iterator[dict]:
         """The result of each text by itself; where they were joined, files are scored once more."""
         if len(text_totals) < len(texts):
+            self.report.joined = True
             yield from (self.try_alone(text) if text.row is None else {} for text in texts)
             return
         for text, wording, totals in zip(texts, wordings, text_totals):
@@ -299,7 +318,7 @@ class Scoring:
         predictions = self.wordings(good, protocol)
         more = {"return_token_scores": self.args.tokens or self.args.plot is not None}
         self.report.compared = "models"
-        self.report.scored = self.as_scored([text.name for text in good], predictions)
+        self.report.scored = self.as_scored(good, predictions)
         for model_id in self.args.models:
             self.progress.begin_part(1 / len(self.args.models))
             row = {"name": os.path.basename(model_id.rstrip("/")) or model_id}

@@ -143,7 +143,7 @@ REFERENCE = {
     "reference_model_id": option("compare with this one: worse, and by how much?", metavar="NAME"),
     "margin": option(
         "exit code 1 unless surely within: 0.01 for 1 %%",
-        type=values.positive,
+        type=values.share,
         metavar="X",
     ),
     "reference_states": option(
@@ -164,13 +164,16 @@ def was_started_by_torchrun() -> bool:
     """
     if "TORCHELASTIC_RUN_ID" not in os.environ:
         return False
-    parent = Path(f"/proc/{os.getppid()}")
+    ancestor, rank = os.getppid(), f"RANK={os.environ.get('RANK')}".encode()
     try:
-        runs_python = (parent / "comm").read_text().startswith(("python", "pt_main"))
-        environment = (parent / "environ").read_bytes().split(b"\0")
+        while rank in Path(f"/proc/{ancestor}/environ").read_bytes().split(b"\0"):
+            name, _, state = Path(f"/proc/{ancestor}/stat").read_text().rpartition(")")
+            if name.partition("(")[2].startswith(("python", "pt_main")):
+                return False  # a process of that torchrun, or one of its programs
+            ancestor = int(state.split()[1])  # a shell between them
     except OSError:  # not Linux
-        return True
-    return not (runs_python and f"RANK={os.environ.get('RANK')}".encode() in environment)
+        pass
+    return True
 
 
 RUN = {
@@ -243,7 +246,7 @@ OUTPUT = {
     ),
     "cite": option("print the sentence for a paper, and BibTeX", action="store_true"),
     "verbose": option("print the long signature", action="store_true"),
-    "quiet": option("show no progress and no warnings", action="store_true"),
+    "quiet": option("show no progress", action="store_true"),
     "debug": option("show the traceback of an error", action="store_true"),
 }  # fmt: skip
 GROUPS = {
@@ -331,12 +334,13 @@ def parse_arguments(argv: list[str], program: str = "score.py") -> argparse.Name
         ValueError: a bad command line.
     """
     parser = make_parser(program)
-    args, unknown = parser.parse_known_args([normalised(word) for word in before_dashes(argv)])
+    words = [normalised(word) for word in before_dashes(argv)]
+    args, unknown = parser.parse_known_intermixed_args(words)  # files may stand between options
     args.files += argv[len(before_dashes(argv)) + 1 :]
     if unknown:
         parser.error(f"unrecognized arguments: {' '.join(unknown)}{suggestion(unknown[0])}")
-    given = args.model_id or [str(BUNDLED_MODEL)]
-    args.models = given if args.reference_model_id else given[-1:]  # else the last one counts
+    args.takes_bundled_model = args.model_id is None
+    args.models = args.model_id or [str(BUNDLED_MODEL)]
     args.model_id = args.models[0]
     args.tokens = args.tokens or bool(args.num_alternatives)
     args.words = args.words or args.word_correction is not None
@@ -351,6 +355,8 @@ def parse_arguments(argv: list[str], program: str = "score.py") -> argparse.Name
             setattr(args, name, given[0])
     check_together(args)
     args.format = resolve_format(args)
+    if args.cite and args.format != "text":
+        raise ValueError(f"--cite must go with --format text, got {args.format}: it is a sentence.")
     args.carries_columns = args.format in TIDY
     args.hides_progress = args.quiet or sys.stderr is None or os.environ.get("RANK", "0") != "0"
     return args
@@ -392,6 +398,8 @@ def check_together(args: argparse.Namespace) -> None:
         f"--positions and {comparison}": args.positions and args.compares,
         "--json and --format": args.json and args.format not in (None, "json"),
         f"--cite and {comparison}": args.cite and args.compares,
+        "--cite and --tokens or --words": args.cite and args.unit,
+        "--dataset and --text-column": args.dataset and args.text_column,
         f"--reference and {comparison}": args.reference_model_id and args.compares,
         "--reference and --cite": args.reference_model_id and args.cite,
         "several models and --tokens": args.models[1:] and args.tokens,
@@ -404,30 +412,37 @@ def check_together(args: argparse.Namespace) -> None:
         raise ValueError(
             f"--plot needs {comparison} to draw, --context-lengths, --positions or a --reference."
         )
+    check_companions(args)
+
+
+def check_companions(args: argparse.Namespace) -> None:
+    """Refuse an option that says nothing without another one."""
     settings = [name for name in REFERENCE if name != "reference_model_id"]
-    needless = [name for name in settings if getattr(args, name) is not None]
-    if not args.reference_model_id and needless:
+    needless = [f"--{with_hyphens(name)}" for name in settings if getattr(args, name) is not None]
+    needless += ["Several --model"] if args.models[1:] else []
+    if needless and not args.reference_model_id:
         raise ValueError(
-            f"--{with_hyphens(needless[0])} must go with a model to compare with: pass --reference "
-            "NAME."
+            f"{needless[0]} must go with a model to compare with: pass --reference NAME."
         )
+    if args.boundary and not args.context_column:
+        raise ValueError("--boundary must be left out without --context-column.")
+    if args.evaluator and not args.key_tokens:
+        raise ValueError("--evaluator must go with --key-tokens, which it finds.")
 
 
 def resolve_format(args: argparse.Namespace) -> str:
     """The format asked for, by name or by the ending of the file that is written."""
     if args.output is None:
         return args.format or ("json" if args.json else "text")
-    path = Path(args.output)
-    if not path.parent.is_dir():
-        raise ValueError(f"--output must lie in a folder that exists, got {args.output!r}.")
     if args.format or args.json:
         return args.format or "json"
-    if path.suffix.lower() not in ENDINGS:
+    ending = Path(args.output).suffix.lower()
+    if ending not in ENDINGS:
         raise ValueError(
             f"--output must end in one of {', '.join(ENDINGS)}, got {args.output!r}; or name the "
             "--format."
         )
-    return ENDINGS[path.suffix.lower()]
+    return ENDINGS[ending]
 
 
 def before_dashes(argv: list[str]) -> list[str]:

@@ -2,6 +2,7 @@
 
 import argparse
 import sys
+from collections.abc import Callable
 
 from . import citing, comparison_report, formats, rows, tables
 from .measuring import Report
@@ -30,8 +31,8 @@ def render(report: Report, args: argparse.Namespace, metric) -> str:
         "jsonl": lambda: formats.to_jsonl(tidy_rows(report, args)),
         "csv": lambda: formats.to_csv(tidy_rows(report, args)),
         "tsv": lambda: formats.to_csv(tidy_rows(report, args), "\t"),
-        "markdown": lambda: tables.to_markdown(table_of(report)) + "\n",
-        "latex": lambda: tables.to_latex(table_of(report)) + "\n",
+        "markdown": lambda: "\n\n".join(all_tables(report, args, tables.to_markdown)) + "\n",
+        "latex": lambda: "\n\n".join(all_tables(report, args, tables.to_latex)) + "\n",
         "text": lambda: as_text(report, args, metric),
     }
     return writers[args.format]()
@@ -45,7 +46,8 @@ def without_tokens(row: dict, args: argparse.Namespace) -> dict:
 def as_json(report: Report, args: argparse.Namespace) -> dict:
     """The metric's results as they are, and what they cost."""
     files = [row for row in report.texts if "row" not in row]
-    parts = {"files": files} if files else {}
+    refused = [row for row in report.texts if "row" in row and "error" in row]
+    parts = {key: texts for key, texts in (("files", files), ("refused_rows", refused)) if texts}
     if report.compared:
         key = "models" if report.compared == "models" else "measurements"
         parts[key] = [without_tokens(row, args) for row in report.measurements]
@@ -55,24 +57,41 @@ def as_json(report: Report, args: argparse.Namespace) -> dict:
 
 
 def tidy_rows(report: Report, args: argparse.Namespace) -> list[dict]:
-    """One row a measurement, a token, or a text."""
+    """One row a measurement, a token, or a text; texts that were joined are one more."""
     if args.unit:
         return part_rows(report, args.unit)
     if report.compared:
         return rows.of_measurements(report.measurements)
-    return rows.of_texts(report.texts or [{"name": "all together"} | report.corpus])
+    joined = [{"name": "all together"} | report.corpus]
+    return rows.of_texts(report.texts + (joined if report.joined or not report.texts else []))
 
 
 def part_rows(report: Report, unit: str) -> list[dict]:
-    """One row a token or word; words have the other columns of their text's row beside them."""
-    carried = report.carried if unit == "word" else [{}] * len(report.scored)
+    """One row a token or word, with the other columns of its text's row."""
+    parts = zip(report.scored, report.results[0][f"{unit}_scores"])
     return [
-        rows.of_part(row, of_text)
-        for (name, text), columns, of_text in zip(
-            report.scored, report.results[0][f"{unit}_scores"], carried
-        )
-        for row in rows.of_parts(name, text, columns, unit)
+        rows.of_part(row, text.carried, row)
+        for text, columns in parts
+        for row in rows.of_parts(text, columns, unit)
     ]
+
+
+def all_tables(report: Report, args: argparse.Namespace, write: Callable[..., str]) -> list[str]:
+    """The tokens or words of each text; the texts or what is compared; curves.
+
+    Args:
+        write: makes text of a table and, where it has one, its title.
+    """
+    parts = []
+    if args.unit:
+        table_of_parts = {"token": tables.of_tokens, "word": tables.of_words}[args.unit]
+        parts = [
+            write(table_of_parts(of_text), tables.printable(name))
+            for name, of_text in tables.by_text(part_rows(report, args.unit))
+        ]
+    corpus = report.corpus or {}
+    curves = [write(of_curve(corpus[key])) for key, of_curve in CURVES.items() if corpus.get(key)]
+    return [*parts, write(table_of(report)), *curves]
 
 
 def table_of(report: Report) -> tables.Table:
@@ -87,36 +106,29 @@ def as_text(report: Report, args: argparse.Namespace, metric) -> str:
     """Tables, what was left out, and the signature; with --cite the sentence instead."""
     if args.cite:
         name = tables.signature_fields(report.corpus)["protocol"]
-        source = metric.protocols[name].source
+        is_default = name == next(iter(metric.protocols))
+        source = None if is_default else metric.protocols[name].source
         return citing.of_result(report.corpus, source, metric.citation) + "\n"
-    parts = []
-    if args.unit:
-        table_of_parts = {"token": tables.of_tokens, "word": tables.of_words}[args.unit]
-        parts += [
-            f"{name}\n{tables.lay_out(table_of_parts(of_text))}\n\n"
-            for name, of_text in tables.by_text(part_rows(report, args.unit))
-        ]
+    parts = all_tables(report, args, tables.with_title)
     if report.compared == "models" and len(report.measurements) == 1:
-        texts = [text for _, text in report.scored]
-        parts.append(comparison_report.of_comparison(report.results[0], texts) + "\n")
-    else:
-        parts.append(tables.lay_out(table_of(report)) + "\n")
-    corpus = report.corpus or {}
-    parts += [
-        f"\n{tables.lay_out(of_curve(corpus[key]))}\n"
-        for key, of_curve in CURVES.items()
-        if corpus.get(key)
-    ]
-    parts += [f"{note}\n" for note in notes(report)]
-    return "".join([*parts, "\n", signature(report, args.verbose), "\n"])
+        texts = [text.wording for text in report.scored]
+        parts[-1] = comparison_report.of_comparison(report.results[0], texts)
+    notes = "".join(f"{note}\n" for note in notes_on(report))
+    return "\n\n".join(parts) + f"\n{notes}\n{signature(report, args.verbose)}\n"
 
 
-def notes(report: Report) -> list[str]:
+def notes_on(report: Report) -> list[str]:
     """What a reader of the numbers must know beside them."""
     said = []
     if (report.corpus or {}).get("longppl") is not None:
         value, number = report.corpus["longppl"], report.corpus["num_key_tokens"]
         said.append(f"LongPPL: {value:.4f} over {number:,} key tokens.")
+    files = [row for row in report.texts if "row" not in row and "error" not in row]
+    num_rows = (
+        0 if report.joined else len((report.corpus or {}).get("perplexities", ())) - len(files)
+    )
+    if num_rows > 0:
+        said.append(f"{num_rows:,} of the texts are rows of tables (--format csv has each).")
     if report.num_empty:
         rows_are = "row was" if report.num_empty == 1 else "rows were"
         said.append(f"{report.num_empty:,} empty {rows_are} left out.")

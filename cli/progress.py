@@ -75,10 +75,12 @@ class Progress:
         self.logged = self.clock()
         elapsed = self.logged - self.started
         begin, before = self.first
-        pace = (self.logged - begin) / (share - before) if share > before else elapsed / share
-        left = pace * (1 - share)
+        left = ""  # nobody knows after the first batch: the model was loaded before it
+        if share > before:
+            pace = (self.logged - begin) / (share - before)
+            left = f", about {minutes(pace * (1 - share))} left"
         say(
-            f"{self.title}: {share:.0%} after {minutes(elapsed)}, about {minutes(left)} left"
+            f"{self.title}: {share:.0%} after {minutes(elapsed)}{left}"
             + (perplexity and f", perplexity so far {perplexity}")
         )
 
@@ -86,7 +88,12 @@ class Progress:
         """Clear the line, so that what is printed next stands alone."""
         if self._bar is not None:
             self._bar.close()
-        elif self.on_terminal:
+        else:
+            self.clear()
+
+    def clear(self) -> None:
+        """Clear what `status` has said."""
+        if self.on_terminal:
             print(CLEAR_LINE, end="", file=sys.stderr, flush=True)
 
 

@@ -4,7 +4,9 @@ Every plain number of a result is a column by itself, so that a new one needs no
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
+
+from .measuring import ReadText
 
 # What stands under other names, or is no number of one text.
 NOT_COLUMNS = {"name", "row", "perplexities", "tokens_per_text", "mean_perplexity", "total_nll"}
@@ -14,15 +16,14 @@ NOT_OF_PARTS = {"windows"}
 
 def of_texts(results: Sequence[dict]) -> list[dict]:
     """One row a result: its name, what was carried along, then its numbers."""
-    return [
-        of_part({"name": result["name"]} | flat(result), result.get("carried", {}))
-        for result in results
-    ]
+    rows = [{"name": result["name"]} | flat(result) for result in results]
+    taken = {name for row in rows for name in row}  # of those without an error too
+    return [of_part(row, result.get("carried", {}), taken) for row, result in zip(rows, results)]
 
 
-def of_part(row: dict, carried: dict) -> dict:
-    """Put a table's other columns behind the name; one named like a result gets another name."""
-    renamed = {f"{name}_given" if name in row else name: value for name, value in carried.items()}
+def of_part(row: dict, carried: dict, taken: Collection[str]) -> dict:
+    """Put a table's other columns behind the name; one whose name is taken gets another."""
+    renamed = {f"{name}_given" if name in taken else name: value for name, value in carried.items()}
     return {"name": row["name"]} | renamed | row
 
 
@@ -49,8 +50,8 @@ def flat(result: dict) -> dict:
     return row
 
 
-def of_parts(name: str, text: str, parts: dict[str, list], unit: str) -> Iterator[dict]:
-    """One row a token or word of a text.
+def of_parts(text: ReadText, parts: dict[str, list], unit: str) -> Iterator[dict]:
+    """One row a token or word of a text, with its place in it: that of a context is negative.
 
     Args:
         parts: equally long columns of a text, such as its `token_scores` or `word_scores`.
@@ -63,11 +64,11 @@ def of_parts(name: str, text: str, parts: dict[str, list], unit: str) -> Iterato
         first, last = values.pop("offsets", None) or (None, None)
         raw = values.pop(own_name)
         row = {
-            "name": name,
+            "name": text.name,
             "number": number,
-            unit: raw if first is None else text[first:last],
-            "first": first,
-            "last": last,
+            unit: raw if first is None else text.wording[first:last],
+            "first": None if first is None else first - text.begin,
+            "last": None if last is None else last - text.begin,
             **in_both_units(values.pop("nll")),
         }
         if "surprisal" in values:

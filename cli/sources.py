@@ -46,10 +46,6 @@ class Source:
         """Bytes on the disk; at least 1, also where nobody knows, as of a pipe."""
         return max(1, os.stat(self.name).st_size) if os.path.isfile(self.name) else 1
 
-    @property
-    def separated_by(self) -> str:
-        return "\t" if suffix(self.name) == ".tsv" else ","
-
 
 def list_sources(names: list[str]) -> list[Source]:
     """List the files behind the names on the command line, in their order.

@@ -49,7 +49,8 @@ class Suspicions:
             self._warn(
                 "WikiText",
                 f"{name} looks like WikiText's tokenised form, which models find strange. Pass "
-                "--detokenize wikitext to score it as prose.",
+                "--detokenize wikitext to score it as prose, unless you compare with a figure of this "
+                "form.",
             )
         if self.detokenizes and is_prose(head):
             self._warn(

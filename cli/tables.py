@@ -7,12 +7,12 @@ room for all.
 
 import json
 import math
+import re
 import shutil
-import textwrap
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from wcwidth import wcswidth
+from wcwidth import wcswidth, wrap
 
 from .messages import one_line
 
@@ -37,11 +37,14 @@ EXPENDABLE = (
     "bits/byte",
     "KL 99 %",
     "same top",
+    "KL interval",
+    "KL, nats",
     "tool ±",
     "stride",
     "window",
     "95 % interval",
     "±",
+    "perplexity",  # beside its ratio
 )
 # The first column is not made narrower than this to save others, nor the last one where it is text.
 LEAST_NAME = 26
@@ -110,10 +113,10 @@ def common_signature(rows: list[dict]) -> str:
 
 def of_texts(rows: list[dict], corpus: dict) -> Table:
     """Texts and corpus: sizes, perplexity with its interval, and what no tokenizer decides."""
-    rows = list(rows)
-    if len(rows) != 1:
+    rows, several = list(rows), len(corpus["perplexities"]) > 1
+    if several or len(rows) != 1:
         rows.append({"name": "all together"} | corpus)
-    if len(corpus["perplexities"]) > 1:
+    if several:
         rows.append({"name": "mean of them", "perplexity": corpus["mean_perplexity"]})
     return table(
         rows,
@@ -135,7 +138,7 @@ def of_texts(rows: list[dict], corpus: dict) -> Table:
 
 def of_measurements(rows: list[dict]) -> Table:
     """Protocols, windows or strides side by side, to the digits that the tools print."""
-    varying = [key for key in SETTINGS if len({row.get(key) for row in rows}) > 1] or ["protocol"]
+    varying = varying_settings(rows)
     of_tools = "protocol" in varying
     first = next(row for row in rows if "error" not in row)
     against = f"against {label(first, varying)}"
@@ -159,6 +162,11 @@ def of_measurements(rows: list[dict]) -> Table:
     }
     explained = f"{against}: change of the perplexity with its 95 % interval; - is lower: better."
     return table(rows, columns, notes=() if of_tools else (explained,))
+
+
+def varying_settings(rows: list[dict]) -> list[str]:
+    """What measurements differ in; the protocol where it is one alone."""
+    return [key for key in SETTINGS if len({row.get(key) for row in rows}) > 1] or ["protocol"]
 
 
 def label(row: dict, keys: list[str]) -> str:
@@ -268,16 +276,15 @@ def of_words(rows: list[dict]) -> Table:
 
 
 def by_text(rows: list[dict]) -> Iterator[tuple[str, list[dict]]]:
-    """Tokens of each text, under the text's name."""
-    of_text: dict[str, list[dict]] = {}
-    for row in rows:
-        of_text.setdefault(row["name"], []).append(row)
-    yield from of_text.items()
+    """Tokens of each text, under the text's name, which another text may share."""
+    firsts = [place for place, row in enumerate(rows) if row["number"] == 0]
+    for first, end in zip(firsts, [*firsts[1:], len(rows)]):
+        yield rows[first]["name"], rows[first:end]
 
 
 def quoted(text: str) -> str:
-    """A piece of text in quotes, so that its spaces and line ends show."""
-    return json.dumps(text, ensure_ascii=False)
+    """A piece of text in quotes, so that its spaces and line ends show, and what has no width."""
+    return printable(json.dumps(text, ensure_ascii=False))
 
 
 def printable(name: str) -> str:
@@ -304,7 +311,7 @@ def table(
     full = [line for line in cells if len(line) > 1]
     used = [n for n in range(len(titles)) if n == 0 or any(line[n] for line in full)]
     errors = tuple(
-        (number, first(row), one_line(row["error"]))
+        (number, first(row), printable(one_line(row["error"])))
         for number, row in enumerate(rows)
         if "error" in row
     )
@@ -349,8 +356,8 @@ def lay_out(what: Table, width: int | None = None) -> str:
     notes = list(what.notes)
     if dropped:
         notes.append(f"No room here for: {', '.join(dropped)} (--format csv has everything).")
-    wrapped = [line for note in notes for line in textwrap.wrap(note, width)]
-    return "\n".join([pad(titles), *body, *wrapped])
+    below = [line for note in notes for line in wrapped(note, width)]
+    return "\n".join([pad(titles), *body, *below])
 
 
 def wrap_last(line: str, last: str, width: int) -> str:
@@ -358,7 +365,7 @@ def wrap_last(line: str, last: str, width: int) -> str:
     begin = columns(line) - columns(last)
     if columns(line) <= width or width - begin < LEAST_TEXT:
         return line
-    parts = textwrap.wrap(last, width - begin, break_long_words=False)
+    parts = wrapped(last, width - begin)
     return line.removesuffix(last) + ("\n" + " " * begin).join(parts)
 
 
@@ -379,10 +386,15 @@ def fit(what: Table, width: int) -> tuple[list[int], list[str]]:
     return kept, dropped
 
 
+def wrapped(text: str, width: int) -> list[str]:
+    """Lines of so many columns; names of options stay whole."""
+    return wrap(text, width, break_on_hyphens=False)
+
+
 def excuse(name: str, size: int, error: str, width: int) -> str:
     """A row that says why there are no numbers, in as many lines as it takes."""
     indent = name + " " * (size - columns(name) + 2)
-    lines = textwrap.wrap(error, max(width - columns(indent), 30), break_long_words=False)
+    lines = wrapped(error, max(width - columns(indent), LEAST_TEXT))
     return indent + ("\n" + " " * columns(indent)).join(lines)
 
 
@@ -403,20 +415,31 @@ def shorten(name: str, size: int) -> str:
     return f"{head}…{tail}"
 
 
-def to_markdown(what: Table) -> str:
+def with_title(what: Table, title: str = "") -> str:
+    return f"{title}\n{lay_out(what)}" if title else lay_out(what)
+
+
+def to_markdown(what: Table, title: str = "") -> str:
+    """A table for Markdown, with its title above and its notes below."""
     from tabulate import tabulate
 
-    rows = [[cell.replace("|", r"\|") for cell in line] for line in with_errors(what)]
-    return _with_notes(tabulate(rows, what.titles, "pipe", **_aligned(what)), what)
+    rows = [list(map(escaped, line)) for line in with_errors(what)]
+    rows = tabulate(rows, what.titles, "pipe", **_aligned(what))
+    return "\n\n".join([*filter(None, [escaped(title)]), rows, *map(escaped, what.notes)])
 
 
-def to_latex(what: Table) -> str:
-    """A table for LaTeX's booktabs."""
+def escaped(text: str) -> str:
+    """Text of which Markdown makes nothing else."""
+    return re.sub(r"([\\`*_<>\[\]|~&$])", r"\\\1", text)
+
+
+def to_latex(what: Table, title: str = "") -> str:
+    """A table for LaTeX's booktabs, with title and notes as comments."""
     from tabulate import tabulate
 
     rows = tabulate(with_errors(what), what.titles, "latex_booktabs", **_aligned(what))
-    notes = "".join(f"% {note}\n" for note in what.notes)
-    return f"{notes}{rows}".replace("–", "--")
+    comments = "".join(f"% {line}\n" for line in [*filter(None, [title]), *what.notes])
+    return f"{comments}{rows}".replace("–", "--")
 
 
 def with_errors(what: Table) -> list[list[str]]:
@@ -432,7 +455,3 @@ def with_errors(what: Table) -> list[list[str]]:
 def _aligned(what: Table) -> dict:
     sides = ["left" if title in what.left else "right" for title in what.titles]
     return {"disable_numparse": True, "colalign": sides}
-
-
-def _with_notes(text: str, what: Table) -> str:
-    return "\n".join([text, *(f"\n{note}" for note in what.notes)])

@@ -65,13 +65,24 @@ def size(unit: int) -> Callable[[str], int]:
     return read
 
 
-def positive(text: str) -> float:
+def real_number(text: str) -> float:
     try:
-        number = float(text)
+        return float(text)
     except ValueError:
         raise argparse.ArgumentTypeError(f"{text!r} must be a number") from None
+
+
+def positive(text: str) -> float:
+    number = real_number(text)
     if not number > 0:
         raise argparse.ArgumentTypeError(f"must be above 0, got {text}")
+    return number
+
+
+def share(text: str) -> float:
+    number = real_number(text)
+    if not 0 <= number < 1:
+        raise argparse.ArgumentTypeError(f"must be from 0 to below 1, got {text}")
     return number
 
 

@@ -76,8 +76,8 @@ def start(protocol) -> str:
 
 def replace_table(markdown: str, table: str) -> str:
     """The page with the table between its marks."""
-    before, rest = markdown.split(BEGIN)
-    return before + BEGIN + table + END + rest.split(END)[1]
+    before, after = markdown.split(BEGIN)
+    return before + BEGIN + table + END + after.split(END)[1]
 
 
 def main() -> None:

@@ -30,7 +30,7 @@ const oneIn = (bits) => {
   if (bits >= ENDLESS) return "the model gave it no chance at all";
   const odds = 2 ** bits;
   return odds < 10 ? `a chance of ${percent(1 / odds)}` :
-    `a chance of 1 in ${odds < 1e6 ? fmt(Math.round(odds)) : odds < 1e15 ? inWords.format(odds) : "more than a million billion"}`;
+    `a chance of 1 in ${odds < 1e6 ? fmt(odds < 1000 ? Math.round(odds) : +odds.toPrecision(3)) : odds < 1e15 ? inWords.format(odds) : "more than a million billion"}`;
 };
 
 const bitsText = (bits) => bits >= ENDLESS ? "endlessly many bits" : `${bits.toFixed(2)} bits`;
@@ -44,6 +44,15 @@ const ordinal = (n) => {
 function place(element, from, to, length) {
   element.style.left = (100 * from / length).toFixed(3) + "%";
   element.style.width = (100 * Math.max(0, to - from) / length).toFixed(3) + "%";
+}
+
+/* Gradio writes a result into the elements of the one before.  What listens to them takes its view's
+   `signal`, so that it ends with its own result: else an old text would be shown beside the new one. */
+const lives = new WeakMap();
+const signal = (view) => ({ signal: lives.get(view).signal });
+function revive(view) {
+  lives.get(view)?.abort();
+  lives.set(view, new AbortController());
 }
 
 const still = () => matchMedia("(prefers-reduced-motion: reduce)").matches;

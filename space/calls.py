@@ -21,7 +21,7 @@ def python_call(scored: Scored, reference: LoadedModel | None = None) -> str:
     if reference is not None:
         more_imports, more_lines, more = _model_lines(reference)
         imports, lines = (
-            [*dict.fromkeys(own)] for own in (imports + more_imports, lines + more_lines)
+            [*dict.fromkeys(both)] for both in (imports + more_imports, lines + more_lines)
         )
         arguments |= {f"reference_{name}": value for name, value in more.items()}
         wanted = 'results["comparison"]["summary"]'
@@ -88,7 +88,8 @@ def shell_call(scored: Scored, reference: LoadedModel | None = None) -> str:
     path = f"../{file}" if before else file
     if ROUNDED in (scored.loaded.name, reference and reference.name):
         before.append(f"python {BUNDLED}/round_weights.py --bits {ROUNDED_BITS} --output {ROUNDED}")
-    arguments.pop("words", None)  # another table, of the same number
+    if arguments.pop("words", False):
+        options.append("--words")
     if reference is not None:
         arguments |= {f"reference_{name}": value for name, value in _named(reference).items()}
     for name, value in arguments.items():

@@ -9,11 +9,13 @@ import re
 import unicodedata
 from bisect import bisect_right
 from collections.abc import Iterator
+from itertools import accumulate, groupby
+from operator import itemgetter
 from pathlib import Path
 
 import regex
 
-from .markup import count, number
+from .markup import count, interval_words, number
 from .service import Scored
 from .surprise import EDGES
 from .token_view import text_segments
@@ -30,6 +32,8 @@ FOOT = 96
 GROUND, INK, SOFT = "#ffffff", "#1b2330", "#566074"
 MONOSPACED = "ui-monospace, SFMono-Regular, Menlo, Consolas, monospace"
 PROPORTIONAL = "system-ui, -apple-system, 'Segoe UI', Roboto, sans-serif"
+
+Word = list[tuple[str, int | None]]  # pieces of text, each with its level of surprise
 
 
 def card(scored: Scored) -> str:
@@ -60,24 +64,62 @@ def page_colours() -> dict[int, tuple[str, str]]:
 
 def _lay_out(scored: Scored) -> tuple[list[list[tuple[str, int, int | None]]], bool]:
     """Lines of (text, column, level of surprise or None), and whether all of the text is there."""
-    rows, column = [[]], 0
+    rows, directions, column = [[]], [None], 0
     for word in _words(scored):
         wide = sum(columns(text) for text, _ in word)
         is_space = not word[0][0].strip()
         if word[0][0] == "\n" or (column and column + wide > COLUMNS):
             rows.append([])
+            directions.append(None if word[0][0] == "\n" else directions[-1])
             column = 0
         if len(rows) > LINES:
-            return rows[:LINES], False
+            break
         if is_space and not column:
             continue  # a line that was broken begins with its word
-        for text, level in word:
-            rows[-1].append((text, column, level))
-            column += columns(text)
-    return rows, True
+        rows[-1].append(word)
+        directions[-1] = directions[-1] or _direction(word)
+        column += wide
+    shown = zip(rows[:LINES], directions)
+    return [_place(row, direction or "L") for row, direction in shown], len(rows) <= LINES
 
 
-def _words(scored: Scored) -> Iterator[list[tuple[str, int | None]]]:
+def _direction(word: Word) -> str | None:
+    """L (to the right) or R (to the left), as Unicode has it of its first letter with a direction."""
+    kinds = (unicodedata.bidirectional(character) for text, _ in word for character in text)
+    return next(({"AL": "R"}.get(kind, kind) for kind in kinds if kind in ("L", "R", "AL")), None)
+
+
+def _place(row: list[Word], base: str) -> list[tuple[str, int, int | None]]:
+    """Pieces of a line with their columns, in a paragraph that runs in the direction `base`."""
+    ordered = [piece for word in _visual_order(row, base) for piece in word]
+    wide = [columns(text) for text, _ in ordered]
+    begin = COLUMNS - sum(wide) if base == "R" else 0
+    starts = accumulate(wide, initial=begin)
+    return [(text, column, level) for (text, level), column in zip(ordered, starts)]
+
+
+def _visual_order(row: list[Word], base: str) -> list[Word]:
+    """Words from left to right; what has no direction goes with its neighbours, if they agree.
+
+    A number goes with what stands before it.
+    """
+    directions, last = [], base
+    for word in row:
+        is_number = word[0][0].isdigit()
+        directions.append(_direction(word) or (last if is_number else None))
+        last = directions[-1] or last
+    before = list(accumulate(directions, lambda seen, new: new or seen, initial=base))[1:]
+    after = list(accumulate(directions[::-1], lambda seen, new: new or seen, initial=base))[:0:-1]
+    resolved = [left if left == right else base for left, right in zip(before, after)]
+    turned = [word[::-1] if _direction(word) == "R" else word for word in row]
+    runs = [
+        [word for _, word in run][:: -1 if direction == "R" else 1]
+        for direction, run in groupby(zip(resolved, turned), key=itemgetter(0))
+    ]
+    return [word for run in runs[:: -1 if base == "R" else 1] for word in run]
+
+
+def _words(scored: Scored) -> Iterator[Word]:
     """Words as pieces (text, level of surprise) that each fit a line; spaces and line ends alone."""
     word = []
     for text, level in _pieces(scored):
@@ -136,12 +178,15 @@ def _piece(text: str, column: int, y: float, colour: tuple[str, str] | None) -> 
         return ""
     ground, ink = colour or (None, INK)
     x, wide = MARGIN + column * LETTER, columns(text) * LETTER
+    runs_left = _direction([(text, None)]) == "R"
     box = (
         f'<rect x="{x:.1f}" y="{y - 19:.1f}" width="{wide:.1f}" height="25" rx="4" fill="{ground}"/>'
         if ground
         else ""
     )
-    return box + _text(text, x, y, ink, f'font-family="{MONOSPACED}" textLength="{wide:.1f}"')
+    begin, direction = (x + wide, ' direction="rtl"') if runs_left else (x, "")
+    looks = f'font-family="{MONOSPACED}" textLength="{wide:.1f}"{direction}'
+    return box + _text(text, begin, y, ink, looks)
 
 
 def _head(scored: Scored) -> str:
@@ -153,12 +198,7 @@ def _head(scored: Scored) -> str:
 
 
 def _headline(scored: Scored) -> str:
-    interval = scored.result["perplexity_interval"]
-    within = (
-        ""
-        if interval is None
-        else f", 95 % interval {number(interval[0])} to {number(interval[1])}"
-    )
+    within = "" if scored.interval is None else f", {interval_words(scored.interval)}"
     return f"Perplexity for {scored.loaded.name}{within}"
 
 

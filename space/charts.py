@@ -3,7 +3,6 @@
 So they fit a phone as well as a desk, follow the page's colours, and need nothing from elsewhere.
 """
 
-import itertools
 import math
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
@@ -15,6 +14,7 @@ from .markup import count, escape
 LEAST_SPAN = 0.1  # of the largest value, shown by the y-axis at least
 MARGIN = 0.06  # of the axis, left free at either end
 SIZE = 100  # the SVG's own units; it is stretched to the figure
+CAP = 0.012  # of the chart's width, to either side of an error bar's ends
 BARS = 32
 EXPONENTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 CELLS = 28  # of a density, along either axis
@@ -27,7 +27,7 @@ class Point(NamedTuple):
         x, y: where it is.
         tick: its name on the x-axis.
         words: all about it, shown on pointing at it and read out.
-        interval: around y, or None.
+        interval: around y, or None; drawn as an error bar.
     """
 
     x: float
@@ -40,26 +40,36 @@ class Point(NamedTuple):
 def line_chart(
     points: Sequence[Point], x_title: str, y_title: str, base: float | None = None
 ) -> str:
-    """Draw measurements over a logarithmic x-axis, joined by a line, with a band of intervals.
+    """Draw measurements over a logarithmic x-axis, joined by a line, each with a bar of its interval.
 
     Args:
-        base: a value to be seen on the y-axis and drawn as a line of its own, such as 0.
+        base: a value to be seen on the y-axis and drawn as a line of its own: what the measurements, and
+            the ends of their intervals, are to be compared with.
     """
     ends = [end for p in points for end in (p.y, *(p.interval or ()))]
     ends += [] if base is None else [base]
     across = _scale([math.log2(point.x) for point in points])
     # Differences of a few per cent shall look like that.
-    up = _scale(ends, least=LEAST_SPAN if base is None else 0.0)
+    up = _scale(ends, least=LEAST_SPAN)
     places = [(across(math.log2(point.x)), 1 - up(point.y)) for point in points]
     line = " ".join(f"{x * SIZE:.2f},{y * SIZE:.2f}" for x, y in places)
-    bands = "".join(_bands(points, [x for x, _ in places], up))
+    errors = "".join(
+        _error_bar(x, [1 - up(end) for end in point.interval])
+        for point, (x, _) in zip(points, places)
+        if point.interval is not None
+    )
     marks = "".join(_mark(point, x, y) for point, (x, y) in zip(points, places))
     ticks = [(x, point.tick) for point, (x, _) in zip(points, places)]
     zero = (
         "" if base is None else f'<path class="ps-base" d="M0 {(1 - up(base)) * SIZE:.2f}h{SIZE}"/>'
     )
     return _figure(
-        y_title, x_title, f'{bands}{zero}<polyline points="{line}"/>', _grid(ends, up), ticks, marks
+        y_title,
+        x_title,
+        f'{zero}<polyline points="{line}"/>{errors}',
+        _grid(ends, up),
+        ticks,
+        marks,
     )
 
 
@@ -77,9 +87,9 @@ def distribution_chart(
     across = _scale(edges.tolist())
     most = max(1, int(counts.max()))
     bars = "".join(
-        f'<rect x="{across(low) * SIZE:.2f}" y="{SIZE * (1 - own / most * (1 - MARGIN)):.2f}" '
-        f'width="{(across(high) - across(low)) * SIZE:.2f}" height="{SIZE * own / most:.2f}"/>'
-        for own, low, high in zip(counts.tolist(), edges.tolist(), edges.tolist()[1:])
+        f'<rect x="{across(low) * SIZE:.2f}" y="{SIZE * (1 - height / most * (1 - MARGIN)):.2f}" '
+        f'width="{(across(high) - across(low)) * SIZE:.2f}" height="{SIZE * height / most:.2f}"/>'
+        for height, low, high in zip(counts.tolist(), edges.tolist(), edges.tolist()[1:])
     )
     lines = "".join(
         f'<span class="ps-line-mark" style="left:{x:.2%};--x:{x:.3f}"><b style="top:{1.4 * place:.1f}em">'
@@ -160,16 +170,12 @@ def _figure(
     )
 
 
-def _bands(points: Sequence[Point], across: Sequence[float], up) -> Iterable[str]:
-    """A band for each row of neighbours that have an interval."""
-    known = itertools.groupby(zip(points, across), lambda pair: pair[0].interval is not None)
-    for pairs in (list(group) for has_interval, group in known if has_interval):
-        if len(pairs) < 2:
-            continue
-        edge = [(x, point.interval[1]) for point, x in pairs]
-        edge += [(x, point.interval[0]) for point, x in pairs[::-1]]
-        shape = " ".join(f"{x * SIZE:.2f},{(1 - up(y)) * SIZE:.2f}" for x, y in edge)
-        yield f'<polygon points="{shape}"/>'
+def _error_bar(x: float, ends: Sequence[float]) -> str:
+    """An upright line between two places, 0 to 1 from the top, with a stroke across either end."""
+    left, width = (x - CAP) * SIZE, 2 * CAP * SIZE
+    across = "".join(f"M{left:.2f} {end * SIZE:.2f}h{width:.2f}" for end in ends)
+    low, high = (f"{end * SIZE:.2f}" for end in ends)
+    return f'<path class="ps-error" d="{across}M{x * SIZE:.2f} {low}V{high}"/>'
 
 
 def _grid(values: Sequence[float], up) -> str:

@@ -33,7 +33,7 @@ def picture_view(scored: Scored) -> str:
     """The card to look at and to save; the script turns it into pixels, in the visitor's own fonts."""
     of = f"{scored.loaded.name}, perplexity {number(scored.result['perplexity'])}"
     return (
-        f'<div class="ps-view" data-view="picture" data-payload="{payload({"card": card(scored)})}">'
+        f'<div class="ps-view" data-view="picture" data-payload={payload({"card": card(scored)})}>'
         f'<img class="ps-picture-card" alt="Card: {escape(of)}">'
         '<p><button type="button" class="ps-button">Save as PNG</button> '
         '<button type="button" class="ps-button">Save as SVG</button></p></div>'

@@ -58,18 +58,18 @@ def compare_view(compared: Compared) -> str:
     pieces = [text[segment.start : segment.end] for segment in segments]
     by_segment = [by_piece.get(number) for number in range(len(segments))]
     colours = [
-        None if own is None and not piece.strip() else change_colour(own)
-        for own, piece in zip(by_segment, pieces)
+        None if change is None and not piece.strip() else change_colour(change)
+        for change, piece in zip(by_segment, pieces)
     ]
     choices = ("change", "divergence") if compared.by_tokens else ("change",)
-    data = {"models": names, "pieces": [_columns(own) for own in by_segment]}
+    data = {"models": names, "pieces": [_columns(change) for change in by_segment]}
     if compared.by_tokens:
-        data["kl_colours"] = [kl_colour(own) for own in by_segment]
+        data["kl_colours"] = [kl_colour(change) for change in by_segment]
     # The page's model is the reference here, and its sliders may ask for more than both take.
     mark = replace(compared.asked, model=names[1]).mark(compared.scored.text)
     return (
         f'<div class="ps-view" data-view="compare" data-of="{escape(mark)}" '
-        f'data-payload="{payload(data)}"><p class="ps-verdict">{verdict(compared)}</p>'
+        f'data-payload={payload(data)}><p class="ps-verdict">{verdict(compared)}</p>'
         f"{_table(compared)}{_remarks(compared)}"
         f"{colour_choice(choices, 'ps-compared')}{_legends(names[0])}{_worst(changes, segments, text)}"
         f'<div class="ps-pair">{text_box(pieces, colours, "piece")}'
@@ -93,15 +93,15 @@ def measure_changes(compared: Compared, segments: Sequence[Segment]) -> list[Cha
     for piece, segment in enumerate(segments):
         if segment.first is None:
             continue
-        own = slice(segment.first, segment.last + 1)
-        nll, reference_nll = scores["nll"][own], scores["reference_nll"][own]
+        tokens = slice(segment.first, segment.last + 1)
+        nll, reference_nll = scores["nll"][tokens], scores["reference_nll"][tokens]
         if None in (*nll, *reference_nll):
             continue
         bits = [sum(side) / math.log(2) for side in (nll, reference_nll)]
         if not compared.by_tokens:
             changes.append(Change(piece, *bits))
             continue
-        kl = scores["kl"][own]
+        kl = scores["kl"][tokens]
         most = segment.first + kl.index(max(kl))
         tops = scores["top"][most], scores["reference_top"][most]
         changes.append(Change(piece, *bits, max(kl), tops))
@@ -138,7 +138,9 @@ def _columns(change: Change | None) -> list | None:
 
 
 def _table(compared: Compared) -> str:
-    model, reference = (escape(one.name) for one in (compared.scored.loaded, compared.reference))
+    model, reference = (
+        escape(loaded.name) for loaded in (compared.scored.loaded, compared.reference)
+    )
     rows = _token_rows(compared) if compared.by_tokens else _byte_rows(compared)
     body = "".join(f"<tr><th scope='row'>{name}</th>{_cells(cells)}</tr>" for name, *cells in rows)
     return (
@@ -157,44 +159,47 @@ def _cells(cells: Sequence[str]) -> str:
 
 
 def _token_rows(compared: Compared) -> list[tuple[str, ...]]:
-    own, points = compared.comparison, compared.comparison["kl_percentiles"]
+    comparison, points = compared.comparison, compared.comparison["kl_percentiles"]
     return [
         (
             "Perplexity<small>lower is better</small>",
-            number(own["reference_perplexity"]),
+            number(comparison["reference_perplexity"]),
             number(compared.scored.result["perplexity"]),
-            _ratio(own["perplexity_ratio"], own["perplexity_ratio_interval"]),
+            _ratio(comparison["perplexity_ratio"], comparison["perplexity_ratio_interval"]),
         ),
         (
             "Right next token<small>the likeliest one is the text's</small>",
-            f"{100 * own['reference_accuracy']:.1f} %",
-            f"{100 * own['accuracy']:.1f} %",
-            _points(own["accuracy_change"], own["accuracy_change_interval"])
-            + f"<small>{100 * own['right_to_wrong']:.1f} % lost, "
-            f"{100 * own['wrong_to_right']:.1f} % won</small>",
+            f"{100 * comparison['reference_accuracy']:.1f} %",
+            f"{100 * comparison['accuracy']:.1f} %",
+            _points(comparison["accuracy_change"], comparison["accuracy_change_interval"])
+            + f"<small>{100 * comparison['right_to_wrong']:.1f} % lost, "
+            f"{100 * comparison['wrong_to_right']:.1f} % won</small>",
         ),
         (
             "KL divergence<small>how much predictions change, for better or worse</small>",
-            f"{number(own['kl'])} nats a token{_within(own['kl_interval'], number)}"
+            f"{number(comparison['kl'])} nats a token{_within(comparison['kl_interval'], number)}"
             f"<small>half of all tokens below {number(points['50'], 3)}, the largest "
             f"{number(points['100'], 3)}</small>",
         ),
         (
             "Same next token",
-            f"{100 * own['token_agreement']:.1f} % if sampled, {100 * own['same_top']:.1f} % if the "
+            f"{100 * comparison['token_agreement']:.1f} % if sampled, {100 * comparison['same_top']:.1f} % if the "
             "likeliest is taken",
         ),
     ]
 
 
 def _byte_rows(compared: Compared) -> list[tuple[str, ...]]:
-    own = compared.comparison
-    change, interval = own["bits_per_byte_change"], own["bits_per_byte_change_interval"]
+    comparison = compared.comparison
+    change, interval = (
+        comparison["bits_per_byte_change"],
+        comparison["bits_per_byte_change_interval"],
+    )
     return [
         (
             "Bits per byte<small>lower is better</small>",
-            number(own["reference_bits_per_byte"]),
-            number(own["bits_per_byte"]),
+            number(comparison["reference_bits_per_byte"]),
+            number(comparison["bits_per_byte"]),
             f"{_signed(change)}{_within(interval, _signed)}",
         )
     ]
@@ -227,7 +232,7 @@ def _within(interval: Sequence[float] | None, write) -> str:
 
 def _remarks(compared: Compared) -> str:
     """What a reader has to know to read the numbers rightly."""
-    own, window = compared.comparison, compared.scored.settings.window
+    comparison, window = compared.comparison, compared.scored.settings.window
     said = [f"Both read {count(window, 'token')} at a time."]
     for loaded in (compared.scored.loaded, compared.reference):
         if loaded.window > window:
@@ -238,13 +243,13 @@ def _remarks(compared: Compared) -> str:
             "both cut out, and by bits per byte: perplexities per token are not on one scale, and their "
             "predictions cannot be compared token by token."
         )
-    if own["interval_sample"]:
+    if comparison["interval_sample"]:
         said.append(
-            f"Intervals, from {own['interval_sample']}, say how far other texts like this would differ."
+            f"Intervals, from {comparison['interval_sample']}, say how far other texts like this would differ."
         )
-    if compared.by_tokens and own["infinite_kl"]:
+    if compared.by_tokens and comparison["infinite_kl"]:
         said.append(
-            f"{count(own['infinite_kl'], 'token')} have an infinite divergence: the model rules out "
+            f"{count(comparison['infinite_kl'], 'token')} have an infinite divergence: the model rules out "
             "what the reference does not."
         )
     said += [compared.remark] if compared.remark else []
@@ -280,30 +285,36 @@ def _boxes(entries: Sequence[tuple[str, str, str]]) -> str:
 
 def _worst(changes: Sequence[Change], segments: Sequence[Segment], text: str) -> str:
     """The pieces that lost most, and those whose predictions changed most, each a way to the text."""
-    lost = sorted((own for own in changes if own.change > 0), key=lambda own: -own.change)
+    lost = sorted(
+        (change for change in changes if change.change > 0), key=lambda change: -change.change
+    )
     lists = [("change", "What got worse most", lost, _lost)]
     if changes and changes[0].kl is not None:
-        moved = sorted((own for own in changes if own.kl > 0), key=lambda own: -own.kl)
+        moved = sorted(
+            (change for change in changes if change.kl > 0), key=lambda change: -change.kl
+        )
         lists.append(("divergence", "Where predictions changed most", moved, _moved))
     return "".join(
         f'<div class="ps-worst" data-legend="{name}"{" hidden" if name != "change" else ""}><h3>{title}</h3>'
-        + piece_list([(own.piece, *describe(own)) for own in worst[:WORST_SHOWN]], segments, text)
+        + piece_list(
+            [(change.piece, *describe(change)) for change in worst[:WORST_SHOWN]], segments, text
+        )
         + "</div>"
         for name, title, worst, describe in lists
     )
 
 
-def _lost(own: Change) -> tuple[str, str]:
-    bits = "endless" if math.isinf(own.change) else f"+{own.change:.1f} bits"
-    return bits, f"{_chance(own.reference_bits)} → {_chance(own.bits)}"
+def _lost(change: Change) -> tuple[str, str]:
+    bits = "endless" if math.isinf(change.change) else f"+{change.change:.1f} bits"
+    return bits, f"{_chance(change.reference_bits)} → {_chance(change.bits)}"
 
 
-def _moved(own: Change) -> tuple[str, str]:
-    model, reference = (escape(shown(top)) for top in own.tops)
+def _moved(change: Change) -> tuple[str, str]:
+    model, reference = (escape(shown(top)) for top in change.tops)
     return (
-        f"{number(own.kl, 3)} nats",
+        f"{number(change.kl, 3)} nats",
         f"likeliest: <code>{reference}</code>"
-        + (f" → <code>{model}</code>" if own.tops[0] != own.tops[1] else " for both"),
+        + (f" → <code>{model}</code>" if change.tops[0] != change.tops[1] else " for both"),
     )
 
 
@@ -316,7 +327,7 @@ def _charts(compared: Compared, changes: Sequence[Change]) -> str:
         "<h3>Where it changes</h3>"
         f'<div class="ps-charts">{"".join(_token_charts(compared, finite))}'
         f"{_pair_chart(compared, finite)}</div>"
-        '<p class="ps-note">Shaded bands are 95 % intervals. In the last picture, '
+        '<p class="ps-note">Bars are 95 % intervals. In the last picture, '
         f"{escape(compared.scored.loaded.name)} does worse above the line.</p>"
     )
 
@@ -324,7 +335,7 @@ def _charts(compared: Compared, changes: Sequence[Change]) -> str:
 def _token_charts(compared: Compared, changes: Sequence[Change]) -> Iterator[str]:
     if not compared.by_tokens:
         return
-    own, model = compared.comparison, compared.scored.loaded.name
+    comparison, model = compared.comparison, compared.scored.loaded.name
     groups = [
         group
         for group in compared.by_context
@@ -341,7 +352,7 @@ def _token_charts(compared: Compared, changes: Sequence[Change]) -> Iterator[str
         yield line_chart(
             [_kl_point(group) for group in groups], axis, "KL divergence, nats", base=0
         )
-    points = own["kl_percentiles"]
+    points = comparison["kl_percentiles"]
     marks = [(points[name], words) for name, words in MARKED_PERCENTILES.items()]
     yield distribution_chart(
         [max(change.kl, SMALLEST_KL) for change in changes if math.isfinite(change.kl)],

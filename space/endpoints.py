@@ -85,7 +85,7 @@ def make_compare(service: Service) -> Callable:
             the tokenizers differ, compared is "bytes": bits_per_byte_change, byte_perplexity_ratio.
         """
         settings = read_arguments(model, window, stride)
-        reference = read_arguments(reference_model).model
+        reference = read_name("reference_model", reference_model)
         compared = _run(
             service, request, lambda job: service.compare(text, settings, reference, job)
         )
@@ -124,8 +124,7 @@ def read_arguments(
     Raises:
         gr.Error: with a sentence for the caller.
     """
-    if not isinstance(model, str) or not model.strip():
-        raise _error(f'`model` must be the name of a model, such as "{BUNDLED}", not {model!r}.')
+    name = read_name("model", model)
     known = guide(protocol)
     if stride is not None and not known.stride:
         raise _error(
@@ -135,12 +134,21 @@ def read_arguments(
     if start_token != "automatic" and start_token not in known.starts:
         choices = ", ".join(known.starts) or "automatic"
         raise _error(
-            f"The protocol {protocol} has no `start_token` “{start_token}”: its tool decides. Choose "
-            f"one of: {choices}."
+            f"The protocol {protocol} has no `start_token` “{start_token}”. Choose one of: "
+            f"{choices}."
         )
     if words and not known.words:
         raise _error(f"The protocol {protocol} joins all texts, so that `words` must be left out.")
-    return Settings(model.strip(), window, stride, start_token, protocol, context or "", words)
+    return Settings(name, window, stride, start_token, protocol, context or "", words)
+
+
+def read_name(argument: str, model: str) -> str:
+    """The name of a model, or a refusal that names the argument."""
+    if not isinstance(model, str) or not model.strip():
+        raise _error(
+            f'`{argument}` must be the name of a model, such as "{BUNDLED}", not {model!r}.'
+        )
+    return model.strip()
 
 
 def score_summary(scored: Scored, with_tokens: bool = False) -> dict:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from .markup import change, count, escape, number, payload
 from .piece_list import piece_list
 from .segments import Segment
-from .service import Scored, TradeOff, gain_share
+from .service import STRIDES_SET, Scored, TradeOff, gain_share
 from .text_box import detail_box, text_box
 from .token_view import text_segments
 
@@ -52,14 +52,16 @@ def gain_view(trade_off: TradeOff) -> str:
     by_piece: dict[int, Gain] = {gain.piece: gain for gain in gains}
     pieces = [text[segment.start : segment.end] for segment in segments]
     compared = [by_piece.get(number) for number in range(len(segments))]
-    colours = [_colour(own) for own in compared]
-    data = {"pieces": [_columns(own) for own in compared]}
-    mark = wide.settings.mark(wide.text, but=("stride", "protocol"))
+    colours = [_colour(gain) for gain in compared]
+    data = {"pieces": [_columns(gain) for gain in compared]}
+    # A character that is made of several tokens is one piece.
+    unit = "token" if all(segment.first == segment.last for segment in segments) else "piece"
+    mark = wide.settings.mark(wide.text, but=STRIDES_SET)
     return (
-        f'<div class="ps-view" data-view="gain" data-of="{escape(mark)}" data-payload="{payload(data)}">'
-        f"{headline(trade_off)}{_counts(gains)}<h3>The tokens that needed context most</h3>"
+        f'<div class="ps-view" data-view="gain" data-of="{escape(mark)}" data-payload={payload(data)}>'
+        f"{headline(trade_off)}{_counts(gains, unit)}<h3>The {unit}s that needed context most</h3>"
         f"{_list(gains, wide, segments, text)}{_legend()}"
-        f'<div class="ps-pair">{text_box(pieces, colours, "token")}'
+        f'<div class="ps-pair">{text_box(pieces, colours, unit)}'
         f"{detail_box('what the added context was worth')}</div></div>"
     )
 
@@ -67,7 +69,7 @@ def gain_view(trade_off: TradeOff) -> str:
 def headline(trade_off: TradeOff) -> str:
     """What the best stride changes, whether that may be chance, and what it costs."""
     wide, best, ratio = trade_off.wide, trade_off.best, trade_off.ratio
-    before, after = (one.result["perplexity"] for one in (wide, best))
+    before, after = (scored.result["perplexity"] for scored in (wide, best))
     if not math.isfinite(before) or not math.isfinite(after):
         return '<p class="ps-verdict">The model held a part of this text for impossible.</p>'
     if ratio is None:
@@ -96,7 +98,7 @@ def _judged(trade_off: TradeOff) -> str:
         ]
         return " ".join(filter(None, said))
     share = gain_share(
-        knee.result["perplexity"], [one.result["perplexity"] for one in trade_off.strides]
+        knee.result["perplexity"], [scored.result["perplexity"] for scored in trade_off.strides]
     )
     return (
         f"<b>Stride {knee.settings.stride:,}</b> brings {100 * share:.0f} % of that at "
@@ -104,8 +106,8 @@ def _judged(trade_off: TradeOff) -> str:
     )
 
 
-def _work(one: Scored, wide: Scored) -> float:
-    return one.result["num_forward_tokens"] / max(1, wide.result["num_forward_tokens"])
+def _work(scored: Scored, wide: Scored) -> float:
+    return scored.result["num_forward_tokens"] / max(1, wide.result["num_forward_tokens"])
 
 
 def measure_gains(wide: Scored, narrow: Scored, segments: Sequence[Segment]) -> list[Gain]:
@@ -114,11 +116,11 @@ def measure_gains(wide: Scored, narrow: Scored, segments: Sequence[Segment]) -> 
     for piece, segment in enumerate(segments):
         if segment.first is None:
             continue
-        own = slice(segment.first, segment.last + 1)
-        nll = [one.tokens["nll"][own] for one in (wide, narrow)]
+        tokens = slice(segment.first, segment.last + 1)
+        nll = [scored.tokens["nll"][tokens] for scored in (wide, narrow)]
         if None in (*nll[0], *nll[1]) or not math.isfinite(sum(nll[0]) + sum(nll[1])):
             continue
-        context = tuple(one.tokens["context_length"][segment.first] for one in (wide, narrow))
+        context = tuple(scored.tokens["context_length"][segment.first] for scored in (wide, narrow))
         gains.append(Gain(piece, tuple(sum(side) / math.log(2) for side in nll), context))
     return gains
 
@@ -139,11 +141,11 @@ def repeated_before(words: Sequence[str], token: int, context: tuple[int, int]) 
     return None
 
 
-def _counts(gains: Sequence[Gain]) -> str:
+def _counts(gains: Sequence[Gain], unit: str) -> str:
     helped = sum(gain.saved >= SLIGHT for gain in gains)
     harmed = sum(gain.saved <= -SLIGHT for gain in gains)
     return (
-        f"<p>With more before them, {count(helped, 'token')} became clearer by a bit or more, and "
+        f"<p>With more before them, {count(helped, unit)} became clearer by a bit or more, and "
         f"{harmed:,} less clear.</p>"
     )
 

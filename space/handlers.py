@@ -6,7 +6,7 @@ import logging
 import math
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -25,7 +25,7 @@ from .protocols import START_CHOICES, guide, usual_stride
 from .samples import read_upload, samples
 from .score_view import score_view
 from .service import Scored, Service
-from .settings import Settings
+from .settings import CHOSEN, Settings
 from .sharing import bibtex, sentence, write_files
 from .status_view import alert, progress, status
 from .sweep_view import protocol_view, trade_off_view
@@ -58,6 +58,7 @@ class Handlers:
         self.jobs = Jobs(service.limits.seconds)
         self.samples = samples()
         self._files = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
+        self._measuring: dict[str, list] = {}  # what a visitor's tab is being filled with
 
     # Quick ones
 
@@ -86,24 +87,61 @@ class Handlers:
         """Count the requests for another model than the one that the sliders stand for."""
         return gr.skip() if name == adopted else asked + 1
 
-    def ask_tab(self, name: str, opened: str, shown: list | None, asked: int, *values):
-        """Count the requests of a tab: it is open, and shows nothing or something else."""
-        return asked + 1 if opened == name and list(values) != shown else gr.skip()
+    def asking(self, tab: str, but: Sequence[str]) -> Callable:
+        """A handler that counts a tab's requests: open, it neither shows nor measures what it asks for.
 
-    def noting(self, run: Callable) -> Callable:
-        """A handler that also yields what the views that it fills are of."""
+        Args:
+            but: see `measured_of`.
+        """
+
+        def ask(request: gr.Request, opened: str, shown: list | None, asked: int, *values):
+            wanted = measured_of(tab, values, but)
+            known = wanted in (shown, self._measuring.get(request.session_hash))
+            return asked + 1 if opened == tab and not known else gr.skip()
+
+        return ask
+
+    def noting(self, tab: str, run: Callable, but: Sequence[str]) -> Callable:
+        """A handler that also yields what the views that it fills are of, and notes it while it runs.
+
+        Args:
+            but: see `measured_of`.
+        """
 
         def run_and_note(request: gr.Request, *values) -> Iterator:
-            for line, first, *views in run(request, *values):
-                done = isinstance(first, str)
-                yield line, first, *views, list(values) if done else gr.skip()
+            visitor, wanted = request.session_hash, measured_of(tab, values, but)
+            self._measuring[visitor] = wanted
+            try:
+                for line, first, *views in run(request, *values):
+                    done = isinstance(first, str)
+                    yield line, first, *views, wanted if done else gr.skip()
+            finally:
+                if self._measuring.get(visitor) is wanted:  # and not what a newer request measures
+                    del self._measuring[visitor]
 
         return run_and_note
 
-    def stop(self, request: gr.Request):
-        """End the visitor's request, and say at once that the click was seen."""
+    def making(self, run: Callable) -> Callable:
+        """A handler that yields its status line, and what it has made, to be shown, once it is there."""
+
+        def run_and_make(request: gr.Request, *values) -> Iterator:
+            made = None
+            for line, *views in run(request, *values):
+                if all(view == gr.skip() for view in views):
+                    yield line, made
+                else:
+                    made = [line, *views]
+                    yield gr.skip(), made
+
+        return run_and_make
+
+    def show(self, made: list | None):
+        """Fill the views with what a handler has made; nothing where it made nothing."""
+        return gr.skip() if made is None else made
+
+    def stop(self, request: gr.Request) -> None:
+        """End the visitor's request; its own line says so at once."""
         self.jobs.stop(request.session_hash)
-        return status("Stopping…") if self.jobs.is_busy(request.session_hash) else gr.skip()
 
     def leave(self, request: gr.Request) -> None:
         self.jobs.forget(request.session_hash)
@@ -111,6 +149,10 @@ class Handlers:
 
     def choose_sample(self, name: str):
         return self.samples.get(name, gr.skip())
+
+    def name_sample(self, name: str | None, text: str):
+        """A sample's name goes as soon as the text is another."""
+        return gr.skip() if name is None or self.samples.get(name) == text else None
 
     def upload(self, path: str):
         """Put a file into the text box, or say why not."""
@@ -142,6 +184,22 @@ class Handlers:
             stride,
         )
 
+    def take_tool(self, chosen: gr.EventData, model: str, visits: int):
+        """Take over the settings of a tool that was chosen among all, to be scored."""
+        if chosen.protocol not in self.service.protocols:
+            return tuple([gr.skip()] * 7)
+        window, _ = typed_sliders(chosen.window, None)
+        stride = whole(chosen.stride) or usual_stride(chosen.protocol, window)
+        settings = Settings(model, window, stride, protocol=chosen.protocol)
+        return (
+            window,
+            *self._stride_controls(settings),
+            settings.protocol,
+            sketch(window, stride, settings.protocol),
+            stride,
+            visits + 1,
+        )
+
     def arrive(self, request: gr.Request, behind: str, kept: str, visits: int):
         """Take text and settings from the link that brought the visitor here.
 
@@ -158,19 +216,18 @@ class Handlers:
         except Refused as refusal:
             remarks.append(str(refusal))
         read |= read_kept(kept)
-        if linked is None and not read and not remarks:
-            return tuple([gr.skip()] * 10)
+        remark = gr.HTML(alert(" ".join(remarks)), visible=True) if remarks else gr.skip()
+        if linked is None and not read:
+            return *[gr.skip()] * 10, remark
         linked = linked or Settings(BUNDLED)
         # The limit of another model is not known before it is loaded.
         longest = default.window if linked.model == BUNDLED else limits.window
         settings = linked.for_model(longest, clip=True)
         settings = replace(settings, context=read.get(CONTEXT, ""))
         waits = bool(kept) and not self._is_quick(read.get(TEXT), settings)
-        line = status("Your text is back." if kept else "Scoring what the link asks for.")
-        if remarks:
-            line = alert(" ".join([*remarks, "Press Score to score with the other settings."]))
-        elif waits:
-            line = status("Your text is back. Press Score.")
+        line = "Your text is back." if kept else "Scoring what the link asks for."
+        if waits:
+            line = "Your text is back. Press Score."
         return (
             read.get(TEXT, gr.skip()),
             settings.context,
@@ -179,8 +236,9 @@ class Handlers:
             *self._stride_controls(settings),
             settings.protocol,
             sketch(settings.window, settings.stride, settings.protocol),
-            line,
-            visits if remarks or waits else visits + 1,
+            status(line),
+            visits if waits else visits + 1,
+            remark,
         )
 
     def make_files(self, request: gr.Request, scored: Scored):
@@ -282,8 +340,7 @@ class Handlers:
                 if not isinstance(told, Shown):
                     yield progress(told), *unchanged
                 else:
-                    line = status(done(told.result)) if told.final else gr.skip()
-                    yield line, *render(told.result)
+                    yield status(done(told.result)), *render(told.result)
         except Stopped as stopped:
             line = gr.skip() if job.superseded else status(str(stopped))
             yield line, *unchanged
@@ -324,6 +381,20 @@ def chosen_settings(
     stride = whole(stride) if guide(protocol).stride else None
     name = (model or "").strip()
     return Settings(name, whole(window), stride, start, protocol, context or "", bool(words))
+
+
+def measured_of(tab: str, values: Sequence, but: Sequence[str]) -> list:
+    """What a tab's measurement is of: the values of a request that make a difference to it.
+
+    Args:
+        tab: its name.
+        values: those of `Controls.request`, and before them what else the tab needs.
+        but: names of settings that make none.
+    """
+    names = ("text", *CHOSEN, "context")
+    before = len(values) - len(names)
+    mattering = (value for name, value in zip(names, values[before:]) if name not in but)
+    return [tab, *values[:before], *mattering]
 
 
 def read_kept(kept: str) -> dict[str, str]:

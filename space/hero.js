@@ -6,7 +6,7 @@ function heroView(view, data) {
   const caption = view.querySelector(".ps-caption"), play = view.querySelector("[data-hero=play]");
   const soFar = view.querySelector(".ps-so-far"), read = view.querySelector(".ps-read");
   const [least, most] = data.widths, last = data.tokens.length + 1; // places, the start token's included
-  let { width, stride } = data, windows, frames, frame = 0, state, timer = null;
+  let { width, stride } = data, windows, frames, frame = 0, state, timer = null, inSight = true;
 
   const cells = ["▸", ...data.tokens].map((token) => {
     const cell = make("span", "ps-cell", token.match(/^\s*/)[0]);
@@ -60,6 +60,7 @@ function heroView(view, data) {
       for (const [key, number] of [["min", low], ["max", high], ["now", n]]) handle.setAttribute("aria-value" + key, number);
       words.textContent = `${name.toLowerCase()} ${n}`;
       stretch(element, from, to);
+      element.classList.toggle("ps-narrow", parseFloat(element.style.width) < words.offsetWidth + 20); // behind the handle
     };
     return { element, draw };
   }
@@ -128,12 +129,19 @@ function heroView(view, data) {
     const isLast = frame === frames.length - 1, begins = state.done === windows[state.window][1];
     timer = setTimeout(() => {
       frame = isLast ? 0 : frame + 1;
-      if (view.isConnected) run();
+      if (view.isConnected && inSight) run();
     }, isLast ? HOLD_MS : begins ? slides : lights);
   }
   function stop() { clearTimeout(timer); timer = null; play.textContent = "Play"; }
   function start() { stop(); play.textContent = "Pause"; run(); }
   play.addEventListener("click", () => (timer ? stop() : start()));
+
+  /* Nobody's battery pays for a picture that is out of sight. */
+  new IntersectionObserver((seen) => {
+    const wasInSight = inSight;
+    inSight = seen.at(-1).isIntersecting;
+    if (inSight && !wasInSight && timer) start();
+  }).observe(view);
 
   /* The introduction's words point at their part of the picture. */
   for (const word of document.querySelectorAll("[data-term]"))

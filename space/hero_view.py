@@ -24,7 +24,7 @@ def hero_view(loaded: LoadedModel) -> str:
     """The frame of the picture, which the page's script draws and moves."""
     data = hero_data(loaded)
     return (
-        f'<div class="ps-view ps-hero" data-view="hero" data-payload="{payload(data)}">'
+        f'<div class="ps-view ps-hero" data-view="hero" data-payload={payload(data)}>'
         '<div class="ps-reel"><div class="ps-film"></div></div>'
         '<p class="ps-caption"></p>'
         '<div class="ps-figures"><p><small>perplexity so far</small><b class="ps-so-far"></b></p>'

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 
 # A request that would take this many times its budget is ended after the first tenth of it.
 HOPELESS = 1.2
+# Seconds; each line of status costs a browser that shows a long text a good part of that.
+TOLD_EVERY = 0.25
 
 
 class Stopped(Exception):
@@ -38,10 +40,9 @@ class Update:
 
 @dataclass(frozen=True)
 class Shown:
-    """A result: the final one, or a part of it that is good already."""
+    """The result."""
 
     result: object
-    final: bool = False
 
 
 class Job:
@@ -84,10 +85,6 @@ class Job:
         """Tell the page what is happening."""
         self.check()
         self.told.put(Update(sentence, share))
-
-    def show(self, result: object) -> None:
-        """Give the page a part of the result."""
-        self.told.put(Shown(result))
 
     def computing(self, step: str = "Scoring") -> Callable:
         """Return a callback for one compute of the metric, and start the clock."""
@@ -151,21 +148,30 @@ def follow(job: Job, work: Callable[[Job], object]) -> Iterator[Update | Shown]:
     thread = threading.Thread(target=run, daemon=True)
     thread.start()
     try:
-        while (told := newest(job.told)) is not None:
+        earliest = 0.0
+        while (told := newest(job.told, earliest)) is not None:
+            earliest = time.monotonic() + TOLD_EVERY
             yield told
     finally:
         job.stop()
         thread.join()
     if "error" in outcome:
         raise outcome["error"]
-    yield Shown(outcome["result"], final=True)
+    yield Shown(outcome["result"])
 
 
-def newest(told: queue.Queue):
-    """Wait for what a job tells; of updates that came in the meantime, only the last is news."""
+def newest(told: queue.Queue, earliest: float = 0.0) -> Update | None:
+    """Wait for what a job tells, None for its end; of several updates, only the last is news.
+
+    Args:
+        earliest: when an update is due, in seconds of the clock.
+    """
     item = told.get()
-    while isinstance(item, Update) and not told.empty():
-        item = told.get()
+    while item is not None:
+        try:
+            item = told.get(timeout=max(0.0, earliest - time.monotonic()))
+        except queue.Empty:
+            break
     return item
 
 
@@ -197,7 +203,13 @@ class Jobs:
             return visitor in self._jobs and not self._jobs[visitor].finished
 
     def stop(self, visitor: str) -> None:
+        """Stop a visitor's job, which says so in its own line.
+
+        Beside that line it could arrive behind the job's last word, and stay.
+        """
         with self._lock:
+            if visitor in self._jobs:
+                self._jobs[visitor].told.put(Update("Stopping…"))
             self._stop(visitor)
 
     def forget(self, visitor: str) -> None:

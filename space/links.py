@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from .gate import NAME
-from .limits import Limits, Refused
+from .limits import Limits, Refused, whole_characters
 from .settings import Settings, check_settings
 
 TEXT, CONTEXT = "text", "context"
@@ -64,7 +64,7 @@ def _unpack(packed: str, limits: Limits) -> str:
         data = opened.decompress(squeezed, most)  # however much was squeezed into it
         if not opened.eof:
             raise Refused("The text in the link is incomplete, or too long for this page.")
-        return data.decode()
+        return whole_characters(data.decode(), "text in the link")
     except (binascii.Error, zlib.error, UnicodeDecodeError, ValueError) as error:
         if isinstance(error, Refused):
             raise

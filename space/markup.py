@@ -2,9 +2,13 @@
 
 import html
 import json
+from collections.abc import Sequence
 
 # Signs that a template engine might act on, beyond those that html.escape knows.
 TEMPLATE_SIGNS = {ord(sign): f"&#{ord(sign)};" for sign in "{}$`"}
+
+HUGE = 1e9  # from here on, digits are hard to count
+RAISED = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
 def escape(text: object) -> str:
@@ -13,14 +17,24 @@ def escape(text: object) -> str:
 
 
 def payload(data: object) -> str:
-    """JSON for a data-attribute, which the page's script reads back."""
-    return escape(json.dumps(data, ensure_ascii=False, separators=(",", ":"), allow_nan=False))
+    """JSON as the value of a data-attribute, which the page's script reads back.
+
+    In single quotes, because JSON is full of double ones: escaped, they were a third of a long text's.
+    """
+    text = json.dumps(data, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    return f"""'{escape(text).replace("&quot;", '"')}'"""
 
 
 def number(value: float, digits: int = 4) -> str:
-    """A number for people: grouped thousands, `digits` significant ones, zeros among them."""
+    """A number for people: grouped thousands, `digits` significant ones, zeros among them.
+
+    From a thousand million on, as a power of ten.
+    """
     if value != value or value in (float("inf"), float("-inf")):
         return "∞" if value == float("inf") else str(value)
+    if abs(value) >= HUGE:
+        mantissa, exponent = f"{value:.{digits - 1}e}".split("e+")
+        return f"{mantissa} × 10{str(int(exponent)).translate(RAISED)}"
     if abs(value) >= 10 ** (digits - 1):
         return f"{value:,.0f}"
     return f"{value:#.{digits}g}".rstrip(".")
@@ -29,6 +43,12 @@ def number(value: float, digits: int = 4) -> str:
 def count(value: int, noun: str) -> str:
     """`1 window`, `2,000 windows`."""
     return f"{value:,} {noun}" + ("" if value == 1 else "s")
+
+
+def interval_words(interval: Sequence[float]) -> str:
+    """`95 % interval 8.000 to 79.00`."""
+    low, high = map(number, interval)
+    return f"95 % interval {low} to {high}"
 
 
 def per_cent(ratio: float) -> str:

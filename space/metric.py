@@ -12,10 +12,16 @@ METRIC = Path(__file__).resolve().parent.parent / "perplexity_sliding.py"
 
 def new_metric() -> evaluate.Metric:
     """A fresh instance: one can serve one request at a time."""
-    return evaluate.load(str(METRIC), keep_in_memory=True, experiment_id=uuid.uuid4().hex)
+    return type(_loaded())(keep_in_memory=True, experiment_id=uuid.uuid4().hex)
+
+
+@functools.cache
+def _loaded() -> evaluate.Metric:
+    """The metric as `evaluate.load` gives it, which reads and copies all sources each time."""
+    return evaluate.load(str(METRIC), keep_in_memory=True)
 
 
 @functools.cache
 def protocol_rows() -> Mapping[str, object]:
     """The metric's protocols by name, each with what it does and which settings it has."""
-    return new_metric().protocols
+    return _loaded().protocols

@@ -12,9 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-import transformers
-from packaging.version import Version
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from demo_model.round_weights import round_weights
 
@@ -23,6 +21,7 @@ from .gate import admit
 from .jobs import Job
 from .limits import Limits, Refused
 from .line import Line
+from .metric import new_metric
 
 BUNDLED = "demo_model"
 # The bundled one with its weights rounded to 4 bits, made on the fly to compare with.
@@ -156,7 +155,7 @@ class Shelf:
             raise Refused(f"{name} cannot be used here: {refusal}") from refusal
         except Exception as error:  # a hostile or broken repository can make anything fail
             raise Refused(
-                f"{name} cannot be used here: loading it failed ({_first_sentence(error)})."
+                f"{name} cannot be used here: loading it failed ({_first_sentence(error, folder)})."
             ) from error
         return LoadedModel(name, model, tokenizer, window, commit)
 
@@ -212,29 +211,18 @@ def build_shapes(config) -> tuple[torch.nn.Module, str]:
 
 def load_folder(folder: Path, attention: str) -> tuple[torch.nn.Module, object]:
     """Load a complete model and its tokenizer, with nothing in the folder run or followed."""
-    # Renamed in transformers 4.56.
-    dtype = "dtype" if Version(transformers.__version__) >= Version("4.56") else "torch_dtype"
-    model, report = AutoModelForCausalLM.from_pretrained(
-        folder,
-        use_safetensors=True,
-        trust_remote_code=False,
-        attn_implementation=attention,
-        local_files_only=True,
-        output_loading_info=True,
-        **{dtype: torch.float32},
+    closed = {"trust_remote_code": False, "local_files_only": True}
+    opened = new_metric().open_model(
+        str(folder),
+        device="cpu",
+        model_kwargs=closed | {"use_safetensors": True, "attn_implementation": attention},
+        tokenizer_kwargs=closed,
     )
-    missing = list(report["missing_keys"]) + list(report["mismatched_keys"])
-    if missing:
-        raise Refused(
-            f"{len(missing)} of its weights are missing or of the wrong shape and would be random "
-            "numbers."
-        )
-    tokenizer = AutoTokenizer.from_pretrained(
-        folder, trust_remote_code=False, local_files_only=True
-    )
-    return model.eval(), tokenizer
+    return opened.model, opened.tokenizer
 
 
-def _first_sentence(error: Exception) -> str:
+def _first_sentence(error: Exception, folder: Path) -> str:
+    """The first line of an error, in which the folder is called the model."""
     lines = str(error).strip().splitlines() or [""]
-    return f"{type(error).__name__}: {lines[0][:200]}".rstrip(".: ")
+    line = lines[0].replace(f"`model_id`={str(folder)!r}", "the model")
+    return f"{type(error).__name__}: {line[:200]}".rstrip(".: ")

@@ -13,6 +13,11 @@ function kept() {
   try { return (reloaded && sessionStorage.getItem(KEPT)) || ""; } catch { return ""; }
 }
 window.perplexityKept = kept();
+/* A link that is put into the address bar here changes only what is behind the #, which loads nothing. */
+addEventListener("hashchange", () => {
+  try { sessionStorage.removeItem(KEPT); } catch { /* nothing was kept */ }
+  location.reload();
+});
 
 /* Adler-32 of a text in UTF-8, as `mark` in settings.py has it: enough to see that a text changed. */
 function digest(text) {
@@ -21,29 +26,30 @@ function digest(text) {
   return b * 65536 + a;
 }
 
-/* Read aloud where the number stands, and nowhere else. */
-function staleNote(aloud) {
+function staleNote() {
   const note = make("p", "ps-stale-note", "This is of the text or the settings before. Press Score for the present ones.");
-  if (aloud) note.setAttribute("role", "status");
+  note.setAttribute("role", "status");
   return note;
 }
 
-/* Dim every result that is not of the present text and settings, and say so. */
+/* Dim every result that is not of the present text and settings, and say so once in its tab. */
 function compareWithRequest() {
   if (!request) return;
+  const noted = new Set(); // tabs
   for (const view of document.querySelectorAll("[data-of]")) {
     const stale = JSON.parse(view.dataset.of).some((value, n) => value !== null && value !== request[n]);
-    const note = view.querySelector(":scope > .ps-stale-note");
+    const note = view.querySelector(":scope > .ps-stale-note"), tab = view.closest("[role=tabpanel]"), isFirst = !noted.has(tab);
     view.classList.toggle("ps-stale", stale);
-    if (stale && !note) view.prepend(staleNote(view.matches(".ps-card")));
-    if (!stale) note?.remove();
+    if (stale) noted.add(tab);
+    if (stale && isFirst && !note) view.prepend(staleNote());
+    if (!stale || !isFirst) note?.remove();
   }
 }
 
 /* The page's components call this with their values. */
 window.perplexityAsked = (text, ...settings) => {
   const context = settings.pop();
-  const whole = settings.map((value) => typeof value === "number" ? Math.trunc(value) : value); // as it is scored
+  const whole = settings.map((value) => typeof value === "number" ? Math.trunc(value) : value?.trim()); // as it is scored
   request = [digest(text ?? ""), ...whole, digest(context ?? "")];
   keep(text, context);
   compareWithRequest();
@@ -73,9 +79,29 @@ function cardView(view, data) {
   change.textContent = parts.join(", ");
 }
 
+/* Gradio's tabs and its accordion, for a keyboard and a screen reader. */
+document.addEventListener("keydown", (event) => {
+  const tabs = [...event.target.closest?.("[role=tablist]")?.querySelectorAll("[role=tab]") ?? []], at = tabs.indexOf(event.target);
+  const to = { ArrowRight: at + 1, ArrowLeft: at - 1, Home: 0, End: -1 }[event.key];
+  if (at < 0 || to === undefined) return;
+  event.preventDefault();
+  tabs.at(to % tabs.length).focus(); // what measures when it is opened waits for Enter
+});
+function tellOpen() {
+  for (const button of document.querySelectorAll("button.label-wrap")) button.setAttribute("aria-expanded", button.matches(".open"));
+}
+document.addEventListener("click", () => setTimeout(tellOpen));
+
 document.addEventListener("keydown", (event) => {
   if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) document.getElementById("score")?.click();
 });
+
+/* Browsers give the focus back to what opened the first of several cards only. */
+document.addEventListener("toggle", ({ newState, target }) => {
+  const focused = document.activeElement;
+  if (newState !== "closed" || (focused !== document.body && focused.checkVisibility())) return;
+  document.querySelector(`[popovertarget="${target.id}"]:not([popovertargetaction=hide])`)?.focus({ preventScroll: true });
+}, true);
 
 /* Where the results stand below the settings: go and look. */
 document.addEventListener("click", (event) => {
@@ -91,9 +117,11 @@ function wake() {
   for (const view of document.querySelectorAll("[data-view]:not([data-ready])")) {
     view.dataset.ready = "yes";
     news = true;
+    revive(view);
     VIEWS[view.dataset.view](view, JSON.parse(view.dataset.payload));
   }
   for (const figure of document.querySelectorAll(".ps-chart:not(:has(.ps-save))")) offerChart(figure);
+  tellOpen();
   if (news) compareWithRequest();
 }
 new MutationObserver(wake).observe(document.documentElement, { childList: true, subtree: true });

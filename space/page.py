@@ -1,8 +1,8 @@
 """The interface: what stands where on the page, and which handler answers it."""
 
 import importlib.util
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 import gradio as gr
@@ -14,12 +14,21 @@ from .intro_view import TITLE, intro_view
 from .jobs import Job
 from .models import BUNDLED, ROUNDED, SUGGESTED
 from .plan_view import sketch
-from .service import Scored, Service
+from .service import STRIDES_SET, TOOLS_SET, Scored, Service
 from .settings import Settings
 from .status_view import status
 
 HERE = Path(__file__).resolve().parent
 HELLO = "This is the first sample. Change the text, the window or the stride."
+# What the table of tools says of a click: which tool's settings.  Its result stands in the first tab.
+CHOOSE_TOOL = """element.addEventListener("click", ({ target }) => {
+  const row = target.closest("button, .ps-cut")?.closest("[data-protocol]");
+  if (!row) return;
+  const { protocol, window, stride } = row.dataset, tab = document.querySelector("#results [role=tab]");
+  trigger("click", { protocol, window: Number(window), stride: Number(stride) });
+  tab.click();
+  tab.focus();
+})"""
 ASKED = "(...values) => { window.perplexityAsked(...values); return []; }"
 SCRIPTS = ("base.js", "text.js", "reader.js", "pairs.js", "hero.js", "save.js", "page.js")
 # Everybody in the service's lines holds a thread, and clicks need some too.
@@ -53,6 +62,7 @@ class Controls:
     adopted: gr.State
     wanted: gr.State
     visits: gr.State
+    remark: gr.HTML
 
     @property
     def request(self) -> list:
@@ -84,7 +94,6 @@ class Results:
     strides_tab: gr.Tab
     tools_tab: gr.Tab
     compare_tab: gr.Tab
-    measure_compared: gr.Button
     other: gr.Dropdown
 
 
@@ -149,6 +158,8 @@ def theme() -> gr.themes.Base:
 def lay_out_controls(service: Service, handlers: Handlers, scored: Scored):
     """Text, model and the two handles; return the controls, the status line and Stop."""
     settings = scored.settings
+    # What was wrong with a link, where it is seen first.
+    remark = gr.HTML(visible=False, elem_id="remark")
     text = gr.Textbox(
         scored.text,
         label="Text",
@@ -203,7 +214,7 @@ def lay_out_controls(service: Service, handlers: Handlers, scored: Scored):
     words = gr.Checkbox(label="Score words", elem_id="words")
     adopted = gr.State(BUNDLED)  # whose window the sliders show
     wanted = gr.State(settings.stride)  # what the visitor chose; a narrow window shortens it
-    visits = gr.State(0)  # counted up by a link that is to be scored
+    visits = gr.State(0)  # counted up by a link, or a tool of the table, that is to be scored
     controls = Controls(
         text,
         sample,
@@ -220,13 +231,16 @@ def lay_out_controls(service: Service, handlers: Handlers, scored: Scored):
         adopted,
         wanted,
         visits,
+        remark,
     )
     return controls, line, stop
 
 
-def view(value: str = "", elem_id: str | None = None) -> gr.HTML:
+def view(value: str = "", elem_id: str | None = None, js_on_load: str | None = None) -> gr.HTML:
     """A place for one of the views, which bring their own looks."""
-    return gr.HTML(value, elem_id=elem_id, apply_default_css=False, padding=False)
+    return gr.HTML(
+        value, elem_id=elem_id, js_on_load=js_on_load, apply_default_css=False, padding=False
+    )
 
 
 def model_choice(label: str, value: str | None, *more: tuple[str, str]) -> gr.Dropdown:
@@ -276,18 +290,14 @@ def lay_out_results(scored: Scored, line: gr.HTML, stop: gr.Button) -> Results:
             gain = view()
             trade_off = view()
         with gr.Tab("Tools") as tools_tab:
-            protocols = view()
+            protocols = view(js_on_load=CHOOSE_TOOL)
         with gr.Tab("Compare") as compare_tab:
             gr.Markdown(
                 "What does another model change, such as a quantised or a fine-tuned copy? The model "
                 "of the settings is the reference."
             )
             rounded = (f"{BUNDLED}, its weights rounded to 4 bits", ROUNDED)
-            with gr.Row():
-                other = model_choice("Compare it with", ROUNDED, rounded)
-                measure_compared = gr.Button(
-                    "Compare them", scale=0, min_width=120, elem_id="compare"
-                )
+            other = model_choice("Compare it with", ROUNDED, rounded)
             compared = view()
         with gr.Tab("Cite and share", elem_id="cite"):
             views["cite"] = view(values["cite"])
@@ -317,7 +327,6 @@ def lay_out_results(scored: Scored, line: gr.HTML, stop: gr.Button) -> Results:
         strides_tab,
         tools_tab,
         compare_tab,
-        measure_compared,
         other,
     )
 
@@ -330,6 +339,9 @@ def connect_settings(
     latest = QUICK | RAW | {"trigger_mode": "always_last"}
     # A choice, not `input`: that fires too when the list is only left, and would replace a text.
     c.sample.select(handlers.choose_sample, c.sample, c.text, **QUICK)
+    c.text.change(
+        handlers.name_sample, [c.sample, c.text], c.sample, trigger_mode="always_last", **QUICK
+    )
     c.upload.upload(handlers.upload, c.upload, [c.text, status_line], **QUICK)
     moves = [
         c.window.input(
@@ -347,28 +359,67 @@ def connect_settings(
         ),
     ]
     views = [results.score[name] for name in SCORE_OUTPUTS]
-    again = COMPUTING | QUIET | RAW | {"trigger_mode": "always_last"}
     # `change` of the texts: their `input` is of typed letters only, not of what is pasted or deleted.
     changes = (c.text.change, c.context.change, c.start.input, *(move.then for move in moves))
     for changed in changes:
-        ran = changed(handlers.rescore, c.scoring, [status_line, results.shared, *views], **again)
-        ran.then(put_files_away, None, [results.files, results.picture], **QUICK)
+        _, shown = run_and_show(
+            handlers,
+            changed,
+            handlers.rescore,
+            c.scoring,
+            status_line,
+            [results.shared, *views],
+            "always_last",
+        )
+        shown.then(put_files_away, None, [results.files, results.picture], **QUICK)
     # What only the script sees: the # of the address, and what it kept over a reload.
     behind, kept = (gr.Textbox(visible=False) for _ in range(2))
     controls_set = [c.model, c.window, c.stride, c.start, c.protocol, c.sketch]
     arrived = page.load(
         handlers.arrive,
         [behind, kept, c.visits],
-        [c.text, c.context, *controls_set, status_line, c.visits],
+        [c.text, c.context, *controls_set, status_line, c.visits, c.remark],
         js="(behind, kept, visits) => [location.hash, window.perplexityKept, visits]",
         concurrency_limit=None,
         **QUIET,  # in the queue: else the page isn't told that a state changed
     )
+    gr.on([c.text.input, c.score.click], lambda: gr.HTML(visible=False), None, c.remark, **QUICK)
     arrived.then(lambda name: name, c.model, c.adopted, **QUICK)
     arrived.then(lambda stride: stride, c.stride, c.wanted, **QUICK, **RAW)
     page.unload(handlers.leave)
     # In the browser alone: results that are not of the present choice are dimmed.
     gr.on([part.change for part in c.request], None, c.request, None, js=ASKED, **QUICK)
+
+
+def run_and_show(
+    handlers: Handlers,
+    started,
+    run: Callable,
+    inputs: list,
+    line: gr.HTML,
+    outputs: list,
+    trigger_mode: str,
+):
+    """Let a handler tell its progress in the status line, and fill the outputs when it is done.
+
+    Apart, because with every line gradio compares the whole content of all outputs of the handler that
+    runs: that of a long text stopped the page for seconds.
+
+    Returns:
+        the events of running and of showing.
+    """
+    made = gr.State(time_to_live=RESULTS_KEPT)
+    ran = started(
+        handlers.making(run),
+        inputs,
+        [line, made],
+        trigger_mode=trigger_mode,
+        **RAW,
+        **COMPUTING,
+        **QUIET,
+    )
+    shown = ran.success(handlers.show, made, [line, *outputs], trigger_mode="always_last", **QUICK)
+    return ran, shown
 
 
 def put_files_away() -> tuple:
@@ -383,19 +434,11 @@ def connect_measurements(handlers: Handlers, controls: Controls, results: Result
     def on(trigger, run, inputs, outputs):
         begun = trigger(handlers.begin, None, [r.status, r.stop], **QUICK)
         # "multiple": a request that replaces a running one is sent while that one still ends.
-        ran = begun.then(
-            run,
-            inputs,
-            [r.status, *outputs],
-            trigger_mode="multiple",
-            **RAW,
-            **COMPUTING,
-            **QUIET,
-        )
+        ran, shown = run_and_show(handlers, begun.then, run, inputs, r.status, outputs, "multiple")
         ran.failure(handlers.turned_away, None, [r.status, r.stop], **QUICK)
-        ran.then(handlers.idle, None, r.stop, **QUICK)
-        ran.then(lambda name: name, c.model, c.adopted, **QUICK)
-        return ran
+        shown.then(handlers.idle, None, r.stop, **QUICK)
+        shown.then(lambda name: name, c.model, c.adopted, **QUICK)
+        return shown
 
     # A name may be typed, so `input` is needed, which fires too when the field is only left.
     asked = gr.State(0)
@@ -420,32 +463,36 @@ def connect_measurements(handlers: Handlers, controls: Controls, results: Result
     )
     scorings = gr.State(0)
     for asks in (c.score.click, c.text.submit, c.visits.change, asked_words.change):
-        ran = on(asks, handlers.score, c.scoring, [c.window, c.stride, r.shared, *views])
-        ran.then(lambda done: done + 1, scorings, scorings, **QUIET, concurrency_limit=None)
-        ran.then(put_files_away, None, [r.files, r.picture], **QUICK)
+        shown = on(asks, handlers.score, c.scoring, [c.window, c.stride, r.shared, *views])
+        shown.then(lambda done: done + 1, scorings, scorings, **QUIET, concurrency_limit=None)
+        shown.then(put_files_away, None, [r.files, r.picture], **QUICK)
+    r.tools.click(
+        handlers.take_tool,
+        [c.model, c.visits],
+        [c.window, c.stride, c.start, c.protocol, c.sketch, c.wanted, c.visits],
+        **QUIET,  # in the queue: else the page isn't told that a state changed
+        concurrency_limit=None,
+    )
     r.make_files.click(handlers.make_files, r.shared, [r.files, r.picture], **QUICK)
     both = [r.other, *c.request]
     opened = gr.State("")
     r.result_tab.select(lambda: "", None, opened, **QUIET, concurrency_limit=None)
-    # What is opened, or open when the text is scored, measures, unless it shows just that.
-    for tab, run, inputs, outputs, triggers in (
-        (r.strides_tab, handlers.trade_off, c.request, r.strides, []),
-        (r.tools_tab, handlers.every_protocol, c.request, [r.tools], []),
-        (
-            *(r.compare_tab, handlers.compare, both, [r.compared]),
-            [r.other.input, r.measure_compared.click],
-        ),
+    # What is opened, or open when the text is scored, measures, unless it shows or measures just that.
+    for tab, run, but, inputs, outputs, triggers in (
+        (r.strides_tab, handlers.trade_off, STRIDES_SET, c.request, r.strides, []),
+        (r.tools_tab, handlers.every_protocol, TOOLS_SET, c.request, [r.tools], []),
+        (r.compare_tab, handlers.compare, (), both, [r.compared], [r.other.input]),
     ):
         name, shown, asked = tab.label, gr.State(), gr.State(0)
         tab.select(lambda name=name: name, None, opened, **QUIET, concurrency_limit=None)
         gr.on(
             [opened.change, scorings.change, *triggers],
-            partial(handlers.ask_tab, name),
+            handlers.asking(name, but),
             [opened, shown, asked, *inputs],
             asked,
             **QUIET,
             **RAW,
             concurrency_limit=None,
         )
-        on(asked.change, handlers.noting(run), inputs, [*outputs, shown])
-    r.stop.click(handlers.stop, None, r.status, **QUICK)
+        on(asked.change, handlers.noting(name, run, but), inputs, [*outputs, shown])
+    r.stop.click(handlers.stop, None, None, **QUICK)

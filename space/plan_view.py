@@ -12,7 +12,7 @@ def plan_words(scored: Scored) -> str:
     read = scored.result["num_forward_tokens"]
     texts, have = ("Context and text", "have") if scored.settings.context else ("The text", "has")
     words = (
-        f"{texts} {have} {count(length, 'token')}, and the model reads them in "
+        f"{texts} {have} {count(length, 'token')}, and the model reads {'it' if length == 1 else 'them'} in "
         f"{count(len(windows), 'window')} of up to {count(scored.settings.window, 'token')}. "
         f"In all it reads {count(read, 'token')}, {read / max(1, length):.1f} × {texts.lower()}."
     )
@@ -32,7 +32,7 @@ def plan_words(scored: Scored) -> str:
 
 def sketch(window: int, stride: int | None, protocol: str = "sliding") -> str:
     """What window and stride mean for any long text; for another tool's protocol, its idea."""
-    if protocol != "sliding":
+    if not guide(protocol).slides:
         idea = escape(guide(protocol).idea)
         return f'<p class="ps-view ps-sketch"><b>{escape(protocol)}.</b> {idea}</p>'
     stride = stride or window

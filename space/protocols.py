@@ -24,6 +24,7 @@ class Guide:
             of a whole window would skip a token.
         contexts: whether a text may come after a context that is not scored.
         words: whether each text is scored by itself, so that its words can be.
+        slides: whether window and stride say how much context each token has.
     """
 
     tool: str
@@ -33,6 +34,7 @@ class Guide:
     starts_every_window: bool = False
     contexts: bool = True
     words: bool = True
+    slides: bool = False
 
 
 def guide(protocol: str) -> Guide:
@@ -48,14 +50,13 @@ def guide(protocol: str) -> Guide:
         row.start == "every if any",
         row.pairs is not None,
         row.scores_each_text,
+        row.scores_next == "without overlap",
     )
 
 
 def usual_stride(protocol: str, window: int) -> int:
     """The stride that a tool takes by itself for a window, in tokens."""
-    row, longest = protocol_rows()[protocol], window - guide(protocol).starts_every_window
-    tokens = {"half": window // 2, None: longest}.get(row.stride, row.stride)
-    return max(1, min(tokens, longest))
+    return protocol_rows()[protocol].usual_stride(window, guide(protocol).starts_every_window)
 
 
 def _starts(row) -> tuple[str, ...]:

@@ -47,10 +47,10 @@ def list_files(root: Path = ROOT) -> list[str]:
     """
     files = set(with_imports(root, PROGRAMS))
     for pattern in PATTERNS:
-        found = sorted(root.glob(pattern))
-        if not found:
+        matching = sorted(root.glob(pattern))
+        if not matching:
             raise ValueError(f"`{pattern}` must be there to publish, but {root} has no such file.")
-        files |= {path.relative_to(root).as_posix() for path in found}
+        files |= {path.relative_to(root).as_posix() for path in matching}
     files |= set(pictures(root))
     return sorted(files)
 
@@ -121,8 +121,8 @@ def check_card(root: Path = ROOT) -> None:
 def uncommitted(files: Iterable[str], root: Path = ROOT) -> list[str]:
     """Those of the files that git does not have as they are."""
     command = ["git", "status", "--porcelain", "--ignored", "-z", "--", *files]
-    told = subprocess.run(command, cwd=root, capture_output=True, text=True, check=True).stdout
-    return [entry[3:] for entry in told.split("\0") if entry]
+    output = subprocess.run(command, cwd=root, capture_output=True, text=True, check=True).stdout
+    return [entry[3:] for entry in output.split("\0") if entry]
 
 
 def operations(files: Iterable[str], published: Iterable[str], root: Path = ROOT) -> list:

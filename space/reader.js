@@ -20,9 +20,11 @@ function readerView(view, data) {
   const play = view.querySelector('[data-step="play"]');
   const { windows, bits } = data, length = bits.length;
   const windowOf = new Array(length).fill(-1), pieceOf = new Array(length).fill(-1);
-  windows.forEach(([, first, end], n) => windowOf.fill(n, first, end));
+  // A token that several windows score has the columns of the first.
+  windows.forEach(([, first, end], n) => { for (let t = first; t < end; t++) if (windowOf[t] < 0) windowOf[t] = n; });
   const box = view.querySelector(".ps-text");
   const asTokens = { label: box.getAttribute("aria-label"), ...JSON.parse(box.dataset.pieces), segments: data.segments };
+  const life = signal(view);
   let now = -1, timer = null, shown = asTokens, classes, segments;
 
   /* In words: one piece of the text, and each of its tokens. */
@@ -67,7 +69,7 @@ function readerView(view, data) {
     return [
       make("p", "", `${bitsText(bits[token])} of surprise: ${oneIn(bits[token])}. It was the model's ${rank === 1 ? "first" : ordinal(rank)} guess.`),
       make("p", "", `The model saw ${tokens(data.context[token])} before it${start ? ", the start token among them" : ""}, ` +
-        `in window ${fmt(windowOf[token] + 1)} of ${fmt(windows.length)} (tokens ${fmt(begin + 1)} to ${fmt(end)} of the text).`),
+        `in window ${fmt(windowOf[token] + 1)} of ${fmt(windows.length)} (tokens ${fmt(begin + 1)} to ${fmt(end)} of ${data.context_tokens ? "context and text" : "the text"}).`),
       make("p", "ps-note", "What it expected most:"),
       guesses(alternatives, name, bits[token], rank),
     ];
@@ -172,7 +174,7 @@ function readerView(view, data) {
     lay(pieces);
   }
   for (const choice of view.querySelectorAll("[data-units] input")) {
-    choice.addEventListener("change", () => chooseUnit(choice.value));
+    choice.addEventListener("change", () => chooseUnit(choice.value), life);
     if (choice.value === "words" && unit === "words" && data.words) { choice.checked = true; chooseUnit("words"); }
   }
 
@@ -209,8 +211,9 @@ function readerView(view, data) {
     const by = event.target.dataset.step;
     if (by === "play") return timer ? stop() : start();
     if (by) { stop(); step(Number(by)); }
-  });
-  slider.addEventListener("input", () => { stop(); step(slider.value - 1 - now); });
+  }, life);
+  slider.addEventListener("input", () => { stop(); step(slider.value - 1 - now); }, life);
+  life.signal.addEventListener("abort", stop);
 
   const tokenAt = (event) => {
     const box = picture.getBoundingClientRect();

@@ -25,8 +25,8 @@ async function pngFile(source) {
 function pictureView(view, data) {
   const image = view.querySelector("img"), [png, svg] = view.querySelectorAll("button");
   image.src = "data:image/svg+xml," + encodeURIComponent(data.card);
-  png.addEventListener("click", async () => save("card.png", await pngFile(data.card)));
-  svg.addEventListener("click", () => save("card.svg", svgFile(data.card)));
+  png.addEventListener("click", async () => save("card.png", await pngFile(data.card)), signal(view));
+  svg.addEventListener("click", () => save("card.svg", svgFile(data.card)), signal(view));
 }
 
 /* A chart as a file by itself: its shapes, lines and words where they stand on the page. */

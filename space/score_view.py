@@ -1,14 +1,14 @@
 """The result in numbers: the perplexity large, what it means, and what else was measured."""
 
 import math
+from collections.abc import Sequence
 
 from .intro_view import term
 from .links import link
-from .markup import count, escape, number, payload
+from .markup import count, escape, interval_words, number, payload
 from .service import Scored
 from .settings import fingerprint
 
-WIDEST = 10  # an interval from a number to over ten times as much says nothing
 ENDLESS = 1e9  # JSON has no infinity
 
 
@@ -26,12 +26,12 @@ def score_view(scored: Scored) -> str:
     }
     return (
         f'<div class="ps-view ps-card" data-view="card" data-of="{escape(settings.mark(scored.text))}" '
-        f'data-payload="{payload(data)}"><div class="ps-headline">'
+        f'data-payload={payload(data)}><div class="ps-headline">'
         f'<p class="ps-label">Perplexity of this text for {escape(scored.loaded.name)}</p>'
         f'<p class="ps-big"><output>{number(result["perplexity"])}</output>'
         '<span class="ps-change" role="status"></span></p>'
         f'<p class="ps-recipe">{escape(" · ".join(recipe(scored)))}</p></div><div>'
-        f'<p>{_meaning(scored)}</p><p class="ps-interval">{_interval(result)}</p></div>'
+        f'<p>{_meaning(scored)}</p><p class="ps-interval">{_interval(scored.interval)}</p></div>'
         f"{_numbers(scored)}{_notes(result)}</div>"
     )
 
@@ -54,14 +54,12 @@ def recipe(scored: Scored) -> list[str]:
     ]
 
 
-def _interval(result: dict) -> str:
-    interval = result["perplexity_interval"]
-    if interval is None or interval[1] > WIDEST * interval[0]:
+def _interval(interval: Sequence[float] | None) -> str:
+    if interval is None:
         return "No interval: the text is too short to tell how far another part would differ."
-    low, high = (number(end) for end in interval)
     return (
-        f"95 % interval {low} to {high}: the perplexity of much more text like this would most "
-        "likely lie there."
+        f"{interval_words(interval)}: the perplexity of much more text like this would most likely "
+        "lie there."
     )
 
 
@@ -87,7 +85,12 @@ def _numbers(scored: Scored) -> str:
     own = length - scored.context_tokens
     texts = "context and text" if scored.settings.context else "the text"
     rows = [
-        ("Tokens scored", f"{result['num_tokens']:,}", f"of {own:,} in the text"),
+        (
+            "Tokens scored",
+            f"{result['num_tokens']:,}",
+            f"of {own:,} in the text"
+            + ", some of them several times" * (result["num_tokens"] > own),
+        ),
         ("Windows", f"{result['num_windows']:,}", _window_words(scored)),
         (
             "Tokens read",

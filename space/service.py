@@ -25,7 +25,11 @@ from .models import BUNDLED, LoadedModel, Shelf
 from .protocols import guide
 from .settings import Settings, check_settings
 
+# Settings that make no difference to a measurement of several: it has its own.
+STRIDES_SET = ("stride", "protocol")
+TOOLS_SET = ("stride", "start", "protocol")
 ENOUGH = 0.9  # of what the best setting gains: the cheapest that reaches it is the knee
+WIDEST = 10  # an interval from a number to over ten times as much says nothing
 OWN_STARTS = (
     "The two models begin a text with different start tokens, so they were compared without one: the "
     "first token is not scored."
@@ -54,6 +58,12 @@ class Scored:
     def context_tokens(self) -> int:
         """How many tokens were read as context alone."""
         return self.result.get("context_tokens", 0)
+
+    @property
+    def interval(self) -> Sequence[float] | None:
+        """The 95 % interval of the perplexity; None where there is none that says anything."""
+        interval = self.result["perplexity_interval"]
+        return None if interval is None or interval[1] > WIDEST * interval[0] else interval
 
 
 @dataclass(frozen=True)
@@ -122,7 +132,7 @@ class TradeOff:
     @property
     def best(self) -> Scored:
         """The lowest perplexity, of the larger stride where two are equal."""
-        return min(self.strides, key=lambda one: one.result["perplexity"])
+        return min(self.strides, key=lambda scored: scored.result["perplexity"])
 
     @property
     def fits_one_window(self) -> bool:
@@ -142,7 +152,7 @@ class TradeOff:
         """
         if not is_gain(self.ratio and self.ratio["interval"]):
             return None
-        perplexities = [one.result["perplexity"] for one in self.strides]
+        perplexities = [scored.result["perplexity"] for scored in self.strides]
         return self.strides[find_knee(perplexities)]
 
     @property
@@ -166,7 +176,7 @@ def is_gain(interval: Sequence[float] | None) -> bool:
 
 def find_knee(perplexities: Sequence[float]) -> int:
     """The place of the first perplexity that reaches most of what the lowest gains on the first."""
-    shares = (gain_share(one, perplexities) for one in perplexities)
+    shares = (gain_share(perplexity, perplexities) for perplexity in perplexities)
     return next(place for place, share in enumerate(shares) if share >= ENOUGH)
 
 
@@ -339,10 +349,10 @@ class Service:
         for entry in entries:
             protocol = entry["protocol"]
             stride = entry["stride"] if guide(protocol).stride else None
-            own = replace(settings, protocol=protocol, stride=stride)
+            asked = replace(settings, protocol=protocol, stride=stride)
             if "error" in entry:
-                failed.append((own, in_page_words(entry["error"])))
+                failed.append((asked, in_page_words(entry["error"])))
             else:
-                own = replace(own, window=entry["max_length"])
-                scored.append(Scored(text, own, loaded, entry))
+                asked = replace(asked, window=entry["max_length"])
+                scored.append(Scored(text, asked, loaded, entry))
         return Sweep(scored, failed)

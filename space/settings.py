@@ -10,6 +10,7 @@ from .limits import Refused, whole_characters
 from .protocols import START_CHOICES, guide, usual_stride
 
 MOST_CONTEXT = 20_000  # characters
+CHOSEN = ("model", "window", "stride", "start", "protocol")  # in the order of the page's requests
 
 
 @dataclass(frozen=True)
@@ -88,8 +89,7 @@ class Settings:
             but: names of settings that make no difference to the result.
         """
         values = asdict(self) | dict.fromkeys(but)
-        names = ("model", "window", "stride", "start", "protocol")
-        chosen = (values[name] for name in names)
+        chosen = (values[name] for name in CHOSEN)
         return json.dumps([fingerprint(text), *chosen, fingerprint(self.context)])
 
     def link(self) -> str:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from .calls import CONTEXT_FILE, TABLE_FILE, TEXT_FILE
 from .card import card
-from .markup import number
+from .markup import interval_words, number
 from .score_view import recipe
 from .service import Scored
 
@@ -32,12 +32,7 @@ def digest(text: str) -> str:
 def sentence(scored: Scored) -> str:
     """A number in a sentence that says all it takes to compare and to repeat it."""
     result, loaded = scored.result, scored.loaded
-    interval = result["perplexity_interval"]
-    within = (
-        ""
-        if interval is None
-        else f" (95 % interval {number(interval[0])} to {number(interval[1])})"
-    )
+    within = "" if scored.interval is None else f" ({interval_words(scored.interval)})"
     model = loaded.name + (f" at {loaded.commit[:SHORT_COMMIT]}" if loaded.commit else "")
     context = scored.settings.context
     after = f", context with SHA-256 {digest(context)}" if context else ""

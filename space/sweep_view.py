@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from .charts import Point, bar, line_chart
 from .markup import change, count, escape, number
 from .protocols import guide
-from .service import Scored, Sweep, TradeOff, gain_share
+from .service import STRIDES_SET, TOOLS_SET, Scored, Sweep, TradeOff, gain_share
 
 LANES = 3  # windows are drawn in turns below each other, so that overlaps can be seen
 PICTURED = 10  # windows' lengths of text, from its beginning, over which windows are drawn
@@ -18,7 +18,7 @@ def trade_off_view(trade_off: TradeOff) -> str:
     if trade_off.fits_one_window:
         return ""
     wide = trade_off.wide
-    mark = escape(wide.settings.mark(wide.text, but=("stride", "protocol")))
+    mark = escape(wide.settings.mark(wide.text, but=STRIDES_SET))
     chart = _stride_chart(trade_off) if len(trade_off.strides) > 1 else ""
     remark = f'<p class="ps-note">{escape(trade_off.remark)}</p>' if trade_off.remark else ""
     return (
@@ -32,15 +32,16 @@ def protocol_view(sweep: Sweep) -> str:
     if not sweep.scored:
         return _no_protocol(sweep)
     first = sweep.scored[0]
-    ordered = sorted(sweep.scored, key=lambda one: one.result["perplexity"])
-    axis = _axis([one.result["perplexity"] for one in ordered])
-    rows = "".join(_protocol_row(one, first, axis) for one in ordered)
-    mark = escape(first.settings.mark(first.text, but=("stride", "start", "protocol")))
+    ordered = sorted(sweep.scored, key=lambda scored: scored.result["perplexity"])
+    axis = _axis([scored.result["perplexity"] for scored in ordered])
+    rows = "".join(_protocol_row(scored, first, axis) for scored in ordered)
+    mark = escape(first.settings.mark(first.text, but=TOOLS_SET))
     low, high = ordered[0].result["perplexity"], ordered[-1].result["perplexity"]
     return (
         f'<div class="ps-view" data-of="{mark}"><h3>Same model, same text: {number(low)} to '
         f"{number(high)}</h3><p>All of them are “the perplexity”. Each tool cuts the text into other "
-        "windows, throws other parts away, or averages in another way. So say which one you used.</p>"
+        "windows, throws other parts away, or averages in another way. So say which one you used. Click a "
+        "picture to score the text so, and to see its tokens.</p>"
         '<ul class="ps-key"><li><i class="ps-context"></i>read as context</li><li><i class="ps-new"></i>'
         'scored</li><li><i class="ps-lost"></i>not scored at all</li></ul>'
         '<table class="ps-table ps-tools"><thead><tr><th scope="col">Tool</th>'
@@ -71,10 +72,13 @@ def _failed_rows(sweep: Sweep) -> str:
     )
 
 
-def _protocol_row(one: Scored, first: Scored, axis) -> str:
+def _protocol_row(scored: Scored, first: Scored, axis) -> str:
+    settings, name = scored.settings, escape(scored.settings.protocol)
     return (
-        f"<tr><th scope='row'>{_tool(one.settings)}</th><td>{window_picture(one)}</td>"
-        f"<td>{_dot(one, first, axis)}</td></tr>"
+        f'<tr data-protocol="{name}" data-window="{settings.window}" '
+        f"data-stride=\"{settings.stride or ''}\"><th scope='row'>{_tool(settings)}"
+        f'<button type="button" class="ps-button">Score like {name}</button></th>'
+        f"<td>{window_picture(scored)}</td><td>{_dot(scored, first, axis)}</td></tr>"
     )
 
 
@@ -90,9 +94,9 @@ def _axis(values: Sequence[float]):
     return lambda value: MARGIN + (1 - 2 * MARGIN) * min(1.0, (math.log(value) - low) / span)
 
 
-def _dot(one: Scored, first: Scored, axis) -> str:
+def _dot(scored: Scored, first: Scored, axis) -> str:
     """The number, its place on the axis of all, and the difference to the first protocol."""
-    result = one.result
+    result = scored.result
     error = result.get("tool_stderr")
     plus_minus = f" <small>±&nbsp;{number(error, 3)}</small>" if error is not None else ""
     return (
@@ -113,21 +117,21 @@ def _difference(result: dict) -> str:
     return change(ratio)
 
 
-def window_picture(one: Scored) -> str:
+def window_picture(scored: Scored) -> str:
     """How the windows lie over this text: what they read, what they score, what nobody scores.
 
     The windows are drawn over the beginning of a long text; below, what is scored over all of it.
     """
-    tokens, windows = one.tokens, one.tokens["windows"]
+    tokens, windows = scored.tokens, scored.tokens["windows"]
     length = max(1, len(tokens["tokens"]))
     lost = tokens["nll"].count(None)
-    reach = pictured_tokens(one)
+    reach = pictured_tokens(scored)
     longest = max(window["end"] - window["begin"] for window in windows)
     step = (windows[-1]["begin"] - windows[0]["begin"]) / max(1, len(windows) - 1) or longest
     skip = max(1, math.ceil(longest / step / LANES))
     words = (
         f"{count(len(windows), 'window')}{f', 1 in {skip} drawn' if skip > 1 else ''}; "
-        f"{count(one.result['num_forward_tokens'], 'token')} read; "
+        f"{count(scored.result['num_forward_tokens'], 'token')} read; "
         f"{lost:,} of {count(length, 'token')} not scored"
     )
     drawn = [window for window in windows[::skip] if window["begin"] < reach]
@@ -143,9 +147,9 @@ def window_picture(one: Scored) -> str:
     )
 
 
-def pictured_tokens(one: Scored) -> int:
+def pictured_tokens(scored: Scored) -> int:
     """Tokens of the text over which windows are drawn: all of a short one."""
-    return max(1, min(len(one.tokens["tokens"]), PICTURED * one.settings.window))
+    return max(1, min(len(scored.tokens["tokens"]), PICTURED * scored.settings.window))
 
 
 def _window_bars(windows: Sequence[dict]) -> Iterator[str]:
@@ -171,25 +175,39 @@ def _runs(nll: Sequence[float | None]) -> Iterator[tuple[str, int, int]]:
 
 
 def _stride_chart(trade_off: TradeOff) -> str:
-    points = [_stride_point(one, trade_off) for one in reversed(trade_off.strides)]
-    return line_chart(points, "stride, in tokens", "Perplexity") + (
-        '<p class="ps-note">Shaded: the 95 % interval of the difference to the widest stride, over the '
-        "same tokens.</p>"
+    points = [_stride_point(scored, trade_off) for scored in reversed(trade_off.strides)]
+    wide = trade_off.wide
+    chart = line_chart(points, "stride, in tokens", "Perplexity", wide.result["perplexity"])
+    reference = f"stride {wide.settings.stride:,}"
+    return chart + _bars_note(points, reference, "the stride makes a difference")
+
+
+def _bars_note(points: Sequence[Point], reference: str, clear: str) -> str:
+    """How to read error bars that are of differences to one of the points.
+
+    Args:
+        clear: what a bar says that does not reach the line of that point.
+    """
+    if all(point.interval is None for point in points):
+        return ""
+    return (
+        f'<p class="ps-note">Bars: the 95 % interval of the difference to {reference}, over the same '
+        f"tokens. Where a bar stays clear of the level line, its value, {clear}.</p>"
     )
 
 
-def _stride_point(one: Scored, trade_off: TradeOff) -> Point:
-    result, is_knee = one.result, one is trade_off.knee
-    interval = result.get("ratio_to_first", {"interval": (1, 1)})["interval"]
+def _stride_point(scored: Scored, trade_off: TradeOff) -> Point:
+    result, is_knee = scored.result, scored is trade_off.knee
+    interval = result.get("ratio_to_first", {"interval": None})["interval"]
     start = trade_off.wide.result["perplexity"]
-    stride = f"{one.settings.stride:,}"
+    stride = f"{scored.settings.stride:,}"
     words = (
         f"stride {stride}: perplexity {number(result['perplexity'])}, "
         f"{count(result['num_forward_tokens'], 'token')} read"
         f"{'; the knee: smaller strides bring little more' if is_knee else ''}"
     )
     return Point(
-        one.settings.stride,
+        scored.settings.stride,
         result["perplexity"],
         f"{stride} (knee)" if is_knee else stride,
         words,
@@ -199,16 +217,16 @@ def _stride_point(one: Scored, trade_off: TradeOff) -> Point:
 
 def _stride_table(trade_off: TradeOff) -> str:
     length = max(1, len(trade_off.wide.tokens["tokens"]))
-    most = max(one.result["num_forward_tokens"] for one in trade_off.strides)
+    most = max(scored.result["num_forward_tokens"] for scored in trade_off.strides)
     rows = "".join(
-        f"<tr><th scope='row'>{one.settings.stride:,}"
-        f"{' <small>the knee</small>' if one is trade_off.knee else ''}"
-        f"</th><td>{number(one.result['perplexity'])}<small> {_change(one)}</small></td>"
-        f"<td>{_least_context(one)}</td>"
-        f"<td>{bar(one.result['num_forward_tokens'] / most)}"
-        f"{one.result['num_forward_tokens']:,} "
-        f"<small>({one.result['num_forward_tokens'] / length:.1f} × the text)</small></td></tr>"
-        for one in reversed(trade_off.strides)
+        f"<tr><th scope='row'>{scored.settings.stride:,}"
+        f"{' <small>the knee</small>' if scored is trade_off.knee else ''}"
+        f"</th><td>{number(scored.result['perplexity'])}<small> {_change(scored)}</small></td>"
+        f"<td>{_least_context(scored)}</td>"
+        f"<td>{bar(scored.result['num_forward_tokens'] / most)}"
+        f"{scored.result['num_forward_tokens']:,} "
+        f"<small>({scored.result['num_forward_tokens'] / length:.1f} × the text)</small></td></tr>"
+        for scored in reversed(trade_off.strides)
     )
     return (
         '<table class="ps-table"><thead><tr><th scope="col">Stride</th><th scope="col">Perplexity'
@@ -217,14 +235,14 @@ def _stride_table(trade_off: TradeOff) -> str:
     )
 
 
-def _change(one: Scored) -> str:
-    return _difference(one.result) if "ratio_to_first" in one.result else ""
+def _change(scored: Scored) -> str:
+    return _difference(scored.result) if "ratio_to_first" in scored.result else ""
 
 
-def _least_context(one: Scored) -> str:
+def _least_context(scored: Scored) -> str:
     """The fewest tokens that a token scored after the first window sees."""
-    contexts = one.tokens["context_length"]
-    later = [contexts[window["first"]] for window in one.tokens["windows"][1:]]
+    contexts = scored.tokens["context_length"]
+    later = [contexts[window["first"]] for window in scored.tokens["windows"][1:]]
     return f"{min(later):,}" if later else "–"
 
 
@@ -239,9 +257,17 @@ def _contexts(trade_off: TradeOff) -> str:
         f"<h3>{_context_headline(trade_off)}</h3>"
         f"<p>The same {count(longest['num_tokens'], 'token')} with less and less before them: at every "
         "length, those that the longest can serve.</p>"
-        + line_chart(points, "length of the window, in tokens", "Perplexity of the same tokens")
-        + '<p class="ps-note">Shaded: the 95 % interval of the difference to the longest, over the same '
-        "tokens. Where it stays clear of the longest's value, that much context matters.</p>"
+        + line_chart(
+            points,
+            "length of the window, in tokens",
+            "Perplexity of the same tokens",
+            longest["perplexity"],
+        )
+        + _bars_note(
+            points,
+            f"a window of {longest['context_length']:,}",
+            "the model uses more context than that bar's window has",
+        )
     )
 
 
@@ -261,7 +287,7 @@ def _context_headline(trade_off: TradeOff) -> str:
 
 def _context_point(row: dict, longest: dict, is_knee: bool) -> Point:
     ratio = row.get("ratio_to_longest")
-    interval = (1.0, 1.0) if ratio is None else ratio["interval"]
+    interval = None if ratio is None else ratio["interval"]
     length = f"{row['context_length']:,}"
     words = f"a window of {length}: perplexity {number(row['perplexity'])}"
     if ratio is not None:

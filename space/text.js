@@ -9,6 +9,7 @@ function layPieces(box, { text, lengths, classes }, look) {
   const order = lengths.map((_, n) => n).filter((n) => classes[n] !== "-"); // what can be pointed at
   for (let from = 0; from < lengths.length; from += CHUNK)
     chunks.push(make("span", "ps-chunk", text.slice(starts[from], starts[Math.min(from + CHUNK, lengths.length)])));
+  for (const chunk of chunks) chunk.setAttribute("role", "presentation"); // else a list box has no options
   box.replaceChildren(...chunks);
   const watch = new IntersectionObserver((seen) => {
     for (const { isIntersecting, target } of seen) if (isIntersecting) draw(chunks.indexOf(target));
@@ -45,7 +46,7 @@ function layPieces(box, { text, lengths, classes }, look) {
 
 /* Let a visitor select pieces of a view's text, and tell of them beside it. */
 function explorer(view, describe, moved = () => {}, look = null) {
-  const box = view.querySelector(".ps-text"), detail = view.querySelector(".ps-detail");
+  const box = view.querySelector(".ps-text"), detail = view.querySelector(".ps-detail"), life = signal(view);
   const first = JSON.parse(box.dataset.pieces);
   let shown, selected = -1, held = false;
 
@@ -79,8 +80,8 @@ function explorer(view, describe, moved = () => {}, look = null) {
     if (top < 0 || top > box.clientHeight - 40) box.scrollTop = piece.offsetTop - box.clientHeight / 3;
   }
   const under = (event) => Number(event.target.closest("[data-n]")?.dataset.n ?? -1);
-  box.addEventListener("pointerover", (event) => { if (event.pointerType === "mouse") point(under(event)); });
-  box.addEventListener("click", (event) => { if (under(event) >= 0) hold(under(event)); });
+  box.addEventListener("pointerover", (event) => { if (event.pointerType === "mouse") point(under(event)); }, life);
+  box.addEventListener("click", (event) => { if (under(event) >= 0) hold(under(event)); }, life);
   view.addEventListener("click", (event) => { // a piece that is named elsewhere in the view: the arrow keys go on from it
     const link = event.target.closest("[data-piece]");
     if (!link) return;
@@ -89,12 +90,12 @@ function explorer(view, describe, moved = () => {}, look = null) {
     bring(Number(link.dataset.piece));
     held = true;
     select(Number(link.dataset.piece));
-  });
+  }, life);
   view.addEventListener("keydown", (event) => {
     if (event.key !== "Escape" || !held) return;
     held = false;
     select(selected);
-  });
+  }, life);
   box.addEventListener("keydown", (event) => {
     const { order } = shown, step = { ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1 }[event.key];
     const to = event.key === "Home" ? 0 : event.key === "End" ? order.length - 1 : step ? order.indexOf(selected) + step : null;
@@ -103,7 +104,7 @@ function explorer(view, describe, moved = () => {}, look = null) {
     held = true;
     select(order[clamp(to, 0, order.length - 1)]);
     bring(selected);
-  });
+  }, life);
   lay(first);
   return { lay, point, hold, bring, restyle: (n) => shown.restyle(n), restyleAll: () => shown.restyleAll() };
 }
@@ -118,7 +119,7 @@ function chooseColour(view, paint) {
     paint(choice);
     for (const legend of view.querySelectorAll("[data-legend]")) legend.hidden = legend.dataset.legend !== choice;
   };
-  for (const choice of choices) choice.addEventListener("change", () => apply(choice.value));
+  for (const choice of choices) choice.addEventListener("change", () => apply(choice.value), signal(view));
   const kept = choices.find((choice) => choice.value === memory[name]) ?? choices[0];
   kept.checked = true;
   if (kept !== choices[0]) apply(kept.value);

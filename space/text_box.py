@@ -22,7 +22,7 @@ def text_box(pieces: Sequence[str], colours: Sequence[str | None], unit: str) ->
     data = {"text": "".join(pieces), **piece_columns(pieces, colours)}
     return (
         f'<div class="ps-text" dir="auto" role="listbox" tabindex="0" aria-label="{text_label(unit)}" '
-        f'data-pieces="{payload(data)}"></div>'
+        f"data-pieces={payload(data)}></div>"
     )
 
 

@@ -26,7 +26,7 @@ def text_view(scored: Scored) -> str:
     ]
     return (
         f'<div class="ps-view" data-view="text" data-of="{escape(scored.settings.mark(scored.text))}" '
-        f'data-payload="{payload(token_data(scored, segments))}">'
+        f"data-payload={payload(token_data(scored, segments))}>"
         f"{_map(scored)}{_choices(scored)}{legends()}"
         f'<div class="ps-pair">{text_box(pieces, colours, "token")}'
         f"{detail_box('what the model expected there')}</div>{_count_line(scored, segments)}</div>"

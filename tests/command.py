@@ -4,7 +4,6 @@ import json
 from dataclasses import dataclass
 
 import pytest
-from models import make_model, make_tokenizer
 
 from cli import main as score
 
@@ -29,6 +28,8 @@ class Outcome:
 @pytest.fixture(scope="session")
 def tiny(tmp_path_factory) -> str:
     """A folder with a tiny GPT-2 of context 16 and a tokenizer whose tokens are words."""
+    from models import make_model, make_tokenizer
+
     folder = tmp_path_factory.mktemp("models") / "tiny"
     make_model("gpt2").save_pretrained(folder)
     make_tokenizer().save_pretrained(folder)

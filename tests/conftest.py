@@ -25,11 +25,11 @@ _spec = ModuleSpec("core", None, is_package=True)
 _spec.submodule_search_locations = [str(ROOT)]
 sys.modules["core"] = module_from_spec(_spec)
 
-import evaluate  # noqa: E402
+# What takes seconds to import is imported in the fixtures: the process that hands the tests out to
+# others needs none of it.
 import pytest  # noqa: E402
 from command import call, tiny  # noqa: E402, F401
 from hypothesis import settings  # noqa: E402
-from models import make_model, make_tokenizer  # noqa: E402
 
 settings.register_profile("repeatable", derandomize=True, deadline=None, max_examples=200)
 settings.load_profile("repeatable")
@@ -41,19 +41,37 @@ def root() -> Path:
     return ROOT
 
 
+@pytest.fixture(scope="session")
+def loaded():
+    """The metric as `evaluate.load` gives it, which reads and copies all sources each time."""
+    import evaluate
+
+    return evaluate.load(str(ROOT / "perplexity_sliding.py"))
+
+
 @pytest.fixture
-def metric(tmp_path):
+def metric(loaded, tmp_path):
     """A metric of the test's own, which keeps its files in `tmp_path / "cache"`."""
-    return evaluate.load(str(ROOT / "perplexity_sliding.py"), cache_dir=str(tmp_path / "cache"))
+    return type(loaded)(cache_dir=str(tmp_path / "cache"))
 
 
 @pytest.fixture(scope="session")
 def gpt2():
     """A tiny GPT-2 with a context of 16 tokens.  Not to be changed."""
+    from models import make_model
+
     return make_model("gpt2")
 
 
 @pytest.fixture
 def tokenizer():
     """A tokenizer with a start token that it doesn't put there by itself."""
+    from models import make_tokenizer
+
     return make_tokenizer()
+
+
+@pytest.fixture
+def offline(monkeypatch):
+    """The Hub is not asked: without a network its client tries again for a minute."""
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)

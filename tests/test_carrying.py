@@ -105,7 +105,7 @@ def test_a_state_of_other_sizes_than_the_layers_is_refused(metric, tokenizer):
     model = make_xlstm(32)
     kwargs = {"predictions": TEXTS, "model": model, "tokenizer": tokenizer, "max_length": 16}
     assert metric.compute(**kwargs)["num_tokens"] == sum(len(text.split()) for text in TEXTS)
-    with pytest.raises(ValueError, match="it gives other logits when it goes on from the state"):
+    with pytest.raises(ValueError, match="it gives other logits when it continues from the state"):
         metric.compute(carry=True, **kwargs)
 
 
@@ -123,7 +123,8 @@ def test_company_changes_nothing(metric, llama, tokenizer, batch_size):
     kwargs = {"predictions": TEXTS, "model": llama, "tokenizer": tokenizer, "carry": True}
     together = metric.compute(return_token_scores=True, **kwargs)
     apart = metric.compute(return_token_scores=True, batch_size=batch_size, **kwargs)
-    for ours, theirs in zip(scored(together), scored(apart)):
+    assert len(scored(together)) == len(TEXTS)
+    for ours, theirs in zip(scored(together), scored(apart), strict=True):
         assert ours == pytest.approx(theirs, abs=1e-4)
 
 

@@ -1,4 +1,4 @@
-"""A run that is killed goes on where it stopped, and ends with the very same result."""
+"""A killed run resumes where it stopped, and ends with the very same result."""
 
 import copy
 import multiprocessing
@@ -10,11 +10,15 @@ import sqlite3
 import sys
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
+from core.checkpoint import Checkpoint
 from core.identity import Fingerprint
+from core.language_model import LanguageModel
+from core.measures import NegativeLogLikelihood
 from models import make_model, random_text
 
 needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="processes are forked")
@@ -27,7 +31,7 @@ class Killed(Exception):
 
 
 class KillAfter:
-    """A callback that ends the compute after a number of batches."""
+    """A callback that ends the call after a number of batches."""
 
     def __init__(self, batches):
         self.batches = batches
@@ -144,6 +148,15 @@ def test_a_model_that_nobody_can_identify_is_refused(metric, arguments, path):
         metric.compute(predictions=TEXTS, checkpoint=path, **(arguments | {"model": model}))
 
 
+def test_an_evaluator_that_nobody_can_identify_is_refused(metric, arguments, path, tokenizer):
+    """It is opened only after the texts have been scored."""
+    evaluator = make_model("gpt2")
+    evaluator.transformer.h[0].mlp.register_forward_hook(lambda *_: None)
+    arguments |= {"key_tokens": "longppl", "evaluator": (evaluator, tokenizer)}
+    with pytest.raises(ValueError, match=r"`checkpoint` must be left out.*a forward hook on tr"):
+        metric.compute(predictions=TEXTS, checkpoint=path, **arguments)
+
+
 def test_another_text_never_matches(metric, arguments, path):
     metric.compute(predictions=TEXTS, checkpoint=path, **arguments)
     other = [random_text(300, seed=5)]
@@ -220,8 +233,8 @@ def test_code_that_was_patched_is_another_model(metric, arguments, path, monkeyp
     """Its description is the same, its logits are not; neither gets the other's scores."""
     plain = metric.compute(predictions=TEXTS, checkpoint=path, **arguments)
     with monkeypatch.context() as patch:
-        # A function that no model holds: nothing shows that it was replaced.
-        patch.setattr(torch.nn.functional, "layer_norm", scaled(torch.nn.functional.layer_norm))
+        # A function that no model holds, of no module that is looked at.
+        patch.setattr(torch, "layer_norm", scaled(torch.layer_norm))
         other = metric.compute(predictions=TEXTS, **arguments)
         assert other["signature"] == plain["signature"]
         assert other["perplexity"] != pytest.approx(plain["perplexity"], rel=1e-3)
@@ -237,6 +250,31 @@ def scaled(function):
     return lambda *args, **kwargs: 1.05 * function(*args, **kwargs)
 
 
+def test_code_that_was_patched_is_another_reference(metric, arguments, path, monkeypatch):
+    """In a model whose own layers do without it."""
+    arguments |= {"model": make_model("llama"), "reference_model": make_model("gpt2")}
+    metric.compute(predictions=TEXTS, checkpoint=path, **arguments)
+    monkeypatch.setattr(torch, "layer_norm", scaled(torch.layer_norm))
+    expected = metric.compute(predictions=TEXTS, **arguments)
+    assert metric.compute(predictions=TEXTS, checkpoint=path, **arguments) == expected
+
+
+@pytest.mark.parametrize("role", ["model", "reference_model"])
+def test_windows_of_another_length_where_that_matters(metric, arguments, path, role):
+    """A short window is not read out of a longer one, though short ones alone agree."""
+    growing = make_model(
+        "llama",
+        max_position_embeddings=16,
+        rope_scaling={"rope_type": "dynamic", "factor": 2.0},
+    )
+    arguments |= {"model": make_model("llama", max_position_embeddings=64), role: growing}
+    arguments["batch_size"] = 1
+    for length in (40, 30, 12):
+        arguments |= {role: copy.deepcopy(growing), "max_length": length}
+        result = metric.compute(predictions=TEXTS, checkpoint=path, **arguments)
+        assert result == metric.compute(predictions=TEXTS, **arguments)
+
+
 def test_rounding_does_not_make_another_model():
     """As it differs between machines, in the dtypes of models."""
     torch.manual_seed(0)
@@ -249,6 +287,26 @@ def test_rounding_does_not_make_another_model():
         changed = Fingerprint.of(logits + 30 * noise, dtype)
         assert not fingerprint.is_close_to(changed.values)
         assert not fingerprint.is_close_to(fingerprint.values[:-1])
+
+
+def test_processes_that_begin_at_once_number_the_model_once(gpt2, tokenizer, path, monkeypatch):
+    """Else what one of them has finished is not found again."""
+    model = LanguageModel.adopt(gpt2, tokenizer)
+    first, second = Checkpoint(path), Checkpoint(path)
+    known_number = Checkpoint._known_number
+
+    def interrupted(checkpoint, *arguments):
+        number = known_number(checkpoint, *arguments)
+        if checkpoint is second and not first.model:
+            first.use([model], [NegativeLogLikelihood()])
+        return number
+
+    monkeypatch.setattr(Checkpoint, "_known_number", interrupted)
+    with model.in_use():
+        second.use([model], [NegativeLogLikelihood()])
+    assert second.model == first.model == 1
+    for checkpoint in (first, second):
+        checkpoint.close()
 
 
 # ---- a disk that fails
@@ -347,8 +405,12 @@ def test_a_disk_that_fails_while_scoring(metric, arguments, path, monkeypatch, s
 # A run in a process of its own.  Forked, so that twenty of them need not load torch twenty times.
 
 
+def report_batch(tell: int, progress) -> None:
+    os.write(tell, b".")
+
+
 def start_run(metric, path, arguments) -> int:
-    """Start a compute in a child process; return its process number."""
+    """Start a call in a child process; return its process number."""
     child = os.fork()
     if child:
         return child
@@ -370,16 +432,20 @@ def num_finished(path) -> int:
 @needs_fork
 def test_killed_twenty_times_at_random_a_run_loses_nothing(metric, arguments, path):
     arguments |= {"stride": 1, "batch_size": 1}
-    began = time.monotonic()
     expected = metric.compute(predictions=TEXTS, **arguments)
-    duration = time.monotonic() - began
     generator = random.Random(0)
     finished = [0]
     for _ in range(20):
-        child = start_run(metric, path, arguments)
-        time.sleep(generator.uniform(0, duration / 4))
+        told, tell = os.pipe()
+        callback = partial(report_batch, tell)
+        child = start_run(metric, path, {**arguments, "callback": callback})
+        os.close(tell)
+        for _ in range(generator.randrange(1, 16)):  # counted: a loaded machine is slow to begin
+            os.read(told, 1)
+        time.sleep(generator.uniform(0, 0.01))
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
+        os.close(told)
         finished.append(num_finished(path))
     assert finished == sorted(finished)
     assert len(set(finished)) > 3, "the kills did not fall into the scoring"

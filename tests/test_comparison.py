@@ -5,8 +5,8 @@ import math
 import numpy as np
 import pytest
 from core.comparison import (
+    PairedClusters,
     PairedScores,
-    Parts,
     by_confidence,
     by_context,
     compare,
@@ -48,14 +48,14 @@ def scores_of(lengths, contexts=None, targets=None, **columns) -> PairedScores:
 
 def ratio_of(scores) -> dict:
     """As the results of two measurements have it."""
-    parts = Parts(scores, 1)
-    estimate = parts.mean(scores.differences)
+    clusters = PairedClusters(scores, 1)
+    estimate = clusters.mean(scores.differences)
     interval = estimate.interval and [math.exp(bound) for bound in estimate.interval]
     return {
         "perplexity_ratio": math.exp(estimate.value),
         "interval": interval,
         "pvalue": estimate.pvalue,
-        "sample": parts.sample,
+        "sample": clusters.sample,
     }
 
 
@@ -103,7 +103,7 @@ def test_by_confidence():
     sure = [0.1, 0.25, 0.5, 0.9, 0.94, 0.96, 1.0, 1.0]
     kl = np.arange(8.0)
     scores = scores_of([8], reference_top_probability=sure, kl=kl, nll=2.0 + kl)
-    groups = list(by_confidence(scores, Parts(scores, 1)))
+    groups = list(by_confidence(scores, PairedClusters(scores, 1)))
     assert [(group["low"], group["high"]) for group in groups] == [
         (0.0, 0.25),
         (0.25, 0.5),
@@ -119,12 +119,12 @@ def test_by_confidence():
 
 def test_groups_without_tokens_are_left_out():
     scores = scores_of([8], reference_top_probability=0.8)
-    assert [group["low"] for group in by_confidence(scores, Parts(scores, 1))] == [0.75]
+    assert [group["low"] for group in by_confidence(scores, PairedClusters(scores, 1))] == [0.75]
 
 
 def test_by_context():
     scores = scores_of([9], contexts=[1, 2, 3, 4, 7, 8, 9, 15, 16], kl=np.arange(9.0))
-    groups = list(by_context(scores, Parts(scores, 1)))
+    groups = list(by_context(scores, PairedClusters(scores, 1)))
     assert [(g["low"], g["high"], g["num_tokens"]) for g in groups] == [
         (1, 1, 1),
         (2, 3, 2),
@@ -346,21 +346,21 @@ def naive(values, truth) -> bool:
     return abs(values.mean() - truth) <= reach
 
 
-def log_ratio(scores, parts):
-    return scores.differences, plain_interval(parts.mean(scores.differences))
+def log_ratio(scores, clusters):
+    return scores.differences, plain_interval(clusters.mean(scores.differences))
 
 
-def divergence(scores, parts):
-    return scores["kl"], positive_interval(parts.mean(scores["kl"]))
+def divergence(scores, clusters):
+    return scores["kl"], positive_interval(clusters.mean(scores["kl"]))
 
 
-def agreement(scores, parts):
+def agreement(scores, clusters):
     column = 1 - scores["total_variation"]
-    return column, parts.share(column)[1]
+    return column, clusters.share(column)[1]
 
 
-def same_top(scores, parts):
-    return scores["reference_top"], parts.share(scores["reference_top"])[1]
+def same_top(scores, clusters):
+    return scores["reference_top"], clusters.share(scores["reference_top"])[1]
 
 
 # What is drawn, the column and interval of a statistic, and its true value.
@@ -383,7 +383,7 @@ def test_coverage(draw, statistic, truth):
     hits = naive_hits = 0
     for _ in range(CORPORA):
         scores = scores_of([60] * TEXTS, **draw(generator))
-        column, interval = statistic(scores, Parts(scores, 1))
+        column, interval = statistic(scores, PairedClusters(scores, 1))
         hits += interval[0] <= truth <= interval[1]
         naive_hits += naive(column, truth)
     assert 0.92 <= hits / CORPORA <= 0.98

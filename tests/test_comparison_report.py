@@ -164,7 +164,7 @@ def test_infinite_divergence_is_said():
         ),
         (["--reference=x", "--cite"], "--reference and --cite must not be given together"),
         (["--reference=x", "--model=y", "--tokens"], "several models and --tokens must not"),
-        (["--reference=x", "--margin=2"], "--margin must be from 0 to below 1"),
+        (["--reference=x", "--margin=2"], "--margin: must be from 0 to below 1, got 2"),
     ],
 )
 def test_what_does_not_go_together(call, argv, message):

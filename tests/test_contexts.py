@@ -151,6 +151,16 @@ def test_positions_have_intervals_over_texts():
     assert (low, high) == pytest.approx((means.mean() - margin, means.mean() + margin), rel=1e-4)
 
 
+def test_no_interval_is_below_what_a_loss_can_be():
+    """Of one hard text among easy ones: no perplexity is below 1, no loss below 0."""
+    nlls = [np.full(60, mean) for mean in [0.01] * 11 + [2.0]]
+    contexts = [contexts_of(60, 16, 8) for _ in nlls]
+    for summary in summarize_contexts([8, 16], [nlls, nlls], contexts, 8):
+        assert summary["interval"][0] == 1 < summary["perplexity"] < summary["interval"][1]
+    (summary,) = summarize_positions([0, 60], nlls, 16)
+    assert summary["interval"][0] == 0 < summary["nll"] < summary["interval"][1]
+
+
 def test_in_context_score_takes_the_50th_and_the_500th_token():
     nll = np.arange(600.0)
     texts = [nll, 3 * nll, nll[:499]]  # the last one is too short

@@ -208,7 +208,10 @@ def test_only_data_of_the_checked_commit_is_downloaded(hub, folders, service):
 
 def test_more_layers_than_weights(hub, folders, service):
     name = hub.add("owner/model", copy(folders["words"], n_layer=3))
-    with pytest.raises(Refused, match=r"owner/model cannot be used.*weights are missing"):
+    with pytest.raises(
+        Refused,
+        match=r"owner/model cannot be used.*the model must hold all weights of its architecture",
+    ):
         load(service, name)
 
 

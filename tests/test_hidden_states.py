@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from core.hidden_states import HEADER_BYTES, drop_body
 from models import (
     VOCABULARY,
@@ -148,6 +149,19 @@ def test_another_model_is_refused(compare, path, tmp_path, tokenizer):
     other = save(tmp_path / "other", make_model("gpt2", seed=5), tokenizer)
     with pytest.raises(ValueError, match="was made for another reference model"):
         compare(reference_states=path, reference_model_id=other)
+
+
+def test_a_reference_that_nobody_can_identify_is_refused(compare, path, monkeypatch):
+    monkeypatch.setattr(torch.nn.functional, "relu", lambda hidden: hidden)
+    with pytest.raises(ValueError, match=r"`reference_states` must be left out.*another relu in"):
+        compare(reference_states=path)
+
+
+def test_with_a_checkpoint(compare, path, tmp_path):
+    expected = compare()
+    for _ in range(2):
+        with_both = compare(reference_states=path, checkpoint=tmp_path / "run.sqlite")
+        assert with_both == expected
 
 
 @pytest.mark.parametrize("cut", [1, 1000])

@@ -1,8 +1,13 @@
 """LongPPL's key tokens, against the package that its authors publish."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
-from core.key_tokens import KeyTokenRule, merge_spans, tokens_inside
+import torch
+from core.key_tokens import KeyTokenRule, merge_spans, report_key_tokens, tokens_inside
+from core.tokenization import TokenizedText
+from core.windows import Window
 from models import SlowTokenizer, make_byte_tokenizer, make_model, make_tokenizer, random_text
 
 
@@ -23,7 +28,6 @@ def test_spans_that_touch_are_one():
 
 def test_merging_and_overlap_are_the_packages():
     longppl = pytest.importorskip("longppl.longppl")
-    torch = pytest.importorskip("torch")
     generator = np.random.default_rng(0)
     for _ in range(50):
         keys, tokens = (spans(generator) for _ in range(2))
@@ -33,6 +37,18 @@ def test_merging_and_overlap_are_the_packages():
         # Theirs are places in losses, one less than places of tokens; the first has none.
         theirs = [place + 1 for place in longppl.cal_overlap(tokens.tolist(), merged.tolist())]
         assert tokens_inside(tokens, merged).tolist() == theirs
+
+
+def test_the_interval_is_not_below_one():
+    """Of one hard text among easy ones."""
+    offsets = np.stack([np.arange(60), np.arange(1, 61)], axis=1)
+    streams = [TokenizedText(np.arange(60), offsets, 0)] * 12
+    measurement = SimpleNamespace(streams=streams, windows=[[Window(0, 0, 60, True)]] * 12)
+    scores = [[{"nll": np.full(60, mean)}] for mean in [0.01] * 11 + [2.0]]
+    report = SimpleNamespace(measurement=measurement, scores=scores)
+    result = report_key_tokens(report, [np.array([[0, 60]])] * 12)
+    low, high = result["longppl_interval"]
+    assert low == 1 < result["longppl"] < high
 
 
 def spans(generator):
@@ -96,6 +112,28 @@ def test_longppl_is_the_packages(metric, other_evaluator, num_tokens):
     assert result["perplexities"] == [pytest.approx(one["ppl"], rel=1e-5) for one in theirs]
     pooled = sum(count * np.log(one["longppl"]) for count, one in zip(counts, theirs))
     assert result["longppl"] == pytest.approx(np.exp(pooled / sum(counts)), rel=1e-5)
+
+
+def test_the_signature_says_which_tokens_are_key(metric, gpt2, tokenizer):
+    """Other rules and other evaluators find others, under one and the same `signature`."""
+    arguments = {"predictions": [random_text(60)], "model": gpt2, "tokenizer": tokenizer}
+    arguments |= {"max_length": 16, "stride": 4}
+    rule = {"short_context": 4, "stride": 2, "gain": 0.1, "largest_nll": 9.0}
+    one, other_rule, other_evaluator, again = (
+        metric.compute(key_tokens=key_tokens, evaluator=evaluator, **arguments)
+        for key_tokens, evaluator in (
+            (rule, None),
+            (rule | {"gain": 1.0}, None),
+            (rule, (make_model("gpt2", seed=1), tokenizer)),
+            (rule, (make_model("gpt2"), tokenizer)),
+        )
+    )
+    assert one["longppl_signature"].startswith("key_tokens:longppl(4,2,0.1,9.0)|tokenizer:")
+    for other in (other_rule, other_evaluator):
+        assert other["longppl"] != pytest.approx(one["longppl"], rel=1e-4)
+        assert other["signature"] == one["signature"]
+        assert other["longppl_signature"] != one["longppl_signature"]
+    assert again["longppl_signature"] == one["longppl_signature"]
 
 
 def test_longppl_without_a_key_token(metric, gpt2, tokenizer):

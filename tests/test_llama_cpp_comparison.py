@@ -142,6 +142,8 @@ def test_every_printed_line_through_16_bits(root, rows, log_q, bits):
     for name, (value, error) in printed.items():
         digits = 3e-6 if "PPL" in name or "KLD" in name else 1.1e-3
         digits = 1.1e-2 if name.startswith("Cor") else digits
+        if name.endswith(" KLD") and not name.startswith("Mean"):
+            digits = 3e-5  # one token's: another processor's logit may fall to the next of 16 bits
         assert computed[name][0] == pytest.approx(value, rel=1e-6, abs=digits), name
         if error is not None:
             assert computed[name][1] == pytest.approx(error, rel=1e-6, abs=digits), name
@@ -209,7 +211,8 @@ def test_the_metric_gives_every_line_in_float64(compared, rows, log_q):
     for name, (value, error) in tool_statistics(log_q, log_p, targets, cutoff=-np.inf).items():
         if name not in lines:
             continue
-        assert lines[name][0] == pytest.approx(value, rel=2e-5, abs=2e-5), name
+        # A tenth of the digits that the tool prints: one token's value is of float32.
+        assert lines[name][0] == pytest.approx(value, rel=2e-5, abs=1e-4), name
         if error is not None:
             assert lines[name][1] == pytest.approx(error, rel=1e-5, abs=2e-5), name
 

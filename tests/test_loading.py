@@ -168,6 +168,23 @@ def test_retrained_weights_in_a_subfolder(metric, tmp_path):
     assert after["perplexity"] == expected["perplexity"] != before["perplexity"]
 
 
+def test_a_tokenizer_in_a_subfolder_that_is_changed(metric, folder):
+    arguments = {
+        "predictions": [TEXTS[0].upper()],
+        "model_id": folder,
+        "tokenizer_kwargs": {"subfolder": "inner"},
+    }
+    make_tokenizer().save_pretrained(f"{folder}/inner")
+    before = metric.compute(**arguments)
+    time.sleep(0.02)
+    make_tokenizer(lowercase=True).save_pretrained(f"{folder}/inner")
+    after = metric.compute(**arguments)
+    assert (
+        after["perplexity"] == metric.compute(predictions=TEXTS[:1], model_id=folder)["perplexity"]
+    )
+    assert after["perplexity"] != pytest.approx(before["perplexity"], rel=1e-4)
+
+
 def test_a_configuration_that_is_changed_between_calls(metric, folder):
     config = transformers.AutoConfig.from_pretrained(folder)
     arguments = {"predictions": TEXTS, "model_id": folder, "model_kwargs": {"config": config}}

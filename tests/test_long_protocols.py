@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import reference
 import torch
+import transformers
 from core.protocols import PROTOCOLS
 from core.windows import PlannedWindow, count_inputs, merge_windows, plan_windows
 from models import CONTEXT, make_model, make_tokenizer, random_text, words
@@ -135,16 +136,14 @@ def test_yarn(metric, model, kind, stride):
     """Every window's loss counts alike, over all texts; BOS before each if there is one."""
     tokenizer = make_tokenizer(**kind)
     head = [] if tokenizer.bos_token_id is None else [tokenizer.bos_token_id]
-    places = CONTEXT - len(head)
     losses = []
     for text in TEXTS:
-        ids, done = encode(tokenizer, text), 0
-        for begin in range(0, len(ids), stride):
-            end = min(begin + places, len(ids))
-            losses.append(loss(model, head + ids[begin:end], end - done))
-            done = end
-            if end == len(ids):
-                break
+        ids = encode(tokenizer, text)
+        for window in reference.yarn(len(ids), CONTEXT, stride, bool(head)):
+            places = [
+                place for place in [*window[max(window)], max(window)] if place != reference.START
+            ]
+            losses.append(loss(model, head + [ids[place] for place in places], len(window)))
     result = metric.compute(
         predictions=TEXTS, model=model, tokenizer=tokenizer, protocol="yarn", stride=stride
     )
@@ -240,7 +239,6 @@ def grouped(tokenizer, texts, block):
 @pytest.mark.filterwarnings("ignore")
 def test_run_clm_is_what_the_trainer_reports(metric, tmp_path):
     """More than a thousand texts, so that two remainders are thrown away."""
-    transformers = pytest.importorskip("transformers")
     pytest.importorskip("accelerate")
     tokenizer = make_tokenizer(adds_bos=True, model_max_length=8)
     model = make_model("llama")

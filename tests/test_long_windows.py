@@ -73,7 +73,7 @@ def test_it_is_remembered(metric, tokenizer, recwarn):
     "name, config, reason",
     [
         ("llama", {"rope_scaling": ROTARY}, "its rotary frequencies depend on the length"),
-        ("rwkv", {}, "it gives other logits when it goes on from the state"),
+        ("rwkv", {}, "it gives other logits when it continues from the state"),
     ],
 )
 def test_elsewhere_the_error_says_why_not(metric, tokenizer, name, config, reason):

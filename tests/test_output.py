@@ -12,7 +12,7 @@ import pytest
 from models import random_text
 from wcwidth import wcswidth
 
-from cli import options, rows, tables
+from cli import comparison_report, main, measuring, options, rows, tables
 from cli.progress import Progress, minutes
 
 TEXTS = [random_text(length, seed=length) for length in (120, 90)]
@@ -92,10 +92,77 @@ def test_markdown_and_latex_are_tables_for_a_paper(call):
     markdown = call("50%_a|b.txt", "--format=markdown").out.splitlines()
     assert re.match(r"\| text +\| +tokens \|", markdown[0])
     assert re.match(r"\|:-+\|-+:\|", markdown[1])
-    assert markdown[2].startswith(r"| 50%_a\|b.txt |")
+    assert markdown[2].startswith(r"| 50%\_a\|b.txt |")
     latex = call("50%_a|b.txt", "--format=latex").out
     assert r"\toprule" in latex and r"50\%\_a" in latex
     assert " -- " in latex, "a dash between the bounds of an interval"
+
+
+NAMES = [
+    "a_b.txt",
+    "*bold*.txt",
+    "a`b.txt",
+    "<i>.txt",
+    "[x](y).txt",
+    "1|2.txt",
+    "~x~ & $5$ #1 {}.txt",
+]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_names_stay_names_in_markdown_and_latex(call, name):
+    Path(name).write_text(TEXTS[0], "utf-8")
+    cell = call(name, "--format=markdown").out.splitlines()[2].split(" | ")[0].removeprefix("| ")
+    assert re.sub(r"\\(.)", r"\1", cell).strip() == name
+    assert not re.search(r"(?<!\\)[*_`<>\[|~&$]", cell)
+    latex = call(name, "--format=latex").out
+    unescaped = re.sub(r"\\ensuremath{(.)}", r"\1", latex).replace(r"\textasciitilde{}", "~")
+    assert re.sub(r"\\([&%$#_{}])", r"\1", unescaped).count(name) == 1
+    assert not re.search(r"(?<!\\)[%$#_]", latex)
+
+
+def test_what_is_asked_for_is_in_the_tables_for_a_paper(call):
+    for name in ("markdown", "latex"):
+        words = call("a.txt", "b.txt", "--words", f"--format={name}").out
+        assert words.count("entropy") == 2 and "all together" in words
+        curve = call("a.txt", "--context-lengths=8,16", f"--format={name}").out
+        assert "against 16" in curve and "word perplexity" in curve
+
+
+def test_joined_texts_have_their_one_number_in_tidy_rows(call):
+    """It cannot be computed from those of the files, which are scored alone."""
+    argv = ["a.txt", "b.txt", "--protocol=gptq"]
+    corpus = call(*argv, "--json").json["corpus"]
+    rows = read_csv(call(*argv, "--format=csv").out)
+    assert [row["name"] for row in rows] == ["a.txt", "b.txt", "all together"]
+    assert float(rows[2]["perplexity"]) == pytest.approx(corpus["perplexity"])
+    assert corpus["perplexity"] not in [float(row["perplexity"]) for row in rows[:2]]
+
+
+def test_the_total_stands_below_a_file_and_a_table(call):
+    Path("t.csv").write_text("text\nw5 w6\nw7\n")
+    argv = ["a.txt", "t.csv"]
+    printed = call(*argv).out
+    assert f"{call(*argv, '--json').json['corpus']['perplexity']:.2f}" in printed
+    assert "all together     123" in printed
+    assert "2 of the texts are rows of tables (--format csv has each)." in printed
+    assert "rows of tables" not in call("a.txt", "b.txt").out
+
+
+def test_parquet_holds_columns_on_which_tables_disagree(call):
+    pyarrow = pytest.importorskip("pyarrow.parquet")
+    Path("a.jsonl").write_text('{"id": 1, "text": "w5"}\n')
+    Path("b.csv").write_text("id,text\nx,w5\n")
+    call("a.jsonl", "b.csv", "--output=scores.parquet")
+    assert pyarrow.read_table("scores.parquet")["id"].to_pylist() == ["1", "x"]
+
+
+def test_parquet_holds_lists_too(call):
+    pyarrow = pytest.importorskip("pyarrow.parquet")
+    call("a.txt", "--num-alternatives=2", "--output=tokens.parquet")
+    (first, *_) = pyarrow.read_table("tokens.parquet").to_pylist()
+    (row, *_) = call("a.txt", "--num-alternatives=2", "--format=jsonl").out.splitlines()
+    assert json.loads(first["alternatives"]) == json.loads(row)["alternatives"]
 
 
 def test_the_tokens_are_written_as_the_text_writes_them(call, tmp_path, byte_model):
@@ -146,7 +213,7 @@ def test_every_number_of_a_result_is_a_column_by_itself():
         }
     ]
     parts = {"words": ["He"], "offsets": [[0, 2]], "nll": [None], "entropy": [1.5]}
-    assert list(rows.of_parts("a", "He left", parts, "word")) == [
+    assert list(rows.of_parts(measuring.ReadText("a", "He left"), parts, "word")) == [
         {"name": "a", "number": 0, "word": "He", "first": 0, "last": 2}
         | {"nats": None, "bits": None, "entropy": 1.5}
     ]
@@ -176,6 +243,52 @@ def test_wide_characters_take_two_columns():
     assert wcswidth(tables.shorten("日本語日本語日本語.txt", 12)) <= 12
 
 
+WIDE = [
+    "日本語の長い名前のファイルがここにあります日本語の長い名前.txt",
+    "👩‍👩‍👧‍👦 family 👍🏽 " * 5 + ".txt",
+    "ทดสอบ é e\u0301 \u200b\u202e\x1b[31m.txt",
+]
+
+
+@pytest.mark.parametrize("name", WIDE)
+def test_wide_names_and_reasons_fit_and_stand_in_columns(call, monkeypatch, name):
+    monkeypatch.setenv("COLUMNS", "80")
+    Path(name).write_text(TEXTS[0], "utf-8")
+    Path(f"bad {name}").write_bytes(b"caf\xe9!")
+    printed = call(name, "b.txt", f"bad {name}").out
+    assert max(wcswidth(line) for line in printed.splitlines()) <= 80
+    assert min(wcswidth(line) for line in printed.splitlines()) >= 0, "nothing moves the cursor"
+    title, first, second, *_ = printed.splitlines()
+    ends = [wcswidth(line[: line.index(cell) + len(cell)]) for line, cell in (
+        (title, "tokens"), (first, " 120"), (second, " 90"),
+    )]  # fmt: skip
+    assert len(set(ends)) == 1
+
+
+def test_tables_of_several_models_fit(monkeypatch):
+    comparison = {
+        "perplexity_ratio": 1.01784, "perplexity_ratio_interval": [1.01, 1.0246], "kl": 0.02073,
+        "kl_interval": [0.0194, 0.02215], "kl_percentiles": {"99": 0.1078}, "same_top": 0.873,
+        "verdict": "no clear difference",
+    }  # fmt: skip
+    name = "a-model-with-a-long-name-in-4-bit-with-groups-of-128"
+    rows = [{"name": name, "perplexity": 58.039, "comparison": comparison}] * 2
+    lines = tables.lay_out(comparison_report.of_candidates(rows), 80).splitlines()
+    assert max(map(wcswidth, lines)) <= 80
+    assert "no clear difference" in lines[1] and "1.0178" in lines[1]
+
+
+def test_texts_of_one_name_keep_their_tokens_apart(call):
+    Path("same.jsonl").write_text('{"id": 1, "text": "w5 w6"}\n{"id": 1, "text": "w7"}\n')
+    printed = call("same.jsonl", "--id-column=id", "--tokens").out.split("\n\n")
+    assert [block.splitlines()[0] for block in printed[:2]] == ["1", "1"]
+    assert ['"w5"' in printed[0], '"w7"' in printed[0], '"w7"' in printed[1]] == [1, 0, 1]
+
+
+def test_what_has_no_width_shows():
+    assert tables.quoted("a\u200b\xa0\n") == r'"a\u200b\xa0\n"'
+
+
 def test_a_long_reason_goes_on_below_itself():
     results = [{"name": "a"} | {"error": "reason " * 30}, {"name": "b", "perplexity": 2.0}]
     columns = {"name": lambda row: row["name"], "number": tables.number("perplexity")}
@@ -201,9 +314,46 @@ def test_fail_above_sets_the_exit_code(call):
     assert call("a.txt", f"--fail-above={perplexity + 1}").code == 0
     outcome = call("a.txt", f"--fail-above={perplexity - 1}")
     assert outcome.code == 1
-    assert f"perplexity {perplexity:.2f} is above --fail-above" in outcome.err
+    said = re.search(r"perplexity ([\d.]+) is above --fail-above ([\d.]+)\n", outcome.err)
+    assert [float(number) for number in said.groups()] == pytest.approx(
+        [perplexity, perplexity - 1], rel=1e-5
+    )
     assert "perplexity" in outcome.out, "the table is printed all the same"
-    assert call("a.txt", "--stride=16,8", f"--fail-above={perplexity - 1}").code == 1
+
+
+def test_a_gate_over_several_names_those_that_do_not_pass(call):
+    first, second = (
+        row["perplexity"] for row in call("a.txt", "--stride=16,8", "--json").json["measurements"]
+    )
+    between = (first + second) / 2
+    larger, value = (16, first) if first > second else (8, second)
+    outcome = call("a.txt", "--stride=16,8", f"--fail-above={between}")
+    assert outcome.code == 1
+    (said,) = [line for line in outcome.err.splitlines() if "above" in line]
+    shown = re.search(rf"perplexity ([\d.]+) at stride {larger} is above --fail-above", said)[1]
+    assert float(shown) == pytest.approx(value, rel=1e-5)
+    assert call("a.txt", "--stride=16,8", f"--fail-above={value + 0.01}").code == 0
+    both = call("a.txt", "b.txt", "--protocol=sliding,gptq", "--fail-above=1.5")
+    assert ["at protocol sliding" in both.err, "at protocol gptq" in both.err] == [True, True]
+    outcome = call("a.txt", "b.txt", "--fail-above=1.5")
+    assert outcome.err.count("is above") == 1, "files are one corpus, with one perplexity"
+
+
+def test_an_undefined_perplexity_does_not_pass_a_gate():
+    report = measuring.Report(corpus={"perplexity": math.nan})
+    assert len(main.above_limit(report, 1e9)) == 1
+
+
+def test_what_could_not_be_scored_is_said_on_stderr_too(call):
+    """A script that writes a file or cites sees no table."""
+    Path("bad.txt").write_bytes(b"caf\xe9!")
+    Path("worse.txt").write_text("")
+    for argv in (["--output=scores.csv"], ["--cite"], ["--json"]):
+        outcome = call("a.txt", "bad.txt", "worse.txt", *argv)
+        assert outcome.code == 2
+        assert outcome.err.startswith("score.py: error: bad.txt is not UTF-8 text: ")
+        assert "(1 more could not be scored)" in outcome.err
+    assert call("a.txt", "--stride=17,16").err.count("must be between 1 and max_length=16") == 1
 
 
 def test_cite_prints_a_sentence_with_interval_and_signature_and_bibtex(call):
@@ -216,8 +366,12 @@ def test_cite_prints_a_sentence_with_interval_and_signature_and_bibtex(call):
         in (sentence)
     )
     assert "in windows of 16 tokens with a stride of 8" in sentence
-    assert result["signature_short"] in sentence
+    assert f"(protocol sliding; {result['signature_short']}; perplexity-sliding" in sentence
+    assert "(protocol gptq, GPTQ and AWQ papers; " in call("a.txt", "--cite", "--protocol=gptq").out
     assert "@article{" in cited and cited.count("{") == cited.count("}")
+    readme = (Path(__file__).parent.parent / "README.md").read_text("utf-8")
+    (entry,) = re.findall(r"```bibtex\n(.+?)```", readme, re.DOTALL)
+    assert entry in cited, "the same as in the README"
 
 
 def test_the_text_ends_with_the_short_signature(call):
@@ -247,6 +401,18 @@ def test_a_log_has_a_line_a_minute_with_the_time_left(capsys):
         "score.py: Scoring: 23% after 1 min, about 9 min left, perplexity so far 20.00"
     )
     assert len(lines) == 5
+
+
+def test_the_first_batch_of_a_slow_start_foretells_nothing(capsys):
+    now = [0.0]
+    progress = Progress("Scoring", hidden=False, clock=lambda: now[0])
+    for seconds, done in ((240.0, 1), (360.0, 121)):
+        now[0] = seconds
+        progress(Report(done, 241))
+    assert capsys.readouterr().err.splitlines() == [
+        "score.py: Scoring: 0% after 4 min, perplexity so far 20.00",
+        "score.py: Scoring: 50% after 6 min, about 2 min left, perplexity so far 20.00",
+    ]
 
 
 def test_shards_are_parts_of_one_bar(capsys, monkeypatch):

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from cli import main as score
+
 ROOT = Path(__file__).resolve().parent.parent
 OFFLINE = {"HF_HUB_OFFLINE": "1", "PIP_NO_INDEX": "1", "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
 
@@ -66,10 +68,10 @@ def test_the_wheel_asks_for_the_requirements_and_has_the_extras(wheel):
 def installed(wheel, tmp_path_factory) -> Path:
     """An environment with the wheel and, beside it, only what it depends on; its bin folder."""
     folder = tmp_path_factory.mktemp("environment")
-    venv.create(folder, with_pip=True)
-    python = folder / "bin" / "python"
+    venv.create(folder)
+    pip = [sys.executable, "-m", "pip", "--python", str(folder / "bin" / "python")]
     subprocess.run(
-        [python, "-m", "pip", "install", "--quiet", "--no-deps", str(wheel)],
+        [*pip, "install", "--quiet", "--no-deps", str(wheel)],
         check=True,
         env=os.environ | OFFLINE,
     )
@@ -91,14 +93,14 @@ def run(command: list, cwd: Path) -> str:
     return done.stdout
 
 
-def test_the_installed_command_scores_with_the_bundled_model(installed, tmp_path):
+def test_the_installed_command_scores_with_the_bundled_model(installed, tmp_path, capsys):
     sample = ROOT / "samples" / "note.txt"
     command = run([installed / "perplexity-sliding", sample], cwd=tmp_path)
-    module = run([installed / "python", "-m", "perplexity_sliding", sample], cwd=tmp_path)
-    assert command == module
     assert re.search(r"^ppl\|sliding\|L64\|S32\|[0-9a-f]{12}$", command, re.M)
-    clone = run([sys.executable, ROOT / "score.py", sample], cwd=tmp_path)
-    assert clone == command
+    assert score.main([str(sample)]) == 0
+    assert capsys.readouterr().out == command, "as in a clone"
+    module = run([installed / "python", "-m", "perplexity_sliding", "--version"], cwd=tmp_path)
+    assert module == run([installed / "perplexity-sliding", "--version"], cwd=tmp_path)
 
 
 def test_the_installed_metric_is_loaded_from_python(installed, tmp_path):

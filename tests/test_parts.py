@@ -6,7 +6,6 @@ import math
 import numpy as np
 import pytest
 import reference
-import torch
 from core.parts import find_part, is_chat
 from core.protocols import PROTOCOLS
 from core.windows import Plan, Window, last_window, plan_windows, restrict_windows
@@ -56,12 +55,6 @@ def merging():
 @pytest.fixture(scope="module")
 def byte_model():
     return make_model("gpt2", vocab_size=262, n_positions=64).double()
-
-
-@torch.no_grad()
-def log_probs(model, ids):
-    """Log-probabilities of what follows each prefix of `ids`: (len(ids), V)."""
-    return model(torch.tensor([ids])).logits[0].double().log_softmax(-1)
 
 
 # --- windows over a part --------------------------------------------------------------------------
@@ -210,7 +203,7 @@ def test_contexts_are_read_once_for_a_window_and_far_ones_not_at_all(metric, gpt
 def test_joint_scores_a_token_across_the_join_as_a_whole(metric, byte_model, merging):
     """c = "The ol", t = "d": lm-eval dies of it, minicons scores nothing."""
     ids = merging("The old")["input_ids"]
-    expected = -log_probs(byte_model, [BOS, *ids])[3, ids[3]].item()
+    expected = -reference.log_probs(byte_model, [BOS, *ids])[3, ids[3]].item()
     with pytest.warns(UserWarning, match="the texts at position 0 .first: ' old'"):
         result = metric.compute(
             predictions=["d"], contexts=["The ol"], model=byte_model, tokenizer=merging
@@ -235,7 +228,7 @@ def test_healed_conditions_on_the_characters_of_the_context(metric, byte_model, 
         contexts, texts, [" ol", " o", "", " ol"], result["token_scores"]
     ):
         ids = merging(context + text)["input_ids"]
-        rows = log_probs(byte_model, [BOS, *ids])
+        rows = reference.log_probs(byte_model, [BOS, *ids])
         scored = [n for n, nll in enumerate(scores["nll"]) if nll is not None]
         expected = [-rows[n, ids[n]].item() for n in scored]
         if tail:
@@ -248,7 +241,7 @@ def test_healed_conditions_on_the_characters_of_the_context(metric, byte_model, 
 
 def test_separate_tokenizes_apart(metric, byte_model, merging):
     context, text = merging("The ol")["input_ids"], merging("d man")["input_ids"]
-    rows = log_probs(byte_model, [BOS, *context, *text])
+    rows = reference.log_probs(byte_model, [BOS, *context, *text])
     expected = -sum(rows[len(context) + n, token].item() for n, token in enumerate(text))
     result = metric.compute(
         predictions=["d man"],
@@ -434,6 +427,20 @@ def test_chats_score_the_assistant_s_turns(metric, gpt2, template):
         ["w7", "w8", "w9", "w11"],
         ["w7", "w8", "w9"],
     ]
+
+
+def test_the_digest_of_chats_is_of_what_their_template_writes(metric, gpt2):
+    """Which may be another text tomorrow, as templates may write the date."""
+    results = [
+        metric.compute(
+            predictions=[CHAT], model=gpt2, tokenizer=make_tokenizer(chat_template=template)
+        )
+        for template in (PLAIN_TEMPLATE, PLAIN_TEMPLATE, "w50 " + PLAIN_TEMPLATE)
+    ]
+    one, again, other = results
+    assert other["perplexity"] != pytest.approx(one["perplexity"], rel=1e-4)
+    assert other["signature"] == one["signature"]
+    assert other["texts_digest"] != one["texts_digest"] == again["texts_digest"]
 
 
 def render(template, messages):

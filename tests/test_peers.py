@@ -251,9 +251,10 @@ def stock_perplexities(model, tokenizer, texts, max_length, add_start_token):
     add_start_token = add_start_token and tokenizer.bos_token is not None
     perplexities = []
     for text in texts:
-        ids = encode(tokenizer, text)[: max_length - add_start_token]
-        nlls = reference.row_nlls(model, [tokenizer.bos_token_id] * add_start_token + ids)
-        perplexities.append(math.exp(np.mean(nlls)))
+        ids = encode(tokenizer, text)
+        plan = reference.stock(len(ids), max_length, add_start_token)
+        nlls = reference.window_nlls(model, ids, plan, tokenizer.bos_token_id)
+        perplexities.append(math.exp(reference.mean(nlls.values())))
     return perplexities
 
 
@@ -310,13 +311,8 @@ def test_megatron(metric, model, tokenizer, num_tokens, overlap):
     """Fixed windows of L + 1 tokens every `overlap`, all but the first scoring their last ones."""
     length, text = 8, random_text(num_tokens)
     ids = encode(tokenizer, text)
-    targets = len(ids) - 1
-    total = 0.0
-    for number in range(math.ceil(max(targets - overlap, 0) / overlap) + 1):
-        begin = number * overlap
-        row = ids[begin : begin + length + 1]
-        nlls = reference.row_nlls(model, row)
-        total += sum(nlls if number == 0 else nlls[length - overlap :])
+    nlls = reference.window_nlls(model, ids, reference.megatron(len(ids), length, overlap))
+    targets, total = len(ids) - 1, sum(nlls.values())
     result = metric.compute(
         predictions=[text],
         model=model,
@@ -353,15 +349,8 @@ def test_llama_cpp(metric, model, kind, length, num_tokens):
     text = random_text(num_tokens)
     ids = encode(tokenizer, text, special=True)
     assert len(ids) == num_tokens + adds_bos
-    nlls = []
-    for chunk in range(len(ids) // length):
-        row = ids[chunk * length : (chunk + 1) * length]
-        if adds_bos:
-            row[0] = tokenizer.bos_token_id
-        scored = reference.row_nlls(model, row)[length // 2 :]
-        assert len(scored) == length - 1 - length // 2
-        nlls += scored
-    nlls = np.array(nlls)
+    plan = reference.llama_cpp(len(ids), length, adds_bos)
+    nlls = np.array([*reference.window_nlls(model, ids, plan, tokenizer.bos_token_id).values()])
     variance = (np.mean(nlls**2) - np.mean(nlls) ** 2) / (len(nlls) - 1)
     result = metric.compute(
         predictions=[text],
@@ -401,11 +390,8 @@ def test_exllamav2(metric, tokenizer, num_tokens):
     model = make_model("gpt2", n_positions=length)
     text = random_text(num_tokens)
     ids = encode(tokenizer, text)
-    nlls, begin = [], 0
-    while begin + length <= len(ids):
-        window = reference.row_nlls(model, ids[begin : begin + length])
-        nlls += window if begin == 0 else window[-stride:]
-        begin += stride
+    plan = reference.exllamav2(len(ids), length, stride)
+    nlls = [*reference.window_nlls(model, ids, plan).values()]
     result = metric.compute(
         predictions=[text], model=model, tokenizer=tokenizer, protocol="exllamav2"
     )
@@ -419,8 +405,8 @@ def test_mlx_lm(metric, model, kind):
     tokenizer = make_tokenizer(**TOKENIZERS[kind])
     length, texts = 8, [random_text(n) for n in (3, 20, 9)]
     ids = [token for text in texts for token in encode(tokenizer, text, special=True)]
-    rows = [ids[i * length : (i + 1) * length] for i in range(len(ids) // length)]
-    nlls = np.concatenate([reference.row_nlls(model, row) for row in rows])
+    plan = reference.chunks(len(ids), length)
+    nlls = np.array([*reference.window_nlls(model, ids, plan).values()])
     result = metric.compute(
         predictions=texts, model=model, tokenizer=tokenizer, protocol="mlx-lm", max_length=length
     )
@@ -437,14 +423,8 @@ def test_paloma(metric, model, kind, length):
     totals = []
     for text in DOCUMENTS:
         ids = encode(tokenizer, text)
-        nlls = reference.row_nlls(model, [tokenizer.eos_token_id, *ids[:length]])
-        done = len(nlls)
-        while done < len(ids):
-            new = min(length, len(ids) - done)
-            done += new
-            nlls += reference.row_nlls(model, ids[done - length - 1 : done])[-new:]
-        assert len(nlls) == len(ids)
-        totals.append(sum(nlls))
+        plan = reference.lm_eval(len(ids), length)
+        totals.append(sum(reference.window_nlls(model, ids, plan, tokenizer.eos_token_id).values()))
     result = metric.compute(
         predictions=DOCUMENTS,
         model=model,

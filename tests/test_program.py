@@ -72,11 +72,24 @@ EARLY = {
     "output of no kind": ["a.txt", "--output=a.xyz"],
     "size": ["a.txt", "--logits-memory=much"],
     "together": ["a.txt", "--dataset=a:b:c:d"],
+    "a column of a text": ["a.txt", "--id-column=id"],
+    "no such column": ["items.csv", "--text-column=txet"],
+    "a row too long": ["long.csv"],
+    "output over a text": ["a.txt", "--output=a.txt"],
+    "states nowhere": ["a.txt", "--reference=gpt2", "--reference-states=nowhere/states"],
+    "margin of the whole": ["a.txt", "--reference=gpt2", "--margin=1"],
+    "no tokenizer": ["a.txt", "--tokenizer=./nowhere"],
+    "no evaluator": ["a.txt", "--key-tokens=longppl", "--evaluator=./nowhere"],
+    "an edge of nothing": ["a.txt", "--boundary=healed"],
+    "two models": ["a.txt", "--model=gpt2", "--model=distilgpt2"],
+    "a sentence as a table": ["a.txt", "--cite", "--format=csv"],
 }
 
 
 def test_what_can_be_told_at_once_is_told_before_the_imports():
     """In a process of its own: none of the libraries that take seconds is imported."""
+    Path("items.csv").write_text("item,text\n1,w5 w6\n")
+    Path("long.csv").write_text("item,text\n1,w5, w6\n")
     source = (
         "import json, sys; from cli.main import main\n"
         "codes = [main(argv) for argv in json.loads(sys.argv[1])]\n"
@@ -108,6 +121,23 @@ def test_what_can_be_told_at_once_is_told_before_the_imports():
         (["--fail-above=0"], "--fail-above: must be above 0, got 0"),
         (["--output=a.xyz"], "--output must end in one of .txt, .json, .jsonl, .csv, .tsv, .md, "),
         (["--cite", "--protocol=all"], "--cite and several protocols, windows or strides must not"),
+        (
+            ["--cite", "--format=csv"],
+            "--cite must go with --format text, got csv: it is a sentence.",
+        ),
+        (["--cite", "--tokens"], "--cite and --tokens or --words must not be given together"),
+        (["--id-column=id"], "--id-column must go with a table, but a.txt is read as a text"),
+        (
+            ["--context-column=c"],
+            "its name must end in .csv, .tsv, .jsonl, .ndjson, .json, .parquet",
+        ),
+        (
+            ["--output=a.txt"],
+            "--output must not be one of the texts, got 'a.txt'. Name a file that",
+        ),
+        (["--evaluator=gpt2"], "--evaluator must go with --key-tokens"),
+        (["--tokenizer=./nowhere"], "--tokenizer ./nowhere: there is no such folder."),
+        (["--model=x"], "Several --model must go with a model to compare with: pass --reference"),
     ],
 )
 def test_a_bad_option_is_told_in_one_line(call, argv, message):
@@ -115,6 +145,33 @@ def test_a_bad_option_is_told_in_one_line(call, argv, message):
     assert (outcome.code, outcome.out) == (2, "")
     assert message in outcome.err
     assert outcome.err.count("\n") == 1
+
+
+def test_files_may_stand_between_options(call):
+    shutil.copy("a.txt", "b.txt")
+    rows = call("a.txt", "--stride=8", "b.txt", "--json").json["files"]
+    assert [row["name"] for row in rows] == ["a.txt", "b.txt"]
+
+
+def test_an_output_in_the_folder_that_is_read_is_not_read_as_a_text(call):
+    os.mkdir("texts")
+    shutil.copy("a.txt", "texts")
+    assert call("texts", "--output=texts/scores.csv").code == 0
+    before = Path("texts/scores.csv").read_text()
+    assert "--output must not be one of the texts" in call("texts", "--output=texts/scores.csv").err
+    assert Path("texts/scores.csv").read_text() == before
+
+
+def test_the_bundled_model_is_called_what_it_is(capsys):
+    assert main.main(["a.txt"]) == 0
+    assert "this is the small bundled model, for trying things out" in capsys.readouterr().err
+    assert main.main(["a.txt", "--quiet"]) == 0
+    assert capsys.readouterr().err == ""
+
+
+def test_a_dataset_names_its_column_itself(call):
+    error = call("--dataset=a:b:c:d", "--text-column=t").err
+    assert "--dataset and --text-column must not be given together" in error
 
 
 # ---- values
@@ -162,7 +219,7 @@ def test_errors_name_options_instead_of_arguments(message, shown):
 # ---- models
 
 
-def test_a_tokenizer_that_is_missing_can_be_named(call, tiny):
+def test_a_tokenizer_that_is_missing_can_be_named(call, tiny, offline):
     make_model("gpt2").save_pretrained("bare")
     refused = call("a.txt", model="bare")
     assert refused.code == 2 and "--tokenizer" in refused.err
@@ -270,6 +327,26 @@ def test_debug_shows_the_traceback(call, monkeypatch):
     plain = call("a.txt")
     assert (plain.code, plain.err) == (2, "score.py: error: a mistake in the program\n")
     assert "Traceback" in call("a.txt", "--debug").err
+
+
+ASK = f"{sys.executable} -c 'from cli.options import was_started_by_torchrun as was; print(was())'"
+RUN_BY_PYTHON = f"import subprocess; subprocess.run({f'{ASK}; true'!r}, shell=True)"
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/environ"), reason="seen on Linux alone")
+@pytest.mark.parametrize(
+    "command, expected",
+    [
+        (["bash", "-c", f"exec {ASK}"], True),
+        (["bash", "-c", f"{ASK}; true"], True),  # torchrun --no-python
+        ([sys.executable, "-c", RUN_BY_PYTHON], False),
+    ],
+    ids=["torchrun score.py", "torchrun with a shell script", "a program, through a shell"],
+)
+def test_processes_of_a_torchrun_are_told_from_their_programs(command, expected):
+    torchrun = os.environ | {"TORCHELASTIC_RUN_ID": "none", "RANK": "1"}
+    done = subprocess.run(command, cwd=ROOT, env=torchrun, capture_output=True, text=True)
+    assert done.stdout == f"{expected}\n", done.stderr
 
 
 def test_the_bar_is_named_by_what_it_measures():

@@ -174,11 +174,99 @@ def test_a_column_of_another_name(call):
     assert "must have texts in the column 'text', but it holds others" in call("numbers.jsonl").err
 
 
+def read(outcome) -> list[dict]:
+    return [json.loads(line) for line in outcome.out.splitlines()]
+
+
+HEAD = "item,text\n1,w5 w6\n"
+WRITTEN = {
+    "semicolons": ("t.csv", b'item;text\n1;"w5 w6"\n'),
+    "tabs": ("t.csv", b"item\ttext\n1\tw5 w6\n"),
+    "Windows line ends": ("t.csv", HEAD.replace("\n", "\r\n").encode()),
+    "a byte order mark": ("t.csv", HEAD.encode("utf-8-sig")),
+    "UTF-16": ("t.csv", HEAD.encode("utf-16")),
+    "UTF-16, tabs": ("t.tsv", HEAD.replace(",", "\t").encode("utf-16")),
+    "UTF-16, gzipped": ("t.csv.gz", gzip.compress(HEAD.encode("utf-16"))),
+    "JSON lines, a byte order mark": ("t.jsonl", b'\xef\xbb\xbf{"item": 1, "text": "w5 w6"}\n'),
+    "quotes, not closed by a comma": ("t.tsv", b'item\ttext\n1\tw5 w6\n2\t5" tall\n'),
+}
+
+
+@pytest.mark.parametrize(("name", "data"), WRITTEN.values(), ids=WRITTEN)
+def test_tables_as_programs_write_them(call, name, data):
+    Path(name).write_bytes(data)
+    outcome = call(name, "--id-column=item", "--format=jsonl")
+    assert outcome.code == 0, outcome.err
+    row = read(outcome)[0]
+    assert (row["name"], row["num_tokens"]) == ("1", 2)
+    assert outcome.warnings == []
+
+
+@pytest.mark.parametrize("header", [",text", '"","text"'], ids=["pandas", "R"])
+def test_the_numbers_of_rows_that_other_programs_write_are_a_column(call, header):
+    Path("t.csv").write_text(f'{header}\n7,"w5, w6"\n8,w7\n')
+    rows = read(call("t.csv", "--format=jsonl"))
+    assert [row[""] for row in rows] == ["7", "8"]
+    assert [row["num_tokens"] for row in rows] == [2, 1]
+
+
+UNREADABLE = {
+    "the first row too long": ("item,text\n1,w5, w6\n", "has 3 fields in line 2, but 2 columns"),
+    "the last row too long": ("item,text\n1,w5\n2,w5, w6\n", "has 3 fields in line 3, but 2"),
+    "two columns alike": ("text,text\n1,w5\n", "t.csv has two columns 'text': give one of them"),
+    "no rows": ("item,text\n", "t.csv has no rows."),
+    "nothing": ("", "t.csv is empty."),
+    "a blank line first": ("\nw5\n", "t.csv must name its columns in the first line."),
+}
+
+
+@pytest.mark.parametrize(("text", "message"), UNREADABLE.values(), ids=UNREADABLE)
+def test_a_table_that_would_be_read_otherwise_than_meant_is_refused(call, text, message):
+    Path("t.csv").write_text(text)
+    outcome = call("t.csv")
+    assert (outcome.code, outcome.out) == (2, "")
+    assert message in outcome.err
+    write_files("a.txt")
+    assert [bool(row.get("error")) for row in call("a.txt", "t.csv", "--json").json["files"]] == [
+        0,
+        1,
+    ]
+
+
+def test_a_column_is_not_its_own_context(call):
+    write_table("t.csv", ROWS)
+    assert "--context-column must be another column than that of the texts, got 'text'" in (
+        call("t.csv", "--context-column=text").err
+    )
+    write_table("t.jsonl", [{"text": ["w5", "w6"]}])
+    assert "must have texts in the column 'text', but it holds others" in call("t.jsonl").err
+
+
 def test_a_carried_column_does_not_hide_a_number(call):
     write_table("table.jsonl", [{"text": TEXTS[0], "perplexity": "high", "name": "n"}])
     (row,) = map(json.loads, call("table.jsonl", "--format=jsonl").out.splitlines())
     assert (row["perplexity_given"], row["name_given"]) == ("high", "n")
     assert row["perplexity"] > 1
+
+
+def test_a_row_that_cannot_be_scored_is_named_everywhere(call):
+    write_table("t.jsonl", [{"text": TEXTS[0]}, {"text": " "}])
+    argv = ["t.jsonl", "--add-start-token=false"]
+    outcome = call(*argv, "--json")
+    (refused,) = outcome.json["refused_rows"]
+    assert (outcome.code, refused["name"], refused["row"]) == (2, "t.jsonl row 1", 1)
+    assert len(outcome.json["corpus"]["perplexities"]) == 1
+    assert outcome.err.startswith("score.py: error: t.jsonl row 1: ")
+    assert "t.jsonl row 1: " in call(*argv).out
+
+
+def test_a_column_of_errors_is_not_taken_for_ours(call, tiny):
+    """Of the one text that is refused, and of those that are not."""
+    write_table("t.jsonl", [{"text": TEXTS[0], "error": "typo"}, {"text": " ", "error": "none"}])
+    outcome = call("t.jsonl", "--format=jsonl", "--add-start-token=false")
+    first, second = read(outcome)
+    assert (first["error_given"], second["error_given"]) == ("typo", "none")
+    assert "error" not in first and "token" in second["error"]
 
 
 def test_empty_rows_are_left_out_and_counted(call):

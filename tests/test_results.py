@@ -8,7 +8,7 @@ import math
 import evaluate
 import numpy as np
 import pytest
-from core.results import Settings, TextScores, Totals, exp, ratio_of_perplexities, summarize
+from core.results import Aggregation, TextScores, Totals, exp, ratio_of_perplexities, summarize
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from models import make_byte_tokenizer, make_model, make_tokenizer, make_uniform_model, random_text
@@ -115,14 +115,14 @@ def test_the_interval_holds_the_estimate(nlls):
 
 # ---- totals that add up
 
-SETTINGS = {
-    "tokens": Settings(block_tokens=20),
-    "the guide's first form": Settings("window means", block_tokens=20),
-    "the guide's present form": Settings("guide weights", block_tokens=20),
-    "Megatron's": Settings("capped", block_tokens=20, word_counts_given=True),
-    "the stock metric's": Settings("texts", block_tokens=20),
-    "llama.cpp's": Settings(error="population", block_tokens=20),
-    "mlx-lm's": Settings(error="sample", block_tokens=20, word_counts_given=True),
+AGGREGATIONS = {
+    "tokens": Aggregation(block_tokens=20),
+    "the guide's first form": Aggregation("window means", block_tokens=20),
+    "the guide's present form": Aggregation("guide weights", block_tokens=20),
+    "Megatron's": Aggregation("capped", block_tokens=20, word_counts_given=True),
+    "the stock metric's": Aggregation("texts", block_tokens=20),
+    "llama.cpp's": Aggregation(error="population", block_tokens=20),
+    "mlx-lm's": Aggregation(error="sample", block_tokens=20, word_counts_given=True),
 }
 
 
@@ -143,13 +143,15 @@ def corpus(lengths, seed=0):
 LENGTHS = {"many short": [40, 60, 70] * 8, "few long": [300, 20, 9], "one": [500]}
 
 
-@pytest.mark.parametrize("settings_", SETTINGS.values(), ids=SETTINGS)
+@pytest.mark.parametrize("aggregation", AGGREGATIONS.values(), ids=AGGREGATIONS)
 @pytest.mark.parametrize("lengths", LENGTHS.values(), ids=LENGTHS)
-def test_shards_add_up_to_the_corpus(settings_, lengths):
+def test_shards_add_up_to_the_corpus(aggregation, lengths):
     texts = corpus(lengths)
-    whole = Totals.of(texts, settings_, num_forward_tokens=len(texts), identity={"signature": "s"})
+    whole = Totals.of(
+        texts, aggregation, num_forward_tokens=len(texts), identity={"signature": "s"}
+    )
     shards = [
-        Totals.of([scored], settings_, num_forward_tokens=1, identity={"signature": "s"})
+        Totals.of([scored], aggregation, num_forward_tokens=1, identity={"signature": "s"})
         for scored in texts
     ]
     added = sum(shards[1:], start=shards[0]).result()
@@ -159,7 +161,7 @@ def test_shards_add_up_to_the_corpus(settings_, lengths):
     for name, value in expected.items():
         same = value if isinstance(value, str | None) else pytest.approx(value, rel=1e-12)
         assert added[name] == same, name
-    if settings_.error:
+    if aggregation.error:
         nlls = np.concatenate([window for scored in texts for window in scored.window_nlls])
         stderr = nlls.std(ddof=1) / math.sqrt(len(nlls)) * math.exp(nlls.mean(dtype=np.float64))
         assert added["tool_stderr"] == pytest.approx(stderr, rel=1e-5)
@@ -167,10 +169,10 @@ def test_shards_add_up_to_the_corpus(settings_, lengths):
 
 def test_totals_of_different_measurements_do_not_add_up():
     texts = corpus([30])
-    totals = Totals.of(texts, Settings(), identity={"signature": "a"})
+    totals = Totals.of(texts, Aggregation(), identity={"signature": "a"})
     for other in (
-        Totals.of(texts, Settings("texts"), identity={"signature": "a"}),
-        Totals.of(texts, Settings(), identity={"signature": "b"}),
+        Totals.of(texts, Aggregation("texts"), identity={"signature": "a"}),
+        Totals.of(texts, Aggregation(), identity={"signature": "b"}),
     ):
         with pytest.raises(ValueError, match="only be added where model, protocol and settings"):
             totals + other
@@ -182,7 +184,7 @@ def test_totals_stay_small():
         [text(np.ones(10**6))],
         [text(np.ones(10))] * 10**5,
     ):
-        totals = Totals.of(texts, Settings())
+        totals = Totals.of(texts, Aggregation())
         assert len(totals.blocks.sums) == max(32, len(texts))
         assert totals.result()["num_tokens"] == 10**6
 
@@ -217,8 +219,8 @@ def test_a_text_without_words_has_no_word_perplexity():
 
 
 def test_the_ratio_of_a_measurement_to_itself_is_one():
-    for settings_ in SETTINGS.values():
-        totals = Totals.of(corpus([30] * 12), settings_)
+    for aggregation in AGGREGATIONS.values():
+        totals = Totals.of(corpus([30] * 12), aggregation)
         assert ratio_of_perplexities(totals, totals) == {
             "perplexity_ratio": 1.0,
             "interval": [1.0, 1.0],
@@ -244,8 +246,8 @@ def shifted(texts, difference, noise, seed=1):
 
 def test_a_paired_ratio_is_much_surer_than_either_perplexity():
     texts = corpus([90] * 15)
-    first = Totals.of(texts, Settings(block_tokens=20))
-    second = Totals.of(shifted(texts, 0.02, 0.05), Settings(block_tokens=20))
+    first = Totals.of(texts, Aggregation(block_tokens=20))
+    second = Totals.of(shifted(texts, 0.02, 0.05), Aggregation(block_tokens=20))
     ratio = ratio_of_perplexities(second, first)
     low, high = ratio["interval"]
     assert 1 < low < ratio["perplexity_ratio"] < high
@@ -271,9 +273,9 @@ def test_joined_and_separate_texts_are_paired_by_position(seed):
     nlls = [np.concatenate(scored.window_nlls) for scored in harder]
     joined = np.concatenate([np.append(of_text, [2.0, 0.5]) for of_text in nlls])
     joined = text(joined, first_targets=[1], stream_length=len(joined) + 1)
-    first = Totals.of(texts, Settings(block_tokens=50))
-    apart = ratio_of_perplexities(Totals.of(harder, Settings(block_tokens=50)), first)
-    together = ratio_of_perplexities(Totals.of([joined], Settings(block_tokens=50)), first)
+    first = Totals.of(texts, Aggregation(block_tokens=50))
+    apart = ratio_of_perplexities(Totals.of(harder, Aggregation(block_tokens=50)), first)
+    together = ratio_of_perplexities(Totals.of([joined], Aggregation(block_tokens=50)), first)
     assert together["sample"] == "20 parts of 1 text"
     spread = [math.log(r["interval"][1] / r["interval"][0]) for r in (apart, together)]
     interval = first.result()["perplexity_interval"]
@@ -284,8 +286,8 @@ def test_joined_and_separate_texts_are_paired_by_position(seed):
 def test_the_ratio_the_other_way_round_is_the_reciprocal():
     """Also where the two weigh the texts differently."""
     texts = corpus(range(20, 320, 20))
-    tokens = Totals.of(texts, Settings(block_tokens=1000))
-    means = Totals.of(shifted(texts, 0.3, 0.05), Settings("texts"))
+    tokens = Totals.of(texts, Aggregation(block_tokens=1000))
+    means = Totals.of(shifted(texts, 0.3, 0.05), Aggregation("texts"))
     ratio, other = ratio_of_perplexities(means, tokens), ratio_of_perplexities(tokens, means)
     assert ratio["perplexity_ratio"] * other["perplexity_ratio"] == pytest.approx(1)
     low, high = ratio["interval"]
@@ -298,7 +300,7 @@ def test_an_added_start_token_may_change_the_number_of_blocks():
     (nlls,) = (np.concatenate(scored.window_nlls) for scored in corpus([255]))
     added = text(nlls + 0.01, first_targets=[1], stream_length=256)
     first, second = (
-        Totals.of([scored], Settings(block_tokens=16)) for scored in (text(nlls), added)
+        Totals.of([scored], Aggregation(block_tokens=16)) for scored in (text(nlls), added)
     )
     assert len(first.blocks.sums) != len(second.blocks.sums)
     for one, other in ((first, second), (second, first)):
@@ -312,8 +314,8 @@ def test_an_added_start_token_may_change_the_number_of_blocks():
 
 def test_the_mean_of_texts_is_paired_by_text():
     texts = corpus([50] * 14)
-    first = Totals.of(texts, Settings())
-    stock = Totals.of(shifted(texts, 0.1, 0.02), Settings("texts"))
+    first = Totals.of(texts, Aggregation())
+    stock = Totals.of(shifted(texts, 0.1, 0.02), Aggregation("texts"))
     ratio = ratio_of_perplexities(stock, first)
     assert ratio["sample"] == "14 texts"
 
@@ -331,22 +333,22 @@ def test_the_mean_of_texts_is_paired_by_text():
     margin = 2.1604 * math.sqrt(13 / 14 * sum(step**2 for step in moved))  # 13 degrees of freedom
     expected = [math.exp(whole - margin), math.exp(whole + margin)]
     assert ratio["interval"] == pytest.approx(expected, rel=1e-4)
-    one = Totals.of(corpus([700]), Settings())
+    one = Totals.of(corpus([700]), Aggregation())
     assert ratio_of_perplexities(stock, one)["interval"] is None
 
 
 def test_the_parts_of_a_ratio_are_no_shorter_than_either_window():
     texts = corpus([500])
-    short, long = (Totals.of(texts, Settings(block_tokens=window)) for window in (20, 100))
+    short, long = (Totals.of(texts, Aggregation(block_tokens=window)) for window in (20, 100))
     for ratio in (ratio_of_perplexities(short, long), ratio_of_perplexities(long, short)):
         assert ratio["sample"] == "5 parts of 1 text"
 
 
 def test_megatron_leaves_the_first_token_and_word_out():
     """exp(min(20, mean nll × (tokens - 1) / (words - 1)))."""
-    settings_ = Settings("capped", word_counts_given=True)
+    aggregation = Aggregation("capped", word_counts_given=True)
     scored = text([1, 3, 2], num_tokens=4, num_words=3)
-    adjusted = Totals.of([scored], settings_).result()["adjusted_perplexity"]
+    adjusted = Totals.of([scored], aggregation).result()["adjusted_perplexity"]
     assert adjusted == pytest.approx(math.exp(2 * 3 / 2))
 
 
@@ -354,15 +356,15 @@ def test_no_interval_of_a_ratio_where_little_was_scored():
     """As when one of the tools reads only the head of a long text."""
     texts = corpus([1000])
     head = text(texts[0].window_nlls[0], stream_length=1000)
-    whole = Totals.of(texts, Settings(block_tokens=25))
-    ratio = ratio_of_perplexities(Totals.of([head], Settings(block_tokens=25)), whole)
+    whole = Totals.of(texts, Aggregation(block_tokens=25))
+    ratio = ratio_of_perplexities(Totals.of([head], Aggregation(block_tokens=25)), whole)
     assert ratio["perplexity_ratio"] > 0
     assert (ratio["interval"], ratio["pvalue"], ratio["sample"]) == (None, None, None)
 
 
 def test_ratios_of_infinite_perplexities():
-    finite = Totals.of(corpus([50] * 5), Settings())
-    infinite = Totals.of([text([1.0, math.inf])] * 5, Settings())
+    finite = Totals.of(corpus([50] * 5), Aggregation())
+    infinite = Totals.of([text([1.0, math.inf])] * 5, Aggregation())
     nothing = {"interval": None, "pvalue": None, "sample": None}
     assert ratio_of_perplexities(infinite, finite) == {"perplexity_ratio": math.inf} | nothing
     assert ratio_of_perplexities(finite, infinite) == {"perplexity_ratio": 0.0} | nothing

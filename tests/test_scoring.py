@@ -1,5 +1,6 @@
 """How windows reach the model: batches, the vocabulary head, memory, and a model left as it was."""
 
+import sys
 import types
 
 import pytest
@@ -241,7 +242,14 @@ OUT_OF_MEMORY = [
 
 
 @pytest.mark.parametrize("error", OUT_OF_MEMORY, ids=lambda error: type(error).__name__)
-def test_batches_shrink_when_memory_runs_out(metric, tokenizer, error):
+def test_batches_shrink_when_memory_runs_out(metric, tokenizer, monkeypatch, error):
+    """And are lowered where no traceback holds the activations of the batch any more."""
+    package = type(metric).__module__.rpartition(".")[0]
+    scorer, handled = sys.modules[f"{package}.scoring"].Scorer, []
+    lower = scorer._lower_batch
+    monkeypatch.setattr(
+        scorer, "_lower_batch", lambda *args: handled.append(sys.exc_info()[1]) or lower(*args)
+    )
     arguments = {"predictions": TEXTS, "tokenizer": tokenizer, "stride": 4}
     expected = metric.compute(model=make_model("gpt2"), **arguments)
     model = make_model("gpt2")
@@ -251,6 +259,7 @@ def test_batches_shrink_when_memory_runs_out(metric, tokenizer, error):
     ):
         result = metric.compute(model=model, **arguments)
     assert result["perplexities"] == pytest.approx(expected["perplexities"], rel=1e-6)
+    assert handled and not any(handled)
 
 
 def test_a_single_window_that_does_not_fit(metric, tokenizer):

@@ -184,6 +184,21 @@ def test_a_cards_words_stay_inside_it_and_apart(awkward):
     assert "<script>" not in picture
 
 
+def test_a_cards_words_run_in_their_own_direction(service):
+    """The words of an Arabic or Hebrew text stood in the order of a Latin one."""
+    text = "\u05d0\u05d1, the 12 \u05d2\u05d3!\nWe say \u05d0\u05d1 \u05d2\u05d3 here."
+    tree = ElementTree.fromstring(card(service.score(text, Settings(BUNDLED, 64, 16), Job(60))))
+    rows = {}
+    for node in tree.iter(f"{SVG}text"):
+        if wide := float(node.get("textLength", 0)):
+            begin = float(node.get("x")) - (wide if node.get("direction") == "rtl" else 0)
+            row = rows.setdefault(node.get("y"), [" "] * COLUMNS)
+            row[round((begin - MARGIN) / LETTER)] = node.text
+    first, second = ("".join(row) for row in rows.values())
+    assert first == "!\u05d3\u05d2 the 12 ,\u05d1\u05d0".rjust(COLUMNS)
+    assert second.rstrip() == "We say \u05d3\u05d2 \u05d1\u05d0 here."
+
+
 def test_a_cards_colours_are_those_of_the_page(story):
     colours = page_colours()
     assert set(colours) >= {1, 2, 3, 4, 5}

@@ -1,14 +1,17 @@
 """The signature: equal ones mean equal numbers, and whatever changes the numbers changes it."""
 
 import copy
+import functools
 import re
 import shutil
+from types import FunctionType, SimpleNamespace
 
 import pytest
 import torch
 import transformers
-from core.identity import TextsDigest, number_format, weights_digest
+from core.identity import TextsDigest, number_format, structure, weights_digest
 from models import (
+    VOCABULARY,
     SlowTokenizer,
     make_byte_tokenizer,
     make_model,
@@ -16,6 +19,7 @@ from models import (
     random_text,
     save,
 )
+from tokenizers import normalizers
 
 TEXTS = [random_text(60), random_text(33, seed=1)]
 
@@ -245,6 +249,24 @@ def test_a_folder_and_its_model_passed_live(measure, tmp_path, tokenizer):
     assert measure(model=loaded)["signature"] == from_folder["signature"]
 
 
+@pytest.mark.filterwarnings("ignore")
+def test_a_configuration_read_from_a_file_has_lists_for_tuples(tmp_path):
+    """Mamba 2 hands one on to its layers."""
+    config = transformers.Mamba2Config(
+        vocab_size=VOCABULARY,
+        hidden_size=32,
+        num_hidden_layers=1,
+        num_heads=4,
+        head_dim=16,
+        state_size=4,
+        n_groups=1,
+    )
+    model = transformers.AutoModelForCausalLM.from_config(config)
+    model.save_pretrained(tmp_path)
+    loaded = transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert structure(loaded) == structure(model)
+
+
 def test_another_folder_has_the_same_signature(measure, tmp_path, tokenizer):
     """Nothing in it says where on a machine the model lies."""
     model = make_model("gpt2")
@@ -269,7 +291,7 @@ COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 
 @pytest.fixture
-def hub_cache(tmp_path, tokenizer):
+def hub_cache(tmp_path, tokenizer, offline):
     """A cache folder as the Hub's client leaves it, with two models in one commit."""
     repository = tmp_path / "models--someone--tiny"
     (repository / "refs").mkdir(parents=True)
@@ -287,6 +309,16 @@ def test_a_model_of_the_hub_has_its_commit(measure, hub_cache):
     assert commit == COMMIT[:12]
     assert configuration == fields(measure())["revision"].split(".")[1]
     assert numbers(result) == numbers(measure())
+
+
+def test_other_weights_of_one_commit(measure, hub_cache, tmp_path):
+    """Some repositories hold weights in two formats, and not the same ones."""
+    snapshot = tmp_path / "models--someone--tiny" / "snapshots" / COMMIT
+    torch.save(make_model("gpt2", seed=1).state_dict(), snapshot / "pytorch_model.bin")
+    before = measure(model_id="someone/tiny", model_kwargs=hub_cache)
+    after = measure(model_id="someone/tiny", model_kwargs=hub_cache | {"use_safetensors": False})
+    assert after["perplexity"] != pytest.approx(before["perplexity"], rel=1e-4)
+    assert after["signature"] != before["signature"]
 
 
 def test_two_models_of_one_commit(measure, hub_cache):
@@ -317,6 +349,15 @@ def test_what_has_no_part_in_the_number_does_not_matter(measure):
 def test_a_compiled_model_is_the_model(measure):
     before = measure()
     after = measure(model=torch.compile(make_model("gpt2")))
+    assert after["perplexity"] == pytest.approx(before["perplexity"], rel=1e-6)
+    assert after["signature"] == before["signature"]
+
+
+def test_a_model_with_a_compiled_forward_is_the_model(measure, tmp_path):
+    """As transformers' guide on speed compiles it, in place."""
+    model = make_model("gpt2")
+    model.forward = torch.compile(model.forward, backend="eager")
+    before, after = measure(), measure(model=model, checkpoint=tmp_path / "run.sqlite")
     assert after["perplexity"] == pytest.approx(before["perplexity"], rel=1e-6)
     assert after["signature"] == before["signature"]
 
@@ -423,14 +464,166 @@ def test_a_changed_model_has_another_signature(measure, make, is_said):
     assert fields(after)["model"].endswith("+modified") == is_said
 
 
-def test_a_method_replaced_in_the_library(measure, monkeypatch):
-    """As packages of faster layers do it."""
-    norm = transformers.models.llama.modeling_llama.LlamaRMSNorm
+MODELING = transformers.models.llama.modeling_llama
+
+
+def without_norm(self, hidden):
+    return self.weight * hidden
+
+
+@pytest.mark.parametrize(
+    "place, name, function",
+    [
+        (MODELING.LlamaRMSNorm, "forward", without_norm),
+        (
+            MODELING.LlamaRMSNorm,
+            "forward",
+            functools.wraps(MODELING.LlamaRMSNorm.forward)(without_norm),
+        ),
+        (MODELING, "apply_rotary_pos_emb", lambda query, key, *_, **__: (query, key)),
+        (torch.nn.functional, "silu", lambda hidden, inplace=False: hidden.relu()),
+    ],
+    ids=["a method", "a wrapped method", "a function of the model's", "a function of torch's"],
+)
+def test_what_is_replaced_in_the_library(measure, monkeypatch, place, name, function):
+    """As packages of faster layers do it, and those that stretch the context."""
     before = measure(model=make_model("llama"))
-    monkeypatch.setattr(norm, "forward", lambda self, hidden: self.weight * hidden)
+    monkeypatch.setattr(place, name, function)
     after = measure(model=make_model("llama"))
     assert after["perplexity"] != pytest.approx(before["perplexity"], rel=1e-4)
     assert fields(after)["model"] == fields(before)["model"] + "+modified"
+
+
+class OwnNorm(MODELING.LlamaRMSNorm):
+    """A layer of somebody's own, which inherits how it computes."""
+
+
+def test_what_is_replaced_in_the_library_under_a_class_of_ones_own(measure, monkeypatch):
+    def model():
+        model = make_model("llama")
+        for module in model.modules():
+            if isinstance(module, MODELING.LlamaRMSNorm):
+                module.__class__ = OwnNorm
+        return model
+
+    before = measure(model=model())
+    monkeypatch.setattr(MODELING.LlamaRMSNorm, "forward", without_norm)
+    after = measure(model=model())
+    assert after["perplexity"] != pytest.approx(before["perplexity"], rel=1e-4)
+    assert fields(after)["model"] == fields(before)["model"] + "+modified"
+
+
+def test_attention_of_ones_own(measure, monkeypatch):
+    """Registered under the name that the configuration asks for."""
+    registered = transformers.modeling_utils.ALL_ATTENTION_FUNCTIONS
+    plain = registered["sdpa"]
+    results = []
+    for factor in (1.0, 2.0, 3.0):
+        if factor > 1:
+            own = lambda module, query, *args, factor=factor, **kwargs: plain(  # noqa: E731
+                module, factor * query, *args, **kwargs
+            )
+            monkeypatch.setitem(registered, "sdpa", own)
+        results.append(measure(model=make_model("llama")))
+    assert len({result["signature"] for result in results}) == 3
+    assert len({round(result["perplexity"], 3) for result in results}) == 3
+
+
+class Scaling(torch.nn.Module):
+    """An activation whose strength may stand in many places."""
+
+    temperature = 1.0
+    factor = 1.0
+
+    def __init__(self, **kept):
+        super().__init__()
+        self._factor = 1.0
+        self.steps = [1.0]
+        self.settings = SimpleNamespace(factor=1.0)
+        self.vector = torch.tensor(1.0)
+        for name, value in kept.items():
+            setattr(self, name, value)
+
+    def forward(self, hidden):
+        kept = self._factor * self.steps[0] * self.settings.factor * self.vector
+        return hidden.relu() * kept * self.factor / self.temperature
+
+
+def scaling_class(number):
+    """A class that was written anew, with another number."""
+    return type("Scaling", (Scaling,), {"factor": number})()
+
+
+def closure(number):
+    return lambda hidden: number * hidden.relu()
+
+
+def default(number):
+    def activation(hidden, factor=number):
+        return factor * hidden.relu()
+
+    return activation
+
+
+def decorated(number):
+    plain = torch.nn.functional.relu
+    return functools.wraps(plain)(lambda hidden: number * plain(hidden))
+
+
+ACTIVATIONS = {
+    "a partial function": lambda number: functools.partial(torch.nn.functional.celu, alpha=number),
+    "a closure": closure,
+    "a default": default,
+    "a wrapper": decorated,
+    "a method": lambda number: Scaling(factor=number).forward,
+    "a number of a module": lambda number: Scaling(factor=number),
+    "a private number": lambda number: Scaling(_factor=number),
+    "a number with a name that generation has too": lambda number: Scaling(temperature=number),
+    "a list": lambda number: Scaling(steps=[number]),
+    "an object": lambda number: Scaling(settings=SimpleNamespace(factor=number)),
+    "a tensor that is no buffer": lambda number: Scaling(vector=torch.tensor(number)),
+    "a number of a class": scaling_class,
+}
+
+
+@pytest.mark.parametrize("make", ACTIVATIONS.values(), ids=ACTIVATIONS)
+def test_numbers_inside_of_what_was_put_into_a_model(measure, make):
+    """Another number there is another signature; the same one, made again, is the same."""
+
+    def result(number):
+        model = make_model("gpt2")
+        for block in model.transformer.h:
+            del block.mlp.act
+            block.mlp.act = make(number)
+        return measure(model=model)
+
+    before, again, after = result(1.0), result(1.0), result(2.0)
+    assert after["perplexity"] != pytest.approx(before["perplexity"], rel=1e-4)
+    assert after["signature"] != before["signature"]
+    assert again["signature"] == before["signature"]
+
+
+def test_a_tuple_in_a_layer_of_torch():
+    """Here how far a convolution looks back."""
+    model = torch.nn.Sequential(torch.nn.Conv1d(1, 1, 3))
+    before = structure(model)
+    model[0].dilation = (2,)
+    assert structure(model) != before
+
+
+def test_a_set_in_the_code_is_the_same_in_every_process(measure):
+    """Its order differs between processes, as that of equal sets does that were filled otherwise."""
+    code = (lambda hidden: hidden.relu() if 1 in {0, 8} else hidden).__code__
+    signatures = set()
+    for filled in (frozenset([0, 8]), frozenset([8, 0])):
+        constants = tuple(filled if isinstance(c, frozenset) else c for c in code.co_consts)
+        assert filled in constants
+        model = make_model("gpt2")
+        del model.transformer.h[0].mlp.act
+        model.transformer.h[0].mlp.act = FunctionType(code.replace(co_consts=constants), {})
+        signatures.add(measure(model=model)["signature"])
+    assert repr(frozenset([0, 8])) != repr(frozenset([8, 0]))
+    assert len(signatures) == 1
 
 
 def test_a_hook_of_all_modules(measure):
@@ -456,6 +649,17 @@ def test_autocast(measure):
         after = measure()
     assert after["perplexity"] != pytest.approx(before["perplexity"], rel=1e-5)
     assert fields(after)["dtype"] == "float32+autocast(cpu,bfloat16)"
+
+
+def test_products_of_fewer_bits(measure):
+    """As for training on a GPU; what they do depends on the device."""
+    before = measure()
+    torch.set_float32_matmul_precision("medium")
+    try:
+        assert fields(measure())["dtype"] == "float32+matmul(medium)"
+    finally:
+        torch.set_float32_matmul_precision("highest")
+    assert measure()["signature"] == before["signature"]
 
 
 @pytest.mark.filterwarnings("ignore:.*fan_in_fan_out")
@@ -527,6 +731,83 @@ def test_the_detokenizer_is_named(measure):
     assert after["signature_short"] != before["signature_short"]
     with pytest.raises(TypeError, match="`detokenizer` must be a name for the signature, got <"):
         measure(detokenizer=str.lower)
+
+
+# ---- tokenizers
+
+
+class Spelling(transformers.PreTrainedTokenizerFast):
+    """Python around a fast tokenizer."""
+
+    def __call__(self, text, *args, **kwargs):
+        text = [one.replace("w5", "w6") for one in text] if isinstance(text, list) else text
+        return super().__call__(text, *args, **kwargs)
+
+
+def subclassed():
+    return Spelling(tokenizer_object=make_tokenizer().backend_tokenizer, bos_token="<bos>")
+
+
+def without_fives(ids):
+    return max(6, ids) if isinstance(ids, int) else [without_fives(one) for one in ids]
+
+
+def replaced_method():
+    tokenizer = make_tokenizer()
+    name = "_encode_plus" if not hasattr(tokenizer, "_batch_encode_plus") else "_batch_encode_plus"
+    plain = getattr(tokenizer, name)
+
+    def encode(*args, **kwargs):
+        encoded = plain(*args, **kwargs)
+        return type(encoded)(encoded | {"input_ids": without_fives(encoded["input_ids"])})
+
+    setattr(tokenizer, name, encode)
+    return tokenizer
+
+
+def another_normalizer():
+    tokenizer = make_tokenizer()
+    tokenizer.backend_tokenizer.normalizer = normalizers.Replace("w5", "w6")
+    return tokenizer
+
+
+def with_an_added_word():
+    tokenizer = make_tokenizer()
+    tokenizer.add_tokens(["w5 w6"])
+    return tokenizer
+
+
+EDITED = {
+    "a subclass": subclassed,
+    "a replaced method": replaced_method,
+    "a normalizer": another_normalizer,
+    "an added word": with_an_added_word,
+}
+
+
+@pytest.mark.parametrize("make", EDITED.values(), ids=EDITED)
+def test_an_edited_tokenizer(measure, make):
+    texts = ["w5 w6 w7 w5 w6"]
+    arguments = {"predictions": texts, "model": make_model("gpt2", vocab_size=81)}
+    before, after = measure(**arguments), measure(tokenizer=make(), **arguments)
+    assert after["perplexity"] != pytest.approx(before["perplexity"], rel=1e-4)
+    assert fields(after)["tokenizer"] != fields(before)["tokenizer"]
+
+
+def test_a_slow_tokenizer_that_is_changed_later(measure):
+    texts = [TEXTS[0].upper()]
+    tokenizer = Lowercasing()
+    before = measure(predictions=texts, tokenizer=tokenizer)
+    tokenizer.lowercase = False
+    after = measure(predictions=texts, tokenizer=tokenizer)
+    assert after["perplexity"] != pytest.approx(before["perplexity"], rel=1e-4)
+    assert after["signature"] != before["signature"]
+
+
+def test_a_chat_template_does_not_matter(measure):
+    tokenizer = make_tokenizer()
+    tokenizer.chat_template = "{{ messages }}"
+    assert measure(tokenizer=tokenizer)["signature"] == measure()["signature"]
 
 
 # ---- the digest of the texts

@@ -178,7 +178,7 @@ def test_a_model_whose_state_does_not_go_on_is_refused():
         lambda self, input_ids, state=None, use_cache=None: forward(input_ids, use_cache=True),
         model,
     )
-    with pytest.raises(ValueError, match="other logits when it goes on from the state"):
+    with pytest.raises(ValueError, match="other logits when it continues from the state"):
         find_carrier(model, "X")
 
 

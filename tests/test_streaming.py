@@ -1,5 +1,6 @@
 """Corpora in shards: the numbers of one piece, in memory that does not grow with the corpus."""
 
+import csv
 import json
 import math
 import os
@@ -181,6 +182,22 @@ def test_infinite_perplexities_stay_infinite(tmp_path, files, capsys):
         outcomes.append(json.loads(capsys.readouterr().out)["corpus"])
     assert outcomes[0]["perplexity"] is None  # JSON has no infinity
     assert_same(outcomes[1], outcomes[0])
+
+
+@pytest.mark.parametrize("refused", [0, len(TEXTS)], ids=["first", "last"])
+def test_a_shard_of_a_single_text_that_is_refused_costs_no_other(tmp_path, call, model_id, refused):
+    """Of a single token here, which nothing predicts."""
+    texts = [*TEXTS[:refused], "w5", *TEXTS[refused:]]
+    table = tmp_path / "table.jsonl"
+    table.write_text("\n".join(json.dumps({"text": text}) for text in texts), "utf-8")
+    options = ("--shard_characters=1", "--add_start_token=false", "--format=csv")
+    outcome = call(table, *options, model=model_id)
+    assert outcome.code == 2
+    rows = list(csv.DictReader(outcome.out.splitlines()))
+    assert "at least 2 tokens" in rows.pop(refused)["error"]
+    assert [int(row["num_tokens"]) for row in rows] == [length - 1 for length in LENGTHS]
+    (row,) = call(table, *options[:2], "--json", model=model_id).json["refused_rows"]
+    assert row["row"] == refused and "at least 2 tokens" in row["error"]
 
 
 # ---- what needs all texts at once

@@ -10,6 +10,7 @@ import shutil
 import sys
 import time
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 
 import datasets
 import evaluate
@@ -282,13 +283,28 @@ def test_the_callback_can_end_it(metric, gpt2, tokenizer, tmp_path, error):
     assert metric.compute(**arguments)["num_tokens"] == 68
 
 
-@pytest.mark.parametrize(
-    "shown",
-    [
-        True,
-        pytest.param(False),
-    ],
-)
+def test_a_call_that_fails_leaves_the_texts_of_other_processes(metric, gpt2, tokenizer, tmp_path):
+    """With `num_process`, evaluate brings the texts of all processes together in the first."""
+    folder = tmp_path / "shared"
+    first, second = (
+        type(metric)(cache_dir=str(folder), num_process=2, process_id=number, experiment_id="both")
+        for number in range(2)
+    )
+    with ThreadPoolExecutor() as pool:  # each waits until the other is there
+        list(pool.map(lambda own: own.add_batch(predictions=TEXTS), (first, second)))
+    arguments = {"model": gpt2, "tokenizer": tokenizer, "batch_size": 1}
+    assert second.compute(**arguments) is None
+
+    def stop(progress):
+        raise RuntimeError("enough")
+
+    with pytest.raises(RuntimeError, match="enough"):
+        first.compute(callback=stop, **arguments)
+    (left,) = folder.rglob("*.arrow")
+    assert left.name.endswith("-2-1.arrow")
+
+
+@pytest.mark.parametrize("shown", [True, False])
 def test_progress_is_evaluates(metric, gpt2, tokenizer, capsys, monkeypatch, shown):
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
     if not shown:

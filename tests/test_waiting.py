@@ -9,7 +9,7 @@ from fake_hub import FakeHub
 from space_models import byte_model
 
 from space.downloads import TAKES_BAR
-from space.jobs import Job, Stopped, Update, follow
+from space.jobs import Job, Shown, Stopped, Update, follow
 from space.limits import Limits, Refused
 from space.line import Line
 from space.models import BUNDLED
@@ -209,7 +209,7 @@ def test_nobody_waits_for_anothers_download(service, hub):
     slow.until_it_says("Downloading owner/slow")
     other = Request(lambda job: service.score(TEXT, Settings(BUNDLED), job))
     other.ends()
-    assert other.error is None and other.told[-1].final
+    assert other.error is None and isinstance(other.told[-1], Shown)
     assert slow.thread.is_alive()
     hub.gates["owner/slow"].set()
     slow.ends()

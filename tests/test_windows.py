@@ -6,7 +6,7 @@ import math
 import pytest
 import reference
 from core.protocols import PROTOCOLS
-from core.windows import Window, guide_weights, plan_windows, resolve_stride
+from core.windows import Window, guide_weights, plan_windows
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -217,21 +217,21 @@ def test_the_weights_of_the_guide(stride, expected):
 
 
 @pytest.mark.parametrize(
-    ("protocol", "given", "length", "expected"),
+    ("protocol", "length", "starts_every_window", "expected"),
     [
-        ("sliding", None, 1024, 512),
-        ("sliding", None, 5, 2),
-        ("sliding", None, 2, 1),
-        ("sliding", 7, 1024, 7),
-        ("transformers-docs", None, 1024, 512),
-        ("lm-eval", None, 1024, 1024),
-        ("gptq", None, 2048, 2048),
-        ("exllamav2", None, 2048, 512),
-        ("exllamav2", None, 128, 128),
-        ("megatron", None, 1024, 32),
-        ("megatron", None, 16, 16),
-        ("megatron", 8, 1024, 8),
+        ("sliding", 1024, False, 512),
+        ("sliding", 5, False, 2),
+        ("sliding", 2, True, 1),
+        ("transformers-docs", 1024, False, 512),
+        ("lm-eval", 1024, False, 1024),
+        ("gptq", 2048, False, 2048),
+        ("exllamav2", 2048, False, 512),
+        ("exllamav2", 128, False, 128),
+        ("megatron", 1024, False, 32),
+        ("megatron", 16, False, 16),
+        ("yarn", 2048, True, 256),
+        ("yarn", 256, True, 255),  # no token is skipped
     ],
 )
-def test_the_stride_where_none_is_given(protocol, given, length, expected):
-    assert resolve_stride(PROTOCOLS[protocol], given, length) == expected
+def test_the_stride_where_none_is_given(protocol, length, starts_every_window, expected):
+    assert PROTOCOLS[protocol].usual_stride(length, starts_every_window) == expected

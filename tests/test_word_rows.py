@@ -43,8 +43,23 @@ def test_a_row_for_every_word(call, items, metric, gpt2, tokenizer):
     assert [float(row["surprisal_nats"]) for row in rows] == pytest.approx(expected, rel=1e-5)
     bits = [float(row["surprisal_bits"]) for row in rows]
     assert bits == pytest.approx([nats / 0.6931471805599453 for nats in expected], rel=1e-5)
-    assert [row["first"] for row in rows] == ["6", "9", "3"]
+    places = [slice(int(row["first"]), int(row["last"])) for row in rows]
+    assert ["w5 w6"[places[0]], "w5 w6"[places[1]], "w8"[places[2]]] == ["w5", "w6", "w8"]
+    assert [row["first"] for row in rows] == ["0", "3", "0"], "in the text, after its context"
     assert [row["number"] for row in rows] == ["0", "1", "0"]
+
+
+def test_a_row_for_every_token(call, items):
+    ran = call(
+        *(items, "--tokens", "--text-column", "sentence", "--id-column", "item"),
+        *("--format", "csv"),
+    )
+    rows = rows_of(ran.out)
+    assert [(row["name"], row["condition"], row["token"].strip()) for row in rows] == [
+        ("7", "x", "w5"),
+        ("7", "x", "w6"),
+        ("8", "y", "w8"),
+    ]
 
 
 def test_the_table_for_people(call, items):

@@ -44,7 +44,8 @@ def browser(tmp_path_factory):
 
 @pytest.fixture
 def page(browser, url):
-    """The page, freshly opened."""
-    from visitor import Page
+    """The page, freshly opened by somebody who asks for less motion, which saves processor time."""
+    from visitor import Page, ask_for_motion
 
+    ask_for_motion(browser, "reduce")
     return Page(browser, url)

@@ -5,6 +5,7 @@ import time
 from visitor import Keys, Page
 
 from space.metric import protocol_rows
+from space.samples import samples
 
 
 def test_tabbing_past_the_samples_leaves_ones_own_text_alone(page):
@@ -65,9 +66,13 @@ def test_settings_that_a_tool_does_not_have_are_not_shown(page):
 def test_a_result_says_when_it_is_not_of_the_present_text(page):
     """Old numbers stood beside new texts without a sign."""
     page.fill("A text that nobody has scored yet, " * 600)
-    page.until(lambda: page.all(".ps-card.ps-stale"))
-    note = page.one(".ps-card .ps-stale-note")
-    page.until(lambda: "of the text or the settings before" in note.text)  # it fades in
+    page.until(lambda: page.all(".ps-card.ps-stale") and page.all("[data-view=text].ps-stale"))
+    time.sleep(2)  # it fades in, and makes room for itself
+    [note] = [note for note in page.all(".ps-stale-note") if note.is_displayed()]
+    assert "of the text or the settings before" in note.text
+    assert note.get_attribute("role") == "status"
+    bottom = note.rect["y"] + note.rect["height"]
+    assert bottom <= page.one(".ps-label").rect["y"]  # it covers nothing
     page.score()
     page.until(lambda: not page.all(".ps-stale"))
 
@@ -92,6 +97,20 @@ def test_a_sample_is_chosen_and_scored(page):
     page.choose("Or begin with a sample", "A short note")
     page.until(lambda: "blue pot" in page.labelled("Text").get_attribute("value"))
     page.score()
+
+
+def test_a_samples_name_goes_with_its_text(page):
+    sample = page.labelled("Or begin with a sample")
+    name = sample.get_attribute("value")
+    assert samples()[name] == page.text
+    page.write("Text", "My own text.")
+    page.until(
+        lambda: not sample.get_attribute("value"), "the sample's name stays over another text"
+    )
+    page.choose("Or begin with a sample", name)
+    page.until(lambda: page.text == samples()[name])
+    time.sleep(1)  # for an answer that must not come
+    assert sample.get_attribute("value") == name
 
 
 def test_a_file_is_uploaded(page, tmp_path):
@@ -124,11 +143,14 @@ def test_strides_and_protocols_are_measured(page):
 
 
 def test_a_named_model_sets_the_sliders(page):
-    page.write("Model", "owner/bytes\n")
+    page.write("Model", "owner/bytes \n")
     page.until(lambda: "owner/bytes is ready" in page.status)
     page.until(lambda: page.labelled("Window").get_attribute("max") == "32")
     page.score()
     assert "owner/bytes" in page.one(".ps-label").text
+    page.until(
+        lambda: not page.all(".ps-stale"), "a space behind the name makes the result an old one"
+    )
 
 
 def test_a_model_with_code_is_refused_with_a_sentence(page):

@@ -5,6 +5,7 @@ from visitor import Keys
 
 from space.intro_view import MEANINGS, STEPS
 
+FOCUS = "return document.activeElement.textContent"
 OPEN = "return [...document.querySelectorAll('[popover]:popover-open')].map((card) => card.id)"
 
 
@@ -35,4 +36,10 @@ def test_the_tour_is_walked_with_the_keyboard(page):
         )
         assert top == f"ps-tour-{number}"  # it lies on those before
     page.keys(Keys.ENTER)
+    assert not page.script(OPEN)
+    page.until(lambda: page.script(FOCUS) == "Take the tour", "the focus is lost")
+    page.keys(Keys.ENTER, Keys.ENTER, Keys.ENTER)
+    for focus in ("Next", "Next", "Take the tour"):
+        page.keys(Keys.ESCAPE)
+        page.until(lambda focus=focus: page.script(FOCUS) == focus, "the focus is lost")
     assert not page.script(OPEN)

@@ -3,11 +3,18 @@
 import time
 
 import pytest
-from visitor import ActionChains, Keys, Page, start_browser
+from visitor import ActionChains, Keys, Page, ask_for_motion, start_browser
 
 from space.hero_view import LINE
 
 LIT = ".ps-cell b[class^=b]"
+
+
+@pytest.fixture
+def page(browser, url):
+    """The page, freshly opened, in motion."""
+    ask_for_motion(browser, "no-preference")
+    return Page(browser, url)
 
 
 def measured(metric, bundled, window, stride):
@@ -49,6 +56,23 @@ def test_the_picture_moves_and_can_be_paused(page):
     before = page.one(".ps-film").get_property("innerHTML")
     time.sleep(1.5)
     assert page.one(".ps-film").get_property("innerHTML") == before
+
+
+def test_the_picture_rests_while_it_is_out_of_sight(page):
+    def scored():
+        return page.one(".ps-film").get_property("innerHTML")
+
+    page.script("window.scrollTo(0, document.body.scrollHeight)")
+    assert page.script(
+        "return document.querySelector('.ps-film').getBoundingClientRect().bottom < 0"
+    )
+    time.sleep(3)  # the longest that a frame stands
+    before = scored()
+    time.sleep(1.5)
+    assert scored() == before
+    assert page.one("[data-hero=play]").get_property("textContent") == "Pause"
+    page.script("window.scrollTo(0, 0)")
+    page.until(lambda: scored() != before)
 
 
 @pytest.mark.parametrize("window, stride", [(12, 4), (8, 7), (4, 1), (24, 10)])

@@ -10,6 +10,18 @@ from space.samples import samples
 BACKSPACE = {"type": "keyDown", "key": "Backspace", "code": "Backspace", "windowsVirtualKeyCode": 8}
 
 
+# Counts the requests that the status line tells of.
+RECORD = """
+window.asked = 0;
+let before = "";
+new MutationObserver(() => {
+  const said = document.querySelector(".ps-status").textContent;
+  window.asked += said !== before && said === "Asked.";
+  before = said;
+}).observe(document.getElementById("status"), {childList: true, subtree: true, characterData: true});
+"""
+
+
 def scored_text(page):
     return page.one(".ps-recipe").text
 
@@ -73,6 +85,7 @@ def test_a_long_text_waits_for_the_button(page):
 
 
 def test_a_tab_that_is_opened_measures_once(page):
+    page.script(RECORD)
     page.tab("Why context helps")
     page.until(lambda: "Done." in page.status)
     page.until(lambda: len(page.all(".ps-mark")) > 4)
@@ -83,6 +96,24 @@ def test_a_tab_that_is_opened_measures_once(page):
     page.tab("Why context helps")
     time.sleep(1)
     assert "Scored with" in page.status  # nothing was measured a second time
+    page.script("arguments[0].focus()", page.labelled("range slider for Stride"))
+    page.keys(Keys.ARROW_LEFT)
+    page.tab("Result")
+    page.until(lambda: "stride 31 " in scored_text(page))
+    page.tab("Why context helps")  # of all strides, whichever is chosen
+    time.sleep(1)
+    assert "Scored with" in page.status and page.script("return window.asked") == 2
+
+
+def test_a_tab_measures_on_while_one_looks_elsewhere(page):
+    page.fill("Again the tide came in and went out. " * 300)
+    page.script(RECORD)
+    page.tab("Why context helps")
+    page.until(lambda: "Strides:" in page.status)
+    page.tab("Result")
+    page.tab("Why context helps")
+    page.until(lambda: "Done." in page.status)
+    assert page.script("return window.asked") == 1
 
 
 def test_the_comparison_is_there_when_its_tab_is_opened(page):

@@ -1,7 +1,7 @@
 """What everybody can read and reach: contrast, names, focus, a phone's width, no other machines."""
 
 import pytest
-from visitor import PHONE, Page, start_browser
+from visitor import PHONE, Keys, Page, start_browser
 
 # The contrast of WCAG 2: (lighter + 0.05) / (darker + 0.05) of the relative luminances.
 CONTRAST = """
@@ -37,6 +37,21 @@ def test_everything_can_be_read(page, url, theme):
         assert not faint
 
 
+def test_colours_that_say_something_outlive_those_of_a_system(page):
+    """In high contrast, surprise had no colours, and guesses no bars."""
+    sight = {"features": [{"name": "forced-colors", "value": "active"}]}
+    page.browser.execute_cdp_cmd("Emulation.setEmulatedMedia", sight)
+    try:
+        colour = "return getComputedStyle(document.querySelector(arguments[0])).backgroundColor"
+        boxes = {page.script(colour, f".ps-legend .b{level}") for level in range(1, 6)}
+        assert len(boxes) == 5
+        assert page.script(colour, ".ps-text .b4") in boxes
+        pairs = page.script(CONTRAST, ".ps-text [data-n], .ps-cell b, .ps-box")
+        assert not [(text, ratio) for text, ratio in pairs if ratio < 4.5]
+    finally:
+        page.browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
+
+
 def test_every_control_has_a_name_for_screen_readers(page):
     for control in page.all("textarea, input:not([type=file]), button, [role=listbox]"):
         if control.is_displayed() and control.get_attribute("tabindex") != "-1":
@@ -54,6 +69,61 @@ def test_the_focus_of_the_sliders_can_be_seen(page):
             slider,
         )
         assert style[0] != "none" and style[1] >= 2
+
+
+def test_tabs_and_accordion_answer_the_keyboard(page):
+    first, *_, last = [tab for tab in page.all("[role=tab]") if tab.is_displayed()]
+    page.script("arguments[0].focus()", first)
+    for keys, name in (
+        (Keys.ARROW_RIGHT, "Why context helps"),
+        (Keys.END, last.text),
+        (Keys.ARROW_RIGHT, first.text),
+        (Keys.ARROW_LEFT, last.text),
+        (Keys.HOME, first.text),
+    ):
+        page.keys(keys)
+        assert page.script("return document.activeElement.textContent").strip() == name
+    assert first.get_attribute("aria-selected") == "true"  # Enter opens, which measures
+    more = page.labelled("More settings")
+    for state in ("false", "true", "false"):
+        page.until(lambda state=state: more.get_attribute("aria-expanded") == state)
+        more.click()
+
+
+# Controls whose middle is less than 12 pixels from something else, but for words in a sentence.
+SMALL = """
+const small = [];
+for (const control of document.querySelectorAll("button, a[href], input, textarea, summary, [role=slider], [role=listbox]")) {
+  const area = control.closest("label:has(input[type=radio])") ?? control;
+  if (!control.checkVisibility({visibilityProperty: true}) || control.closest("[popover]")) continue;
+  if (getComputedStyle(area).display === "inline" && area.parentNode.textContent.trim() !== area.textContent.trim()) continue;
+  area.scrollIntoView({block: "center", behavior: "instant"});
+  const {left, right, top, bottom} = area.getBoundingClientRect(), x = (left + right) / 2, y = (top + bottom) / 2;
+  if (Math.min(right - left, bottom - top) < 2) continue; // of an upload, and of tabs that are only measured
+  const hits = [[0, 0], [0, -11.5], [0, 11.5], [-11.5, 0], [11.5, 0]].filter(([dx, dy]) => area.contains(document.elementFromPoint(x + dx, y + dy)));
+  if (hits.length < 5) small.push(`${control.tagName} ${control.ariaLabel ?? control.textContent.trim() ?? control.type} ${right - left}x${bottom - top}`);
+}
+return small;
+"""
+
+
+def test_a_finger_hits_every_control(url, tmp_path):
+    browser = start_browser(tmp_path / "profile", phone=True)
+    try:
+        page = Page(browser, url)
+        page.press("More settings")
+        filled = {
+            "Why context helps": ".ps-pieces",
+            "Tools": ".ps-tools",
+            "Compare": ".ps-compared",
+        }
+        for name in ("Result", *filled, "Cite and share"):
+            page.tab(name)
+            if name in filled:
+                page.until(lambda name=name: page.one(filled[name]).is_displayed())
+            assert not page.script(SMALL), name
+    finally:
+        browser.quit()
 
 
 def test_a_phone_shows_everything_without_sideways_scrolling(url, tmp_path):

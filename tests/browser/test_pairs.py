@@ -171,7 +171,9 @@ def test_an_open_tab_measures_a_text_that_is_scored(page):
 
 
 def test_a_tab_whose_measurement_was_stopped_measures_when_it_is_opened_again(page):
-    page.fill("Again the tide came in and went out. " * 600)
+    page.fill(
+        "Again the tide came in and went out. " * 1200
+    )  # seconds of work, so that it can be stopped
     page.tab("Why context helps")
     page.until(lambda: "Strides:" in page.status)
     page.press("Stop")
@@ -204,6 +206,30 @@ def test_strides_and_contexts_say_what_the_metric_says(page, metric, bundled):
     assert len(told) == len(contexts)
     for label, row in zip(told, contexts):
         assert f"{row['context_length']}: perplexity {row['perplexity']:#.4g}" in label
+
+
+def test_a_tool_is_scored_from_its_row(page):
+    for name, choose in (
+        ("llama.cpp", lambda row: page.keys(Keys.ENTER)),
+        ("megatron", lambda row: row.find_element("css selector", ".ps-cut").click()),
+    ):
+        page.tab("Tools")
+        row = page.one(f"tr[data-protocol='{name}']")
+        page.until(row.is_displayed)
+        expected = row.find_element("css selector", "td > b").text
+        button = row.find_element("css selector", "button")
+        assert button.accessible_name == f"Score like {name}"
+        page.script("arguments[0].focus()", button)
+        choose(row)
+        page.until(lambda name=name: f"protocol {name}" in page.one(".ps-recipe").text)
+        page.until(lambda: "Scored with" in page.status)
+        assert page.one(".ps-big output").text == expected
+        assert page.script("return document.activeElement.textContent").strip() == "Result"
+        assert not page.all(".ps-stale")  # neither the result nor the table of all tools
+    page.press("More settings")
+    assert page.labelled("Protocol").get_attribute("value") == "megatron"
+    stride = page.labelled("range slider for Stride").get_attribute("value")
+    assert stride == row.get_attribute("data-stride")
 
 
 def test_every_tool_is_pictured_on_one_axis(page):

@@ -8,7 +8,7 @@ import visitor  # skips where there is no browser
 from gradio_client import Client
 from selenium.webdriver.common.keys import Keys
 
-from space.links import link
+from space.links import link, pack
 from space.models import BUNDLED
 from space.settings import Settings
 
@@ -95,6 +95,18 @@ def test_a_link_with_a_text_scores_it(page, url):
     linked.tab("Cite and share")
     shared = linked.one("a.ps-link").get_attribute("href")
     assert shared.endswith(address)  # the same link again
+
+
+def test_a_link_that_is_partly_wrong_still_says_so_when_it_is_scored(page, url):
+    """Its text scored itself, and "Scored with" stood where the remark had been."""
+    page.browser.get("about:blank")
+    linked = visitor.Page(page.browser, f"{url}?window=1#text={pack('The first text.')}")
+    linked.until(lambda: linked.text == "The first text." and "Scored with" in linked.status)
+    assert "The link's window is ignored" in linked.one("#remark").text
+    # As a link in the address bar does that differs behind the # alone.
+    linked.script("location.hash = arguments[0]", f"text={pack('The second.')}")
+    linked.until(lambda: linked.labelled("Text") and linked.text == "The second.")
+    linked.until(lambda: linked.one(".ps-text").get_property("textContent") == "The second.")
 
 
 def test_files_are_made_of_what_is_shown(page):

@@ -27,7 +27,15 @@ FLAGS = [
     "--disable-sync",
 ]
 PHONE = {"width": 390, "height": 844, "pixelRatio": 2}
-PATIENCE = 90  # seconds
+PATIENCE, INTERVAL = 90, 0.25  # seconds until a condition is given up, between two looks at it
+# Controls whose name may contain some words: what names them does, or is elsewhere.
+MENTIONING = """
+return [...document.querySelectorAll("textarea, input, button, [role=listbox]")].filter((control) => {
+  const { ariaLabel, title, value, textContent, labels } = control;
+  const names = [ariaLabel, title, value, textContent, ...[...labels ?? []].map((label) => label.textContent)];
+  return control.hasAttribute("aria-labelledby") || names.some((name) => name?.includes(arguments[0]));
+});
+"""
 
 
 def start_browser(folder, phone=False, size=(1360, 1000), flags=()):
@@ -43,6 +51,12 @@ def start_browser(folder, phone=False, size=(1360, 1000), flags=()):
     )
 
 
+def ask_for_motion(browser, wish):
+    """Let pages find "reduce" or "no-preference" among a visitor's wishes."""
+    feature = {"name": "prefers-reduced-motion", "value": wish}
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [feature]})
+
+
 class Page:
     """What a visitor does, by the words on the page."""
 
@@ -52,7 +66,7 @@ class Page:
         self.until(lambda: self.all(".ps-big"))
 
     def until(self, condition, message="the page did not get there"):
-        wait = WebDriverWait(self.browser, PATIENCE, 0.1, [StaleElementReferenceException])
+        wait = WebDriverWait(self.browser, PATIENCE, INTERVAL, [StaleElementReferenceException])
         return wait.until(lambda _: condition(), message)
 
     def all(self, selector):
@@ -64,8 +78,8 @@ class Page:
 
     def labelled(self, label):
         """The control that a screen reader calls by this name."""
-        for control in self.all("textarea, input, button, [role=listbox]"):
-            name = control.accessible_name.strip()
+        for control in self.script(MENTIONING, label):
+            name = control.accessible_name.strip()  # a request to the browser for each
             if control.is_displayed() and (name.startswith(label) or name.endswith(f" {label}")):
                 return control
         return None

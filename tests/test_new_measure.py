@@ -1,0 +1,44 @@
+"""A measure is a class and its name: one that is added works in Python without another edit."""
+
+import sys
+from dataclasses import dataclass
+
+import pytest
+import reference
+from models import BOS, CONTEXT, make_model, make_tokenizer, random_text
+
+
+@dataclass(frozen=True)
+class Lead:
+    """`lead`: nats by which the likeliest token leads the second (R,)."""
+
+    columns = ("lead",)
+    num_models = 1
+    key = "lead"
+
+    def __call__(self, blocks):
+        first, second = blocks[0].logits.topk(2).values.T
+        return {"lead": first - second}
+
+
+def test_a_new_measure_reaches_token_scores_a_checkpoint_and_a_list(metric, monkeypatch, tmp_path):
+    package = type(metric).__module__.rpartition(".")[0]
+    monkeypatch.setitem(sys.modules[f"{package}.measures"].TOKEN_MEASURES, "lead", Lead)
+    model, text = make_model("gpt2"), random_text(40)
+    arguments = {
+        "predictions": [text],
+        "model": model,
+        "tokenizer": make_tokenizer(),
+        "stride": [CONTEXT, 5],
+        "token_columns": ["lead", "rank"],
+        "checkpoint": str(tmp_path / "run.sqlite"),
+    }
+    _, entry = metric.compute(**arguments)["measurements"]
+    [scores] = entry["token_scores"]
+    ids = [int(word[1:]) for word in text.split()]
+    plan = reference.sliding(len(ids), CONTEXT, 5, "once")
+    for target, context in plan.items():
+        fed = [BOS if place == reference.START else ids[place] for place in context]
+        first, second = reference.log_probs(model, fed)[-1].topk(2).values.tolist()
+        assert scores["lead"][target] == pytest.approx(first - second, abs=1e-4)
+    assert metric.compute(**arguments)["measurements"][1]["token_scores"] == [scores]  # kept
