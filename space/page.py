@@ -29,6 +29,8 @@ CHOOSE_TOOL = """element.addEventListener("click", ({ target }) => {
   tab.click();
   tab.focus();
 })"""
+# As the page shows it: its first tab says when it is drawn that it was opened, perhaps after a click.
+OPENED = """() => [document.querySelector("#results [aria-selected=true]").textContent.trim()]"""
 ASKED = "(...values) => { window.perplexityAsked(...values); return []; }"
 SCRIPTS = ("base.js", "text.js", "reader.js", "pairs.js", "hero.js", "save.js", "page.js")
 # Everybody in the service's lines holds a thread, and clicks need some too.
@@ -475,8 +477,17 @@ def connect_measurements(handlers: Handlers, controls: Controls, results: Result
     )
     r.make_files.click(handlers.make_files, r.shared, [r.files, r.picture], **QUICK)
     both = [r.other, *c.request]
-    opened = gr.State("")
-    r.result_tab.select(lambda: "", None, opened, **QUIET, concurrency_limit=None)
+    opened, seen = gr.State(""), gr.Textbox(visible=False)
+    gr.on(
+        [tab.select for tab in (r.result_tab, r.strides_tab, r.tools_tab, r.compare_tab)],
+        lambda name: name,
+        seen,
+        opened,
+        js=OPENED,
+        trigger_mode="always_last",
+        **QUIET,
+        concurrency_limit=None,
+    )
     # What is opened, or open when the text is scored, measures, unless it shows or measures just that.
     for tab, run, but, inputs, outputs, triggers in (
         (r.strides_tab, handlers.trade_off, STRIDES_SET, c.request, r.strides, []),
@@ -484,7 +495,6 @@ def connect_measurements(handlers: Handlers, controls: Controls, results: Result
         (r.compare_tab, handlers.compare, (), both, [r.compared], [r.other.input]),
     ):
         name, shown, asked = tab.label, gr.State(), gr.State(0)
-        tab.select(lambda name=name: name, None, opened, **QUIET, concurrency_limit=None)
         gr.on(
             [opened.change, scorings.change, *triggers],
             handlers.asking(name, but),

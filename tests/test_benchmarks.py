@@ -5,6 +5,7 @@ No time is asserted: a loaded machine may take any.
 
 import json
 import math
+import multiprocessing
 import statistics
 import sys
 from functools import partial
@@ -267,9 +268,14 @@ def test_peak_memory_sees_what_was_freed_again():
     def allocate():
         np.ones(2**26, dtype=np.uint8)  # 64 MiB, gone when this returns
 
-    # Tried again: another thread, such as a server of other tests, may free memory meanwhile.
-    peaks = (measure.peak_memory(allocate) for _ in range(5))
-    assert any(peak == pytest.approx(2**26, rel=0.1) for peak in peaks)
+    def measure_alone():
+        told.send(measure.peak_memory(allocate))
+
+    # In a copy of this process that has one thread: here a server of other tests may free memory.
+    fork = multiprocessing.get_context("fork")
+    peak, told = fork.Pipe(duplex=False)
+    fork.Process(target=measure_alone, daemon=True).start()
+    assert peak.poll(60) and peak.recv() == pytest.approx(2**26, rel=0.1)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
@@ -279,7 +285,7 @@ def test_logits_stay_within_their_memory():
     text = make_text(2 * large.context, large.vocabulary)
     arguments = {"stride": large.context, "logits_memory": 2**27}
     large.ours([text], **arguments)  # warm-up
-    peaks = (measure.peak_memory(lambda: large.ours([text], **arguments)) for _ in range(3))
+    peaks = (measure.peak_memory(lambda: large.ours([text], **arguments)) for _ in range(8))
     assert any(peak < 2**27 for peak in peaks)  # another thread may take some meanwhile
 
 

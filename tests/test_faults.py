@@ -761,80 +761,104 @@ def not_to_be_moved(*args, **kwargs):
 
 # ---- memory that really runs out
 
-# A model whose forward pass takes {per_token} bytes a token, in an address space with {room} bytes
-# left once everything is loaded.
+# A model whose forward pass takes so many bytes a token, in an address space with so much room left
+# once everything is loaded; what becomes of each such pair.
 CRAMPED = """
-import resource, sys, types, warnings
+import json, resource, sys, types, warnings
 import evaluate, torch
 sys.path.insert(0, {tests!r})
 from models import VOCABULARY, make_tokenizer, random_text
 
 
 class Hungry(torch.nn.Module):
+    def __init__(self, per_token):
+        super().__init__()
+        self.per_token = per_token
+
     def forward(self, input_ids):
-        torch.empty(input_ids.numel(), {per_token}, dtype=torch.uint8)
+        torch.empty(input_ids.numel(), self.per_token, dtype=torch.uint8)
         return types.SimpleNamespace(logits=input_ids[..., None] * 0.1 * torch.arange(VOCABULARY).sin())
 
 
-def compute(batch_size):
+def compute(per_token, batch_size):
     texts = [random_text(100, seed) for seed in range(8)]
     return metric.compute(
-        predictions=texts, model=Hungry(), tokenizer=make_tokenizer(), max_length=64,
+        predictions=texts, model=Hungry(per_token), tokenizer=make_tokenizer(), max_length=64,
         batch_size=batch_size,
     )
 
 
+def limit(room):
+    with open("/proc/self/statm") as file:
+        in_use = int(file.read().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (in_use + room, unlimited))
+
+
+def outcome(per_token, room):
+    free = compute(per_token, batch_size=1)["perplexities"]
+    limit(room)
+    try:
+        torch.zeros(2 * room, dtype=torch.uint8)
+        return None  # the system does not keep to the limit
+    except RuntimeError:
+        pass
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        try:
+            said = "same" if compute(per_token, batch_size=8)["perplexities"] == free else "other"
+        except MemoryError as error:
+            said = f"MemoryError {{error}}"
+    return [said, *[str(warning.message) for warning in caught]]
+
+
 torch.set_num_threads(1)
 metric = evaluate.load({metric!r}, cache_dir={cache!r})
-free = compute(batch_size=1)["perplexities"]
-with open("/proc/self/statm") as file:
-    in_use = int(file.read().split()[0]) * resource.getpagesize()
-resource.setrlimit(resource.RLIMIT_AS, (in_use + {room}, in_use + {room}))
-try:
-    torch.zeros(2 * {room}, dtype=torch.uint8)
-except RuntimeError:
-    print("limited")
-with warnings.catch_warnings(record=True) as caught:
-    warnings.simplefilter("always")
-    try:
-        print("same" if compute(batch_size=8)["perplexities"] == free else "other")
-    except MemoryError as error:
-        print("MemoryError", error)
-print(*[warning.message for warning in caught])
+_, unlimited = resource.getrlimit(resource.RLIMIT_AS)
+outcomes = []
+for per_token, room in {sizes}:
+    outcomes.append(outcome(per_token, room))
+    resource.setrlimit(resource.RLIMIT_AS, (unlimited, unlimited))
+print(json.dumps(outcomes))
 """
 MEBIBYTE = 2**20
+# A token takes, and there is room for.
+BATCH_TOO_LARGE = 4 * MEBIBYTE, 1500 * MEBIBYTE
+WINDOW_TOO_LARGE = 24 * MEBIBYTE, 900 * MEBIBYTE
 
 
-def run_cramped(root, tmp_path, **sizes) -> str:
-    """Run `CRAMPED` in a process of its own; return what it printed."""
+@pytest.fixture(scope="module")
+def cramped(root, tmp_path_factory):
+    """What becomes of models that need more memory than there is, in a process of its own."""
+    if not os.path.exists("/proc/self/statm"):
+        pytest.skip("only Linux tells how much address space is in use")
+    sizes = [BATCH_TOO_LARGE, WINDOW_TOO_LARGE]
     script = CRAMPED.format(
         tests=str(root / "tests"),
         metric=str(root / "perplexity_sliding.py"),
-        cache=str(tmp_path),
-        **sizes,
+        cache=str(tmp_path_factory.mktemp("cramped")),
+        sizes=sizes,
     )
-    if not os.path.exists("/proc/self/statm"):
-        pytest.skip("only Linux tells how much address space is in use")
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    if "limited" not in done.stdout:
+    outcomes = json.loads(done.stdout)
+    if None in outcomes:
         pytest.skip("the system does not keep to RLIMIT_AS")
-    return done.stdout
+    return dict(zip(sizes, outcomes))
 
 
-def test_a_batch_that_does_not_fit_in_memory_is_halved(root, tmp_path):
+def test_a_batch_that_does_not_fit_in_memory_is_halved(cramped):
     """8 windows of 63 tokens take 2016 MiB and do not fit into 1500; 4 of them do.
 
     The room is far from both: threads and allocators reserve some of it for themselves.
     """
-    printed = run_cramped(root, tmp_path, per_token=4 * MEBIBYTE, room=1500 * MEBIBYTE)
-    assert "same" in printed
-    assert printed.count("Out of memory") == 1
-    assert "Out of memory with 8 windows of 63 tokens in a batch; continuing with 4" in printed
+    said, *warnings = cramped[BATCH_TOO_LARGE]
+    assert said == "same"
+    (warning,) = [warning for warning in warnings if "Out of memory" in warning]
+    assert "Out of memory with 8 windows of 63 tokens in a batch; continuing with 4" in warning
 
 
-def test_a_window_that_does_not_fit_in_memory_says_what_to_lower(root, tmp_path):
+def test_a_window_that_does_not_fit_in_memory_says_what_to_lower(cramped):
     """A window of 63 tokens takes 1512 MiB and has 900; the 24 tokens of the probes fit."""
-    printed = run_cramped(root, tmp_path, per_token=24 * MEBIBYTE, room=900 * MEBIBYTE)
-    assert "MemoryError One window of 63 tokens does not fit" in printed
-    assert "lower `max_length`" in printed
+    said = cramped[WINDOW_TOO_LARGE][0]
+    assert "MemoryError One window of 63 tokens does not fit" in said
+    assert "lower `max_length`" in said

@@ -3,7 +3,7 @@
 import time
 
 import pytest
-from visitor import Keys
+from visitor import Keys, Page
 
 from space.samples import samples
 
@@ -105,8 +105,34 @@ def test_a_tab_that_is_opened_measures_once(page):
     assert "Scored with" in page.status and page.script("return window.asked") == 2
 
 
+# What the page asks for while it is drawn reaches the server late, after the first click.
+LATE = """
+const send = window.fetch, late = new Promise((done) => addEventListener("click", () => setTimeout(done, 500)));
+window.fetch = async (address, ...more) => {
+  if (String(address).includes("/queue/join") && !window.clicked) await late;
+  return send(address, ...more);
+};
+addEventListener("click", () => { window.clicked = true; }, true);
+"""
+
+
+def test_a_tab_that_is_opened_while_the_page_is_drawn_is_the_open_one(browser, url):
+    """The page says then, too, that its first tab was opened."""
+    script = browser.execute_cdp_cmd("Page.addScriptToEvaluateOnNewDocument", {"source": LATE})
+    try:
+        page = Page(browser, url)
+    finally:
+        browser.execute_cdp_cmd("Page.removeScriptToEvaluateOnNewDocument", script)
+    page.tab("Why context helps")
+    page.until(lambda: "Done." in page.status, "the tab stayed empty")
+    page.fill("The sea was calm, and the boats lay still.")
+    page.until(lambda: page.all("[data-view=gain].ps-stale"))
+    page.press("Score")
+    page.until(lambda: not page.all(".ps-stale"), "the open tab was not measured again")
+
+
 def test_a_tab_measures_on_while_one_looks_elsewhere(page):
-    page.fill("Again the tide came in and went out. " * 300)
+    page.fill("Again the tide came in and went out. " * 100)
     page.script(RECORD)
     page.tab("Why context helps")
     page.until(lambda: "Strides:" in page.status)
