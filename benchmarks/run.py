@@ -160,7 +160,7 @@ def describe_machine(threads: int) -> dict:
 
 def run_case(case: Case, repetitions: int) -> dict:
     """Check that all contenders give the same number, then time them in turns."""
-    plain_settings = case.plain.search(sample=4)
+    plain_settings = case.plain.search()
     differences = agreement(case)
     wrong = {name: value for name, value in differences.items() if not value <= TOLERANCE}
     if wrong:

@@ -208,9 +208,22 @@ def test_batches_hold_every_window_once():
     assert [len(group) for group in groups] == [1, 2, 2, 1]
 
 
-def test_search_keeps_settings_that_it_tried(setup):
-    plain = PlainPasses(setup.model, mixed_texts(setup, 12, folder=None).plain.windows)
-    assert plain.search(sample=4) == plain.settings
+@pytest.mark.parametrize(("number", "step"), [(100, 1), (2000, 2)])
+def test_search_keeps_what_is_fastest_for_windows_of_all_lengths(setup, number, step, monkeypatch):
+    """A few short windows fit into any batch, and say nothing of batches."""
+    windows = [SimpleNamespace(num_inputs=length % 9 + 1) for length in range(number)]
+    plain = PlainPasses(setup.model, windows)
+    tried = []
+
+    def seconds(windows, batch_tokens, block_rows):
+        tried.append((windows, batch_tokens))
+        return abs(batch_tokens - 256) + abs(block_rows - 512)
+
+    monkeypatch.setattr(plain, "_seconds", seconds)
+    assert plain.search() == (256, 512) == plain.settings
+    assert all(windows == plain.windows[::step] for windows, _ in tried)
+    sizes = {batch_tokens for _, batch_tokens in tried} - {1, 256, 512}
+    assert sizes == ({4096} if number == 100 else {1024, 2048, 4096}), "the same batches once"
 
 
 def test_guide_loop_is_the_mean_of_window_means(setup):
