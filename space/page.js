@@ -96,6 +96,16 @@ document.addEventListener("keydown", (event) => {
   if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) document.getElementById("score")?.click();
 });
 
+/* A number that was only deleted comes back: gradio puts the lowest there, the dearest of all strides. */
+document.addEventListener("focus", ({ target }) => {
+  if (target.matches?.("input[type=number]")) target.dataset.before = target.value;
+}, true);
+document.addEventListener("blur", ({ target }) => {
+  if (!target.matches?.("input[type=number]") || target.value) return;
+  target.value = target.dataset.before;
+  target.dispatchEvent(new Event("input", { bubbles: true }));
+}, true);
+
 /* Browsers give the focus back to what opened the first of several cards only. */
 document.addEventListener("toggle", ({ newState, target }) => {
   const focused = document.activeElement;

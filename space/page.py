@@ -374,6 +374,8 @@ def connect_settings(
             "always_last",
         )
         shown.then(put_files_away, None, [results.files, results.picture], **QUICK)
+        # It may have replaced a request that somebody had just made, and Stop stands there for that.
+        shown.then(handlers.idle, None, results.stop, **QUICK)
     # What only the script sees: the # of the address, and what it kept over a reload.
     behind, kept = (gr.Textbox(visible=False) for _ in range(2))
     controls_set = [c.model, c.window, c.stride, c.start, c.protocol, c.sketch]

@@ -117,6 +117,20 @@ def test_files_are_made_of_what_is_shown(page):
     assert names >= {"text.txt", "tokens.csv", "tokens.json", "card.svg"}
 
 
+def test_a_number_that_is_only_deleted_comes_back(page):
+    """Gradio puts the lowest in its place: a stride of 1, the dearest of all."""
+    field = page.labelled("number input for Stride")
+    field.send_keys(Keys.CONTROL, "a")
+    field.send_keys(Keys.DELETE)
+    page.until(lambda: field.get_attribute("value") == "")
+    field.send_keys(Keys.TAB)
+    page.until(lambda: field.get_attribute("value") != "")
+    page.press("Score")
+    page.until(lambda: "Scored with" in page.status)
+    assert field.get_attribute("value") == "32"
+    assert "stride 32 " in page.one(".ps-recipe").text
+
+
 @pytest.mark.parametrize("typed", ["999999", "-5", ""])
 def test_a_number_that_no_slider_has_is_no_fault(page, typed):
     field = page.one("input[type=number]")
