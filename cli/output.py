@@ -106,7 +106,7 @@ def as_text(report: Report, args: argparse.Namespace, metric) -> str:
     """Tables, what was left out, and the signature; with --cite the sentence instead."""
     if args.cite:
         name = tables.signature_fields(report.corpus)["protocol"]
-        is_default = name == next(iter(metric.protocols))
+        is_default = name == metric.default_protocol
         source = None if is_default else metric.protocols[name].source
         return citing.of_result(report.corpus, source, metric.citation) + "\n"
     parts = all_tables(report, args, tables.with_title)
