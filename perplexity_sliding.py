@@ -1,7 +1,7 @@
 """Perplexity of texts of any length under a causal language model, with a sliding window.
 
 The metric as evaluate loads it: documentation, arguments, and the models in memory.  What a call
-does is in call.py: windows are planned (windows.py), scored (scoring.py) and summed up (results.py).
+does is in compute.py.
 """
 
 import os
@@ -16,7 +16,26 @@ import evaluate
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from .arguments import (
+from .compute import (
+    Request,
+    check_request,
+    plan_request,
+    report_request,
+    score_request,
+    without_refusals,
+)
+from .digests import VERSION, TextsDigest
+from .model import LanguageModel
+from .model_code import describe as describe
+from .model_digest import modifications as modifications
+from .model_loading import files_state, resolve_device, resolve_dtype, snapshot
+from .model_logits import Head as Head
+from .model_probes import KeptState as KeptState
+from .model_states import StateReader as StateReader
+from .plan import Corpus
+from .plan_windows import Window as Window
+from .protocols import DEFAULT_PROTOCOL, PROTOCOLS, Protocol
+from .request_checks import (
     WITHOUT_ADAPTER,
     check_flag,
     check_model_source,
@@ -25,43 +44,26 @@ from .arguments import (
     check_running,
     check_texts,
 )
-from .call import (
-    Request,
-    check_request,
-    plan_request,
-    report_request,
-    score_request,
-    without_refusals,
-)
-from .carrying import score_carried as score_carried
-from .checkpoint import open_checkpoint
-from .comparison import PairedScores as PairedScores
-from .curves import report_curves as report_curves
-from .descriptions import describe as describe
-from .distributed import Processes
-from .divergence import Divergence as Divergence
-from .guards import KeptState as KeptState
-from .healing import plan_healing as plan_healing
-from .hidden_states import StoredReference, store_reference
-from .identity import VERSION, TextsDigest
-from .key_tokens import KeyTokenRule as KeyTokenRule
-from .language_model import LanguageModel
-from .loading import files_state, resolve_device, resolve_dtype, snapshot
-from .logits import Head as Head
-from .measurement import Corpus
-from .measures import TOKEN_MEASURES
-from .pairing import FreedModel, WithoutAdapter, read_alike, smallest_limit
-from .parts import Chat, separate_chats
-from .protocols import DEFAULT_PROTOCOL, PROTOCOLS, Protocol
-from .report import Report as Report
-from .results import TextScores as TextScores
-from .running import Progress, Session
-from .scoring import Scorer as Scorer
-from .states import StateReader as StateReader
-from .tokenization import Range, check_tokenizer
-from .uncertainty import estimate_ratio_of_text
-from .windows import Window as Window
-from .words import CORRECTIONS as CORRECTIONS
+from .result_comparison import PairedScores as PairedScores
+from .result_curves import report_curves as report_curves
+from .result_key_tokens import KeyTokenRule as KeyTokenRule
+from .result_report import Report as Report
+from .result_totals import TextScores as TextScores
+from .result_uncertainty import estimate_ratio_of_text
+from .result_words import CORRECTIONS as CORRECTIONS
+from .score_carried import score_carried as score_carried
+from .score_checkpoint import open_checkpoint
+from .score_distributed import Processes
+from .score_divergence import Divergence as Divergence
+from .score_healing import plan_healing as plan_healing
+from .score_hidden_states import StoredReference, store_reference
+from .score_measures import TOKEN_MEASURES
+from .score_pairs import FreedModel, WithoutAdapter, read_alike, smallest_limit
+from .score_passes import Scorer as Scorer
+from .score_runner import Progress, Session
+from .signature import describe_measurement as describe_measurement
+from .text_parts import Chat, separate_chats
+from .text_tokenization import Range, check_tokenizer
 
 # Names imported as themselves are used by other modules of the engine alone: evaluate copies no
 # file that isn't imported here.

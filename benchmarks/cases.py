@@ -82,7 +82,7 @@ class Setup:
 
     def plain(self, texts: list[str], stride: int) -> PlainPasses:
         """Bare forward passes over the windows that this metric plans for the texts."""
-        plan_windows = engine(self.metric, "windows").plan_windows
+        plan_windows = engine(self.metric, "plan_windows").plan_windows
         windows = [
             window
             for text in texts

@@ -18,7 +18,7 @@ from measure import spread
 from workloads import make_model
 
 METRIC = evaluate.load(str(ROOT / "perplexity_sliding.py"))
-shortcuts = engine(METRIC, "logits")
+shortcuts = engine(METRIC, "model_logits")
 cross_entropy = torch.nn.functional.cross_entropy
 
 

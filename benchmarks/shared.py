@@ -78,7 +78,7 @@ def one_context(
         return setup.ours(texts, contexts=context, protocol="lm-eval")
 
     def apart() -> dict:
-        with patch.object(engine(setup.metric, "running"), "LEAST_SAVING", float("inf")):
+        with patch.object(engine(setup.metric, "score_runner"), "LEAST_SAVING", float("inf")):
             return ours()
 
     contenders: dict[str, Callable] = {TOGETHER: ours, "apart": apart}

@@ -39,8 +39,11 @@ def both_at_once(setup: Setup, num_tokens: int, repetitions: int) -> dict:
 
 def divergence(setup: Setup, num_rows: int, repetitions: int) -> dict:
     """What the comparison of rows of logits takes, beside the two losses and the two heads."""
-    measures, compared = engine(setup.metric, "measures"), engine(setup.metric, "divergence")
-    scoring = engine(setup.metric, "scoring")
+    measures, compared = (
+        engine(setup.metric, "score_measures"),
+        engine(setup.metric, "score_divergence"),
+    )
+    scoring = engine(setup.metric, "score_passes")
     width = setup.model.config.n_embd
     states = torch.randn(num_rows, width)
     targets = torch.randint(setup.vocabulary, (num_rows,))

@@ -73,7 +73,7 @@ def protocol_names() -> list[str]:
 
 def version() -> str:
     """The metric's version, read from its source without importing it."""
-    source = (ROOT / "identity.py").read_text("utf-8")
+    source = (ROOT / "digests.py").read_text("utf-8")
     return re.search(r'^VERSION = "(.+)"', source, re.MULTILINE)[1]
 
 

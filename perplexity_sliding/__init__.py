@@ -1,23 +1,43 @@
-"""The metric as an installed package: perplexity of texts of any length with a sliding window.
+"""Perplexity of texts of any length with a sliding window, as a package.
 
 In a clone and in a Space the modules lie flat beside each other, as evaluate's loader needs it; the
 wheel puts them into this package.  From a clone, and installed with `pip install -e`, they are found
 there all the same.
 
-    >>> import perplexity_sliding
-    >>> metric = perplexity_sliding.load()
+    >>> from perplexity_sliding import PerplexitySliding
 """
 
+import importlib.util
+import sys
 from pathlib import Path
 
 _HERE = Path(__file__).resolve().parent
-if not (_HERE / "perplexity_sliding.py").exists():
-    __path__.append(str(_HERE.parent))
+_FLAT = not (_HERE / "perplexity_sliding.py").exists()
+if _FLAT:
+    __path__[:] = [str(_HERE.parent)]
 
-METRIC = str(Path(__path__[-1]) / "perplexity_sliding.py")
+METRIC = str(Path(__path__[0]) / "perplexity_sliding.py")
 
 
-def load(*args, **kwargs):
+def _load_metric() -> object:
+    """Import the metric's module; in a clone this folder hides it from the import system."""
+    name = f"{__name__}.perplexity_sliding"
+    if name not in sys.modules:
+        spec = importlib.util.spec_from_file_location(name, METRIC)
+        module = sys.modules[name] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+    return sys.modules[name]
+
+
+def __getattr__(name: str) -> object:
+    if name == "PerplexitySliding":
+        return _load_metric().PerplexitySliding
+    if name == "__version__":
+        return importlib.import_module(f"{__name__}.digests").VERSION
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def load(*args: object, **kwargs: object) -> object:
     """The metric, as `evaluate.load` would give it by its name on the Hub."""
     import evaluate
 

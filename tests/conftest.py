@@ -1,12 +1,9 @@
-"""What all tests share: a metric of one's own, a few tiny models, and the sources as a package."""
+"""What all tests share: a metric of one's own and a few tiny models."""
 
 import atexit
 import os
 import shutil
-import sys
 import tempfile
-from importlib.machinery import ModuleSpec
-from importlib.util import module_from_spec
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -18,12 +15,6 @@ os.environ["HF_MODULES_CACHE"] = os.path.join(_cache, "modules")
 os.environ["HF_METRICS_CACHE"] = os.path.join(_cache, "metrics")
 # Threads only cost time with models this small; this reaches the programs that the tests start too.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-
-# The siblings of the metric import each other relatively, as evaluate wants it.  For unit tests
-# the repository's root is a package of the name `core`: `from core.windows import plan_windows`.
-_spec = ModuleSpec("core", None, is_package=True)
-_spec.submodule_search_locations = [str(ROOT)]
-sys.modules["core"] = module_from_spec(_spec)
 
 # What takes seconds to import is imported in the fixtures: the process that hands the tests out to
 # others needs none of it.
@@ -50,9 +41,11 @@ def loaded():
 
 
 @pytest.fixture
-def metric(loaded, tmp_path):
+def metric(tmp_path):
     """A metric of the test's own, which keeps its files in `tmp_path / "cache"`."""
-    return type(loaded)(cache_dir=str(tmp_path / "cache"))
+    from perplexity_sliding import PerplexitySliding
+
+    return PerplexitySliding(cache_dir=str(tmp_path / "cache"))
 
 
 @pytest.fixture(scope="session")

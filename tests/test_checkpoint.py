@@ -15,10 +15,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from core.checkpoint import Checkpoint
-from core.identity import Fingerprint
-from core.language_model import LanguageModel
-from core.measures import NegativeLogLikelihood
+from perplexity_sliding.model import LanguageModel
+from perplexity_sliding.model_digest import Fingerprint
+from perplexity_sliding.score_checkpoint import Checkpoint
+from perplexity_sliding.score_measures import NegativeLogLikelihood
 from models import make_model, random_text
 
 needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="processes are forked")
@@ -377,7 +377,7 @@ def test_a_disk_that_fails_while_scoring(metric, arguments, path, monkeypatch, s
     """One sentence; what was saved resumes, where it is not gone."""
     arguments |= {"batch_size": 1, "stride": 1}
     expected = metric.compute(predictions=TEXTS, **arguments)
-    module = sys.modules[f"{type(metric).__module__.rpartition('.')[0]}.checkpoint"]
+    module = sys.modules[f"{type(metric).__module__.rpartition('.')[0]}.score_checkpoint"]
     saves = []
     save = module.Checkpoint.save
 

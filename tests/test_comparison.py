@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 import pytest
-from core.comparison import (
+from perplexity_sliding.result_comparison import (
     PairedClusters,
     PairedScores,
     by_confidence,

@@ -5,14 +5,14 @@ import math
 import numpy as np
 import pytest
 import reference
-from core.curves import (
+from perplexity_sliding.plan_windows import PlannedWindow, count_inputs, merge_windows, plan_windows
+from perplexity_sliding.result_curves import (
     doubling_edges,
     doubling_lengths,
     in_context_score,
     summarize_contexts,
     summarize_positions,
 )
-from core.windows import PlannedWindow, count_inputs, merge_windows, plan_windows
 
 
 def contexts_of(num_tokens, length, stride):

@@ -11,7 +11,7 @@ import sys
 
 import evaluate
 import pytest
-from core.distributed import Processes, share_out
+from perplexity_sliding.score_distributed import Processes, share_out
 from models import make_byte_tokenizer, make_model, make_tokenizer, random_text, save
 
 PartialState = pytest.importorskip("accelerate").PartialState

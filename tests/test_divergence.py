@@ -5,8 +5,8 @@ import math
 
 import pytest
 import torch
-from core.divergence import Divergence, compare_distributions
-from core.measures import Block
+from perplexity_sliding.score_divergence import Divergence, compare_distributions
+from perplexity_sliding.score_measures import Block
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -200,7 +200,7 @@ def test_pieces_of_any_size_give_the_same(monkeypatch):
     model, reference = random_logits(11, 100, 0.5)
     whole = compare(model, reference)
     for piece in (1, 250, 10_000):
-        monkeypatch.setattr("core.divergence.CPU_PIECE", piece)
+        monkeypatch.setattr("perplexity_sliding.score_divergence.CPU_PIECE", piece)
         for name, column in compare(model, reference).items():
             assert torch.equal(column, whole[name]), (piece, name)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from core.hidden_states import HEADER_BYTES, drop_body
+from perplexity_sliding.score_hidden_states import HEADER_BYTES, drop_body
 from models import (
     VOCABULARY,
     make_byte_tokenizer,

@@ -5,9 +5,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from core.key_tokens import KeyTokenRule, merge_spans, report_key_tokens, tokens_inside
-from core.tokenization import TokenizedText
-from core.windows import Window
+from perplexity_sliding.plan_windows import Window
+from perplexity_sliding.result_key_tokens import KeyTokenRule, merge_spans, report_key_tokens, tokens_inside
+from perplexity_sliding.text_tokenization import TokenizedText
 from models import SlowTokenizer, make_byte_tokenizer, make_model, make_tokenizer, random_text
 
 

@@ -11,7 +11,7 @@ import re
 import numpy as np
 import pytest
 import torch
-from core.demo_model.round_weights import round_weights
+from perplexity_sliding.demo_model.round_weights import round_weights
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 WINDOW = 64

@@ -8,7 +8,7 @@ import types
 import pytest
 import torch
 import transformers
-from core.loading import ContextLimit, context_limit
+from perplexity_sliding.model_loading import ContextLimit, context_limit
 from models import CONTEXT, VOCABULARY, make_model, make_tokenizer, random_text, save
 
 TEXTS = [random_text(40), random_text(7, seed=1)]
@@ -238,7 +238,7 @@ def test_a_folder_that_holds_an_adapter(metric, folder, adapted):
 @pytest.mark.filterwarnings("ignore:.*fan_in_fan_out")
 def test_an_adapter_where_peft_is_missing(metric, adapted, monkeypatch):
     package = type(metric).__module__.rpartition(".")[0]
-    monkeypatch.setattr(sys.modules[f"{package}.loading"], "is_peft_available", lambda: False)
+    monkeypatch.setattr(sys.modules[f"{package}.model_loading"], "is_peft_available", lambda: False)
     with pytest.raises(ValueError, match=r"`model_id`=.* an adapter.*pip install peft"):
         metric.compute(predictions=TEXTS, model_id=adapted[0])
 

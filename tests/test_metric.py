@@ -10,8 +10,8 @@ import pytest
 import reference
 import torch
 import transformers
-from core.loading import context_limit
-from core.protocols import PROTOCOLS
+from perplexity_sliding.model_loading import context_limit
+from perplexity_sliding.protocols import PROTOCOLS
 from models import (
     ARCHITECTURES,
     BOS,

@@ -23,7 +23,7 @@ class Lead:
 
 def test_a_new_measure_reaches_token_scores_a_checkpoint_and_a_list(metric, monkeypatch, tmp_path):
     package = type(metric).__module__.rpartition(".")[0]
-    monkeypatch.setitem(sys.modules[f"{package}.measures"].TOKEN_MEASURES, "lead", Lead)
+    monkeypatch.setitem(sys.modules[f"{package}.score_measures"].TOKEN_MEASURES, "lead", Lead)
     model, text = make_model("gpt2"), random_text(40)
     arguments = {
         "predictions": [text],

@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 import pytest
-from core.protocols import PROTOCOLS
+from perplexity_sliding.protocols import PROTOCOLS
 
 ROW = """
     Protocol(

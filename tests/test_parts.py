@@ -6,9 +6,9 @@ import math
 import numpy as np
 import pytest
 import reference
-from core.parts import find_part, is_chat
-from core.protocols import PROTOCOLS
-from core.windows import Plan, Window, last_window, plan_windows, restrict_windows
+from perplexity_sliding.plan_windows import Plan, Window, last_window, plan_windows, restrict_windows
+from perplexity_sliding.protocols import PROTOCOLS
+from perplexity_sliding.text_parts import find_part, is_chat
 from models import (
     ARCHITECTURES,
     BOS,

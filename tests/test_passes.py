@@ -4,8 +4,7 @@ import math
 
 import pytest
 import reference
-from core.protocols import PROTOCOLS
-from core.windows import (
+from perplexity_sliding.plan_windows import (
     Pass,
     PlannedWindow,
     count_inputs,
@@ -14,6 +13,7 @@ from core.windows import (
     plan_windows,
     unite,
 )
+from perplexity_sliding.protocols import PROTOCOLS
 from hypothesis import given
 from hypothesis import strategies as st
 from models import (

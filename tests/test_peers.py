@@ -1,7 +1,7 @@
 """The metric against the tools themselves, where they can be imported, and else against their loops.
 
 The loops are written from the tools' definitions, one after the other as a reader of the tool would
-meet them: they share nothing with windows.py or scoring.py.  The model is tiny and random, of
+meet them: they share nothing with plan_windows.py or score_passes.py.  The model is tiny and random, of
 float64, with weights so large that two protocols never agree by chance.
 """
 
@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 import reference
 import torch
-from core.protocols import PROTOCOLS
-from core.windows import plan_windows
+from perplexity_sliding.plan_windows import plan_windows
+from perplexity_sliding.protocols import PROTOCOLS
 from models import CONTEXT, make_byte_tokenizer, make_model, make_tokenizer, random_text
 
 TOKENIZERS = {

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from core.protocols import PROTOCOLS
+from perplexity_sliding.protocols import PROTOCOLS
 
 from cli import main as score
 

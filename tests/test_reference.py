@@ -8,7 +8,7 @@ import pytest
 import reference
 import torch
 import transformers
-from core.pairing import same_vocabulary
+from perplexity_sliding.score_pairs import same_vocabulary
 from models import (
     ARCHITECTURES,
     BOS,

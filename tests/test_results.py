@@ -8,7 +8,14 @@ import math
 import evaluate
 import numpy as np
 import pytest
-from core.results import Aggregation, TextScores, Totals, exp, ratio_of_perplexities, summarize
+from perplexity_sliding.result_totals import (
+    Aggregation,
+    TextScores,
+    Totals,
+    exp,
+    ratio_of_perplexities,
+    summarize,
+)
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from models import make_byte_tokenizer, make_model, make_tokenizer, make_uniform_model, random_text

@@ -7,7 +7,7 @@ import pytest
 import reference
 import torch
 import transformers
-from core.scoring import batches
+from perplexity_sliding.score_passes import batches
 from hypothesis import given
 from hypothesis import strategies as st
 from models import (
@@ -245,7 +245,7 @@ OUT_OF_MEMORY = [
 def test_batches_shrink_when_memory_runs_out(metric, tokenizer, monkeypatch, error):
     """And are lowered where no traceback holds the activations of the batch any more."""
     package = type(metric).__module__.rpartition(".")[0]
-    scorer, handled = sys.modules[f"{package}.scoring"].Scorer, []
+    scorer, handled = sys.modules[f"{package}.score_passes"].Scorer, []
     lower = scorer._lower_batch
     monkeypatch.setattr(
         scorer, "_lower_batch", lambda *args: handled.append(sys.exc_info()[1]) or lower(*args)

@@ -4,8 +4,8 @@ import sys
 
 import pytest
 import torch
-from core.running import LEAST_SAVING
-from core.windows import Pass, SharedPrefix, find_shared_prefixes
+from perplexity_sliding.plan_windows import Pass, SharedPrefix, find_shared_prefixes
+from perplexity_sliding.score_runner import LEAST_SAVING
 from models import ARCHITECTURES, make_model, make_tokenizer, random_text
 
 CONTEXT_TOKENS = 30

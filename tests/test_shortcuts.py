@@ -5,8 +5,8 @@ import copy
 import pytest
 import reference
 import torch
-from core.language_model import LanguageModel
-from core.logits import (
+from perplexity_sliding.model import LanguageModel
+from perplexity_sliding.model_logits import (
     AlignedProduct,
     BodyThenHead,
     ScoredRows,

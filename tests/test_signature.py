@@ -9,7 +9,8 @@ from types import FunctionType, SimpleNamespace
 import pytest
 import torch
 import transformers
-from core.identity import TextsDigest, number_format, structure, weights_digest
+from perplexity_sliding.digests import TextsDigest
+from perplexity_sliding.model_digest import number_format, structure, weights_digest
 from models import (
     VOCABULARY,
     SlowTokenizer,

@@ -6,7 +6,7 @@ import pytest
 import reference
 import torch
 import transformers
-from core.states import (
+from perplexity_sliding.model_states import (
     SteadyRotation,
     attention_layers,
     find_carrier,

@@ -2,13 +2,13 @@
 
 import numpy as np
 import pytest
-from core.protocols import (
+from perplexity_sliding.protocols import (
     count_words,
     count_words_and_ends,
     count_words_and_lines,
     detokenize_wikitext,
 )
-from core.report import count_bytes_before, scored_span
+from perplexity_sliding.result_report import count_bytes_before, scored_span
 from hypothesis import example, given
 from hypothesis import strategies as st
 from lm_eval.tasks.wikitext.preprocess_wikitext import process_results, wikitext_detokenizer

@@ -10,8 +10,8 @@ import math
 
 import numpy as np
 import pytest
-from core.results import TextScores, summarize
-from core.uncertainty import (
+from perplexity_sliding.result_totals import TextScores, summarize
+from perplexity_sliding.result_uncertainty import (
     Blocks,
     effective_number,
     estimate_ratio,

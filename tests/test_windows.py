@@ -5,8 +5,8 @@ import math
 
 import pytest
 import reference
-from core.protocols import PROTOCOLS
-from core.windows import Window, guide_weights, plan_windows
+from perplexity_sliding.plan_windows import Window, guide_weights, plan_windows
+from perplexity_sliding.protocols import PROTOCOLS
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -6,9 +6,7 @@ import numpy as np
 import pytest
 import reference
 import torch
-from core.measures import Block, Entropy, Rank, SetMass, TailMass
-from core.tokenization import token_texts
-from core.words import (
+from perplexity_sliding.result_words import (
     TokenBorders,
     Vocabulary,
     assign_tokens,
@@ -19,6 +17,8 @@ from core.words import (
     split_words,
     sum_words,
 )
+from perplexity_sliding.score_measures import Block, Entropy, Rank, SetMass, TailMass
+from perplexity_sliding.text_tokenization import token_texts
 from hypothesis import given
 from hypothesis import strategies as st
 from models import BOS, CONTEXT, SlowTokenizer, make_model, random_text

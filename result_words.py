@@ -26,14 +26,14 @@ from dataclasses import dataclass
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
-from .arguments import check_spans_of, name_positions
-from .language_model import LanguageModel
-from .measurement import Measurement
-from .measures import Entropy, Measure, SetMass
-from .parts import check_fast
-from .scoring import Columns
-from .tokenization import Range, TokenizedText, token_texts
-from .windows import Window
+from .model import LanguageModel
+from .plan import Measurement
+from .plan_windows import Window
+from .request_checks import check_spans_of, name_positions
+from .score_measures import Entropy, Measure, SetMass
+from .score_passes import Columns
+from .text_parts import check_fast
+from .text_tokenization import Range, TokenizedText, token_texts
 
 CORRECTIONS = ("pimentel", "oh", None)
 

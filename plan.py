@@ -9,12 +9,13 @@ from dataclasses import dataclass
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
-from .arguments import Setting, TextsError, check_setting, check_stride, name_positions
-from .loading import ContextLimit, resolve_max_length
-from .parts import Parts, border_windows, windows_of_part
+from .model_loading import ContextLimit, resolve_max_length
+from .plan_windows import Plan, Window, num_scored
 from .protocols import Protocol
-from .scoring import Columns
-from .tokenization import (
+from .request_checks import Setting, TextsError, check_setting, check_stride, name_positions
+from .score_passes import Columns
+from .text_parts import Parts, border_windows, windows_of_part
+from .text_tokenization import (
     TokenizedText,
     choose_start,
     concatenate,
@@ -22,7 +23,6 @@ from .tokenization import (
     tokenize,
     without_start_token,
 )
-from .windows import Plan, Window, num_scored
 
 
 class Corpus:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from .uncertainty import Blocks, Estimate, estimate_ratio, share_interval
+from .result_uncertainty import Blocks, Estimate, estimate_ratio, share_interval
 
 # Bounds of the reference's probability of its likeliest token, as exllamav3's qbench has them: where
 # the reference wavers itself, any change moves much; where it is sure, only damage does.

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 import torch
 
-from .measures import Block
+from .score_measures import Block
 
 # Elements of logits that are compared at once: with the four buffers a CPU's cache holds them; an
 # accelerator wants larger pieces, still small beside the logits.

@@ -1,26 +1,20 @@
-"""What exactly was measured: digests of model, tokenizer and texts, and the signature made of them.
+"""Digests of models and tokenizers: whatever a forward pass depends on, and nothing else."""
 
-Equal signatures mean equal numbers, so a digest covers whatever a forward pass depends on, and
-nothing that only says where a model came from.  What a digest cannot cover, such as the code of a
-hook, is said in the signature: `+modified`.
-"""
-
-import hashlib
-import json
 import os
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache, partial
 from types import BuiltinFunctionType, CodeType, FunctionType, MethodType
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
 import transformers
 import xxhash
 
-from .descriptions import (
+from .digests import DIGITS, digest_of
+from .model_code import (
     KEPT_BY_LIBRARIES,
     KNOWN_PACKAGES,
     PINNED_PACKAGES,
@@ -33,13 +27,6 @@ from .descriptions import (
     tensor_bytes,
 )
 
-if TYPE_CHECKING:  # these import from here
-    from .language_model import LanguageModel
-    from .measurement import Measurement
-    from .measures import Measure
-
-VERSION = "0.1.0"
-DIGITS = 12
 # Configuration entries that say where a model came from, how it was trained or how it generates;
 # none has a part in the logits of a text.
 WITHOUT_EFFECT = {
@@ -332,135 +319,6 @@ class Fingerprint(NamedTuple):
             return False
         difference = np.sqrt(np.mean((self.values - values) ** 2))
         return bool(difference <= FINGERPRINT_TOLERANCE[self.dtype] * np.sqrt(np.mean(values**2)))
-
-
-class TextsDigest(NamedTuple):
-    """Digest of a sequence of texts; that of two sequences, one after the other, is their sum.
-
-    A polynomial in the hashes of the texts, so that the parts of a corpus can be read apart.
-    """
-
-    count: int = 0
-    value: int = 0
-
-    @classmethod
-    def of(cls, texts: Iterable[str]) -> "TextsDigest":
-        digest = cls()
-        for text in texts:
-            digest += cls(1, xxhash.xxh3_128_intdigest(text.encode("utf-8")) % TEXTS_MODULUS)
-        return digest
-
-    def __add__(self, after: "TextsDigest") -> "TextsDigest":
-        shifted = self.value * pow(TEXTS_BASE, after.count, TEXTS_MODULUS)
-        return TextsDigest(self.count + after.count, (shifted + after.value) % TEXTS_MODULUS)
-
-    def __str__(self) -> str:
-        return hashlib.sha256(f"{self.count} {self.value}".encode()).hexdigest()[:DIGITS]
-
-
-TEXTS_MODULUS = 2**127 - 1  # a prime
-TEXTS_BASE = 0x9E3779B97F4A7C15F39CC0605CEDC835 % TEXTS_MODULUS  # an arbitrary number
-
-
-def describe_model(model: "LanguageModel") -> str:
-    """Describe on one line what a `LanguageModel`'s scores of given tokens depend on."""
-    return _line(_model_fields(model))
-
-
-def describe_key_tokens(evaluator: "LanguageModel", rule: str) -> str:
-    """Describe on one line what decides which tokens are key.
-
-    Args:
-        evaluator: finds them.
-        rule: how it tells them from others.
-    """
-    fields = {"tokenizer": tokenizer_digest(evaluator.tokenizer)} | _model_fields(evaluator)
-    return _line({"key_tokens": rule} | fields)
-
-
-def describe_measurement(
-    model: "LanguageModel",
-    measurement: "Measurement",
-    words_given: bool,
-    word_fields: dict[str, str] | None = None,
-) -> dict[str, str]:
-    """Write the signature of a `Measurement` under a `LanguageModel`, long and short.
-
-    In the spirit of sacrebleu's: `key:value` pairs joined by `|`.  The short form keeps the
-    protocol and a digest of the whole line.
-
-    Args:
-        word_fields: how words are scored, where they are, and what the texts were before.
-    """
-    plan, separator = measurement.plan, measurement.separator
-    join = plan.protocol.join if separator is None else separator
-    is_string = separator is not None or join not in (None, "tokens")
-    fields = _model_fields(model) | {
-        "tokenizer": tokenizer_digest(model.tokenizer),
-        "protocol": plan.protocol.name,
-        "window": plan.max_length,
-        "stride": plan.stride,
-        "start": plan.start if plan.start_id is None else f"{plan.start}({plan.start_id})",
-        "join": repr(join) if is_string else join,
-        "words": "given" if words_given else "split",
-    }
-    if plan.carries != "nothing":
-        fields["carry"] = plan.carries
-    part_fields = {} if measurement.parts is None else measurement.parts.fields()
-    fields |= part_fields | (word_fields or {})
-    order = (
-        *("model", "revision", "tokenizer", "protocol", "window", "stride", "carry", "start"),
-        *("join", *part_fields, "words", *(word_fields or {})),
-        *("dtype", "adapters", "attention", "version", "transformers", "torch"),
-    )
-    line = _line({name: fields[name] for name in order if name in fields})
-    digest = hashlib.sha256(line.encode("utf-8")).hexdigest()[:DIGITS]
-    short = f"ppl|{plan.protocol.name}|L{plan.max_length}|S{plan.stride}|{digest}"
-    return {"signature": line, "signature_short": short}
-
-
-def describe_all(
-    models: Sequence["LanguageModel"],
-    measurements: Sequence["Measurement"],
-    measures: Sequence["Measure"],
-) -> str:
-    """Describe on one line what processes that share work must have in common."""
-    signatures = [
-        describe_measurement(model, measurement, words_given=False)["signature"]
-        for model in models
-        for measurement in measurements
-    ]
-    return repr((signatures, [measure.key for measure in measures]))
-
-
-def _model_fields(model: "LanguageModel") -> dict[str, object]:
-    module = model.model
-    adapters = active_adapters(module)
-    return {
-        "model": model.name + ("+modified" if modifications(module) else ""),
-        "revision": model.revision,
-        "dtype": number_format(module),
-        **({} if adapters is None else {"adapters": adapters}),
-        "attention": getattr(getattr(module, "config", None), "_attn_implementation", None),
-        "version": VERSION,
-        "transformers": transformers.__version__,
-        "torch": torch.__version__,
-    }
-
-
-def _line(fields: dict[str, object]) -> str:
-    return "|".join(f"{key}:{_shown(value)}" for key, value in fields.items())
-
-
-def _shown(value: object) -> str:
-    """A field's value on one line, without the sign that ends it."""
-    return str(value).encode("unicode_escape").decode("ascii").replace("|", r"\x7c")
-
-
-def digest_of(state: object) -> str:
-    """Digest what JSON can hold, and anything else by its name."""
-    line = json.dumps(state, sort_keys=True, default=str)
-    return xxhash.xxh3_128(line.encode()).hexdigest()[:DIGITS]
 
 
 def _replaced_methods(module: torch.nn.Module) -> list[str]:

@@ -11,10 +11,9 @@ from collections.abc import Callable, Iterator
 import torch
 from transformers.cache_utils import Cache
 
-from .guards import OTHER_SHAPE, differ, precision, probe_ids
-from .identity import GROWING_ROTARY
-from .loading import position_table
-from .logits import (
+from .model_digest import GROWING_ROTARY
+from .model_loading import position_table
+from .model_logits import (
     BUILT_OTHERWISE,
     Batch,
     Head,
@@ -23,6 +22,7 @@ from .logits import (
     forward_parameters,
     replaced_forwards,
 )
+from .model_probes import OTHER_SHAPE, differ, precision, probe_ids
 
 # Names under which forwards take and give what they keep between calls.
 STATE_NAMES = ("past_key_values", "cache_params", "state")

@@ -27,7 +27,7 @@ from transformers import (
 from transformers.utils import cached_file, is_peft_available
 from transformers.utils.peft_utils import find_adapter_config_file
 
-from .logits import forward_kwargs
+from .model_logits import forward_kwargs
 
 # Attributes under which configurations state how many tokens the model was built for.
 LIMIT_NAMES = (

@@ -17,7 +17,33 @@ import torch
 from transformers import PreTrainedTokenizerBase
 from transformers.cache_utils import Cache
 
-from .guards import (
+from .model_digest import FINGERPRINT_LENGTH, Fingerprint, model_name, model_revision
+from .model_loading import (
+    ContextLimit,
+    check_decoder,
+    context_limit,
+    evaluating,
+    find_commit,
+    input_device,
+    input_embeddings,
+    load_model,
+    load_tokenizer,
+    num_embeddings,
+    resolve_device,
+    resolve_dtype,
+    unwrapped,
+)
+from .model_logits import (
+    BUILT_OTHERWISE,
+    Batch,
+    Head,
+    LogitBlocks,
+    copy_cache,
+    describe_head,
+    head_makers,
+    is_foreign,
+)
+from .model_probes import (
     OTHER_SHAPE,
     KeptState,
     check_causal,
@@ -35,34 +61,8 @@ from .guards import (
     short_probe,
     state_kept,
 )
-from .identity import FINGERPRINT_LENGTH, Fingerprint, model_name, model_revision
-from .loading import (
-    ContextLimit,
-    check_decoder,
-    context_limit,
-    evaluating,
-    find_commit,
-    input_device,
-    input_embeddings,
-    load_model,
-    load_tokenizer,
-    num_embeddings,
-    resolve_device,
-    resolve_dtype,
-    unwrapped,
-)
-from .logits import (
-    BUILT_OTHERWISE,
-    Batch,
-    Head,
-    LogitBlocks,
-    copy_cache,
-    describe_head,
-    head_makers,
-    is_foreign,
-)
-from .states import HeadInParts, StateReader, find_reader, grows_frequencies
-from .tokenization import check_tokenizer
+from .model_states import HeadInParts, StateReader, find_reader, grows_frequencies
+from .text_tokenization import check_tokenizer
 
 # Below evaluate's own, so that evaluate.logging decides what is shown.
 logger = evaluate.logging.get_logger("evaluate.perplexity_sliding")

@@ -13,7 +13,7 @@ from typing import Protocol
 
 import torch
 
-from .identity import digest_of
+from .digests import digest_of
 
 
 class Block:

@@ -14,11 +14,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from .identity import Fingerprint, check_identifiable, describe_model
-from .language_model import LanguageModel
-from .measures import Measure
-from .scoring import Columns
-from .windows import Pass
+from .model import LanguageModel
+from .model_digest import Fingerprint, check_identifiable
+from .plan_windows import Pass
+from .score_measures import Measure
+from .score_passes import Columns
+from .signature import describe_model
 
 # SQLite's own way to tell whose file it is: an arbitrary number in the header.
 APPLICATION_ID = 0x50504C32

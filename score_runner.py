@@ -12,17 +12,9 @@ from itertools import chain, islice
 import evaluate
 import numpy as np
 
-from .arguments import name_positions
-from .checkpoint import Checkpoint
-from .distributed import Processes
-from .identity import describe_all
-from .language_model import LanguageModel
-from .measurement import Measurement
-from .measures import Measure
-from .results import exp
-from .scoring import Columns, Row, Scorer
-from .tokenization import stream_hash
-from .windows import (
+from .model import LanguageModel
+from .plan import Measurement
+from .plan_windows import (
     Pass,
     Place,
     PlannedWindow,
@@ -31,6 +23,14 @@ from .windows import (
     find_shared_prefixes,
     merge_windows,
 )
+from .request_checks import name_positions
+from .result_totals import exp
+from .score_checkpoint import Checkpoint
+from .score_distributed import Processes
+from .score_measures import Measure
+from .score_passes import Columns, Row, Scorer
+from .signature import describe_all
+from .text_tokenization import stream_hash
 
 # Tokens that reading a common context once must save: fewer do not pay for trying it.
 LEAST_SAVING = 256

@@ -9,12 +9,12 @@ given those before it, as far as one token reaches.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from .language_model import LanguageModel
-from .measurement import Measurement
-from .measures import Measure, TailMass
-from .scoring import Columns
-from .tokenization import TokenizedText, token_texts
-from .windows import Window
+from .model import LanguageModel
+from .plan import Measurement
+from .plan_windows import Window
+from .score_measures import Measure, TailMass
+from .score_passes import Columns
+from .text_tokenization import TokenizedText, token_texts
 
 # For a token across an edge, by the characters before the edge: all tokens that begin with them.
 Completions = dict[int, dict[str, tuple[int, ...]]]

@@ -18,14 +18,14 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from .distributed import Processes
-from .language_model import LanguageModel, explain_failure
-from .measurement import Measurement
-from .measures import Block, Measure
-from .running import Session, Work, check_ids
-from .scoring import CPU_BATCH_TOKENS, Columns, to_device
-from .states import StateReader
-from .windows import Pass, Place, Plan, Window
+from .model import LanguageModel, explain_failure
+from .model_states import StateReader
+from .plan import Measurement
+from .plan_windows import Pass, Place, Plan, Window
+from .score_distributed import Processes
+from .score_measures import Block, Measure
+from .score_passes import CPU_BATCH_TOKENS, Columns, to_device
+from .score_runner import Session, Work, check_ids
 
 
 class Segment(NamedTuple):

@@ -5,7 +5,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from .arguments import (
+from .digests import TextsDigest
+from .model import LanguageModel
+from .model_digest import check_identifiable
+from .model_loading import ContextLimit
+from .model_states import StateReader, find_carrier
+from .plan import Corpus, Measurement, plan_settings
+from .request_checks import (
     Setting,
     check_choice,
     check_detokenizer,
@@ -15,35 +21,31 @@ from .arguments import (
     check_word_counts,
     list_settings,
 )
-from .carrying import score_carried
-from .curves import LongContext, check_long_context, expand_settings, report_curves
-from .healing import plan_healing
-from .identity import TextsDigest, check_identifiable, describe_key_tokens
-from .key_tokens import (
+from .result_curves import LongContext, check_long_context, expand_settings, report_curves
+from .result_key_tokens import (
     KeyTokenRule,
     check_key_tokens,
     check_offsets,
     find_key_characters,
     report_key_tokens,
 )
-from .language_model import LanguageModel
-from .loading import ContextLimit
-from .measurement import Corpus, Measurement, plan_settings
-from .measures import TOKEN_MEASURES, Measure, token_measures
-from .pairing import (
+from .result_report import Extras, Report, list_reports
+from .result_words import CORRECTIONS, WordScoring, check_words
+from .score_carried import score_carried
+from .score_healing import plan_healing
+from .score_measures import TOKEN_MEASURES, Measure, token_measures
+from .score_pairs import (
     ByteComparison,
     TokenComparison,
     in_use_together,
     score_pair,
     smallest_limit,
 )
-from .parts import Chat, Parts, check_alone, check_parts
-from .report import Extras, Report, list_reports
-from .running import Session, Work
-from .scoring import Columns
-from .states import StateReader, find_carrier
-from .tokenization import Range
-from .words import CORRECTIONS, WordScoring, check_words
+from .score_passes import Columns
+from .score_runner import Session, Work
+from .signature import describe_key_tokens
+from .text_parts import Chat, Parts, check_alone, check_parts
+from .text_tokenization import Range
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,9 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from .identity import TextsDigest
+from .digests import TextsDigest
 from .protocols import Aggregate, ToolError
-from .uncertainty import Blocks, Clusters, Estimate, estimate_ratio, jackknife
+from .result_uncertainty import Blocks, Clusters, Estimate, estimate_ratio, jackknife
 
 # A mean above this many nats makes Megatron-LM print exp(20).
 MEGATRON_CAP = 20.0

@@ -14,10 +14,10 @@ import numpy as np
 import torch
 from transformers.cache_utils import Cache
 
-from .guards import explain_failure, is_out_of_memory
-from .language_model import LanguageModel
-from .logits import Batch, LogitBlocks, cache_bytes, copy_cache
-from .measures import Block, Measure
+from .model import LanguageModel
+from .model_logits import Batch, LogitBlocks, cache_bytes, copy_cache
+from .model_probes import explain_failure, is_out_of_memory
+from .score_measures import Block, Measure
 
 # On a CPU: tokens in a forward pass, and rows of logits computed at once, beyond which more of them
 # only cost cache misses; and bytes of logits that the loss finds in cache.

@@ -14,12 +14,12 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from .arguments import Setting, check_choice, check_knob, check_whole_number
-from .loading import UNLIMITED_WINDOW, ContextLimit
-from .measurement import Corpus, contexts_by_token, nlls_by_token, plan_measurement
-from .report import Report
-from .results import exp, nll_interval, perplexity_interval
-from .uncertainty import Blocks, Estimate, estimate_ratio
+from .model_loading import UNLIMITED_WINDOW, ContextLimit
+from .plan import Corpus, contexts_by_token, nlls_by_token, plan_measurement
+from .request_checks import Setting, check_choice, check_knob, check_whole_number
+from .result_report import Report
+from .result_totals import exp, nll_interval, perplexity_interval
+from .result_uncertainty import Blocks, Estimate, estimate_ratio
 
 # Times that "doubling" halves the longest context, unless the stride sets an end before.
 MOST_HALVINGS = 3

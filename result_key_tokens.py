@@ -12,17 +12,17 @@ from numbers import Real
 import numpy as np
 import torch
 
-from .arguments import Setting, check_whole_number
-from .language_model import LanguageModel
-from .loading import UNLIMITED_WINDOW
-from .measurement import Corpus, nlls_by_token, plan_measurement
-from .measures import NegativeLogLikelihood
+from .model import LanguageModel
+from .model_loading import UNLIMITED_WINDOW
+from .plan import Corpus, nlls_by_token, plan_measurement
 from .protocols import Protocol
-from .report import Report
-from .results import exp, perplexity_interval
-from .running import Session
-from .tokenization import TokenizedText
-from .uncertainty import Blocks, estimate_ratio
+from .request_checks import Setting, check_whole_number
+from .result_report import Report
+from .result_totals import exp, perplexity_interval
+from .result_uncertainty import Blocks, estimate_ratio
+from .score_measures import NegativeLogLikelihood
+from .score_runner import Session
+from .text_tokenization import TokenizedText
 
 # How the evaluator of the package `longppl` reads a text.
 EVALUATOR = Protocol(

@@ -8,17 +8,10 @@ from typing import NamedTuple
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
-from .arguments import Setting
-from .identity import TextsDigest, describe_measurement
-from .language_model import LanguageModel
-from .measurement import Measurement
-from .measures import TOKEN_MEASURES
-from .pairing import ByteComparison, TokenComparison
-from .protocols import count_words
-from .results import Aggregation, TextScores, Totals, ratio_of_perplexities
-from .scoring import Columns
-from .tokenization import TokenizedText
-from .windows import (
+from .digests import TextsDigest
+from .model import LanguageModel
+from .plan import Measurement
+from .plan_windows import (
     PlannedWindow,
     Window,
     count_inputs,
@@ -27,7 +20,15 @@ from .windows import (
     num_scored,
     unite,
 )
-from .words import WordScoring
+from .protocols import count_words
+from .request_checks import Setting
+from .result_totals import Aggregation, TextScores, Totals, ratio_of_perplexities
+from .result_words import WordScoring
+from .score_measures import TOKEN_MEASURES
+from .score_pairs import ByteComparison, TokenComparison
+from .score_passes import Columns
+from .signature import describe_measurement
+from .text_tokenization import TokenizedText
 
 # What `token_scores` holds besides, where there is a reference; tokens are decoded.
 REFERENCE_COLUMNS = ("reference_nll", "kl", "top", "reference_top")
@@ -161,7 +162,7 @@ def text_scores(
     scores: list[list[Columns]],
     word_counts: list[int] | None,
 ) -> list[TextScores]:
-    """Hand the scores of the texts, or of their scored parts, over to results.py with their units."""
+    """Hand the scores of the texts, or of their scored parts, over to result_totals.py with their units."""
     is_weighted = measurement.plan.protocol.aggregate == "guide weights"
     bodies = [
         text[stream.begin :] if stream.part is None else stream.part.of(text)

@@ -10,8 +10,12 @@ import torch
 from transformers import PreTrainedTokenizerBase
 from transformers.utils import is_peft_available
 
-from .arguments import WITHOUT_ADAPTER
-from .comparison import (
+from .model import LanguageModel, lock_of
+from .model_loading import ContextLimit
+from .model_logits import Batch, LogitBlocks
+from .plan import Measurement, nlls_by_token
+from .request_checks import WITHOUT_ADAPTER
+from .result_comparison import (
     PairedScores,
     Pieces,
     common_pieces,
@@ -20,20 +24,16 @@ from .comparison import (
     tool_errors,
     worst_tokens,
 )
-from .divergence import Divergence
-from .identity import describe_measurement
-from .language_model import LanguageModel, lock_of
-from .loading import ContextLimit
-from .logits import Batch, LogitBlocks
-from .measurement import Measurement, nlls_by_token
-from .measures import Measure, NegativeLogLikelihood
-from .results import ratio_of_perplexities
-from .running import Session, Work
-from .scoring import Columns
-from .tokenization import tokenizer_vocabulary
+from .result_totals import ratio_of_perplexities
+from .score_divergence import Divergence
+from .score_measures import Measure, NegativeLogLikelihood
+from .score_passes import Columns
+from .score_runner import Session, Work
+from .signature import describe_measurement
+from .text_tokenization import tokenizer_vocabulary
 
 if TYPE_CHECKING:  # imports from here
-    from .report import Report
+    from .result_report import Report
 
 WORST_TOKENS = 20
 

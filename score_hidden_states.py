@@ -18,13 +18,14 @@ import numpy as np
 import torch
 import xxhash
 
-from .identity import Fingerprint, check_identifiable, describe_model
-from .language_model import LanguageModel
-from .logits import Batch, BodyThenHead, LogitBlocks
-from .measurement import Measurement
-from .measures import Block
-from .running import Progress, Session, Work, plan_work
-from .scoring import Columns, Scorer
+from .model import LanguageModel
+from .model_digest import Fingerprint, check_identifiable
+from .model_logits import Batch, BodyThenHead, LogitBlocks
+from .plan import Measurement
+from .score_measures import Block
+from .score_passes import Columns, Scorer
+from .score_runner import Progress, Session, Work, plan_work
+from .signature import describe_model
 
 FORMAT = "perplexity-sliding hidden states, 1"
 HEADER_BYTES = 4096

@@ -10,9 +10,9 @@ from typing import NamedTuple
 
 import torch
 
-from .identity import GROWING_ROTARY, quantisation
-from .loading import input_device, num_embeddings, position_table
-from .logits import BUILT_OTHERWISE, Batch, Head, forward_kwargs
+from .model_digest import GROWING_ROTARY, quantisation
+from .model_loading import input_device, num_embeddings, position_table
+from .model_logits import BUILT_OTHERWISE, Batch, Head, forward_kwargs
 
 PROBE_LENGTH = 12
 # Rows of logits that passes at a window's length are compared by.

@@ -13,10 +13,17 @@ from dataclasses import dataclass, replace
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
-from .arguments import check_choice, check_contexts, check_spans, name_positions
+from .plan_windows import Plan, Window, last_window, restrict_windows
 from .protocols import Protocol
-from .tokenization import Range, ScoredPart, TokenizedText, concatenate, start_token_id, tokenize
-from .windows import Plan, Window, last_window, restrict_windows
+from .request_checks import check_choice, check_contexts, check_spans, name_positions
+from .text_tokenization import (
+    Range,
+    ScoredPart,
+    TokenizedText,
+    concatenate,
+    start_token_id,
+    tokenize,
+)
 
 Chat = Sequence[Mapping[str, object]]
 BOUNDARIES = ("joint", "separate", "healed")

@@ -1,0 +1,112 @@
+"""The signature: on one line, whatever a number depends on.
+
+Equal signatures mean equal numbers, so it covers what a forward pass depends on, and nothing that
+only says where a model came from.  Code that no digest covers is said in it: `+modified`.
+"""
+
+import hashlib
+from collections.abc import Sequence
+
+import torch
+import transformers
+
+from .digests import DIGITS, VERSION
+from .model import LanguageModel
+from .model_digest import active_adapters, modifications, number_format, tokenizer_digest
+from .plan import Measurement
+from .score_measures import Measure
+
+
+def describe_model(model: LanguageModel) -> str:
+    """Describe on one line what a `LanguageModel`'s scores of given tokens depend on."""
+    return _line(_model_fields(model))
+
+
+def describe_key_tokens(evaluator: LanguageModel, rule: str) -> str:
+    """Describe on one line what decides which tokens are key.
+
+    Args:
+        evaluator: finds them.
+        rule: how it tells them from others.
+    """
+    fields = {"tokenizer": tokenizer_digest(evaluator.tokenizer)} | _model_fields(evaluator)
+    return _line({"key_tokens": rule} | fields)
+
+
+def describe_measurement(
+    model: LanguageModel,
+    measurement: Measurement,
+    words_given: bool,
+    word_fields: dict[str, str] | None = None,
+) -> dict[str, str]:
+    """Write the signature of a `Measurement` under a `LanguageModel`, long and short.
+
+    In the spirit of sacrebleu's: `key:value` pairs joined by `|`.  The short form keeps the
+    protocol and a digest of the whole line.
+
+    Args:
+        word_fields: how words are scored, where they are, and what the texts were before.
+    """
+    plan, separator = measurement.plan, measurement.separator
+    join = plan.protocol.join if separator is None else separator
+    is_string = separator is not None or join not in (None, "tokens")
+    fields = _model_fields(model) | {
+        "tokenizer": tokenizer_digest(model.tokenizer),
+        "protocol": plan.protocol.name,
+        "window": plan.max_length,
+        "stride": plan.stride,
+        "start": plan.start if plan.start_id is None else f"{plan.start}({plan.start_id})",
+        "join": repr(join) if is_string else join,
+        "words": "given" if words_given else "split",
+    }
+    if plan.carries != "nothing":
+        fields["carry"] = plan.carries
+    part_fields = {} if measurement.parts is None else measurement.parts.fields()
+    fields |= part_fields | (word_fields or {})
+    order = (
+        *("model", "revision", "tokenizer", "protocol", "window", "stride", "carry", "start"),
+        *("join", *part_fields, "words", *(word_fields or {})),
+        *("dtype", "adapters", "attention", "version", "transformers", "torch"),
+    )
+    line = _line({name: fields[name] for name in order if name in fields})
+    digest = hashlib.sha256(line.encode("utf-8")).hexdigest()[:DIGITS]
+    short = f"ppl|{plan.protocol.name}|L{plan.max_length}|S{plan.stride}|{digest}"
+    return {"signature": line, "signature_short": short}
+
+
+def describe_all(
+    models: Sequence[LanguageModel],
+    measurements: Sequence[Measurement],
+    measures: Sequence[Measure],
+) -> str:
+    """Describe on one line what processes that share work must have in common."""
+    signatures = [
+        describe_measurement(model, measurement, words_given=False)["signature"]
+        for model in models
+        for measurement in measurements
+    ]
+    return repr((signatures, [measure.key for measure in measures]))
+
+
+def _model_fields(model: LanguageModel) -> dict[str, object]:
+    module = model.model
+    adapters = active_adapters(module)
+    return {
+        "model": model.name + ("+modified" if modifications(module) else ""),
+        "revision": model.revision,
+        "dtype": number_format(module),
+        **({} if adapters is None else {"adapters": adapters}),
+        "attention": getattr(getattr(module, "config", None), "_attn_implementation", None),
+        "version": VERSION,
+        "transformers": transformers.__version__,
+        "torch": torch.__version__,
+    }
+
+
+def _line(fields: dict[str, object]) -> str:
+    return "|".join(f"{key}:{_shown(value)}" for key, value in fields.items())
+
+
+def _shown(value: object) -> str:
+    """A field's value on one line, without the sign that ends it."""
+    return str(value).encode("unicode_escape").decode("ascii").replace("|", r"\x7c")
