@@ -12,11 +12,10 @@ import sys
 from pathlib import Path
 
 _HERE = Path(__file__).resolve().parent
-_FLAT = not (_HERE / "perplexity_sliding.py").exists()
-if _FLAT:
-    __path__[:] = [str(_HERE.parent)]
+if not (_HERE / "perplexity_sliding.py").exists():
+    __path__.append(str(_HERE.parent))
 
-METRIC = str(Path(__path__[0]) / "perplexity_sliding.py")
+METRIC = str(Path(__path__[-1]) / "perplexity_sliding.py")
 
 
 def _load_metric() -> object:

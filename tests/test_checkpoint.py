@@ -15,11 +15,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from models import make_model, random_text
 from perplexity_sliding.model import LanguageModel
 from perplexity_sliding.model_digest import Fingerprint
 from perplexity_sliding.score_checkpoint import Checkpoint
 from perplexity_sliding.score_measures import NegativeLogLikelihood
-from models import make_model, random_text
 
 needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="processes are forked")
 

@@ -11,8 +11,8 @@ import sys
 
 import evaluate
 import pytest
-from perplexity_sliding.score_distributed import Processes, share_out
 from models import make_byte_tokenizer, make_model, make_tokenizer, random_text, save
+from perplexity_sliding.score_distributed import Processes, share_out
 
 PartialState = pytest.importorskip("accelerate").PartialState
 needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="processes are forked")

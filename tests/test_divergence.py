@@ -5,10 +5,10 @@ import math
 
 import pytest
 import torch
-from perplexity_sliding.score_divergence import Divergence, compare_distributions
-from perplexity_sliding.score_measures import Block
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from perplexity_sliding.score_divergence import Divergence, compare_distributions
+from perplexity_sliding.score_measures import Block
 
 INF = math.inf
 

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from perplexity_sliding.score_hidden_states import HEADER_BYTES, drop_body
 from models import (
     VOCABULARY,
     make_byte_tokenizer,
@@ -15,6 +14,7 @@ from models import (
     random_text,
     save,
 )
+from perplexity_sliding.score_hidden_states import HEADER_BYTES, drop_body
 
 TEXTS = [random_text(length, seed=length) for length in range(20, 30)]
 

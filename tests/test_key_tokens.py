@@ -5,10 +5,15 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from perplexity_sliding.plan_windows import Window
-from perplexity_sliding.result_key_tokens import KeyTokenRule, merge_spans, report_key_tokens, tokens_inside
-from perplexity_sliding.text_tokenization import TokenizedText
 from models import SlowTokenizer, make_byte_tokenizer, make_model, make_tokenizer, random_text
+from perplexity_sliding.plan_windows import Window
+from perplexity_sliding.result_key_tokens import (
+    KeyTokenRule,
+    merge_spans,
+    report_key_tokens,
+    tokens_inside,
+)
+from perplexity_sliding.text_tokenization import TokenizedText
 
 
 def test_key_tokens_by_hand():

@@ -8,8 +8,8 @@ import types
 import pytest
 import torch
 import transformers
-from perplexity_sliding.model_loading import ContextLimit, context_limit
 from models import CONTEXT, VOCABULARY, make_model, make_tokenizer, random_text, save
+from perplexity_sliding.model_loading import ContextLimit, context_limit
 
 TEXTS = [random_text(40), random_text(7, seed=1)]
 TINY = {

@@ -11,9 +11,9 @@ import pytest
 import reference
 import torch
 import transformers
+from models import CONTEXT, make_model, make_tokenizer, random_text, words
 from perplexity_sliding.plan_windows import PlannedWindow, count_inputs, merge_windows, plan_windows
 from perplexity_sliding.protocols import PROTOCOLS
-from models import CONTEXT, make_model, make_tokenizer, random_text, words
 
 
 def planned(num_tokens, length, stride, start, protocol):

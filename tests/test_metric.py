@@ -10,8 +10,6 @@ import pytest
 import reference
 import torch
 import transformers
-from perplexity_sliding.model_loading import context_limit
-from perplexity_sliding.protocols import PROTOCOLS
 from models import (
     ARCHITECTURES,
     BOS,
@@ -26,6 +24,8 @@ from models import (
     random_text,
     words,
 )
+from perplexity_sliding.model_loading import context_limit
+from perplexity_sliding.protocols import PROTOCOLS
 
 # Long enough for several windows of CONTEXT, exactly one, one more than that, and the shortest.
 TEXTS = [random_text(length, seed=length) for length in (45, CONTEXT, CONTEXT + 1, 5, 2)]

@@ -6,9 +6,6 @@ import math
 import numpy as np
 import pytest
 import reference
-from perplexity_sliding.plan_windows import Plan, Window, last_window, plan_windows, restrict_windows
-from perplexity_sliding.protocols import PROTOCOLS
-from perplexity_sliding.text_parts import find_part, is_chat
 from models import (
     ARCHITECTURES,
     BOS,
@@ -18,6 +15,15 @@ from models import (
     make_tokenizer,
     random_text,
 )
+from perplexity_sliding.plan_windows import (
+    Plan,
+    Window,
+    last_window,
+    plan_windows,
+    restrict_windows,
+)
+from perplexity_sliding.protocols import PROTOCOLS
+from perplexity_sliding.text_parts import find_part, is_chat
 from tokenizers import Tokenizer, decoders, pre_tokenizers, processors
 from tokenizers import models as token_models
 from transformers import PreTrainedTokenizerFast

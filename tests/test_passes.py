@@ -4,16 +4,6 @@ import math
 
 import pytest
 import reference
-from perplexity_sliding.plan_windows import (
-    Pass,
-    PlannedWindow,
-    count_inputs,
-    merge_windows,
-    offset_of,
-    plan_windows,
-    unite,
-)
-from perplexity_sliding.protocols import PROTOCOLS
 from hypothesis import given
 from hypothesis import strategies as st
 from models import (
@@ -24,6 +14,16 @@ from models import (
     make_tokenizer,
     random_text,
 )
+from perplexity_sliding.plan_windows import (
+    Pass,
+    PlannedWindow,
+    count_inputs,
+    merge_windows,
+    offset_of,
+    plan_windows,
+    unite,
+)
+from perplexity_sliding.protocols import PROTOCOLS
 
 TEXTS = [random_text(45, seed=1), random_text(9, seed=2), random_text(30, seed=3)]
 COUNTS = ("num_tokens", "num_windows", "num_forward_tokens", "tokens_per_text")

@@ -8,7 +8,6 @@ import pytest
 import reference
 import torch
 import transformers
-from perplexity_sliding.score_pairs import same_vocabulary
 from models import (
     ARCHITECTURES,
     BOS,
@@ -22,6 +21,7 @@ from models import (
     random_text,
     save,
 )
+from perplexity_sliding.score_pairs import same_vocabulary
 
 TEXTS = [random_text(length, seed=length) for length in range(20, 36)]
 

@@ -8,6 +8,9 @@ import math
 import evaluate
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from models import make_byte_tokenizer, make_model, make_tokenizer, make_uniform_model, random_text
 from perplexity_sliding.result_totals import (
     Aggregation,
     TextScores,
@@ -16,9 +19,6 @@ from perplexity_sliding.result_totals import (
     ratio_of_perplexities,
     summarize,
 )
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from models import make_byte_tokenizer, make_model, make_tokenizer, make_uniform_model, random_text
 
 
 def text(*windows, weights=None, **units) -> TextScores:

@@ -7,7 +7,6 @@ import pytest
 import reference
 import torch
 import transformers
-from perplexity_sliding.score_passes import batches
 from hypothesis import given
 from hypothesis import strategies as st
 from models import (
@@ -21,6 +20,7 @@ from models import (
     make_uniform_model,
     random_text,
 )
+from perplexity_sliding.score_passes import batches
 
 TEXTS = [random_text(length, seed=length) for length in (45, 16, 30, 5, 2)]
 IDS = [[int(word[1:]) for word in text.split()] for text in TEXTS]

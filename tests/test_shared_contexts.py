@@ -4,9 +4,9 @@ import sys
 
 import pytest
 import torch
+from models import ARCHITECTURES, make_model, make_tokenizer, random_text
 from perplexity_sliding.plan_windows import Pass, SharedPrefix, find_shared_prefixes
 from perplexity_sliding.score_runner import LEAST_SAVING
-from models import ARCHITECTURES, make_model, make_tokenizer, random_text
 
 CONTEXT_TOKENS = 30
 TEXTS = [random_text(3 + n % 4, seed=n) for n in range(20)]

@@ -5,6 +5,7 @@ import copy
 import pytest
 import reference
 import torch
+from models import BOS, CONTEXT, make_model, make_tokenizer, random_text
 from perplexity_sliding.model import LanguageModel
 from perplexity_sliding.model_logits import (
     AlignedProduct,
@@ -15,7 +16,6 @@ from perplexity_sliding.model_logits import (
     head_shortcuts,
     last_feed_forward,
 )
-from models import BOS, CONTEXT, make_model, make_tokenizer, random_text
 from transformers.activations import NewGELUActivation
 
 FED = {"gpt2": "mlp", "llama": "mlp", "gemma2": "mlp", "bloom": "mlp", "gptj": "mlp"}

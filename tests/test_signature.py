@@ -9,8 +9,6 @@ from types import FunctionType, SimpleNamespace
 import pytest
 import torch
 import transformers
-from perplexity_sliding.digests import TextsDigest
-from perplexity_sliding.model_digest import number_format, structure, weights_digest
 from models import (
     VOCABULARY,
     SlowTokenizer,
@@ -20,6 +18,8 @@ from models import (
     random_text,
     save,
 )
+from perplexity_sliding.digests import TextsDigest
+from perplexity_sliding.model_digest import number_format, structure, weights_digest
 from tokenizers import normalizers
 
 TEXTS = [random_text(60), random_text(33, seed=1)]

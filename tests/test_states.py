@@ -6,6 +6,7 @@ import pytest
 import reference
 import torch
 import transformers
+from models import ARCHITECTURES, CONTEXT, make_model
 from perplexity_sliding.model_states import (
     SteadyRotation,
     attention_layers,
@@ -13,7 +14,6 @@ from perplexity_sliding.model_states import (
     find_reader,
     steady_rotations,
 )
-from models import ARCHITECTURES, CONTEXT, make_model
 
 NEWEST = int(transformers.__version__.split(".")[0]) >= 5
 RELATIVE = ("llama", "gemma2", "bloom", "granite", "cohere", "mixtral", "falcon")

@@ -2,6 +2,9 @@
 
 import numpy as np
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+from lm_eval.tasks.wikitext.preprocess_wikitext import process_results, wikitext_detokenizer
 from perplexity_sliding.protocols import (
     count_words,
     count_words_and_ends,
@@ -9,9 +12,6 @@ from perplexity_sliding.protocols import (
     detokenize_wikitext,
 )
 from perplexity_sliding.result_report import count_bytes_before, scored_span
-from hypothesis import example, given
-from hypothesis import strategies as st
-from lm_eval.tasks.wikitext.preprocess_wikitext import process_results, wikitext_detokenizer
 
 # ---- words
 

@@ -10,6 +10,7 @@ import math
 
 import numpy as np
 import pytest
+from models import random_text
 from perplexity_sliding.result_totals import TextScores, summarize
 from perplexity_sliding.result_uncertainty import (
     Blocks,
@@ -20,7 +21,6 @@ from perplexity_sliding.result_uncertainty import (
     sign_flip_pvalue,
     student_t,
 )
-from models import random_text
 
 CORPORA = 1000
 MEAN_NLL = 3.0

@@ -5,10 +5,10 @@ import math
 
 import pytest
 import reference
-from perplexity_sliding.plan_windows import Window, guide_weights, plan_windows
-from perplexity_sliding.protocols import PROTOCOLS
 from hypothesis import given
 from hypothesis import strategies as st
+from perplexity_sliding.plan_windows import Window, guide_weights, plan_windows
+from perplexity_sliding.protocols import PROTOCOLS
 
 LENGTHS = range(2, 13)
 TOKENS = range(0, 41)

@@ -6,6 +6,9 @@ import numpy as np
 import pytest
 import reference
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from models import BOS, CONTEXT, SlowTokenizer, make_model, random_text
 from perplexity_sliding.result_words import (
     TokenBorders,
     Vocabulary,
@@ -19,9 +22,6 @@ from perplexity_sliding.result_words import (
 )
 from perplexity_sliding.score_measures import Block, Entropy, Rank, SetMass, TailMass
 from perplexity_sliding.text_tokenization import token_texts
-from hypothesis import given
-from hypothesis import strategies as st
-from models import BOS, CONTEXT, SlowTokenizer, make_model, random_text
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
