@@ -227,11 +227,14 @@ class LanguageModel:
         """
         with lock_of(self.model), evaluating(self.model), state_kept(self.model):
             forget_lengths(self.model)
-            self._kept_state = KeptState(self.model)
+            outer, self._kept_state = (
+                self._kept_state,
+                KeptState(self.model),
+            )  # of a callback's call
             try:
                 yield
             finally:
-                self._kept_state = None
+                self._kept_state = outer
 
     @torch.inference_mode()
     def check(self) -> None:

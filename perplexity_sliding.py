@@ -317,10 +317,8 @@ class PerplexitySliding(evaluate.Metric):
 
     def __init__(self, *args: object, **kwargs: object) -> None:
         super().__init__(*args, **kwargs)
-        self._added: list[str] = []  # texts that evaluate holds in its file
+        self._texts: list[str] = []  # those that were added
         self._adder: int | None = None  # the thread that added them
-        self._kept: list[str] = []  # texts of a call that failed
-        self._received: list[str] = []
         self._thread: int | None = None  # the thread that is inside a call
         self._opened: dict[str, tuple[tuple, LanguageModel]] = {}  # by role: model, reference
         self._processes = Processes(distributed=False)
@@ -343,23 +341,26 @@ class PerplexitySliding(evaluate.Metric):
         return folder
 
     def __len__(self) -> int:
-        return super().__len__() + len(self._kept)
+        return len(self._texts)
 
-    def add(self, *, prediction: str | None = None, reference: None = None, **kwargs: str) -> None:
+    def add(
+        self,
+        *,
+        prediction: str | None = None,
+        reference: None = None,
+        predictions: str | None = None,
+    ) -> None:
         """Add one text; reject what is not a string immediately.
 
         Args:
             prediction: the text. `predictions` is accepted as well, as `evaluate` itself does.
         """
-        text = kwargs.pop("predictions", prediction)
-        check_texts([text])
+        texts = check_texts([prediction if predictions is None else predictions])
         with self._in_one_thread(adding=True):
-            self._restore()
-            super().add(prediction=text, **kwargs)
-            self._added.append(text)
+            self._texts += texts
 
     def add_batch(
-        self, *, predictions: Iterable[str] | None = None, references: None = None, **kwargs: object
+        self, *, predictions: Iterable[str] | None = None, references: None = None
     ) -> None:
         """Add texts; reject what is not a string immediately.
 
@@ -368,9 +369,7 @@ class PerplexitySliding(evaluate.Metric):
         """
         texts = check_texts(predictions)
         with self._in_one_thread(adding=True):
-            self._restore()
-            super().add_batch(predictions=texts, **kwargs)
-            self._added += texts
+            self._texts += texts
 
     def compute(
         self,
@@ -386,63 +385,65 @@ class PerplexitySliding(evaluate.Metric):
         Args:
             predictions: the texts; or chats, lists of messages, all of them in one call.
         """
-        self._processes = Processes(check_flag("distributed", kwargs.get("distributed", False)))
+        processes = Processes(check_flag("distributed", kwargs.get("distributed", False)))
         try:
-            return self._compute_texts(predictions, kwargs)
+            return self._compute_texts(predictions, processes, kwargs)
         except Exception as error:
-            self._processes.fail(error)
+            processes.fail(error)
             raise
 
     def _compute_texts(
-        self, predictions: Iterable[str] | Sequence[Chat] | None, kwargs: dict
+        self,
+        predictions: Iterable[str] | Sequence[Chat] | None,
+        processes: Processes,
+        kwargs: dict,
     ) -> dict | None:
         """Compute as `compute` does, for this process."""
         check_names(self._compute, kwargs)
-        chats = None
+        given, chats = [], None
         if predictions is not None:
             predictions, chats = separate_chats(predictions, len(self))
-            predictions = check_texts(predictions)
+            given = check_texts(predictions)
         with self._in_one_thread(adding=predictions is not None):
-            self._restore()
-            self._chats = chats
-            if predictions is None and not len(self):
+            if not (given or self._texts):
                 raise ValueError(
                     "`predictions` must be given: a list of at least one text, or add texts with "
                     "`add_batch` first."
                 )
-            num_added = len(self._added)
-            # evaluate leaves the names of the last call's files, which may be another's by now.
-            self.file_paths = self.filelocks = None
+            # A callback may use this metric too: it finds nothing of this call.
+            added, self._texts = self._texts, []
+            self._chats, self._processes = chats, processes
             try:
-                return super().compute(predictions=predictions, **kwargs)
+                return self._of_all_processes([*added, *given], kwargs)
             except BaseException:
-                given = len(predictions or ())
-                added = self._received[: len(self._received) - given] or self._added[:num_added]
-                self._discard_cache()
-                self._kept = added
+                self._texts = [*added, *self._texts]
                 raise
-            finally:
-                self._received, self._added, self._adder = [], [], None
-                self._chats = None
 
-    def _restore(self) -> None:
-        """Put back the texts of a call that failed."""
-        if not self._kept:
-            return
+    def _of_all_processes(self, texts: list[str], kwargs: dict) -> dict | None:
+        """Compute; with `num_process` in the first process, of the texts of all of them.
+
+        Texts stay in memory otherwise: evaluate's files would make processes wait for each other.
+        """
+        if self.num_process == 1:
+            return self._compute(texts, **kwargs)
+        if self._chats is not None:
+            raise ValueError("`num_process` must be 1 with chats. Load the metric without it.")
+        # evaluate leaves the names of the last call's files, which may be another's by now.
+        self.file_paths = self.filelocks = None
         try:
-            super().add_batch(predictions=self._kept)
+            super().add_batch(predictions=texts)
+            return super().compute(**kwargs)
         except BaseException:
             self._discard_cache()
             raise
-        self._added, self._kept = self._kept, []
 
     def _discard_cache(self) -> None:
         """Remove the Arrow file that evaluate leaves behind when a call fails, and free its lock.
 
         The lock's file stays, as another process may wait for it, and so do the Arrow files of
-        other processes, of which evaluate holds the locks with `num_process`.
+        other processes, of which evaluate holds the locks.
         """
-        writer, self.data, self.writer, self.buf_writer = self.writer, None, None, None
+        writer, self.data, self.writer = self.writer, None, None
         if writer is not None:
             with suppress(Exception):  # a file that cannot be written cannot be closed either
                 writer.close()
@@ -459,7 +460,7 @@ class PerplexitySliding(evaluate.Metric):
 
     @contextmanager
     def _in_one_thread(self, adding: bool) -> Iterator[None]:
-        """Refuse a second thread, whose texts evaluate would mix with those of the first.
+        """Refuse a second thread, whose texts would mix with those of the first.
 
         Args:
             adding: texts come from this thread; those that were added must have, too.
@@ -468,7 +469,7 @@ class PerplexitySliding(evaluate.Metric):
         with _ENTRANCE:
             alive = {running.ident for running in threading.enumerate()}
             other_inside = self._thread not in (None, thread)
-            other_adds = adding and self._added and self._adder != thread
+            other_adds = adding and self._texts and self._adder != thread
             if other_inside or (other_adds and self._adder in alive):
                 raise RuntimeError(
                     "This metric is in use by another thread, with whose texts it would mix these. "
@@ -526,7 +527,6 @@ class PerplexitySliding(evaluate.Metric):
         word_correction: str | None = "pimentel",
         token_columns: Sequence[str] = (),
     ) -> dict:
-        self._received = list(predictions)
         self._processes.agree(
             str(TextsDigest.of(predictions)),
             "texts",

@@ -1,7 +1,6 @@
 """The metric as the page uses it: loaded as any user does, and asked about its protocols."""
 
 import functools
-import uuid
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -12,13 +11,13 @@ METRIC = Path(__file__).resolve().parent.parent / "perplexity_sliding.py"
 
 def new_metric() -> evaluate.Metric:
     """A fresh instance: one can serve one request at a time."""
-    return type(_loaded())(keep_in_memory=True, experiment_id=uuid.uuid4().hex)
+    return type(_loaded())()
 
 
 @functools.cache
 def _loaded() -> evaluate.Metric:
     """The metric as `evaluate.load` gives it, which reads and copies all sources each time."""
-    return evaluate.load(str(METRIC), keep_in_memory=True)
+    return evaluate.load(str(METRIC))
 
 
 @functools.cache

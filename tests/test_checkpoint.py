@@ -328,7 +328,6 @@ def test_a_complete_checkpoint_on_a_read_only_disk(metric, arguments, tmp_path):
         if os.getuid() == 0:
             os.setuid(65534)  # whom permissions bind
         try:
-            metric.keep_in_memory = True
             results.put(
                 metric.compute(predictions=texts, checkpoint=folder / "run.sqlite", **arguments)
             )

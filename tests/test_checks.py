@@ -1,11 +1,9 @@
 """What is refused, with which words; and that nothing is lost or left behind by it."""
 
-import os
 import re
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
-import evaluate
 import numpy as np
 import pytest
 import torch
@@ -16,6 +14,7 @@ from models import (
     make_model,
     make_tokenizer,
     random_text,
+    save,
 )
 
 TEXT = random_text(40)
@@ -33,8 +32,8 @@ def compute(metric, gpt2, tokenizer):
 
 
 def leftovers(tmp_path) -> list[str]:
-    """Files in the metric's cache, but for the empty locks that evaluate leaves at every call."""
-    return [path.name for path in (tmp_path / "cache").rglob("*.*") if path.suffix != ".lock"]
+    """Files in the metric's cache."""
+    return [path.name for path in (tmp_path / "cache").rglob("*.*")]
 
 
 # ---- texts
@@ -234,52 +233,35 @@ def test_failures_leave_no_files(compute, metric, tmp_path):
     assert leftovers(tmp_path) == []
 
 
-def test_texts_kept_in_memory_survive_too(metric, gpt2, tokenizer):
-    kept = type(metric)(keep_in_memory=True)
-    kept.add_batch(predictions=[TEXT])
-    with pytest.raises(ValueError, match="stride"):
-        kept.compute(model=gpt2, tokenizer=tokenizer, stride=99)
-    assert kept.compute(model=gpt2, tokenizer=tokenizer)["num_tokens"] == 40
+def test_no_process_waits_for_another(compute, metric, tmp_path):
+    """Texts stay in memory: no file, no lock of one, nothing that two processes could share."""
+    metric.add(prediction="w5 w6")
+    assert compute()["num_tokens"] == 42
+    assert [path for path in (tmp_path / "cache").rglob("*") if path.is_file()] == []
 
 
-@pytest.mark.parametrize("place", ["_init_writer", "_finalize"])
-def test_an_interrupted_call_leaves_the_files_of_others_alone(
-    compute, metric, root, tmp_path, gpt2, tokenizer, monkeypatch, place
-):
-    """Another metric may have taken the name of the file by which the last call went."""
-    compute()
-    other = evaluate.load(str(root / "perplexity_sliding.py"), cache_dir=str(tmp_path / "cache"))
-    other.add_batch(predictions=[TEXT])
-    written = leftovers(tmp_path)
-    assert written == [os.path.basename(other.cache_file_name)]
-
-    def interrupted(*args, **kwargs):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(metric, place, interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        compute()
-    assert leftovers(tmp_path) == written
-    assert other.compute(model=gpt2, tokenizer=tokenizer)["num_tokens"] == 40
+def test_what_evaluate_does_not_know_is_not_added(metric):
+    for add in (metric.add, metric.add_batch):
+        with pytest.raises(TypeError, match="unexpected keyword argument 'texts'"):
+            add(texts=["w5"])
 
 
-@pytest.mark.parametrize("place", ["_finalize", "_init_writer"])
-def test_texts_survive_where_evaluate_itself_fails(compute, metric, monkeypatch, place):
-    """On a full disk, say."""
-    metric.add(prediction=TEXT)
-    if place == "_init_writer":  # of the texts that are put back after a call that failed
-        with pytest.raises(ValueError, match="stride"):
-            compute(predictions=None, stride=99)
+def test_a_callback_may_compute_on_its_own_metric(compute, metric, tmp_path):
+    """And add: what it adds is there for the next call."""
+    folder = save(tmp_path / "model", make_model("gpt2"), make_tokenizer())
+    settings = {"model": None, "tokenizer": None, "model_id": folder, "batch_size": 1}
+    expected = compute(predictions=["w5 w6", TEXT], **settings)
+    inner = []
 
-    def fail(*args, **kwargs):
-        raise OSError(28, "No space left on device")
+    def nested(progress):
+        inner.append(compute(predictions=["w7 w8 w9"], **settings)["num_tokens"])
+        metric.add(prediction="w5")
 
-    with monkeypatch.context() as patch:
-        patch.setattr(metric, place, fail)
-        with pytest.raises(OSError, match="No space"):
-            compute(predictions=None)
+    metric.add(prediction="w5 w6")
+    assert compute(callback=nested, **settings) == expected
+    assert inner == [3] + [4] * (len(inner) - 1) and len(inner) > 1
     assert len(metric) == 1
-    assert compute(predictions=["w5 w6"])["num_tokens"] == 42
+    assert compute(predictions=None, **settings)["num_tokens"] == 1
 
 
 def test_two_threads_in_one_metric(metric, gpt2, tokenizer):

@@ -283,25 +283,50 @@ def test_the_callback_can_end_it(metric, gpt2, tokenizer, tmp_path, error):
     assert metric.compute(**arguments)["num_tokens"] == 68
 
 
-def test_a_call_that_fails_leaves_the_texts_of_other_processes(metric, gpt2, tokenizer, tmp_path):
-    """With `num_process`, evaluate brings the texts of all processes together in the first."""
-    folder = tmp_path / "shared"
-    first, second = (
-        type(metric)(cache_dir=str(folder), num_process=2, process_id=number, experiment_id="both")
+@pytest.fixture
+def two_processes(metric, tmp_path, gpt2, tokenizer):
+    """Compute in two metrics at once, as two processes would that share a folder."""
+    folder = str(tmp_path / "shared")
+    both = [
+        type(metric)(cache_dir=folder, num_process=2, process_id=number, experiment_id="both")
         for number in range(2)
-    )
-    with ThreadPoolExecutor() as pool:  # each waits until the other is there
-        list(pool.map(lambda own: own.add_batch(predictions=TEXTS), (first, second)))
-    arguments = {"model": gpt2, "tokenizer": tokenizer, "batch_size": 1}
-    assert second.compute(**arguments) is None
+    ]
 
+    def compute(texts, **arguments):
+        def one(own, of_one):
+            own.add_batch(predictions=of_one)
+            try:
+                return own.compute(model=gpt2, tokenizer=tokenizer, batch_size=1, **arguments)
+            except RuntimeError as error:
+                return error
+
+        with ThreadPoolExecutor() as pool:  # each waits until the other is there
+            return list(pool.map(one, both, texts))
+
+    compute.metrics, compute.folder = both, tmp_path / "shared"
+    return compute
+
+
+def test_the_first_process_has_the_texts_of_all(two_processes, metric, gpt2, tokenizer):
+    """With `num_process`, evaluate brings them together."""
+    expected = metric.compute(predictions=TEXTS, model=gpt2, tokenizer=tokenizer, batch_size=1)
+    assert two_processes([TEXTS[:1], TEXTS[1:]]) == [expected, None]
+    assert list(two_processes.folder.rglob("*.arrow")) == []
+    with pytest.raises(ValueError, match="`num_process` must be 1 with chats"):
+        two_processes.metrics[0].compute(
+            predictions=[[{"role": "assistant", "content": "w5"}]], model=gpt2, tokenizer=tokenizer
+        )
+
+
+def test_a_call_that_fails_leaves_the_texts_of_other_processes(two_processes):
     def stop(progress):
         raise RuntimeError("enough")
 
-    with pytest.raises(RuntimeError, match="enough"):
-        first.compute(callback=stop, **arguments)
-    (left,) = folder.rglob("*.arrow")
+    first, second = two_processes([TEXTS[:1], TEXTS[1:]], callback=stop)
+    assert str(first) == "enough" and second is None
+    (left,) = two_processes.folder.rglob("*.arrow")
     assert left.name.endswith("-2-1.arrow")
+    assert [len(one) for one in two_processes.metrics] == [1, 0]
 
 
 @pytest.mark.parametrize("shown", [True, False])
