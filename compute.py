@@ -128,6 +128,7 @@ def check_request(
     contexts: str | Sequence[str] | None,
     score_spans: Sequence[Sequence[Range]] | None,
     boundary: str,
+    context_separator: str | None,
     words: bool | str | Sequence[Sequence[str] | Sequence[Range]],
     word_correction: str | None,
     word_counts: Sequence[int] | None,
@@ -157,7 +158,7 @@ def check_request(
     word_counts = check_word_counts(word_counts, len(texts))
     check_separator(separator)
     check_detokenizer(detokenizer)
-    parts = check_parts(contexts, score_spans, boundary, separator, texts, chats)
+    parts = check_parts(contexts, score_spans, boundary, context_separator, separator, texts, chats)
     check_choice("word_correction", word_correction, CORRECTIONS)
     if words is False and word_correction != CORRECTIONS[0]:
         raise ValueError(
@@ -178,7 +179,7 @@ def check_request(
     check_choice("return_totals", return_totals, (True, False, "texts"))
     with_tokens = return_token_scores or num_alternatives > 0 or bool(token_columns)
     return Request(
-        texts=texts,
+        texts=texts if parts is None else parts.separated(texts),
         settings=settings,
         gives_list=gives_list,
         add_start_token=add_start_token,

@@ -62,6 +62,7 @@ from .score_pairs import FreedModel, WithoutAdapter, read_alike, smallest_limit
 from .score_passes import Scorer as Scorer
 from .score_runner import Progress, Session
 from .signature import describe_measurement as describe_measurement
+from .text_joins import runs_together as runs_together
 from .text_parts import Chat, separate_chats
 from .text_tokenization import Range, check_tokenizer
 
@@ -161,6 +162,9 @@ Args:
     boundary (str): how to score a token that reaches across the edge of a scored part: "joint" (the
         default) as a whole, with a warning; "healed" given those of its characters that stand
         before the edge; "separate" tokenizes context and text apart, so that no token does.
+    context_separator (str): put between each context and its text, and scored with the text; " " where
+        neither brings the space between them along. Without it, texts that run together with
+        their contexts are warned of; "" keeps them so.
     words (bool or list): also return the scores of words: True for those between white space, or a
         list with the words of each text, or with the (first, one past the last) characters of each.
     word_correction (str or None): how to account for the space between words: "pimentel" (the
@@ -523,6 +527,7 @@ class PerplexitySliding(evaluate.Metric):
         contexts: str | Sequence[str] | None = None,
         score_spans: Sequence[Sequence[Range]] | None = None,
         boundary: str = "joint",
+        context_separator: str | None = None,
         words: bool | str | Sequence[Sequence[str] | Sequence[Range]] = False,
         word_correction: str | None = "pimentel",
         token_columns: Sequence[str] = (),
@@ -550,6 +555,7 @@ class PerplexitySliding(evaluate.Metric):
             contexts=contexts,
             score_spans=score_spans,
             boundary=boundary,
+            context_separator=context_separator,
             words=words,
             word_correction=word_correction,
             word_counts=word_counts,

@@ -415,6 +415,17 @@ def check_contexts(contexts: object, num_texts: int) -> list[str] | None:
     return check_texts(contexts, "contexts")
 
 
+def check_context_separator(context_separator: object, contexts: object) -> None:
+    if context_separator is None:
+        return
+    if contexts is None:
+        raise ValueError(
+            f"`context_separator` must be left out without `contexts`, got {context_separator!r}."
+        )
+    if not isinstance(context_separator, str) or not _is_unicode(context_separator):
+        raise TypeError(f"`context_separator` must be a string, got {context_separator!r}.")
+
+
 def check_spans(
     name: str, spans: object, texts: Sequence[str]
 ) -> list[list[tuple[int, int]]] | None:

@@ -377,8 +377,7 @@ class WordScoring:
                 for begin, stop in whole
                 for first, end in split_words(text[begin:stop])
             ]
-        after_context = measurement.parts is not None and measurement.parts.contexts is not None
-        begin = whole[0][0] if after_context else 0
+        begin = 0 if measurement.parts is None else measurement.parts.length_before(number)
         return [(begin + first, begin + end) for first, end in self.spans[number]]
 
     def _score(

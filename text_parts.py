@@ -15,7 +15,14 @@ from transformers import PreTrainedTokenizerBase
 
 from .plan_windows import Plan, Window, last_window, restrict_windows
 from .protocols import Protocol
-from .request_checks import check_choice, check_contexts, check_spans, name_positions
+from .request_checks import (
+    check_choice,
+    check_context_separator,
+    check_contexts,
+    check_spans,
+    name_positions,
+)
+from .text_joins import runs_together
 from .text_tokenization import (
     Range,
     ScoredPart,
@@ -37,6 +44,7 @@ class Parts:
 
     Attributes:
         contexts: what is read before each text.
+        context_separator: what stands between a context and its text, and is the text's.
         spans: (first, one past the last) characters that are scored in each text.
         chats: messages in the place of the texts; the assistant's are scored.
         boundary: whose a token is that reaches across the edge of a scored part.  "joint": the
@@ -48,6 +56,7 @@ class Parts:
     spans: Sequence[Sequence[Range]] | None = None
     chats: Sequence[Chat] | None = None
     boundary: str = "joint"
+    context_separator: str = ""
 
     def describe(self) -> str:
         """Name the kind of parts."""
@@ -62,13 +71,29 @@ class Parts:
         return {"context": kind, "boundary": self.boundary}
 
     def describe_texts(self, texts: Sequence[str]) -> list[str]:
-        """Write one line for each text that says what is read and what of it is scored."""
+        """Write one line for each text that says what is read and what of it is scored.
+
+        Args:
+            texts: with their separators, see `separated`.
+        """
         if self.chats is not None:
             return [json.dumps([dict(message) for message in chat]) for chat in self.chats]
         return [
             json.dumps([part, text])
             for part, text in zip(self.contexts if self.spans is None else self.spans, texts)
         ]
+
+    def separated(self, texts: Sequence[str]) -> list[str]:
+        """Put the separator before each text that has a context to be kept apart from."""
+        return [self._separator(number) + text for number, text in enumerate(texts)]
+
+    def length_before(self, number: int) -> int:
+        """Count the characters that are read before a text as the caller gave it."""
+        context = "" if self.contexts is None else self.contexts[number]
+        return len(context + self._separator(number))
+
+    def _separator(self, number: int) -> str:
+        return self.context_separator if self.contexts and self.contexts[number] else ""
 
     def read(
         self, tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], protocol: Protocol
@@ -106,11 +131,13 @@ def check_parts(
     contexts: object,
     score_spans: object,
     boundary: str,
+    context_separator: str | None,
     separator: str | None,
     texts: Sequence[str],
     chats: Sequence[Chat] | None,
 ) -> Parts | None:
     """Return which parts of the texts a call scores; None for all of each."""
+    check_context_separator(context_separator, contexts)
     check_choice("boundary", boundary, BOUNDARIES)
     given = {"`contexts`": contexts, "`score_spans`": score_spans, "messages": chats}
     names = [name for name, value in given.items() if value is not None]
@@ -134,7 +161,35 @@ def check_parts(
         )
     contexts = check_contexts(contexts, len(texts))
     spans = check_spans("score_spans", score_spans, texts)
-    return Parts(contexts, spans, chats, boundary)
+    if contexts is not None:
+        warn_of_joins(contexts, context_separator, texts)
+    return Parts(contexts, spans, chats, boundary, context_separator or "")
+
+
+def warn_of_joins(
+    contexts: Sequence[str], context_separator: str | None, texts: Sequence[str]
+) -> None:
+    """Name the texts that run together with their contexts, or are kept apart twice."""
+    pairs = enumerate(zip(contexts, texts))
+    if context_separator is None:
+        joined = [number for number, pair in pairs if runs_together(*pair)]
+        said = "run together with"
+        hint = (
+            "Pass context_separator=' ' to put a space between them, or context_separator='' to "
+            "keep them so."
+        )
+    else:
+        joined = [n for n, (a, b) in pairs if a and (a[-1:].isspace() or b[:1].isspace())]
+        joined = joined if context_separator.isspace() else []
+        said = "are kept apart by white space already from"
+        hint = "Leave `context_separator` out, or strip them."
+    if joined:
+        first = contexts[joined[0]][-10:] + texts[joined[0]][:10]
+        warnings.warn(
+            f"`predictions` {said} their `contexts` at {name_positions(joined)} (first: {first!r}). "
+            f"{hint}",
+            stacklevel=2,
+        )
 
 
 def check_alone(arguments: dict[str, object], parts: Parts | None, words: object) -> None:

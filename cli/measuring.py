@@ -233,7 +233,8 @@ class Scoring:
     def as_scored(self, texts: list[Text], wordings: list[str]) -> list[ReadText]:
         """What token scores are of: each text by itself, or all as they are joined."""
         if not self.joins or len(texts) == 1:
-            contexts = [text.context or "" for text in texts]
+            between = self.args.context_separator or ""
+            contexts = [text.context + between if text.context else "" for text in texts]
             return [
                 ReadText(text.name, context + wording, len(context), text.carried)
                 for text, context, wording in zip(texts, contexts, wordings)

@@ -102,6 +102,9 @@ MEASURE = {
         "at a context's edge: joint, healed or separate",
         choices=["joint", "healed", "separate"], metavar="NAME",
     ),
+    "context_separator": option(
+        "between a context and its text: ' ', or ''", type=values.unescaped, metavar="TEXT",
+    ),
     "word_counts": option(
         "original words of each text, to normalise by", type=values.whole_numbers(1),
         metavar="N,...",
@@ -424,8 +427,9 @@ def check_companions(args: argparse.Namespace) -> None:
         raise ValueError(
             f"{needless[0]} must go with a model to compare with: pass --reference NAME."
         )
-    if args.boundary and not args.context_column:
-        raise ValueError("--boundary must be left out without --context-column.")
+    for name in ("boundary", "context_separator"):
+        if getattr(args, name) is not None and not args.context_column:
+            raise ValueError(f"--{with_hyphens(name)} must be left out without --context-column.")
     if args.evaluator and not args.key_tokens:
         raise ValueError("--evaluator must go with --key-tokens, which it finds.")
 

@@ -83,7 +83,7 @@ def check_no_columns(args: argparse.Namespace, name: str) -> None:
 
 def watched(texts: Iterator[Text], args: argparse.Namespace) -> Iterator[Text]:
     """Look out for mistakes in the texts that go by."""
-    suspicions = Suspicions(detokenizes=bool(args.detokenize))
+    suspicions = Suspicions(bool(args.detokenize), args.context_separator)
     for text in texts:
         if text.error is None:
             suspicions.look_at(text.name, text.text, is_file=text.row is None)

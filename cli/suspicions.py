@@ -5,10 +5,14 @@ import itertools
 import json
 import re
 
+from perplexity_sliding.text_joins import runs_together
+
 from .messages import say
 
 # Enough to see what kind of text it is.
 LOOKED_AT = 100_000
+# The run stops for a missing space in one of so many texts, not after hours for a rare one.
+ASKED = 1000
 WIKITEXT = re.compile(r" @[-,.]@ | <unk> [,.] ")
 COLUMN_NAME = re.compile(r"[\w.-]+")
 
@@ -18,9 +22,11 @@ class Suspicions:
 
     Args:
         detokenizes: whether texts are said to be in WikiText's form.
+        separator: what is put between contexts and texts, or None.
     """
 
-    def __init__(self, detokenizes: bool):
+    def __init__(self, detokenizes: bool, separator: str | None = None):
+        self.separator, self.num_joins = separator, 0
         self.detokenizes = detokenizes
         self.warned_of: set[str] = set()
 
@@ -60,12 +66,17 @@ class Suspicions:
             )
 
     def look_at_join(self, name: str, context: str, text: str) -> None:
-        """Warn of a context and a text that run into each other."""
-        if context[-1:].isalnum() and text[:1].isalnum():
-            self._warn(
-                "join",
-                f"{name} begins with a letter right after its context's last: the model reads them "
-                "as one word. Begin the texts, or end the contexts, with a space.",
+        """Stop where a context and its text run together, unless somebody says what is meant.
+
+        Raises:
+            ValueError: they do, in one of the first texts; of later ones the metric warns.
+        """
+        self.num_joins += 1
+        if self.separator is None and self.num_joins <= ASKED and runs_together(context, text):
+            raise ValueError(
+                f"{name} runs together with its context: {context[-10:] + text[:10]!r}. Pass "
+                "--context-separator ' ' to put a space between them, or --context-separator '' to "
+                "keep them so."
             )
 
     def _warn(self, kind: str, message: str) -> None:

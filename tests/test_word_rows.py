@@ -89,12 +89,3 @@ def test_what_does_not_go_together(call, items, arguments, message):
     ran = call(items, "--text-column", "sentence", *arguments)
     assert ran.code == 2
     assert message in ran.err
-
-
-def test_context_and_text_that_run_into_each_other(call, tmp_path):
-    path = tmp_path / "items.csv"
-    path.write_text("context,text\nw3 w4,w5\n", encoding="utf-8")
-    ran = call(path, "--words", "--context-column", "context")
-    assert "row 0 begins with a letter right after its context's last" in ran.warnings[0]
-    path.write_text("context,text\nw3 w4, w5\n,w6\n", encoding="utf-8")
-    assert call(path, "--words", "--context-column", "context").warnings == []
