@@ -7,7 +7,6 @@ from functools import cached_property
 
 from .digests import TextsDigest
 from .model import LanguageModel
-from .model_digest import check_identifiable
 from .model_loading import ContextLimit
 from .model_states import StateReader, find_carrier
 from .plan import Corpus, Measurement, plan_settings
@@ -262,7 +261,7 @@ def score_request(
         for language_model in models:
             language_model.check()
             if session.checkpoint is not None:
-                check_identifiable(language_model.model)
+                language_model.check_identifiable()
         word_scoring = carrier = None
         if request.words:
             word_scoring = WordScoring.of(model, request.word_spans, request.word_correction)

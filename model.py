@@ -14,10 +14,20 @@ from typing import NamedTuple
 import evaluate
 import numpy as np
 import torch
+import transformers
 from transformers import PreTrainedTokenizerBase
 from transformers.cache_utils import Cache
 
-from .model_digest import FINGERPRINT_LENGTH, Fingerprint, model_name, model_revision
+from .model_digest import (
+    FINGERPRINT_LENGTH,
+    Fingerprint,
+    active_adapters,
+    check_identifiable,
+    model_name,
+    model_revision,
+    modifications,
+    number_format,
+)
 from .model_loading import (
     ContextLimit,
     check_decoder,
@@ -120,6 +130,7 @@ class LanguageModel:
     """
 
     variant = ""  # which of the models in the same weights this is
+    gives_logits = True  # and not the scores of tokens alone, as a server does
 
     def __init__(
         self,
@@ -210,6 +221,39 @@ class LanguageModel:
     def dtype(self) -> torch.dtype:
         """What its weights are in."""
         return next(self.model.parameters(), torch.empty(0)).dtype
+
+    @property
+    def lock(self) -> threading.RLock:
+        """What whoever runs the model, or reads how it is built, holds."""
+        return lock_of(self.model)
+
+    def signature_fields(self) -> dict[str, object]:
+        """What the model's scores of given tokens depend on, by name, in the signature's order."""
+        adapters = active_adapters(self.model)
+        return {
+            "model": self.name + ("+modified" if self.modifications() else ""),
+            "revision": self.revision,
+            "dtype": number_format(self.model),
+            **({} if adapters is None else {"adapters": adapters}),
+            "attention": getattr(getattr(self.model, "config", None), "_attn_implementation", None),
+            "transformers": transformers.__version__,
+            "torch": torch.__version__,
+        }
+
+    def modifications(self) -> list[str]:
+        """List what has been put over the model's own code, and where, as far as that can be seen."""
+        return modifications(self.model)
+
+    def check_identifiable(self, argument: str = "checkpoint") -> None:
+        """Refuse to keep scores of a model that may change under the same signature.
+
+        Args:
+            argument: what names the file that they would be kept in.
+
+        Raises:
+            ValueError: code that nothing can identify runs in the model.
+        """
+        check_identifiable(self.model, argument)
 
     @property
     def _findings(self) -> Findings | None:

@@ -30,6 +30,7 @@ from .model_code import describe as describe
 from .model_digest import modifications as modifications
 from .model_loading import files_state, resolve_device, resolve_dtype, snapshot
 from .model_logits import Head as Head
+from .model_opening import adopt_model, open_model
 from .model_probes import KeptState as KeptState
 from .model_states import StateReader as StateReader
 from .plan import Corpus
@@ -636,10 +637,8 @@ class PerplexitySliding(evaluate.Metric):
             model_id, model, tokenizer, device, dtype, model_kwargs, tokenizer_kwargs
         )
         if model is not None:
-            return LanguageModel.adopt(model, tokenizer)
-        return LanguageModel.open(
-            model_id, tokenizer, device, dtype, model_kwargs, tokenizer_kwargs
-        )
+            return adopt_model(model, tokenizer)
+        return open_model(model_id, tokenizer, device, dtype, model_kwargs, tokenizer_kwargs)
 
     def _evaluator(
         self,
@@ -652,8 +651,8 @@ class PerplexitySliding(evaluate.Metric):
         if evaluator is None:
             return language_model
         if isinstance(evaluator, tuple):
-            return LanguageModel.adopt(*evaluator, "evaluator", "evaluator")
-        return LanguageModel.open(evaluator, None, device, dtype, argument="evaluator")
+            return adopt_model(*evaluator, "evaluator", "evaluator")
+        return open_model(evaluator, None, device, dtype, argument="evaluator")
 
     def _language_model(
         self,
@@ -667,7 +666,7 @@ class PerplexitySliding(evaluate.Metric):
     ) -> LanguageModel:
         """Adopt the live model, or load the named one unless the last call did."""
         if model is not None:
-            return LanguageModel.adopt(model, tokenizer)
+            return adopt_model(model, tokenizer)
         return self._open(
             "model", model_id, tokenizer, device, dtype, model_kwargs, tokenizer_kwargs
         )
@@ -727,7 +726,7 @@ class PerplexitySliding(evaluate.Metric):
         if isinstance(model, str) and model == WITHOUT_ADAPTER:
             return WithoutAdapter.of(language_model)
         tokenizer = language_model.tokenizer if tokenizer is None else tokenizer
-        return LanguageModel.adopt(model, tokenizer, "reference_model", "reference_tokenizer")
+        return adopt_model(model, tokenizer, "reference_model", "reference_tokenizer")
 
     def _open(
         self,
@@ -752,7 +751,7 @@ class PerplexitySliding(evaluate.Metric):
             resolve_device(device)
             resolve_dtype(dtype, f"{prefix}dtype")  # refused before the model in memory is given up
             self._opened.pop(role, None)  # its memory is needed for the next
-            opened = LanguageModel.open(
+            opened = open_model(
                 *(model_id, tokenizer, device, dtype, model_kwargs, tokenizer_kwargs),
                 argument=f"{prefix}model_id",
             )

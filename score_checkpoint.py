@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from .model import LanguageModel
-from .model_digest import Fingerprint, check_identifiable
+from .model_digest import Fingerprint
 from .plan_windows import Pass
 from .score_measures import Measure
 from .score_passes import Columns
@@ -97,7 +97,7 @@ class Checkpoint:
             ValueError: nothing tells the model from others.
         """
         for scored in models:
-            check_identifiable(scored.model)
+            scored.check_identifiable()
         numbers = [self._number_of(scored) for scored in models]
         self.model = numbers[0]
         self.prefixes_agree = all(scored.prefixes_agree for scored in models)

@@ -19,7 +19,7 @@ import torch
 import xxhash
 
 from .model import LanguageModel
-from .model_digest import Fingerprint, check_identifiable
+from .model_digest import Fingerprint
 from .model_logits import Batch, BodyThenHead, LogitBlocks
 from .plan import Measurement
 from .score_measures import Block
@@ -46,7 +46,7 @@ def store_reference(
         ValueError: its last hidden states cannot be had, nothing tells it from others, or the file
             holds something else.
     """
-    check_identifiable(reference.model, "reference_states")
+    reference.check_identifiable("reference_states")
     work = plan_work([reference], measurements)
     if not isinstance(reference.head, BodyThenHead):
         raise ValueError(

@@ -139,7 +139,7 @@ def adapter_layers(model: torch.nn.Module) -> list[torch.nn.Module]:
 def in_use_together(models: Sequence[LanguageModel]) -> Iterator[None]:
     """Lock models in one order for all threads, so that no two wait for each other."""
     with ExitStack() as stack:
-        for model in sorted(models, key=lambda model: id(lock_of(model.model))):
+        for model in sorted(models, key=lambda model: id(model.lock)):
             stack.enter_context(model.in_use())
         yield
 

@@ -7,14 +7,14 @@ only says where a model came from.  Code that no digest covers is said in it: `+
 import hashlib
 from collections.abc import Sequence
 
-import torch
-import transformers
-
 from .digests import DIGITS, VERSION
 from .model import LanguageModel
-from .model_digest import active_adapters, modifications, number_format, tokenizer_digest
+from .model_digest import tokenizer_digest
 from .plan import Measurement
 from .score_measures import Measure
+
+# Fields whose values are versions of what runs the model.
+LIBRARIES = ("transformers", "torch")
 
 
 def describe_model(model: LanguageModel) -> str:
@@ -63,11 +63,11 @@ def describe_measurement(
         fields["carry"] = plan.carries
     part_fields = {} if measurement.parts is None else measurement.parts.fields()
     fields |= part_fields | (word_fields or {})
-    order = (
+    first = (
         *("model", "revision", "tokenizer", "protocol", "window", "stride", "carry", "start"),
         *("join", *part_fields, "words", *(word_fields or {})),
-        *("dtype", "adapters", "attention", "version", "transformers", "torch"),
     )
+    order = dict.fromkeys([*first, *fields])  # then what else the model says of itself
     line = _line({name: fields[name] for name in order if name in fields})
     digest = hashlib.sha256(line.encode("utf-8")).hexdigest()[:DIGITS]
     short = f"ppl|{plan.protocol.name}|L{plan.max_length}|S{plan.stride}|{digest}"
@@ -89,18 +89,10 @@ def describe_all(
 
 
 def _model_fields(model: LanguageModel) -> dict[str, object]:
-    module = model.model
-    adapters = active_adapters(module)
-    return {
-        "model": model.name + ("+modified" if modifications(module) else ""),
-        "revision": model.revision,
-        "dtype": number_format(module),
-        **({} if adapters is None else {"adapters": adapters}),
-        "attention": getattr(getattr(module, "config", None), "_attn_implementation", None),
-        "version": VERSION,
-        "transformers": transformers.__version__,
-        "torch": torch.__version__,
-    }
+    """What a model says of itself, with the version of the metric before those of the libraries."""
+    fields = model.signature_fields()
+    libraries = {name: fields.pop(name) for name in LIBRARIES if name in fields}
+    return fields | {"version": VERSION} | libraries
 
 
 def _line(fields: dict[str, object]) -> str:
