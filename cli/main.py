@@ -6,14 +6,17 @@ names another.
 
 import argparse
 import os
+import signal
 import sys
-import traceback
+import threading
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import chain
 
 from .checks import check_model, check_path, check_writable
 from .measuring import Report, as_list, load_metric, measure
-from .messages import describe, program_name, say, show_warning
+from .messages import describe, program_name, say, show_traceback, show_warning
 from .options import parse_arguments, was_started_by_torchrun
 from .output import show
 from .progress import Progress
@@ -21,7 +24,12 @@ from .reading import open_texts
 from .tables import SETTINGS, varying_settings
 
 REFUSALS = (ValueError, TypeError)
-BAD_INPUT, ABOVE_LIMIT, INTERRUPTED = 2, 1, 130
+# What the shell is told; 128 and the number of the signal where one has ended the run.
+ABOVE_LIMIT, BAD_INPUT, CRASHED, INTERRUPTED, TERMINATED = 1, 2, 3, 130, 143
+
+
+class Terminated(KeyboardInterrupt):
+    """The run was sent SIGTERM, as job schedulers do before they kill."""
 
 
 def run(args: argparse.Namespace) -> int:
@@ -44,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
         report = measure(metric, texts, args, progress)
     finally:
         progress.close()
-    if args.distributed and os.environ.get("RANK", "0") != "0":
+    if is_one_of_several(args):
         return exit_code(report, args)  # the first process of the torchrun prints
     show(report, args, metric)
     if plots and report.corpus is not None:
@@ -150,7 +158,7 @@ def main(argv: list[str] | None = None) -> int:
         sys.stdout.reconfigure(errors="replace")  # a terminal without UTF-8 gets question marks
     args = None
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), terminable():
             warnings.showwarning = show_warning
             args = parse_arguments(argv, program_name())
             if sys.stdout is None and args.output is None:
@@ -159,15 +167,49 @@ def main(argv: list[str] | None = None) -> int:
     except BrokenPipeError:  # the reader, such as head, has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
-    except KeyboardInterrupt:
-        say(how_to_go_on(args))
-        return INTERRUPTED
+    except KeyboardInterrupt as error:
+        if not is_one_of_several(args):
+            say(how_to_go_on(args))
+        return TERMINATED if isinstance(error, Terminated) else INTERRUPTED
     except (*REFUSALS, OSError, MemoryError) as error:
         if "--debug" in argv:
-            traceback.print_exc()
+            show_traceback(error)
         if not is_told_by_another_process(error, args):
             say(f"error: {describe(error)}")
         return BAD_INPUT
+    except Exception as error:
+        show_traceback(error)
+        say(
+            f"crashed: {describe(error)}. The fault is the program's: please report the lines above."
+        )
+        return CRASHED
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":  # of a library that is written in Rust
+            raise
+        say(f"error: the tokenizer gave up on the input: {describe(error)}.")
+        return BAD_INPUT
+
+
+@contextmanager
+def terminable() -> Iterator[None]:
+    """Let SIGTERM end the run as Ctrl-C does: files are closed, and it is said how to go on."""
+
+    def stop(*_: object) -> None:
+        raise Terminated
+
+    if threading.current_thread() is not threading.main_thread():  # which alone hears of signals
+        yield
+        return
+    previous = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, previous)
+
+
+def is_one_of_several(args: argparse.Namespace | None) -> bool:
+    """Whether this is a process of a torchrun, and not the first."""
+    return args is not None and args.distributed and os.environ.get("RANK", "0") != "0"
 
 
 def is_told_by_another_process(error: Exception, args: argparse.Namespace | None) -> bool:
@@ -181,7 +223,7 @@ def is_told_by_another_process(error: Exception, args: argparse.Namespace | None
 
 
 def how_to_go_on(args: argparse.Namespace | None) -> str:
-    """What someone who pressed Ctrl-C wants to know."""
+    """Say what someone who ended the run wants to know."""
     if args is not None and args.checkpoint:
         return f"interrupted. The same command goes on from {args.checkpoint}."
     return "interrupted. Nothing was kept; with --checkpoint FILE the same command would go on."

@@ -2,9 +2,14 @@
 
 import re
 import sys
+import traceback
 from pathlib import Path
 
 from .options import METRIC_ARGUMENTS, with_hyphens
+
+# What moves the cursor, changes colours or turns the direction of writing: controls but for tabs and
+# line ends, and the marks of bidirectional text.
+CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 
 # What the metric calls otherwise than the command line.
 OTHER_NAMES = {
@@ -28,7 +33,18 @@ def program_name() -> str:
 def say(message: str) -> None:
     """Print one line on stderr; where that is closed there is nobody to be told."""
     if sys.stderr is not None:
-        print(f"{program_name()}: {one_line(message)}", file=sys.stderr, flush=True)
+        print(f"{program_name()}: {harmless(one_line(message))}", file=sys.stderr, flush=True)
+
+
+def show_traceback(error: BaseException) -> None:
+    """Print where an error comes from on stderr."""
+    if sys.stderr is not None:
+        print(harmless("".join(traceback.format_exception(error))), end="", file=sys.stderr)
+
+
+def harmless(text: str) -> str:
+    """Escape what a terminal would obey instead of showing it."""
+    return CONTROLS.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
 
 
 def show_warning(message, *_) -> None:

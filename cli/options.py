@@ -48,9 +48,14 @@ examples:
   %(prog)s story.txt --fail-above 40          exit code 1: a gate
   %(prog)s story.txt --cite                   the sentence for a paper
 
-exit code: 0; 1 above --fail-above or not within --margin; 2 for bad input, with
-a line on stderr, also when one of several texts could not be scored; 130 when
-interrupted.  Each option in more words: docs/command-line.md
+exit codes:
+  0    all is scored, and below the limits that were set
+  1    above --fail-above, or not within --margin
+  2    bad input, or a text that could not be scored; a line on stderr says why
+  3    a crash: a fault of the program
+  130  interrupted; 143 by SIGTERM
+
+Each option in more words: docs/command-line.md
 """
 
 

@@ -6,7 +6,11 @@ from collections.abc import Callable
 
 from . import citing, comparison_report, formats, rows, tables
 from .measuring import Report
+from .messages import harmless
+from .options import TIDY
 
+# Formats that other programs read: text in them is kept as it is.
+DATA = ("json", *TIDY)
 # Tables below that of the texts, by the key of the result.
 CURVES = {"by_context": tables.of_contexts, "by_position": tables.of_positions}
 
@@ -17,10 +21,12 @@ def show(report: Report, args: argparse.Namespace, metric) -> None:
         formats.write_parquet(tidy_rows(report, args), args.output)
         return
     text = render(report, args, metric)
+    if args.format not in DATA:
+        text = harmless(text)
     if args.output is not None:
         formats.write(text, args.output)
     elif sys.stdout is not None:
-        sys.stdout.write(text)
+        sys.stdout.write(harmless(text) if sys.stdout.isatty() else text)
         sys.stdout.flush()
 
 

@@ -5,6 +5,8 @@ import time
 from collections.abc import Callable
 from math import isnan
 
+from .messages import harmless, say
+
 LOG_INTERVAL = 60.0  # seconds
 CLEAR_LINE = "\r\x1b[2K"
 
@@ -32,7 +34,7 @@ class Progress:
     def status(self, message: str) -> None:
         """Say what goes on before there is a bar."""
         if self.on_terminal and self._bar is None:
-            print(f"{CLEAR_LINE}{message} …", end="", file=sys.stderr, flush=True)
+            print(f"{CLEAR_LINE}{harmless(message)} …", end="", file=sys.stderr, flush=True)
 
     def begin_part(self, share: float) -> None:
         """Begin a part of the run, such as a shard, that is so much of all of it."""
@@ -70,8 +72,6 @@ class Progress:
         self._bar.update(share - self._bar.n)
 
     def _log(self, share: float, perplexity: str) -> None:
-        from .messages import say
-
         self.logged = self.clock()
         elapsed = self.logged - self.started
         begin, before = self.first

@@ -2,9 +2,12 @@
 
 import json
 import os
+import re
 import shutil
+import signal
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -327,6 +330,114 @@ def test_debug_shows_the_traceback(call, monkeypatch):
     plain = call("a.txt")
     assert (plain.code, plain.err) == (2, "score.py: error: a mistake in the program\n")
     assert "Traceback" in call("a.txt", "--debug").err
+
+
+# ---- exit codes
+
+
+class PanicException(BaseException):
+    """What pyo3 raises where Rust panics."""
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "said"),
+    [
+        (ValueError("too short"), 2, "error: too short"),
+        (OSError(28, "No space left on device", "a.csv"), 2, "error: a.csv: No space left"),
+        (RuntimeError("out of step"), 3, "crashed: out of step. The fault is the program's"),
+        (RecursionError(), 3, "crashed: RecursionError. The fault is the program's"),
+        (AssertionError("never"), 3, "crashed: never. The fault is the program's"),
+        (PanicException("index 3"), 2, "error: the tokenizer gave up on the input: index 3."),
+        (KeyboardInterrupt(), 130, "interrupted. Nothing was kept"),
+    ],
+)
+def test_only_a_gate_ends_in_exit_code_1(call, monkeypatch, error, code, said):
+    def broken(*args):
+        raise error
+
+    monkeypatch.setattr(main, "measure", broken)
+    outcome = call("a.txt")
+    assert (outcome.code, outcome.out) == (code, "")
+    assert said in outcome.err.splitlines()[-1]
+    assert ("Traceback" in outcome.err) == (code == 3)
+
+
+def test_what_python_itself_ends_by_is_left_to_it(call, monkeypatch):
+    def leave(*args):
+        raise SystemExit(7)
+
+    monkeypatch.setattr(main, "measure", leave)
+    with pytest.raises(SystemExit, match="7"):
+        call("a.txt")
+
+
+def test_exit_codes_are_documented(capsys):
+    page = (ROOT / "docs" / "command-line.md").read_text("utf-8")
+    known = (0, main.ABOVE_LIMIT, main.BAD_INPUT, main.CRASHED, main.INTERRUPTED, main.TERMINATED)
+    rows = re.findall(r"^\| ([\d, ]+) \|", page, re.MULTILINE)
+    assert [int(code) for row in rows for code in row.split(", ")] == list(known)
+    assert all(re.search(rf"\b{code}\b", options.EXAMPLES) for code in known)
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ([], "interrupted. Nothing was kept; with --checkpoint FILE the same command would go on."),
+        (["--checkpoint=run.sqlite"], "interrupted. The same command goes on from run.sqlite."),
+    ],
+)
+def test_a_terminated_run_says_how_to_go_on(call, monkeypatch, more, said):
+    """As job schedulers end what has had its time."""
+    before = signal.getsignal(signal.SIGTERM)
+    monkeypatch.setattr(main, "measure", lambda *args: os.kill(os.getpid(), signal.SIGTERM))
+    outcome = call("a.txt", *more)
+    assert (outcome.code, outcome.err) == (128 + signal.SIGTERM, f"score.py: {said}\n")
+    assert signal.getsignal(signal.SIGTERM) == before
+
+
+def test_a_thread_may_run_it(call):
+    """Where no signals arrive."""
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(call, "a.txt", "--quiet").result(60).code == 0
+
+
+# ---- what a terminal would obey
+
+ESCAPE = "\x1b]0;owned\x07\x1b[2J\x9b31m\u202e"
+VISIBLE = r"\x1b]0;owned\x07\x1b[2J\x9b31m\u202e"
+
+
+@pytest.mark.parametrize("more", [[], ["--format=markdown"], ["--format=latex"], ["--tokens"]])
+def test_names_cannot_move_the_cursor(call, more):
+    shutil.copy("a.txt", f"a{ESCAPE}.txt")
+    Path(f"bad{ESCAPE}.txt").write_bytes(b"caf\xe9")
+    outcome = call(f"a{ESCAPE}.txt", f"bad{ESCAPE}.txt", *more)
+    assert not set(ESCAPE) & set("\x1b\x07\x9b\u202e") & set(outcome.out + outcome.err)
+    assert "owned" in outcome.out
+
+
+def test_errors_and_tracebacks_cannot_either(call, monkeypatch):
+    for argv in ([f"{ESCAPE}.txt"], ["a.txt", f"--tokenizer={ESCAPE}", "--debug"]):
+        outcome = call(*argv)
+        assert outcome.code == 2 and "\x1b" not in outcome.err and VISIBLE in outcome.err
+
+    def crash(*args):
+        raise RuntimeError(ESCAPE)
+
+    monkeypatch.setattr(main, "measure", crash)
+    assert "\x1b" not in call("a.txt").err
+
+
+def test_data_is_escaped_for_a_terminal_alone(call, monkeypatch):
+    """Another program gets what is there; JSON escapes what is below the space by itself."""
+    os.rename("a.txt", f"a{ESCAPE}.txt")
+    piped = call(f"a{ESCAPE}.txt", "--format=csv")
+    assert f"a{ESCAPE}.txt" in piped.out
+    call(f"a{ESCAPE}.txt", "--output=a.csv")
+    assert f"a{ESCAPE}.txt" in Path("a.csv").read_text("utf-8")
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
+    shown = call(f"a{ESCAPE}.txt", "--format=csv").out
+    assert VISIBLE in shown and "\x1b" not in shown
 
 
 ASK = f"{sys.executable} -c 'from cli.options import was_started_by_torchrun as was; print(was())'"
