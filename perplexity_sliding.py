@@ -49,7 +49,8 @@ from .result_comparison import PairedScores as PairedScores
 from .result_curves import report_curves as report_curves
 from .result_key_tokens import KeyTokenRule as KeyTokenRule
 from .result_report import Report as Report
-from .result_totals import TextScores as TextScores
+from .result_storage import from_checked_json as from_checked_json
+from .result_totals import Totals
 from .result_uncertainty import estimate_ratio_of_text
 from .result_words import CORRECTIONS as CORRECTIONS
 from .score_carried import score_carried as score_carried
@@ -223,7 +224,10 @@ Returns:
             alternatives ([decoded token, nll] pairs, likeliest first); and
             windows, the plan: begin (first token read), first and end (tokens scored), start_token.
         totals: with `return_totals`, what this result is computed from. Totals of several calls
-            add up: `(a["totals"] + b["totals"]).result()` is the result of all their texts.
+            add up: `sum([a["totals"], b["totals"]]).result()` is the result of all their texts,
+            one after the other. That is refused where the protocol or `separator` joins texts, as
+            two halves give another number than the whole. They pickle; `to_json()` writes them, and
+            the metric's `totals_from_json` reads them.
         texts_digest (str): of the texts, in their order; of chats, as the template writes them.
         comparison (dict): with a reference, what separates the model from it; intervals are of 95 %
             confidence, from texts or parts of texts, None where the text is too little:
@@ -607,6 +611,7 @@ class PerplexitySliding(evaluate.Metric):
             return report_request(request, scored, session, open_evaluator)
 
     estimate_ratio = staticmethod(estimate_ratio_of_text)
+    totals_from_json = staticmethod(Totals.from_json)
 
     def open_model(
         self,

@@ -97,6 +97,13 @@ class Measurement:
     borders: list[list[Window]]
     parts: Parts | None = None
 
+    @property
+    def stream_texts(self) -> int | None:
+        """How many texts make up a stream; None for all of them."""
+        if self.separator is not None:
+            return None
+        return 1 if self.plan.protocol.scores_each_text else self.plan.protocol.texts_joined
+
 
 def plan_measurement(
     corpus: Corpus,

@@ -81,6 +81,7 @@ class Report:
                 plan.max_length,
                 words_given,
                 has_context=self.measurement.parts is not None,
+                stream_texts=self.measurement.stream_texts,
             ),
             num_forward_tokens=self.cost,
             identity=describe_measurement(

@@ -4,18 +4,29 @@ Floats only: no model, no text.  Nlls are in nats and summed in float64.  Each t
 sums of bounded size, `Totals`, which add up: one text, a corpus and its shards take the same path.
 """
 
+import importlib
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+import site
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
+from operator import itemgetter, methodcaller
+from pathlib import Path
 
 import numpy as np
 
 from .digests import TextsDigest
 from .protocols import Aggregate, ToolError
+from .result_storage import from_checked_json, to_checked_json
 from .result_uncertainty import Blocks, Clusters, Estimate, estimate_ratio, jackknife
 
 # A mean above this many nats makes Megatron-LM print exp(20).
 MEGATRON_CAP = 20.0
+# What is added up of each text for the numbers per byte, character and word.
+UNITS = ("tokens", "words", "bytes", "characters", "unit nll", "word nll")
+# What `Totals.to_json` writes, and the version of its form.
+KIND = "totals of perplexity-sliding, 1"
 
 
 @dataclass(frozen=True)
@@ -83,6 +94,7 @@ class Aggregation:
         block_tokens: fewest scored tokens in a part of a text that is taken as independent.
         word_counts_given: whether the word counts are the caller's, to normalise by.
         has_context: whether parts of the texts are read as context alone.
+        stream_texts: texts that are joined into one stream; None for all of a call.
     """
 
     average: Aggregate = "tokens"
@@ -90,6 +102,7 @@ class Aggregation:
     block_tokens: int = 1
     word_counts_given: bool = False
     has_context: bool = False
+    stream_texts: int | None = 1
 
     @property
     def cap(self) -> float:
@@ -111,13 +124,15 @@ def summarize(
 class Totals:
     """All that a result needs of a corpus: at most 32 blocks of sums a text, and a few counts.
 
-    `Totals.of(a) + Totals.of(b)` is `Totals.of(a + b)`, to rounding.
+    `Totals.of(a) + Totals.of(b)` is `Totals.of(a + b)`.  They pickle, and go through JSON to the
+    last bit.
 
     Attributes:
         aggregation: how the sums become a result.
         blocks: sums over blocks of tokens, of the columns tokens, nll, weight, and term.
         squares: squared deviations of the nlls from their text's mean, summed (T,).
-        counts: what adds up over texts.
+        units: of each text what `UNITS` names (T, 6).
+        counts: what adds up over calls.
         identity: what is the same for all shards and goes into the result, as the signature.
         texts_digest: which texts these are.
     """
@@ -125,7 +140,8 @@ class Totals:
     aggregation: Aggregation
     blocks: Blocks
     squares: np.ndarray
-    counts: dict[str, float]
+    units: np.ndarray
+    counts: dict[str, int]
     identity: dict[str, str] = field(default_factory=dict)
     texts_digest: TextsDigest = field(default_factory=TextsDigest)
 
@@ -157,24 +173,123 @@ class Totals:
             squares = np.bincount(text_of_token, (nlls - means[text_of_token]) ** 2)
         counts = {"windows": len(windows), "forward tokens": num_forward_tokens}
         counts["context tokens"] = sum(text.num_context for text in texts)
-        counts |= count_units(texts, sums[:, 1].tolist(), sums[:, 0].tolist())
+        units = count_units(texts, sums[:, 1], sums[:, 0])
         digest = texts_digest or TextsDigest()
-        return cls(aggregation, blocks, squares, counts, identity or {}, digest)
+        return cls(aggregation, blocks, squares, units, counts, identity or {}, digest)
 
     def __add__(self, other: "Totals") -> "Totals":
-        """Return the totals of both corpora, one after the other."""
+        """Return the totals of both corpora, one after the other.
+
+        Raises:
+            ValueError: they were measured in different ways, or their texts are joined, so that
+                the result of one call would be another.
+        """
+        if not isinstance(other, Totals):
+            return NotImplemented
         if (self.aggregation, self.identity) != (other.aggregation, other.identity):
             raise ValueError(
                 "Totals can only be added where model, protocol and settings are the same, got "
                 f"{self.aggregation}, {self.identity} and {other.aggregation}, {other.identity}."
             )
+        self._check_apart()
         return replace(
             self,
             blocks=self.blocks + other.blocks,
             squares=np.concatenate([self.squares, other.squares]),
+            units=np.concatenate([self.units, other.units]),
             counts={name: self.counts[name] + other.counts[name] for name in self.counts},
             texts_digest=self.texts_digest + other.texts_digest,
         )
+
+    def __radd__(self, other: object) -> "Totals":
+        """Begin a `sum`, which adds the first to 0."""
+        return self if other == 0 else NotImplemented
+
+    def _check_apart(self) -> None:
+        """Refuse to add anything behind texts that one call would have joined with it.
+
+        What is joined has one stream of windows: cut in two, windows end, are dropped and begin
+        elsewhere, and tokens at the cut see another context.
+        """
+        size, count = self.aggregation.stream_texts, self.texts_digest.count
+        if size is None:
+            raise ValueError(
+                "Totals can only be added where each text is scored on its own, but here all texts "
+                "of a call are joined, and two halves give another number than the whole. Score "
+                "all of them in one call."
+            )
+        if count % size:
+            raise ValueError(
+                f"Totals can only be added behind a multiple of {size:,} texts where so many are "
+                f"joined, got {count:,}. Score all of them in one call, or cut them into shards of "
+                f"{size:,} texts."
+            )
+
+    def take(self, texts: Sequence[int]) -> "Totals":
+        """Return the totals of some of the texts, in this order.
+
+        `counts` and `texts_digest` stay those of all texts.
+        """
+        texts = np.asarray(texts, dtype=np.int64)
+        return replace(
+            self,
+            blocks=self.blocks.take(texts),
+            squares=self.squares[texts],
+            units=self.units[texts],
+        )
+
+    def to_json(self) -> str:
+        """Write the totals as JSON, to the last bit and with a checksum; see `from_json`."""
+        return to_checked_json(
+            KIND,
+            {
+                "aggregation": asdict(self.aggregation),
+                "identity": self.identity,
+                "counts": self.counts,
+                "texts": [self.texts_digest.count, str(self.texts_digest.value)],
+                "lengths": self.blocks.lengths,
+                "blocks_per_text": self.blocks.per_text,
+                "sums": self.blocks.sums,
+                "squares": self.squares,
+                "units": self.units,
+            },
+        )
+
+    @classmethod
+    def from_json(cls, text: str) -> "Totals":
+        """Read what `to_json` wrote, in this process or another.
+
+        Raises:
+            TypeError, ValueError: it is something else, or damaged.
+        """
+        fields = from_checked_json(KIND, text, "text")
+        count, value = fields["texts"]
+        return cls(
+            Aggregation(**fields["aggregation"]),
+            Blocks(fields["sums"], fields["blocks_per_text"], fields["lengths"]),
+            fields["squares"],
+            fields["units"],
+            fields["counts"],
+            fields["identity"],
+            TextsDigest(count, int(value)),
+        )
+
+    def __reduce__(self) -> tuple:
+        """Pickle as JSON, for processes that have not loaded the metric as well."""
+        return methodcaller("from_json", self.to_json()), (
+            _Call(getattr, _import_for_pickle(), "Totals"),
+        )
+
+    def __copy__(self) -> "Totals":
+        return self  # nothing of it changes
+
+    def __deepcopy__(self, memo: dict) -> "Totals":
+        return self
+
+    @cached_property
+    def of_texts(self) -> np.ndarray:
+        """Sums of the columns of `blocks` over each text (T, 4)."""
+        return self.blocks.by_text()
 
     def result(self) -> dict:
         """Compute every number of the result.
@@ -182,7 +297,7 @@ class Totals:
         Returns:
             plain Python numbers; nats for `total_nll`, bits where the name says so.
         """
-        tokens, nlls, _, _ = self.blocks.by_text().T
+        tokens, nlls, _, _ = self.of_texts.T
         perplexities = self.perplexities()
         mean_perplexity = float(np.mean(perplexities))
         total, count = float(nlls.sum()), int(tokens.sum())
@@ -216,7 +331,7 @@ class Totals:
 
     def perplexities(self) -> list[float]:
         """Compute the perplexity of each text; NaN where the tool gives all its tokens weight 0."""
-        _, _, weights, terms = self.blocks.by_text().T
+        _, _, weights, terms = self.of_texts.T
         values = np.divide(terms, weights, out=np.full_like(terms, np.nan), where=weights > 0)
         return [exp(value) for value in np.minimum(values, self.aggregation.cap).tolist()]
 
@@ -241,17 +356,21 @@ class Totals:
             return np.array(self.perplexities()), np.ones(len(clusters.sums))
         return terms, weights
 
+    def _sum_units(self) -> dict[str, float]:
+        return dict(zip(UNITS, self.units.sum(axis=0).tolist()))
+
     def _per_unit(self) -> dict[str, float | None]:
         """Compute what does not depend on the tokenizer: per byte, character and word."""
-        per_byte = self.counts["unit nll"] / self.counts["bytes"]
-        per_character = self.counts["unit nll"] / self.counts["characters"]
-        words = self.counts["words"]
+        units = self._sum_units()
+        per_byte = units["unit nll"] / units["bytes"]
+        per_character = units["unit nll"] / units["characters"]
+        words = units["words"]
         return {
             "bits_per_byte": per_byte / math.log(2),
             "byte_perplexity": exp(per_byte),
             "bits_per_character": per_character / math.log(2),
             # a text of nothing but white space has no words
-            "word_perplexity": exp(self.counts["word nll"] / words) if words else None,
+            "word_perplexity": exp(units["word nll"] / words) if words else None,
         }
 
     def _adjusted_perplexity(self, mean_nll: float) -> float:
@@ -260,7 +379,8 @@ class Totals:
         "Evaluating and Comparing Language Models" calls loss × V1 / V2 the normalised loss.
         Megatron leaves the first token and the first word out, and caps the exponent.
         """
-        tokens, words = self.counts["tokens"], self.counts["words"]
+        units = self._sum_units()
+        tokens, words = units["tokens"], units["words"]
         if self.aggregation.average == "capped":
             tokens, words = tokens - 1, max(1, words - 1)
         return exp(min(self.aggregation.cap, mean_nll * tokens / words))
@@ -271,7 +391,7 @@ class Totals:
         llama.cpp: σ² = (E[nll²] - E[nll]²) / (n - 1).  mlx-lm: σ = std(ddof=1) / √n.  Both are
         the same number times the perplexity, up to rounding.
         """
-        tokens, nlls, _, _ = self.blocks.by_text().T
+        tokens, nlls, _, _ = self.of_texts.T
         count = int(tokens.sum())
         if count < 2 or not np.isfinite(nlls).all():
             return None
@@ -357,10 +477,8 @@ def token_weights(
     return np.ones(sizes.sum())
 
 
-def count_units(
-    texts: Sequence[TextScores], nlls: Sequence[float], counts: Sequence[float]
-) -> dict[str, float]:
-    """Add up what the numbers per byte, character and word are made of.
+def count_units(texts: Sequence[TextScores], nlls: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    """Count of each text what the numbers per byte, character and word are made of (T, 6).
 
     Where the characters of the scored tokens are known, these alone count, as in nanochat's
     `evaluate_bpb`; words then cost what their bytes do.  Else tokens that were not scored count
@@ -368,20 +486,40 @@ def count_units(
     Σ nll / Σ units.
 
     Args:
-        nlls, counts: sum of the nlls and number of the scored tokens, of each text.
+        nlls, counts: sum of the nlls and number of the scored tokens, of each text (T,).
     """
-    sums = dict.fromkeys(("tokens", "words", "bytes", "characters", "unit nll", "word nll"), 0)
-    for text, nll, count in zip(texts, nlls, counts):
+    rows = []
+    for text, nll, count in zip(texts, nlls.tolist(), counts.tolist()):
         if text.scored_bytes and text.scored_characters:
             unit_nll = text.scored_nll
-            units = text.scored_bytes, text.scored_characters
+            num_bytes, num_characters = text.scored_bytes, text.scored_characters
         else:
             unit_nll = nll * text.num_tokens / count
-            units = text.num_bytes, text.num_characters
-        sums["tokens"] += text.num_tokens
-        sums["words"] += text.num_words
-        sums["bytes"] += units[0]
-        sums["characters"] += units[1]
-        sums["unit nll"] += unit_nll
-        sums["word nll"] += unit_nll * text.num_bytes / units[0]
-    return sums
+            num_bytes, num_characters = text.num_bytes, text.num_characters
+        word_nll = unit_nll * text.num_bytes / num_bytes
+        rows.append(
+            (text.num_tokens, text.num_words, num_bytes, num_characters, unit_nll, word_nll)
+        )
+    return np.array(rows, dtype=np.float64)
+
+
+class _Call:
+    """A call that pickle makes while it loads, of what any process can import."""
+
+    def __init__(self, function: Callable, *arguments: object) -> None:
+        self.function, self.arguments = function, arguments
+
+    def __reduce__(self) -> tuple:
+        return self.function, self.arguments
+
+
+def _import_for_pickle() -> _Call:
+    """Import this module where its package is on no path yet.
+
+    evaluate copies the engine into its cache, under a name that a process can import only after it
+    has loaded a metric there; so the cache's folder goes into the pickle, beside the name.
+    """
+    package = sys.modules[__name__.partition(".")[0]]
+    folder = str(Path(package.__file__).resolve().parent.parent)
+    steps = (_Call(site.addsitedir, folder), _Call(importlib.import_module, __name__))
+    return _Call(itemgetter(1), steps)

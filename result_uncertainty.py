@@ -138,6 +138,13 @@ class Blocks:
             np.concatenate([self.lengths, other.lengths]),
         )
 
+    def take(self, texts: np.ndarray) -> "Blocks":
+        """Return the blocks of some of the texts, in this order."""
+        counts = self.per_text[texts]
+        first = (np.cumsum(self.per_text) - self.per_text)[texts]
+        within = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
+        return Blocks(self.sums[np.repeat(first, counts) + within], counts, self.lengths[texts])
+
     def by_text(self) -> np.ndarray:
         """Sum the columns over each text (T, columns)."""
         return self._merged(np.ones_like(self.per_text))
@@ -180,16 +187,12 @@ class Blocks:
         )
 
     def _merged(self, per_text: np.ndarray) -> np.ndarray:
-        """Sum over fewer blocks a text (per_text.sum(), columns)."""
-        first = np.cumsum(self.per_text) - self.per_text
-        number = np.arange(len(self.sums)) - np.repeat(first, self.per_text)
-        part = (
-            number * np.repeat(per_text, self.per_text) // np.repeat(self.per_text, self.per_text)
-        )
-        start = np.repeat(np.cumsum(per_text) - per_text, self.per_text)
-        merged = np.zeros((per_text.sum(), self.sums.shape[1]))
-        np.add.at(merged, start + part, self.sums)
-        return merged
+        """Sum over fewer blocks a text, at least one (per_text.sum(), columns)."""
+        first = np.repeat(np.cumsum(self.per_text) - self.per_text, per_text)
+        blocks, parts = np.repeat(self.per_text, per_text), np.repeat(per_text, per_text)
+        number = np.arange(len(first)) - np.repeat(np.cumsum(per_text) - per_text, per_text)
+        begins = first - (-number * blocks // parts)  # rounded up
+        return np.add.reduceat(self.sums, begins)
 
     def _joined(self) -> "Blocks":
         """Join the texts; where a block lies across a cut, it is shared out by length."""

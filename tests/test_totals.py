@@ -1,0 +1,162 @@
+"""Totals: what adds up over shards, what does not, and how they get from process to process."""
+
+import copy
+import json
+import pickle
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from models import make_model, random_text
+from perplexity_sliding.protocols import PROTOCOLS
+from perplexity_sliding.result_totals import Aggregation, Totals
+from test_results import text
+
+TEXTS = [random_text(length, length) for length in (40, 57, 64, 33, 120, 70)]
+JOINING = [name for name, protocol in PROTOCOLS.items() if not protocol.scores_each_text]
+
+
+@pytest.fixture
+def measure(metric, tokenizer):
+    """Compute the result and its totals with a tiny model in float64."""
+    model = make_model("gpt2").double()
+
+    def compute(texts, **arguments):
+        return metric.compute(
+            predictions=texts, model=model, tokenizer=tokenizer, return_totals=True, **arguments
+        )
+
+    return compute
+
+
+# ---- adding
+
+
+def test_sum_adds_totals_up(measure):
+    shards = [measure(TEXTS[place : place + 2])["totals"] for place in (0, 2, 4)]
+    whole = measure(TEXTS)
+    added = sum(shards).result()
+    assert added["total_nll"] == pytest.approx(whole["total_nll"], rel=1e-12)
+    assert added["texts_digest"] == whole["texts_digest"]
+
+
+def test_no_number_is_added_to_totals(measure):
+    totals = measure(TEXTS)["totals"]
+    for other in (1, None, "totals"):
+        with pytest.raises(TypeError, match="unsupported operand"):
+            totals + other
+    with pytest.raises(TypeError, match="unsupported operand"):
+        1 + totals
+
+
+@pytest.mark.parametrize("protocol", JOINING)
+def test_totals_of_joined_texts_are_not_added(measure, protocol):
+    """Two halves cut windows elsewhere than the whole does, under the same signature."""
+    halves = [measure(part, protocol=protocol)["totals"] for part in (TEXTS[:3], TEXTS[3:])]
+    with pytest.raises(ValueError, match="added .* in one call"):
+        sum(halves)
+
+
+def test_totals_of_texts_joined_by_a_separator_are_not_added(measure):
+    halves = [measure(part, separator="")["totals"] for part in (TEXTS[:3], TEXTS[3:])]
+    with pytest.raises(ValueError, match="all texts of a call are joined"):
+        halves[0] + halves[1]
+
+
+def test_whole_streams_of_joined_texts_add_up(measure):
+    """run_clm.py joins every thousand texts: behind such a stream the next begins anew."""
+    texts = [random_text(9, seed) for seed in range(1100)]
+    whole = measure(texts, protocol="run-clm")
+    first, rest = (measure(p, protocol="run-clm")["totals"] for p in (texts[:1000], texts[1000:]))
+    assert (first + rest).result()["total_nll"] == pytest.approx(whole["total_nll"], rel=1e-12)
+    assert (first + rest).result()["texts_digest"] == whole["texts_digest"]
+    with pytest.raises(ValueError, match="behind a multiple of 1,000 texts .* got 100"):
+        rest + first
+
+
+def test_some_of_the_texts_in_another_order(measure):
+    totals = measure(TEXTS)["totals"].take([4, 1])
+    expected = measure([TEXTS[4], TEXTS[1]])
+    result = totals.result()
+    same = ("perplexities", "perplexity", "perplexity_interval", "bits_per_byte", "word_perplexity")
+    assert all(result[name] == pytest.approx(expected[name], rel=1e-12) for name in same)
+
+
+# ---- from process to process
+
+
+def test_json_holds_every_digit(measure):
+    totals = measure(TEXTS, word_counts=[3, 4, 5, 6, 7, 8])["totals"]
+    written = totals.to_json()
+    assert Totals.from_json(written).result() == totals.result()
+    assert Totals.from_json(written).to_json() == written
+    assert (Totals.from_json(written) + totals).result() == (totals + totals).result()
+
+
+def test_json_holds_an_infinite_nll():
+    totals = Totals.of([text([1.0, np.inf])], Aggregation())
+    assert Totals.from_json(totals.to_json()).result()["total_nll"] == np.inf
+
+
+def changed(text, **fields):
+    return json.dumps(json.loads(text) | fields)
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda text: text[:-200], "cannot be read"),
+        (lambda text: "[" * 100_000, "cannot be read"),
+        (lambda text: "[1]", "must hold .* got 'list'"),
+        (lambda text: changed(text, kind="totals of perplexity-sliding, 0"), "must hold"),
+        (lambda text: changed(text, counts={"windows": 1}), "is damaged"),
+        (lambda text: changed(text, checksum=None), "is damaged"),
+        (lambda text: text.replace("sliding|window", "stock|window"), "is damaged"),
+    ],
+)
+def test_damaged_json_is_refused(measure, damage, message):
+    text = measure(TEXTS)["totals"].to_json()
+    with pytest.raises(ValueError, match=message):
+        Totals.from_json(damage(text))
+
+
+def test_json_must_be_a_string():
+    with pytest.raises(TypeError, match="must be a string of JSON, got dict"):
+        Totals.from_json({})
+
+
+def test_every_flipped_bit_is_noticed(measure):
+    text = measure(TEXTS[:2])["totals"].to_json()
+    expected = Totals.from_json(text).result()
+    generator = np.random.default_rng(0)
+    for place, bit in zip(generator.integers(len(text), size=200), generator.integers(7, size=200)):
+        damaged = text[:place] + chr(ord(text[place]) ^ (1 << bit)) + text[place + 1 :]
+        try:
+            assert Totals.from_json(damaged).result() == expected, (place, bit)
+        except ValueError:
+            pass
+
+
+def test_a_fresh_process_loads_a_pickle(loaded, measure, gpt2, tokenizer, tmp_path):
+    """Of the package, and of evaluate's copy, whose name no other process knows."""
+    of_evaluate = type(loaded)(cache_dir=str(tmp_path / "cache")).compute(
+        predictions=TEXTS, model=gpt2, tokenizer=tokenizer, return_totals=True
+    )
+    assert type(of_evaluate["totals"]).__module__.startswith("evaluate_modules.")
+    for number, result in enumerate((of_evaluate, measure(TEXTS))):
+        path = tmp_path / f"{number}.pickle"
+        path.write_bytes(pickle.dumps(result))
+        program = (
+            "import pickle, sys; totals = pickle.load(open(sys.argv[1], 'rb'))['totals'];"
+            "print(repr(sum([totals, totals]).result()['total_nll']))"
+        )
+        command = [sys.executable, "-W", "error", "-c", program, str(path)]
+        done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=True)
+        assert float(done.stdout) == pytest.approx(2 * result["total_nll"], rel=1e-12)
+
+
+def test_totals_are_copied_with_a_result(measure):
+    result = measure(TEXTS)
+    for copied in (copy.deepcopy(result), pickle.loads(pickle.dumps(result)), copy.copy(result)):
+        assert copied["totals"].result() == result["totals"].result()
