@@ -50,15 +50,14 @@ from .model_logits import (
     LogitBlocks,
     copy_cache,
     describe_head,
+    has_forward_of_transformers,
     head_makers,
-    is_foreign,
 )
 from .model_probes import (
     OTHER_SHAPE,
     KeptState,
     check_causal,
     check_causal_at,
-    differ,
     explain_failure,
     forget_lengths,
     gives_logits,
@@ -67,7 +66,6 @@ from .model_probes import (
     precision,
     prefixes_agree,
     probe_ids,
-    probe_rows,
     short_probe,
     state_kept,
 )
@@ -355,9 +353,6 @@ class LanguageModel:
 
     def _examine(self, length: int) -> None:
         findings = self._findings
-        if self.head.needs_trial:
-            findings = findings._replace(head_number=self._try_heads(length))
-            self._apply(findings)
         probed = (length, self.model, self.description, self._row_logits)
         check_causal_at(*probed)
         agree = prefixes_agree(*probed) and findings.prefixes_agree
@@ -377,12 +372,14 @@ class LanguageModel:
     def shares_prefixes(self, prefix: np.ndarray, following: np.ndarray) -> bool:
         """Return whether tokens read after a cached prefix get the scores of a whole pass.
 
-        Not below float32, where another order of sums rounds visibly.
+        Not below float32, where another order of sums rounds visibly, nor with code of somebody's
+        own in the forward, which may treat tokens by what else the pass holds.
 
         Args:
             prefix, following: token ids (P,) and (T,) of a pass, one after the other.
         """
-        if not self.prefixes_agree or self.dtype not in (torch.float32, torch.float64):
+        in_full = self.dtype in (torch.float32, torch.float64)
+        if not (in_full and self.prefixes_agree and has_forward_of_transformers(self.model)):
             return False
         ids = [torch.from_numpy(part)[None].to(self.device) for part in (prefix, following)]
         rows = torch.arange(len(following), device=self.device)
@@ -447,22 +444,6 @@ class LanguageModel:
                 return number
         logger.info(f"{self.description}: logits by {describe_head(makers[-1]())}")
         return len(makers) - 1
-
-    def _try_heads(self, length: int) -> int:
-        """Find the number of the first head, from the present one on, that holds at this length.
-
-        It is compared with the whole forward, or in a model of transformers itself, of which only
-        a shortcut may fail, with the next way, which takes less memory.
-        """
-        ids, rows = probe_ids(self.model, length)[None], probe_rows(length)
-        makers, first = head_makers(self.model), self._findings.head_number
-        plain = len(makers) - 1 if is_foreign(self.model) else first + 1
-        expected = self._row_logits(ids, rows, makers[plain]())
-        tolerance = OTHER_SHAPE[precision(self.model)]
-        for number in range(first, plain):
-            if not differ(self._row_logits(ids, rows, makers[number]()), expected, tolerance):
-                return number
-        return plain
 
     def _row_logits(
         self, ids: torch.Tensor, rows: torch.Tensor, head: Head | None = None

@@ -2,8 +2,8 @@
 
 The body of a model runs once over whole windows; its vocabulary head over the scored rows alone, a
 block of them at a time.  Some parts can run faster than they do, for the same numbers up to
-rounding.  Each such way is tried on the model before it is taken; a model that is built in another
-manner runs as it is.
+rounding.  Parts are taken of models alone whose own forward is transformers', and each such way is
+tried before it is taken; any other model runs as it is.
 """
 
 import copy
@@ -17,6 +17,8 @@ import torch
 from transformers.activations import NewGELUActivation
 from transformers.cache_utils import Cache
 from transformers.pytorch_utils import Conv1D
+
+from .model_code import PINNED_PACKAGES, is_known, package_of
 
 CACHE_LINE = 16  # float32 numbers
 # What the part of a transformer block after its attention is called.
@@ -60,12 +62,9 @@ class Head(Protocol):
 
     Attributes:
         by_blocks: whether no more than a block of logits exists at a time.
-        needs_trial: whether rows that are not scored are left out of a part that is not known to
-            compute each row from that row alone.
     """
 
     by_blocks: bool
-    needs_trial: bool
 
     def __call__(self, batch: Batch, block_rows: int, cache: Cache | None = None) -> LogitBlocks:
         """Yield (logits (R', V), targets (R',)) of at most `block_rows` rows at a time.
@@ -97,10 +96,6 @@ class BodyThenHead:
         self.in_head = head_shortcuts(model) if with_shortcuts else {}
         self.model_kwargs = forward_kwargs(model)
         self.body_kwargs = forward_kwargs(body)
-        self.needs_trial = is_foreign(model) or any(
-            isinstance(shortcut, ScoredRows) and not is_row_wise(module)
-            for module, shortcut in self.in_body.items()
-        )
 
     def __call__(self, batch: Batch, block_rows: int, cache: Cache | None = None) -> LogitBlocks:
         """As `Head`."""
@@ -143,7 +138,6 @@ class WholeForward:
 
     def __init__(self, model: torch.nn.Module, takes_index: bool) -> None:
         self.model = model
-        self.needs_trial = takes_index and is_foreign(model)
         self.takes_index = takes_index
         self.kwargs = forward_kwargs(model)
 
@@ -240,8 +234,12 @@ def fused_gelu(hidden: torch.Tensor) -> torch.Tensor:
 def head_makers(model: torch.nn.Module) -> list[Callable[[], Head]]:
     """List makers of the heads that a model may have, the cheapest first.
 
-    The last one always is: the plain forward pass.
+    The last one always is: the plain forward pass.  It is the only one of a model with code of its
+    own in the forward, which may act on tokens that no made-up text holds.
     """
+    plain = partial(WholeForward, model, takes_index=False)
+    if not has_forward_of_transformers(model):
+        return [plain]
     makers: list[Callable[[], Head]] = [
         partial(BodyThenHead, model, body, with_shortcuts)
         for body in bodies(model)
@@ -249,22 +247,39 @@ def head_makers(model: torch.nn.Module) -> list[Callable[[], Head]]:
     ]
     if "logits_to_keep" in forward_parameters(model):
         makers.append(partial(WholeForward, model, takes_index=True))
-    return [*makers, partial(WholeForward, model, takes_index=False)]
+    return [*makers, plain]
 
 
-def is_foreign(model: torch.nn.Module) -> bool:
-    """Return whether anything but code of transformers runs behind a model's body.
+def has_forward_of_transformers(model: torch.nn.Module) -> bool:
+    """Return whether nothing but code of transformers runs around a model's body and behind it.
 
-    In transformers, heads work row by row; a hook or a head of somebody's own may do otherwise.
+    In transformers a model hands its token ids to the body as they are, and its head works row by
+    row; a forward or a hook of somebody's own may do otherwise.
     """
-    inside = {module for body in bodies(model) for module in body.modules()}
-    return any(
-        not type(module).__module__.startswith(("transformers.", "torch."))
-        or "forward" in vars(module)
-        or module._forward_hooks
-        or module._forward_pre_hooks
-        for module in model.modules()
-        if module not in inside
+    hooks = torch.nn.modules.module
+    if hooks._global_forward_hooks or hooks._global_forward_pre_hooks:
+        return False
+    tops = bodies(model)
+    inside = {module for body in tops for module in body.modules()}
+    outside = (module for module in model.modules() if module not in inside)
+    return all(map(runs_as_written, (*outside, *tops)))
+
+
+def runs_as_written(module: torch.nn.Module) -> bool:
+    """Return whether a call of a module runs what torch or transformers wrote, and nothing else.
+
+    accelerate may bring its weights in before.
+    """
+    kind, own = type(module), vars(module)
+    moved = "_hf_hook" in own and is_known(own.get("forward"))
+    return (
+        package_of(kind.__module__) in PINNED_PACKAGES
+        and is_known(kind.forward)
+        and is_known(kind.__call__)
+        and ("forward" not in own or moved)
+        and "_call_impl" not in own
+        and not module._forward_hooks
+        and not module._forward_pre_hooks
     )
 
 
@@ -305,7 +320,7 @@ def body_shortcuts(body: torch.nn.Module) -> dict[torch.nn.Module, Callable]:
         activations = (m for m in body.modules() if type(m) is NewGELUActivation)
         shortcuts |= dict.fromkeys(activations, fused_gelu)
     feed_forward = last_feed_forward(body)
-    if feed_forward is not None and is_untouched(feed_forward):
+    if feed_forward is not None and is_untouched(feed_forward) and is_row_wise(feed_forward):
         shortcuts[feed_forward] = ScoredRows(feed_forward)
     return shortcuts
 
@@ -321,16 +336,17 @@ def is_row_wise(module: torch.nn.Module) -> bool:
     """Return whether a module's types say that it computes each row from that row alone.
 
     A container of such layers, in transformers itself, that holds no weights and no list of layers
-    of its own, as feed-forward layers are: experts, which rows may compete for, hold a list.
+    of its own, as feed-forward layers are: experts, which rows may compete for, hold a list.  A
+    layer of transformers without weights is an activation there.
     """
     layers = list(module.children())
+    holds_weights = any(True for _ in module.parameters(recurse=False))
     if not layers:
         return (
             isinstance(module, ROW_WISE)
-            or type(module).__module__ == NewGELUActivation.__module__
+            or (type(module).__module__.startswith("transformers.") and not holds_weights)
             or type(module).__name__.endswith("RMSNorm")
         )
-    holds_weights = any(True for _ in module.parameters(recurse=False))
     return (
         type(module).__module__.startswith("transformers.")
         and not holds_weights

@@ -146,8 +146,6 @@ class HeadInParts:
         part: most tokens to read at a time.
     """
 
-    needs_trial = False
-
     def __init__(self, head: Head, reader: StateReader, part: int) -> None:
         self.head = head
         self.reader = reader

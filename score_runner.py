@@ -91,11 +91,19 @@ class Work:
         shared = find_shared_prefixes(self.passes, self._prefix, LEAST_SAVING)
         if not shared:
             return
-        longest = max(shared, key=lambda group: group.length)
-        inputs = self.row(longest.numbers[0]).inputs
-        if model.shares_prefixes(inputs[: longest.length], inputs[longest.length :]):
+        if all(model.shares_prefixes(*parts) for parts in self._extremes(shared)):
             self.shared = shared
             self.costs = costs_of(self.passes, shared)
+
+    def _extremes(self, shared: Sequence[SharedPrefix]) -> list[tuple[np.ndarray, np.ndarray]]:
+        """List the passes that read most, and fewest tokens after a shared prefix, cut there.
+
+        A single token may be read by another way than several.
+        """
+        cuts = [(group.length, number) for group in shared for number in group.numbers]
+        by_rest = sorted(cuts, key=lambda cut: (self.lengths[cut[1]] - cut[0], cut[0]))
+        chosen = dict.fromkeys((by_rest[-1], by_rest[0]))
+        return [tuple(np.split(self.row(number).inputs, [length])) for length, number in chosen]
 
     def _prefix(self, pass_: Pass) -> list[int]:
         """List what a pass reads of its context, but for the last token: its row is scored."""

@@ -220,6 +220,113 @@ def test_windows_as_short_as_the_probe_need_no_trial_of_their_own(metric):
     assert set(probes) == {(1, 3), (2, 12)}, "for the table of positions and for the rest"
 
 
+# ---- code of somebody's own in the forward runs, whatever triggers it
+
+
+def remap(ids):
+    """Token 7, which no made-up text need hold, is read as token 50."""
+    return torch.where(ids == 7, 50, ids)
+
+
+class Remapping(transformers.GPT2LMHeadModel):
+    def forward(self, input_ids=None, **kwargs):
+        return super().forward(remap(input_ids), **kwargs)
+
+
+def remapping():
+    model = Remapping(make_model("gpt2", n_positions=LONG).config).eval()
+    model.load_state_dict(make_model("gpt2", n_positions=LONG).state_dict())
+    return model
+
+
+def from_a_repository_of_its_own():
+    model = remapping()
+    model.__class__ = type(
+        "Remapping", (Remapping,), {"__module__": "transformers_modules.somebody.model"}
+    )
+    return model
+
+
+def with_a_hook_before():
+    model = make_model("gpt2", n_positions=LONG)
+    model.register_forward_pre_hook(lambda module, ids: (remap(ids[0]),) if ids else None)
+    return model
+
+
+def with_a_hook_on_the_body():
+    """As the forward calls it: by the name of the argument."""
+
+    def by_name(module, ids, kwargs):
+        if "input_ids" in kwargs:
+            kwargs = kwargs | {"input_ids": remap(kwargs["input_ids"])}
+        return ids, kwargs
+
+    model = make_model("llama", max_position_embeddings=LONG)
+    model.model.register_forward_pre_hook(by_name, with_kwargs=True)
+    return model
+
+
+def with_a_forward_of_its_own():
+    model = make_model("gpt2", n_positions=LONG)
+    plain = model.forward
+    model.forward = lambda input_ids, **kwargs: plain(remap(input_ids), **kwargs)
+    return model
+
+
+OWN_CODE = [remapping, from_a_repository_of_its_own, with_a_hook_before, with_a_hook_on_the_body, with_a_forward_of_its_own]  # fmt: skip
+
+
+@pytest.fixture
+def plain_probes(metric, monkeypatch):
+    """No text that is made up to look at a model holds token 7."""
+    probes = sys.modules[f"{type(metric).__module__.rpartition('.')[0]}.model_probes"]
+    made_up = probes.probe_ids
+    monkeypatch.setattr(probes, "probe_ids", lambda *args, **kw: made_up(*args, **kw) % 5 + 20)
+
+
+@pytest.mark.parametrize("make", OWN_CODE)
+def test_code_in_the_forward_that_acts_on_rare_tokens(metric, make, plain_probes):
+    model = make()
+    result = metric.compute(predictions=TEXTS, model=model, tokenizer=make_tokenizer())
+    expected = [naive_perplexity(ByPlace(model), text, LONG, LONG // 2) for text in TEXTS]
+    assert result["perplexities"] == pytest.approx(expected, rel=1e-5)
+
+
+def test_contexts_are_not_shared_where_code_may_act_on_rare_tokens(metric, plain_probes):
+    texts = [f"w5 w{n}" for n in range(10, 30)]
+    arguments = {"predictions": texts, "tokenizer": make_tokenizer()}
+    arguments["contexts"] = random_text(30) + " "
+    plain = make_model("gpt2", n_positions=LONG)
+    shared, apart = (metric.compute(model=m, **arguments) for m in (plain, remapping()))
+    assert apart["num_forward_tokens"] == shared["num_forward_tokens"] + 19 * 30
+
+
+def test_a_hook_of_all_modules_that_acts_on_rare_tokens(metric, plain_probes):
+    model = make_model("gpt2", n_positions=LONG)
+
+    def hook(module, arguments):
+        return (remap(arguments[0]),) if module is model and arguments else None
+
+    handle = torch.nn.modules.module.register_module_forward_pre_hook(hook)
+    try:
+        result = metric.compute(predictions=TEXTS, model=model, tokenizer=make_tokenizer())
+        expected = [naive_perplexity(ByPlace(model), text, LONG, LONG // 2) for text in TEXTS]
+    finally:
+        handle.remove()
+    assert result["perplexities"] == pytest.approx(expected, rel=1e-5)
+    assert "+modified|" in result["signature"]
+
+
+class ByPlace:
+    """Hooks see what is passed by place; the reference passes token ids by name."""
+
+    def __init__(self, model):
+        self.model = model
+
+    def __call__(self, input_ids):
+        return self.model(input_ids)
+
+
 class Looking(transformers.GPT2LMHeadModel):
     """Sees the token `ahead` places on, from a length on that is longer than any short probe."""
 

@@ -7,6 +7,7 @@ import torch
 from models import ARCHITECTURES, make_model, make_tokenizer, random_text
 from perplexity_sliding.plan_windows import Pass, SharedPrefix, find_shared_prefixes
 from perplexity_sliding.score_runner import LEAST_SAVING
+from transformers.cache_utils import Cache
 
 CONTEXT_TOKENS = 30
 TEXTS = [random_text(3 + n % 4, seed=n) for n in range(20)]
@@ -91,16 +92,24 @@ def test_below_float32_contexts_are_read_apart(metric):
     assert together["perplexities"] == [one["perplexity"] for one in apart]
 
 
-def test_a_model_whose_cache_gives_other_scores_reads_apart(metric, monkeypatch):
-    """The probe compares what goes on from the cache with a whole pass."""
-    model = roomy("gpt2")
-    forward = model.transformer.forward
+def forget(model, num_tokens):
+    """Spoil what follows a cached context where so many tokens are read at once."""
 
-    def forgetful(*args, past_key_values=None, **kwargs):
-        return forward(*args, **kwargs)
+    def spoil(module, args, kwargs):
+        caches = [value for value in (*args, *kwargs.values()) if isinstance(value, Cache)]
+        if caches and caches[0].get_seq_length(1) and args[0].shape[1] in num_tokens:
+            return (args[0].flip(-1), *args[1:]), kwargs
+        return args, kwargs
 
-    monkeypatch.setattr(model.transformer, "forward", forgetful)
-    together, apart = shared_and_apart(metric, model)
+    model.transformer.h[1].register_forward_pre_hook(spoil, with_kwargs=True)
+    return model
+
+
+@pytest.mark.parametrize("num_tokens", [range(1, 99), range(2, 99), [1]])
+def test_a_model_whose_cache_gives_other_scores_reads_apart(metric, num_tokens):
+    """The probe compares what goes on from the cache, by one token and by several."""
+    texts = ["w7", *TEXTS]
+    together, apart = shared_and_apart(metric, forget(roomy("gpt2"), num_tokens), texts)
     assert_same_scores(together, apart)
     assert together["num_forward_tokens"] == sum(one["num_forward_tokens"] for one in apart)
 
