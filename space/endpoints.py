@@ -10,15 +10,19 @@ from collections.abc import Callable
 import gradio as gr
 from gradio.utils import get_function_description
 
+from .addresses import address
 from .calls import python_call, shell_call
-from .jobs import Job, OverBudget
+from .jobs import Job, OverBudget, Stopped
 from .limits import Refused
 from .links import link
+from .listeners import watch
 from .models import BUNDLED, ROUNDED
 from .protocols import guide
 from .service import Compared, Scored, Service
 from .settings import Settings
 from .sharing import digest, sentence, token_table, word_table
+
+PROGRAM = "a program"
 
 
 def make_score(service: Service) -> Callable:
@@ -213,21 +217,15 @@ def answer(request: gr.Request, result: dict) -> dict | str:
     return result
 
 
-def visitor(request: gr.Request) -> str:
-    """Who calls: the address, as a proxy such as that of Spaces tells it.
-
-    It shares the machine fairly and protects nothing: whoever forges it still meets a line that is
-    full at some point.
-    """
-    forwarded = request.headers.get("x-forwarded-for", "")
-    return forwarded.split(",")[0].strip() or request.client.host
-
-
 def _run(service: Service, request: gr.Request, work: Callable):
+    # Sessions cost a program nothing: all of its address are one visitor.
+    job = Job(service.limits.seconds, PROGRAM, address(request), watch(request))
     try:
-        return work(Job(service.limits.seconds, visitor(request)))
+        return work(job)
     except (Refused, OverBudget) as refusal:
         raise _error(str(refusal)) from refusal
+    except Stopped:
+        raise _error("The caller left before the answer was there.") from None
 
 
 def _error(sentence: str) -> gr.Error:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import gradio as gr
 
+from .addresses import address
 from .calls import python_call, shell_call
 from .cite_view import cite_view, picture_view
 from .compare_view import compare_view
@@ -19,6 +20,7 @@ from .gain_view import gain_view
 from .jobs import Job, Jobs, OverBudget, Shown, Stopped, follow
 from .limits import Refused
 from .links import CONTEXT, TEXT, read_link, unpack
+from .listeners import watch
 from .models import BUNDLED
 from .plan_view import sketch
 from .protocols import START_CHOICES, guide, usual_stride
@@ -334,7 +336,7 @@ class Handlers:
     ) -> Iterator:
         """Run some work for a visitor; yield the status line and `width` rendered values."""
         unchanged = [gr.skip()] * width
-        job = self.jobs.take(request.session_hash)
+        job = self.jobs.take(request.session_hash, address(request), watch(request))
         try:
             for told in follow(job, work):
                 if not isinstance(told, Shown):

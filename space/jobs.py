@@ -51,17 +51,29 @@ class Job:
     Args:
         seconds: that it may compute; waiting and loading a model don't count.
         visitor: who asked for it; None for nobody in particular.
+        address: where the visitor is, which many may share; None where that is not known.
+        has_left: whether the visitor is gone, so that nobody waits for the result.
 
     Attributes:
+        expected: seconds that it will compute, roughly, before it has begun.
         left: seconds that it will still compute, as far as is known.
         taken: a request runs under it.
         finished: that request ended.
         superseded: the same visitor asked for something newer, so nobody waits for its result.
     """
 
-    def __init__(self, seconds: float, visitor: str | None = None):
+    def __init__(
+        self,
+        seconds: float,
+        visitor: str | None = None,
+        address: str | None = None,
+        has_left: Callable[[], bool] = lambda: False,
+    ):
         self.seconds = seconds
         self.visitor = visitor
+        self.address = address
+        self.has_left = has_left
+        self.expected = 0.0
         self.left: float | None = None
         self.told: queue.Queue = queue.Queue()
         self.taken = self.finished = self.superseded = False
@@ -77,8 +89,8 @@ class Job:
         return self._stop.is_set()
 
     def check(self) -> None:
-        """Raise `Stopped` if the visitor pressed Stop."""
-        if self.stopped:
+        """Raise `Stopped` if the visitor pressed Stop or left."""
+        if self.stopped or self.has_left():
             raise Stopped(f"Stopped. {self._so_far}".strip())
 
     def say(self, sentence: str, share: float | None = None) -> None:
@@ -188,13 +200,18 @@ class Jobs:
         with self._lock:
             return self._replace(visitor)
 
-    def take(self, visitor: str) -> Job:
+    def take(
+        self,
+        visitor: str,
+        address: str | None = None,
+        has_left: Callable[[], bool] = lambda: False,
+    ) -> Job:
         """Return the job announced last, or a new one if another request runs under that."""
         with self._lock:
             job = self._jobs.get(visitor)
             if job is None or job.taken:
                 job = self._replace(visitor)
-            job.taken = True
+            job.taken, job.address, job.has_left = True, address, has_left
             return job
 
     def is_busy(self, visitor: str) -> bool:

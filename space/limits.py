@@ -15,8 +15,7 @@ class Limits:
         model_bytes: weights of a model, as stored on the Hub.
         model_parameters: weights of a model, as its configuration would build it.
         models: how many are kept in memory.
-        waiting: requests in the line; further ones are turned away.
-        per_visitor: requests of one visitor that wait or run.
+        waiting: requests in the line; in a full one, those of who had most are turned away.
         downloads: models that are fetched at once.
     """
 
@@ -27,8 +26,7 @@ class Limits:
     model_bytes: int = 1_500_000_000
     model_parameters: int = 800_000_000
     models: int = 2
-    waiting: int = 20
-    per_visitor: int = 2
+    waiting: int = 40
     downloads: int = 3
 
 

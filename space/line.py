@@ -8,40 +8,76 @@ import statistics
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Hashable, Iterator
+from dataclasses import dataclass, field
 
 from .jobs import Job, duration
 from .limits import Refused
 
 LOOK_AGAIN = 0.2  # seconds between two looks at one's place
 REMEMBERED = 20  # of the last turns, for what a turn takes
+FORGIVEN = 60.0  # seconds after which half of what a visitor had is forgotten
 ORDINALS = {1: "next", 2: "2nd", 3: "3rd"}
 
 
 @dataclass(eq=False)
 class Ticket:
-    """A request in the line; `begun` is when its turn came (seconds of the clock)."""
+    """A request in the line.
+
+    Attributes:
+        arrived: when it came, in seconds of the clock.
+        begun: when its turn came; None while it waits.
+        pushed_out: somebody with a better claim took its place in a full line.
+    """
 
     job: Job
+    arrived: float = field(default_factory=time.monotonic)
     begun: float | None = None
+    pushed_out: bool = False
+
+    @property
+    def payers(self) -> tuple[Hashable, ...]:
+        """Whose turn it is: an address, and one visitor among those who share it."""
+        address, visitor = self.job.address, self.job.visitor
+        if address is None:
+            return () if visitor is None else (visitor,)
+        return address, (address, visitor)
+
+
+class Accounts:
+    """Seconds that each address and visitor had lately; half of them are forgotten every minute."""
+
+    def __init__(self):
+        self._had: dict[Hashable, tuple[float, float]] = {}
+
+    def __getitem__(self, payer: Hashable) -> float:
+        seconds, at = self._had.get(payer, (0.0, 0.0))
+        return seconds * 0.5 ** ((time.monotonic() - at) / FORGIVEN)
+
+    def charge(self, payer: Hashable, seconds: float) -> None:
+        """Add to what a payer had, and drop those of whom next to nothing is remembered."""
+        self._had[payer] = (self[payer] + seconds, time.monotonic())
+        self._had = {name: had for name, had in self._had.items() if self[name] > 0.01}
 
 
 class Line:
-    """Requests in the order they came.
+    """Requests, those first whose visitor had little lately and that take little.
+
+    A request is due so many seconds after it came as its address and its visitor had lately and as
+    it is expected to take itself.  So nobody waits for ever, many requests of one address stand in
+    nobody's way, and a short text passes a long one.
 
     Args:
-        waiting: how many may wait; further ones are refused.
-        per_visitor: how many one visitor may have in the line, the one whose turn it is included.
+        waiting: how many may wait; in a full line the one that is due last goes.
         width: how many have their turn at once.
     """
 
-    def __init__(self, waiting: int, per_visitor: int, width: int = 1):
+    def __init__(self, waiting: int, width: int = 1):
         self.waiting = waiting
-        self.per_visitor = per_visitor
         self.width = width
         self._changed = threading.Condition()
         self._tickets: list[Ticket] = []
+        self._accounts = Accounts()
         self._lengths: deque[float] = deque(maxlen=REMEMBERED)
 
     def __len__(self) -> int:
@@ -52,7 +88,7 @@ class Line:
         """Wait for a turn, and have it.
 
         Raises:
-            Refused: the line is full, or the visitor waits for enough already.
+            Refused: the line is full.
             Stopped: the visitor left the line.
         """
         ticket = self._enter(job)
@@ -63,30 +99,36 @@ class Line:
             self._leave(ticket)
 
     def _enter(self, job: Job) -> Ticket:
+        ticket = Ticket(job)
         with self._changed:
-            of_visitor = [
-                t for t in self._tickets if t.job.visitor == job.visitor and not t.job.stopped
-            ]
-            if job.visitor is not None and len(of_visitor) >= self.per_visitor:
-                raise Refused(
-                    f"You have {len(of_visitor)} requests waiting or running already, and that is "
-                    "the most that one visitor may have. Wait for one of them to end."
-                )
-            if len(self._tickets) >= self.waiting + self.width:
-                raise Refused(
-                    f"{len(self._tickets)} requests are waiting already, and there is no room for "
-                    "more. Please try again in a minute."
-                )
-            ticket = Ticket(job)
             self._tickets.append(ticket)
-            return ticket
+            waiting = self._in_order()
+            if len(self._tickets) > self.waiting + self.width and waiting:
+                waiting[-1].pushed_out = True
+                self._tickets.remove(waiting[-1])
+            self._changed.notify_all()
+        return ticket
+
+    def _in_order(self) -> list[Ticket]:
+        """Those who wait, the next one first."""
+        return sorted((t for t in self._tickets if t.begun is None), key=self._due)
+
+    def _due(self, ticket: Ticket) -> float:
+        had = sum(self._accounts[payer] for payer in ticket.payers)
+        return ticket.arrived + had + ticket.job.expected
 
     def _wait(self, ticket: Ticket) -> None:
         while True:
             ticket.job.check()
             with self._changed:
-                place = self._tickets.index(ticket) - self.width + 1
-                if place <= 0:
+                if ticket.pushed_out:
+                    raise Refused(
+                        f"{self.waiting} requests are waiting already, and there is no room for "
+                        "more. Please try again in a minute."
+                    )
+                place = self._in_order().index(ticket) + 1
+                running = sum(t.begun is not None for t in self._tickets)
+                if place <= self.width - running:
                     ticket.begun = time.monotonic()
                     return
                 sentence = self._describe(place)
@@ -96,9 +138,13 @@ class Line:
 
     def _leave(self, ticket: Ticket) -> None:
         with self._changed:
-            self._tickets.remove(ticket)
+            if not ticket.pushed_out:
+                self._tickets.remove(ticket)
             if ticket.begun is not None:
-                self._lengths.append(time.monotonic() - ticket.begun)
+                seconds = time.monotonic() - ticket.begun
+                self._lengths.append(seconds)
+                for payer in ticket.payers:
+                    self._accounts.charge(payer, seconds)
             self._changed.notify_all()
 
     def _describe(self, place: int) -> str:

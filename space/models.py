@@ -96,7 +96,7 @@ class Shelf:
         self.find_window = find_window
         self.limits = limits
         self.endpoint = endpoint
-        line = Line(limits.waiting, limits.per_visitor, limits.downloads)
+        line = Line(limits.waiting, limits.downloads)
         self.downloads = Downloads(line, tuple(suggested), endpoint)
         self._models: OrderedDict[str, LoadedModel] = OrderedDict()
 

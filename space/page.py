@@ -1,17 +1,20 @@
 """The interface: what stands where on the page, and which handler answers it."""
 
 import importlib.util
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import gradio as gr
+from starlette.middleware import Middleware
 
 from .endpoints import add_endpoint, make_compare, make_score
 from .handlers import SCORE_OUTPUTS, Handlers, score_outputs, start_choice, to_share
 from .hero_view import hero_view
 from .intro_view import TITLE, intro_view
 from .jobs import Job
+from .listeners import Listeners
 from .models import BUNDLED, ROUNDED, SUGGESTED
 from .plan_view import sketch
 from .service import STRIDES_SET, TOOLS_SET, Scored, Service
@@ -125,6 +128,8 @@ def build(service: Service) -> gr.Blocks:
 
 def launch_options() -> dict:
     """How to launch the page: its looks, with nothing fetched from elsewhere, and its limits."""
+    # Uvicorn believes forwarded addresses from any program on this machine, unless it is told otherwise.
+    os.environ.setdefault("FORWARDED_ALLOW_IPS", "")
     style = (HERE / "page.css").read_text(encoding="utf-8")
     script = "\n".join((HERE / name).read_text(encoding="utf-8") for name in SCRIPTS)
     return {
@@ -134,6 +139,7 @@ def launch_options() -> dict:
         "ssr_mode": False,
         "footer_links": ["api"],
         "max_threads": THREADS,
+        "app_kwargs": {"middleware": [Middleware(Listeners)]},
         "mcp_server": importlib.util.find_spec("mcp") is not None,
     }
 

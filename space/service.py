@@ -30,6 +30,9 @@ STRIDES_SET = ("stride", "protocol")
 TOOLS_SET = ("stride", "start", "protocol")
 ENOUGH = 0.9  # of what the best setting gains: the cheapest that reaches it is the knee
 WIDEST = 10  # an interval from a number to over ten times as much says nothing
+# What a small machine reads, for the order in the line alone.
+CHARACTERS_A_SECOND = 10_000
+STRIDES_READ = 16  # times the text that the strides of a trade-off read, about
 OWN_STARTS = (
     "The two models begin a text with different start tokens, so they were compared without one: the "
     "first token is not scored."
@@ -169,6 +172,17 @@ class TradeOff:
         return self.by_context[find_knee([row["perplexity"] for row in self.by_context])]
 
 
+def characters_read(text: str, settings: Settings) -> float:
+    """Count the characters that windows read, those read twice counted twice, as far as is known."""
+    overlap = settings.window / settings.stride if settings.window and settings.stride else 2
+    return (len(text) + len(settings.context)) * max(1, overlap)
+
+
+def expected_seconds(text: str, settings: Settings) -> float:
+    """Guess how long a score takes, for the order in the line."""
+    return characters_read(text, settings) / CHARACTERS_A_SECOND
+
+
 def is_gain(interval: Sequence[float] | None) -> bool:
     """Whether a ratio of perplexities is surely below 1."""
     return interval is not None and interval[1] < 1
@@ -204,7 +218,7 @@ class Service:
     ):
         self.limits = limits or Limits()
         self.protocols: Sequence[str] = tuple(protocol_rows())
-        self.line = Line(self.limits.waiting, self.limits.per_visitor)
+        self.line = Line(self.limits.waiting)
         self.shelf = Shelf(
             bundled,
             lambda model, tokenizer: find_window(model, tokenizer, self.limits),
@@ -243,6 +257,7 @@ class Service:
         """
         text = check_text(text, self.limits)
         settings = check_settings(settings, self.protocols)
+        job.expected = expected_seconds(text, settings)
         with self._opened([settings.model], job) as (loaded,):
             check_tokens(loaded, text, self.limits, job)
             settings = settings.for_model(loaded.window, clip)
@@ -261,6 +276,7 @@ class Service:
         settings = check_settings(settings, self.protocols)
         if settings.model == reference:
             raise Refused("Choose two different models to compare.")
+        job.expected = 2 * expected_seconds(text, settings)
         with self._opened([settings.model, reference], job) as both:
             # Whose window the settings must fit is named where they don't.
             shortest = min(both, key=lambda loaded: loaded.window)
@@ -291,6 +307,7 @@ class Service:
         """
         text = check_text(text, self.limits)
         settings = check_settings(settings, self.protocols)
+        job.expected = STRIDES_READ * len(text) / CHARACTERS_A_SECOND
         with self._opened([settings.model], job) as (loaded,):
             check_tokens(loaded, text, self.limits, job)
             full = replace(settings, protocol=Settings.protocol)
@@ -328,6 +345,7 @@ class Service:
         """Score a text as every tool would, with the same window and its own usual stride."""
         text = check_text(text, self.limits)
         settings = check_settings(settings, self.protocols)
+        job.expected = len(self.protocols) * len(text) / CHARACTERS_A_SECOND
         with self._opened([settings.model], job) as (loaded,):
             check_tokens(loaded, text, self.limits, job)
             settings = settings.for_model(loaded.window, clip=True)

@@ -30,8 +30,10 @@ from space_models import ROOT, bundled_model, byte_model, word_model
 import app
 from cli import main as command_line
 from demo_model.round_weights import load_rounded
+from space import endpoints, listeners
 from space import handlers as page_handlers
 from space import service as space_service
+from space.addresses import address
 from space.calls import python_call, shell_call
 from space.card import card
 from space.charts import Point, density_chart, distribution_chart, line_chart, round_levels
@@ -1719,21 +1721,15 @@ def test_the_api_refuses_with_a_sentence(url, arguments, said):
         Client(url, verbose=False).predict(**arguments, api_name="/score")
 
 
-def stranger(url):
-    """A client with an address of its own, as a proxy tells it."""
-    return Client(url, verbose=False, headers={"x-forwarded-for": f"10.0.0.{next(ADDRESSES)}"})
-
-
-ADDRESSES = itertools.count(1)
-
-
 def test_parallel_visitors_each_get_their_own_answer(url, folders, metric):
     texts = [f"Visitor {n} writes {n} lines. " * (3 + n) for n in range(8)]
     strides = [8, 16, 32, 64] * 2
     with ThreadPoolExecutor(8) as pool:
         results = list(
             pool.map(
-                lambda text, stride: stranger(url).predict(text, stride=stride, api_name="/score"),
+                lambda text, stride: Client(url, verbose=False).predict(
+                    text, stride=stride, api_name="/score"
+                ),
                 texts,
                 strides,
             )
@@ -1745,24 +1741,105 @@ def test_parallel_visitors_each_get_their_own_answer(url, folders, metric):
         assert f"|stride:{stride}|" in result["signature"]
 
 
-@pytest.mark.parametrize("clients, said", [("one", "2 requests waiting"), ("many", "no room")])
-def test_too_many_requests_are_turned_away_with_a_sentence(folders, clients, said):
-    service = Service(folders["bytes"], Limits(waiting=2))
+@pytest.fixture
+def served(folders):
+    """A service with a short line whose model reads bytes, and the address where it is served."""
+    service = Service(folders["bytes"], Limits(waiting=4))
     page = build(service)
     _, url, _ = page.launch(**launch_options(), prevent_thread_lock=True, quiet=True)
-    try:
-        with service.line.turn(Job(60)):  # nobody gets a turn
-            client = stranger(url)
-            callers = [client if clients == "one" else stranger(url) for _ in range(5)]
-            jobs = [caller.submit("Some text.", api_name="/score") for caller in callers]
-            refused, waiting = futures.wait(jobs, timeout=60, return_when=futures.FIRST_COMPLETED)
-            while len(waiting) > 2:
-                done, waiting = futures.wait(waiting, 60, return_when=futures.FIRST_COMPLETED)
-                refused |= done
-        assert all(said in str(job.exception(timeout=60)) for job in refused)
-        assert all(job.result(timeout=60)["num_tokens"] == 10 for job in waiting)
-    finally:
-        page.close()
+    yield service, url
+    page.close()
+
+
+def ask(url, **headers):
+    """Ask for a score as a program does that does not wait for it; return where the answer will be."""
+    import httpx
+
+    call = f"{url}gradio_api/call/score"
+    data = [STORY, BUNDLED, None, None, "automatic", "sliding", False, "", False]
+    asked = httpx.post(call, json={"data": data}, headers=headers, timeout=60)
+    return f"{call}/{asked.json()['event_id']}"
+
+
+def until(condition):
+    end = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
+def test_what_nobody_waits_for_is_not_computed(served, monkeypatch):
+    """A hundred such requests kept the next visitor waiting for two minutes."""
+    service, url = served
+    monkeypatch.setattr(listeners, "PATIENCE", 3.0)
+    with service.line.turn(Job(60)):  # nobody gets a turn
+        for n in range(3):
+            ask(url, **{"x-forwarded-for": f"9.9.9.{n}"})
+        until(lambda: len(service.line) > 1)
+        until(lambda: len(service.line) == 1)
+
+
+def test_a_request_ends_when_its_caller_leaves(served, monkeypatch):
+    import httpx
+
+    service, url = served
+    monkeypatch.setattr(listeners, "PATIENCE", 2.0)
+    with service.line.turn(Job(60)):
+        answer = ask(url)
+        with httpx.stream("GET", answer, timeout=60):
+            time.sleep(3)
+            assert len(service.line) == 2  # somebody waits for it
+        until(lambda: len(service.line) == 1)
+
+
+def test_without_the_middleware_nobody_seems_to_leave():
+    assert not listeners.watch(visitor())()
+
+
+def test_too_many_requests_are_turned_away_with_a_sentence(served):
+    service, url = served
+    with service.line.turn(Job(60)):
+        callers = [Client(url, verbose=False) for _ in range(6)]
+        jobs = [caller.submit("Some text.", api_name="/score") for caller in callers]
+        refused, waiting = futures.wait(jobs, timeout=60, return_when=futures.FIRST_COMPLETED)
+        while len(waiting) > 4:
+            done, waiting = futures.wait(waiting, 60, return_when=futures.FIRST_COMPLETED)
+            refused |= done
+    assert all("no room" in str(job.exception(timeout=60)) for job in refused)
+    assert all(job.result(timeout=60)["num_tokens"] == 10 for job in waiting)
+
+
+@pytest.mark.parametrize(
+    "space, forwarded, expected",
+    [
+        (None, "9.9.9.9", "10.1.1.1"),  # nobody vouches for it
+        ("user/space", "9.9.9.9", "9.9.9.9"),
+        ("user/space", "6.6.6.6, 9.9.9.9, 10.0.0.7", "9.9.9.9"),  # forged, seen, a proxy
+        ("user/space", "6.6.6.6,2001:4860::8", "2001:4860::8"),
+        ("user/space", "nonsense, 127.0.0.1", "10.1.1.1"),
+        ("user/space", "", "10.1.1.1"),
+    ],
+)
+def test_forwarded_addresses_are_believed_from_the_proxy_of_a_space(
+    monkeypatch, space, forwarded, expected
+):
+    monkeypatch.delenv("SPACE_ID", raising=False)
+    if space:
+        monkeypatch.setenv("SPACE_ID", space)
+    request = SimpleNamespace(
+        client=SimpleNamespace(host="10.1.1.1"), headers={"x-forwarded-for": forwarded}
+    )
+    assert address(request) == expected
+
+
+def test_a_program_of_this_machine_cannot_choose_its_address(served, monkeypatch):
+    """Uvicorn takes what such a program forwards for the address of the connection."""
+    _, url = served
+    seen = []
+    monkeypatch.setattr(endpoints, "address", lambda request: seen.append(address(request)))
+    headers = {"x-forwarded-for": "9.9.9.9"}
+    Client(url, verbose=False, headers=headers).predict("Some text.", api_name="/score")
+    assert seen == ["127.0.0.1"]
 
 
 def test_nobody_gets_around_the_queue(url):

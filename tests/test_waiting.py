@@ -45,8 +45,8 @@ def service(hub, folder):
 class Request:
     """A request on a thread of its own, and what it told."""
 
-    def __init__(self, work, visitor=None):
-        self.job = Job(60, visitor)
+    def __init__(self, work, visitor=None, address=None):
+        self.job = Job(60, visitor, address)
         self.told, self.error = [], None
         self.thread = threading.Thread(target=self._run, args=[work], daemon=True)
         self.thread.start()
@@ -90,7 +90,7 @@ def hold(line, release):
 
 
 def test_turns_come_in_order_and_one_at_a_time():
-    line, order, release = Line(20, 20), [], threading.Event()
+    line, order, release = Line(20), [], threading.Event()
 
     def work(number):
         def run(job):
@@ -113,7 +113,7 @@ def test_turns_come_in_order_and_one_at_a_time():
 
 
 def test_who_waits_knows_the_place_and_the_time():
-    line, release = Line(20, 20), threading.Event()
+    line, release = Line(20), threading.Event()
     with line.turn(Job(60)):
         time.sleep(0.2)
     line._lengths.extend([30.0] * 19)  # what the last turns took
@@ -131,7 +131,7 @@ def test_who_waits_knows_the_place_and_the_time():
 
 
 def test_nothing_is_promised_before_anything_is_known():
-    line, release = Line(20, 20), threading.Event()
+    line, release = Line(20), threading.Event()
     first = Request(hold(line, release))
     until(lambda: len(line) == 1, "in line")
     second = Request(hold(line, release))
@@ -141,7 +141,7 @@ def test_nothing_is_promised_before_anything_is_known():
 
 
 def test_stop_leaves_the_line_at_once():
-    line, release = Line(20, 20), threading.Event()
+    line, release = Line(20), threading.Event()
     first = Request(hold(line, release))
     until(lambda: len(line) == 1, "in line")
     second = Request(hold(line, release))
@@ -154,47 +154,102 @@ def test_stop_leaves_the_line_at_once():
     first.ends()
 
 
-def test_a_visitor_has_at_most_two_places_and_others_still_get_in():
-    line, release = Line(20, per_visitor=2), threading.Event()
-    both = [Request(hold(line, release), "greedy") for _ in range(2)]
-    until(lambda: len(line) == 2, "in line")
-    third = Request(hold(line, release), "greedy")
-    third.ends()
-    assert isinstance(third.error, Refused) and "2 requests waiting or running" in str(third.error)
-    other = Request(hold(line, release), "modest")
-    other.until_it_says("You are 2nd in line")
+def run_in_line(line, requests):
+    """Let requests wait behind one that has its turn; return their names in the order of theirs.
+
+    Args:
+        requests: name, visitor, address and expected seconds of each, in the order they come.
+    """
+    order, release = [], threading.Event()
+
+    def work(name, expected):
+        def run(job):
+            job.expected = expected
+            with line.turn(job):
+                order.append(name)
+
+        return run
+
+    first = Request(hold(line, release))
+    until(lambda: len(line) == 1, "in line")
+    running = []
+    for number, (name, visitor, address, expected) in enumerate(requests):
+        running.append(Request(work(name, expected), visitor, address))
+        until(lambda number=number: len(line) == number + 2, "in line")
     release.set()
-    for request in (*both, other):
+    for request in (first, *running):
+        request.ends()
+        assert request.error is None
+    return order
+
+
+def test_many_requests_of_one_address_stand_in_nobodys_way():
+    line = Line(20)
+    line._accounts.charge("1.1.1.1", 30)  # seconds that it had
+    flood = [(f"flood {n}", "a program", "1.1.1.1", 0) for n in range(3)]
+    order = run_in_line(line, [*flood, ("other", "visitor", "2.2.2.2", 0)])
+    assert order == ["other", "flood 0", "flood 1", "flood 2"]
+
+
+def test_a_class_behind_one_address_shares_its_turns():
+    """Each of two visitors was refused a third request; now who had none comes before who had some."""
+    line = Line(20)
+    line._accounts.charge(("1.1.1.1", "busy"), 30)
+    waiting = [("busy", "busy", "1.1.1.1", 0)] + [(f"{n}", f"{n}", "1.1.1.1", 0) for n in range(4)]
+    assert run_in_line(line, waiting) == ["0", "1", "2", "3", "busy"]
+
+
+def test_a_short_text_passes_long_ones_however_many_addresses_they_have():
+    flood = [(f"flood {n}", "a program", f"1.1.1.{n}", 50) for n in range(3)]
+    order = run_in_line(Line(20), [*flood, ("short", "visitor", "2.2.2.2", 0.1)])
+    assert order[0] == "short"
+
+
+def test_what_a_visitor_had_is_forgotten(monkeypatch):
+    line = Line(20)
+    line._accounts.charge("1.1.1.1", 100)
+    now = time.monotonic()
+    monkeypatch.setattr(time, "monotonic", lambda: now + 60)
+    assert line._accounts["1.1.1.1"] == pytest.approx(50, rel=1e-3)
+    monkeypatch.setattr(time, "monotonic", lambda: now + 6000)
+    line._accounts.charge("2.2.2.2", 1)
+    assert set(line._accounts._had) == {"2.2.2.2"}
+
+
+def test_a_full_line_refuses_who_had_most_with_a_sentence():
+    line, release = Line(waiting=1), threading.Event()
+    line._accounts.charge("1.1.1.1", 30)
+    running = Request(hold(line, release))
+    until(lambda: len(line) == 1, "in line")
+    greedy = Request(hold(line, release), "a program", "1.1.1.1")
+    until(lambda: len(line) == 2, "in line")
+    modest = Request(hold(line, release), "visitor", "2.2.2.2")
+    greedy.ends()
+    assert isinstance(greedy.error, Refused) and "no room for more" in str(greedy.error)
+    greedy = Request(hold(line, release), "a program", "1.1.1.1")
+    greedy.ends()
+    assert isinstance(greedy.error, Refused)
+    release.set()
+    for request in (running, modest):
         request.ends()
         assert request.error is None
 
 
-def test_a_stopped_request_does_not_count_while_it_ends():
-    line, release = Line(20, per_visitor=1), threading.Event()
-    first = Request(hold(line, release), "visitor")
+def test_who_has_left_gives_up_the_place():
+    line, release = Line(20), threading.Event()
+    first = Request(hold(line, release))
     until(lambda: len(line) == 1, "in line")
-    first.job.stop()  # felt only after the batch
-    second = Request(hold(line, release), "visitor")
-    second.until_it_says("next in line")
-    release.set()
-    first.ends(), second.ends()
-    assert second.error is None
-
-
-def test_a_full_line_refuses_with_a_sentence():
-    line, release = Line(waiting=1, per_visitor=9), threading.Event()
-    requests = [Request(hold(line, release)) for _ in range(2)]
+    second = Request(hold(line, release))
     until(lambda: len(line) == 2, "in line")
-    third = Request(hold(line, release))
-    third.ends()
-    assert isinstance(third.error, Refused) and "no room for more" in str(third.error)
+    second.job.has_left = lambda: True
+    assert second.ends() < SOON
+    assert isinstance(second.error, Stopped) and len(line) == 1
     release.set()
-    for request in requests:
-        request.ends()
+    first.ends()
 
 
 def test_a_turn_ends_when_its_work_fails():
-    line = Line(20, 20)
+    line = Line(20)
     with pytest.raises(ZeroDivisionError), line.turn(Job(60)):
         1 / 0  # noqa: B018
     with line.turn(Job(60)):

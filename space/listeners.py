@@ -1,0 +1,84 @@
+"""Whether anybody still waits for the answer to a request.
+
+Gradio computes on when a caller has gone, or never fetched the answer at all: the streams over which
+answers are sent are counted here, so that such a request can be stopped.
+"""
+
+import re
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Hashable
+from urllib.parse import parse_qs
+
+import gradio as gr
+from gradio.context import LocalContext
+
+PATIENCE = 5.0  # seconds that a caller may take to begin to listen, or to come back
+SCOPE_KEY = "perplexity.listeners"
+BY_EVENT = re.compile(r"/call/(?:v2/)?[^/]+/([^/]+)/?$")
+
+
+class Listeners:
+    """Count open streams of answers, as a middleware of the served app."""
+
+    def __init__(self, app: Callable):
+        self._app = app
+        self._lock = threading.Lock()
+        self._open: Counter[Hashable] = Counter()
+
+    async def __call__(self, scope: dict, receive: Callable, send: Callable) -> None:
+        if scope["type"] != "http":
+            return await self._app(scope, receive, send)
+        scope[SCOPE_KEY] = self
+        key = stream_key(scope)
+        if key is None:
+            return await self._app(scope, receive, send)
+        self._count(key, 1)
+        try:
+            return await self._app(scope, receive, send)
+        finally:
+            self._count(key, -1)
+
+    def _count(self, key: Hashable, change: int) -> None:
+        with self._lock:
+            self._open[key] += change
+            if not self._open[key]:
+                del self._open[key]
+
+    def listens(self, key: Hashable) -> bool:
+        """Tell whether a stream is open for a session or an event."""
+        return key in self._open
+
+
+def stream_key(scope: dict) -> str | None:
+    """Return the session or the event whose answers a request streams; None for other requests."""
+    if scope["method"] != "GET":
+        return None
+    if scope["path"].rstrip("/").endswith("/queue/data"):
+        session = parse_qs(scope["query_string"].decode("latin-1")).get("session_hash")
+        return session[0] if session else None
+    found = BY_EVENT.search(scope["path"])
+    return found[1] if found else None
+
+
+def watch(request: gr.Request) -> Callable[[], bool]:
+    """Return a function that tells whether whoever made a request has left.
+
+    To be called on the thread of the request.  Where the app is served without the middleware,
+    nobody ever seems to leave.
+    """
+    served = getattr(request, "request", None)
+    listeners = served.scope.get(SCOPE_KEY) if served else None
+    if listeners is None:
+        return lambda: False
+    keys = {request.session_hash, LocalContext.event_id.get(None)} - {None}
+    heard = time.monotonic()
+
+    def has_left() -> bool:
+        nonlocal heard
+        if any(map(listeners.listens, keys)):
+            heard = time.monotonic()
+        return time.monotonic() - heard > PATIENCE
+
+    return has_left
