@@ -395,10 +395,10 @@ def common_pieces(
     """Cut a text where both models have a token end and the next one begin no sooner.
 
     Args:
-        model, reference: characters (N, 2) of each token and its nll (N,), NaN where unscored.  A
-            token without characters, as a start token, counts for nothing.
+        model, reference: characters (N, 2) of each token of the text and its nll (N,), NaN where
+            unscored.  Characters that no token has go to the token after them, or to the last one.
     """
-    model, reference = (drop_empty(*side) for side in (model, reference))
+    model, reference = ((reach(len(text), of_tokens), nll) for of_tokens, nll in (model, reference))
     ends = np.intersect1d(clean_ends(model[0]), clean_ends(reference[0]))
     begins = np.concatenate([[0], ends[:-1]]).astype(int)
     sides = [sum_pieces(ends, *side) for side in (model, reference)]
@@ -415,10 +415,11 @@ def common_pieces(
     )
 
 
-def drop_empty(offsets: np.ndarray, nll: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Keep the tokens that stand for characters."""
-    filled = offsets[:, 1] > offsets[:, 0]
-    return offsets[filled], nll[filled]
+def reach(length: int, offsets: np.ndarray) -> np.ndarray:
+    """Let the last token reach to the end of a text."""
+    offsets = offsets.copy()
+    offsets[-1:, 1] = length
+    return offsets
 
 
 def clean_ends(offsets: np.ndarray) -> np.ndarray:
@@ -434,7 +435,7 @@ def sum_pieces(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Count tokens (P,) and sum nll (P,) of each piece; NaN where a token of it is unscored."""
     piece = np.searchsorted(ends, offsets[:, 1])
-    inside = piece < len(ends)  # behind the last common cut there may be more
+    inside = piece < len(ends)  # none where the other model has no token
     tokens = np.bincount(piece[inside], minlength=len(ends))
     return tokens, np.bincount(piece[inside], nll[inside], minlength=len(ends))
 

@@ -155,9 +155,8 @@ def report_key_tokens(report: Report, spans: Sequence[np.ndarray]) -> dict:
     """
     nlls = nlls_by_token(report.measurement, report.scores)
     places = [
-        inside[~np.isnan(nll[inside])]
+        np.flatnonzero(tokens_inside(stream.offsets, of_text) & ~stream.added & ~np.isnan(nll))
         for stream, nll, of_text in zip(report.measurement.streams, nlls, spans)
-        for inside in [tokens_inside(stream.offsets, of_text)]
     ]
     of_keys = [nll[inside] for nll, inside in zip(nlls, places)]
     texts = np.repeat(np.arange(len(places)), [len(inside) for inside in places])
@@ -199,14 +198,13 @@ def merge_spans(offsets: np.ndarray) -> np.ndarray:
 
 
 def tokens_inside(offsets: np.ndarray, spans: np.ndarray) -> np.ndarray:
-    """Find the tokens (K,) whose characters all lie in one of the spans.
+    """Tell which tokens (N,) have all their characters in one of the spans.
 
     Args:
         offsets: first and one-past-last character of each token (N, 2).
         spans: ascending spans of characters (M, 2), apart from each other.
     """
     if not len(spans):
-        return np.empty(0, dtype=np.int64)
+        return np.zeros(len(offsets), dtype=bool)
     number = np.searchsorted(spans[:, 0], offsets[:, 0], side="right") - 1
-    inside = (number >= 0) & (offsets[:, 1] <= spans[number, 1])
-    return np.flatnonzero(inside)
+    return (number >= 0) & (offsets[:, 1] <= spans[number, 1])

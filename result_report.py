@@ -218,48 +218,33 @@ def scored_units(
         scored[window.first : window.end] = True
     if scored.sum() < num_scored(windows):  # some of them several times
         return units
-    span = scored_span(text, stream.offsets, scored, stream.begin)
+    num_bytes, num_characters = measure_span(text, stream, scored)
     nlls = np.concatenate([columns["nll"] for columns in scores])
     return units | {
-        "scored_nll": float(nlls[span.tokens[scored]].sum(dtype=np.float64)),
-        "scored_bytes": span.num_bytes,
-        "scored_characters": span.num_characters,
+        "scored_nll": float(nlls[~stream.added[scored]].sum(dtype=np.float64)),
+        "scored_bytes": num_bytes,
+        "scored_characters": num_characters,
     }
 
 
-class Span(NamedTuple):
-    """The part of a text that scored tokens stand for.
-
-    Attributes:
-        tokens: which tokens stand for characters (N,); special ones that were added do not.
-        num_bytes, num_characters: of the tokens that are scored as well.
-    """
-
-    tokens: np.ndarray
-    num_bytes: int
-    num_characters: int
-
-
-def scored_span(text: str, offsets: np.ndarray, scored: np.ndarray, begin: int = 0) -> Span:
-    """Measure what scored tokens stand for, as nanochat's `evaluate_bpb` counts bytes.
+def measure_span(text: str, stream: TokenizedText, scored: np.ndarray) -> tuple[int, int]:
+    """Count bytes and characters that scored tokens stand for, as nanochat's `evaluate_bpb` does.
 
     Characters that no token has, as spaces that a tokenizer drops, go to the token after them, or
     to the last one.  A character that several tokens share goes to the first of them.
 
     Args:
-        offsets: first and one-past-last character of each token (N, 2).
         scored: which tokens are scored (N,).
-        begin: where the text begins, if a start token written at its head does not count.
     """
-    tokens = offsets[:, 1] > offsets[:, 0]
-    ends = np.maximum.accumulate(np.maximum(offsets[:, 1], begin))
-    if tokens.any():
-        ends[np.flatnonzero(tokens)[-1] :] = len(text)
-    starts = np.concatenate([[begin], ends[:-1]])
+    own = ~stream.added
+    ends = np.where(own, stream.offsets[:, 1], 0)
+    ends = np.maximum.accumulate(np.maximum(ends, stream.begin))
+    if own.any():
+        ends[np.flatnonzero(own)[-1] :] = len(text)
+    starts = np.concatenate([[stream.begin], ends[:-1]])
     bytes_before = count_bytes_before(text)
-    counted = scored & tokens
-    return Span(
-        tokens,
+    counted = scored & own
+    return (
         int((bytes_before[ends] - bytes_before[starts])[counted].sum()),
         int((ends - starts)[counted].sum()),
     )
@@ -275,7 +260,7 @@ def count_bytes_before(text: str) -> np.ndarray:
 def num_own_tokens(stream: TokenizedText, windows: list[Window]) -> int:
     """Count tokens that stand for the text: without special ones added to it, unless scored."""
     all_scored = unite((window.first, window.end) for window in windows) == ((0, len(stream)),)
-    return len(stream) - (0 if all_scored else stream.num_added)
+    return len(stream) - (0 if all_scored else int(stream.added.sum()))
 
 
 def token_scores(

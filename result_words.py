@@ -458,8 +458,7 @@ def word_offsets(stream: TokenizedText) -> np.ndarray:
     scored part the characters before the edge are left out.
     """
     offsets = stream.offsets.copy()
-    if stream.num_added:
-        offsets[offsets[:, 0] == offsets[:, 1]] = -1
+    offsets[stream.added] = -1
     if stream.part is not None:
         for (first, _), tail in zip(stream.part.targets, stream.part.tails):
             offsets[first, 0] += len(tail)

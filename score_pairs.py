@@ -375,6 +375,13 @@ class ByteComparison:
 def scored_characters(
     measurement: Measurement, scores: list[list[Columns]]
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Yield characters (N, 2) of each token of a text, and its nll (N,), NaN where unscored."""
+    """Yield characters (N, 2) of each token of a text, and its nll (N,), NaN where unscored.
+
+    Added tokens are left out; a start token written at the head that was dropped comes unscored.
+    """
     for stream, nll in zip(measurement.streams, nlls_by_token(measurement, scores)):
-        yield stream.offsets, nll
+        dropped = [[0, stream.begin]] if stream.begin else np.empty((0, 2), dtype=np.int64)
+        yield (
+            np.concatenate([dropped, stream.offsets[~stream.added]]),
+            np.concatenate([np.full(len(dropped), np.nan), nll[~stream.added]]),
+        )

@@ -30,6 +30,8 @@ from .text_tokenization import (
     concatenate,
     start_token_id,
     tokenize,
+    tokenize_each,
+    untrimmed,
 )
 
 Chat = Sequence[Mapping[str, object]]
@@ -216,7 +218,7 @@ def read_spans(
         ValueError: the tokenizer gives no offsets.
     """
     check_fast(tokenizer)
-    streams = tokenize(tokenizer, list(texts), with_offsets=True, untrimmed=True)
+    streams = tokenize(tokenizer, list(texts), with_offsets=True)
     return [
         replace(stream, part=find_part(text, stream.offsets, of_text))
         for text, stream, of_text in zip(texts, streams, spans)
@@ -248,8 +250,8 @@ def tokenize_apart(
     tokenizer: PreTrainedTokenizerBase, contexts: Sequence[str], texts: Sequence[str]
 ) -> list[TokenizedText]:
     """Tokenize contexts and texts each by themselves, and lay their tokens end to end."""
-    before = tokenize(tokenizer, list(contexts), with_offsets=True, untrimmed=True)
-    after = tokenize(tokenizer, list(texts), with_offsets=True, untrimmed=True)
+    before = tokenize(tokenizer, list(contexts), with_offsets=True)
+    after = tokenize(tokenizer, list(texts), with_offsets=True)
     streams = []
     for context, text, *pair in zip(contexts, texts, before, after):
         stream = concatenate(pair, [context, text])
@@ -274,10 +276,13 @@ def cut_by_lengths(
     whole = [context + text for context, text in zip(contexts, texts)]
     cut = [context.rstrip() for context in contexts]
     start_id = start_token_id(tokenizer, protocol.start_is)
+    encodings = [protocol.encoding if context else "plain" for context in contexts]
+    pairs = zip(
+        tokenize_each(tokenizer, whole, encodings, with_offsets=True),
+        tokenize_each(tokenizer, cut, encodings),
+    )
     streams = []
-    for number, context in enumerate(cut):
-        encoding = protocol.encoding if contexts[number] else "plain"
-        stream, alone = tokenize(tokenizer, [whole[number], context], encoding, True)
+    for number, (stream, alone) in enumerate(pairs):
         first = len(alone) if contexts[number] else int(stream.ids[:1].tolist() == [start_id])
         targets = ((first, len(stream)),) if first < len(stream) else ()
         part = ScoredPart(targets, ((len(contexts[number]), len(whole[number])),), ("",))
@@ -470,10 +475,11 @@ def assistant_spans(
 
 def marked_spans(tokenizer: PreTrainedTokenizerBase, chat: list[Mapping], text: str) -> list[Range]:
     """Find the characters that a template marks with `{% generation %}`."""
-    encoded = tokenizer.apply_chat_template(
-        chat, tokenize=True, return_dict=True, return_assistant_tokens_mask=True
-    )
-    [stream] = tokenize(tokenizer, [text], with_offsets=True, untrimmed=True)
+    with untrimmed(tokenizer):  # else a turn that begins with white space is not found
+        encoded = tokenizer.apply_chat_template(
+            chat, tokenize=True, return_dict=True, return_assistant_tokens_mask=True
+        )
+    [stream] = tokenize(tokenizer, [text], with_offsets=True)
     edges = np.flatnonzero(np.diff([0, *encoded["assistant_masks"], 0])).tolist()
     return [
         (int(stream.offsets[first, 0]), int(stream.offsets[end - 1, 1]))

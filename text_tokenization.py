@@ -1,14 +1,14 @@
 """From texts to token ids: what is encoded, which start token there is, what is joined.
 
 Knows tokenizers, not models.  Arrays are numpy's: ids (N,), offsets (N, 2) in characters of the
-original text.
+original text, the white space that a token stands for among them.
 """
 
+import json
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import groupby
 
 import numpy as np
 import xxhash
@@ -67,14 +67,15 @@ class TokenizedText:
         ids: token ids (N,), without the start token.
         offsets: first and one-past-last character of each token (N, 2), or None where the
             tokenizer does not say.
-        num_added: how many of the ids are special tokens that the tokenizer added by itself.
+        added: which of the ids are special tokens that stand for nothing in the text (N,): the
+            tokenizer, or the protocol, has added them.
         begin: characters at the head of the text that a dropped start token stands for.
         part: what of the text is scored; None for all of it.
     """
 
     ids: np.ndarray
     offsets: np.ndarray | None
-    num_added: int
+    added: np.ndarray
     begin: int = 0
     part: ScoredPart | None = None
 
@@ -86,7 +87,7 @@ class TokenizedText:
         return TokenizedText(
             self.ids[1:],
             None if self.offsets is None else self.offsets[1:],
-            self.num_added,
+            self.added[1:],
             begin,
             None if self.part is None else self.part.without_first(),
         )
@@ -103,12 +104,8 @@ def prepends_start_token(tokenizer: PreTrainedTokenizerBase) -> bool:
     """Return whether the tokenizer itself puts its start token before a text that it encodes."""
     if tokenizer.bos_token_id is None:
         return False
-    with unchanged(tokenizer):
-        encoded = tokenizer("a", padding=False, truncation=False)["input_ids"]
-        plain = tokenizer("a", padding=False, truncation=False, add_special_tokens=False)[
-            "input_ids"
-        ]
-    return len(encoded) > len(plain) and encoded[0] == tokenizer.bos_token_id
+    [encoded] = tokenize(tokenizer, ["a"], "default")
+    return bool(encoded.added[:1].any()) and encoded.ids[0] == tokenizer.bos_token_id
 
 
 def start_token_id(tokenizer: PreTrainedTokenizerBase, kind: str) -> int | None:
@@ -157,10 +154,9 @@ def choose_start(
 
 def tokenize(
     tokenizer: PreTrainedTokenizerBase,
-    texts: list[str],
+    texts: Sequence[str],
     encoding: str = "plain",
     with_offsets: bool = False,
-    untrimmed: bool = False,
 ) -> list[TokenizedText]:
     """Encode each text, untruncated, without padding.
 
@@ -169,35 +165,38 @@ def tokenize(
             "default once" with them unless the text itself begins with the start token, "lines"
             for every line alone with the end-of-text token after it.
         with_offsets: keep character offsets, where the tokenizer gives them.
-        untrimmed: count white space that a token stands for among its characters, also where the
-            tokenizer leaves it out of its offsets; for the encoding "plain".
     """
     if encoding == "lines":
         return [tokenize_lines(tokenizer, text, with_offsets) for text in texts]
     if encoding == "default once":
         start = tokenizer.bos_token or tokenizer.eos_token or "\0"
-        return [
-            text
-            for begins_with_start, group in groupby(texts, key=lambda text: text.startswith(start))
-            for text in tokenize(
-                tokenizer, list(group), "plain" if begins_with_start else "default", with_offsets
-            )
-        ]
-    with unchanged(tokenizer):
-        if untrimmed and tokenizer.is_fast and tokenizer.backend_tokenizer.post_processor:
-            # Without special tokens all that it does is trim.
-            untrimming = processors.ByteLevel(trim_offsets=False)
-            tokenizer.backend_tokenizer.post_processor = untrimming
+        encodings = ["plain" if text.startswith(start) else "default" for text in texts]
+        return tokenize_each(tokenizer, texts, encodings, with_offsets)
+    with_offsets = with_offsets and tokenizer.is_fast
+    with untrimmed(tokenizer) if with_offsets else unchanged(tokenizer):
         return [
             stream
             for first in range(0, len(texts), TEXTS_PER_CALL)
             for stream in _encode(
-                tokenizer,
-                texts[first : first + TEXTS_PER_CALL],
-                encoding == "default",
-                with_offsets and tokenizer.is_fast,
+                *(tokenizer, list(texts[first : first + TEXTS_PER_CALL])),
+                *(encoding == "default", with_offsets),
             )
         ]
+
+
+def tokenize_each(
+    tokenizer: PreTrainedTokenizerBase,
+    texts: Sequence[str],
+    encodings: Sequence[str],
+    with_offsets: bool = False,
+) -> list[TokenizedText]:
+    """Encode each text in an encoding of its own, all that have the same one in one call."""
+    streams = {}
+    for encoding in sorted(set(encodings)):
+        places = [place for place, of_text in enumerate(encodings) if of_text == encoding]
+        chosen = [texts[place] for place in places]
+        streams |= zip(places, tokenize(tokenizer, chosen, encoding, with_offsets))
+    return [streams[place] for place in range(len(texts))]
 
 
 def _encode(
@@ -212,14 +211,27 @@ def _encode(
         return_attention_mask=False,
         return_token_type_ids=False,
         return_offsets_mapping=with_offsets,
+        return_special_tokens_mask=special and tokenizer.is_fast,
         verbose=False,  # "Token indices sequence length is longer than…" is no news here
     )
-    num_added = tokenizer.num_special_tokens_to_add() if special else 0
     offsets = encoded["offset_mapping"] if with_offsets else [None] * len(texts)
-    for ids, spans in zip(encoded["input_ids"], offsets):
+    for number, (ids, spans) in enumerate(zip(encoded["input_ids"], offsets)):
+        added = np.zeros(len(ids), dtype=bool)
+        if special and tokenizer.is_fast:
+            added[:] = encoded["special_tokens_mask"][number]
+        elif special:
+            head, tail = added_around(tokenizer)
+            added[:head] = added[len(ids) - tail :] = True
         if spans is not None:
             spans = np.asarray(spans, dtype=np.int64).reshape(-1, 2)
-        yield TokenizedText(np.asarray(ids, dtype=np.int64), spans, num_added)
+        yield TokenizedText(np.asarray(ids, dtype=np.int64), spans, added)
+
+
+def added_around(tokenizer: PreTrainedTokenizerBase) -> tuple[int, int]:
+    """Count the special tokens that a slow tokenizer puts before and after a text."""
+    mark = -1  # no id of any token
+    built = tokenizer.build_inputs_with_special_tokens([mark])
+    return built.index(mark), len(built) - built.index(mark) - 1
 
 
 def tokenize_lines(
@@ -244,30 +256,34 @@ def tokenize_lines(
         offsets = part.offsets
         if offsets is not None:
             offsets = np.concatenate([offsets, [[len(line), len(line)]]])
-        parts.append(TokenizedText(np.append(part.ids, tokenizer.eos_token_id), offsets, 1))
+        ids, added = np.append(part.ids, tokenizer.eos_token_id), np.append(part.added, True)
+        parts.append(TokenizedText(ids, offsets, added))
     return concatenate(parts, lines)
 
 
 def concatenate(parts: list[TokenizedText], texts: list[str]) -> TokenizedText:
     """Join the tokens of several texts into one stream; offsets count through `texts` joined."""
     ids = np.concatenate([part.ids for part in parts])
-    num_added = sum(part.num_added for part in parts)
+    added = np.concatenate([part.added for part in parts])
     if any(part.offsets is None for part in parts):
-        return TokenizedText(ids, None, num_added)
+        return TokenizedText(ids, None, added)
     starts = np.cumsum([0] + [len(text) for text in texts[:-1]])
     offsets = np.concatenate([part.offsets + start for part, start in zip(parts, starts)])
-    return TokenizedText(ids, offsets, num_added)
+    return TokenizedText(ids, offsets, added)
 
 
 def without_start_token(
     tokenizer: PreTrainedTokenizerBase, start_id: int, text: str, stream: TokenizedText
 ) -> TokenizedText:
-    """Drop a start token written out at the head of the text, so that there are never two."""
-    if len(stream) == 0 or stream.ids[0] != start_id:
-        return stream
+    """Drop a start token written out at the head of the text, so that there are never two.
+
+    The id alone does not tell: it may be that of unknown words as well.
+    """
     written = tokenizer.convert_ids_to_tokens(start_id)
-    _, mark, remainder = text.partition(written)
-    return stream.without_first(begin=len(text) - len(remainder) if mark else 0)
+    is_written = text.lstrip().startswith(written)
+    if len(stream) == 0 or stream.ids[0] != start_id or not is_written:
+        return stream
+    return stream.without_first(begin=text.index(written) + len(written))
 
 
 def tokenizer_vocabulary(tokenizer: PreTrainedTokenizerBase) -> dict[int, str]:
@@ -300,6 +316,28 @@ def unchanged(tokenizer: PreTrainedTokenizerBase) -> Iterator[None]:
         backend.no_padding() if padding is None else backend.enable_padding(**padding)
         if post_processor is not None:
             backend.post_processor = post_processor
+
+
+@contextmanager
+def untrimmed(tokenizer: PreTrainedTokenizerBase) -> Iterator[None]:
+    """Let a fast tokenizer count all characters of its tokens; restore it afterwards.
+
+    With `trim_offsets` it leaves white space out, and tokens of nothing else stand for nothing.
+    """
+    with unchanged(tokenizer):
+        backend = tokenizer.backend_tokenizer
+        state = backend.post_processor and backend.post_processor.__getstate__()
+        if state and b'"trim_offsets":true' in state:
+            # Only so can one be changed that is part of a sequence.
+            whole = processors.ByteLevel()
+            whole.__setstate__(json.dumps(json.loads(state, object_hook=_keep_all)).encode())
+            backend.post_processor = whole
+        yield
+
+
+def _keep_all(settings: dict) -> dict:
+    """Switch `trim_offsets` off in the settings of a post-processor."""
+    return settings | {"trim_offsets": False} if "trim_offsets" in settings else settings
 
 
 def token_texts(tokenizer: PreTrainedTokenizerBase, tokens: Sequence[str]) -> list[str]:

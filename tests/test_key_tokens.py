@@ -41,13 +41,13 @@ def test_merging_and_overlap_are_the_packages():
         assert merged.tolist() == longppl.merge_intervals(torch.tensor(keys)).tolist()
         # Theirs are places in losses, one less than places of tokens; the first has none.
         theirs = [place + 1 for place in longppl.cal_overlap(tokens.tolist(), merged.tolist())]
-        assert tokens_inside(tokens, merged).tolist() == theirs
+        assert np.flatnonzero(tokens_inside(tokens, merged)).tolist() == theirs
 
 
 def test_the_interval_is_not_below_one():
     """Of one hard text among easy ones."""
     offsets = np.stack([np.arange(60), np.arange(1, 61)], axis=1)
-    streams = [TokenizedText(np.arange(60), offsets, 0)] * 12
+    streams = [TokenizedText(np.arange(60), offsets, np.zeros(60, bool))] * 12
     measurement = SimpleNamespace(streams=streams, windows=[[Window(0, 0, 60, True)]] * 12)
     scores = [[{"nll": np.full(60, mean)}] for mean in [0.01] * 11 + [2.0]]
     report = SimpleNamespace(measurement=measurement, scores=scores)

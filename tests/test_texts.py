@@ -11,7 +11,8 @@ from perplexity_sliding.protocols import (
     count_words_and_lines,
     detokenize_wikitext,
 )
-from perplexity_sliding.result_report import count_bytes_before, scored_span
+from perplexity_sliding.result_report import count_bytes_before, measure_span
+from perplexity_sliding.text_tokenization import TokenizedText
 
 # ---- words
 
@@ -69,34 +70,41 @@ def test_bytes_before_each_character(text):
     assert count_bytes_before(text).tolist() == expected
 
 
+def stream_of(offsets, added=(), begin=0):
+    """Tokens with these characters, some of which were added."""
+    ids = np.zeros(len(offsets), dtype=int)
+    return TokenizedText(ids, np.array(offsets), np.isin(np.arange(len(ids)), added), begin)
+
+
 def test_all_tokens_stand_for_the_whole_text():
     """Even where the tokenizer leaves spaces out, and added special tokens."""
-    offsets = np.array([[0, 0], [2, 4], [5, 7], [8, 10], [0, 0]])
+    stream = stream_of([[0, 0], [2, 4], [5, 7], [8, 10], [0, 0]], added=[0, 4])
     text = "  né 漢字 🙂!  "
-    span = scored_span(text, offsets, np.ones(5, bool))
-    assert span.tokens.tolist() == [False, True, True, True, False]
-    assert (span.num_bytes, span.num_characters) == (len(text.encode()), len(text))
+    assert measure_span(text, stream, np.ones(5, bool)) == (len(text.encode()), len(text))
 
 
 def test_only_scored_tokens_count():
     text = "  né 漢字 🙂!  "
-    offsets = np.array([[2, 4], [5, 7], [8, 10]])
+    stream = stream_of([[2, 4], [5, 7], [8, 10]])
     parts = ["  né", " 漢字", " 🙂!  "]
     for number, part in enumerate(parts):
         scored = np.arange(3) == number
-        span = scored_span(text, offsets, scored)
-        assert (span.num_bytes, span.num_characters) == (len(part.encode()), len(part))
+        assert measure_span(text, stream, scored) == (len(part.encode()), len(part))
 
 
 def test_a_character_of_several_tokens_counts_once():
     text = "a🙂b"
-    offsets = np.array([[0, 1], [1, 2], [1, 2], [1, 2], [1, 2], [2, 3]])
-    span = scored_span(text, offsets, np.ones(6, bool))
-    assert span.tokens.all()
-    assert (span.num_bytes, span.num_characters) == (6, 3)
+    stream = stream_of([[0, 1], [1, 2], [1, 2], [1, 2], [1, 2], [2, 3]])
+    assert measure_span(text, stream, np.ones(6, bool)) == (6, 3)
 
 
 def test_a_start_token_written_at_the_head_does_not_count():
-    text = "<s> ab c"
-    span = scored_span(text, np.array([[4, 6], [7, 8]]), np.ones(2, bool), begin=3)
-    assert (span.num_bytes, span.num_characters) == (5, 5)
+    stream = stream_of([[4, 6], [7, 8]], begin=3)
+    assert measure_span("<s> ab c", stream, np.ones(2, bool)) == (5, 5)
+
+
+def test_what_a_tokenizer_drops_between_texts_is_the_next_tokens():
+    """Of two joined texts each with an added token, the first with a space that has no token."""
+    text, stream = "ab cd", stream_of([[0, 0], [0, 2], [3, 3], [3, 5]], added=[0, 2])
+    assert measure_span(text, stream, np.ones(4, bool)) == (5, 5)
+    assert measure_span(text, stream, np.arange(4) == 3) == (3, 3)
