@@ -334,10 +334,10 @@ def report_request(
     """
     reports, extras = scored.reports, request.extras
     if request.gives_list:
-        return {
-            "measurements": list_reports(scored.planned, reports, extras),
-            "num_forward_tokens": scored.num_forward_tokens,
-        }
+        measurements = list_reports(scored.planned, reports, extras)
+        first = next(entry for entry in measurements if "error" not in entry)
+        together = {"num_forward_tokens": scored.num_forward_tokens}
+        return first | together | {"measurements": measurements}
     result = reports[0].result(extras)
     result |= report_curves(reports, request.long_context, scored.num_forward_tokens)
     if request.key_rule is None:

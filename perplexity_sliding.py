@@ -175,8 +175,10 @@ Args:
 
 Returns:
     dict of plain Python numbers:
+        protocol, max_length, stride, add_start_token, model: the settings as they were carried out:
+            what a default stood for, and the model's name.
         perplexities (list of float): of each text.
-        tokens_per_text (list of int): tokens scored in each.
+        num_tokens_per_text (list of int): tokens scored in each.
         mean_perplexity (float): their mean, as in the stock metric.
         perplexity (float): of all texts together: exp(total_nll / num_tokens), unless the
             protocol aggregates in another way.
@@ -194,18 +196,18 @@ Returns:
             tokenizer says which these are; else unscored tokens count as average ones. Words are
             counted as the protocol's tool does; without any, word_perplexity is None.
         adjusted_perplexity (float): per original word, with `word_counts`.
-        context_tokens (int): tokens that are read as context alone, with `contexts`, `score_spans`
+        num_context_tokens (int): tokens that are read as context alone, with `contexts`, `score_spans`
             or chats.
         word_scores (list of dict): with `words`, for each text the equally long lists words,
             offsets (characters of the text as it is read, context included), nll (sum over the
             word's tokens, nats), surprisal (nats, the space booked on the word that it ends; both
-            are None where a part of the word is not scored), boundary (what the space after the
+            are None where a part of the word is not scored), space_nll (what the space after the
             word costs of that), entropy (nats, of the prediction of its first token), num_tokens,
             and context_length (tokens that its first token sees).
         tool_stderr (float): the ± that the tool prints, with protocols that have one.
-        by_context (list of dict): with `context_lengths`, for each, ascending: context_length,
+        by_context_length (list of dict): with `context_lengths`, for each, ascending: context_length,
             perplexity, interval, nll (mean), num_tokens; and, but for the longest,
-            ratio_to_longest: perplexity_ratio with its paired interval and pvalue. The tokens are
+            ratio_to_longest: the paired ratio, with interval, pvalue and sample. The tokens are
             those that see at least the longest less a stride, and as many less elsewhere.
         by_position (list of dict): with `positions`, for each bin with a scored token: first and
             last place, nll (mean), interval, cumulative_nll (mean of all up to `last`),
@@ -232,15 +234,15 @@ Returns:
         comparison (dict): with a reference, what separates the model from it; intervals are of 95 %
             confidence, from texts or parts of texts, None where the text is too little:
             verdict ("worse", "better", "no clear difference", "within 1 %"), summary (a sentence),
-            within_margin; perplexity_ratio with interval and p-value, correlation; of the reference
+            within_margin; perplexity_ratio (ratio, interval, pvalue, sample), correlation; of the reference
             reference_perplexity, reference_perplexities, reference_bits_per_byte and
             reference_signature; kl and kl_reverse (divergence of the model from the reference and the other
-            way, in nats), kl_percentiles, infinite_kl (tokens), kl_largest_part (share of one text
+            way, in nats), kl_percentiles, num_infinite_kl (tokens), kl_largest_part (share of one text
             in the sum), outside_mass (probability of ids that only one of them has);
             token_agreement (chance of the same sampled token), same_top, accuracy,
             reference_accuracy, accuracy_change, right_to_wrong, wrong_to_right; delta_p,
-            delta_p_percentiles, rms_delta_p (change of the probability of the text's tokens); by_confidence, by_context (kl and log_ratio of groups
-            of tokens); worst_tokens; tool_stderr, the ± that llama.cpp prints, with its protocol.
+            delta_p_percentiles, rms_delta_p (change of the probability of the text's tokens); by_confidence, by_tokens_seen (kl and log_ratio of groups
+            of tokens); worst_tokens; tool_stderrs, the ± that llama.cpp prints, with its protocol.
             `token_scores` gain reference_nll, kl, top and reference_top. Where the tokenizers
             differ, `compared` is "bytes" instead of "tokens": bits_per_byte of both over the pieces
             of text that both cut, and byte_perplexity_ratio in the place of all that.
@@ -250,11 +252,12 @@ Returns:
         signature, signature_short (str): what was measured, and how. Equal ones with equal texts
             mean equal numbers up to rounding; `+modified` behind the model's name says that hooks
             or code of the caller's own run in it, for which no digest can vouch.
-        measurements (list of dict): where `protocol`, `max_length` or `stride` is a list, in place
-            of all these: for each combination its protocol, max_length and stride with what a
-            single call would give, or with the `error` that refuses it; and, for every one after
-            the first, `ratio_to_first`: perplexity_ratio with its paired interval and p-value.
-            `num_forward_tokens` beside it counts what was read for all of them.
+        measurements (list of dict): where `protocol`, `max_length` or `stride` is a list: for each
+            combination what a single call would give, or its protocol, max_length and stride with
+            the `error` that refuses it; and, for every one after the first, `ratio_to_first`: the
+            paired ratio of its perplexity to the first's, with interval, pvalue and sample. The
+            other keys are the first's; `num_forward_tokens` beside them counts what was read for
+            all of them.
 
 Raises:
     TypeError, ValueError: bad arguments or texts; nothing is computed and texts that were added

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from .result_uncertainty import Blocks, Estimate, estimate_ratio, share_interval
+from .result_uncertainty import Blocks, Estimate, as_ratio, estimate_ratio, share_interval
 
 # Bounds of the reference's probability of its likeliest token, as exllamav3's qbench has them: where
 # the reference wavers itself, any change moves much; where it is sure, only damage does.
@@ -106,8 +106,7 @@ def compare(
     """Compute what separates a model from its reference.
 
     Args:
-        ratio: `perplexity_ratio`, `interval`, `pvalue` and `sample`, see
-            `results.ratio_of_perplexities`.
+        ratio: of the perplexities, see `ratio_of_perplexities`.
         block_tokens: fewest scored tokens in a part of a text that is taken as independent.
         margin: how much worse the model may be: 0.01 allows a perplexity that is 1 % higher.
 
@@ -120,17 +119,15 @@ def compare(
     check_outside_mass(scores)
     clusters = PairedClusters(scores, block_tokens)
     return {
-        **judge(ratio["perplexity_ratio"], ratio["interval"], margin, "perplexity"),
-        "perplexity_ratio": ratio["perplexity_ratio"],
-        "perplexity_ratio_interval": ratio["interval"],
-        "perplexity_ratio_pvalue": ratio["pvalue"],
+        **judge(ratio["ratio"], ratio["interval"], margin, "perplexity"),
+        "perplexity_ratio": ratio,
         "interval_sample": ratio["sample"],
         "correlation": correlation(scores["nll"], scores["reference_nll"]),
         **divergences(scores, clusters),
         **agreement(scores, clusters),
         **changes_of_probability(scores, clusters),
         "by_confidence": list(by_confidence(scores, clusters)),
-        "by_context": list(by_context(scores, clusters)),
+        "by_tokens_seen": list(by_tokens_seen(scores, clusters)),
     }
 
 
@@ -213,7 +210,7 @@ def divergences(scores: PairedScores, clusters: PairedClusters) -> dict:
         "kl_percentiles": percentiles(kl),
         # a mean that one text makes up is no more certain than that text
         "kl_largest_part": float(sums.max() / sums.sum()) if 0 < sums.sum() < math.inf else None,
-        "infinite_kl": int(np.isinf(kl).sum()),
+        "num_infinite_kl": int(np.isinf(kl).sum()),
         "outside_mass": {
             "model": float(scores["outside"].mean()),
             "reference": float(scores["reference_outside"].mean()),
@@ -267,7 +264,7 @@ def by_confidence(scores: PairedScores, clusters: PairedClusters) -> Iterator[di
         yield from group_of_tokens(scores, clusters, group == number, low, high)
 
 
-def by_context(scores: PairedScores, clusters: PairedClusters) -> Iterator[dict]:
+def by_tokens_seen(scores: PairedScores, clusters: PairedClusters) -> Iterator[dict]:
     """Yield divergence and change by the number of tokens that a prediction sees, doubling."""
     group = np.frexp(scores.contexts)[1]  # 1, 2-3, 4-7, …
     for number in np.unique(group).tolist():
@@ -471,16 +468,14 @@ def compare_bytes(
     estimate = estimate_ratio(nll - reference_nll, sizes)
     bits, reference_bits = (nats.sum() / sizes.sum() / math.log(2) for nats in (nll, reference_nll))
     interval = plain_interval(estimate)
-    ratio_interval = interval and [math.exp(bound) for bound in interval]
+    ratio = as_ratio(estimate, clusters.sample)
     return {
-        **judge(math.exp(estimate.value), ratio_interval, margin, "perplexity per byte"),
+        **judge(ratio["ratio"], ratio["interval"], margin, "perplexity per byte"),
         "bits_per_byte": float(bits),
         "reference_bits_per_byte": float(reference_bits),
         "bits_per_byte_change": estimate.value / math.log(2),
         "bits_per_byte_change_interval": interval and [bound / math.log(2) for bound in interval],
-        "byte_perplexity_ratio": math.exp(estimate.value),
-        "byte_perplexity_ratio_interval": ratio_interval,
-        "byte_perplexity_ratio_pvalue": estimate.pvalue,
+        "byte_perplexity_ratio": ratio,
         "interval_sample": clusters.sample,
-        "compared_bytes": int(sizes.sum()),
+        "num_compared_bytes": int(sizes.sum()),
     }

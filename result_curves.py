@@ -18,8 +18,8 @@ from .model_loading import UNLIMITED_WINDOW, ContextLimit
 from .plan import Corpus, contexts_by_token, nlls_by_token, plan_measurement
 from .request_checks import Setting, check_choice, check_knob, check_whole_number
 from .result_report import Report
-from .result_totals import exp, nll_interval, perplexity_interval
-from .result_uncertainty import Blocks, Estimate, estimate_ratio
+from .result_totals import nll_interval, perplexity_interval
+from .result_uncertainty import Blocks, Estimate, as_ratio, estimate_ratio, exp
 
 # Times that "doubling" halves the longest context, unless the stride sets an end before.
 MOST_HALVINGS = 3
@@ -163,7 +163,7 @@ def report_curves(
     """Build the keys of a result that answer what was asked; the first report is the result's."""
     result: dict[str, object] = {}
     if long_context.context_lengths is not None:
-        result["by_context"] = report_contexts(reports)
+        result["by_context_length"] = report_contexts(reports)
         result["num_forward_tokens"] = num_forward_tokens
     if long_context.positions is not None:
         result |= report_positions(reports[0], long_context.positions)
@@ -237,13 +237,15 @@ def summarize_contexts(
     blocks = Blocks.of(
         [len(seen) for seen in contexts], texts, places, [np.ones(len(places)), *columns]
     )
-    tokens, *sums = blocks.clusters(longest).sums.T
+    clusters = blocks.clusters(longest)
+    tokens, *sums = clusters.sums.T
     summaries = []
     for length, nll in zip(context_lengths, sums):
         estimate = estimate_ratio(nll, tokens)
         summaries.append({"context_length": length, **as_perplexity(estimate, len(places))})
         if length != longest:
-            summaries[-1]["ratio_to_longest"] = as_ratio(estimate_ratio(nll - sums[-1], tokens))
+            difference = estimate_ratio(nll - sums[-1], tokens)
+            summaries[-1]["ratio_to_longest"] = as_ratio(difference, clusters.sample)
     return summaries
 
 
@@ -326,16 +328,3 @@ def as_perplexity(estimate: Estimate, num_tokens: int) -> dict:
         "nll": estimate.value,
         "num_tokens": num_tokens,
     }
-
-
-def as_ratio(estimate: Estimate) -> dict:
-    """Describe a mean difference of nlls as the ratio of two perplexities."""
-    return {
-        "perplexity_ratio": exp(estimate.value),
-        "interval": exp_interval(estimate),
-        "pvalue": estimate.pvalue,
-    }
-
-
-def exp_interval(estimate: Estimate) -> list[float] | None:
-    return None if estimate.interval is None else [exp(end) for end in estimate.interval]

@@ -18,8 +18,8 @@ from .plan import Corpus, nlls_by_token, plan_measurement
 from .protocols import Protocol
 from .request_checks import Setting, check_whole_number
 from .result_report import Report
-from .result_totals import exp, perplexity_interval
-from .result_uncertainty import Blocks, estimate_ratio
+from .result_totals import perplexity_interval
+from .result_uncertainty import Blocks, estimate_ratio, exp
 from .score_measures import NegativeLogLikelihood
 from .score_runner import Session
 from .text_tokenization import TokenizedText

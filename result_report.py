@@ -111,9 +111,20 @@ class Report:
         planned = [PlannedWindow(0, w, start_id if w.start_token else None) for w in windows]
         return count_inputs(merge_windows(planned, self.model.prefixes_agree)[0])
 
+    def settings(self) -> dict[str, object]:
+        """Name what was asked for as it was carried out: of `None` what it stood for."""
+        plan = self.measurement.plan
+        return {
+            "protocol": plan.protocol.name,
+            "max_length": plan.max_length,
+            "stride": plan.stride,
+            "add_start_token": False if plan.start == "none" else plan.start,
+            "model": self.model.name,
+        }
+
     def result(self, extras: Extras) -> dict:
         """Build what a call returns; see the metric's documentation."""
-        result = self.totals.result()
+        result = self.settings() | self.totals.result()
         if extras.with_totals:
             result["totals"] = self.totals
         if extras.with_text_totals:
@@ -148,10 +159,8 @@ def list_reports(
         if isinstance(outcome, ValueError):
             entries.append(setting.describe() | {"error": str(outcome)})
             continue
-        plan = outcome.plan
         report = next(waiting)
-        entry = Setting(plan.protocol, plan.max_length, plan.stride).describe()
-        entry |= report.result(extras)
+        entry = report.result(extras)
         if report is not reports[0]:
             entry["ratio_to_first"] = ratio_of_perplexities(report.totals, reports[0].totals)
         entries.append(entry)

@@ -19,7 +19,7 @@ import numpy as np
 from .digests import TextsDigest
 from .protocols import Aggregate, ToolError
 from .result_storage import from_checked_json, to_checked_json
-from .result_uncertainty import Blocks, Clusters, Estimate, estimate_ratio, jackknife
+from .result_uncertainty import Blocks, Clusters, Estimate, estimate_ratio, exp, jackknife
 
 # A mean above this many nats makes Megatron-LM print exp(20).
 MEGATRON_CAP = 20.0
@@ -60,14 +60,6 @@ class TextScores:
     scored_bytes: int | None = None
     scored_characters: int | None = None
     num_context: int = 0
-
-
-def exp(value: float) -> float:
-    """Return e^value, or inf where that is too large for a float."""
-    try:
-        return math.exp(value)
-    except OverflowError:
-        return math.inf
 
 
 def nll_interval(estimate: Estimate, cap: float = math.inf) -> list[float] | None:
@@ -308,7 +300,7 @@ class Totals:
         known = has_interval and math.isfinite(perplexity) and estimate.value < self.aggregation.cap
         result = {
             "perplexities": perplexities,
-            "tokens_per_text": tokens.astype(int).tolist(),
+            "num_tokens_per_text": tokens.astype(int).tolist(),
             "mean_perplexity": mean_perplexity,
             "perplexity": perplexity,
             "perplexity_stderr": perplexity * estimate.stderr if known else None,
@@ -321,7 +313,7 @@ class Totals:
             "num_forward_tokens": self.counts["forward tokens"],
         }
         if self.aggregation.has_context:
-            result["context_tokens"] = self.counts["context tokens"]
+            result["num_context_tokens"] = self.counts["context tokens"]
         result |= self._per_unit()
         if self.aggregation.word_counts_given:
             result["adjusted_perplexity"] = self._adjusted_perplexity(total / count)
@@ -422,7 +414,7 @@ def ratio_of_perplexities(totals: Totals, first: Totals) -> dict:
     separator or start token shifts them by a token or two.
 
     Returns:
-        "perplexity_ratio"; "interval" of 95 % confidence, "pvalue" of a ratio other than 1 by
+        "ratio"; "interval" of 95 % confidence, "pvalue" of a ratio other than 1 by
         chance, and "sample", what was taken as independent: None where that is too little.
     """
     log_ratio = totals.estimate()[0].value - first.estimate()[0].value
@@ -435,7 +427,7 @@ def ratio_of_perplexities(totals: Totals, first: Totals) -> dict:
         estimate = jackknife(value - first_value, without - first_without, shares)
     known = estimate is not None and estimate.interval is not None
     return {
-        "perplexity_ratio": None if math.isnan(log_ratio) else exp(log_ratio),
+        "ratio": None if math.isnan(log_ratio) else exp(log_ratio),
         "interval": [exp(bound) for bound in estimate.interval] if known else None,
         "pvalue": estimate.pvalue if known else None,
         "sample": clusters[0].sample if known else None,

@@ -323,3 +323,27 @@ def share_interval(hits: np.ndarray, counts: np.ndarray) -> tuple[float, float] 
     reach = math.sqrt(squared * (share * (1 - share) / size + squared / (4 * size**2)))
     reach /= 1 + squared / size
     return middle - reach, middle + reach
+
+
+def exp(value: float) -> float:
+    """Return e^value, or inf where that is too large for a float."""
+    try:
+        return math.exp(value)
+    except OverflowError:
+        return math.inf
+
+
+def as_ratio(log_ratio: Estimate, sample: str) -> dict:
+    """Describe the estimate of a difference of mean nlls as the ratio of two perplexities.
+
+    Returns:
+        `ratio`, its 95 % `interval`, the `pvalue` of it being 1, and the `sample`, what was taken as
+        independent: None but for the ratio where there is too little text.
+    """
+    interval = log_ratio.interval
+    return {
+        "ratio": exp(log_ratio.value),
+        "interval": None if interval is None else [exp(bound) for bound in interval],
+        "pvalue": log_ratio.pvalue,
+        "sample": None if interval is None else sample,
+    }

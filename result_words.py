@@ -398,7 +398,7 @@ class WordScoring:
             "offsets": [list(span) for span in spans],
             "nll": nll,
             "surprisal": nll if self.correction is None else surprisal,
-            "boundary": [
+            "space_nll": [
                 None if word is None else number_or_none(closing[word[1]]) for word in words
             ],
             "entropy": [

@@ -245,7 +245,7 @@ class TokenComparison:
         ratio = ratio_of_perplexities(report.totals, of_reference)
         result = compare(scores, ratio, plan.max_length, self.margin)
         if plan.protocol.error == "population":
-            result["tool_stderr"] = tool_errors(scores)
+            result["tool_stderrs"] = tool_errors(scores)
         return {
             "compared": "tokens",
             **result,

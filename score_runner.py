@@ -24,7 +24,7 @@ from .plan_windows import (
     merge_windows,
 )
 from .request_checks import name_positions
-from .result_totals import exp
+from .result_uncertainty import exp
 from .score_checkpoint import Checkpoint
 from .score_distributed import Processes
 from .score_measures import Measure

@@ -68,10 +68,10 @@ def many_lengths(setup: Setup, number: int, repetitions: int) -> dict:
 
 
 def one_context(
-    setup: Setup, num_texts: int, text_tokens: int, context_tokens: int, repetitions: int
+    setup: Setup, num_texts: int, text_tokens: int, num_context_tokens: int, repetitions: int
 ) -> dict:
     """Short texts after one context: read once, with every text, and by lm-evaluation-harness."""
-    context = make_text(context_tokens, setup.vocabulary, seed=num_texts)
+    context = make_text(num_context_tokens, setup.vocabulary, seed=num_texts)
     texts = [" " + make_text(text_tokens, setup.vocabulary, seed) for seed in range(num_texts)]
 
     def ours() -> dict:
@@ -86,7 +86,7 @@ def one_context(
         harness = Harness(setup.model, setup.tokenizer, batch_size=16)
         contenders["lm-eval, batch 16"] = lambda: harness.after_context(context, texts)
     return measure(
-        f"{num_texts} texts of {text_tokens} tokens after a context of {context_tokens}",
+        f"{num_texts} texts of {text_tokens} tokens after a context of {num_context_tokens}",
         contenders,
         repetitions,
         number="total_nll",

@@ -32,7 +32,7 @@ def draw_comparison(report: dict) -> Figure:
     for axes in places.flat:
         axes.spines[["top", "right"]].set_visible(False)
     nll, reference_nll, kl = scored_columns(report)
-    groups = report["comparison"]["by_context"]
+    groups = report["comparison"]["by_tokens_seen"]
     draw_groups(places[0, 0], groups, "kl", "KL divergence, nats")
     draw_groups(places[1, 0], groups, "log_ratio", "change of nll, nats per token")
     draw_pairs(places[0, 1], nll, reference_nll)
@@ -96,13 +96,15 @@ def draw_candidates(rows: Sequence[dict]) -> Figure:
     with_kl = all("kl" in row["comparison"] for row in rows)
     prefix = "" if with_kl else "byte_"
     figure = Figure(figsize=(8, 1.6 + 0.4 * len(rows)), layout="constrained")
-    measures = [(f"{prefix}perplexity_ratio", "perplexity, × reference")]
+    comparisons = [row["comparison"] for row in rows]
+    ratios = [comparison[f"{prefix}perplexity_ratio"] for comparison in comparisons]
+    measures = [("perplexity, × reference", [(r["ratio"], r["interval"]) for r in ratios])]
     if with_kl:
-        measures.append(("kl", "KL divergence, nats"))
-    for number, (name, label) in enumerate(measures):
+        measures.append(("KL divergence, nats", [(c["kl"], c["kl_interval"]) for c in comparisons]))
+    for number, (label, measured) in enumerate(measures):
         axes = new_axes(figure, "x") if len(measures) == 1 else side(figure, number)
-        values = [row["comparison"][name] for row in rows]
-        spans = [row["comparison"][f"{name}_interval"] or [v, v] for row, v in zip(rows, values)]
+        values = [value for value, _ in measured]
+        spans = [interval or [value, value] for value, interval in measured]
         reach = [
             [max(0.0, value - low) for value, (low, _) in zip(values, spans)],
             [max(0.0, high - value) for value, (_, high) in zip(values, spans)],
@@ -111,9 +113,9 @@ def draw_candidates(rows: Sequence[dict]) -> Figure:
         axes.set_yticks(range(len(rows)), [row["name"] for row in rows] if number == 0 else [])
         axes.set_ylim(len(rows) - 0.5, -0.5)
         axes.set_xlabel(f"{label}\n(bars: 95 % interval)")
-        if name == "kl" and min(values) > 0:
+        if number and min(values) > 0:
             axes.set_xscale("log")
-        elif name != "kl":
+        elif not number:
             axes.axvline(1, color=GREY, linewidth=1)
     return figure
 

@@ -25,7 +25,7 @@ def of_comparison(report: dict, texts: Sequence[str]) -> str:
             of_changes(report, comparison),
             of_divergence(comparison),
             of_groups("confidence", comparison["by_confidence"], percent_range),
-            of_groups("context", comparison["by_context"], token_range),
+            of_groups("context", comparison["by_tokens_seen"], token_range),
             of_worst(comparison["worst_tokens"], texts),
         ]
     return "\n\n".join(block for block in blocks if block)
@@ -40,9 +40,9 @@ def of_changes(report: dict, comparison: dict) -> str:
             "what": "perplexity",
             "reference": format_number(comparison["reference_perplexity"], 4),
             "model": format_number(report["perplexity"], 4),
-            "change": NOTHING if ratio is None else f"× {ratio:.4f}",
-            "interval": bounds(comparison["perplexity_ratio_interval"], "{:.4f}"),
-            "note": pvalue(comparison["perplexity_ratio_pvalue"]),
+            "change": NOTHING if ratio["ratio"] is None else f"× {ratio['ratio']:.4f}",
+            "interval": bounds(ratio["interval"], "{:.4f}"),
+            "note": pvalue(ratio["pvalue"]),
         },
         {
             "what": "right next token",
@@ -78,9 +78,9 @@ def of_divergence(comparison: dict) -> str:
         f"right token's p   {100 * comparison['delta_p']:+.3f} pt on average, "
         f"{100 * comparison['rms_delta_p']:.3f} pt root mean square",
     ]
-    if comparison["infinite_kl"]:
+    if comparison["num_infinite_kl"]:
         lines.append(
-            f"{comparison['infinite_kl']:,} tokens have an infinite divergence: the model rules out "
+            f"{comparison['num_infinite_kl']:,} tokens have an infinite divergence: the model rules out "
             "what the reference does not"
         )
     if comparison["interval_sample"]:
@@ -131,11 +131,11 @@ def of_bytes(comparison: dict) -> str:
     return "\n".join(
         [
             "The tokenizers differ, so the models are compared in bits per byte over "
-            f"{comparison['compared_bytes']:,} bytes that both score.",
+            f"{comparison['num_compared_bytes']:,} bytes that both score.",
             f"reference {comparison['reference_bits_per_byte']:.4f}   "
             f"model {comparison['bits_per_byte']:.4f}   "
             f"change {comparison['bits_per_byte_change']:+.4f} ({bounds(change, '{:+.4f}')})   "
-            f"{pvalue(comparison['byte_perplexity_ratio_pvalue'])}",
+            f"{pvalue(comparison['byte_perplexity_ratio']['pvalue'])}",
         ]
     )
 
@@ -143,14 +143,18 @@ def of_bytes(comparison: dict) -> str:
 def of_candidates(rows: Sequence[dict]) -> Table:
     """Several models against one reference; a row is a result with a `name`, or an `error`."""
     rows = [row if "error" in row else row["comparison"] | row for row in rows]
-    prefix = "" if any("perplexity_ratio" in row for row in rows) else "byte_"
+    kind = (
+        "perplexity_ratio"
+        if any("perplexity_ratio" in row for row in rows)
+        else "byte_perplexity_ratio"
+    )
     return table(
         rows,
         {
             "model": lambda row: row["name"],
             "perplexity": lambda row: format_number(row["perplexity"], 4),
-            "× reference": lambda row: format_number(row.get(f"{prefix}perplexity_ratio"), 4),
-            "interval": lambda row: bounds(row.get(f"{prefix}perplexity_ratio_interval"), "{:.4f}"),
+            "× reference": lambda row: format_number(row.get(kind, {}).get("ratio"), 4),
+            "interval": lambda row: bounds(row.get(kind, {}).get("interval"), "{:.4f}"),
             "KL, nats": lambda row: format_number(row.get("kl"), 5),
             "KL interval": lambda row: bounds(row.get("kl_interval"), "{:.5f}"),
             "KL 99 %": lambda row: format_number(row.get("kl_percentiles", {}).get("99"), 4),

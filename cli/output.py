@@ -12,7 +12,7 @@ from .options import TIDY
 # Formats that other programs read: text in them is kept as it is.
 DATA = ("json", *TIDY)
 # Tables below that of the texts, by the key of the result.
-CURVES = {"by_context": tables.of_contexts, "by_position": tables.of_positions}
+CURVES = {"by_context_length": tables.of_contexts, "by_position": tables.of_positions}
 
 
 def show(report: Report, args: argparse.Namespace, metric) -> None:

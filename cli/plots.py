@@ -50,7 +50,7 @@ def draw_curves(result: dict, path: str) -> None:
     Raises:
         ValueError: there is nothing finite to draw.
     """
-    kinds = {"by_context": draw_contexts, "by_position": draw_positions}
+    kinds = {"by_context_length": draw_contexts, "by_position": draw_positions}
     drawn = [kind for kind in kinds if kind in result]
     figure = Figure(figsize=(7.5, 4.2 * len(drawn)), layout="constrained")
     for number, kind in enumerate(drawn, 1):

@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterator, Sequence
 from .measuring import ReadText
 
 # What stands under other names, or is no number of one text.
-NOT_COLUMNS = {"name", "row", "perplexities", "tokens_per_text", "mean_perplexity", "total_nll"}
+NOT_COLUMNS = {"name", "row", "perplexities", "num_tokens_per_text", "mean_perplexity", "total_nll"}
 # Lists of a text's parts that are not columns of them.
 NOT_OF_PARTS = {"windows"}
 

@@ -183,31 +183,31 @@ def scored_share(row: dict) -> str:
 def change(row: dict) -> str:
     """How much lower or higher than the first one, paired."""
     ratio = row.get("ratio_to_first")
-    if ratio is None or ratio["perplexity_ratio"] is None:
+    if ratio is None or ratio["ratio"] is None:
         return ""
     bounds = ratio["interval"]
     within = "" if bounds is None else " (" + " to ".join(percent(bound) for bound in bounds) + ")"
-    return f"{percent(ratio['perplexity_ratio'])} %{within}"
+    return f"{percent(ratio['ratio'])} %{within}"
 
 
 def percent(ratio: float) -> str:
     return f"{100 * (ratio - 1):+.2f}"
 
 
-def of_contexts(by_context: list[dict]) -> Table:
+def of_contexts(by_context_length: list[dict]) -> Table:
     """Lengths of context: perplexity of the same tokens, and how sure it is that it differs."""
 
     def ratio(row: dict) -> str:
         paired = row.get("ratio_to_longest")
-        return "" if paired is None else f"× {paired['perplexity_ratio']:.4f}"
+        return "" if paired is None else f"× {paired['ratio']:.4f}"
 
     def ratio_interval(row: dict) -> str:
         bounds = row.get("ratio_to_longest", {}).get("interval")
         return "" if bounds is None else " – ".join(format_number(bound, 4) for bound in bounds)
 
-    longest = by_context[-1]["context_length"]
+    longest = by_context_length[-1]["context_length"]
     return table(
-        by_context,
+        by_context_length,
         {
             "context": count("context_length"),
             "tokens": count("num_tokens"),

@@ -206,7 +206,9 @@ def _foot(scored: Scored, height: int, is_whole: bool) -> str:
     settings, result = scored.settings, scored.result
     stride = "" if settings.stride is None else f", stride {settings.stride:,}"
     part = "" if is_whole else ", of which the beginning is shown"
-    after = f" after {count(scored.context_tokens, 'token')} of context" if settings.context else ""
+    after = (
+        f" after {count(scored.num_context_tokens, 'token')} of context" if settings.context else ""
+    )
     said = (
         f"{settings.protocol}, window {settings.window:,}{stride}: {result['num_tokens']:,} tokens "
         f"scored{after}{part}."

@@ -165,7 +165,7 @@ def _token_rows(compared: Compared) -> list[tuple[str, ...]]:
             "Perplexity<small>lower is better</small>",
             number(comparison["reference_perplexity"]),
             number(compared.scored.result["perplexity"]),
-            _ratio(comparison["perplexity_ratio"], comparison["perplexity_ratio_interval"]),
+            _ratio(comparison["perplexity_ratio"]),
         ),
         (
             "Right next token<small>the likeliest one is the text's</small>",
@@ -205,10 +205,10 @@ def _byte_rows(compared: Compared) -> list[tuple[str, ...]]:
     ]
 
 
-def _ratio(ratio: float | None, interval: Sequence[float] | None) -> str:
-    if ratio is None:
+def _ratio(ratio: dict) -> str:
+    if ratio["ratio"] is None:
         return "none can be given"
-    return f"× {ratio:.4f}{_within(interval, lambda bound: f'× {bound:.4f}')}"
+    return f"× {ratio['ratio']:.4f}{_within(ratio['interval'], lambda bound: f'× {bound:.4f}')}"
 
 
 def _points(change: float, interval: Sequence[float] | None) -> str:
@@ -247,9 +247,9 @@ def _remarks(compared: Compared) -> str:
         said.append(
             f"Intervals, from {comparison['interval_sample']}, say how far other texts like this would differ."
         )
-    if compared.by_tokens and comparison["infinite_kl"]:
+    if compared.by_tokens and comparison["num_infinite_kl"]:
         said.append(
-            f"{count(comparison['infinite_kl'], 'token')} have an infinite divergence: the model rules out "
+            f"{count(comparison['num_infinite_kl'], 'token')} have an infinite divergence: the model rules out "
             "what the reference does not."
         )
     said += [compared.remark] if compared.remark else []

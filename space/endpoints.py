@@ -85,7 +85,7 @@ def make_compare(service: Service) -> Callable:
             JSON: what the metric says of the model (perplexity, signature, …), the calls that repeat
             it, and comparison: verdict and summary, perplexity_ratio (over 1: the model is worse)
             with its interval and p-value, kl, kl_percentiles, same_top, token_agreement,
-            right_to_wrong, wrong_to_right, by_confidence, by_context, worst_tokens, and more. Where
+            right_to_wrong, wrong_to_right, by_confidence, by_tokens_seen, worst_tokens, and more. Where
             the tokenizers differ, compared is "bytes": bits_per_byte_change, byte_perplexity_ratio.
         """
         settings = read_arguments(model, window, stride)

@@ -58,7 +58,7 @@ def per_cent(ratio: float) -> str:
 
 def change(ratio: dict) -> str:
     """A ratio of perplexities and its paired interval, as the metric gives them, in per cent."""
-    said = f"{per_cent(ratio['perplexity_ratio'])} %"
+    said = f"{per_cent(ratio['ratio'])} %"
     if ratio["interval"] is None:
         return said
     low, high = map(per_cent, ratio["interval"])

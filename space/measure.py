@@ -81,7 +81,7 @@ def measure_pair(
     """Compute the metric of one text with a reference.
 
     Returns:
-        the result, as `measure` gives it, with "comparison"; and the comparison's `by_context` in
+        the result, as `measure` gives it, with "comparison"; and the comparison's `by_tokens_seen` in
         windows without overlap, in which tokens have little context too.  Those windows are among
         the others wherever the stride divides the window.
     """
@@ -96,7 +96,7 @@ def measure_pair(
     entries = result.get("measurements", [result])
     if "error" in entries[0]:
         raise Refused(in_page_words(entries[0]["error"]))
-    by_context = entries[-1].get("comparison", {}).get("by_context", [])
+    by_context = entries[-1].get("comparison", {}).get("by_tokens_seen", [])
     return entries[0] | {"notes": result["notes"]}, by_context
 
 
@@ -114,10 +114,10 @@ def measure_several(loaded: LoadedModel, text: str, callback, **arguments) -> li
 
 
 def measure_contexts(loaded: LoadedModel, text: str, settings: Settings, callback) -> list[dict]:
-    """Compute the perplexity of the same tokens with less and less context, as `by_context`."""
+    """Compute the perplexity of the same tokens with less and less context, as `by_context_length`."""
     arguments = settings.arguments() | {"context_lengths": "doubling"}
     del arguments["stride"]  # half of the shortest length
-    return _compute(loaded, text, callback, arguments)["by_context"]
+    return _compute(loaded, text, callback, arguments)["by_context_length"]
 
 
 def _compute(loaded: LoadedModel, text: str, callback, arguments: dict) -> dict:

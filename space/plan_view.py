@@ -22,7 +22,7 @@ def plan_words(scored: Scored) -> str:
             f" After the first window, every scored token has at least "
             f"{count(min(later), 'token')} of context before it."
         )
-    unscored = tokens["nll"].count(None) - scored.context_tokens
+    unscored = tokens["nll"].count(None) - scored.num_context_tokens
     if unscored:
         words += (
             f" {count(unscored, 'token')} {'is' if unscored == 1 else 'are'} not scored at all."

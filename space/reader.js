@@ -62,14 +62,14 @@ function readerView(view, data) {
   }
 
   function describeToken(token, name) {
-    if (token < data.context_tokens) return [make("p", "", "Part of the context: read, and not scored.")];
+    if (token < data.num_context_tokens) return [make("p", "", "Part of the context: read, and not scored.")];
     if (bits[token] === null) return [make("p", "", "Not scored: no window has it among the tokens it predicts.")];
     const rank = data.rank[token], [begin, , end, start] = windows[windowOf[token]];
     const alternatives = data.alternatives[token];
     return [
       make("p", "", `${bitsText(bits[token])} of surprise: ${oneIn(bits[token])}. It was the model's ${rank === 1 ? "first" : ordinal(rank)} guess.`),
       make("p", "", `The model saw ${tokens(data.context[token])} before it${start ? ", the start token among them" : ""}, ` +
-        `in window ${fmt(windowOf[token] + 1)} of ${fmt(windows.length)} (tokens ${fmt(begin + 1)} to ${fmt(end)} of ${data.context_tokens ? "context and text" : "the text"}).`),
+        `in window ${fmt(windowOf[token] + 1)} of ${fmt(windows.length)} (tokens ${fmt(begin + 1)} to ${fmt(end)} of ${data.num_context_tokens ? "context and text" : "the text"}).`),
       make("p", "ps-note", "What it expected most:"),
       guesses(alternatives, name, bits[token], rank),
     ];

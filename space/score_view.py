@@ -44,7 +44,9 @@ def recipe(scored: Scored) -> list[str]:
     if any(begins):
         start = "start token in every window" if begins[1:2] == [True] else "start token once"
     stride = [] if settings.stride is None else [f"stride {settings.stride:,}"]
-    context = [f"after {count(scored.context_tokens, 'token')} of context"] * bool(settings.context)
+    context = [f"after {count(scored.num_context_tokens, 'token')} of context"] * bool(
+        settings.context
+    )
     return [
         f"protocol {settings.protocol}",
         f"window {settings.window:,}",
@@ -82,7 +84,7 @@ def _meaning(scored: Scored) -> str:
 def _numbers(scored: Scored) -> str:
     result = scored.result
     length = len(scored.tokens["tokens"])
-    own = length - scored.context_tokens
+    own = length - scored.num_context_tokens
     texts = "context and text" if scored.settings.context else "the text"
     rows = [
         (

@@ -58,9 +58,9 @@ class Scored:
         return self.settings.context + self.text
 
     @property
-    def context_tokens(self) -> int:
+    def num_context_tokens(self) -> int:
         """How many tokens were read as context alone."""
-        return self.result.get("context_tokens", 0)
+        return self.result.get("num_context_tokens", 0)
 
     @property
     def interval(self) -> Sequence[float] | None:

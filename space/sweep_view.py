@@ -112,7 +112,7 @@ def _difference(result: dict) -> str:
     ratio = result.get("ratio_to_first")
     if ratio is None:
         return "what the others are compared with"
-    if ratio["perplexity_ratio"] is None or not math.isfinite(ratio["perplexity_ratio"]):
+    if ratio["ratio"] is None or not math.isfinite(ratio["ratio"]):
         return "no difference can be given"
     return change(ratio)
 

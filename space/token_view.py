@@ -123,7 +123,7 @@ def token_data(scored: Scored, segments: list[Segment]) -> dict:
     tokens = scored.tokens
     return {
         "names": token_texts(scored),
-        "context_tokens": scored.result.get("context_tokens", 0),
+        "num_context_tokens": scored.result.get("num_context_tokens", 0),
         "bits": [None if nll is None else in_bits(nll) for nll in tokens["nll"]],
         "rank": tokens["rank"],
         "context": tokens["context_length"],

@@ -295,13 +295,13 @@ def test_the_comparison_is_the_metrics_own_of_the_copy_with_the_full_model(servi
     )["comparison"]
     found = quantised.comparison
     assert found["compared"] == "tokens" and found.keys() == expected.keys()
-    for name in ("perplexity_ratio", "perplexity_ratio_interval", "kl", "kl_interval", "same_top"):
+    for name in ("perplexity_ratio", "kl", "kl_interval", "same_top"):
         assert found[name] == pytest.approx(expected[name], rel=1e-4)
     full, copy = (
         service.score(EVIL, Settings(name), Job(60)).result["perplexity"]
         for name in (BUNDLED, ROUNDED)
     )
-    assert found["perplexity_ratio"] == pytest.approx(copy / full, rel=1e-6)
+    assert found["perplexity_ratio"]["ratio"] == pytest.approx(copy / full, rel=1e-6)
 
 
 @pytest.mark.parametrize("pair", [(ROUNDED, BUNDLED), ("owner/words", "owner/bytes")])
@@ -398,7 +398,7 @@ def test_the_view_of_two_models_says_what_the_metric_says(quantised, apart):
     assert hostile["top"] in shown and hostile["reference_top"] in shown
     sentence = own["summary"].replace("The model", ROUNDED).replace("the reference", BUNDLED)
     assert sentence in shown
-    for value in (f"× {own['perplexity_ratio']:.4f}", f"{number(own['kl'])} nats a token"):
+    for value in (f"× {own['perplexity_ratio']['ratio']:.4f}", f"{number(own['kl'])} nats a token"):
         assert value in shown
     assert f"{100 * own['same_top']:.1f} % if the likeliest is taken" in shown
     of_bytes = "".join(Reader(compare_view(apart)).text)
@@ -886,7 +886,7 @@ def fake_trade_off(scored, *perplexities, interval=(0.8, 0.9), contexts=()):
     for place, perplexity in enumerate(perplexities):
         result = scored.result | {"perplexity": perplexity}
         if place:
-            ratio = {"perplexity_ratio": perplexity / perplexities[0], "interval": interval}
+            ratio = {"ratio": perplexity / perplexities[0], "interval": interval}
             result["ratio_to_first"] = ratio
         stride = replace(scored.settings, stride=64 >> place)
         made.append(replace(scored, settings=stride, result=result))
@@ -959,7 +959,7 @@ def test_the_curve_of_contexts_is_the_metrics(service):
         model=model.model,
         tokenizer=model.tokenizer,
         context_lengths="doubling",
-    )["by_context"]
+    )["by_context_length"]
     assert [row["context_length"] for row in trade_off.by_context] == [8, 16, 32, 64]
     for row, other in zip(trade_off.by_context, expected):
         assert row["perplexity"] == pytest.approx(other["perplexity"], rel=1e-6)
@@ -979,7 +979,7 @@ def context_rows(*perplexities, interval):
     ]
     for row in rows[:-1]:
         ratio = row["perplexity"] / perplexities[-1]
-        row["ratio_to_longest"] = {"perplexity_ratio": ratio, "interval": interval}
+        row["ratio_to_longest"] = {"ratio": ratio, "interval": interval}
     return rows
 
 
@@ -1100,7 +1100,7 @@ def test_protocols_stand_in_order_on_one_axis_with_their_difference(service):
     places = [float(left) for left in regex.findall(r'<b style="left:([\d.]+)%"', page)]
     assert places == sorted(places) and places[0] == 4 and places[-1] == 96
     ratio = sweep.scored[4].result["ratio_to_first"]
-    shown = f"{100 * (ratio['perplexity_ratio'] - 1):+.1f} %".replace("-", "−")
+    shown = f"{100 * (ratio['ratio'] - 1):+.1f} %".replace("-", "−")
     assert shown in page
     assert "what the others are compared with" in page
 
@@ -1130,10 +1130,10 @@ def test_a_text_after_a_context_has_the_metrics_number(worded, service, metric):
         stride=16,
         words=True,
     )
-    for key in ("perplexity", "num_tokens", "context_tokens", "word_scores", "signature"):
+    for key in ("perplexity", "num_tokens", "num_context_tokens", "word_scores", "signature"):
         assert worded.result[key] == expected[key]
     num_context = len(worded.settings.context.encode())  # the model reads bytes
-    assert worded.context_tokens == num_context == worded.tokens["nll"].count(None)
+    assert worded.num_context_tokens == num_context == worded.tokens["nll"].count(None)
     for words_of in (sentence(worded), SCORE_OUTPUTS["score"](worded)):
         assert f"after {num_context} tokens of context" in words_of
     assert f"of {len(worded.text.encode())} in the text" in SCORE_OUTPUTS["score"](worded)
@@ -1220,7 +1220,7 @@ def test_tools_that_take_no_context_say_so_in_the_table(service):
     assert "scores no text after a context." in reasons["llama.cpp"]
     assert "at most 64 tokens, a window, after the context" in reasons["lm-eval"]
     assert all("`" not in reason for reason in reasons.values())
-    assert sweep.scored[0].context_tokens == len("Before.")
+    assert sweep.scored[0].num_context_tokens == len("Before.")
 
 
 @pytest.mark.parametrize(
@@ -1294,8 +1294,8 @@ def test_calls_repeat_a_comparison(folders, elsewhere, capsys):
     exec(python_call(compared.scored, compared.reference), namespace)
     assert capsys.readouterr().out.strip() == compared.comparison["summary"]
     printed = run_shell(shell_call(compared.scored, compared.reference), folders, capsys)
-    found = printed["models"][0]["comparison"]["perplexity_ratio"]
-    assert found == pytest.approx(compared.comparison["perplexity_ratio"], rel=1e-6)
+    found = printed["models"][0]["comparison"]["perplexity_ratio"]["ratio"]
+    assert found == pytest.approx(compared.comparison["perplexity_ratio"]["ratio"], rel=1e-6)
 
 
 @pytest.fixture
@@ -1625,7 +1625,7 @@ def test_the_api_gives_words_after_a_context(url):
     )
     assert [row["word"] for row in result["words"]] == ["was", "kind."]
     assert " was kind."[result["words"][1]["start"] : result["words"][1]["end"]] == "kind."
-    assert result["context_tokens"] > 0 and "of context" in result["sentence"]
+    assert result["num_context_tokens"] > 0 and "of context" in result["sentence"]
     assert "&context=" in result["link"]
 
 
@@ -1650,7 +1650,7 @@ def test_the_api_compares(url, folders):
     assert result["signature"].startswith("model:demo_model-4bit|")
     assert comparison["reference_signature"].startswith("model:demo_model|")
     ratio = result["perplexity"] / comparison["reference_perplexity"]
-    assert comparison["perplexity_ratio"] == pytest.approx(ratio, rel=1e-6)
+    assert comparison["perplexity_ratio"]["ratio"] == pytest.approx(ratio, rel=1e-6)
     scored = [row for row in rows if row["nll"] is not None]
     assert len(scored) == result["num_tokens"]
     changes = [row["nll"] - row["reference_nll"] for row in scored]
@@ -1673,7 +1673,7 @@ def test_the_api_compares_models_with_other_tokens_by_bytes(url):
     low, high = comparison["bits_per_byte_change_interval"]
     assert low <= comparison["bits_per_byte_change"] <= high
     total = sum(piece["nll"] - piece["reference_nll"] for piece in pieces) / math.log(2)
-    assert total / comparison["compared_bytes"] == pytest.approx(
+    assert total / comparison["num_compared_bytes"] == pytest.approx(
         comparison["bits_per_byte_change"], rel=1e-6
     )
 

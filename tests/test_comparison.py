@@ -8,7 +8,7 @@ from perplexity_sliding.result_comparison import (
     PairedClusters,
     PairedScores,
     by_confidence,
-    by_context,
+    by_tokens_seen,
     compare,
     judge,
     plain_interval,
@@ -52,7 +52,7 @@ def ratio_of(scores) -> dict:
     estimate = clusters.mean(scores.differences)
     interval = estimate.interval and [math.exp(bound) for bound in estimate.interval]
     return {
-        "perplexity_ratio": math.exp(estimate.value),
+        "ratio": math.exp(estimate.value),
         "interval": interval,
         "pvalue": estimate.pvalue,
         "sample": clusters.sample,
@@ -93,7 +93,9 @@ def test_four_tokens_by_hand():
     assert got["delta_p"] == pytest.approx((0.1 - 0.2 + 0.0 + 0.2) / 4)
     assert got["rms_delta_p"] == pytest.approx(math.sqrt((0.01 + 0.04 + 0.04) / 4))
     assert got["delta_p_percentiles"]["0"] == pytest.approx(-0.2)
-    assert got["perplexity_ratio"] == pytest.approx((0.4 * 0.4 * 0.2 / (0.5 * 0.2 * 0.4)) ** 0.25)
+    assert got["perplexity_ratio"]["ratio"] == pytest.approx(
+        (0.4 * 0.4 * 0.2 / (0.5 * 0.2 * 0.4)) ** 0.25
+    )
     assert got["verdict"] == "too little text to tell"
     for name in ("kl", "same_top", "delta_p", "accuracy_change"):
         assert got[f"{name}_interval"] is None
@@ -124,7 +126,7 @@ def test_groups_without_tokens_are_left_out():
 
 def test_by_context():
     scores = scores_of([9], contexts=[1, 2, 3, 4, 7, 8, 9, 15, 16], kl=np.arange(9.0))
-    groups = list(by_context(scores, PairedClusters(scores, 1)))
+    groups = list(by_tokens_seen(scores, PairedClusters(scores, 1)))
     assert [(g["low"], g["high"], g["num_tokens"]) for g in groups] == [
         (1, 1, 1),
         (2, 3, 2),
@@ -147,12 +149,12 @@ def test_the_same_model():
     got = compared(
         scores_of(lengths, nll=nll, reference_nll=nll, kl=0.0, kl_reverse=0.0, total_variation=0.0)
     )
-    assert got["perplexity_ratio"] == 1 and got["perplexity_ratio_interval"] == [1, 1]
+    assert got["perplexity_ratio"]["ratio"] == 1 and got["perplexity_ratio"]["interval"] == [1, 1]
     assert got["kl"] == 0 and got["kl_interval"] == [0, 0]
     assert got["token_agreement"] == got["same_top"] == 1
     assert got["rms_delta_p"] == 0 and got["rms_delta_p_interval"] == [0, 0]
     assert got["correlation"] == pytest.approx(1)
-    assert got["perplexity_ratio_pvalue"] == 1
+    assert got["perplexity_ratio"]["pvalue"] == 1
     assert got["verdict"] == "no clear difference"
 
 
@@ -160,7 +162,7 @@ def test_infinite_divergences_are_counted():
     kl = np.full(300, 0.1)
     kl[[3, 200]] = INF
     got = compared(scores_of([10] * TEXTS, kl=kl))
-    assert got["infinite_kl"] == 2
+    assert got["num_infinite_kl"] == 2
     assert got["kl"] == INF and got["kl_interval"] is None
     assert got["kl_percentiles"]["50"] == pytest.approx(0.1)
     assert got["kl_percentiles"]["100"] == INF

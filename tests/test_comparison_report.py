@@ -45,10 +45,10 @@ def test_the_report(call, metric, tiny, other):
     comparison = result["comparison"]
     lines = outcome.out.splitlines()
     assert lines[0] == comparison["summary"]
-    assert f"× {comparison['perplexity_ratio']:.4f}" in outcome.out
+    assert f"× {comparison['perplexity_ratio']['ratio']:.4f}" in outcome.out
     assert f"{comparison['kl']:.5f} nats" in outcome.out
     assert f"{100 * comparison['token_agreement']:.1f} % if sampled" in outcome.out
-    for group in comparison["by_context"]:
+    for group in comparison["by_tokens_seen"]:
         assert f"{group['kl']:.5f}" in outcome.out
     begin, end = comparison["worst_tokens"][0]["offset"]
     word = texts[comparison["worst_tokens"][0]["text"]][begin:end]
@@ -128,12 +128,14 @@ def test_plotted_numbers(metric, tiny, other):
         predictions=texts, model_id=tiny, reference_model_id=other, return_token_scores=True
     )
     by_context, _, change, distribution = comparison_plots.draw_comparison(result).axes[:4]
-    groups = result["comparison"]["by_context"]
+    groups = result["comparison"]["by_tokens_seen"]
     assert by_context.lines[0].get_ydata().tolist() == [group["kl"] for group in groups]
     assert change.lines[0].get_ydata().tolist() == [group["log_ratio"] for group in groups]
     assert sum(bar.get_height() for bar in distribution.patches) == result["num_tokens"]
     ratios, divergences = comparison_plots.draw_candidates([{"name": "tiny"} | result]).axes
-    assert ratios.lines[0].get_xdata().tolist() == [result["comparison"]["perplexity_ratio"]]
+    assert ratios.lines[0].get_xdata().tolist() == [
+        result["comparison"]["perplexity_ratio"]["ratio"]
+    ]
     assert divergences.lines[0].get_xdata().tolist() == [result["comparison"]["kl"]]
 
 
@@ -146,7 +148,7 @@ def test_infinite_divergence_is_said():
         "same_top": 0.5,
         "delta_p": 0.0,
         "rms_delta_p": 0.1,
-        "infinite_kl": 3,
+        "num_infinite_kl": 3,
         "interval_sample": None,
     }
     assert "3 tokens have an infinite divergence" in comparison_report.of_divergence(comparison)

@@ -51,7 +51,7 @@ def test_every_length_is_asked_for_the_same_tokens():
     assert [summary["num_tokens"] for summary in summaries] == [39, 39]
     assert [summary["nll"] for summary in summaries] == [2.0, 1.0]
     ratio = summaries[0]["ratio_to_longest"]
-    assert ratio["perplexity_ratio"] == pytest.approx(math.e)
+    assert ratio["ratio"] == pytest.approx(math.e)
     assert "ratio_to_longest" not in summaries[1]
 
 

@@ -169,9 +169,9 @@ def compared(root, text, tokenizer, reference, rounded, tmp_path_factory):
 def metric_lines(result) -> dict[str, tuple]:
     """What the metric gives, under the tool's names and in its units."""
     comparison = result["comparison"]
-    errors = comparison["tool_stderr"]
+    errors = comparison["tool_stderrs"]
     ppl, base = result["perplexity"], comparison["reference_perplexity"]
-    ratio = comparison["perplexity_ratio"]
+    ratio = comparison["perplexity_ratio"]["ratio"]
     lines = {
         "Mean PPL(Q)": (ppl, errors["perplexity"]),
         "Mean PPL(base)": (base, errors["reference_perplexity"]),

@@ -30,11 +30,11 @@ def test_one_command_draws_perplexity_against_context(call, files, tmp_path):  #
 def test_json_holds_the_curves_of_all_texts(call, files):  # noqa: F811
     result = call(*files, "--context-lengths=8,16", "--positions=doubling", "--json", "--quiet")
     printed = result.json
-    lengths = [row["context_length"] for row in printed["corpus"]["by_context"]]
+    lengths = [row["context_length"] for row in printed["corpus"]["by_context_length"]]
     assert lengths == [8, 16]
     assert printed["corpus"]["by_position"][0]["num_texts"] == 2
     # Each file by itself has the windows of the whole, and no curve, which the short one has not.
-    assert all("by_context" not in row for row in printed["files"])
+    assert all("by_context_length" not in row for row in printed["files"])
     assert all("|window:16|stride:4|" in row["signature"] for row in printed["files"])
     counts = [row["num_tokens"] for row in printed["files"]]
     assert sum(counts) == printed["corpus"]["num_tokens"]

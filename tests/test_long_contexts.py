@@ -41,13 +41,13 @@ def test_by_context_is_what_separate_runs_give(metric, asked, lengths, stride):
         np.array(text["context_length"]) >= lengths[-1] - stride for text in longest["token_scores"]
     ]
     nlls = [np.concatenate([nll[at] for nll, at in zip(by_token(run), served)]) for run in runs]
-    assert [entry["context_length"] for entry in result["by_context"]] == lengths
-    for entry, nll in zip(result["by_context"], nlls):
+    assert [entry["context_length"] for entry in result["by_context_length"]] == lengths
+    for entry, nll in zip(result["by_context_length"], nlls):
         assert entry["num_tokens"] == len(nll)
         assert entry["nll"] == pytest.approx(nll.mean(), rel=1e-6)
         assert entry["perplexity"] == pytest.approx(math.exp(nll.mean()), rel=1e-5)
-        if len(nll) and entry is not result["by_context"][-1]:
-            ratio = entry["ratio_to_longest"]["perplexity_ratio"]
+        if len(nll) and entry is not result["by_context_length"][-1]:
+            ratio = entry["ratio_to_longest"]["ratio"]
             assert ratio == pytest.approx(math.exp((nll - nlls[-1]).mean()), rel=1e-5)
     assert result["perplexity"] == pytest.approx(longest["perplexity"], rel=1e-6)
     assert result["signature"] == longest["signature"]
@@ -73,7 +73,7 @@ def test_doubling_takes_the_window_and_its_halves(metric, gpt2, tokenizer):
         ({"stride": 4}, [8, 16], 4),
     ):
         result = metric.compute(context_lengths="doubling", **settings, **kwargs)
-        assert [entry["context_length"] for entry in result["by_context"]] == expected
+        assert [entry["context_length"] for entry in result["by_context_length"]] == expected
         assert f"|window:{expected[-1]}|stride:{stride}|" in result["signature"]
 
 
@@ -82,7 +82,7 @@ def test_doubling_goes_no_further_than_the_texts(metric, tokenizer):
     result = metric.compute(
         predictions=TEXTS, model=model, tokenizer=tokenizer, context_lengths="doubling"
     )
-    assert [entry["context_length"] for entry in result["by_context"]] == [7, 15, 30, 60]
+    assert [entry["context_length"] for entry in result["by_context_length"]] == [7, 15, 30, 60]
 
 
 def test_by_position_is_what_the_token_scores_say(metric, asked):
@@ -180,7 +180,7 @@ def test_all_questions_in_one_call(metric, gpt2, tokenizer):
     assert together["num_key_tokens"] > 0
     for one in asked:
         alone = metric.compute(**kwargs, **one)
-        for key in ("by_context", "by_position", "longppls"):
+        for key in ("by_context_length", "by_position", "longppls"):
             if key in alone:
                 assert rounded(together[key]) == rounded(alone[key])
 

@@ -267,7 +267,7 @@ def test_wide_names_and_reasons_fit_and_stand_in_columns(call, monkeypatch, name
 
 def test_tables_of_several_models_fit(monkeypatch):
     comparison = {
-        "perplexity_ratio": 1.01784, "perplexity_ratio_interval": [1.01, 1.0246], "kl": 0.02073,
+        "perplexity_ratio": {"ratio": 1.01784, "interval": [1.01, 1.0246]}, "kl": 0.02073,
         "kl_interval": [0.0194, 0.02215], "kl_percentiles": {"99": 0.1078}, "same_top": 0.873,
         "verdict": "no clear difference",
     }  # fmt: skip

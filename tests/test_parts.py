@@ -136,7 +136,7 @@ def test_white_space_is_the_token_s_though_offsets_leave_it_out(metric, byte_mod
             predictions=["old"], contexts="The ", model=byte_model, tokenizer=tokenizer
         )
     assert result["num_tokens"] == 1
-    assert result["context_tokens"] == 3
+    assert result["num_context_tokens"] == 3
     processor = tokenizer.backend_tokenizer.post_processor
     assert f'"trim_offsets":{str(trim_offsets).lower()}' in processor.__getstate__().decode()
 
@@ -182,8 +182,8 @@ def test_every_number_is_of_the_scored_part(metric, gpt2, tokenizer):
     flat = list(itertools.chain(*expected))
     assert result["perplexities"] == close([math.exp(np.mean(nlls)) for nlls in expected])
     assert result["perplexity"] == close(math.exp(np.mean(flat)))
-    assert (result["num_tokens"], result["tokens_per_text"]) == (5, [3, 2])
-    assert result["context_tokens"] == 35
+    assert (result["num_tokens"], result["num_tokens_per_text"]) == (5, [3, 2])
+    assert result["num_context_tokens"] == 35
     octets = sum(len(text) for text in texts)
     assert result["bits_per_byte"] == close(sum(flat) / octets / math.log(2))
     assert result["word_perplexity"] == close(math.exp(sum(flat) / 5))
@@ -257,7 +257,7 @@ def test_separate_tokenizes_apart(metric, byte_model, merging):
         tokenizer=merging,
     )
     assert result["total_nll"] == close(expected)
-    assert result["context_tokens"] == len(context)
+    assert result["num_context_tokens"] == len(context)
 
 
 def test_slow_tokenizers_score_contexts_apart(metric, gpt2, tokenizer):
@@ -420,7 +420,7 @@ def test_chats_score_the_assistant_s_turns(metric, gpt2, template):
     scored = [t for t, nll in zip(scores["tokens"], scores["nll"]) if nll is not None]
     assert scored == ["w7", "w8", "w9", "<eos>", "w11", "<eos>"]
     assert "<bos>" not in scores["tokens"]
-    assert result["tokens_per_text"] == [6, 4]
+    assert result["num_tokens_per_text"] == [6, 4]
     ids = [token for token in tokenizer(render(template, CHAT))["input_ids"] if token != BOS]
     plan = reference.sliding(len(ids), CONTEXT, CONTEXT // 2, "once")
     expected = reference.window_nlls(gpt2, ids, plan, BOS)
@@ -575,6 +575,6 @@ def test_shards_add_up(metric, gpt2, tokenizer):
         for part in (slice(0, 2), slice(2, 3))
     ]
     added = (shards[0] + shards[1]).result()
-    assert added["context_tokens"] == whole["context_tokens"] == 5
+    assert added["num_context_tokens"] == whole["num_context_tokens"] == 5
     assert added["texts_digest"] == whole["texts_digest"]
     assert added["perplexity"] == close(whole["perplexity"])

@@ -26,7 +26,7 @@ from perplexity_sliding.plan_windows import (
 from perplexity_sliding.protocols import PROTOCOLS
 
 TEXTS = [random_text(45, seed=1), random_text(9, seed=2), random_text(30, seed=3)]
-COUNTS = ("num_tokens", "num_windows", "num_forward_tokens", "tokens_per_text")
+COUNTS = ("num_tokens", "num_windows", "num_forward_tokens", "num_tokens_per_text")
 
 
 def planned(num_tokens: int, length: int, stride: int, start: str, stream: int = 0) -> list:
@@ -132,8 +132,7 @@ def arguments(architecture: str, **others) -> dict:
 
 def assert_same_measurement(entry: dict, single: dict) -> None:
     """An entry of `measurements` is what the single call gives, equal to rounding."""
-    extra = {"protocol", "max_length", "stride", "ratio_to_first"}
-    assert entry.keys() - extra == single.keys()
+    assert entry.keys() - {"ratio_to_first"} == single.keys()
     for name in (*COUNTS, "signature", "signature_short"):
         assert entry[name] == single[name], name
     for name in ("perplexity", "total_nll", "bits_per_byte", "mean_perplexity", "perplexities"):
@@ -194,6 +193,15 @@ def test_a_list_of_one_is_a_list(metric):
     result = metric.compute(**arguments("gpt2", stride=[4]))
     assert [entry["stride"] for entry in result["measurements"]] == [4]
     assert "ratio_to_first" not in result["measurements"][0]
+
+
+def test_the_keys_of_the_first_measurement_stand_beside_the_list(metric):
+    result = metric.compute(**arguments("gpt2", protocol=["llama.cpp", "sliding"], max_length=8))
+    (entry,) = (row for row in result["measurements"] if "error" not in row)
+    together = {"measurements", "num_forward_tokens"}
+    assert {key: result[key] for key in result.keys() - together} == {
+        key: entry[key] for key in entry.keys() - together
+    }
 
 
 def test_what_a_protocol_refuses_stands_in_its_place(metric):

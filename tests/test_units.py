@@ -212,7 +212,7 @@ def test_a_list_has_the_paired_ratio_to_its_first(measure):
     for entry in entries[1:]:
         ratio = entry["ratio_to_first"]
         own = entry["perplexity"] / entries[0]["perplexity"]
-        assert ratio["perplexity_ratio"] == pytest.approx(own)
+        assert ratio["ratio"] == pytest.approx(own)
         assert ratio["sample"] == "12 texts"
         low, high = ratio["interval"]
         assert low < own < high

@@ -418,7 +418,7 @@ def test_words_of_a_text_longer_than_the_window(metric, speller, spelling, strid
         boundary = -row(end)[spaces].logsumexp(0).item()
         opening = -row(first)[spaces if number else solid].logsumexp(0).item()
         assert scores["nll"][number] == close(nll)
-        assert scores["boundary"][number] == close(boundary)
+        assert scores["space_nll"][number] == close(boundary)
         assert scores["surprisal"][number] == close(nll + boundary - opening)
         assert scores["num_tokens"][number] == end - first
         assert scores["context_length"][number] == lengths[first]
@@ -427,7 +427,7 @@ def test_words_of_a_text_longer_than_the_window(metric, speller, spelling, strid
         assert scores["entropy"][number] == tokens["entropy"][first]
     total = math.fsum(scores["surprisal"])
     opening = -row(0)[solid].logsumexp(0).item()
-    assert total == close(result["total_nll"] + scores["boundary"][-1] - opening)
+    assert total == close(result["total_nll"] + scores["space_nll"][-1] - opening)
 
 
 @pytest.mark.parametrize("num_tokens", [CONTEXT - 1, CONTEXT, CONTEXT + 3, 2 * CONTEXT])
@@ -445,7 +445,7 @@ def test_the_end_of_a_text_is_predicted_in_its_window(
     named = spelling.convert_ids_to_tokens(range(261))
     spaces = [n for n, token in enumerate(named) if token[0] in "ĠĊĉčċČĜĝĞğ"] + [1]
     boundary = -reference.log_probs(speller, context)[-1][spaces].logsumexp(0).item()
-    assert scores["boundary"][-1] == close(boundary)
+    assert scores["space_nll"][-1] == close(boundary)
 
 
 def test_words_change_no_other_number(metric, speller, spelling):
@@ -471,7 +471,7 @@ def test_given_words_and_spans(metric, speller, spelling):
     [spanned] = words_of(metric, speller, spelling, ["ab, a b"], words=spans)
     assert given == spanned
     assert given["words"] == ["ab", ",", "a", "b"]
-    assert given["boundary"][0] == 0
+    assert given["space_nll"][0] == 0
     assert sum(given["surprisal"][:2]) == close(whole["surprisal"][0])
     assert given["surprisal"][2:] == close(whole["surprisal"][1:])
 
@@ -481,7 +481,7 @@ def test_without_spaces_words_are_plain_sums(metric, speller, spelling):
     text, spans = "我喜欢猫", [[(0, 1), (1, 3), (3, 4)]]
     [scores] = words_of(metric, speller, spelling, [text], words=spans)
     assert scores["num_tokens"] == [3, 6, 3]
-    assert scores["boundary"][:2] == [0, 0]
+    assert scores["space_nll"][:2] == [0, 0]
     assert scores["surprisal"][1] == scores["nll"][1]
 
 
@@ -510,7 +510,7 @@ def test_words_after_a_context(metric, speller, spelling):
     first = whole["words"].index("aab")
     for name in ("words", "offsets", "num_tokens", "context_length"):
         assert after[name] == whole[name][first:], name
-    for name in ("nll", "surprisal", "boundary", "entropy"):
+    for name in ("nll", "surprisal", "space_nll", "entropy"):
         assert after[name] == close(whole[name][first:]), name
     [span] = words_of(
         metric, texts=[TEXT], score_spans=[[(0, cut), (cut + 4, len(TEXT))]], **kwargs

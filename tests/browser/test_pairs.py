@@ -63,7 +63,7 @@ def test_quantisation_is_told_with_the_full_model_as_the_reference(compared, com
     said = said.replace("the reference", "demo_model")
     assert compared.one(".ps-verdict").text == said
     table = compared.one(".ps-compared").text
-    assert f"× {own['perplexity_ratio']:.4f}" in table
+    assert f"× {own['perplexity_ratio']['ratio']:.4f}" in table
     assert f"{own['reference_perplexity']:#.4g} {comparison['perplexity']:#.4g}" in table
 
 
@@ -134,7 +134,7 @@ def test_where_it_changes_is_drawn(compared, compare):
     apart = compare(stride=64)["comparison"]  # without overlap, so that contexts differ
     charts = compared.all(f"{VIEW} .ps-chart")
     assert len(charts) == 4
-    groups = [group for group in apart["by_context"] if group["num_tokens"] >= 30]
+    groups = [group for group in apart["by_tokens_seen"] if group["num_tokens"] >= 30]
     assert len(groups) > 2
     assert [len(chart.find_elements("css selector", ".ps-mark")) for chart in charts] == [
         *(len(groups), len(groups)),
@@ -200,7 +200,7 @@ def test_strides_and_contexts_say_what_the_metric_says(page, metric, bundled):
     assert f"(95 % interval {low:+.1f} to {high:+.1f} %)".replace("-", "−") in said
     contexts = metric.compute(
         predictions=[text], model_id=bundled, max_length=64, context_lengths="doubling"
-    )["by_context"]
+    )["by_context_length"]
     marks = [mark.get_attribute("aria-label") for mark in page.all(".ps-mark")]
     told = [label for label in marks if label.startswith("a window of")]
     assert len(told) == len(contexts)

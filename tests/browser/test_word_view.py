@@ -86,7 +86,7 @@ def test_a_text_after_a_context(page, metric, bundled):
     page.until(lambda: not page.all(".ps-card.ps-stale"))
     result, _ = expected_words(metric, bundled, text, context)
     assert page.one(".ps-big output").text == number(result["perplexity"])
-    assert f"after {result['context_tokens']} tokens of context" in page.one(".ps-recipe").text
+    assert f"after {result['num_context_tokens']} tokens of context" in page.one(".ps-recipe").text
     assert page.one(".ps-text").get_property("textContent") == context + text
     assert "".join(piece.text for piece in page.all(".ps-text .out")) == context.replace(" ", "")
     page.all(".ps-text .out")[0].click()
