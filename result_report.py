@@ -84,7 +84,8 @@ class Report:
                 stream_texts=self.measurement.stream_texts,
             ),
             num_forward_tokens=self.cost,
-            identity=describe_measurement(
+            identity=self.settings()
+            | describe_measurement(
                 self.model,
                 self.measurement,
                 words_given,
@@ -124,7 +125,7 @@ class Report:
 
     def result(self, extras: Extras) -> dict:
         """Build what a call returns; see the metric's documentation."""
-        result = self.settings() | self.totals.result()
+        result = self.totals.result()
         if extras.with_totals:
             result["totals"] = self.totals
         if extras.with_text_totals:

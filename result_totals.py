@@ -123,9 +123,14 @@ class Totals:
         aggregation: how the sums become a result.
         blocks: sums over blocks of tokens, of the columns tokens, nll, weight, and term.
         squares: squared deviations of the nlls from their text's mean, summed (T,).
+<<<<<<< HEAD
         units: of each text what `UNITS` names (T, 6).
         counts: what adds up over calls.
         identity: what is the same for all shards and goes into the result, as the signature.
+=======
+        counts: what adds up over texts.
+        identity: what is the same for all shards and goes into the result, as the settings and the signature.
+>>>>>>> e9c503c (Settings are part of what totals have in common: the result of added totals says them too)
         texts_digest: which texts these are.
     """
 
@@ -134,7 +139,7 @@ class Totals:
     squares: np.ndarray
     units: np.ndarray
     counts: dict[str, int]
-    identity: dict[str, str] = field(default_factory=dict)
+    identity: dict[str, object] = field(default_factory=dict)
     texts_digest: TextsDigest = field(default_factory=TextsDigest)
 
     @classmethod
@@ -143,7 +148,7 @@ class Totals:
         texts: Sequence[TextScores],
         aggregation: Aggregation,
         num_forward_tokens: int = 0,
-        identity: dict[str, str] | None = None,
+        identity: dict[str, object] | None = None,
         texts_digest: TextsDigest | None = None,
     ) -> "Totals":
         """Reduce texts to their sums."""
