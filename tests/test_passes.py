@@ -196,7 +196,7 @@ def test_a_list_of_one_is_a_list(metric):
 
 
 def test_the_keys_of_the_first_measurement_stand_beside_the_list(metric):
-    result = metric.compute(**arguments("gpt2", protocol=["llama.cpp", "sliding"], max_length=8))
+    result = metric.compute(**arguments("gpt2", protocol=["lm-eval", "sliding"], stride=4))
     (entry,) = (row for row in result["measurements"] if "error" not in row)
     together = {"measurements", "num_forward_tokens"}
     assert {key: result[key] for key in result.keys() - together} == {
