@@ -5,6 +5,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+from transformers import PreTrainedTokenizerBase
+
 from .digests import TextsDigest
 from .model import LanguageModel
 from .model_loading import ContextLimit
@@ -43,7 +45,7 @@ from .score_pairs import (
 from .score_passes import Columns
 from .score_runner import Session, Work
 from .signature import describe_key_tokens
-from .text_parts import Chat, Parts, check_alone, check_parts
+from .text_parts import Chat, Parts, check_alone, check_beside_reference, check_parts
 from .text_tokenization import Range
 
 
@@ -165,8 +167,9 @@ def check_request(
             "words=True."
         )
     word_spans = None if words is False else check_words(words, texts)
+    if reference_model is not None:
+        check_beside_reference(boundary, words)
     of_whole_texts = {
-        "reference_model": reference_model,
         "context_lengths": context_lengths,
         "positions": positions,
         "carry": carry or None,
@@ -252,6 +255,26 @@ def plan_some(
     )
 
 
+def plan_reference(
+    request: Request,
+    measured: dict[Setting, Measurement],
+    tokenizer: PreTrainedTokenizerBase,
+    limit: ContextLimit,
+) -> list[Measurement]:
+    """Plan the measurements of a model for its reference, which reads the same texts.
+
+    Args:
+        tokenizer: the reference's.
+    """
+    parts = request.parts
+    if parts is not None:
+        first = next(iter(measured.values()))
+        parts = parts.as_read(first.texts, first.streams)
+    corpus = Corpus(tokenizer, request.texts, with_offsets=True, parts=parts)
+    planned = plan_some(request, corpus, limit, list(measured), keeps_refusals=False)
+    return list(planned.values())
+
+
 def score_request(
     session: Session, model: LanguageModel, reference: LanguageModel | None, request: Request
 ) -> Scored:
@@ -313,11 +336,9 @@ def _score(
         # a curve of context lengths is about the tokens of the first, the longest
         num_shown = None if request.gives_list else 1
         return *session.score(models, measurements, measures, num_shown), [None] * len(measured)
-    corpus = Corpus(models[1].tokenizer, request.texts, with_offsets=True)
-    reference_planned = plan_some(
-        request, corpus, smallest_limit(models), list(measured), keeps_refusals=False
-    )
-    pairs = list(zip(measurements, reference_planned.values()))
+    limit = smallest_limit(models)
+    of_reference = plan_reference(request, measured, models[1].tokenizer, limit)
+    pairs = list(zip(measurements, of_reference))
     return score_pair(session, models, pairs, measures, request.margin)
 
 

@@ -19,6 +19,7 @@ from transformers import PreTrainedTokenizerBase
 from .compute import (
     Request,
     check_request,
+    plan_reference,
     plan_request,
     report_request,
     score_request,
@@ -701,14 +702,11 @@ class PerplexitySliding(evaluate.Metric):
         with reference.in_use():
             reference.check()
             limit = smallest_limit([model, reference])
-            planned, reference_planned = (
-                list(without_refusals(plan_request(request, corpus, limit)).values())
-                for corpus in (
-                    Corpus(reader.tokenizer, request.texts, with_offsets=False)
-                    for reader in (model, reference)
-                )
-            )
-            if not read_alike(model, reference, list(zip(planned, reference_planned))):
+            corpus = Corpus(model.tokenizer, request.texts, with_offsets=True, parts=request.parts)
+            measured = without_refusals(plan_request(request, corpus, limit))
+            planned = list(measured.values())
+            of_reference = plan_reference(request, measured, reference.tokenizer, limit)
+            if not read_alike(model, reference, list(zip(planned, of_reference))):
                 raise ValueError(
                     "`reference_states` needs models that read the same tokens, got other tokenizers. "
                     "Leave it out."

@@ -381,7 +381,24 @@ def scored_characters(
     """
     for stream, nll in zip(measurement.streams, nlls_by_token(measurement, scores)):
         dropped = [[0, stream.begin]] if stream.begin else np.empty((0, 2), dtype=np.int64)
-        yield (
-            np.concatenate([dropped, stream.offsets[~stream.added]]),
-            np.concatenate([np.full(len(dropped), np.nan), nll[~stream.added]]),
-        )
+        offsets = np.concatenate([dropped, stream.offsets[~stream.added]])
+        nll = np.concatenate([np.full(len(dropped), np.nan), nll[~stream.added]])
+        edges = [] if stream.part is None else [first for first, _ in stream.part.spans]
+        yield with_edges(edges, offsets, nll)
+
+
+def with_edges(
+    edges: Sequence[int], offsets: np.ndarray, nll: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Put unscored tokens where a scored part begins after characters that no token has.
+
+    White space that one tokenizer drops would else belong to the part's first token, and the other
+    model has not scored it.
+    """
+    for edge in edges:
+        place = int(np.searchsorted(offsets[:, 0], edge))
+        before = int(offsets[:place, 1].max(initial=0))
+        if before < edge:
+            offsets = np.insert(offsets, place, (before, edge), axis=0)
+            nll = np.insert(nll, place, np.nan)
+    return offsets, nll

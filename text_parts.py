@@ -49,6 +49,7 @@ class Parts:
         context_separator: what stands between a context and its text, and is the text's.
         spans: (first, one past the last) characters that are scored in each text.
         chats: messages in the place of the texts; the assistant's are scored.
+        written: the chats as another model's template has written them, and what is scored of each.
         boundary: whose a token is that reaches across the edge of a scored part.  "joint": the
             part's, as a whole.  "healed": the part's, given those of its characters that stand
             before the part.  "separate": there is none, since context and text are tokenized apart.
@@ -57,6 +58,7 @@ class Parts:
     contexts: Sequence[str] | None = None
     spans: Sequence[Sequence[Range]] | None = None
     chats: Sequence[Chat] | None = None
+    written: tuple[Sequence[str], Sequence[Sequence[Range]]] | None = None
     boundary: str = "joint"
     context_separator: str = ""
 
@@ -105,7 +107,9 @@ class Parts:
         Raises:
             ValueError: the tokenizer cannot tell the part, or there is nothing to score in it.
         """
-        if self.chats is not None:
+        if self.written is not None:
+            whole, streams = list(self.written[0]), read_spans(tokenizer, *self.written)
+        elif self.chats is not None:
             whole, streams = read_chats(tokenizer, self.chats)
         elif self.spans is not None:
             whole, streams = list(texts), read_spans(tokenizer, texts, self.spans)
@@ -116,6 +120,19 @@ class Parts:
         if self.boundary == "joint":
             warn_of_spanning(whole, streams)
         return whole, streams
+
+    def as_read(self, texts: Sequence[str], streams: Sequence[TokenizedText]) -> "Parts":
+        """Return the parts for a second model, which reads what the first one has read.
+
+        Its own template, if it has one, would write other chats.
+
+        Args:
+            texts, streams: what `read` returned for the first.
+        """
+        if self.chats is None:
+            return self
+        spans = [[span for span in stream.part.spans if span[0] < span[1]] for stream in streams]
+        return replace(self, written=(texts, spans))
 
     def _read_after_contexts(
         self, tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], protocol: Protocol
@@ -165,7 +182,9 @@ def check_parts(
     spans = check_spans("score_spans", score_spans, texts)
     if contexts is not None:
         warn_of_joins(contexts, context_separator, texts)
-    return Parts(contexts, spans, chats, boundary, context_separator or "")
+    return Parts(
+        contexts, spans, chats, boundary=boundary, context_separator=context_separator or ""
+    )
 
 
 def warn_of_joins(
@@ -206,6 +225,17 @@ def check_alone(arguments: dict[str, object], parts: Parts | None, words: object
         raise ValueError(
             f"`{given[0]}` must be left out with {name}: it is about whole texts and all their "
             "tokens. Make a call for each."
+        )
+
+
+def check_beside_reference(boundary: str, words: object) -> None:
+    """Refuse what has no counterpart in the comparison of two models."""
+    if words is not False:
+        raise ValueError("`words` must be left out with a reference. Make a call for each model.")
+    if boundary == "healed":
+        raise ValueError(
+            "`boundary` must be 'joint' or 'separate' with a reference, got 'healed': the predictions "
+            "that are compared are of whole tokens."
         )
 
 
