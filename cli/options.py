@@ -49,11 +49,10 @@ examples:
   %(prog)s story.txt --cite                   the sentence for a paper
 
 exit codes:
-  0    all is scored, and below the limits that were set
-  1    above --fail-above, or not within --margin
-  2    bad input, or a text that could not be scored; a line on stderr says why
-  3    a crash: a fault of the program
-  130  interrupted; 143 by SIGTERM
+  0, 1      all is scored: below --fail-above and within --margin, or not
+  2         bad input, or a text that could not be scored: stderr says why
+  3         a crash: a fault of the program
+  130, 143  interrupted, by SIGTERM
 
 Each option in more words: docs/command-line.md
 """

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from .messages import named, say
 
-# How `datasets` reads the files with one text a row.
+# How the files with one text a row are read.
 TABLES = {
     ".csv": "csv",
     ".tsv": "csv",
@@ -31,7 +31,7 @@ class Source:
 
     Attributes:
         name: the path as it was given, or as it was found in a folder that was given.
-        builder: the module of `datasets` that reads a table; None for a text.
+        builder: how a table is read: csv, json or parquet; None for a text.
     """
 
     name: str
@@ -105,7 +105,7 @@ def _in_folder(folder: Path) -> list[Source]:
 
 
 def builder_of(name: str) -> str | None:
-    """The module of `datasets` that reads a file, by its ending; None for a text."""
+    """Tell by its ending how a file is read as a table; None for a text."""
     return TABLES.get(suffix(name))
 
 

@@ -1,8 +1,10 @@
 """Where the command line's texts come from, and what it says of mistakes in them."""
 
+import bz2
 import csv
 import gzip
 import json
+import lzma
 import math
 import os
 from pathlib import Path
@@ -11,7 +13,7 @@ import datasets
 import pytest
 from models import random_text
 
-from cli import options, reading, suspicions
+from cli import options, reading, suspicions, unpacking
 
 TEXTS = [random_text(length, seed=length) for length in (20, 40, 6)]
 
@@ -94,6 +96,63 @@ def test_gzip_is_known_by_its_first_bytes(call):
     assert packed == plain
     Path("broken").write_bytes(gzip.compress(TEXTS[0].encode())[:-9])
     assert "broken is gzipped, but broken: " in call("broken").err
+
+
+def test_a_gzipped_bomb_is_not_unpacked(call, monkeypatch):
+    """Nor tokenized: the largest expansion of gzip is 1,032 times."""
+    Path("zeros.gz").write_bytes(gzip.compress(bytes(10**7)))
+    assert "zeros.gz holds NUL characters, as binary files do." in call("zeros.gz").err
+    Path("a.gz").write_bytes(gzip.compress(b"w5 " * 10**5))
+    assert call("a.gz", "--json").json["corpus"]["num_tokens"] == 10**5, "small enough"
+    monkeypatch.setattr(unpacking, "HARMLESS_BYTES", 10**5)
+    for name in ("a.gz", "t.csv.gz"):
+        Path(name).write_bytes(gzip.compress(b"text\n" + b"w5 " * 10**5))
+        outcome = call(name)
+        assert outcome.code == 2
+        assert f"{name} unpacks to more than 200 times its size" in outcome.err
+
+
+BINARY = {
+    "PDF": (b"%PDF-1.7\n%\xe2\xe3\xcf\xd3\n1 0 obj", "a PDF: extract its text first"),
+    "Word": (b"PK\x03\x04\x14", "a zip archive, as the files of Word and other programs are"),
+    "old Word": (b"\xd0\xcf\x11\xe0\xa1", "a file of an old Office program"),
+    "RTF": (b"{\\rtf1 w5}", "an RTF document"),
+    "PNG": (b"\x89PNG\r\n\x1a\n", "a picture"),
+    "JPEG": (b"\xff\xd8\xff\xe0", "a picture"),
+    "film": (b"abcdftypisom", "a picture, a sound or a film"),
+    "sound": (b"RIFFabcdWAVE", "a picture, a sound or a film"),
+    "bzip2": (bz2.compress(b"w5"), "packed otherwise than by gzip: unpack it"),
+    "xz": (lzma.compress(b"w5"), "packed otherwise than by gzip: unpack it"),
+    "Parquet": (b"PAR1abcd", "a Parquet table: let its name end in .parquet"),
+    "a program": (b"\x7fELF\x02", "a binary file"),
+    "PDF, gzipped": (gzip.compress(b"%PDF-1.4"), "a PDF"),
+}
+
+
+@pytest.mark.parametrize(("data", "kind"), BINARY.values(), ids=BINARY)
+@pytest.mark.parametrize("name", ["a.txt", "a.csv", "a.jsonl"])
+def test_what_is_no_text_is_called_by_its_kind(call, data, kind, name):
+    """Any bytes are a text in some encodings."""
+    Path(name).write_bytes(data)
+    outcome = call(name, "--encoding=latin-1")
+    assert (outcome.code, outcome.out) == (2, "")
+    assert f"{name} is {kind}" in outcome.err
+
+
+def test_nul_characters_are_no_text(call):
+    """Not even behind the first piece; nor in UTF-16, whose bytes are full of NUL."""
+    Path("a.txt").write_bytes(b"w5 " * 500_000 + b"\0")
+    assert "a.txt holds NUL characters, as binary files do" in call("a.txt").err
+    Path("wide.txt").write_text("w5 w6", "utf-16-le")
+    assert "Name its --encoding if it is a text, such as utf-16-le" in call("wide.txt").err
+    assert call("wide.txt", "--encoding=utf-16-le", "--json").json["corpus"]["num_tokens"] == 2
+    Path("wide.txt").write_text("w5\0w6", "utf-16")
+    assert "wide.txt holds NUL characters" in call("wide.txt").err
+
+
+def test_a_text_about_these_files_is_a_text(call):
+    Path("a.txt").write_text("w5 %PDF-1.7 PK\x03\x04")
+    assert call("a.txt").code == 0
 
 
 @pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16", "utf-32", "utf-16-le", "latin-1"])
@@ -294,7 +353,60 @@ def test_a_dataset_may_be_a_file(call):
     )
 
 
+@pytest.mark.parametrize("depth", [51, 500, 20_000])
+@pytest.mark.parametrize("column", ["text", "other"])
+def test_json_that_nests_too_deep_is_refused(call, depth, column):
+    """Before a reader runs out of its stack."""
+    row = json.dumps({"text": "w5"} | {column: 0}).replace("0", "[" * depth + "]" * depth)
+    Path("deep.jsonl").write_text(json.dumps({"text": "w5"}) + "\n" + row)
+    for argv in (["deep.jsonl"], ["--dataset=deep.jsonl::train:text"]):
+        outcome = call(*argv)
+        assert (outcome.code, outcome.err.count("\n")) == (2, 1)
+        assert "deep.jsonl nests lists and objects more than 50 deep" in outcome.err
+
+
+def test_brackets_in_texts_do_not_nest(call):
+    write_table("t.jsonl", [{"text": "w5 " + "[{" * 100 + '\\"', "list": [[[{"a": [1]}]]] * 40}])
+    (row,) = read(call("t.jsonl", "--format=jsonl"))
+    assert row["list"] == [[[{"a": [1]}]]] * 40
+
+
+@pytest.mark.parametrize("indent", [None, 1])
+def test_json_that_is_a_list_of_objects(call, indent):
+    Path("t.json").write_text(json.dumps(ROWS, indent=indent))
+    rows = read(call("t.json", "--id-column=key", "--format=jsonl"))
+    assert [row["name"] for row in rows] == ["000", "001", "002"]
+    Path("one.json").write_text(json.dumps(ROWS[0], indent=indent))
+    assert len(read(call("one.json", "--format=jsonl"))) == 1
+
+
+def test_rows_of_json_may_lack_columns(call):
+    write_table("t.jsonl", [{"text": "w5"}, {"text": "w6", "b": [1]}, {"b": 2}])
+    rows = read(call("t.jsonl", "--format=jsonl"))
+    assert [row.get("b") for row in rows] == [None, [1]]
+    assert call("t.jsonl", "--json").json["num_empty_texts"] == 1
+
+
+def test_words_that_look_like_dates_stay_words(call):
+    write_table("t.jsonl", [{"text": "w5", "id": "2024-01-01"}])
+    assert read(call("t.jsonl", "--id-column=id", "--format=jsonl"))[0]["name"] == "2024-01-01"
+
+
+def test_categories_of_parquet_are_texts(call):
+    pyarrow = pytest.importorskip("pyarrow")
+    pyarrow.parquet = pytest.importorskip("pyarrow.parquet")
+    categories = pyarrow.array(["w5 w6", "w7"]).dictionary_encode()
+    pyarrow.parquet.write_table(pyarrow.table({"text": categories}), "t.parquet")
+    assert call("t.parquet", "--json").json["corpus"]["num_tokens"] == 3
+    Path("broken.parquet").write_bytes(b"PAR1")
+    assert "broken.parquet could not be read as a table: " in call("broken.parquet").err
+
+
 def test_a_broken_table_is_told(call):
+    Path("late.jsonl").write_text('{"text": "w5"}\n{"text": "w6}\n', "utf-8")
+    assert "late.jsonl could not be read as a table: object 2: Invalid" in call("late.jsonl").err
+    Path("late.jsonl").write_text('{"text": "w5"}\n3\n', "utf-8")
+    assert 'late.jsonl: object 2 must be a JSON object such as {"text"' in call("late.jsonl").err
     Path("broken.jsonl").write_text("{]\n", "utf-8")
     outcome = call("broken.jsonl")
     assert outcome.code == 2

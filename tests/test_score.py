@@ -139,7 +139,7 @@ def strict_json(text: str) -> dict:
 
 
 def stdin_of(data: bytes, terminal: bool = False) -> io.TextIOWrapper:
-    stream = io.TextIOWrapper(io.BytesIO(data))
+    stream = io.TextIOWrapper(io.BufferedReader(io.BytesIO(data)))
     stream.isatty = lambda: terminal
     return stream
 
