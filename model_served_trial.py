@@ -1,0 +1,280 @@
+"""A server is tried before it is believed: made-up prompts whose answers must hang together.
+
+A model gives a token one value, which depends on the tokens before it and on nothing else: not on
+those after it, on other prompts, on what was asked before, or on how an answer would be sampled.
+Servers break each of these, and answer all the same.  What is found out here is kept as `Identity`,
+by which the same model is recognised later.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from transformers import PreTrainedTokenizerBase
+
+from .model_server_forms import AnswerError, Form, Prompt, TokenValues, shown
+
+# Tokens of the made-up prompt, and of the one that stands beside the texts in every request.
+PROBE_LENGTH = 256
+CANARY_LENGTH = 16
+# Nats by which values of one token differ from request to request where a model computes in half
+# precision: root mean square, and on average.  Float32 stays below 1e-4.
+MOST_SPREAD = 0.1
+MOST_SHIFT = 0.03
+# Sampling that an answer is drawn with, and that a prompt's values must not know of.
+OTHER_SAMPLING = {"temperature": 0.5, "top_p": 0.5}
+# Likeliest tokens to ask for.
+NUM_LIKELIEST = 2
+# A text that tokenizers cut differently.
+SAMPLE = "Perplexity, measured in 2026:\n  the naïve 'sliding window' of 1,024 tokens doesn't lie."
+# Share of made-up tokens whose text may differ, as tokenizers write fragments of characters.
+MOST_RENAMED = 0.1
+
+
+class Source(Protocol):
+    """Where the values of tokens come from: a server, or an engine in this process.
+
+    Attributes:
+        form: how it is asked, and what it can say.
+    """
+
+    form: Form
+
+    def values(
+        self, prompts: Sequence[Prompt], num_likeliest: int = 0, **sampling: float
+    ) -> list[TokenValues]:
+        """Ask for the values of prompts in one request."""
+        ...
+
+
+@dataclass(frozen=True)
+class Identity:
+    """What a model said of made-up tokens: by this it is recognised.
+
+    Attributes:
+        probe: the made-up prompt.
+        nll: of its tokens but the first, in nats.
+        canary, canary_nll: the same of a short prompt.
+    """
+
+    probe: Prompt
+    nll: np.ndarray
+    canary: Prompt
+    canary_nll: np.ndarray
+
+    @property
+    def mean(self) -> float:
+        """Mean negative log-likelihood of the made-up tokens, in nats a token."""
+        return float(self.nll.mean())
+
+    def is_of(self, source: Source) -> bool:
+        """Ask again; return whether it is still the same model."""
+        return not differ(source.values([self.probe])[0].nll, self.nll)
+
+
+class Refusal(ValueError):
+    """What a server did on trial that no honest one does."""
+
+
+def try_source(
+    source: Source,
+    tokenizer: PreTrainedTokenizerBase,
+    length: int | None,
+    description: str,
+) -> Identity:
+    """Try whether the values that a source gives are those of a causal model.
+
+    Args:
+        tokenizer: whose ids are sent.
+        length: tokens that a prompt may have; None where that is not known.
+
+    Raises:
+        ValueError: they are not; it says what was sent and what came back.
+    """
+    trial = Trial(source, tokenizer, min(length or PROBE_LENGTH, PROBE_LENGTH))
+    try:
+        return trial.run()
+    except AnswerError as error:
+        raise ValueError(
+            f"{description} must give the log-probability of every token of a prompt. A prompt of "
+            f"{trial.length} token ids was sent; it answered with {error}."
+        ) from None
+    except Refusal as error:
+        raise ValueError(f"{description} cannot be believed: {error}") from None
+
+
+class Trial:
+    """Made-up prompts, and what each of them shows.
+
+    Args:
+        length: tokens of the longest.
+    """
+
+    def __init__(self, source: Source, tokenizer: PreTrainedTokenizerBase, length: int) -> None:
+        self.source, self.tokenizer, self.length = source, tokenizer, length
+        self.ordinary = ordinary_ids(tokenizer)
+        ids = self.make_up(length, seed=0)
+        self.probe = Prompt(ids)
+        self.canary = Prompt(self.make_up(min(length, CANARY_LENGTH), seed=1))
+
+    def make_up(self, length: int, seed: int) -> list[int]:
+        """Draw tokens; a longer draw of the same seed begins with a shorter one."""
+        return np.random.default_rng(seed).choice(self.ordinary, length).tolist()
+
+    def run(self) -> Identity:
+        """Run all checks.
+
+        Raises:
+            AnswerError: an answer has not even the form of one.
+            Refusal: the answers do not hang together.
+        """
+        first = self.source.values([self.probe], NUM_LIKELIEST)[0]
+        self.check_values(first)
+        self.check_names(first)
+        self.check_order()
+        self.check_places()
+        self.check_repeats(first.nll)
+        self.check_sampling(first.nll)
+        if self.source.form.forces:
+            self.check_forced(first.nll)
+        canary = self.source.values([self.canary])[0]
+        return Identity(self.probe, first.nll, self.canary, canary.nll)
+
+    def check_values(self, values: TokenValues) -> None:
+        """Refuse probabilities of 0, and likeliest tokens that are not."""
+        impossible = np.flatnonzero(np.isinf(values.nll))
+        if len(impossible):
+            raise Refusal(
+                f"it finds {len(impossible)} of {len(values.nll)} made-up tokens impossible, so its "
+                "values are of a distribution cut by top-p or top-k, not of the model's. "
+                + self.advice_on_sampling()
+            )
+        for nll, top in zip(values.nll, values.top):
+            if sum(np.exp(value) for _, value in top) > 1.01 or (
+                top and -nll > top[0][1] + MOST_SPREAD
+            ):
+                raise Refusal(
+                    f"it gave a token the log-probability {-nll:.4f}, and {shown(top)} as the "
+                    "likeliest in its place."
+                )
+
+    def check_names(self, values: TokenValues) -> None:
+        """Refuse a server whose ids mean other tokens than the tokenizer's."""
+        pairs = [
+            (self.tokenizer.decode([token]), text)
+            for token, text in zip(self.probe.targets, values.texts)
+            if isinstance(text, str) and not text.startswith("token_id:")
+        ]
+        clean = [pair for pair in pairs if pair[0].strip().isascii() and pair[0].strip()]
+        other = [pair for pair in clean if pair[0].strip() != pair[1].strip()]
+        if len(other) > MOST_RENAMED * len(clean):
+            raise Refusal(
+                f"its tokens are others than the tokenizer's: where {other[0][0]!r} was sent it "
+                f"read {other[0][1]!r}, and so for {len(other)} of {len(clean)} tokens. Pass the "
+                "served model's own tokenizer."
+            )
+
+    def check_order(self) -> None:
+        """Refuse a server that mixes up the answers to several prompts, or their influence.
+
+        Raises:
+            Refusal: it does.
+        """
+        other = [Prompt(self.make_up(n, seed)) for seed, n in ((2, self.length), (3, self.length // 2))]
+        alone = self.source.values([self.probe])[0].nll
+        company = self.source.values([other[0], self.probe, other[1]])[1].nll
+        if differ(company, alone):
+            raise Refusal(
+                "a prompt gets other values in company than alone: "
+                f"{in_numbers(alone, company)} It mixes up its answers, or its batches change them. "
+                "vLLM: start it with --no-enable-prefix-caching."
+            )
+
+    def check_repeats(self, expected: np.ndarray) -> None:
+        """Refuse values that depend on what was asked before: a stale cache."""
+        half = self.length // 2
+        following = Prompt(self.probe.ids[:half] + self.make_up(self.length - half, seed=4))
+        after = self.source.values([following])[0].nll[: half - 1]
+        again = self.source.values([self.probe])[0].nll
+        for values in (after, again):
+            if differ(values, expected[: len(values)]):
+                raise Refusal(
+                    "the same tokens get other values the next time: "
+                    f"{in_numbers(expected[: len(values)], values)} Switch prefix caching off "
+                    "(vLLM: --no-enable-prefix-caching; SGLang: --disable-radix-cache)."
+                )
+
+    def check_places(self) -> None:
+        """Refuse values that belong to another token than they stand at.
+
+        Where a token is replaced, its own value is the first to change.
+        """
+        expected = self.source.values([self.probe])[0].nll
+        for place in (self.length - 1, self.length // 2):
+            changes = []
+            for replacement in self.make_up(3, seed=5):
+                ids = list(self.probe.ids)
+                ids[place] = replacement
+                if replacement == self.probe.ids[place]:
+                    continue
+                moved = np.abs(self.source.values([Prompt(ids)])[0].nll - expected)
+                changes += np.flatnonzero(moved > MOST_SPREAD)[:1].tolist()
+            wrong = [change + 1 for change in changes if change != place - 1]
+            if wrong and (min(wrong) < place or len(wrong) == len(changes)):
+                raise Refusal(
+                    f"token {place} of a prompt was replaced by another, and the first value to "
+                    f"change was that of token {wrong[0]}: values stand at other tokens than they "
+                    "are of."
+                )
+
+    def check_sampling(self, expected: np.ndarray) -> None:
+        """Refuse values that are scaled by a temperature or cut by top-p."""
+        values = self.source.values([self.probe], **OTHER_SAMPLING)[0].nll
+        if differ(values, expected):
+            raise Refusal(
+                "its values of a prompt follow the sampling of the answer, temperature and top-p: "
+                f"{in_numbers(expected, values)} {self.advice_on_sampling()}"
+            )
+
+    def check_forced(self, expected: np.ndarray) -> None:
+        """Refuse a value of a forced token that is another than that of the token in a prompt."""
+        *ids, last = self.probe.ids
+        values = self.source.values([Prompt(ids, last)])[0].nll
+        if differ(values, expected) or abs(values[-1] - expected[-1]) > 4 * MOST_SPREAD:
+            raise Refusal(
+                f"the last token of a prompt got {-expected[-1]:.4f}, and the same token as the "
+                f"only answer allowed {-values[-1]:.4f}. {self.advice_on_sampling()}"
+            )
+
+    def advice_on_sampling(self) -> str:
+        return (
+            "vLLM: start it with --logprobs-mode raw_logprobs, which is its default, and "
+            "--generation-config vllm."
+        )
+
+
+def ordinary_ids(tokenizer: PreTrainedTokenizerBase) -> np.ndarray:
+    """List the ids of a vocabulary that stand for text, ascending."""
+    special = set(tokenizer.all_special_ids)
+    return np.array(sorted(set(tokenizer.get_vocab().values()) - special))
+
+
+def differ(values: np.ndarray, expected: np.ndarray) -> bool:
+    """Return whether values (N,) differ by more than rounding does, in nats."""
+    if values.shape != expected.shape:
+        return True
+    with np.errstate(invalid="ignore"):
+        difference = values - expected
+    return not (
+        np.sqrt(np.mean(difference**2)) <= MOST_SPREAD and abs(difference.mean()) <= MOST_SHIFT
+    )
+
+
+def in_numbers(expected: np.ndarray, values: np.ndarray) -> str:
+    """Say where values differ most."""
+    place = int(np.nanargmax(np.abs(values - expected)))
+    return (
+        f"token {place + 1} {-expected[place]:.4f} and then {-values[place]:.4f}, "
+        f"{np.mean(expected):.4f} and {np.mean(values):.4f} nats a token over all."
+    )

@@ -1,0 +1,395 @@
+"""How servers are asked for the log-probabilities of a prompt, and what they answer: a class a form.
+
+All three read token ids and give a value for every token of a prompt but the first.  An answer is
+held against what was sent: as many prompts, in their order, as many tokens, the same ids where the
+form names them, and numbers that are log-probabilities.
+
+vLLM: POST /v1/completions with `prompt_logprobs`; https://docs.vllm.ai/en/latest/serving/openai_compatible_server.html
+SGLang: POST /generate with `return_logprob`; https://docs.sglang.ai/basic_usage/native_api.html
+OpenAI's legacy completions: POST /v1/completions with `echo` and `logprobs`.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+
+# What vLLM sends for a log-probability of minus infinity, which JSON has no number for.
+NO_PROBABILITY = -9999.0
+# Nats by which rounding may lift a log-probability above 0.
+ABOVE_ZERO = 1e-3
+TOKEN_ID = "token_id:"
+# Values of an answer that an error shows.
+SHOWN_VALUES = 6
+
+
+class AnswerError(ValueError):
+    """An answer does not hold what was asked for.
+
+    Attributes:
+        place: of the prompt in the request, where one is to blame.
+    """
+
+    def __init__(self, message: str, place: int | None = None) -> None:
+        super().__init__(message)
+        self.place = place
+
+
+class Prompt(NamedTuple):
+    """Tokens to be scored.
+
+    Attributes:
+        ids: to read.
+        forced: a token after them that is scored without being read; None for none.
+    """
+
+    ids: list[int]
+    forced: int | None = None
+
+    @property
+    def targets(self) -> list[int]:
+        """The tokens that are scored: all but the first."""
+        return self.ids[1:] if self.forced is None else [*self.ids[1:], self.forced]
+
+
+@dataclass
+class TokenValues:
+    """What a server says of the tokens of a prompt, but the first.
+
+    Attributes:
+        nll: negative log-likelihoods in nats (N,).
+        rank: 1 for the likeliest (N,); 0 where the server does not say.
+        top: for each token (id, log-probability) of the likeliest in its place, best first; id -1
+            where the server names no ids.
+        texts: the server's own text of each token, where it gives one.
+    """
+
+    nll: np.ndarray
+    rank: np.ndarray
+    top: list[list[tuple[int, float]]]
+    texts: list[str | None] = field(default_factory=list)
+
+
+class Form:
+    """How a kind of server is asked.
+
+    Attributes:
+        name: for messages and the signature.
+        path: where requests go.
+        gives_ranks, gives_ids: whether its answers name the rank of a token, and ids.
+        forces: whether a token after the last that is read can be asked for.
+        num_new: tokens that the server must answer with.
+    """
+
+    name: str
+    path: str
+    gives_ranks = False
+    gives_ids = True
+    forces = False
+    num_new = 1
+
+    def body(
+        self, served_name: str, prompts: Sequence[Prompt], num_likeliest: int, **sampling: float
+    ) -> dict:
+        """Build a request for the values of prompts; those that are forced have one token in common.
+
+        Args:
+            num_likeliest: tokens to name beside the prompt's own.
+            sampling: other settings of the answer's sampling than those that leave it as it is.
+        """
+        raise NotImplementedError
+
+    def read(
+        self, reply: object, prompts: Sequence[Prompt], num_likeliest: int
+    ) -> list[TokenValues]:
+        """Read the answer.
+
+        Raises:
+            AnswerError: it does not hold what was asked for.
+        """
+        raise NotImplementedError
+
+
+class VLLM(Form):
+    """vLLM's `prompt_logprobs`, by id and with ranks; the last token by `allowed_token_ids`."""
+
+    name, path = "vLLM", "/v1/completions"
+    gives_ranks, forces = True, True
+
+    def body(
+        self, served_name: str, prompts: Sequence[Prompt], num_likeliest: int, **sampling: float
+    ) -> dict:
+        body = completion(served_name, prompts, **sampling)
+        body |= {"prompt_logprobs": num_likeliest}
+        if prompts[0].forced is not None:
+            body |= {
+                "allowed_token_ids": [prompts[0].forced],
+                "logprobs": num_likeliest,
+                "return_tokens_as_token_ids": True,
+            }
+        return body
+
+    def read(
+        self, reply: object, prompts: Sequence[Prompt], num_likeliest: int
+    ) -> list[TokenValues]:
+        return [
+            self._read_choice(choice, prompt, num_likeliest, place)
+            for place, (choice, prompt) in enumerate(zip(choices_of(reply, prompts), prompts))
+        ]
+
+    def _read_choice(
+        self, choice: dict, prompt: Prompt, num_likeliest: int, place: int
+    ) -> TokenValues:
+        entries = choice.get("prompt_logprobs")
+        if not isinstance(entries, list):
+            raise AnswerError(f"no `prompt_logprobs` but {sorted(choice)}", place)
+        check_length(entries, prompt.ids, place)
+        rows = [
+            self._read_entry(entry, token, num_likeliest, number, place)
+            for number, (entry, token) in enumerate(zip(entries, prompt.ids))
+            if number
+        ]
+        if prompt.forced is not None:
+            rows.append(forced_row(choice, prompt.forced, num_likeliest, place))
+        return values_of(rows)
+
+    def _read_entry(
+        self, entry: object, token: int, num_likeliest: int, number: int, place: int
+    ) -> tuple:
+        if not isinstance(entry, dict) or str(token) not in entry:
+            raise AnswerError(
+                f"for token {number}, whose id is {token}, values of {shown(entry)}", place
+            )
+        own = entry[str(token)]
+        likeliest = sorted(
+            (value["rank"], int(name), value["logprob"])
+            for name, value in entry.items()
+            if value.get("rank") and value["rank"] <= num_likeliest
+        )[:num_likeliest]
+        if len(likeliest) < num_likeliest:
+            raise AnswerError(f"{len(likeliest)} likeliest tokens of {num_likeliest}", place)
+        value = log_probability(own.get("logprob"), number, place)
+        top = [(name, log_probability(value, number, place)) for _, name, value in likeliest]
+        return value, own.get("rank") or 0, top, own.get("decoded_token")
+
+
+class SGLang(Form):
+    """SGLang's own `/generate`, by id."""
+
+    name, path = "SGLang", "/generate"
+
+    def body(
+        self, served_name: str, prompts: Sequence[Prompt], num_likeliest: int, **sampling: float
+    ) -> dict:
+        return {
+            "input_ids": [prompt.ids for prompt in prompts],
+            "sampling_params": {"max_new_tokens": 1, "temperature": 1.0, "top_p": 1.0} | sampling,
+            "return_logprob": True,
+            "logprob_start_len": 0,
+            "top_logprobs_num": num_likeliest,
+        }
+
+    def read(
+        self, reply: object, prompts: Sequence[Prompt], num_likeliest: int
+    ) -> list[TokenValues]:
+        if not isinstance(reply, list) or len(reply) != len(prompts):
+            raise AnswerError(f"{count_of(reply)} answers to {len(prompts)} prompts")
+        return [
+            self._read_one(answer, prompt, num_likeliest, place)
+            for place, (answer, prompt) in enumerate(zip(reply, prompts))
+        ]
+
+    def _read_one(
+        self, answer: object, prompt: Prompt, num_likeliest: int, place: int
+    ) -> TokenValues:
+        found = answer.get("meta_info") if isinstance(answer, dict) else None
+        entries = found.get("input_token_logprobs") if isinstance(found, dict) else None
+        if not isinstance(entries, list):
+            raise AnswerError(f"no `input_token_logprobs` but {shown(answer)}", place)
+        check_length(entries, prompt.ids, place, first_is_null=entries[:1] == [None])
+        likeliest = found.get("input_top_logprobs") or [None] * len(entries)
+        check_length(likeliest, prompt.ids, place, first_is_null=False)
+        rows = []
+        for number, (entry, token, top) in enumerate(zip(entries, prompt.ids, likeliest)):
+            if number == 0:
+                continue
+            if not isinstance(entry, list) or entry[1] != token:
+                raise AnswerError(
+                    f"for token {number}, whose id is {token}, values of {shown(entry)}", place
+                )
+            value = log_probability(entry[0], number, place)
+            named = [
+                (int(other[1]), log_probability(other[0], number, place)) for other in top or ()
+            ]
+            rows.append((value, 0, named, entry[2] if len(entry) > 2 else None))
+        return values_of(rows)
+
+
+class OpenAI(Form):
+    """OpenAI's legacy `echo` with `logprobs`: values by place, with ids where the server names them.
+
+    Args:
+        num_new: tokens that the server must answer with: 0 where it allows that, else 1.
+    """
+
+    name, path = "OpenAI", "/v1/completions"
+    gives_ids = False
+
+    def __init__(self, num_new: int = 0) -> None:
+        self.num_new = num_new
+
+    def body(
+        self, served_name: str, prompts: Sequence[Prompt], num_likeliest: int, **sampling: float
+    ) -> dict:
+        return completion(served_name, prompts, **sampling) | {
+            "max_tokens": self.num_new,
+            "echo": True,
+            "logprobs": max(1, num_likeliest),
+            "return_tokens_as_token_ids": True,
+        }
+
+    def read(
+        self, reply: object, prompts: Sequence[Prompt], num_likeliest: int
+    ) -> list[TokenValues]:
+        return [
+            self._read_choice(choice, prompt, place)
+            for place, (choice, prompt) in enumerate(zip(choices_of(reply, prompts), prompts))
+        ]
+
+    def _read_choice(self, choice: dict, prompt: Prompt, place: int) -> TokenValues:
+        found = choice.get("logprobs")
+        values = found.get("token_logprobs") if isinstance(found, dict) else None
+        if not isinstance(values, list):
+            raise AnswerError(f"no `token_logprobs` but {shown(choice)}", place)
+        num_answered = self._num_answered(choice, values, prompt)
+        if num_answered:
+            values = values[: -num_answered or None]
+        check_length(values, prompt.ids, place)
+        texts = (found.get("tokens") or [None] * len(values))[: len(values)]
+        tops = (found.get("top_logprobs") or [None] * len(values))[: len(values)]
+        if len(texts) < len(values) or len(tops) < len(values):
+            raise AnswerError(f"{len(texts)} tokens and {len(values)} values", place)
+        rows = []
+        for number, (value, text, top) in enumerate(zip(values, texts, tops)):
+            named = id_of(text)
+            if named is not None and named != prompt.ids[number]:
+                raise AnswerError(
+                    f"for token {number}, whose id is {prompt.ids[number]}, values of {text!r}",
+                    place,
+                )
+            if number:
+                value = log_probability(value, number, place)
+                rows.append((value, 0, named_top(top, text, number, place), text))
+        return values_of(rows)
+
+    def _num_answered(self, choice: dict, values: list, prompt: Prompt) -> int:
+        """Count the values at the end that are of the answer: one at most was allowed."""
+        return min(self.num_new, max(0, len(values) - len(prompt.ids)))
+
+
+# The forms in the order in which they are tried.
+FORMS = (VLLM(), SGLang(), OpenAI(0), OpenAI(1))
+
+
+def completion(served_name: str, prompts: Sequence[Prompt], **sampling: float) -> dict:
+    """Build what requests for completions have in common; sampling changes no distribution."""
+    ids = [prompt.ids for prompt in prompts]
+    settings = {"model": served_name, "prompt": ids, "max_tokens": 1, "seed": 0, "stream": False}
+    return settings | {"temperature": 1.0, "top_p": 1.0} | sampling
+
+
+def choices_of(reply: object, prompts: Sequence[Prompt]) -> list[dict]:
+    """Return the choices of a completion, one for each prompt, in their order.
+
+    Raises:
+        AnswerError: some are missing or named twice.
+    """
+    choices = reply.get("choices") if isinstance(reply, dict) else None
+    if not isinstance(choices, list) or not all(isinstance(choice, dict) for choice in choices):
+        raise AnswerError(f"no `choices` but {shown(reply)}")
+    numbers = [choice.get("index") for choice in choices]
+    if sorted(map(str, numbers)) != sorted(map(str, range(len(prompts)))):
+        raise AnswerError(f"choices numbered {shown(numbers)} to {len(prompts)} prompts")
+    return sorted(choices, key=lambda choice: choice["index"])
+
+
+def check_length(
+    entries: Sequence, ids: Sequence[int], place: int, first_is_null: bool = True
+) -> None:
+    """Refuse values that are not of all tokens of a prompt, the first of which has none."""
+    if len(entries) != len(ids):
+        raise AnswerError(f"values of {len(entries)} tokens to {len(ids)}", place)
+    if first_is_null and entries and entries[0] is not None:
+        raise AnswerError(
+            f"a value for the first token, which nothing predicts: {shown(entries[0])}", place
+        )
+
+
+def log_probability(value: object, number: int, place: int) -> float:
+    """Return a log-probability in nats; minus infinity where the server says that it has none.
+
+    Raises:
+        AnswerError: it is no number, or above 0.
+    """
+    if isinstance(value, bool) or not isinstance(value, int | float) or math.isnan(value):
+        raise AnswerError(f"for token {number} no log-probability but {value!r}", place)
+    if value > ABOVE_ZERO:
+        raise AnswerError(f"for token {number} a log-probability above 0, {value!r}", place)
+    return -math.inf if value <= NO_PROBABILITY else min(float(value), 0.0)
+
+
+def forced_row(choice: dict, token: int, num_likeliest: int, place: int) -> tuple:
+    """Read the value of the one token that was allowed as the answer."""
+    found = choice.get("logprobs")
+    if not isinstance(found, dict) or not found.get("token_logprobs"):
+        raise AnswerError(f"no `logprobs` of the answer but {shown(found)}", place)
+    text, value = found["tokens"][0], found["token_logprobs"][0]
+    if id_of(text) != token:
+        raise AnswerError(f"the answer {text!r}, where only id {token} was allowed", place)
+    top = (found.get("top_logprobs") or [None])[0]
+    number = len(found["token_logprobs"])
+    named = named_top(top, text, number, place)[:num_likeliest]
+    return log_probability(value, number, place), 0, named, None
+
+
+def id_of(text: object) -> int | None:
+    """Return the id in the name of a token, where the server names ids."""
+    if not isinstance(text, str) or not text.startswith(TOKEN_ID):
+        return None
+    number = text.removeprefix(TOKEN_ID)
+    return int(number) if number.isdecimal() else None
+
+
+def named_top(top: object, own: object, number: int, place: int) -> list[tuple[int, float]]:
+    """List (id, log-probability) of likeliest tokens that a server names by text or by id."""
+    if not isinstance(top, dict):
+        return []
+    pairs = [
+        (-1 if id_of(text) is None else id_of(text), log_probability(value, number, place))
+        for text, value in top.items()
+    ]
+    return sorted(pairs, key=lambda pair: -pair[1])
+
+
+def values_of(rows: Sequence[tuple]) -> TokenValues:
+    """Put (log-probability, rank, likeliest, text) of each token together."""
+    columns = list(zip(*rows)) or [(), (), (), ()]
+    return TokenValues(
+        -np.array(columns[0], dtype=np.float64),
+        np.array(columns[1], dtype=np.int64),
+        list(columns[2]),
+        list(columns[3]),
+    )
+
+
+def count_of(reply: object) -> str:
+    return str(len(reply)) if isinstance(reply, list) else f"{shown(reply)} and no"
+
+
+def shown(value: object) -> str:
+    """Show what came back, shortened."""
+    if isinstance(value, list) and len(value) > SHOWN_VALUES:
+        return f"{value[:SHOWN_VALUES]!r:.200}, … ({len(value)})"
+    return f"{value!r:.200}"
