@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from transformers import PreTrainedTokenizerBase
@@ -289,12 +289,15 @@ def score_request(
         if request.words:
             word_scoring = WordScoring.of(model, request.word_spans, request.word_correction)
         if request.long_context.carry:
+            check_carries(model)
             carrier = find_carrier(model.model, model.description)
         # pieces of text that both models cut are found by their characters
         with_offsets = request.reads_characters or reference is not None
         corpus = Corpus(model.tokenizer, request.texts, with_offsets, request.parts)
         planned = plan_request(request, corpus, smallest_limit(models))
         measured = without_refusals(planned)
+        if not model.gives_logits:  # which tell what could follow a scored part
+            measured = {s: replace(m, borders=[[]] * len(m.borders)) for s, m in measured.items()}
         measures = request.measures()
         if word_scoring is not None:
             measures += [m for m in word_scoring.measures() if m not in measures]
@@ -318,6 +321,19 @@ def score_request(
         for (measurement, of_windows, cost), of_borders, comparison in outcomes
     ]
     return Scored(planned, reports, sum(work.costs))
+
+
+def check_carries(model: LanguageModel) -> None:
+    """Refuse to carry the state of a model that lives elsewhere.
+
+    Raises:
+        ValueError: it does.
+    """
+    if not isinstance(model, LanguageModel):
+        raise ValueError(
+            f"`carry` needs a model of transformers, whose state can be handed on, got "
+            f"{model.description}. Pass its name or folder as `model_id`, or leave out `carry`."
+        )
 
 
 def _score(

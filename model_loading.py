@@ -72,10 +72,12 @@ class ContextLimit:
         length: the stated limit, or None.
         table: tokens that the model's table of absolute positions reaches, or None; no window may
             pass it.
+        readable: tokens that one pass may read, or None; a server keeps room for its answer.
     """
 
     length: int | None
     table: int | None
+    readable: int | None = None
 
 
 def resolve_device(device: str | torch.device | None) -> torch.device:

@@ -4,6 +4,11 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from .model import LanguageModel
+from .model_served import ServedModel, open_served
+from .model_server import is_address
+
+# Whatever scores can be had of, by logits or by columns.
+AnyModel = LanguageModel | ServedModel
 
 
 def open_model(
@@ -14,11 +19,33 @@ def open_model(
     model_kwargs: dict | None = None,
     tokenizer_kwargs: dict | None = None,
     argument: str = "model_id",
-) -> LanguageModel:
-    """Open the model of a name; see `LanguageModel.open`."""
+) -> AnyModel:
+    """Open the model of a name: behind an address, on the Hub, or in a folder.
+
+    See `LanguageModel.open` and `open_served`.
+    """
+    if is_address(model_id):
+        check_elsewhere(model_id, device, dtype)
+        return open_served(model_id, tokenizer, model_kwargs, tokenizer_kwargs, argument)
     return LanguageModel.open(
         model_id, tokenizer, device, dtype, model_kwargs, tokenizer_kwargs, argument
     )
+
+
+def check_elsewhere(
+    model_id: str, device: str | torch.device | None, dtype: str | torch.dtype | None
+) -> None:
+    """Refuse to say where and in what a model runs that others have loaded.
+
+    Raises:
+        ValueError: it is said.
+    """
+    for name, value in (("device", device), ("dtype", dtype)):
+        if value is not None:
+            raise ValueError(
+                f"`{name}` must be left out with {model_id!r}, which runs as its server was told "
+                f"to, got {value!r}."
+            )
 
 
 def adopt_model(
@@ -26,6 +53,6 @@ def adopt_model(
     tokenizer: PreTrainedTokenizerBase,
     argument: str = "model",
     tokenizer_argument: str = "tokenizer",
-) -> LanguageModel:
+) -> AnyModel:
     """Take a live model as it is; see `LanguageModel.adopt`."""
     return LanguageModel.adopt(model, tokenizer, argument, tokenizer_argument)

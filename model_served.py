@@ -147,7 +147,6 @@ class ServedModel:
         Raises:
             ValueError: it reads no more than a part of it, or refuses it.
         """
-        check_readable(self.limit, length)
         whole = length + 1 if self._longest_prompt is None else self._longest_prompt
         if min(length + 1, whole) <= max(self._tried, len(self._identity.probe.ids)):
             return
@@ -211,20 +210,6 @@ def changed_model(description: str) -> ValueError:
         "started again with another model or other settings, or several models answer under one "
         "address. Windows that are kept in a checkpoint are of the first. Run the same command again."
     )
-
-
-def check_readable(limit: ContextLimit, length: int) -> None:
-    """Refuse windows of which a server cannot read all tokens.
-
-    Raises:
-        ValueError: a window reads more than it takes.
-    """
-    if limit.readable is not None and length > limit.readable:
-        raise ValueError(
-            f"`max_length` must be lower: a window reads {length} tokens, and the server takes "
-            f"{limit.readable} of its {limit.length}, as it keeps room for its answer. Pass "
-            f"max_length={limit.readable}."
-        )
 
 
 class Card(NamedTuple):

@@ -13,6 +13,7 @@ from typing import Protocol
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
+from .model_server import ServerError
 from .model_server_forms import AnswerError, Form, Prompt, TokenValues, shown
 
 # Tokens of the made-up prompt, and of the one that stands beside the texts in every request.
@@ -22,6 +23,8 @@ CANARY_LENGTH = 16
 # precision: root mean square, and on average.  Float32 stays below 1e-4.
 MOST_SPREAD = 0.1
 MOST_SHIFT = 0.03
+# What a server may say to a prompt that is too long for it.
+TOO_LONG = {400, 413, 422}
 # Sampling that an answer is drawn with, and that a prompt's values must not know of.
 OTHER_SAMPLING = {"temperature": 0.5, "top_p": 0.5}
 # Likeliest tokens to ask for.
@@ -93,6 +96,8 @@ def try_source(
         ValueError: they are not; it says what was sent and what came back.
     """
     trial = Trial(source, tokenizer, min(length or PROBE_LENGTH, PROBE_LENGTH))
+    if length is None:
+        trial = shortened(trial)
     try:
         return trial.run()
     except AnswerError as error:
@@ -102,6 +107,20 @@ def try_source(
         ) from None
     except Refusal as error:
         raise ValueError(f"{description} cannot be believed: {error}") from None
+
+
+def shortened(trial: "Trial") -> "Trial":
+    """Halve a trial's prompts until a server that states no limit takes them."""
+    while trial.length > CANARY_LENGTH:
+        try:
+            trial.source.values([trial.probe])
+        except ServerError as error:
+            if error.status not in TOO_LONG:
+                raise
+            trial = Trial(trial.source, trial.tokenizer, trial.length // 2)
+        else:
+            break
+    return trial
 
 
 class Trial:

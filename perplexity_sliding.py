@@ -32,6 +32,10 @@ from .model_digest import modifications as modifications
 from .model_loading import files_state, resolve_device, resolve_dtype, snapshot
 from .model_logits import Head as Head
 from .model_opening import adopt_model, open_model
+from .model_served import ServedModel as ServedModel
+from .model_served_trial import Identity as Identity
+from .model_server import Server as Server
+from .model_server_forms import Prompt as Prompt
 from .model_probes import KeptState as KeptState
 from .model_states import StateReader as StateReader
 from .plan import Corpus
@@ -64,6 +68,7 @@ from .score_measures import TOKEN_MEASURES
 from .score_pairs import FreedModel, WithoutAdapter, read_alike, smallest_limit
 from .score_passes import Scorer as Scorer
 from .score_runner import Progress, Session
+from .score_served import ServedScorer as ServedScorer
 from .signature import describe_measurement as describe_measurement
 from .text_joins import runs_together as runs_together
 from .text_parts import Chat, separate_chats

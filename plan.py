@@ -143,10 +143,26 @@ def plan_measurement(
         # bytes and characters of the scored tokens alone are counted
         _, streams = corpus.read(protocol, separator, with_offsets=True)
         streams = without_start_tokens(corpus.tokenizer, plan, texts, streams)
+    check_readable(limit, plan, windows)
     borders = [border_windows(plan, stream) if with_borders else [] for stream in streams]
     measurement = Measurement(plan, separator, texts, streams, windows, borders, corpus.parts)
     check_scorable(measurement)
     return measurement
+
+
+def check_readable(limit: ContextLimit, plan: Plan, windows: Sequence[Sequence[Window]]) -> None:
+    """Refuse windows of which a server cannot read all tokens.
+
+    Raises:
+        ValueError: one reads more tokens than the server takes beside its answer.
+    """
+    length = max((window.num_inputs for of_text in windows for window in of_text), default=0)
+    if limit.readable is not None and length > limit.readable:
+        raise ValueError(
+            f"`max_length` must be at most {limit.readable} with protocol={plan.protocol.name!r} and "
+            f"stride={plan.stride}, got {plan.max_length}: its windows read {length} tokens, and the "
+            f"server takes {limit.length} together with its answer. Lower it."
+        )
 
 
 def without_start_tokens(

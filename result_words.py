@@ -302,11 +302,13 @@ class WordScoring:
     Attributes:
         spans: for each text the characters of its words; None splits it at white space.
         correction: whose repair of the space between words: "pimentel", "oh" or None.
+        with_borders: whether what the space after a word costs is measured, and the entropy.
     """
 
     spans: Sequence[Sequence[Range]] | None
     correction: str | None
     vocabulary: Vocabulary
+    with_borders: bool = True
 
     @classmethod
     def of(
@@ -318,14 +320,23 @@ class WordScoring:
         """Prepare to score words under a model.
 
         Raises:
-            ValueError: the tokenizer does not tell the characters of its tokens.
+            ValueError: the tokenizer does not tell the characters of its tokens, or the model does
+                not give the logits that a correction needs.
         """
         check_fast(model.tokenizer)
+        if correction is not None and not model.gives_logits:
+            raise ValueError(
+                f"`word_correction` must be None with {model.description}, got {correction!r}: what "
+                "the space after a word costs is a sum over the vocabulary, which needs the logits "
+                "of all tokens. Pass word_correction=None for plain sums, or load the model itself."
+            )
         vocabulary = classify_vocabulary(model.tokenizer, model.vocabulary_size)
-        return cls(spans, correction, vocabulary)
+        return cls(spans, correction, vocabulary, model.gives_logits)
 
     def measures(self) -> list[Measure]:
         """List what to measure of each token."""
+        if not self.with_borders:
+            return []
         boundary = self.vocabulary.boundary_ids(self.correction)
         interior = self.vocabulary.interior_ids()
         return [
@@ -447,7 +458,7 @@ class TokenArrays:
         return arrays
 
     def _lay(self, window: Window, columns: Columns, names: Sequence[str]) -> None:
-        for name in names:
+        for name in columns.keys() & set(names):
             getattr(self, name)[window.first : window.end] = columns[name]
 
 

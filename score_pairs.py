@@ -148,7 +148,8 @@ def smallest_limit(models: Sequence[LanguageModel]) -> ContextLimit:
     """Return the number of tokens that all of the models take."""
     lengths = [model.limit.length for model in models if model.limit.length is not None]
     tables = [model.limit.table for model in models if model.limit.table is not None]
-    return ContextLimit(min(lengths, default=None), min(tables, default=None))
+    readable = [model.limit.readable for model in models if model.limit.readable is not None]
+    return ContextLimit(*(min(limits, default=None) for limits in (lengths, tables, readable)))
 
 
 def read_alike(model: LanguageModel, reference: LanguageModel, pairs: Sequence[tuple]) -> bool:

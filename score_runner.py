@@ -29,6 +29,7 @@ from .score_checkpoint import Checkpoint
 from .score_distributed import Processes
 from .score_measures import Measure
 from .score_passes import Columns, Row, Scorer
+from .score_served import PassError, ServedScorer
 from .signature import describe_all
 from .text_tokenization import stream_hash
 
@@ -350,12 +351,16 @@ class Session:
             num_shown: measurements, from the first one on, whose perplexity the callback is told.
         """
         work = plan_work(models, measurements, num_shown)
-        scorer = Scorer(models, measures, self.batch_size * work.max_length, self.logits_memory)
+        batch_tokens = self.batch_size * work.max_length
+        if models[0].gives_logits:
+            scorer = Scorer(models, measures, batch_tokens, self.logits_memory)
+        else:
+            scorer = ServedScorer(models[0], measures, self.batch_size, batch_tokens)
         return work, self.run(scorer, work, models, measures)
 
     def run(
         self,
-        scorer: Scorer,
+        scorer: Scorer | ServedScorer,
         work: Work,
         models: Sequence[LanguageModel],
         measures: Sequence[Measure],
@@ -386,7 +391,7 @@ class Runner:
         callback: called after every batch.
     """
 
-    scorer: Scorer
+    scorer: Scorer | ServedScorer
     work: Work
     checkpoint: Checkpoint | None
     processes: Processes
@@ -455,11 +460,18 @@ class Runner:
                 yield from self.scorer.score_after_prefix(
                     lambda place: self.work.row(share[place]), unfinished, group.length
                 )
-        yield from self.scorer.score(
-            lambda place: self.work.row(share[place]),
-            [self.work.lengths[number] for number in share],
-            shared.union(finished),
-        )
+        try:
+            yield from self.scorer.score(
+                lambda place: self.work.row(share[place]),
+                [self.work.lengths[number] for number in share],
+                shared.union(finished),
+            )
+        except PassError as error:
+            pass_ = self.work.passes[share[error.number]]
+            raise ValueError(
+                f"{error} It is the window over tokens {pass_.begin} to {pass_.end - 1} of the text "
+                f"at position {self.work.streams[pass_.stream].text}."
+            ) from None
 
     def _shown(self, number: int, scores: Mapping[int, Columns]) -> list[np.ndarray]:
         """Return the nlls of a pass that are part of the result, if this process has them."""

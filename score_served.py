@@ -18,9 +18,9 @@ from .score_passes import Columns, Row
 # What a served model gives of a token, and what else is asked of one, with what it comes from.
 SERVED_COLUMNS = ("nll", "rank", "top_ids", "top_nll", "top")
 NEEDS_LOGITS = {
-    "entropy": "`token_columns=['entropy']`, or `words`",
-    "tail": "`boundary='healed'`",
-    "boundary": "`words` with a `word_correction`; pass word_correction=None for plain sums",
+    "entropy": "The entropy of a prediction",
+    "tail": "`boundary`='healed'",
+    "kl": "KL divergence",
 }
 
 
@@ -47,7 +47,8 @@ def check_served(description: str, measures: Sequence[Measure]) -> None:
             if column not in SERVED_COLUMNS:
                 raise ValueError(
                     f"{NEEDS_LOGITS.get(column, column)} needs the logits of all tokens, but "
-                    f"{description} gives log-probabilities of single ones. Load the model itself."
+                    f"{description} gives log-probabilities of single ones. Load the model itself, "
+                    "or leave it out."
                 )
 
 
@@ -100,7 +101,7 @@ class ServedScorer:
             group = groups[number]
             if isinstance(answer, AnswerError):
                 raise PassError(
-                    f"{self.model.description} answered with {answer}",
+                    f"{self.model.description} answered with {answer}.",
                     group[max(0, (answer.place or 0) - 1)],
                 )
             self._check_canary(answer[0])

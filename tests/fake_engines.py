@@ -1,0 +1,189 @@
+"""Small HTTP servers in the test process, with a tiny model of transformers behind them.
+
+`FakeServer` tells the truth in vLLM's, OpenAI's and SGLang's forms, as their documentation has them;
+its subclasses in test_served_lies.py lie, each in one way.
+"""
+
+import json
+import threading
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import torch
+
+LOCK = threading.Lock()
+
+
+class FakeServer:
+    """What a server answers, without the HTTP around it.
+
+    Args:
+        forms: which of "vllm", "openai" and "sglang" it speaks.
+        length: tokens that it takes together with its answer.
+
+    Attributes:
+        asked: (path, body, headers) of every request.
+    """
+
+    def __init__(self, model, tokenizer, forms=("vllm",), length=None, root=None):
+        self.model, self.tokenizer, self.forms = model, tokenizer, forms
+        self.length = length or model.config.max_position_embeddings
+        self.root = root
+        self.asked = []
+
+    def get(self, path):
+        if path == "/v1/models":
+            card = {"id": "served", "object": "model"}
+            if "openai" not in self.forms:
+                card |= {"root": self.root or "served", "max_model_len": self.length}
+            return 200, {"data": [card]}
+        if path == "/version" and "vllm" in self.forms:
+            return 200, {"version": "1.2.3"}
+        return 404, {"detail": "Not Found"}
+
+    def post(self, path, body):
+        if path == "/v1/completions":
+            return self.complete(body)
+        if path == "/generate" and "sglang" in self.forms:
+            return self.generate(body)
+        return 404, {"detail": "Not Found"}
+
+    # --- the model ---------------------------------------------------------------------------------
+
+    @torch.inference_mode()
+    def distributions(self, ids, body):
+        """Log-probabilities (T, V) after each token of a prompt."""
+        with LOCK:
+            return self.model(torch.tensor([ids])).logits[0].double().log_softmax(-1)
+
+    def values(self, ids, body):
+        """The log-probability of each token of a prompt, None for the first; and what it is one of."""
+        after = self.distributions(ids, body)
+        return [None, *(after[i - 1, ids[i]].item() for i in range(1, len(ids)))], after
+
+    # --- vLLM and OpenAI ---------------------------------------------------------------------------
+
+    def complete(self, body):
+        if body["model"] != "served":
+            return 404, {"error": {"message": f"The model {body['model']} does not exist."}}
+        prompts = body["prompt"]
+        room = self.length - body["max_tokens"]
+        longest = max(map(len, prompts))
+        if longest > room:
+            return 400, {"error": {"message": f"{longest} tokens are more than {room}."}}
+        if body["max_tokens"] < 1 and "openai" not in self.forms:
+            return 400, {"error": {"message": "max_tokens must be at least 1"}}
+        choices = [{"index": k, **self.choice(ids, body)} for k, ids in enumerate(prompts)]
+        return 200, {"object": "text_completion", "choices": self.ordered(choices)}
+
+    def ordered(self, choices):
+        """vLLM sends them in the order of their index; the form allows any."""
+        return choices[::-1]
+
+    def choice(self, ids, body):
+        values, after = self.values(ids, body)
+        answer = body.get("allowed_token_ids", [int(after[-1].argmax())])[0]
+        choice = {"text": self.tokenizer.decode([answer]), "logprobs": None}
+        if "vllm" in self.forms and body.get("prompt_logprobs") is not None:
+            rows = zip(values, [None, *after], ids)
+            choice["prompt_logprobs"] = [self.entry(*row, body["prompt_logprobs"]) for row in rows]
+        if body.get("echo") and "openai" in self.forms:
+            choice["logprobs"] = self.echo(ids, values, after, answer, body)
+        elif body.get("logprobs") is not None:
+            tops = self.named_top(after[-1], max(1, body["logprobs"]))
+            choice["logprobs"] = {
+                "tokens": [f"token_id:{answer}"],
+                "token_logprobs": [after[-1, answer].item()],
+                "top_logprobs": [{**tops, f"token_id:{answer}": after[-1, answer].item()}],
+            }
+        return choice
+
+    def entry(self, value, before, token, number):
+        if value is None:
+            return None
+        tops = before.topk(max(1, number))
+        likeliest = list(zip(tops.indices.tolist(), tops.values.tolist()))[:number]
+        rank = 1 + int((before > before[token]).sum())
+        entry = {token: {"logprob": value, "rank": rank, "decoded_token": self.text_of(token)}}
+        for place, (other, logprob) in enumerate(likeliest, 1):
+            if other != token:
+                named = {"logprob": logprob, "rank": place, "decoded_token": self.text_of(other)}
+                entry[other] = named
+        return {str(name): found for name, found in entry.items()}
+
+    def echo(self, ids, values, after, answer, body):
+        tokens = [*ids, answer][: len(ids) + body["max_tokens"]]
+        values = [*values, after[-1, answer].item()][: len(tokens)]
+        tops = [None, *(self.named_top(row, body["logprobs"]) for row in after)][: len(tokens)]
+        named = [f"token_id:{token}" for token in tokens]
+        return {"tokens": named, "token_logprobs": values, "top_logprobs": tops}
+
+    def named_top(self, row, number):
+        tops = row.topk(number)
+        return {f"token_id:{t}": v for t, v in zip(tops.indices.tolist(), tops.values.tolist())}
+
+    def text_of(self, token):
+        return self.tokenizer.decode([token])
+
+    # --- SGLang ------------------------------------------------------------------------------------
+
+    def generate(self, body):
+        if max(map(len, body["input_ids"])) >= self.length:
+            return 400, {"error": {"message": "The input is longer than the context length."}}
+        return 200, [self.sglang_answer(ids, body) for ids in body["input_ids"]]
+
+    def sglang_answer(self, ids, body):
+        values, after = self.values(ids, body)
+        entries = [[v, t, None] for v, t in zip(values, ids)]
+        answer = {"input_token_logprobs": entries}
+        if body["top_logprobs_num"]:
+            tops = (row.topk(body["top_logprobs_num"]) for row in after[:-1])
+            pairs = [zip(top.values.tolist(), top.indices.tolist()) for top in tops]
+            answer["input_top_logprobs"] = [None, *([[v, t, None] for v, t in p] for p in pairs)]
+        return {"text": "", "meta_info": answer}
+
+
+@contextmanager
+def running(server):
+    """Let a server answer; yields its address, such as http://127.0.0.1:4711/v1."""
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_GET(self):
+            self.answer(*server.get(self.path))
+
+        def do_POST(self):
+            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            server.asked.append((self.path, body, dict(self.headers)))
+            reply = server.post(self.path, body)
+            if reply is None:  # the connection drops in the middle of an answer
+                self.send_response(200)
+                self.send_header("Content-Length", "1000")
+                self.end_headers()
+                self.wfile.write(b'{"choices": [')
+                self.close_connection = True
+                return
+            self.answer(*reply)
+
+        def answer(self, status, content, headers=()):
+            data = json.dumps(content).encode()
+            self.send_response(status)
+            for name, value in headers:
+                self.send_header(name, value)
+            self.send_header("Content-Length", str(len(data)))
+            self.end_headers()
+            self.wfile.write(data)
+
+        def log_message(self, *args):
+            pass
+
+    httpd = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=httpd.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{httpd.server_port}/v1"
+    finally:
+        httpd.shutdown()
+        httpd.server_close()
+        thread.join()

@@ -1,0 +1,221 @@
+"""A served model gives the numbers of transformers, in every form that servers speak."""
+
+import pytest
+from fake_engines import FakeServer, running
+from models import CONTEXT, make_tokenizer, random_text, save
+
+TEXTS = [random_text(70), random_text(9, 1), random_text(33, 2)]
+FORMS = ("vllm", "openai", "sglang")
+
+
+@pytest.fixture(scope="module")
+def servers(gpt2):
+    """The address of a truthful server in each form."""
+    from contextlib import ExitStack
+
+    with ExitStack() as stack:
+        tokenizer = make_tokenizer()
+        yield {
+            form: stack.enter_context(running(FakeServer(gpt2, tokenizer, (form,))))
+            for form in FORMS
+        }
+
+
+@pytest.fixture
+def both(metric, gpt2, tokenizer, servers):
+    """Measure under a server and in transformers."""
+
+    def measure(form="vllm", predictions=TEXTS, **arguments):
+        arguments |= {"predictions": predictions, "tokenizer": tokenizer}
+        served = metric.compute(model_id=servers[form], **arguments)
+        return served, metric.compute(model=gpt2, **arguments)
+
+    return measure
+
+
+def assert_same(served, expected, path=""):
+    """All numbers agree to 1e-6, and everything else but what names the model is equal."""
+    for key in ("signature", "signature_short", "model", "probe", "num_forward_tokens"):
+        served, expected = ({k: v for k, v in d.items() if k != key} for d in (served, expected))
+    compare(served, expected, path)
+
+
+def compare(value, expected, path):
+    if isinstance(expected, dict) and isinstance(value, dict):
+        assert value.keys() == expected.keys(), path
+        for key in expected:
+            skipped = key in ("signature", "signature_short", "model", "probe")
+            if not skipped:
+                compare(value[key], expected[key], f"{path}.{key}")
+    elif isinstance(expected, list) and isinstance(value, list):
+        assert len(value) == len(expected), path
+        for number, pair in enumerate(zip(value, expected)):
+            compare(*pair, f"{path}[{number}]")
+    elif isinstance(expected, float) and isinstance(value, float):
+        assert value == pytest.approx(expected, rel=1e-6, abs=2e-6, nan_ok=True), path
+    else:
+        assert value == expected, path
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_every_protocol(both, form):
+    served, expected = both(form, protocol="all", max_length=12)
+    for of_server, of_model in zip(served["measurements"], expected["measurements"]):
+        assert ("error" in of_server) == ("error" in of_model), of_server
+        if "error" not in of_model:
+            assert_same(of_server, of_model, of_model["protocol"])
+    assert sum("error" not in row for row in served["measurements"]) >= 5
+
+
+def test_protocols_without_a_window_of_their_own(both):
+    served, expected = both(protocol=["gptq", "lm-eval", "stock", "yarn-truncated"], max_length=10)
+    for pair in zip(served["measurements"], expected["measurements"]):
+        assert_same(*pair)
+
+
+@pytest.mark.parametrize("stride", [1, 5, 8, 15])
+def test_full_windows_to_the_last_target(both, stride):
+    served, expected = both(max_length=CONTEXT, stride=stride)
+    assert_same(served, expected)
+
+
+@pytest.mark.parametrize("start", [False, "once", "every"])
+def test_start_tokens(both, start):
+    assert_same(*both(add_start_token=start, stride=3, max_length=CONTEXT))
+
+
+def test_default_window_is_what_the_server_takes(both):
+    served, expected = both()
+    assert served["max_length"] == CONTEXT
+    assert_same(served, expected)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_windows_that_a_server_cannot_read(metric, servers, tokenizer, form):
+    with pytest.raises(ValueError, match=r"`max_length` must be at most 1[345]|400"):
+        metric.compute(
+            predictions=TEXTS, model_id=servers[form], tokenizer=tokenizer,
+            protocol="lm-eval", max_length=CONTEXT,
+        )  # fmt: skip
+
+
+def test_contexts_spans_and_curves(both):
+    contexts = [random_text(20, n) for n in (5, 6, 7)]
+    assert_same(*both(contexts=contexts))
+    assert_same(*both(score_spans=[[(0, 20), (40, 60)], [(4, 9)], [(10, 70)]]))
+    assert_same(*both(context_lengths=[4, 8, 16], stride=2))
+    assert_same(*both(positions=[0, 4, 16, 70]))
+
+
+def test_tokens_ranks_and_alternatives(both):
+    arguments = {"return_token_scores": True, "max_length": 14}
+    assert_same(*both(**arguments))
+    assert_same(*both(token_columns=["rank"], max_length=14))
+    served, expected = both(num_alternatives=3, max_length=14)
+    assert_same(served, expected)
+
+
+def test_words_as_plain_sums(both):
+    served, expected = both(words=True, word_correction=None)
+    for words, of_model in zip(served["word_scores"], expected["word_scores"]):
+        compare(words["surprisal"], of_model["surprisal"], "surprisal")
+        assert words["entropy"] == words["boundary"] == [None] * len(words["words"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        ({"words": True}, "`word_correction` must be None"),
+        ({"token_columns": ["entropy"]}, "entropy of a prediction needs the logits"),
+        ({"carry": True, "stride": 4}, "`carry` needs a model of transformers"),
+        ({"device": "cpu"}, "`device` must be left out"),
+        ({"dtype": "bfloat16"}, "`dtype` must be left out"),
+        ({"model_kwargs": {"revision": "main"}}, "got 'revision'"),
+        ({"model_kwargs": {"served_name": "other"}}, "serves 'served'"),
+        ({"model_kwargs": {"requests_in_flight": 0}}, "`requests_in_flight` must be"),
+        ({"model_kwargs": {"timeout": 0}}, "`timeout` must be"),
+        ({"token_columns": ["rank"], "max_length": 16}, "max_length=15"),
+    ],
+)
+def test_what_a_server_cannot_give(metric, servers, tokenizer, arguments, reason):
+    with pytest.raises(ValueError, match=reason):
+        metric.compute(
+            predictions=TEXTS, model_id=servers["vllm"], tokenizer=tokenizer, **arguments
+        )
+
+
+def test_ranks_are_refused_where_a_form_has_none(metric, servers, tokenizer):
+    with pytest.raises(ValueError, match="does not say the rank"):
+        metric.compute(
+            predictions=TEXTS, model_id=servers["openai"], tokenizer=tokenizer,
+            max_length=12, token_columns=["rank"],
+        )  # fmt: skip
+
+
+def test_tokenizer_is_found_by_the_root(metric, gpt2, tmp_path):
+    tokenizer = make_tokenizer()
+    root = save(tmp_path / "folder", gpt2, tokenizer)
+    with running(FakeServer(gpt2, tokenizer, root=root)) as address:
+        served = metric.compute(predictions=TEXTS, model_id=address)
+    assert_same(served, metric.compute(predictions=TEXTS, model=gpt2, tokenizer=tokenizer))
+
+
+def test_root_on_another_machine(metric, gpt2):
+    with running(FakeServer(gpt2, make_tokenizer(), root="/data/on/another")) as address:
+        with pytest.raises(ValueError, match="`tokenizer` must be given"):
+            metric.compute(predictions=TEXTS, model_id=address)
+
+
+def test_batch_size_and_requests_in_flight_change_nothing(metric, servers, tokenizer):
+    results = [
+        metric.compute(
+            predictions=TEXTS, model_id=servers["vllm"], tokenizer=tokenizer, max_length=10,
+            batch_size=size, model_kwargs={"requests_in_flight": flying},
+        )
+        for size, flying in ((1, 1), (3, 4), (16, 16))
+    ]  # fmt: skip
+    assert results[0] == results[1] == results[2]
+
+
+def test_several_windows_a_request(metric, gpt2, tokenizer):
+    server = FakeServer(gpt2, tokenizer)
+    with running(server) as address:
+        metric.compute(predictions=TEXTS, model_id=address, tokenizer=tokenizer, max_length=8)
+    assert max(len(body["prompt"]) for _, body, _ in server.asked) > 4
+
+
+def test_progress_and_checkpoint(metric, gpt2, tokenizer, tmp_path):
+    server, seen = FakeServer(gpt2, tokenizer), []
+    with running(server) as address:
+        arguments = {
+            "predictions": TEXTS, "model_id": address, "tokenizer": tokenizer, "stride": 4,
+            "checkpoint": tmp_path / "run.sqlite",
+        }  # fmt: skip
+        first = metric.compute(callback=seen.append, **arguments)
+        num_asked = len(server.asked)
+        again = metric.compute(**arguments)
+    assert seen[-1].done == seen[-1].total
+    assert seen[-1].perplexity == pytest.approx(first["perplexity"])
+    assert again == first
+    assert len(server.asked) - num_asked <= 3  # the model is recognised, no window is asked for
+
+
+def test_key_is_sent_and_never_shown(metric, gpt2, tokenizer, monkeypatch, caplog):
+    monkeypatch.setenv("MY_KEY", "sk-secret")
+    server = FakeServer(gpt2, tokenizer)
+    settings = {"api_key_variable": "MY_KEY", "retries": 0}
+    with running(server) as address:
+        arguments = {"model_id": address, "tokenizer": tokenizer, "model_kwargs": settings}
+        result = metric.compute(predictions=TEXTS, **arguments)
+        refuse = {"error": {"message": "wrong key sk-secret"}}
+        monkeypatch.setattr(server, "post", lambda path, body: (401, refuse))
+        with pytest.raises(ValueError, match=r"status 401, 'wrong key \*\*\*'") as caught:
+            metric.compute(predictions=TEXTS, **arguments)
+    assert server.asked[0][2]["Authorization"] == "Bearer sk-secret"
+    assert "sk-secret" not in f"{result}{caplog.text}{caught.value!r}{caught.value.__cause__!r}"
+
+
+@pytest.mark.parametrize("address", ["http://user:pass@host/v1", "https://host/v1?key=1"])
+def test_addresses_with_secrets(metric, tokenizer, address):
+    with pytest.raises(ValueError, match="without user, password or parameters"):
+        metric.compute(predictions=TEXTS, model_id=address, tokenizer=tokenizer)
