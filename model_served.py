@@ -17,9 +17,9 @@ from transformers import PreTrainedTokenizerBase
 
 from .model_digest import Fingerprint, model_name
 from .model_loading import LARGEST_LIMIT, ContextLimit, load_tokenizer
+from .model_served_trial import Identity, Source, Trial, differ, try_source
 from .model_server import Server, ServerError, ServerSettings
 from .model_server_forms import FORMS, AnswerError, Form, Prompt, TokenValues
-from .model_served_trial import Identity, Source, Trial, differ, try_source
 from .text_tokenization import check_tokenizer
 
 # Tokens of the prompt by which the form of a server is found.
@@ -276,7 +276,9 @@ def check_settings(model_kwargs: dict) -> ServerSettings:
         if not isinstance(value, int) or isinstance(value, bool) or value < low:
             raise ValueError(f"`{name}` must be a whole number from {low} on, got {value!r}.")
     if not isinstance(settings.timeout, int | float) or not settings.timeout > 0:
-        raise ValueError(f"`timeout` must be a number of seconds above 0, got {settings.timeout!r}.")
+        raise ValueError(
+            f"`timeout` must be a number of seconds above 0, got {settings.timeout!r}."
+        )
     return settings
 
 

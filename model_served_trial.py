@@ -200,7 +200,9 @@ class Trial:
         Raises:
             Refusal: it does.
         """
-        other = [Prompt(self.make_up(n, seed)) for seed, n in ((2, self.length), (3, self.length // 2))]
+        other = [
+            Prompt(self.make_up(n, seed)) for seed, n in ((2, self.length), (3, self.length // 2))
+        ]
         alone = self.source.values([self.probe])[0].nll
         company = self.source.values([other[0], self.probe, other[1]])[1].nll
         if differ(company, alone):

@@ -2,7 +2,7 @@
 
 import os
 import random
-from collections.abc import Callable, Hashable, Iterable, Iterator
+from collections.abc import Hashable, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import contextmanager
 from typing import NamedTuple
@@ -141,11 +141,13 @@ class Server:
             except httpx.TransportError as error:
                 failure, pause = str(error) or type(error).__name__, None
                 if last:
-                    raise ServerError(self._hidden(
-                        f"The server at {self.root} could not be asked ({path}), {tries + 1} times: "
-                        f"{failure}. Check the address and that it runs, or raise `timeout` in "
-                        "`model_kwargs`."
-                    )) from None
+                    raise ServerError(
+                        self._hidden(
+                            f"The server at {self.root} could not be asked ({path}), {tries + 1} times: "
+                            f"{failure}. Check the address and that it runs, or raise `timeout` in "
+                            "`model_kwargs`."
+                        )
+                    ) from None
             else:
                 if reply.status_code not in TRANSIENT or last:
                     return self._read(reply, path)

@@ -32,11 +32,11 @@ from .model_digest import modifications as modifications
 from .model_loading import files_state, resolve_device, resolve_dtype, snapshot
 from .model_logits import Head as Head
 from .model_opening import adopt_model, open_model
+from .model_probes import KeptState as KeptState
 from .model_served import ServedModel as ServedModel
 from .model_served_trial import Identity as Identity
 from .model_server import Server as Server
 from .model_server_forms import Prompt as Prompt
-from .model_probes import KeptState as KeptState
 from .model_states import StateReader as StateReader
 from .plan import Corpus
 from .plan_windows import Window as Window

@@ -105,9 +105,10 @@ class ServedScorer:
                     group[max(0, (answer.place or 0) - 1)],
                 )
             self._check_canary(answer[0])
-            yield group, [
-                self._columns(values, row_of(n), n) for values, n in zip(answer[1:], group)
-            ]
+            yield (
+                group,
+                [self._columns(values, row_of(n), n) for values, n in zip(answer[1:], group)],
+            )
         self.model.check_same()
 
     def _groups(
