@@ -20,6 +20,8 @@ from .protocols import Protocol, Start
 # Texts handed to the tokenizer in one call: enough to keep its threads busy, few enough that the
 # Python lists it returns stay small.
 TEXTS_PER_CALL = 1024
+# No id of any token.
+NO_TOKEN = -1
 
 
 Range = tuple[int, int]
@@ -211,27 +213,29 @@ def _encode(
         return_attention_mask=False,
         return_token_type_ids=False,
         return_offsets_mapping=with_offsets,
-        return_special_tokens_mask=special and tokenizer.is_fast,
         verbose=False,  # "Token indices sequence length is longer than…" is no news here
     )
     offsets = encoded["offset_mapping"] if with_offsets else [None] * len(texts)
-    for number, (ids, spans) in enumerate(zip(encoded["input_ids"], offsets)):
+    head, tail = added_around(tokenizer, texts) if special else (0, 0)
+    for ids, spans in zip(encoded["input_ids"], offsets):
         added = np.zeros(len(ids), dtype=bool)
-        if special and tokenizer.is_fast:
-            added[:] = encoded["special_tokens_mask"][number]
-        elif special:
-            head, tail = added_around(tokenizer)
-            added[:head] = added[len(ids) - tail :] = True
+        added[:head] = added[len(ids) - tail :] = True
         if spans is not None:
             spans = np.asarray(spans, dtype=np.int64).reshape(-1, 2)
         yield TokenizedText(np.asarray(ids, dtype=np.int64), spans, added)
 
 
-def added_around(tokenizer: PreTrainedTokenizerBase) -> tuple[int, int]:
-    """Count the special tokens that a slow tokenizer puts before and after a text."""
-    mark = -1  # no id of any token
-    built = tokenizer.build_inputs_with_special_tokens([mark])
-    return built.index(mark), len(built) - built.index(mark) - 1
+def added_around(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> tuple[int, int]:
+    """Count the special tokens that a tokenizer puts before and after each of some texts."""
+    if not tokenizer.is_fast:
+        built = tokenizer.build_inputs_with_special_tokens([NO_TOKEN])
+        head = built.index(NO_TOKEN)
+        return head, len(built) - head - 1
+    for text in ("a", *texts):  # the first is enough, unless the vocabulary has nothing for it
+        added = tokenizer(text, return_special_tokens_mask=True)["special_tokens_mask"]
+        if 0 in added:
+            return added.index(0), added[::-1].index(0)
+    return len(added), 0
 
 
 def tokenize_lines(

@@ -216,6 +216,20 @@ def test_a_start_token_is_what_the_tokenizer_adds_in_front(template, prepends):
     assert stream.added.tolist() == expected
 
 
+def test_words_without_a_token_tell_nothing_of_what_is_added():
+    """Neither the probe nor the first text has a token of its own here."""
+    tokenizer = make_unknowing_tokenizer(single="<unk> $A <eos>")
+    letters = token_models.BPE({"<unk>": BOS, "<eos>": 1, "x": 3, "y": 4}, merges=[])
+    tokenizer.backend_tokenizer.model = letters
+    streams = tokenize(tokenizer, ["b", "xy", ""], "default")
+    assert [stream.added.tolist() for stream in streams] == [
+        [True, True],
+        [True, False, False, True],
+        [True, True],
+    ]
+    assert tokenize(tokenizer, ["a"], "default")[0].added.tolist() == [True, True]
+
+
 class Adding(SlowTokenizer):
     """A slow tokenizer that puts two tokens before a text and one after it."""
 
@@ -316,7 +330,7 @@ def test_comparisons_count_every_byte_and_every_loss(metric, kind, other_first):
         reference_tokenizer=other_tokenizer,
         return_token_scores=True,
     )
-    assert both["comparison"]["compared_bytes"] == sum(len(text.encode()) for text in TEXTS)
+    assert both["comparison"]["num_compared_bytes"] == sum(len(text.encode()) for text in TEXTS)
     for name, single in (("nll", alone), ("reference_nll", other_alone)):
         total = sum(sum(pieces[name]) for pieces in both["piece_scores"])
         assert total == pytest.approx(single["total_nll"], rel=1e-6)
@@ -335,7 +349,7 @@ def test_a_start_token_at_the_head_is_in_no_piece(metric, gpt2, tokenizer):
         return_token_scores=True,
     )
     assert result["piece_scores"][0]["offsets"][0][0] == len("<bos>")
-    assert result["comparison"]["compared_bytes"] == len(" w3 w4 w5")
+    assert result["comparison"]["num_compared_bytes"] == len(" w3 w4 w5")
 
 
 @pytest.mark.parametrize("make_processor", PROCESSORS)
@@ -353,5 +367,7 @@ def test_many_texts_are_encoded_in_few_calls(root, monkeypatch, make_processor):
     )
     texts = ["a", "<|endoftext|>b", "c"] * 500
     streams = tokenize(tokenizer, texts, "default once", with_offsets=True)
-    assert len(switched) == 2 and len(encoded) == 2  # with the start token, and without
+    assert (
+        len(switched) == 2 and len(encoded) == 3
+    )  # with added tokens, which a probe tells, and without
     assert [len(stream) for stream in streams[:3]] == [len(stream) for stream in streams[-3:]]
