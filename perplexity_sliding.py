@@ -201,6 +201,8 @@ Returns:
             of the tokenizer. Bytes and characters are those of the scored tokens, where the
             tokenizer says which these are; else unscored tokens count as average ones. Words are
             counted as the protocol's tool does; without any, word_perplexity is None.
+        chats_as_written (list of str): with `return_token_scores` or `words`, chats as the tokenizer's
+            template writes them, of which offsets count characters.
         adjusted_perplexity (float): per original word, with `word_counts`.
         num_context_tokens (int): tokens that are read as context alone, with `contexts`, `score_spans`
             or chats.

@@ -134,6 +134,10 @@ class Report:
             result["word_scores"] = self.word_scoring.of_measurement(
                 self.measurement, self.scores, self.borders
             )
+        parts = self.measurement.parts
+        has_offsets = extras.with_tokens or self.word_scoring is not None
+        if has_offsets and parts is not None and parts.chats is not None:
+            result["chats_as_written"] = list(self.measurement.texts)
         if extras.with_tokens:
             measurement = self.measurement
             result["token_scores"] = [

@@ -226,12 +226,25 @@ class Scoring:
         if self.args.unit:
             arguments |= {"return_token_scores": self.args.tokens, "words": self.args.words}
             self.report.scored = self.as_scored(texts, wordings)
-        return self.metric.compute(
+        result = self.metric.compute(
             predictions=wordings, **arguments, **self.of_texts(texts, self.protocols[0])
         )
+        self.take_written(result, texts)
+        return result
+
+    def take_written(self, result: dict, texts: list[Text]) -> None:
+        """Show chats as the template has written them."""
+        written = result.pop("chats_as_written", None)
+        if written is not None:
+            self.report.scored = [
+                ReadText(text.name, wording, carried=text.carried)
+                for text, wording in zip(texts, written)
+            ]
 
     def as_scored(self, texts: list[Text], wordings: list[str]) -> list[ReadText]:
         """What token scores are of: each text by itself, or all as they are joined."""
+        if any(text.chat for text in texts):
+            return []  # only the metric knows how they are written out
         if not self.joins or len(texts) == 1:
             between = self.args.context_separator or ""
             contexts = [text.context + between if text.context else "" for text in texts]
@@ -259,9 +272,11 @@ class Scoring:
         return arguments
 
     def wordings(self, texts: list[Text], protocol) -> list[str]:
-        """The texts as they are scored: with --detokenize as prose, by the tool's own rules."""
+        """The texts or chats as they are scored: with --detokenize as prose, by the tool's rules."""
         if not self.args.detokenize:
-            return [text.text for text in texts]
+            return [text.chat or text.text for text in texts]
+        if any(text.chat for text in texts):
+            raise ValueError("--detokenize must be left out with chats, which are prose already.")
         detokenize = protocol.detokenize or wikitext.detokenize
         return [detokenize(text.text) for text in texts]
 
@@ -329,6 +344,7 @@ class Scoring:
                     **(self.arguments | more | {"model_id": model_id}),
                     **self.of_texts(good, protocol),
                 )
+                self.take_written(row, good)
                 self.report.num_forward_tokens += row["num_forward_tokens"]
             except (ValueError, TypeError) as error:
                 row["error"] = in_options(str(error))

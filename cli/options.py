@@ -400,7 +400,6 @@ def check_together(args: argparse.Namespace) -> None:
         f"--words and {comparison}": args.words and args.compares,
         "--words and --tokens": args.words and args.tokens,
         "--reference and --words": args.reference_model_id and args.words,
-        "--reference and --context-column": args.reference_model_id and args.context_column,
         f"--context-lengths and {comparison}": args.context_lengths and args.compares,
         f"--positions and {comparison}": args.positions and args.compares,
         "--json and --format": args.json and args.format not in (None, "json"),

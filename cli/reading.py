@@ -26,6 +26,7 @@ class Text:
         row: its number in a table or dataset, from 0; None for a file of its own.
         share: of all that is read in this run, as far as sizes of files and numbers of rows tell.
         context: what is read before it without being scored.
+        chat: the messages that stand in the place of the text; the text is what its assistants say.
         carried: the other columns of its row.
         error: why it could not be read; None where it could.
     """
@@ -35,6 +36,7 @@ class Text:
     row: int | None = None
     share: float = 0.0
     context: str | None = None
+    chat: list[dict] | None = None
     carried: dict = field(default_factory=dict)
     error: str | None = None
 
@@ -190,8 +192,9 @@ def read_rows(
 ) -> Iterator[Text]:
     """Yield the texts of a table, with its other columns where the output has room for them."""
     needed = list(filter(None, dict.fromkeys((column, args.context_column))))
+    holds_chats = is_chat(next(table.rows([column]))[column])
     for of_texts in needed:
-        if of_texts in table.others:
+        if of_texts in table.others and not (of_texts == column and holds_chats):
             raise ValueError(
                 f"{name or args.dataset} must have texts in the column {of_texts!r}, but it holds "
                 f"others ({table.others[of_texts]})."
@@ -200,11 +203,38 @@ def read_rows(
     rows = table.rows(table.columns if args.carries_columns else list(dict.fromkeys(wanted)))
     for number, row in enumerate(rows):
         row_name = f"row {number}" if name is None else f"{name} row {number}"
+        text = row.pop(column) or ""
+        chat = without_gaps(text) if is_chat(text) else None
+        if chat is None and not isinstance(text, str):
+            raise ValueError(
+                f"{table.name} must hold chats in all rows of {column!r}, got {text!r:.80} in row "
+                f"{number}."
+            )
         yield Text(
             name=str(row[args.id_column]) if args.id_column else row_name,
-            text=row.pop(column) or "",
+            text=text if chat is None else replies(chat),
             row=number,
             share=share / table.num_rows,
             context=row.pop(args.context_column) if args.context_column else None,
+            chat=chat,
             carried=row,
         )
+
+
+def is_chat(value) -> bool:
+    """Whether a cell holds a list of messages, each with a role and a content."""
+    return (
+        isinstance(value, list)
+        and len(value) > 0
+        and all(isinstance(m, dict) and {"role", "content"} <= m.keys() for m in value)
+    )
+
+
+def without_gaps(chat: list[dict]) -> list[dict]:
+    """Messages without the keys that only others of the table have."""
+    return [{key: value for key, value in m.items() if value is not None} for m in chat]
+
+
+def replies(chat: list[dict]) -> str:
+    """What the assistants say, by which a text is seen to be empty, and measured beforehand."""
+    return "\n".join(str(m.get("content", "")) for m in chat if m.get("role") == "assistant")

@@ -1,0 +1,85 @@
+"""Chats from JSON lines on the command line."""
+
+import json
+
+import pytest
+from models import make_model, make_tokenizer, save
+from test_parts import CHAT, PLAIN_TEMPLATE
+
+CHATS = [CHAT, CHAT[:2], [{"role": "system", "content": "w40"}, *CHAT[2:]]]
+
+
+@pytest.fixture(scope="module")
+def chatty(tmp_path_factory):
+    """Two models whose tokenizer has a template."""
+    folder, tokenizer = (
+        tmp_path_factory.mktemp("models"),
+        make_tokenizer(chat_template=PLAIN_TEMPLATE),
+    )
+    spreads = {"tuned": 0.3, "base": 0.33}
+    return {
+        name: save(folder / name, make_model("gpt2", spread=spread), tokenizer)
+        for name, spread in spreads.items()
+    }
+
+
+@pytest.fixture
+def rows(tmp_path):
+    """Messages, one of which has a key more, as tables fill up for all."""
+    path = tmp_path / "chats.jsonl"
+    chats = [list(map(dict, chat)) for chat in CHATS]
+    chats[0][0]["name"] = "Ann"
+    lines = [{"id": f"c{n}", "messages": chat} for n, chat in enumerate(chats)]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return [path, "--text-column=messages", "--id-column=id"]
+
+
+def test_the_assistant_s_turns_are_scored_as_in_python(call, rows, chatty, metric):
+    ran = call(*rows, "--format=json", model=chatty["tuned"])
+    assert ran.code == 0, ran.err
+    got = ran.json["corpus"]
+    expected = metric.compute(predictions=CHATS, model_id=chatty["tuned"])
+    assert got["perplexity"] == expected["perplexity"]
+    assert got["texts_digest"] == expected["texts_digest"]
+
+
+def test_tokens_are_those_of_the_text_as_written(call, rows, chatty):
+    printed = call(*rows, "--tokens", "--format=jsonl", model=chatty["tuned"]).out.splitlines()
+    tokens = [row for row in map(json.loads, printed) if row["nats"] is not None]
+    of_second = [row["token"] for row in tokens if row["name"] == "c1"]
+    assert of_second == ["w7", "w8", "w9", "<eos>"]
+    words = call(*rows, "--words", "--format=csv", model=chatty["tuned"]).out.splitlines()[1:]
+    assert [row.split(",")[3] for row in words if row.startswith("c1,")] == ["w7", "w8", "w9"]
+
+
+def test_a_fine_tune_against_its_base(call, rows, chatty, metric):
+    ran = call(*rows, "--reference", chatty["base"], "--format=json", model=chatty["tuned"])
+    [got] = ran.json["models"]
+    expected = metric.compute(
+        predictions=CHATS, model_id=chatty["tuned"], reference_model_id=chatty["base"]
+    )
+    assert got["comparison"] == expected["comparison"]
+    shown = call(*rows, "--reference", chatty["base"], model=chatty["tuned"])
+    assert shown.code == 0 and "perplexity is" in shown.out
+
+
+def test_prompts_and_answers_against_the_base(call, tmp_path, chatty, metric):
+    path = tmp_path / "pairs.csv"
+    path.write_text("context,text\nw3 w4,w5 w6\nw7,w8\n")
+    ran = call(
+        *(path, "--context-column=context", "--context-separator", " ", "--format=json"),
+        *("--reference", chatty["base"]),
+        model=chatty["tuned"],
+    )
+    expected = metric.compute(
+        predictions=[" w5 w6", " w8"],
+        contexts=["w3 w4", "w7"],
+        model_id=chatty["tuned"],
+        reference_model_id=chatty["base"],
+    )
+    assert ran.json["models"][0]["comparison"] == expected["comparison"]
+
+
+def test_chats_are_no_tokenised_prose(call, rows, chatty):
+    ran = call(*rows, "--detokenize=wikitext", model=chatty["tuned"])
+    assert ran.code == 2 and "--detokenize must be left out with chats" in ran.err
