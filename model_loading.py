@@ -184,6 +184,7 @@ def load_model(
     with _naming(name):
         config = kwargs.get("config") or _load_config(model_id, config_kwargs)
     check_decoder(config, name)
+    check_layers(config, name)
     with _naming(name):
         model, report = AutoModelForCausalLM.from_pretrained(
             model_id, output_loading_info=True, **kwargs
@@ -331,6 +332,16 @@ def input_device(model: torch.nn.Module) -> torch.device:
     if parameter is None or parameter.device.type == "meta":
         return torch.device("cpu")
     return parameter.device
+
+
+def check_layers(config: PretrainedConfig, name: str) -> None:
+    """Reject a configuration without layers: the model would be built, and scored, without any."""
+    layers = getattr(config.get_text_config(decoder=True), "num_hidden_layers", None)
+    if isinstance(layers, int) and layers < 1:
+        raise ValueError(
+            f"{name} must have at least one layer, but its configuration says "
+            f"num_hidden_layers={layers}. Check its config.json."
+        )
 
 
 def check_decoder(config: object, name: str) -> None:

@@ -4,6 +4,7 @@ Their docstrings are what a caller sees; gradio takes one line for each argument
 """
 
 import json
+import logging
 import math
 from collections.abc import Callable
 
@@ -13,7 +14,7 @@ from gradio.utils import get_function_description
 from .addresses import address
 from .calls import python_call, shell_call
 from .jobs import Job, OverBudget, Stopped
-from .limits import Refused
+from .limits import FAULT, Refused
 from .links import link
 from .listeners import watch
 from .models import BUNDLED, ROUNDED
@@ -23,6 +24,7 @@ from .settings import Settings
 from .sharing import digest, sentence, token_table, word_table
 
 PROGRAM = "a program"
+logger = logging.getLogger(__name__)
 
 
 def make_score(service: Service) -> Callable:
@@ -129,6 +131,9 @@ def read_arguments(
         gr.Error: with a sentence for the caller.
     """
     name = read_name("model", model)
+    for argument, value in (("protocol", protocol), ("start_token", start_token)):
+        if not isinstance(value, str):
+            raise _error(f"`{argument}` must be a name, in quotation marks, not {value!r}.")
     known = guide(protocol)
     if stride is not None and not known.stride:
         raise _error(
@@ -226,6 +231,9 @@ def _run(service: Service, request: gr.Request, work: Callable):
         raise _error(str(refusal)) from refusal
     except Stopped:
         raise _error("The caller left before the answer was there.") from None
+    except Exception:
+        logger.exception("A request failed.")
+        raise _error(FAULT) from None
 
 
 def _error(sentence: str) -> gr.Error:

@@ -18,7 +18,7 @@ from .cite_view import cite_view, picture_view
 from .compare_view import compare_view
 from .gain_view import gain_view
 from .jobs import Job, Jobs, OverBudget, Shown, Stopped, follow
-from .limits import Refused
+from .limits import FAULT, Refused
 from .links import CONTEXT, TEXT, read_link, unpack
 from .listeners import watch
 from .models import BUNDLED
@@ -258,6 +258,7 @@ class Handlers:
             settings = Settings(name, loaded.window, protocol=protocol).for_model(loaded.window)
             shown = settings.stride or typed_sliders(loaded.window, stride)[1]
             return (
+                loaded.name,
                 gr.Slider(value=loaded.window, maximum=loaded.window),
                 gr.Slider(value=shown, maximum=loaded.window),
                 sketch(loaded.window, shown, protocol),
@@ -267,7 +268,7 @@ class Handlers:
             return f"{loaded.name} is ready. It reads up to {loaded.window:,} tokens at once."
 
         yield from self._run(
-            request, lambda job: self.service.load(name or "", job), controls, 3, done
+            request, lambda job: self.service.load(name or "", job), controls, 4, done
         )
 
     def score(self, request: gr.Request, text: str, *chosen) -> Iterator:
@@ -350,7 +351,7 @@ class Handlers:
             yield alert(str(refusal)), *unchanged
         except Exception:
             logger.exception("A request failed.")
-            yield alert("Something went wrong on this page's side. Please try again."), *unchanged
+            yield alert(FAULT), *unchanged
 
     def _folder(self, request: gr.Request) -> Path:
         """Where a visitor's files are; the page made up its own name, so that is no path."""

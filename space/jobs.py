@@ -11,6 +11,8 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from .limits import duration
+
 # A request that would take this many times its budget is ended after the first tenth of it.
 HOPELESS = 1.2
 # Seconds; each line of status costs a browser that shows a long text a good part of that.
@@ -132,13 +134,6 @@ def describe(step: str, progress) -> str:
     so_far = f", perplexity so far {progress.perplexity:,.1f}"
     known = "" if math.isnan(progress.perplexity) else so_far
     return f"{step}: {progress.done:,} of {progress.total:,} tokens read{known}."
-
-
-def duration(seconds: float) -> str:
-    """`12 seconds`, `3 minutes`."""
-    value, unit = (seconds / 60, "minute") if seconds >= 100 else (seconds, "second")
-    value = max(1, round(value))
-    return f"{value:,} {unit}" + ("" if value == 1 else "s")
 
 
 def follow(job: Job, work: Callable[[Job], object]) -> Iterator[Update | Shown]:

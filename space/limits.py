@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+FAULT = "Something went wrong on this page's side. Please try again."
+
 
 @dataclass(frozen=True)
 class Limits:
@@ -17,6 +19,7 @@ class Limits:
         models: how many are kept in memory.
         waiting: requests in the line; in a full one, those of who had most are turned away.
         downloads: models that are fetched at once.
+        looking: seconds that it may take to open a model and try it out.
     """
 
     characters: int = 200_000
@@ -28,6 +31,7 @@ class Limits:
     models: int = 2
     waiting: int = 40
     downloads: int = 3
+    looking: float = 60.0
 
 
 class Refused(ValueError):
@@ -43,3 +47,10 @@ def whole_characters(text: str, name: str) -> str:
             f"The {name} holds broken characters (half of a pair). Paste it anew."
         ) from None
     return text.replace("\r\n", "\n").replace("\r", "\n")
+
+
+def duration(seconds: float) -> str:
+    """`12 seconds`, `3 minutes`."""
+    value, unit = (seconds / 60, "minute") if seconds >= 100 else (seconds, "second")
+    value = max(1, round(value))
+    return f"{value:,} {unit}" + ("" if value == 1 else "s")

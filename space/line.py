@@ -11,8 +11,8 @@ from collections import deque
 from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, field
 
-from .jobs import Job, duration
-from .limits import Refused
+from .jobs import Job
+from .limits import Refused, duration
 
 LOOK_AGAIN = 0.2  # seconds between two looks at one's place
 REMEMBERED = 20  # of the last turns, for what a turn takes

@@ -3,6 +3,7 @@
 import re
 import warnings
 
+from .deadline import within
 from .jobs import Job
 from .limits import Limits, Refused, whole_characters
 from .markup import count
@@ -153,7 +154,13 @@ def check_text(text: str, limits: Limits) -> str:
 def check_tokens(loaded: LoadedModel, text: str, limits: Limits, job: Job) -> list[int]:
     """Return the ids of the text's tokens, refusing it if they are too many for the page."""
     job.check()
-    ids = loaded.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+    # Patterns of a stranger's tokenizer can be made to search for ever.
+    ids = within(
+        limits.seconds,
+        lambda: loaded.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"],
+        job,
+        f"Cutting the text into tokens of {loaded.name}",
+    )
     if len(ids) > limits.tokens:
         raise Refused(
             f"The text has {count(len(ids), 'token')} for {loaded.name}, and this page takes "

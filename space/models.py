@@ -5,6 +5,8 @@ whose turn it is; see line.py.
 """
 
 import contextlib
+import json
+import os
 import re
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
@@ -16,6 +18,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from demo_model.round_weights import round_weights
 
+from .deadline import Countdown, within
 from .downloads import Downloads
 from .gate import admit
 from .jobs import Job
@@ -38,8 +41,12 @@ SUGGESTED = (
 # More modules of a kind than any model under the size limit has; a configuration can ask for more.
 MOST_MODULES = 256
 COUNTS = re.compile(
-    r"(?:^|_)(?:num|n)_\w*(?:layer|head|expert|block)|(?:layers|heads|experts|blocks)$"
+    r"(?:^|_)num_(?!embeddings|positions|tokens|labels|classes|features|channels|mel)"
+    r"|(?:^|_)n_\w*(?:layer|head|expert|block)|(?:layers|heads|experts|blocks)$"
 )
+MOST = 2**31 - 1  # of any other integer
+DEEPEST = 20  # entries within entries
+CALLS = 60_000  # of torch, to build a model: those of 256 layers make a sixth of that
 
 
 @dataclass(frozen=True)
@@ -105,6 +112,14 @@ class Shelf:
         """Names of the models in memory, the most recently used last."""
         return list(self._models)
 
+    def known_as(self, name: str) -> str:
+        """Return the one name that a model goes by here, however its folder is written."""
+        name = name.strip()
+        if not self.local_folders or name in (BUNDLED, ROUNDED) or not is_model_folder(name):
+            return name
+        folder = Path(name).resolve()
+        return BUNDLED if folder == self.bundled.resolve() else str(folder)
+
     @contextlib.contextmanager
     def fetched(self, name: str, job: Job) -> Iterator[Source]:
         """What it takes to open a model, downloaded if need be; waits for no one who computes.
@@ -116,7 +131,7 @@ class Shelf:
             yield Source(self.bundled)
         elif name in self._models:
             yield Source(None)
-        elif self.local_folders and (Path(name) / "config.json").is_file():
+        elif self.local_folders and is_model_folder(name):
             yield Source(Path(name))
         else:
             job.say(f"Asking the Hugging Face Hub about {name}.")
@@ -137,7 +152,12 @@ class Shelf:
             with self.fetched(name, job) as again:
                 return self.open(name, again, job)
         job.say(f"Opening {name}.")
-        loaded = self._open(name, source.folder, source.commit)
+        loaded = within(
+            self.limits.looking,
+            lambda: self._open(name, source.folder, source.commit),
+            job,
+            f"{name} cannot be used here: opening it and trying it out",
+        )
         self._models[name] = loaded
         return loaded
 
@@ -164,6 +184,11 @@ class Shelf:
             self._models.popitem(last=False)
 
 
+def is_model_folder(name: str) -> bool:
+    """Tell whether there is a model in a folder of this machine; whatever the name, without a fault."""
+    return os.path.isfile(os.path.join(name, "config.json"))
+
+
 def check_configuration(folder: Path, limits: Limits) -> str:
     """Refuse a configuration that would build more than the checked files hold.
 
@@ -172,13 +197,11 @@ def check_configuration(folder: Path, limits: Limits) -> str:
     Returns:
         the attention to load the model with.
     """
+    # As written, before anything is made of it, and then with what the architecture adds to it.
+    check_integers(json.loads((folder / "config.json").read_text(encoding="utf-8")))
     config = AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
-    for name, value in entries(config.to_dict()):
-        if COUNTS.search(name) and isinstance(value, int) and value > MOST_MODULES:
-            raise Refused(
-                f"its configuration asks for {name} = {value:,}, more than any small model has."
-            )
-    model, attention = build_shapes(config)
+    check_integers(config.to_dict())
+    model, attention = build_shapes(config, limits)
     weights = sum(tensor.numel() for tensor in [*model.parameters(), *model.buffers()])
     if weights > limits.model_parameters:
         raise Refused(
@@ -188,24 +211,45 @@ def check_configuration(folder: Path, limits: Limits) -> str:
     return attention
 
 
-def entries(config: dict) -> Iterator[tuple[str, object]]:
-    """All entries of a configuration, those of nested ones included."""
-    for name, value in config.items():
-        if isinstance(value, dict):
-            yield from entries(value)
-        else:
-            yield str(name), value
+def check_integers(config: dict) -> None:
+    """Refuse a configuration with an integer that no small model has."""
+    for name, value in entries(config):
+        if isinstance(value, bool) or not isinstance(value, int):
+            continue
+        least, most = (0, MOST_MODULES) if COUNTS.search(name) else (-MOST, MOST)
+        if value > most:
+            raise Refused(
+                f"its configuration asks for {name} = {value:,}, more than any small model has."
+            )
+        if value < least:
+            raise Refused(f"its configuration asks for {name} = {value:,}, less than none.")
 
 
-def build_shapes(config) -> tuple[torch.nn.Module, str]:
+def entries(config: object, name: str = "", depth: int = 0) -> Iterator[tuple[str, object]]:
+    """Yield all entries of a configuration, those of nested ones and of lists included."""
+    if depth > DEEPEST:
+        raise Refused("its configuration is nested deeper than any is.")
+    if isinstance(config, dict):
+        for key, value in config.items():
+            yield from entries(value, str(key), depth + 1)
+    elif isinstance(config, list | tuple):
+        for value in config:
+            yield from entries(value, name, depth + 1)
+    else:
+        yield name, config
+
+
+def build_shapes(config, limits: Limits) -> tuple[torch.nn.Module, str]:
     """Build a model without memory for its weights; return it and the attention that it takes.
 
     Attention is named here, because a configuration may name a kernel to be downloaded.
     """
-    with torch.device("meta"):
+    with torch.device("meta"), Countdown(CALLS, limits.looking / 2):
         try:
             return AutoModelForCausalLM.from_config(config, attn_implementation="sdpa"), "sdpa"
-        except ValueError:  # some architectures have only their own
+        except ValueError as error:  # some architectures have only their own
+            if isinstance(error, Refused):
+                raise
             return AutoModelForCausalLM.from_config(config, attn_implementation="eager"), "eager"
 
 

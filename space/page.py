@@ -459,7 +459,7 @@ def connect_measurements(handlers: Handlers, controls: Controls, results: Result
         asked.change,
         handlers.adopt_model,
         [c.model, c.stride, c.protocol],
-        [c.window, c.stride, c.sketch],
+        [c.model, c.window, c.stride, c.sketch],
     )
     adopted.then(lambda stride: stride, c.stride, c.wanted, **QUICK, **RAW)
     views = [r.score[name] for name in SCORE_OUTPUTS]

@@ -235,8 +235,13 @@ class Service:
 
     def load(self, name: str, job: Job) -> LoadedModel:
         """Fetch a model, so that its limits are known."""
-        with self._opened([name.strip()], job) as (loaded,):
+        with self._opened([self.shelf.known_as(name)], job) as (loaded,):
             return loaded
+
+    def _check(self, settings: Settings) -> Settings:
+        """Return settings with the one name of their model, or refuse what no model could be asked."""
+        settings = check_settings(settings, self.protocols)
+        return replace(settings, model=self.shelf.known_as(settings.model))
 
     @contextlib.contextmanager
     def _opened(self, names: Sequence[str], job: Job) -> Iterator[list[LoadedModel]]:
@@ -256,7 +261,7 @@ class Service:
             clip: shorten a window that is too long for the model, instead of refusing it.
         """
         text = check_text(text, self.limits)
-        settings = check_settings(settings, self.protocols)
+        settings = self._check(settings)
         job.expected = expected_seconds(text, settings)
         with self._opened([settings.model], job) as (loaded,):
             check_tokens(loaded, text, self.limits, job)
@@ -273,7 +278,8 @@ class Service:
             clip: shorten a window that is too long for one of them, instead of refusing it.
         """
         text = check_text(text, self.limits)
-        settings = check_settings(settings, self.protocols)
+        settings = self._check(settings)
+        reference = self.shelf.known_as(reference)
         if settings.model == reference:
             raise Refused("Choose two different models to compare.")
         job.expected = 2 * expected_seconds(text, settings)
@@ -306,7 +312,7 @@ class Service:
         And the same tokens with windows of several lengths, where the text is longer than one.
         """
         text = check_text(text, self.limits)
-        settings = check_settings(settings, self.protocols)
+        settings = self._check(settings)
         job.expected = STRIDES_READ * len(text) / CHARACTERS_A_SECOND
         with self._opened([settings.model], job) as (loaded,):
             check_tokens(loaded, text, self.limits, job)
@@ -344,7 +350,7 @@ class Service:
     def every_protocol(self, text: str, settings: Settings, job: Job) -> Sweep:
         """Score a text as every tool would, with the same window and its own usual stride."""
         text = check_text(text, self.limits)
-        settings = check_settings(settings, self.protocols)
+        settings = self._check(settings)
         job.expected = len(self.protocols) * len(text) / CHARACTERS_A_SECOND
         with self._opened([settings.model], job) as (loaded,):
             check_tokens(loaded, text, self.limits, job)

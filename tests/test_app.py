@@ -6,6 +6,7 @@ import html
 import itertools
 import json
 import math
+import shutil
 import threading
 import time
 import zlib
@@ -459,6 +460,26 @@ def test_folders_are_models_only_where_nobody_else_sees_the_page(folders, monkey
         with monkeypatch.context() as outside:
             outside.setenv(name, value)
             assert not app.is_private()
+
+
+def test_a_folder_is_one_model_however_it_is_written(folders, tmp_path, monkeypatch):
+    own = Service(folders["bytes"], local_folders=True)
+    shutil.copytree(folders["words"], tmp_path / "mine")
+    (tmp_path / "sub").mkdir()
+    monkeypatch.chdir(tmp_path)
+    for name in ("./mine", "mine/", str(tmp_path / "mine"), "sub/../mine"):
+        assert own.load(name, Job(60)).name == str(tmp_path / "mine")
+    assert own.load(folders["bytes"], Job(60)).name == BUNDLED
+    assert own.shelf.names == [str(tmp_path / "mine"), BUNDLED]
+    with pytest.raises(Refused, match="two different models"):
+        own.compare(STORY, Settings("./mine"), str(tmp_path / "mine"), Job(60))
+
+
+@pytest.mark.parametrize("name", ["n" * 500, "owner/" + "n" * 500, "a\0b", "./" + "n/" * 3000])
+def test_names_that_no_disk_has_are_refused_with_a_sentence(folders, name):
+    own = Service(folders["bytes"], local_folders=True)
+    with pytest.raises(Refused, match="not the name of a model"):
+        own.load(name, Job(60))
 
 
 # Settings and links
@@ -1408,7 +1429,8 @@ def test_the_stop_button_ends_the_visitors_own_request(handlers):
 
 def test_sliders_follow_the_model(handlers):
     steps = list(handlers.adopt_model(visitor(), "owner/words", 32, "sliding"))
-    _, window, stride, picture = steps[-1]
+    _, name, window, stride, picture = steps[-1]
+    assert name == "owner/words"
     assert (window.value, window.maximum) == (16, 16)
     assert (stride.value, stride.maximum) == (8, 16)
     assert "<b>8 to 15 tokens</b> of context" in picture
@@ -1712,6 +1734,13 @@ def test_the_api_compares_as_asked_or_not_at_all(url, arguments, said):
             "has no `start_token` “every”",
         ),
         ({"text": "x", "model": None}, "must be the name of a model"),
+        ({"text": "x", "model": "n" * 500}, "not the name of a model"),
+        ({"text": "x", "protocol": ["sliding"]}, "`protocol` must be a name"),
+        ({"text": "x", "protocol": {}}, "`protocol` must be a name"),
+        ({"text": "x", "start_token": ["once"]}, "`start_token` must be a name"),
+        ({"text": "x", "window": {}}, "The window must be a whole number"),
+        ({"text": ["x"]}, "There is no text yet"),
+        ({"text": "x", "context": {"a": 1}}, "The context must be a text"),
         ({"text": "x", "protocol": "gptq", "words": True}, "`words` must be left out"),
         ({"text": "x", "protocol": "gptq", "context": "y"}, "scores no text after a context"),
     ],
@@ -1719,6 +1748,15 @@ def test_the_api_compares_as_asked_or_not_at_all(url, arguments, said):
 def test_the_api_refuses_with_a_sentence(url, arguments, said):
     with pytest.raises(Exception, match=said):
         Client(url, verbose=False).predict(**arguments, api_name="/score")
+
+
+def test_faults_reach_no_caller(url, monkeypatch):
+    def fail(*args, **kwargs):
+        raise RuntimeError("a secret")
+
+    monkeypatch.setattr(Service, "score", fail)
+    with pytest.raises(Exception, match="Something went wrong on this page's side"):
+        Client(url, verbose=False).predict("x", api_name="/score")
 
 
 def test_parallel_visitors_each_get_their_own_answer(url, folders, metric):
