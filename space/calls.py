@@ -12,6 +12,7 @@ INLINE_CHARACTERS = 200
 TEXT_FILE, CONTEXT_FILE = "text.txt", "context.txt"
 # One row, which the command line takes a context from.
 TABLE_FILE = "text.jsonl"
+OPTIONS = {"context_separator": "context-separator"}
 
 
 def python_call(scored: Scored, reference: LoadedModel | None = None) -> str:
@@ -93,7 +94,10 @@ def shell_call(scored: Scored, reference: LoadedModel | None = None) -> str:
     if reference is not None:
         arguments |= {f"reference_{name}": value for name, value in _named(reference).items()}
     for name, value in arguments.items():
-        options += [f"--{name}", value if isinstance(value, str) else json.dumps(value)]
+        options += [
+            f"--{OPTIONS.get(name, name)}",
+            value if isinstance(value, str) else json.dumps(value),
+        ]
     return "\n".join([*before, shlex.join(["python", "score.py", path, *options])])
 
 

@@ -77,7 +77,8 @@ class Settings:
         if known.starts:
             arguments["add_start_token"] = START_CHOICES[self.start]
         if self.context:
-            arguments["contexts"] = [self.context]
+            # As the page says: nothing comes between the two.
+            arguments |= {"contexts": [self.context], "context_separator": ""}
         if self.words:
             arguments["words"] = True
         return arguments

@@ -6,6 +6,7 @@ import html
 import itertools
 import json
 import math
+import shlex
 import shutil
 import threading
 import time
@@ -1331,7 +1332,7 @@ def elsewhere(folders, tmp_path, monkeypatch):
 
 def run_shell(call, folders, capsys):
     """What the commands to copy print; the copy is made of the folder's model."""
-    *before, command = [line.split() for line in call.splitlines()]
+    *before, command = [shlex.split(line) for line in call.splitlines()]
     if before:
         assert before == [
             ["python", "demo_model/round_weights.py", "--bits", "4", "--output", "demo_model-4bit"]
