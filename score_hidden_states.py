@@ -4,12 +4,14 @@ The reference's body runs first and leaves the rows that its vocabulary head tak
 alone stays, and gives the same logits from the file that it would have given beside the model.
 Rows of hidden states are about thirty times smaller than rows of logits, and nothing is rounded.
 
-Layout: a line of JSON, padded to `HEADER_BYTES`, that says what is measured; one byte for each pass,
-1 once its rows are there; and the rows, pass by pass.  `bytes` in the header is 0 until all are.
+Layout: a line of JSON, padded to a multiple of `PAGE_BYTES`, that says what is measured; for each
+pass eight bytes, the digest of its rows, or 0 while they are not there; and the rows, pass by pass.
 """
 
+import errno
 import json
 import math
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -27,8 +29,11 @@ from .score_passes import Columns, Scorer
 from .score_runner import Progress, Session, Work, plan_work
 from .signature import describe_model
 
-FORMAT = "perplexity-sliding hidden states, 1"
-HEADER_BYTES = 4096
+FORMAT = "perplexity-sliding hidden states, 2"
+PAGE_BYTES = 4096
+
+# Below evaluate's own, so that evaluate.logging decides what is shown.
+logger = evaluate.logging.get_logger("evaluate.perplexity_sliding")
 
 
 def store_reference(
@@ -54,7 +59,7 @@ def store_reference(
             f"{reference.description} is built in another manner. Leave it out."
         )
     file = StatesFile(path, reference, work)
-    if not file.finished.all():
+    if len(file.finished) < len(work.passes):
         file.record(session)
         session = session.after(sum(work.costs))
     return StoredReference(file), session
@@ -89,8 +94,12 @@ class StatesFile:
         path: the file; made if it is not there.
         reference: after `check`, with its head by blocks.
 
+    Attributes:
+        finished: the passes whose rows are there, unharmed.
+
     Raises:
-        ValueError: the file holds something else: another reference, text or plan, or is cut short.
+        ValueError: the file holds something else: another reference, text or plan.
+        OSError: there is no room for it.
     """
 
     def __init__(self, path: str | Path, reference: LanguageModel, work: Work) -> None:
@@ -112,27 +121,39 @@ class StatesFile:
             "states": probe.shape[1],
             "dtype": str(self.dtype).removeprefix("torch."),
         }
+        line = json.dumps(self.header).encode()
+        self.head = line.ljust(-(-len(line) // PAGE_BYTES) * PAGE_BYTES, b"\0")
         self._open()
+        self.digests = np.fromfile(self.path, np.uint64, len(counts), offset=len(self.head))
+        self.finished = self._find_finished()
 
     @property
     def num_bytes(self) -> int:
-        return HEADER_BYTES + len(self.work.passes) + int(self.first_rows[-1]) * self.width
+        return self._place(len(self.work.passes))
+
+    def _place(self, number: int) -> int:
+        """Return where the rows of a pass begin."""
+        num_digests = len(self.work.passes)
+        return len(self.head) + 8 * num_digests + int(self.first_rows[number]) * self.width
 
     def _open(self) -> None:
-        if not self.path.exists() or self.path.stat().st_size == 0:
-            with open(self.path, "wb") as file:
-                file.truncate(self.num_bytes)
-            self._write_header(0)
-        self._check()
-        data = np.memmap(self.path, np.uint8, "r+", HEADER_BYTES)
-        self.finished = data[: len(self.work.passes)]
-        self.rows = data[len(self.work.passes) :].reshape(-1, self.width)
+        """Check what is there; begin anew where a kill has left nothing but a place for it."""
+        if self.path.is_dir():
+            raise ValueError(
+                f"`reference_states` must be a file, got the folder {str(self.path)!r}. Name a file "
+                "in it."
+            )
+        head = b""
+        if self.path.exists():
+            with open(self.path, "rb") as file:
+                head = file.read(len(self.head)).rstrip(b"\0")
+        if head:
+            self._check(head)
+        self._allocate(is_new=not head)
 
-    def _check(self) -> None:
-        with open(self.path, "rb") as file:
-            head = file.read(HEADER_BYTES)
+    def _check(self, head: bytes) -> None:
         try:
-            stored = json.loads(head.rstrip(b"\0"))
+            stored = json.loads(head)
         except ValueError:
             stored = {}
         if not isinstance(stored, dict) or stored.get("format") != FORMAT:
@@ -147,52 +168,107 @@ class StatesFile:
                 "another file, or remove this one."
             )
         size = self.path.stat().st_size
-        if size != self.num_bytes or stored["bytes"] not in (0, size):
+        if size > self.num_bytes:
             raise ValueError(
-                f"`reference_states`={str(self.path)!r} must have {self.num_bytes} bytes, got "
-                f"{size}: it was cut short. Remove it."
+                f"`reference_states`={str(self.path)!r} must have {self.num_bytes} bytes, got {size}: "
+                "something was added to it. Remove it."
             )
 
-    def _write_header(self, num_bytes: int) -> None:
-        line = json.dumps(self.header | {"bytes": num_bytes}).encode()
-        with open(self.path, "r+b") as file:
-            file.write(line.ljust(HEADER_BYTES, b"\0"))
+    def _allocate(self, is_new: bool) -> None:
+        """Take the room on the disk before hours of work, and write the header."""
+        try:
+            with open(self.path, "wb" if is_new else "r+b") as file:
+                allocate(file.fileno(), self.num_bytes)
+                file.write(self.head)
+        except OSError as error:
+            if is_new:
+                self.path.unlink(missing_ok=True)
+            if error.errno not in (errno.ENOSPC, errno.EFBIG, errno.EDQUOT):
+                raise
+            raise OSError(
+                error.errno,
+                f"{error.strerror}: `reference_states` needs {self.num_bytes / 2**30:.3g} GiB",
+                str(self.path),
+            ) from None
+
+    def _find_finished(self) -> set[int]:
+        """Return the passes whose rows are what was written; warn of those that are damaged."""
+        written = np.flatnonzero(self.digests).tolist()
+        finished = {number for number in written if self._is_whole(number, self._read(number))}
+        if len(finished) < len(written):
+            logger.warning(
+                f"`reference_states`={str(self.path)!r} is damaged in {len(written) - len(finished)} of "
+                f"{len(self.digests)} passes, which are computed again."
+            )
+        return finished
+
+    def _read(self, number: int) -> np.ndarray:
+        """Read the bytes of a pass's rows, as far as they are there."""
+        begin, end = self._place(number), self._place(number + 1)
+        return np.fromfile(self.path, np.uint8, end - begin, offset=begin)
+
+    def _is_whole(self, number: int, data: np.ndarray) -> bool:
+        return digest_of_rows(number, data) == self.digests[number]
 
     def record(self, session: Session) -> None:
         """Run the reference's body over the passes whose rows are not there yet."""
         costs = self.work.costs
         batch_tokens = session.batch_size * self.work.max_length
         scorer = Scorer([Body(self.reference)], [HiddenRows()], batch_tokens, session.logits_memory)
-        finished = set(np.flatnonzero(self.finished).tolist())
-        done, total = sum(costs[number] for number in finished), sum(costs)
+        done, total = sum(costs[number] for number in self.finished), sum(costs)
         with evaluate.logging.tqdm(
             total=total, initial=done, unit="token", desc="Reference", disable=None
         ) as bar:
-            for numbers, batch in scorer.score(self.work.row, costs, finished):
+            for numbers, batch in scorer.score(self.work.row, costs, frozenset(self.finished)):
                 self._keep(numbers, batch)
                 read = sum(costs[number] for number in numbers)
                 bar.update(read)
                 done += read
                 if session.callback is not None:  # the model reads as many tokens afterwards
                     session.callback(Progress(done, 2 * total, math.nan))
-        self.finished.flush()
-        self._write_header(self.num_bytes)
 
     def _keep(self, numbers: Sequence[int], batch: Sequence[Columns]) -> None:
-        """Write the rows of passes, and then that they are there."""
-        for number, columns in zip(numbers, batch):
-            states = torch.from_numpy(columns["states"]).to(self.dtype)  # exact: it came so
-            self.rows[self._of_pass(number)] = states.contiguous().view(torch.uint8).numpy()
-        self.rows.flush()
-        self.finished[numbers] = 1
+        """Write the rows of passes, and that they are there."""
+        with open(self.path, "r+b") as file:
+            for number, columns in zip(numbers, batch):
+                states = torch.from_numpy(columns["states"]).to(self.dtype)  # exact: it came so
+                data = states.contiguous().view(torch.uint8).numpy()
+                file.seek(self._place(number))
+                file.write(data)
+                self.digests[number] = digest_of_rows(number, data)
+                file.seek(len(self.head) + 8 * number)
+                file.write(self.digests[number].tobytes())
+        self.finished.update(numbers)
 
     def states(self, number: int) -> torch.Tensor:
-        """The rows (R, D) of a pass."""
-        rows = torch.from_numpy(np.array(self.rows[self._of_pass(number)]))
-        return rows.view(self.dtype)
+        """Return the rows (R, D) of a pass.
 
-    def _of_pass(self, number: int) -> slice:
-        return slice(self.first_rows[number], self.first_rows[number + 1])
+        Raises:
+            ValueError: they were changed since the file was opened.
+        """
+        data = self._read(number)
+        if not self._is_whole(number, data):
+            raise ValueError(
+                f"`reference_states`={str(self.path)!r} was changed while it was read. Repeat the call."
+            )
+        return torch.from_numpy(data).view(self.dtype).reshape(-1, self.header["states"])
+
+
+def allocate(file: int, num_bytes: int) -> None:
+    """Take room on the disk, where the system has a call for it; what is there stays."""
+    try:
+        os.posix_fallocate(file, 0, num_bytes)
+    except AttributeError:  # macOS, Windows
+        os.truncate(file, num_bytes)
+    except OSError as error:
+        if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL):  # some network disks
+            raise
+        os.truncate(file, num_bytes)
+
+
+def digest_of_rows(number: int, data: np.ndarray) -> int:
+    """Return a hash of a pass's rows that is never 0."""
+    return xxhash.xxh3_64_intdigest(np.ascontiguousarray(data).data, seed=number) or 1
 
 
 # What an error calls the entries of the header.

@@ -1,7 +1,11 @@
 """A reference that runs first and leaves its hidden states in a file: the same numbers, and no others."""
 
-import json
+import errno
 import math
+import os
+import random
+import resource
+import signal
 import sys
 from pathlib import Path
 
@@ -14,7 +18,7 @@ from models import (
     random_text,
     save,
 )
-from perplexity_sliding.score_hidden_states import HEADER_BYTES, drop_body
+from perplexity_sliding.score_hidden_states import PAGE_BYTES, StatesFile, drop_body
 
 TEXTS = [random_text(length, seed=length) for length in range(20, 30)]
 
@@ -109,25 +113,118 @@ def test_models_by_name_are_never_in_memory_together(metric, gpt2, tokenizer, tm
     assert apart == together
 
 
-def test_a_killed_run_goes_on(compare, path):
-    """What is in the file is not computed again, and what is missing is."""
+@pytest.fixture
+def stored(compare, path) -> bytearray:
+    """The file of a finished run."""
     compare(reference_states=path)
-    whole = path.read_bytes()
-    header = json.loads(whole[:HEADER_BYTES].rstrip(b"\0"))
-    assert header["bytes"] == len(whole)
-    killed = bytearray(json.dumps(header | {"bytes": 0}).encode().ljust(HEADER_BYTES, b"\0"))
-    killed += whole[HEADER_BYTES:]
-    killed[HEADER_BYTES] = 0  # the first pass is missing: its flag, and its first number
-    num_passes = (
-        len(whole) - HEADER_BYTES - header["states"] * 4 * sum(map(len, map(str.split, TEXTS)))
-    )
-    killed[HEADER_BYTES + num_passes] ^= 1
-    killed[-1] ^= 1  # a mark in one that is there, which nothing may write again
+    return bytearray(path.read_bytes())
+
+
+@pytest.fixture
+def computed(monkeypatch) -> list[int]:
+    """Numbers of the passes whose states are computed, and not taken from the file."""
+    numbers = []
+    keep = StatesFile._keep
+
+    def counted(self, of_batch, batch):
+        numbers.extend(of_batch)
+        keep(self, of_batch, batch)
+
+    monkeypatch.setattr(StatesFile, "_keep", counted)
+    return numbers
+
+
+def test_a_killed_run_goes_on(compare, path, stored, computed):
+    """What is in the file is not computed again, and what is missing is."""
+    killed = bytearray(stored)
+    killed[PAGE_BYTES + 8 : PAGE_BYTES + 24] = bytes(16)  # two passes are not there yet
     path.write_bytes(killed)
     compare(reference_states=path)
-    expected = bytearray(whole)
-    expected[-1] ^= 1
-    assert path.read_bytes() == expected
+    assert sorted(computed) == [1, 2]
+    assert path.read_bytes() == stored
+
+
+@pytest.mark.parametrize("size", [0, 10, PAGE_BYTES, PAGE_BYTES + 100])
+def test_a_file_that_was_killed_before_its_header_is_begun_anew(compare, path, stored, size):
+    path.write_bytes(bytes(size))
+    compare(reference_states=path)
+    assert path.read_bytes() == stored
+
+
+@pytest.mark.parametrize("damage", ["a bit", "zeros", "a swap", "cut"])
+def test_damaged_passes_are_computed_again(compare, path, stored, computed, caplog, damage):
+    """A reference whose states are others gives another divergence."""
+    expected, data = compare(), bytearray(stored)
+    if damage == "a bit":
+        data[-1] ^= 1
+    elif damage == "zeros":
+        data[-1000:] = bytes(1000)
+    elif damage == "a swap":
+        data[-256:-128], data[-128:] = data[-128:], data[-256:-128]
+    else:
+        del data[-1000:]
+    path.write_bytes(data)
+    with caplog.at_level("WARNING", "evaluate"):
+        assert compare(reference_states=path) == expected
+    assert 0 < len(computed) < 5
+    assert f"is damaged in {len(computed)} of " in caplog.text
+    assert path.read_bytes() == stored
+
+
+def test_every_byte_of_states_and_digests_is_guarded(compare, path, stored, computed):
+    generator = random.Random(0)
+    for place in generator.sample(range(PAGE_BYTES, len(stored)), 8):
+        data = bytearray(stored)
+        data[place] ^= 1 << generator.randrange(8)
+        path.write_bytes(data)
+        compare(reference_states=path)
+        assert path.read_bytes() == stored, place
+
+
+def test_what_changes_while_it_is_read_is_refused(compare, path, stored):
+    def spoil(progress):
+        path.write_bytes(stored[:-1000] + bytes(1000))
+
+    with pytest.raises(ValueError, match=r"was changed while it was read\."):
+        compare(reference_states=path, callback=spoil, batch_size=1)
+
+
+def test_there_is_room_for_all_or_none_is_taken(compare, path):
+    """A full disk is told before the reference runs, and no file is left; a limit stands for one."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, limits[1]))
+    try:
+        with pytest.raises(OSError, match=r"too large.*`reference_states` needs .* GiB") as raised:
+            compare(reference_states=path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, handler)
+    assert raised.value.filename == str(path)
+    assert not path.exists()
+
+
+def test_a_disk_that_fills_up_keeps_what_is_there(compare, path, stored, monkeypatch):
+    path.write_bytes(stored[:-1000])
+
+    def full(*args):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with pytest.raises(OSError, match="No space left on device: `reference_states` needs"):
+        compare(reference_states=path)
+    assert path.read_bytes() == stored[:-1000]
+
+
+@pytest.mark.parametrize("missing", [AttributeError, OSError(errno.EOPNOTSUPP, "no such call")])
+def test_disks_that_take_no_room_beforehand(compare, path, stored, monkeypatch, missing):
+    def refuse(*args):
+        raise missing
+
+    path.unlink()
+    monkeypatch.setattr(os, "posix_fallocate", refuse)
+    compare(reference_states=path)
+    assert path.read_bytes() == stored
 
 
 @pytest.mark.parametrize(
@@ -164,13 +261,16 @@ def test_with_a_checkpoint(compare, path, tmp_path):
         assert with_both == expected
 
 
-@pytest.mark.parametrize("cut", [1, 1000])
-def test_a_file_that_was_cut_short_is_refused(compare, path, cut):
-    compare(reference_states=path)
-    data = path.read_bytes()
-    path.write_bytes(data[:-cut])
-    with pytest.raises(ValueError, match=rf"must have {len(data)} bytes, got {len(data) - cut}"):
+def test_a_file_that_something_was_added_to_is_refused(compare, path, stored):
+    path.write_bytes(stored + b"more")
+    size = len(stored)
+    with pytest.raises(ValueError, match=rf"must have {size} bytes, got {size + 4}: something was"):
         compare(reference_states=path)
+
+
+def test_a_folder_is_no_file(compare, tmp_path):
+    with pytest.raises(ValueError, match="`reference_states` must be a file, got the folder"):
+        compare(reference_states=tmp_path)
 
 
 def test_files_of_something_else_are_left_alone(compare, path):
