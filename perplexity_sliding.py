@@ -191,8 +191,10 @@ Returns:
         perplexity_stderr (float or None): its standard error.
         perplexity_interval (list of float or None): 95 % confidence interval; None where there is
             too little to tell.
-        interval_sample (str or None): what was taken as independent: texts while they are about
-            ten or more, weighed by their length; else parts of the longer ones.
+        interval_sample (str or None): what was taken as independent: texts where they are ten or
+            more and none is nearly all of them; else parts of the longer ones.
+        interval_scope (str or None): what the interval speaks of: "over texts" of this kind; else
+            "within these texts" or "within this text", and others may differ by more.
         total_nll (float): negative log-likelihood in nats.
         num_tokens, num_windows, num_forward_tokens (int): tokens scored, windows run, and the
             tokens they read, which is the cost.

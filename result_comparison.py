@@ -75,7 +75,7 @@ class PairedClusters:
         self.scores = scores
         ones = Blocks.of(scores.lengths, scores.texts, scores.positions, [np.ones(len(scores))])
         self.num_parts = ones.num_parts(block_tokens)
-        self.sample = ones.cut(self.num_parts).sample
+        self.scope = ones.cut(self.num_parts).scope
 
     def sums(self, *columns: np.ndarray, chosen: np.ndarray | slice = slice(None)) -> np.ndarray:
         """Sum tokens and columns over each part (1 + columns, C).
@@ -122,6 +122,7 @@ def compare(
         **judge(ratio["ratio"], ratio["interval"], margin, "perplexity"),
         "perplexity_ratio": ratio,
         "interval_sample": ratio["sample"],
+        "interval_scope": clusters.scope,
         "correlation": correlation(scores["nll"], scores["reference_nll"]),
         **divergences(scores, clusters),
         **agreement(scores, clusters),
@@ -477,5 +478,6 @@ def compare_bytes(
         "bits_per_byte_change_interval": interval and [bound / math.log(2) for bound in interval],
         "byte_perplexity_ratio": ratio,
         "interval_sample": clusters.sample,
+        "interval_scope": clusters.scope,
         "num_compared_bytes": int(sizes.sum()),
     }

@@ -298,7 +298,7 @@ class Totals:
         perplexities = self.perplexities()
         mean_perplexity = float(np.mean(perplexities))
         total, count = float(nlls.sum()), int(tokens.sum())
-        estimate, sample = self.estimate()
+        estimate, clusters = self.estimate()
         mean_of_texts = self.aggregation.average == "texts"
         perplexity = mean_perplexity if mean_of_texts else exp(estimate.value)
         has_interval = estimate.interval is not None
@@ -310,7 +310,8 @@ class Totals:
             "perplexity": perplexity,
             "perplexity_stderr": perplexity * estimate.stderr if known else None,
             "perplexity_interval": perplexity_interval(estimate, self.aggregation.cap),
-            "interval_sample": sample if has_interval else None,
+            "interval_sample": clusters.sample if has_interval else None,
+            "interval_scope": clusters.scope if has_interval else None,
             "total_nll": total,
             "num_tokens": count,
             "scored_share": count / int(self.blocks.lengths.sum()),
@@ -332,14 +333,14 @@ class Totals:
         values = np.divide(terms, weights, out=np.full_like(terms, np.nan), where=weights > 0)
         return [exp(value) for value in np.minimum(values, self.aggregation.cap).tolist()]
 
-    def estimate(self) -> tuple[Estimate, str]:
-        """Estimate the log perplexity, uncapped; and say what the sample is."""
+    def estimate(self) -> tuple[Estimate, Clusters]:
+        """Estimate the log perplexity, uncapped; and return the sample."""
         clusters = self._clusters()
         terms, weights = self._terms_and_weights(clusters)
         estimate = estimate_ratio(terms, weights)
         if self.aggregation.average == "texts":
             estimate = estimate.logarithm()
-        return replace(estimate, value=min(estimate.value, self.aggregation.cap)), clusters.sample
+        return replace(estimate, value=min(estimate.value, self.aggregation.cap)), clusters
 
     def _clusters(self) -> Clusters:
         if self.aggregation.average == "texts":

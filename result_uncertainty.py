@@ -28,14 +28,15 @@ from dataclasses import dataclass, replace
 import numpy as np
 from scipy.special import stdtr, stdtrit
 
-# Effective number of texts from which on texts are the sample.
+# Number of texts from which on texts are the sample.
 ENOUGH_TEXTS = 10
 # Parts that the whole is cut into where there are fewer texts: more of them would be shorter than
 # the stretches over which tokens are alike (Schmeiser, Batch size effects in the analysis of
 # simulation output, 1982, finds 10 to 30 enough).
 NUM_PARTS = 20
-# With a smaller effective number of clusters an interval would be too wide to say anything.
-FEWEST_CLUSTERS = 4
+# With fewer degrees of freedom, those of four equal clusters less rounding, an interval would be too
+# wide to say anything.
+FEWEST_DEGREES = 2.5
 # From this number of clusters on, Student's t gives the p-value; below, all changes of sign do.
 MANY_CLUSTERS = 10
 # Blocks that are kept of a text; a power of two, so that those of any two measurements nest.
@@ -52,7 +53,7 @@ class Estimate:
         value: the number.
         stderr: its standard error; like all that follows None where the clusters are too few, or
             not finite.
-        degrees: of freedom of Student's t: the effective number of clusters less one.
+        degrees: of freedom of Student's t, see `degrees_of_freedom`.
         interval: [low, high] of 95 % confidence.
         pvalue: two-sided, of the value being 0 and its difference from 0 chance.
         num_clusters: clusters with any weight.
@@ -82,11 +83,29 @@ class Clusters:
 
     Attributes:
         sums: sums of the columns over each cluster (C, columns).
-        sample: what a cluster is, in words: "30 texts" or "20 parts of 3 texts".
+        num_texts: texts that they are of.
     """
 
     sums: np.ndarray
-    sample: str
+    num_texts: int
+
+    @property
+    def sample(self) -> str:
+        """What a cluster is, in words: "30 texts" or "20 parts of 3 texts"."""
+        texts = f"{self.num_texts} text{'s' * (self.num_texts > 1)}"
+        return texts if self.are_texts else f"{len(self.sums)} parts of {texts}"
+
+    @property
+    def scope(self) -> str:
+        """What an interval speaks of: other texts, or other passages of these."""
+        if self.are_texts:
+            return "over texts"
+        return "within this text" if self.num_texts == 1 else "within these texts"
+
+    @property
+    def are_texts(self) -> bool:
+        """Whether each cluster is a text."""
+        return len(self.sums) == self.num_texts
 
 
 @dataclass(frozen=True, eq=False)
@@ -152,26 +171,24 @@ class Blocks:
     def clusters(self, block_tokens: float) -> Clusters:
         """Choose what is taken as independent.
 
-        The texts, while their effective number is about ten or more.  Below that, texts longer
-        than a twentieth of the whole are cut into parts of about that length, but of no less
-        than `block_tokens` scored tokens.
+        The texts, where there are ten or more, none of which is nearly all.  Else texts longer
+        than a twentieth of the whole are cut into parts of about that length, but of no less than
+        `block_tokens` scored tokens: what these texts differ in from others is then not seen.
         """
         return self.cut(self.num_parts(block_tokens))
 
     def num_parts(self, block_tokens: float) -> np.ndarray:
         """Choose how many clusters each text makes (T,)."""
         tokens = self.by_text()[:, 0]
-        if round(effective_number(tokens)) >= ENOUGH_TEXTS:
+        shares = tokens[tokens > 0] / tokens.sum()
+        if len(shares) >= ENOUGH_TEXTS and degrees_of_freedom(shares) >= FEWEST_DEGREES:
             return np.ones_like(self.per_text)
         parts = np.minimum(NUM_PARTS * tokens / tokens.sum(), tokens / block_tokens)
         return np.clip(np.round(parts).astype(np.int64), 1, self.per_text)
 
     def cut(self, num_parts: np.ndarray) -> Clusters:
         """Merge the blocks of each text into a number of parts (T,)."""
-        num_texts = f"{len(num_parts)} text{'s' * (len(num_parts) > 1)}"
-        whole = (num_parts == 1).all()
-        sample = num_texts if whole else f"{num_parts.sum()} parts of {num_texts}"
-        return Clusters(self._merged(num_parts), sample)
+        return Clusters(self._merged(num_parts), len(num_parts))
 
     def aligned(self, other: "Blocks") -> tuple["Blocks", "Blocks"]:
         """Return both with the same blocks, by position in the corpus.
@@ -212,10 +229,22 @@ def num_blocks(lengths: np.ndarray) -> np.ndarray:
     return 2 ** np.log2(most).astype(np.int64)
 
 
-def effective_number(weights: np.ndarray) -> float:
-    """Compute (Σ weight)² / Σ weight² (Kish, Survey Sampling, 1965): C where all weigh the same."""
-    total = float(weights.sum())
-    return total**2 / float((weights**2).sum()) if total else 0.0
+def degrees_of_freedom(shares: np.ndarray) -> float:
+    """Compute the degrees of freedom of the jackknife's variance of a mean of clusters.
+
+    Those of the scaled χ² with the same mean and variance, where tokens are alike (Bell and
+    McCaffrey, Bias reduction in standard errors for linear regression with multi-stage samples,
+    2002).  With r = share / (1 - share) they are (Σ r)² / (Σ r² + (Σ r²)² - Σ r⁴): C - 1 for C
+    equal clusters, and fewer the more their lengths differ.
+
+    Args:
+        shares: each cluster's share in the whole (C,), adding up to 1.
+    """
+    if len(shares) < 2 or max(shares) >= 1:
+        return 0.0
+    odds = shares / (1 - shares)
+    squares = (odds**2).sum()
+    return float(odds.sum() ** 2 / (squares + squares**2 - (odds**4).sum()))
 
 
 def estimate_ratio(terms: np.ndarray, weights: np.ndarray) -> Estimate:
@@ -269,15 +298,14 @@ def jackknife(value: float, without: np.ndarray, shares: np.ndarray) -> Estimate
     """Estimate the uncertainty of a number from what it is without each cluster.
 
     var = (C - 1) / C · Σ (value - without)² (Efron, The Jackknife, the Bootstrap and Other
-    Resampling Plans, 1982), with Student's t for the effective number of clusters, less one,
-    degrees of freedom.
+    Resampling Plans, 1982), with Student's t of as many degrees of freedom as that variance has.
 
     Args:
         without: the number with one cluster left out (C,).
         shares: each cluster's share in the whole (C,), adding up to 1.
     """
-    count, degrees = len(without), effective_number(shares) - 1
-    if round(degrees + 1) < FEWEST_CLUSTERS or not np.isfinite([value, *without]).all():
+    count, degrees = len(without), degrees_of_freedom(shares)
+    if degrees < FEWEST_DEGREES or not np.isfinite([value, *without]).all():
         return Estimate(value, None, None, None, None, count)
     moved = value - without
     stderr = math.sqrt((count - 1) / count * float((moved**2).sum()))

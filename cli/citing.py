@@ -23,7 +23,8 @@ def of_result(result: dict, source: str | None, citation: str) -> str:
         perplexity=format_number(result["perplexity"]),
         interval=""
         if bounds is None
-        else f" (95 % interval {format_number(bounds[0])}–{format_number(bounds[1])})",
+        else f" (95 % interval {result['interval_scope']} "
+        f"{format_number(bounds[0])}–{format_number(bounds[1])})",
         tokens=result["num_tokens"],
         texts="one text" if count == 1 else f"{count:,} texts",
         window=fields["window"],

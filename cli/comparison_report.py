@@ -84,7 +84,8 @@ def of_divergence(comparison: dict) -> str:
             "what the reference does not"
         )
     if comparison["interval_sample"]:
-        lines.append(f"intervals         95 %, from {comparison['interval_sample']}")
+        sample, scope = comparison["interval_sample"], comparison["interval_scope"]
+        lines.append(f"intervals         95 % {scope}, from {sample}")
     return "\n".join(lines)
 
 

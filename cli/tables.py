@@ -133,7 +133,19 @@ def of_texts(rows: list[dict], corpus: dict) -> Table:
             "word perplexity": number("word_perplexity"),
             "adjusted": number("adjusted_perplexity"),
         },
+        notes=what_intervals_speak_of(rows),
     )
+
+
+def what_intervals_speak_of(rows: list[dict]) -> tuple[str, ...]:
+    """A sentence where an interval is within a text: then it says nothing about others."""
+    scopes = {row.get("interval_scope") for row in rows} - {None}
+    if scopes <= {"over texts"}:
+        return ()
+    if "over texts" in scopes:
+        return ("95 % interval within each text, of all together over texts.",)
+    scope = "within this text" if scopes == {"within this text"} else "within these texts"
+    return (f"95 % interval {scope}: other texts may differ by more.",)
 
 
 def of_measurements(rows: list[dict]) -> Table:
@@ -161,7 +173,8 @@ def of_measurements(rows: list[dict]) -> Table:
         "adjusted": number("adjusted_perplexity", 4),
     }
     explained = f"{against}: change of the perplexity with its 95 % interval; - is lower: better."
-    return table(rows, columns, notes=() if of_tools else (explained,))
+    notes = () if of_tools else (explained, *what_intervals_speak_of(rows))
+    return table(rows, columns, notes=notes)
 
 
 def varying_settings(rows: list[dict]) -> list[str]:

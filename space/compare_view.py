@@ -245,7 +245,7 @@ def _remarks(compared: Compared) -> str:
         )
     if comparison["interval_sample"]:
         said.append(
-            f"Intervals, from {comparison['interval_sample']}, say how far other texts like this would differ."
+            f"Intervals are within this text, from {comparison['interval_sample']}: other texts may differ by more."
         )
     if compared.by_tokens and comparison["num_infinite_kl"]:
         said.append(

@@ -46,9 +46,9 @@ def count(value: int, noun: str) -> str:
 
 
 def interval_words(interval: Sequence[float]) -> str:
-    """`95 % interval 8.000 to 79.00`."""
+    """`95 % interval within this text 8.000 to 79.00`: the page scores one text at a time."""
     low, high = map(number, interval)
-    return f"95 % interval {low} to {high}"
+    return f"95 % interval within this text {low} to {high}"
 
 
 def per_cent(ratio: float) -> str:

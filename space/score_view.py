@@ -60,8 +60,8 @@ def _interval(interval: Sequence[float] | None) -> str:
     if interval is None:
         return "No interval: the text is too short to tell how far another part would differ."
     return (
-        f"{interval_words(interval)}: the perplexity of much more text like this would most likely "
-        "lie there."
+        f"{interval_words(interval)}: were it longer and went on like this, its perplexity would most "
+        "likely lie there. Another text may differ by more."
     )
 
 

@@ -405,6 +405,7 @@ ALWAYS = {
     "perplexity_stderr",
     "perplexity_interval",
     "interval_sample",
+    "interval_scope",
     "scored_share",
     "total_nll",
     "num_tokens",

@@ -14,7 +14,7 @@ from models import random_text
 from perplexity_sliding.result_totals import TextScores, summarize
 from perplexity_sliding.result_uncertainty import (
     Blocks,
-    effective_number,
+    degrees_of_freedom,
     estimate_ratio,
     jackknife,
     share_interval,
@@ -52,6 +52,14 @@ def autoregressive(generator, rows, length, correlation):
 SCENARIOS = {
     "30 texts": (range(50, 350, 10), 1024, 0.6, 0.4, "30 texts", 1.1),
     "10 texts": ([300] * 10, 64, 0.6, 0.4, "10 texts", 1.25),
+    "12 texts of log-normal lengths": (
+        [1500, 1000, 750, 600, 500, 400, 330, 270, 220, 170, 120, 80],
+        256,
+        0.6,
+        0.4,
+        "12 texts",
+        1.3,
+    ),
     "5 texts shorter than a window": (range(150, 250, 20), 1024, 0.6, 0.4, "5 texts", 1.5),
     "2 long texts": ([2000, 2000], 256, 0.8, 0, "16 parts of 2 texts", 1.15),
     "very different lengths": (
@@ -107,7 +115,8 @@ def test_coverage_and_width(scenario):
     [
         ([400] * 12, "12 texts"),
         ([400] * 10, "10 texts"),
-        ([410, *[400] * 9], "10 texts"),  # effectively 9.99
+        ([2000, 2000, 2000, *[300] * 9], "12 texts"),  # 4.5 degrees of freedom
+        ([4000, 4000, *[100] * 10], "28 parts of 12 texts"),  # 1.4
         ([400] * 9, "18 parts of 9 texts"),
         ([400] * 5, "20 parts of 5 texts"),
         ([4000, *[20] * 50], "66 parts of 51 texts"),  # short texts stay whole
@@ -187,7 +196,7 @@ def test_the_standard_error_is_the_jackknifes():
     moved = [2 - 14 / 6, 2 - 9 / 5, 2 - 13 / 7, 0, 0]
     assert estimate.value == 2
     assert estimate.stderr == pytest.approx(math.sqrt(4 / 5 * sum(step**2 for step in moved)))
-    assert estimate.degrees == pytest.approx(8**2 / (4 + 9 + 1 + 1 + 1) - 1)
+    assert estimate.degrees == degrees_of_freedom(np.array([2, 3, 1, 1, 1]) / 8)
     reach = student_t(estimate.degrees) * estimate.stderr
     assert estimate.interval == pytest.approx((2 - reach, 2 + reach))
 
@@ -233,11 +242,46 @@ def test_students_t(degrees):
     assert student_t(degrees) == pytest.approx(QUANTILES[degrees], abs=5e-5)
 
 
-def test_effective_number():
-    assert effective_number(np.ones(7)) == 7
-    assert effective_number(np.array([1.0, 0.0, 0.0])) == 1
-    assert effective_number(np.array([3.0, 1.0])) == 16 / 10
-    assert effective_number(np.zeros(3)) == 0
+@pytest.mark.parametrize("number", [2, 4, 30])
+def test_degrees_of_freedom_of_equal_clusters(number):
+    assert degrees_of_freedom(np.full(number, 1 / number)) == pytest.approx(number - 1)
+
+
+def test_degrees_of_freedom_of_one_cluster_that_is_all():
+    assert degrees_of_freedom(np.array([1.0])) == degrees_of_freedom(np.array([1.0, 0.0])) == 0
+    assert degrees_of_freedom(np.array([])) == 0
+
+
+@pytest.mark.parametrize("lengths", [[2, 3, 1, 1, 1], [40, 1, 1, 1], [9, 8, 7, 3, 2]], ids=str)
+def test_degrees_of_freedom_match_the_variances_moments(lengths):
+    """The variance is a quadratic form z'Bz of normal z: mean tr B, variance 2 tr B²."""
+    shares = np.array(lengths) / sum(lengths)
+    centred = np.eye(len(shares)) - shares  # a cluster's mean less the whole's: centred @ means
+    factors = np.diag(shares / (1 - shares)) @ centred @ np.diag(shares**-0.5)
+    form = factors @ factors.T
+    expected = np.trace(form) ** 2 / np.trace(form @ form)
+    assert degrees_of_freedom(shares) == pytest.approx(expected)
+
+
+def test_what_an_interval_speaks_of():
+    def scope(*lengths):
+        texts = [text(np.arange(length) % 7) for length in lengths]
+        return summarize(texts, block_tokens=50)["interval_scope"]
+
+    assert scope(*[400] * 10) == "over texts"
+    assert scope(*[400] * 9) == scope(4000, *[20] * 50) == "within these texts"
+    assert scope(4000) == "within this text"
+    assert scope(40) is None
+
+
+def test_texts_without_a_token_are_no_texts():
+    """Nine in which something was scored, and three in which nothing was."""
+    lengths = [400] * 12
+    (nlls,), (texts, positions) = draw(lengths, 0, 0, corpora=1), places(lengths)
+    kept = texts < 9
+    columns = [np.ones(kept.sum()), nlls[kept]]
+    blocks = Blocks.of(lengths, texts[kept], positions[kept], columns)
+    assert blocks.clusters(50).scope == "within these texts"
 
 
 # ---- p-values
