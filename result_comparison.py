@@ -75,7 +75,8 @@ class PairedClusters:
         self.scores = scores
         ones = Blocks.of(scores.lengths, scores.texts, scores.positions, [np.ones(len(scores))])
         self.num_parts = ones.num_parts(block_tokens)
-        self.scope = ones.cut(self.num_parts).scope
+        clusters = ones.cut(self.num_parts)
+        self.sample, self.scope = clusters.sample, clusters.scope
 
     def sums(self, *columns: np.ndarray, chosen: np.ndarray | slice = slice(None)) -> np.ndarray:
         """Sum tokens and columns over each part (1 + columns, C).

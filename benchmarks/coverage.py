@@ -111,7 +111,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--corpora", type=int, default=2000)
     arguments = parser.parse_args()
-    print("| texts | interval over texts | it holds their mean | else within: holds these texts' | others' |")
+    print(
+        "| texts | interval over texts | it holds their mean | else within: holds these texts' | others' |"
+    )
     print("| --- | --- | --- | --- | --- |")
     for name, draw_lengths in SCENARIOS.items():
         print(row(name, simulate(draw_lengths, arguments.corpora)), flush=True)

@@ -843,7 +843,7 @@ def test_an_interval_that_says_nothing_is_not_shown(scored, interval, shown):
     result = scored.result | {"perplexity": 20.0, "perplexity_interval": interval}
     page, *others = (show(replace(scored, result=result)) for show in (score_view, sentence, card))
     for view in (page, *others):
-        assert ("95 % interval 8.000 to 79.00" in view) == shown
+        assert ("95 % interval within this text 8.000 to 79.00" in view) == shown
     assert ("No interval: the text is too short" in page) != shown
 
 

@@ -150,6 +150,7 @@ def test_infinite_divergence_is_said():
         "rms_delta_p": 0.1,
         "num_infinite_kl": 3,
         "interval_sample": None,
+        "interval_scope": None,
     }
     assert "3 tokens have an infinite divergence" in comparison_report.of_divergence(comparison)
 

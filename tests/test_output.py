@@ -362,7 +362,7 @@ def test_cite_prints_a_sentence_with_interval_and_signature_and_bibtex(call):
     low, high = result["perplexity_interval"]
     sentence = cited.splitlines()[0]
     assert (
-        f"is {result['perplexity']:.2f} (95 % interval {low:.2f}–{high:.2f}) over 120 tokens"
+        f"is {result['perplexity']:.2f} (95 % interval within this text {low:.2f}–{high:.2f}) over 120 tokens"
         in (sentence)
     )
     assert "in windows of 16 tokens with a stride of 8" in sentence
@@ -465,3 +465,18 @@ def test_nothing_is_shown_where_all_comes_from_a_checkpoint(call, monkeypatch):
 )
 def test_minutes(seconds, shown):
     assert minutes(seconds) == shown
+
+
+def test_tables_say_what_intervals_speak_of(call, tmp_path):
+    """Of one text and of several; a table for Markdown says so as well."""
+    other = tmp_path / "b.txt"
+    other.write_text(random_text(80, 3))
+    assert "95 % interval within this text: other texts may differ by more." in call("a.txt").out
+    several = call("a.txt", other, "--format=markdown").out
+    assert "95 % interval within these texts: other texts" in several
+    table = tmp_path / "rows.jsonl"
+    table.write_text("".join(json.dumps({"text": random_text(90, n)}) + "\n" for n in range(12)))
+    assert "95 % interval" not in call(table).out.partition("\n")[2]
+    mixed = call(table, "a.txt").out
+    assert "95 % interval within each text, of all together over texts." in mixed
+    assert "(95 % interval over texts " in call(table, "--cite").out

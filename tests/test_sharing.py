@@ -126,7 +126,7 @@ def test_a_sentence_says_all_that_it_takes(story):
     low, high = story.result["perplexity_interval"]
     for part in (
         f"Perplexity {story.result['perplexity']:,.0f}",
-        f"95 % interval {low:,.0f} to {high:,.0f}",
+        f"95 % interval within this text {low:,.0f} to {high:,.0f}",
         f"over {story.result['num_tokens']:,} tokens under demo_model",
         "protocol sliding, window 64, stride 16",
         story.result["signature_short"],
