@@ -52,6 +52,10 @@ SHOWN_OF_REFERENCE = (
 )
 
 
+# What of a comparison by bytes stands beside one by tokens too.
+CHANGE_PER_BYTE = ("bits_per_byte_change", "bits_per_byte_change_interval", "num_compared_bytes")
+
+
 class WithoutAdapter(LanguageModel):
     """A model as it is without its adapters (LoRA and its kin): the same weights in memory, once."""
 
@@ -251,10 +255,20 @@ class TokenComparison:
             "compared": "tokens",
             **result,
             **{f"reference_{name}": reference[name] for name in SHOWN_OF_REFERENCE},
+            **self._change_per_byte(report),
             "worst_tokens": list_tokens(
                 report.model.tokenizer, measurement, scores, worst_tokens(scores, WORST_TOKENS)
             ),
         }
+
+    def _change_per_byte(self, report: "Report") -> dict:
+        """Return what models with other tokenizers can be set beside, where offsets are known."""
+        if any(stream.offsets is None for stream in report.measurement.streams):
+            return {}
+        own = report.measurement, scores_of_reference(report.scores)
+        pieces = ByteComparison(self.reference, self.margin, *own).pieces(report)
+        by_bytes = compare_bytes(pieces, report.measurement.plan.max_length)
+        return {name: by_bytes[name] for name in CHANGE_PER_BYTE}
 
 
 def scores_of_reference(scores: list[list[Columns]]) -> list[list[Columns]]:
@@ -333,7 +347,7 @@ class ByteComparison:
 
     def compare(self, report: "Report") -> dict:
         """Build what stands under `comparison`; see the metric's documentation."""
-        pieces = self._pieces(report)
+        pieces = self.pieces(report)
         return {
             "compared": "bytes",
             **compare_bytes(pieces, report.measurement.plan.max_length, self.margin),
@@ -350,10 +364,10 @@ class ByteComparison:
                 "nll": pieces.nll.tolist(),
                 "reference_nll": pieces.reference_nll.tolist(),
             }
-            for pieces in self._pieces(report)
+            for pieces in self.pieces(report)
         ]
 
-    def _pieces(self, report: "Report") -> list[Pieces]:
+    def pieces(self, report: "Report") -> list[Pieces]:
         """List the pieces of each text.
 
         Raises:

@@ -2,22 +2,34 @@
 
 import math
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from .comparison_report import byte_interval
 from .plots import DOTS, GREY, INK, new_axes
+from .tables import signature_fields
 
 SMALLEST_KL = 1e-9  # what the axis of divergences begins with
 MARKED_PERCENTILES = ("50", "95", "99", "100")
 
 
 def draw_models(rows: Sequence[dict]) -> Figure:
-    """One model in detail, several side by side."""
+    """One model in detail beside its reference, several side by side.
+
+    Raises:
+        ValueError: none has a finite number.
+    """
+    rows = [row for row in rows if math.isfinite(row.get("perplexity", math.inf))]
+    if not rows:
+        raise ValueError("--plot has nothing to draw: no perplexity is finite.")
+    if "comparison" not in rows[0]:
+        return draw_candidates(rows, [absolute(rows)])
     if len(rows) == 1 and rows[0]["comparison"]["compared"] == "tokens":
         return draw_comparison(rows[0])
-    return draw_candidates(rows)
+    return draw_candidates(rows, changes([row["comparison"] for row in rows]))
 
 
 def draw_comparison(report: dict) -> Figure:
@@ -90,21 +102,53 @@ def draw_distribution(axes: Axes, kl: np.ndarray, percentiles: dict[str, float])
     axes.set_ylabel("tokens")
 
 
-def draw_candidates(rows: Sequence[dict]) -> Figure:
-    """Several models against one reference: ratio of perplexities, and divergence, with intervals."""
-    rows = [row for row in rows if "error" not in row]
-    with_kl = all("kl" in row["comparison"] for row in rows)
-    prefix = "" if with_kl else "byte_"
+class Measured(NamedTuple):
+    """A number of several models.
+
+    Attributes:
+        values: (value, its interval or None) of each model.
+        same: where a model stands that is no different; None where there is no such place.
+    """
+
+    label: str
+    values: list[tuple[float, list[float] | None]]
+    same: float | None = None
+
+
+def absolute(rows: Sequence[dict]) -> Measured:
+    """Perplexity, or bits per byte where the tokenizers differ."""
+    if len({signature_fields(row)["tokenizer"] for row in rows}) > 1:
+        return Measured(
+            "bits per byte", [(row["bits_per_byte"], byte_interval(row)) for row in rows]
+        )
+    values = [(row["perplexity"], row["perplexity_interval"]) for row in rows]
+    return Measured("perplexity per token", values)
+
+
+def changes(comparisons: Sequence[dict]) -> list[Measured]:
+    """Ratio of perplexities and divergence, or the change per byte where tokenizers differ."""
+    if any(comparison["compared"] == "bytes" for comparison in comparisons):
+        values = [
+            (c.get("bits_per_byte_change", math.nan), c.get("bits_per_byte_change_interval"))
+            for c in comparisons
+        ]
+        return [Measured("change of bits per byte", values, same=0.0)]
+    ratios = [comparison["perplexity_ratio"] for comparison in comparisons]
+    return [
+        Measured(
+            "perplexity, × reference", [(r["ratio"], r["interval"]) for r in ratios], same=1.0
+        ),
+        Measured("KL divergence, nats", [(c["kl"], c["kl_interval"]) for c in comparisons]),
+    ]
+
+
+def draw_candidates(rows: Sequence[dict], measures: Sequence[Measured]) -> Figure:
+    """Several models side by side, with intervals."""
     figure = Figure(figsize=(8, 1.6 + 0.4 * len(rows)), layout="constrained")
-    comparisons = [row["comparison"] for row in rows]
-    ratios = [comparison[f"{prefix}perplexity_ratio"] for comparison in comparisons]
-    measures = [("perplexity, × reference", [(r["ratio"], r["interval"]) for r in ratios])]
-    if with_kl:
-        measures.append(("KL divergence, nats", [(c["kl"], c["kl_interval"]) for c in comparisons]))
-    for number, (label, measured) in enumerate(measures):
+    for number, measured in enumerate(measures):
         axes = new_axes(figure, "x") if len(measures) == 1 else side(figure, number)
-        values = [value for value, _ in measured]
-        spans = [interval or [value, value] for value, interval in measured]
+        values = [value for value, _ in measured.values]
+        spans = [interval or [value, value] for value, interval in measured.values]
         reach = [
             [max(0.0, value - low) for value, (low, _) in zip(values, spans)],
             [max(0.0, high - value) for value, (_, high) in zip(values, spans)],
@@ -112,11 +156,11 @@ def draw_candidates(rows: Sequence[dict]) -> Figure:
         axes.errorbar(values, range(len(rows)), xerr=reach, **DOTS)
         axes.set_yticks(range(len(rows)), [row["name"] for row in rows] if number == 0 else [])
         axes.set_ylim(len(rows) - 0.5, -0.5)
-        axes.set_xlabel(f"{label}\n(bars: 95 % interval)")
-        if number and min(values) > 0:
+        axes.set_xlabel(f"{measured.label}\n(bars: 95 % interval)")
+        if measured.same is not None:
+            axes.axvline(measured.same, color=GREY, linewidth=1)
+        elif "KL" in measured.label and min(values) > 0:
             axes.set_xscale("log")
-        elif not number:
-            axes.axvline(1, color=GREY, linewidth=1)
     return figure
 
 

@@ -3,7 +3,18 @@
 import math
 from collections.abc import Sequence
 
-from .tables import NOTHING, Table, format_number, lay_out, quoted, table
+from .tables import (
+    NOTHING,
+    Table,
+    count,
+    format_number,
+    interval,
+    lay_out,
+    number,
+    quoted,
+    signature_fields,
+    table,
+)
 
 CONTEXT_CHARACTERS = 30
 WORST_TOKENS = 8
@@ -141,29 +152,108 @@ def of_bytes(comparison: dict) -> str:
     )
 
 
-def of_candidates(rows: Sequence[dict]) -> Table:
-    """Several models against one reference; a row is a result with a `name`, or an `error`."""
-    rows = [row if "error" in row else row["comparison"] | row for row in rows]
-    kind = (
-        "perplexity_ratio"
-        if any("perplexity_ratio" in row for row in rows)
-        else "byte_perplexity_ratio"
-    )
+def of_models(rows: Sequence[dict], reference: str | None) -> Table:
+    """Several models side by side.
+
+    Args:
+        rows: results with a `name`, or an `error`.
+        reference: what the model is called that the others are compared with, if any.
+    """
+    if reference is None:
+        return of_measured_models(rows)
+    compared = [row for row in rows if "error" not in row]
+    of_reference = {"name": f"{reference} (reference)"} | row_of_reference(compared)
+    rows = [of_reference] + [row if "error" in row else row | row["comparison"] for row in rows]
+    if all(row["comparison"]["compared"] == "tokens" for row in compared):
+        return of_alike(rows)
+    return of_other_tokenizers(rows)
+
+
+def row_of_reference(compared: Sequence[dict]) -> dict:
+    """What the comparisons say of the reference alone; that of the most text, first of all."""
+    by_tokens = [row["comparison"] for row in compared if row["comparison"]["compared"] == "tokens"]
+    comparison = (by_tokens or [row["comparison"] for row in compared])[0]
+    shown = ("perplexity", "bits_per_byte")
+    names = [(name, f"reference_{name}") for name in shown]
+    return {name: comparison[key] for name, key in names if key in comparison}
+
+
+def of_alike(rows: Sequence[dict]) -> Table:
+    """Models that read the same tokens: perplexity, its ratio, and what else changes."""
+
+    def ratio(row: dict) -> dict:
+        return row.get("perplexity_ratio", {})
+
     return table(
         rows,
         {
             "model": lambda row: row["name"],
             "perplexity": lambda row: format_number(row["perplexity"], 4),
-            "× reference": lambda row: format_number(row.get(kind, {}).get("ratio"), 4),
-            "interval": lambda row: bounds(row.get(kind, {}).get("interval"), "{:.4f}"),
+            "× reference": lambda row: format_number(ratio(row).get("ratio"), 4),
+            "interval": lambda row: bounds(ratio(row).get("interval"), "{:.4f}"),
             "KL, nats": lambda row: format_number(row.get("kl"), 5),
             "KL interval": lambda row: bounds(row.get("kl_interval"), "{:.5f}"),
             "KL 99 %": lambda row: format_number(row.get("kl_percentiles", {}).get("99"), 4),
             "same top": lambda row: percent(row["same_top"]) if "same_top" in row else NOTHING,
-            "verdict": lambda row: row["verdict"],
+            "verdict": lambda row: row.get("verdict", NOTHING),
         },
         left=("model", "verdict"),
     )
+
+
+def of_other_tokenizers(rows: Sequence[dict]) -> Table:
+    """Models of which some read other tokens: bits per byte, since perplexities are per token."""
+    return table(
+        rows,
+        {
+            "model": lambda row: row["name"],
+            "bits/byte": lambda row: format_number(row["bits_per_byte"], 4),
+            "change": lambda row: signed(row.get("bits_per_byte_change")),
+            "interval": lambda row: bounds(row.get("bits_per_byte_change_interval"), "{:+.4f}"),
+            "verdict": lambda row: row.get("verdict", NOTHING),
+        },
+        left=("model", "verdict"),
+        notes=("The tokenizers differ: perplexities per token cannot be compared.",),
+    )
+
+
+def signed(value: float | None) -> str:
+    return NOTHING if value is None else f"{value:+.4f}"
+
+
+def of_measured_models(rows: Sequence[dict]) -> Table:
+    """Several models by themselves: absolute numbers with their intervals."""
+    tokenizers = {signature_fields(row)["tokenizer"] for row in rows if "error" not in row}
+    per_token = {"perplexity": number("perplexity", 4), "95 % interval": interval}
+    per_byte = {"interval of bits/byte": lambda row: bounds(byte_interval(row), "{:.4f}")}
+    return table(
+        rows,
+        {
+            "model": lambda row: row["name"],
+            "tokens": count("num_tokens"),
+            **(per_token if len(tokenizers) == 1 else {}),
+            "bits/byte": number("bits_per_byte", 4),
+            **({} if len(tokenizers) == 1 else per_byte),
+            "word perplexity": number("word_perplexity", 2),
+        },
+        notes=(
+            "Intervals overlap even where a difference is sure: --reference compares pairwise.",
+            *(
+                ("The tokenizers differ: perplexities per token cannot be compared.",)
+                if len(tokenizers) > 1
+                else ()
+            ),
+        ),
+    )
+
+
+def byte_interval(row: dict) -> list[float] | None:
+    """The interval of the perplexity in bits per byte: the same losses, in other units."""
+    limits = row.get("perplexity_interval")
+    if limits is None or not row["perplexity"] > 1:
+        return None
+    unit = row["bits_per_byte"] / math.log(row["perplexity"])
+    return [unit * math.log(bound) for bound in limits]
 
 
 def percent(share: float) -> str:
@@ -179,8 +269,8 @@ def token_range(group: dict) -> str:
     return f"{low}" if low == high else f"{low} – {high}"
 
 
-def bounds(interval: Sequence[float] | None, form: str) -> str:
-    return NOTHING if interval is None else " – ".join(form.format(bound) for bound in interval)
+def bounds(limits: Sequence[float] | None, form: str) -> str:
+    return NOTHING if limits is None else " – ".join(form.format(bound) for bound in limits)
 
 
 def pvalue(value: float | None) -> str:

@@ -42,6 +42,7 @@ class Report:
             `error` that refused it.
         corpus: the result of all texts together; None in a comparison.
         compared: "settings" or "models" in a comparison.
+        reference: what the model is called that others are compared with, if any.
         measurements: in a comparison, a result or an `error` for each that was asked for.
         scored: the texts whose tokens or words are shown.
         joined: whether several texts were scored as one.
@@ -54,6 +55,7 @@ class Report:
     texts: list[dict] = field(default_factory=list)
     corpus: dict | None = None
     compared: str | None = None
+    reference: str | None = None
     measurements: list[dict] = field(default_factory=list)
     scored: list[ReadText] = field(default_factory=list)
     joined: bool = False
@@ -117,7 +119,7 @@ def measure(metric, texts: Iterator[Text], args: argparse.Namespace, progress: P
     started = time.monotonic()
     with without_bars():
         scoring = Scoring(metric, args, progress)
-        if args.reference_model_id:
+        if args.reference_model_id or args.models[1:]:
             report = scoring.compare_models(texts)
         else:
             report = scoring.compare(texts) if args.compares else scoring.score(texts)
@@ -328,16 +330,19 @@ class Scoring:
         return good
 
     def compare_models(self, texts: Iterator[Text]) -> Report:
-        """Score the texts with each model beside the reference; a refusal becomes its row."""
+        """Score the texts with each model, beside the reference if any; a refusal becomes its row."""
         good = self.read_all(texts)
         protocol = self.protocols[0]
         predictions = self.wordings(good, protocol)
-        more = {"return_token_scores": self.args.tokens or self.args.plot is not None}
+        is_drawn = self.args.plot is not None and self.args.reference_model_id is not None
+        more = {"return_token_scores": self.args.tokens or is_drawn}
         self.report.compared = "models"
+        if self.args.reference_model_id:
+            [self.report.reference] = short_names([self.args.reference_model_id])
         self.report.scored = self.as_scored(good, predictions)
-        for model_id in self.args.models:
+        for model_id, name in zip(self.args.models, short_names(self.args.models)):
             self.progress.begin_part(1 / len(self.args.models))
-            row = {"name": os.path.basename(model_id.rstrip("/")) or model_id}
+            row = {"name": name}
             try:
                 row |= self.metric.compute(
                     predictions=predictions,
@@ -408,6 +413,12 @@ class Scoring:
                 entry = self.with_original_bytes(entry, *sizes)
             entries.setdefault(entry["protocol"], []).append(entry)
         return entries
+
+
+def short_names(models: list[str]) -> list[str]:
+    """The last parts of the models' names, or the whole of those that would look alike."""
+    short = [os.path.basename(model.rstrip("/")) or model for model in models]
+    return [name if short.count(name) == 1 else model for name, model in zip(short, models)]
 
 
 def described(text: Text) -> dict:

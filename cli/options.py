@@ -409,14 +409,20 @@ def check_together(args: argparse.Namespace) -> None:
         f"--reference and {comparison}": args.reference_model_id and args.compares,
         "--reference and --cite": args.reference_model_id and args.cite,
         "several models and --tokens": args.models[1:] and args.tokens,
+        "several models and --words": args.models[1:] and args.words,
+        "several models and --cite": args.models[1:] and args.cite,
+        f"several models and {comparison}": args.models[1:] and args.compares,
+        "several models and --context-lengths or --positions": args.models[1:]
+        and (args.context_lengths or args.positions),
     }
     for what, given in conflicts.items():
         if given:
             raise ValueError(f"{what} must not be given together.")
     draws = args.compares or args.reference_model_id or args.context_lengths or args.positions
-    if args.plot and not draws:
+    if args.plot and not (draws or args.models[1:]):
         raise ValueError(
-            f"--plot needs {comparison} to draw, --context-lengths, --positions or a --reference."
+            f"--plot needs {comparison} to draw, several models, --context-lengths, --positions or "
+            "a --reference."
         )
     check_companions(args)
 
@@ -425,7 +431,6 @@ def check_companions(args: argparse.Namespace) -> None:
     """Refuse an option that says nothing without another one."""
     settings = [name for name in REFERENCE if name != "reference_model_id"]
     needless = [f"--{with_hyphens(name)}" for name in settings if getattr(args, name) is not None]
-    needless += ["Several --model"] if args.models[1:] else []
     if needless and not args.reference_model_id:
         raise ValueError(
             f"{needless[0]} must go with a model to compare with: pass --reference NAME."

@@ -102,7 +102,7 @@ def all_tables(report: Report, args: argparse.Namespace, write: Callable[..., st
 
 def table_of(report: Report) -> tables.Table:
     if report.compared == "models":
-        return comparison_report.of_candidates(report.measurements)
+        return comparison_report.of_models(report.measurements, report.reference)
     if report.compared:
         return tables.of_measurements(report.measurements)
     return tables.of_texts([row for row in report.texts if "row" not in row], report.corpus)

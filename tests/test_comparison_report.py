@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import math
+import re
 from pathlib import Path
 
 import pytest
@@ -79,9 +80,82 @@ def test_a_margin_is_not_met_by_too_little_text(call, other):
 
 def test_several_models_make_one_table(call, tiny, other, of_bytes):
     outcome = call("texts", f"--reference={other}", f"--model={other}", f"--model={of_bytes}")
-    names = [line.split()[0] for line in outcome.out.splitlines()[:4]]
-    assert names == ["model", "other", "bytes", "tiny"]
-    assert "1.0000" in outcome.out.splitlines()[1] and "no clear difference" in outcome.out
+    names = [line.split()[0] for line in outcome.out.splitlines()[:5]]
+    assert names == ["model", "other", "other", "bytes", "tiny"]
+    assert "other (reference)" in outcome.out.splitlines()[1]
+    assert "+0.0000" in outcome.out.splitlines()[2] and "no clear difference" in outcome.out
+
+
+def numbers_of(line: str) -> list[float]:
+    return [float(cell) for cell in re.findall(r"[-+]?\d+\.\d+", line)]
+
+
+@pytest.mark.parametrize("format", ["text", "markdown", "latex"])
+def test_other_tokenizers_have_no_perplexities_in_one_column(
+    call, metric, tiny, other, of_bytes, format
+):
+    """Bits per byte, their change and its interval, of models alike and of others."""
+    outcome = call("texts", f"--reference={other}", f"--model={of_bytes}", f"--format={format}")
+    texts = [Path(f"texts/{n:02}.txt").read_text("utf-8") for n in range(12)]
+    assert "× reference" not in outcome.out
+    for name, model in (("bytes", of_bytes), ("tiny", tiny)):
+        result = metric.compute(predictions=texts, model_id=model, reference_model_id=other)
+        comparison = result["comparison"]
+        [line] = [line for line in outcome.out.splitlines() if name in line and "." in line]
+        change = comparison["bits_per_byte_change"]
+        low, high = comparison["bits_per_byte_change_interval"]
+        shown = numbers_of(line.replace("--", " ").replace("–", " "))
+        assert shown == pytest.approx([result["bits_per_byte"], change, low, high], abs=1e-4)
+
+
+def test_the_change_per_byte_is_there_where_the_tokens_are_alike(metric, tiny, other):
+    texts = [Path(f"texts/{n:02}.txt").read_text("utf-8") for n in range(12)]
+    comparison = metric.compute(predictions=texts, model_id=tiny, reference_model_id=other)[
+        "comparison"
+    ]
+    num_bytes, num_tokens = sum(len(text.encode()) for text in texts), 12 * 40
+    expected = math.log2(comparison["perplexity_ratio"]["ratio"]) * num_tokens / num_bytes
+    assert comparison["bits_per_byte_change"] == pytest.approx(expected)
+    low, high = comparison["bits_per_byte_change_interval"]
+    assert low < expected < high
+
+
+def test_the_reference_has_a_row(call, metric, tiny, other):
+    outcome = call("texts", f"--reference={tiny}", f"--model={tiny}", model=other)
+    texts = [Path(f"texts/{n:02}.txt").read_text("utf-8") for n in range(12)]
+    expected = metric.compute(predictions=texts, model_id=tiny)["perplexity"]
+    line = outcome.out.splitlines()[1]
+    assert line.startswith("tiny (reference)") and f"{expected:.4f}" in line
+
+
+def test_several_models_without_a_reference(call, metric, tiny, other, of_bytes):
+    """Absolute numbers with intervals; of other tokenizers no perplexities per token."""
+    alike = call("texts", f"--model={other}")
+    texts = [Path(f"texts/{n:02}.txt").read_text("utf-8") for n in range(12)]
+    for name, model in (("tiny", tiny), ("other", other)):
+        result = metric.compute(predictions=texts, model_id=model)
+        [line] = [line for line in alike.out.splitlines() if line.startswith(name)]
+        low, high = result["perplexity_interval"]
+        shown = numbers_of(line)
+        assert shown[0] == pytest.approx(result["perplexity"], abs=1e-4)
+        assert shown[1:3] == pytest.approx([low, high], abs=0.005)
+    mixed = call("texts", f"--model={of_bytes}")
+    assert "95 % interval" not in mixed.out and "bits/byte" in mixed.out
+    result = metric.compute(predictions=texts, model_id=of_bytes)
+    [line] = [line for line in mixed.out.splitlines() if line.startswith("bytes")]
+    low, high = (math.log2(p) * result["num_tokens"] for p in result["perplexity_interval"])
+    num_bytes = sum(len(text.encode()) for text in texts)
+    expected = [result["bits_per_byte"], low / num_bytes, high / num_bytes]
+    assert numbers_of(line)[:3] == pytest.approx(expected, abs=1e-4)
+
+
+@pytest.mark.parametrize("referred", [True, False])
+def test_models_of_several_tokenizers_are_drawn(call, other, of_bytes, referred):
+    """Which crashed after all the work, with the exit code of a gate."""
+    more = [f"--reference={other}"] if referred else []
+    outcome = call("texts", f"--model={of_bytes}", "--plot=plot.png", *more)
+    assert outcome.code == 0, outcome.err
+    assert Path("plot.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
 
 
 def test_json_and_csv(call, other):
@@ -132,11 +206,11 @@ def test_plotted_numbers(metric, tiny, other):
     assert by_context.lines[0].get_ydata().tolist() == [group["kl"] for group in groups]
     assert change.lines[0].get_ydata().tolist() == [group["log_ratio"] for group in groups]
     assert sum(bar.get_height() for bar in distribution.patches) == result["num_tokens"]
-    ratios, divergences = comparison_plots.draw_candidates([{"name": "tiny"} | result]).axes
-    assert ratios.lines[0].get_xdata().tolist() == [
-        result["comparison"]["perplexity_ratio"]["ratio"]
-    ]
-    assert divergences.lines[0].get_xdata().tolist() == [result["comparison"]["kl"]]
+    rows = [{"name": name} | result for name in ("tiny", "again")]
+    ratios, divergences = comparison_plots.draw_models(rows).axes
+    ratio = result["comparison"]["perplexity_ratio"]["ratio"]
+    assert ratios.lines[0].get_xdata().tolist() == [ratio] * 2
+    assert divergences.lines[0].get_xdata().tolist() == [result["comparison"]["kl"]] * 2
 
 
 def test_infinite_divergence_is_said():

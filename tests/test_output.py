@@ -269,13 +269,15 @@ def test_tables_of_several_models_fit(monkeypatch):
     comparison = {
         "perplexity_ratio": {"ratio": 1.01784, "interval": [1.01, 1.0246]}, "kl": 0.02073,
         "kl_interval": [0.0194, 0.02215], "kl_percentiles": {"99": 0.1078}, "same_top": 0.873,
-        "verdict": "no clear difference",
+        "verdict": "no clear difference", "compared": "tokens", "reference_perplexity": 57.021,
+        "reference_bits_per_byte": 1.6,
     }  # fmt: skip
     name = "a-model-with-a-long-name-in-4-bit-with-groups-of-128"
     rows = [{"name": name, "perplexity": 58.039, "comparison": comparison}] * 2
-    lines = tables.lay_out(comparison_report.of_candidates(rows), 80).splitlines()
+    lines = tables.lay_out(comparison_report.of_models(rows, "full"), 80).splitlines()
     assert max(map(wcswidth, lines)) <= 80
-    assert "no clear difference" in lines[1] and "1.0178" in lines[1]
+    assert lines[1].startswith("full (reference)")
+    assert "no clear difference" in lines[2] and "1.0178" in lines[2]
 
 
 def test_texts_of_one_name_keep_their_tokens_apart(call):
