@@ -282,7 +282,7 @@ def score_request(
     models = [model] if reference is None else [model, reference]
     with in_use_together(models):
         for language_model in models:
-            language_model.check()
+            language_model.prepare()
             if session.checkpoint is not None:
                 language_model.check_identifiable()
         word_scoring = carrier = None

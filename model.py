@@ -8,7 +8,7 @@ import threading
 import warnings
 import weakref
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from typing import NamedTuple
 
 import evaluate
@@ -16,7 +16,6 @@ import numpy as np
 import torch
 import transformers
 from transformers import PreTrainedTokenizerBase
-from transformers.cache_utils import Cache
 
 from .model_digest import (
     FINGERPRINT_LENGTH,
@@ -28,6 +27,8 @@ from .model_digest import (
     modifications,
     number_format,
 )
+from .model_interface import MadeUpText
+from .model_known import is_known_architecture
 from .model_loading import (
     ContextLimit,
     check_decoder,
@@ -48,7 +49,7 @@ from .model_logits import (
     Batch,
     Head,
     LogitBlocks,
-    copy_cache,
+    Prefix,
     describe_head,
     has_forward_of_transformers,
     head_makers,
@@ -57,19 +58,20 @@ from .model_probes import (
     OTHER_SHAPE,
     KeptState,
     check_causal,
-    check_causal_at,
+    examine_passes,
     explain_failure,
     forget_lengths,
     gives_logits,
     is_out_of_memory,
+    look_quickly,
     plain_logits,
     precision,
-    prefixes_agree,
     probe_ids,
+    read_made_up_text,
     short_probe,
     state_kept,
 )
-from .model_states import HeadInParts, StateReader, find_reader, grows_frequencies
+from .model_states import HeadInParts, StateReader, find_reader, why_not_in_parts
 from .text_tokenization import check_tokenizer
 
 # Below evaluate's own, so that evaluate.logging decides what is shown.
@@ -78,28 +80,34 @@ logger = evaluate.logging.get_logger("evaluate.perplexity_sliding")
 
 # Fewest tokens that a pass is read in parts of.
 SMALLEST_PART = 8
+# Passes' worth of tokens to read beside which trying two and a half of them costs little.
+LONG_RUN = 50
 
 
 class Findings(NamedTuple):
-    """What forward passes showed about a model.
+    """What forward passes over made-up tokens showed about a model.
 
     Attributes:
         state: what the model was like then.
+        is_known: whether it is of an architecture in which short passes show what long ones would.
         head_number: which of the ways to its logits is taken, among `head_makers(model)`.
         vocabulary_size: logits that it gives for a token.
         length: tokens in the longest pass that was tried.
         prefixes_agree: whether a token's score is the same in shorter and in longer passes.
         stateful: names of modules that change what they keep while they run.
+        probe: mean nll of the made-up text in nats a token, once that was read.
         part: tokens of a longer pass to read at a time; None where any pass fits in memory.
         steps_singly: whether a pass in parts continues token by token.
     """
 
     state: tuple
+    is_known: bool
     head_number: int
     vocabulary_size: int
     length: int
-    prefixes_agree: bool
-    stateful: frozenset[str]
+    prefixes_agree: bool = True
+    stateful: frozenset[str] = frozenset()
+    probe: float | None = None
     part: int | None = None
     steps_singly: bool = False
 
@@ -110,7 +118,9 @@ _LOCKS_LOCK = threading.Lock()
 
 
 class LanguageModel:
-    """A causal language model and its tokenizer, ready to be asked.
+    """A causal language model and its tokenizer: opened or adopted, prepared, and used.
+
+    A `ScoredModel`, which says what may be asked of it.
 
     Attributes:
         model: the torch module.
@@ -121,10 +131,6 @@ class LanguageModel:
         limit: tokens that it takes.
         device: where it expects token ids.
         num_embeddings: token ids must be below it; None where the model does not say.
-        head: the way to its logits; after `check`, as are the following.
-        vocabulary_size: logits that it gives for a token.
-        prefixes_agree: whether a token's score is the same in shorter and in longer passes; after
-            `examine`.
     """
 
     variant = ""  # which of the models in the same weights this is
@@ -146,8 +152,10 @@ class LanguageModel:
         self.limit: ContextLimit = context_limit(model, tokenizer)
         self.device = input_device(model)
         self.num_embeddings = num_embeddings(model)
-        self.prefixes_agree = True
+        self._found: Findings | None = None
+        self._head: Head | None = None
         self._kept_state: KeptState | None = None
+        self._changed: set[torch.nn.Module] = set()  # by passes over made-up tokens
         self._stateful: list[torch.nn.Module] = []
 
     @classmethod
@@ -254,8 +262,33 @@ class LanguageModel:
         check_identifiable(self.model, argument)
 
     @property
-    def _findings(self) -> Findings | None:
-        return _FINDINGS.get(self.model, {}).get(self.variant)
+    def findings(self) -> Findings:
+        """What `prepare` has found."""
+        if self._found is None:
+            raise RuntimeError(f"{self.description} must be prepared first: call prepare().")
+        return self._found
+
+    @property
+    def head(self) -> Head:
+        """The way to its logits."""
+        self.findings  # noqa: B018
+        return self._head
+
+    @property
+    def vocabulary_size(self) -> int:
+        return self.findings.vocabulary_size
+
+    @property
+    def by_blocks(self) -> bool:
+        return self.head.by_blocks
+
+    @property
+    def prefixes_agree(self) -> bool:
+        return self.findings.prefixes_agree
+
+    @property
+    def probe(self) -> float | None:
+        return self.findings.probe
 
     def as_scored(self) -> AbstractContextManager:
         """Let the torch model be, for the time of the context, what is scored."""
@@ -279,65 +312,73 @@ class LanguageModel:
                 self._kept_state = outer
 
     @torch.inference_mode()
-    def check(self) -> None:
-        """Check with short passes that it is a causal language model; find a way to its logits.
+    def prepare(self, length: int = 0, num_tokens: int = 0) -> None:
+        """Look at the model, once for as long as it stays as it is; see `ScoredModel`.
+
+        Passes as long as the longest are tried where short ones do not tell all, or where so many
+        tokens are read that it costs little.  One that does not fit in memory is read in parts, if
+        the model can continue from its state.
+        """
+        state = (self.revision, model_structure(self.model), *self.modifications())
+        known = _FINDINGS.get(self.model, {}).get(self.variant)
+        if known is not None and known.state == state:
+            self._apply(known)
+        else:
+            self._apply(self._look(state))
+            logger.info(f"{self.description}: logits by {describe_head(self.head)}")
+        if length > self.findings.length and self._takes_long_passes(length, num_tokens):
+            self._try_long_passes(length)
+        if length and self.probe is None:
+            self._measure_probe()
+
+    def _look(self, state: tuple) -> Findings:
+        """Find with short passes whether it is a causal language model, and a way to its logits.
 
         Raises:
             ValueError: it gives no logits, or it sees tokens that it predicts.
         """
-        state = (self.revision, model_structure(self.model))
-        findings = self._findings
-        if findings is None or findings.state != state:
-            expected = check_causal(self.model, self.description)  # (2, T, V)
-            number = self._find_head(expected)
-            findings = Findings(
-                state, number, expected.shape[-1], expected.shape[1], True, frozenset()
-            )
-        self._apply(findings)
+        if is_known_architecture(self.model) and precision(self.model) == torch.float32:
+            with suppress(MemoryError, torch.OutOfMemoryError):
+                seen = look_quickly(self.model, self.description, self.limit.length)
+                if seen is not None:
+                    return Findings(state, True, **seen._asdict())
+        expected = check_causal(self.model, self.description)  # (2, T, V)
+        number = self._find_head(expected)
+        return Findings(state, False, number, expected.shape[-1], expected.shape[1])
 
-    @torch.inference_mode()
-    def examine(self, length: int) -> None:
-        """Try passes as long as the longest that is to be scored, where none so long was tried.
+    def _takes_long_passes(self, length: int, num_tokens: int) -> bool:
+        """Whether passes of this length are to be tried before texts are scored in such."""
+        return not self.findings.is_known or num_tokens >= LONG_RUN * length
 
-        A pass that does not fit in memory is read in parts, if the model can continue from its state.
-
-        Raises:
-            MemoryError: such a pass does not fit.
-            ValueError: the model looks ahead in it, or a part of it is random.
-        """
-        if length <= self._findings.length:
-            return
+    def _try_long_passes(self, length: int) -> None:
+        """Look at passes of this length; read them in parts from now on where they do not fit."""
         try:
             self._examine(length)
+            return
         except MemoryError as error:
             # Outside, where no traceback holds the activations any more.
             refusal = str(error)
-        else:
-            return
-        self._read_in_parts(length, refusal)
+        self.read_in_parts(length, refusal)
 
-    def _read_in_parts(self, length: int, refusal: str) -> None:
-        """Halve what is read at a time until a pass of this length fits.
-
-        Raises:
-            MemoryError: it never does, or the model cannot be read in parts.
-        """
-        self._kept_state.restore(self._kept_state.changed())
+    @torch.inference_mode()
+    def read_in_parts(self, length: int, refusal: str) -> None:
+        """Halve what is read at a time until a pass of this length fits; see `ScoredModel`."""
+        self._restore()
         try:
-            reader = None if grows_frequencies(self.model) else find_reader(self.model)
+            reason = why_not_in_parts(self.model)
+            reader = None if reason else find_reader(self.model)
         except Exception as error:
             if is_out_of_memory(error):  # not even the short passes that try the reading fit
                 raise MemoryError(refusal) from error
             raise
         if reader is None:
-            reason = "it gives other logits when it continues from the state that it returned"
-            if grows_frequencies(self.model):
-                reason = "its rotary frequencies depend on the length of the pass"
+            reason = (
+                reason or "it gives other logits when it continues from the state that it returned"
+            )
             raise MemoryError(f"{refusal} It cannot be read in parts: {reason}.")
-        part = min(length, self._findings.part or length) // 2
+        part = min(length, self.findings.part or length) // 2
         while part >= SMALLEST_PART:
-            findings = self._findings._replace(part=part, steps_singly=reader.single)
-            self._apply(findings)
+            self._apply(self.findings._replace(part=part, steps_singly=reader.single))
             try:
                 self._examine(length)
             except MemoryError:
@@ -352,17 +393,36 @@ class LanguageModel:
         raise MemoryError(refusal)
 
     def _examine(self, length: int) -> None:
-        findings = self._findings
-        probed = (length, self.model, self.description, self._row_logits)
-        check_causal_at(*probed)
-        agree = prefixes_agree(*probed) and findings.prefixes_agree
+        agree = examine_passes(length, self.model, self.description, self._row_logits)
+        findings = self.findings
+        agree = agree and findings.prefixes_agree
+        length = max(length, findings.length)
         self._apply(findings._replace(length=length, prefixes_agree=agree))
+
+    def _measure_probe(self) -> None:
+        """Read the made-up text as texts are read."""
+        size = min(self.num_embeddings or self.vocabulary_size, self.vocabulary_size)
+        text = MadeUpText.of(size, self.limit.length)
+        batch = text.batch(self.device)
+        self._restore()
+        try:
+            _, probe = read_made_up_text(self.logits, batch)
+        except Exception as error:
+            failure = explain_failure(error, 1, batch.ids.shape[1], self.device)
+            if not is_out_of_memory(error):
+                raise failure from error
+            refusal = str(failure)
+        else:
+            self._apply(self.findings._replace(probe=probe))
+            return
+        self.read_in_parts(batch.ids.shape[1], refusal)
+        self._measure_probe()
 
     @torch.inference_mode()
     def fingerprint(self) -> Fingerprint:
         """Compute what tells the model from others by its logits; within `in_use`."""
         length = min(FINGERPRINT_LENGTH, self.limit.length or FINGERPRINT_LENGTH)
-        self._kept_state.restore(self._kept_state.changed())
+        self._restore()
         ids = probe_ids(self.model, length)[None]
         return Fingerprint.of(
             plain_logits(self.model, ids, self.description)[0], precision(self.model)
@@ -385,8 +445,8 @@ class LanguageModel:
         rows = torch.arange(len(following), device=self.device)
         targets = torch.zeros_like(rows)
         try:
-            cache = copy_cache(self.head.read_prefix(ids[0]), 2)
-            shared = self._collect(ids[1].repeat(2, 1), rows + len(following), targets, cache)
+            kept = self.head.read_prefix(ids[0]).copy(2)
+            shared = self._collect(ids[1].repeat(2, 1), rows + len(following), targets, kept)
         except BUILT_OTHERWISE:
             return False
         whole = self._collect(torch.cat(ids, 1), rows + len(prefix), targets)
@@ -397,40 +457,45 @@ class LanguageModel:
         ids: torch.Tensor,
         rows: torch.Tensor,
         targets: torch.Tensor,
-        cache: Cache | None = None,
+        prefix: Prefix | None = None,
     ) -> torch.Tensor:
         """Compute the logits (R, V) of some rows."""
-        blocks = self.logits(Batch(ids, rows, targets), len(rows), cache)
+        blocks = self.logits(Batch(ids, rows, targets), len(rows), prefix)
         return torch.cat([logits.clone() for logits, _ in blocks]).float()
 
-    def read_prefix(self, ids: torch.Tensor) -> Cache:
+    def read_prefix(self, ids: torch.Tensor) -> Prefix:
         """Return what the model keeps of tokens (1, T), to continue from them."""
         return self.head.read_prefix(ids)
 
-    def logits(self, batch: Batch, block_rows: int, cache: Cache | None = None) -> LogitBlocks:
+    def logits(self, batch: Batch, block_rows: int, prefix: Prefix | None = None) -> LogitBlocks:
         """Yield the logits of the scored rows of a batch on `device`, as a `Head` does."""
         if self._stateful and self._kept_state is not None:
             self._kept_state.restore(self._stateful)
-        yield from self.head(batch, block_rows, cache)
+        yield from self.head(batch, block_rows, prefix)
 
     def _apply(self, findings: Findings) -> None:
         """Adopt the findings, and note which modules the passes of a probe have changed."""
         if self._kept_state is not None:
+            self._restore()
             names = {module: name for name, module in self.model.named_modules()}
-            changed = self._kept_state.changed()
-            self._kept_state.restore(changed)
-            findings = findings._replace(
-                stateful=findings.stateful | {names[m] for m in changed if m in names}
-            )
+            changed = frozenset(names[module] for module in self._changed if module in names)
+            findings = findings._replace(stateful=findings.stateful | changed)
         modules = dict(self.model.named_modules())
         self._stateful = [modules[name] for name in findings.stateful if name in modules]
-        self.head: Head = head_makers(self.model)[findings.head_number]()
-        if findings.part is not None:
-            reader = StateReader(self.model, findings.steps_singly)
-            self.head = HeadInParts(self.head, reader, findings.part)
-        self.vocabulary_size = findings.vocabulary_size
-        self.prefixes_agree = findings.prefixes_agree
+        self._found, self._head = findings, self._make_head(findings)
         _FINDINGS.setdefault(self.model, {})[self.variant] = findings
+
+    def _make_head(self, findings: Findings) -> Head:
+        head = head_makers(self.model)[findings.head_number]()
+        if findings.part is None:
+            return head
+        return HeadInParts(head, StateReader(self.model, findings.steps_singly), findings.part)
+
+    def _restore(self) -> None:
+        """Undo what passes have changed in the model, and note which modules they change."""
+        changed = self._kept_state.changed()
+        self._changed.update(changed)
+        self._kept_state.restore(changed)
 
     def _find_head(self, expected: torch.Tensor) -> int:
         """Find the number of the cheapest head that gives the logits of the plain forward."""
@@ -440,9 +505,7 @@ class LanguageModel:
         for number, make in enumerate(makers[:-1]):
             head = make()
             if gives_logits(head, ids, expected, tolerance):
-                logger.info(f"{self.description}: logits by {describe_head(head)}")
                 return number
-        logger.info(f"{self.description}: logits by {describe_head(makers[-1]())}")
         return len(makers) - 1
 
     def _row_logits(
@@ -450,7 +513,7 @@ class LanguageModel:
     ) -> torch.Tensor:
         """Compute logits (R, V) of some rows of the first of the passes (B, T)."""
         try:
-            self._kept_state.restore(self._kept_state.changed())
+            self._restore()
             return collect_rows(head or self.head, ids, rows)
         except Exception as error:
             raise explain_failure(error, 1, ids.shape[1], self.device) from error

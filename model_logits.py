@@ -57,6 +57,26 @@ class Batch(NamedTuple):
     targets: torch.Tensor
 
 
+class Prefix(NamedTuple):
+    """What a model keeps of tokens that several passes begin with."""
+
+    cache: Cache
+
+    def copy(self, number: int) -> "Prefix":
+        """Copy it for `number` continuations; the original stays as it is."""
+        copied = copy.deepcopy(self.cache)
+        copied.batch_repeat_interleave(number)
+        return Prefix(copied)
+
+    @property
+    def num_bytes(self) -> int:
+        if hasattr(self.cache, "layers"):
+            values = [value for layer in self.cache.layers for value in vars(layer).values()]
+        else:  # before transformers 4.54
+            values = [*self.cache.key_cache, *self.cache.value_cache]
+        return sum(value.nbytes for value in values if isinstance(value, torch.Tensor))
+
+
 class Head(Protocol):
     """A way to compute a model's logits.
 
@@ -66,11 +86,11 @@ class Head(Protocol):
 
     by_blocks: bool
 
-    def __call__(self, batch: Batch, block_rows: int, cache: Cache | None = None) -> LogitBlocks:
+    def __call__(self, batch: Batch, block_rows: int, prefix: Prefix | None = None) -> LogitBlocks:
         """Yield (logits (R', V), targets (R',)) of at most `block_rows` rows at a time.
 
         Args:
-            cache: what was read before each of the B, of which `read_prefix` gives one.
+            prefix: what was read before each of the B, of which `read_prefix` gives one.
         """
         ...
 
@@ -97,19 +117,19 @@ class BodyThenHead:
         self.model_kwargs = forward_kwargs(model)
         self.body_kwargs = forward_kwargs(body)
 
-    def __call__(self, batch: Batch, block_rows: int, cache: Cache | None = None) -> LogitBlocks:
+    def __call__(self, batch: Batch, block_rows: int, prefix: Prefix | None = None) -> LogitBlocks:
         """As `Head`."""
-        return self.blocks(self.states(batch.ids, batch.scored, cache), batch.targets, block_rows)
+        return self.blocks(self.states(batch.ids, batch.scored, prefix), batch.targets, block_rows)
 
     def states(
-        self, ids: torch.Tensor, scored: torch.Tensor, cache: Cache | None = None
+        self, ids: torch.Tensor, scored: torch.Tensor, prefix: Prefix | None = None
     ) -> torch.Tensor:
         """Compute the body's last hidden states of the scored rows (R, D)."""
         for shortcut in self.in_body.values():
             if isinstance(shortcut, ScoredRows):
                 shortcut.scored = scored
         with replaced_forwards(self.in_body):
-            output = self.body(ids, **with_cache(self.body_kwargs, cache))
+            output = self.body(ids, **after_prefix(self.body_kwargs, prefix))
         self.output_type = type(output)
         hidden = output.last_hidden_state.flatten(0, 1)
         return hidden[scored.to(hidden.device)]  # (R, D)
@@ -122,9 +142,9 @@ class BodyThenHead:
                 logits = self.model(labels[None], **self.model_kwargs).logits  # (1, R', V)
             yield logits[0], labels.to(logits.device)
 
-    def read_prefix(self, ids: torch.Tensor) -> Cache:
+    def read_prefix(self, ids: torch.Tensor) -> Prefix:
         """Return what the model keeps of tokens (1, T), to continue from them."""
-        return read_cache(self.body, ids)
+        return read_prefix(self.body, ids)
 
 
 class WholeForward:
@@ -141,11 +161,11 @@ class WholeForward:
         self.takes_index = takes_index
         self.kwargs = forward_kwargs(model)
 
-    def __call__(self, batch: Batch, block_rows: int, cache: Cache | None = None) -> LogitBlocks:
+    def __call__(self, batch: Batch, block_rows: int, prefix: Prefix | None = None) -> LogitBlocks:
         """As `Head`, but for memory: a whole window's logits exist at once."""
         ids, scored, targets = batch
-        if cache is not None:
-            logits = self.model(ids, **with_cache(self.kwargs, cache)).logits.flatten(0, 1)
+        if prefix is not None:
+            logits = self.model(ids, **after_prefix(self.kwargs, prefix)).logits.flatten(0, 1)
             logits = logits[scored.to(logits.device)]
             yield from zip(logits.split(block_rows), targets.to(logits.device).split(block_rows))
             return
@@ -158,9 +178,9 @@ class WholeForward:
             labels = targets[inside].to(logits.device)
             yield from zip(logits.split(block_rows), labels.split(block_rows))
 
-    def read_prefix(self, ids: torch.Tensor) -> Cache:
+    def read_prefix(self, ids: torch.Tensor) -> Prefix:
         """Return what the model keeps of tokens (1, T), to continue from them."""
-        return read_cache(self.model, ids)
+        return read_prefix(self.model, ids)
 
     def _logits(self, ids: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
         """Compute logits (R, V) of the wanted rows, which count through all rows of `ids` (B, T)."""
@@ -374,8 +394,8 @@ def forward_parameters(module: torch.nn.Module) -> set[str]:
     return set(inspect.signature(module.forward).parameters)
 
 
-def read_cache(module: torch.nn.Module, ids: torch.Tensor) -> Cache:
-    """Read tokens (1, T) into a cache, to continue from them.
+def read_prefix(module: torch.nn.Module, ids: torch.Tensor) -> Prefix:
+    """Read tokens (1, T), to continue from them.
 
     Raises:
         TypeError: it keeps nothing that can be copied for several continuations.
@@ -383,27 +403,13 @@ def read_cache(module: torch.nn.Module, ids: torch.Tensor) -> Cache:
     cache = getattr(module(ids, use_cache=True), "past_key_values", None)
     if not hasattr(cache, "batch_repeat_interleave"):
         raise TypeError("the model keeps nothing of what it read that can be copied")
-    return cache
+    return Prefix(cache)
 
 
-def copy_cache(cache: Cache, number: int) -> Cache:
-    """Copy a cache for `number` continuations; the original stays as it is."""
-    copied = copy.deepcopy(cache)
-    copied.batch_repeat_interleave(number)
-    return copied
-
-
-def cache_bytes(cache: Cache) -> int:
-    """Count the bytes of a cache."""
-    if hasattr(cache, "layers"):
-        values = [value for layer in cache.layers for value in vars(layer).values()]
-    else:  # before transformers 4.54
-        values = [*cache.key_cache, *cache.value_cache]
-    return sum(value.nbytes for value in values if isinstance(value, torch.Tensor))
-
-
-def with_cache(kwargs: dict, cache: Cache | None) -> dict:
-    return kwargs if cache is None else kwargs | {"use_cache": True, "past_key_values": cache}
+def after_prefix(kwargs: dict, prefix: Prefix | None) -> dict:
+    if prefix is None:
+        return kwargs
+    return kwargs | {"use_cache": True, "past_key_values": prefix.cache}
 
 
 def forward_kwargs(module: torch.nn.Module) -> dict:

@@ -1,7 +1,8 @@
 """What forward passes of made-up tokens tell about a model before any text is scored with it.
 
-A model that looks ahead, or that gives other numbers the next time, is refused.  A model for which
-the length of a pass or its company matters is found out, so that its passes run apart.
+A model that looks ahead, that gives other numbers the next time, or whose numbers depend on the other
+rows of a batch, is refused.  Where logits depend on the length of a pass, that is detected, and
+passes of different lengths run apart.
 """
 
 from collections.abc import Callable, Iterator
@@ -11,12 +12,15 @@ from typing import NamedTuple
 import torch
 
 from .model_digest import GROWING_ROTARY, quantisation
+from .model_interface import MadeUpText
 from .model_loading import input_device, num_embeddings, position_table
-from .model_logits import BUILT_OTHERWISE, Batch, Head, forward_kwargs
+from .model_logits import BUILT_OTHERWISE, Batch, Head, forward_kwargs, head_makers
 
 PROBE_LENGTH = 12
 # Rows of logits that passes at a window's length are compared by.
 PROBE_ROWS = 32
+# Tokens of the made-up text that a short pass reads, and rows of its logits at a time.
+QUICK_ROWS, MADE_UP_ROWS = 24, 64
 # Largest difference, as a share of the logits' spread, that rounding explains in a dtype: of two
 # passes of the same shape, and of passes of different shapes or through other kernels.
 SAME_SHAPE = {torch.float32: 1e-4, torch.bfloat16: 0.02, torch.float16: 0.005}
@@ -165,50 +169,123 @@ def gives_logits(head: Head, ids: torch.Tensor, expected: torch.Tensor, toleranc
     return logits.shape == wanted.shape and not differ(logits, wanted, tolerance)
 
 
-def check_causal_at(length: int, model: torch.nn.Module, name: str, row_logits: RowLogits) -> None:
-    """Refuse a model that looks ahead in passes of `length` tokens, or is random in them.
+class QuickLook(NamedTuple):
+    """What one short pass and one over the made-up text showed, where they agree.
+
+    Attributes:
+        head_number: which of the ways to the logits is taken, among `head_makers(model)`.
+        vocabulary_size: logits that the model gives for a token.
+        length: tokens of the made-up text that were read.
+        probe: its mean nll, in nats a token.
+    """
+
+    head_number: int
+    vocabulary_size: int
+    length: int
+    probe: float
+
+
+def look_quickly(model: torch.nn.Module, name: str, limit: int | None) -> QuickLook | None:
+    """Compare the head of the made-up text in two passes; None where it takes a closer look.
+
+    The plain forward reads its first tokens beside others, the cheapest way to the logits all of it.
+    Where that gives the same logits, neither the tokens after, nor the length of a pass, nor the
+    batch, nor the way matters.
+    """
+    size = num_embeddings(model)
+    text = MadeUpText.of(size or 2, limit)
+    count = min(QUICK_ROWS, len(text.ids) // 2)
+    if size is None or count < 2:
+        return None
+    batch = text.batch(input_device(model))
+    ids = torch.tensor(text.ids[: 2 * count], device=batch.ids.device).view(2, count)
+    expected = plain_logits(model, ids, name)[0]
+    for number, make in enumerate(head_makers(model)):
+        try:
+            rows, probe = read_made_up_text(make(), batch, count)
+        except BUILT_OTHERWISE as error:
+            if is_out_of_memory(error):
+                raise
+            continue
+        agree = rows.shape == expected.shape and not any(
+            differ(row, of_plain, SAME_SHAPE[torch.float32], expected)
+            for row, of_plain in zip(rows, expected)
+        )
+        fits = expected.shape[-1] >= size
+        return (
+            QuickLook(number, expected.shape[-1], len(text.ids), probe) if agree and fits else None
+        )
+    return None
+
+
+def read_made_up_text(head: Head, batch: Batch, count: int = 0) -> tuple[torch.Tensor, float]:
+    """Return the first logits (count, V) of a pass, and its mean nll in nats a token."""
+    first, nll = [], 0.0
+    for logits, targets in head(batch, MADE_UP_ROWS):
+        if len(first) * MADE_UP_ROWS < count:
+            first.append(logits.clone())
+        losses = torch.nn.functional.cross_entropy(logits.float(), targets, reduction="none")
+        nll += losses.sum(dtype=torch.float64).item()
+    return torch.cat(first)[:count] if first else torch.empty(0), nll / len(batch.targets)
+
+
+def examine_passes(length: int, model: torch.nn.Module, name: str, row_logits: RowLogits) -> bool:
+    """Try passes of `length` tokens, and shorter ones that begin alike, down to short ones.
+
+    Logits that stay the same without the tokens after them do not depend on these; where they move
+    by more than passes of the same shape round, the tokens after are changed instead.  The shorter
+    pass of half the length runs beside another one.
+
+    Returns:
+        whether tokens get the same logits in the shorter passes.  They do not where rotary
+        frequencies depend on the length of a pass ("dynamic", "longrope"), or where a model pads
+        within.
 
     Raises:
-        ValueError: it does.
+        ValueError: the model looks ahead in such passes, chance decides what a row gets, or the
+            other rows of a batch do.
     """
-    ids = probe_ids(model, length)[None]
-    rows = probe_rows(length)
+    ids, rows = probe_ids(model, length)[None], probe_rows(length)
     expected = row_logits(ids, rows)
-    moved = row_logits(with_other_end(ids, num_embeddings(model) or 2), rows)
-    early = rows < length // 2
-    tolerance = SAME_SHAPE[precision(model)]
-    if differ(moved[early], expected[early], tolerance, expected):
-        refuse(name, row_logits(ids, rows), expected, tolerance)
-
-
-def prefixes_agree(length: int, model: torch.nn.Module, name: str, row_logits: RowLogits) -> bool:
-    """Return whether tokens get the same logits in shorter passes as in one of `length` tokens.
-
-    They do not where rotary frequencies depend on the length of the pass ("dynamic", "longrope"),
-    or where a model pads within.
-
-    Raises:
-        ValueError: the other rows of a batch, or chance, decide what a row gets.
-    """
-    ids = probe_ids(model, length)[None]
-    rows = probe_rows(length)
-    expected = row_logits(ids, rows)
-    tolerance = OTHER_SHAPE[precision(model)]
-    agree = True
-    for part in prefix_lengths(length):
+    half, *shorter = prefix_lengths(length)
+    inside = rows[rows < half]
+    beside = torch.cat([ids[:, :half], probe_ids(model, half, first=3)[None]])
+    together, tolerance = row_logits(beside, inside), OTHER_SHAPE[precision(model)]
+    stays = not differ(together, expected[: len(inside)], SAME_SHAPE[torch.float32], expected)
+    if not stays:
+        check_not_moved(ids, rows, expected, model, name, row_logits)
+        alone = row_logits(ids[:, :half], inside)
+        if differ(together, alone, tolerance):
+            raise ValueError(
+                f"{name} must score a text by itself, but its logits for {half} tokens change with "
+                "the other rows of the batch."
+            )
+    agree = stays or not differ(alone, expected[: len(inside)], tolerance)
+    for part in shorter:
         inside = rows[rows < part]
         alone = row_logits(ids[:, :part], inside)
         agree = agree and not differ(alone, expected[: len(inside)], tolerance)
-    half = prefix_lengths(length)[0]
-    inside = rows[rows < half]
-    alone = row_logits(ids[:, :half], inside)
-    company = torch.cat([ids[:, :half], probe_ids(model, half, first=3)[None]])
-    if differ(row_logits(company, inside), alone, tolerance):
-        raise ValueError(
-            f"{name} must score a text by itself, but its logits for {half} tokens change with the "
-            "other rows of the batch."
-        )
     return agree
+
+
+def check_not_moved(
+    ids: torch.Tensor,
+    rows: torch.Tensor,
+    expected: torch.Tensor,
+    model: torch.nn.Module,
+    name: str,
+    row_logits: RowLogits,
+) -> None:
+    """Refuse a model whose logits (R, V) of earlier rows move with later tokens of a pass (1, T).
+
+    Raises:
+        ValueError: they do, or a part of it is random.
+    """
+    moved = row_logits(with_other_end(ids, num_embeddings(model) or 2), rows)
+    early = rows < ids.shape[1] // 2
+    tolerance = SAME_SHAPE[precision(model)]
+    if differ(moved[early], expected[early], tolerance, expected):
+        refuse(name, row_logits(ids, rows), expected, tolerance)
 
 
 def prefix_lengths(length: int) -> list[int]:
@@ -220,8 +297,10 @@ def prefix_lengths(length: int) -> list[int]:
 
 
 def probe_rows(length: int) -> torch.Tensor:
-    """Choose rows (R,) of a pass to compare, ascending, its first and last among them."""
-    return torch.linspace(0, length - 1, min(length, PROBE_ROWS)).long().unique()
+    """Choose rows (R,) of a pass to compare, ascending: first, last, and those before its parts' ends."""
+    spread = torch.linspace(0, length - 1, min(length, PROBE_ROWS)).long()
+    ends = torch.tensor(prefix_lengths(length)) - 1
+    return torch.cat([spread, ends.clamp(min=0)]).unique()
 
 
 def precision(model: torch.nn.Module) -> torch.dtype:

@@ -9,7 +9,6 @@ import itertools
 from collections.abc import Callable, Iterator
 
 import torch
-from transformers.cache_utils import Cache
 
 from .model_digest import GROWING_ROTARY
 from .model_loading import position_table
@@ -18,8 +17,10 @@ from .model_logits import (
     Batch,
     Head,
     LogitBlocks,
+    Prefix,
     forward_kwargs,
     forward_parameters,
+    has_forward_of_transformers,
     replaced_forwards,
 )
 from .model_probes import OTHER_SHAPE, differ, precision, probe_ids
@@ -152,12 +153,12 @@ class HeadInParts:
         self.part = part
         self.by_blocks = head.by_blocks
 
-    def __call__(self, batch: Batch, block_rows: int, cache: Cache | None = None) -> LogitBlocks:
-        """As `Head`; what follows a cache is read whole."""
+    def __call__(self, batch: Batch, block_rows: int, prefix: Prefix | None = None) -> LogitBlocks:
+        """As `Head`; what follows a prefix is read whole."""
         ids, scored, targets = batch
         length = ids.shape[1]
-        if length <= self.part or cache is not None:
-            yield from self.head(batch, block_rows, cache)
+        if length <= self.part or prefix is not None:
+            yield from self.head(batch, block_rows, prefix)
             return
         for number, row in enumerate(ids):
             self.reader.begin()
@@ -181,6 +182,15 @@ def grows_frequencies(model: torch.nn.Module) -> bool:
         for kind in (rotary or {}).values()
         if not isinstance(kind, dict)
     )
+
+
+def why_not_in_parts(model: torch.nn.Module) -> str | None:
+    """Say why passes of a model are not to be read in parts, before any is tried."""
+    if grows_frequencies(model):
+        return "its rotary frequencies depend on the length of the pass"
+    if not has_forward_of_transformers(model):
+        return "code of its own in the forward may act on whole passes"
+    return None
 
 
 @torch.inference_mode()

@@ -29,6 +29,8 @@ from .digests import VERSION, TextsDigest
 from .model import LanguageModel
 from .model_code import describe as describe
 from .model_digest import modifications as modifications
+from .model_interface import MadeUpText as MadeUpText
+from .model_known import is_known_architecture as is_known_architecture
 from .model_loading import files_state, resolve_device, resolve_dtype, snapshot
 from .model_logits import Head as Head
 from .model_opening import adopt_model, open_model
@@ -709,7 +711,7 @@ class PerplexitySliding(evaluate.Metric):
         reference = self._reference(None, *of_reference)
         self._opened.pop("reference", None)  # no other call can use what is left of it
         with reference.in_use():
-            reference.check()
+            reference.prepare()
             limit = smallest_limit([model, reference])
             corpus = Corpus(model.tokenizer, request.texts, with_offsets=True, parts=request.parts)
             measured = without_refusals(plan_request(request, corpus, limit))

@@ -123,7 +123,7 @@ def find_key_characters(
             tokens stand for.
     """
     with evaluator.in_use():
-        evaluator.check()
+        evaluator.prepare()
         corpus = Corpus(evaluator.tokenizer, texts, with_offsets=True)
         _, streams = corpus.read(EVALUATOR, None)
         check_offsets(streams, "`evaluator`")

@@ -100,6 +100,8 @@ def score_carried(
         for stream in measurement.streams
     ]
     work = CarriedWork([replace(measurement, plan=plan, windows=windows)])
+    lengths = [window.num_targets for of_text in windows for window in of_text]
+    model.prepare(max(lengths), sum(lengths))
     scorer = CarryingScorer(
         model, reader, measures, memory, session.batch_size, session.logits_memory
     )

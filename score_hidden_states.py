@@ -22,7 +22,7 @@ import xxhash
 
 from .model import LanguageModel
 from .model_digest import Fingerprint
-from .model_logits import Batch, BodyThenHead, LogitBlocks
+from .model_logits import Batch, BodyThenHead, LogitBlocks, Prefix
 from .plan import Measurement
 from .score_measures import Block
 from .score_passes import Columns, Scorer
@@ -81,10 +81,14 @@ class Body:
 
     def __init__(self, model: LanguageModel) -> None:
         self.device, self.head, self.prefixes_agree = model.device, model.head, model.prefixes_agree
-        self.vocabulary_size = model.vocabulary_size  # batches are then cut as beside the model
+        # batches are then cut as beside the model
+        self.vocabulary_size, self.by_blocks = model.vocabulary_size, model.by_blocks
 
-    def logits(self, batch: Batch, block_rows: int) -> LogitBlocks:
-        yield self.head.states(batch.ids, batch.scored), batch.targets
+    def logits(self, batch: Batch, block_rows: int, prefix: Prefix | None = None) -> LogitBlocks:
+        yield self.head.states(batch.ids, batch.scored, prefix), batch.targets
+
+    def read_in_parts(self, length: int, refusal: str) -> None:
+        raise MemoryError(f"{refusal} `reference_states` does not read in parts.")
 
 
 class StatesFile:
@@ -92,7 +96,7 @@ class StatesFile:
 
     Args:
         path: the file; made if it is not there.
-        reference: after `check`, with its head by blocks.
+        reference: prepared, with its head by blocks.
 
     Attributes:
         finished: the passes whose rows are there, unharmed.
@@ -295,17 +299,17 @@ class StoredReference(LanguageModel):
         }
         drop_body(reference.model, reference.head.body)
 
-    def check(self) -> None:
-        """It was checked when it was whole."""
+    def prepare(self, length: int = 0, num_tokens: int = 0) -> None:
+        """It was prepared when it was whole."""
 
-    def examine(self, length: int) -> None:
-        """It was examined when it was whole."""
+    def read_in_parts(self, length: int, refusal: str) -> None:
+        raise MemoryError(refusal)
 
     def fingerprint(self) -> Fingerprint:
         """Return what was computed when it was whole."""
         return self._fingerprint
 
-    def logits(self, batch: Batch, block_rows: int) -> LogitBlocks:
+    def logits(self, batch: Batch, block_rows: int, prefix: Prefix | None = None) -> LogitBlocks:
         """As `LanguageModel.logits`, for passes that are in the file."""
         length = batch.ids.shape[1]
         lines, rows = batch.ids.cpu().numpy(), batch.scored.cpu().numpy()

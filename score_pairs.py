@@ -12,7 +12,7 @@ from transformers.utils import is_peft_available
 
 from .model import LanguageModel, lock_of
 from .model_loading import ContextLimit
-from .model_logits import Batch, LogitBlocks
+from .model_logits import Batch, LogitBlocks, Prefix
 from .plan import Measurement, nlls_by_token
 from .request_checks import WITHOUT_ADAPTER
 from .result_comparison import (
@@ -111,17 +111,17 @@ class WithoutAdapter(LanguageModel):
                 with self.as_scored():
                     stack.close()
 
-    def check(self) -> None:
+    def prepare(self, length: int = 0, num_tokens: int = 0) -> None:
         with self.as_scored():
-            super().check()
+            super().prepare(length, num_tokens)
 
-    def examine(self, length: int) -> None:
+    def read_in_parts(self, length: int, refusal: str) -> None:
         with self.as_scored():
-            super().examine(length)
+            super().read_in_parts(length, refusal)
 
-    def logits(self, batch: Batch, block_rows: int) -> LogitBlocks:
+    def logits(self, batch: Batch, block_rows: int, prefix: Prefix | None = None) -> LogitBlocks:
         """As `LanguageModel.logits`; between the blocks the model has its adapters again."""
-        blocks = super().logits(batch, block_rows)
+        blocks = super().logits(batch, block_rows, prefix)
         while True:
             with self.as_scored():
                 block = next(blocks, None)

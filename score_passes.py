@@ -12,10 +12,9 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from transformers.cache_utils import Cache
 
 from .model import LanguageModel
-from .model_logits import Batch, LogitBlocks, cache_bytes, copy_cache
+from .model_logits import Batch, LogitBlocks, Prefix
 from .model_probes import explain_failure, is_out_of_memory
 from .score_measures import Block, Measure
 
@@ -94,7 +93,7 @@ class Scorer:
             self.cache_memory = min(logits_memory, CPU_CACHE_BYTES)
             self.padding = CPU_PADDING
             self.loss_rows = max(1, CPU_LOSS_BYTES // (models[0].vocabulary_size * 4))
-            if all(model.head.by_blocks for model in models):
+            if all(model.by_blocks for model in models):
                 self.block_rows = min(self.block_rows, CPU_BLOCK_ROWS)
         if not all(model.prefixes_agree for model in models):
             self.padding = 0  # a padded pass would be read as a longer one
@@ -159,7 +158,7 @@ class Scorer:
         """
         prefix = row_of(numbers[0]).inputs[None, :length]
         prefixes = [model.read_prefix(to_device(prefix, model.device)) for model in self.models]
-        most = max(1, self.cache_memory // max(1, sum(map(cache_bytes, prefixes))))
+        most = max(1, self.cache_memory // max(1, sum(prefix.num_bytes for prefix in prefixes)))
         lengths = {number: len(row_of(number).inputs) - length for number in numbers}
         places = batches([lengths[n] for n in numbers], self.batch_tokens, self.padding)
         waiting = [
@@ -182,9 +181,9 @@ class Scorer:
         numbers: list[int],
         lengths: Sequence[int] | Mapping[int, int],
         row_of: Callable[[int], Row],
-        prefixes: Sequence[Cache] | None = None,
+        prefixes: Sequence[Prefix] | None = None,
     ) -> Launched | None:
-        """Launch a batch; None where memory ran out and the batch was lowered.
+        """Launch a batch; None where memory ran out and less is taken for the rest.
 
         Args:
             prefixes: what each model keeps of the tokens before all of them.
@@ -193,14 +192,20 @@ class Scorer:
         try:
             return self._launch(numbers, [row_of(number) for number in numbers], prefixes)
         except Exception as error:
-            if len(numbers) == 1 or not is_out_of_memory(error):
-                raise explain_failure(error, len(numbers), length, self.device) from error
+            failure = explain_failure(error, len(numbers), length, self.device)
+            if not is_out_of_memory(error) or (len(numbers) == 1 and prefixes is not None):
+                raise failure from error
+            refusal = str(failure)
         # Here, where no traceback holds the activations any more.
-        self._lower_batch(len(numbers), length)
+        if len(numbers) > 1:
+            self._lower_batch(len(numbers), length)
+        else:
+            for model in self.models:
+                model.read_in_parts(length, refusal)
         return None
 
     def _launch(
-        self, numbers: list[int], rows: list[Row], prefixes: Sequence[Cache] | None
+        self, numbers: list[int], rows: list[Row], prefixes: Sequence[Prefix] | None
     ) -> Launched:
         ids = np.full((len(rows), max(len(row.inputs) for row in rows)), rows[0].inputs[0])
         for line, row in zip(ids, rows):
@@ -211,10 +216,10 @@ class Scorer:
             np.concatenate(scored),  # (R,), counting through B * T
             np.concatenate([row.targets for row in rows]),  # (R,)
         )
-        caches = [()] * len(self.models)
+        copies: list[Prefix | None] = [None] * len(self.models)
         if prefixes is not None:
-            caches = [(copy_cache(cache, len(rows)),) for cache in prefixes]
-        columns = self._columns(batch, caches)
+            copies = [prefix.copy(len(rows)) for prefix in prefixes]
+        columns = self._columns(batch, copies)
         on_gpu = next(iter(columns.values())).is_cuda
         on_host = {name: column.to("cpu", non_blocking=on_gpu) for name, column in columns.items()}
         copied = None
@@ -224,13 +229,13 @@ class Scorer:
         return Launched(numbers, on_host, [len(row.targets) for row in rows], copied)
 
     def _columns(
-        self, batch: tuple[np.ndarray, ...], caches: Sequence[tuple]
+        self, batch: tuple[np.ndarray, ...], prefixes: Sequence[Prefix | None]
     ) -> dict[str, torch.Tensor]:
         """Score a batch into columns of all its rows, block by block."""
         num_rows = len(batch[2])
         columns: dict[str, torch.Tensor] = {}
         done = 0
-        for blocks in self._blocks(batch, caches):
+        for blocks in self._blocks(batch, prefixes):
             count = len(blocks[0].targets)
             for measure in self.measures:
                 for name, values in measure(blocks).items():
@@ -243,14 +248,14 @@ class Scorer:
         return columns
 
     def _blocks(
-        self, batch: tuple[np.ndarray, ...], caches: Sequence[tuple]
+        self, batch: tuple[np.ndarray, ...], prefixes: Sequence[Prefix | None]
     ) -> Iterator[list[Block]]:
         """Yield the logits of a batch under all models, `loss_rows` rows at a time, on one device."""
         streams = [
             model.logits(
-                Batch(*(to_device(array, model.device) for array in batch)), self.block_rows, *cache
+                Batch(*(to_device(array, model.device) for array in batch)), self.block_rows, prefix
             )
-            for model, cache in zip(self.models, caches)
+            for model, prefix in zip(self.models, prefixes)
         ]
         for parts in same_rows(streams, self.loss_rows):
             device = parts[0][0].device

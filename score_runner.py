@@ -235,11 +235,15 @@ def plan_work(
     Raises:
         MemoryError, ValueError: one cannot be scored with, or not with these tokens.
     """
-    windows = (w for m in measurements for of_text in m.windows + m.borders for w in of_text)
-    longest = max(window.num_inputs for window in windows)
+    lengths = [
+        window.num_inputs
+        for m in measurements
+        for of_text in m.windows + m.borders
+        for window in of_text
+    ]
     for model in models:
         check_ids(model, measurements)
-        model.examine(longest)
+        model.prepare(max(lengths), sum(lengths))
     work = Work(measurements, all(model.prefixes_agree for model in models), num_shown)
     if len(models) == 1:
         work.share_prefixes(models[0])

@@ -1,14 +1,18 @@
 """Compare the metric with plain forward passes on every architecture that transformers can build small.
 
-    python benchmarks/architectures.py [name ...] [--json FILE]
+    python benchmarks/architectures.py [name ...] [--json FILE] [--known]
 
 Each causal language model of the installed transformers is built with a small configuration and
 random weights.  The metric scores two texts with it in overlapping windows; a loop of plain forward
 passes, one window at a time, does the same.  A model either agrees, or is refused with a reason;
 one that does neither is an error of ours.
+
+With `--known`, each is asked instead whether short passes show what passes of 1,024 tokens show: the
+list for `model_known.py`.
 """
 
 import argparse
+import importlib
 import inspect
 import json
 import math
@@ -31,6 +35,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 METRIC = Path(__file__).resolve().parent.parent / "perplexity_sliding.py"
 VOCABULARY = 80
 CONTEXT, WINDOW, STRIDE = 128, 64, 20
+LONG_CONTEXT = 1024
 TEXT_LENGTHS = (150, 37)
 TOLERANCE = 1e-5
 TIME_LIMIT_S = 60
@@ -202,6 +207,36 @@ def compare(name: str, metric) -> Outcome:
     return Outcome(name, "agrees" if difference < TOLERANCE else "disagrees", f"{difference:.1e}")
 
 
+def look(name: str, metric) -> Outcome:
+    """Build an architecture for long passes, and look at it with short and with long ones.
+
+    It is "known" where the quick look accepts it and nothing is found in long passes.
+    """
+    engine = type(metric).__module__.rpartition(".")[0]
+    probes, model_module = (
+        importlib.import_module(f".{part}", engine) for part in ("model_probes", "model")
+    )
+    limits = [key for key, value in SMALL.items() if value == CONTEXT]
+    try:
+        with time_limit(TIME_LIMIT_S):
+            SMALL.update(dict.fromkeys(limits, LONG_CONTEXT))
+            model = build(name)
+    except Exception as error:
+        return Outcome(name, "not built", one_line(error))
+    finally:
+        SMALL.update(dict.fromkeys(limits, CONTEXT))
+    opened = model_module.LanguageModel.adopt(model, make_tokenizer())
+    try:
+        with time_limit(TIME_LIMIT_S), opened.in_use(), torch.inference_mode():
+            quick = probes.look_quickly(model, name, opened.limit.length)
+            opened.prepare(LONG_CONTEXT)
+    except Exception as error:
+        return Outcome(name, "refused", one_line(error))
+    found = opened.findings
+    known = quick is not None and found.prefixes_agree and not found.stateful
+    return Outcome(name, "known" if known else "to be tried", f"{opened.limit.length} tokens")
+
+
 def texts() -> list[list[int]]:
     generator = torch.Generator().manual_seed(1)
     return [
@@ -260,6 +295,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("names", nargs="*", help="architectures; all by default")
     parser.add_argument("--json", metavar="FILE", help="also write the outcomes here")
+    parser.add_argument("--known", action="store_true", help="compare short passes with long ones")
     args = parser.parse_args()
     transformers.logging.set_verbosity_error()
     evaluate.logging.disable_progress_bar()
@@ -267,7 +303,7 @@ def main() -> int:
         metric = evaluate.load(str(METRIC), cache_dir=cache)
         outcomes = []
         for name in args.names or architectures():
-            outcomes.append(compare(name, metric))
+            outcomes.append((look if args.known else compare)(name, metric))
             print(*outcomes[-1], sep="\t", flush=True)
     if args.json:
         Path(args.json).write_text(json.dumps([outcome._asdict() for outcome in outcomes]))

@@ -9,6 +9,7 @@ import pytest
 import torch
 import transformers
 from models import make_model, random_text
+from transformers.cache_utils import Cache
 
 NEWEST = int(transformers.__version__.split(".")[0]) >= 5
 LENGTH = 64
@@ -69,20 +70,40 @@ def test_it_is_remembered(metric, tokenizer, recwarn):
     assert not [warning for warning in recwarn if "does not fit" in str(warning.message)]
 
 
+def with_a_forward_of_its_own():
+    model = build("rwkv")
+    plain = model.forward
+    model.forward = lambda *args, **kwargs: plain(*args, **kwargs)
+    return model
+
+
+def forgetful():
+    """What follows a cache is read in another way."""
+    model = build("gpt2")
+
+    def spoil(module, args, kwargs):
+        caches = [value for value in (*args, *kwargs.values()) if isinstance(value, Cache)]
+        if caches and caches[0].get_seq_length(1):
+            return (args[0].flip(-1), *args[1:]), kwargs
+        return args, kwargs
+
+    model.transformer.h[1].register_forward_pre_hook(spoil, with_kwargs=True)
+    return model
+
+
 @pytest.mark.parametrize(
-    "name, config, reason",
+    "make, reason",
     [
-        ("llama", {"rope_scaling": ROTARY}, "its rotary frequencies depend on the length"),
-        ("rwkv", {}, "it gives other logits when it continues from the state"),
+        (
+            lambda: build("llama", rope_scaling=ROTARY),
+            "its rotary frequencies depend on the length",
+        ),
+        (with_a_forward_of_its_own, "code of its own in the forward may act on whole passes"),
+        (forgetful, "it gives other logits when it continues from the state"),
     ],
 )
-def test_elsewhere_the_error_says_why_not(metric, tokenizer, name, config, reason):
-    model = build(name, **config)
-    if name == "rwkv":
-        forward = model.forward
-        model.forward = lambda input_ids, state=None, use_cache=None: forward(
-            input_ids, use_cache=True
-        )
+def test_elsewhere_the_error_says_why_not(metric, tokenizer, make, reason):
+    model = make()
     cramp(model, most_tokens=48)
     with pytest.raises(
         MemoryError, match=f"of 63 tokens does not fit.* cannot be read in parts: {reason}"

@@ -24,8 +24,7 @@ FED = {"gpt2": "mlp", "llama": "mlp", "gemma2": "mlp", "bloom": "mlp", "gptj": "
 def head_of(model):
     language_model = LanguageModel.adopt(model, make_tokenizer())
     with language_model.in_use():
-        language_model.check()
-        language_model.examine(CONTEXT)
+        language_model.prepare(CONTEXT)
     return language_model.head
 
 

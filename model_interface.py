@@ -1,0 +1,160 @@
+"""What scorer, planner, checkpoint and signature ask of a model, wherever it runs.
+
+A `LanguageModel` runs in this process; others may live in another engine or behind a URL.  Each is
+opened or adopted, prepared, and used::
+
+    model = open_model("gpt2")
+    with model.in_use():
+        model.prepare()                         # what it is: vocabulary, way to its logits
+        model.prepare(longest, num_tokens)      # once the windows are planned
+        for logits, targets in model.logits(batch, block_rows):
+            ...
+"""
+
+import math
+import random
+from contextlib import AbstractContextManager
+from typing import NamedTuple, Protocol
+
+import numpy as np
+import torch
+
+from .model_loading import ContextLimit
+from .model_logits import Batch, LogitBlocks, Prefix
+
+# Tokens of the made-up text whose mean nll vouches for a model, at most.
+PROBE_TOKENS = 256
+
+
+class ScoredModel(Protocol):
+    """A model that texts can be scored with.
+
+    Attributes:
+        name: for the signature.
+        description: what to call it in an error.
+        tokenizer: its tokenizer.
+        limit: tokens that it takes.
+        device: where it expects token ids; "cpu" where it runs elsewhere.
+        num_embeddings: token ids must be below it; None where the model does not say.
+        vocabulary_size: columns of its logits.  After `prepare`, as are the following.
+        by_blocks: whether no more than a block of logits exists at a time.
+        prefixes_agree: whether a token's score is the same in shorter and in longer passes.
+        probe: mean nll of the made-up text, in nats a token; after `prepare` with a length.
+    """
+
+    name: str
+    description: str
+    tokenizer: object
+    limit: ContextLimit
+    device: torch.device
+    num_embeddings: int | None
+
+    @property
+    def vocabulary_size(self) -> int: ...
+
+    @property
+    def by_blocks(self) -> bool: ...
+
+    @property
+    def prefixes_agree(self) -> bool: ...
+
+    @property
+    def probe(self) -> float | None: ...
+
+    def in_use(self) -> AbstractContextManager:
+        """Lock the model for the time of the context; restore it afterwards."""
+        ...
+
+    def as_scored(self) -> AbstractContextManager:
+        """Let what is shared with other models be, for the time of the context, what is scored."""
+        ...
+
+    def prepare(self, length: int = 0, num_tokens: int = 0) -> None:
+        """Look at the model; what is known of it as it stands is not looked at again.
+
+        Args:
+            length: tokens in the longest pass that is to be scored; 0 before the plan.
+            num_tokens: tokens that are to be read in all.
+
+        Raises:
+            ValueError: it cannot be scored with, as it looks ahead or a part of it is random.
+            MemoryError: such a pass does not fit.
+        """
+        ...
+
+    def logits(self, batch: Batch, block_rows: int, prefix: Prefix | None = None) -> LogitBlocks:
+        """Yield (logits (R', V), targets (R',)) of the scored rows, at most `block_rows` at a time.
+
+        Log-probabilities are logits too.
+
+        Args:
+            prefix: what was read before each of the passes.
+        """
+        ...
+
+    def read_in_parts(self, length: int, refusal: str) -> None:
+        """Take less memory for passes of this length from now on, as one did not fit.
+
+        Raises:
+            MemoryError: the model cannot; with the refusal and why.
+        """
+        ...
+
+    def shares_prefixes(self, prefix: np.ndarray, following: np.ndarray) -> bool:
+        """Return whether tokens (T,) get the same scores after a prefix (P,) that was read before."""
+        ...
+
+    def read_prefix(self, ids: torch.Tensor) -> Prefix:
+        """Read tokens (1, P) once, for several continuations; asked for where prefixes are shared."""
+        ...
+
+    def signature_fields(self) -> dict[str, object]:
+        """Return what its scores of given tokens depend on, by name, in the signature's order."""
+        ...
+
+    def check_identifiable(self, argument: str = "checkpoint") -> None:
+        """Refuse to keep scores of a model that may change under the same signature."""
+        ...
+
+
+class MadeUpText(NamedTuple):
+    """The text that models are told apart by.
+
+    Attributes:
+        ids: token ids (T,), the same for each vocabulary of a size, in every process.
+    """
+
+    ids: list[int]
+
+    @classmethod
+    def of(cls, vocabulary_size: int, limit: int | None) -> "MadeUpText":
+        """Make it up for a vocabulary, of as many tokens as the model takes.
+
+        Python promises that `random()` draws the same numbers in every version.
+        """
+        draw = random.Random(0)
+        length = min(PROBE_TOKENS, limit or PROBE_TOKENS)
+        return cls([int(draw.random() * vocabulary_size) for _ in range(length)])
+
+    def batch(self, device: torch.device) -> Batch:
+        """Return one pass over the text, every token but the first scored."""
+        ids = torch.tensor(self.ids, device=device)
+        return Batch(ids[None, :-1], torch.arange(len(ids) - 1, device=device), ids[1:])
+
+
+def probe_tolerance(number_format: str) -> float:
+    """Return by how many nats a token two probes may differ that mean the same model.
+
+    Machines round otherwise, and so do kernels for other lengths and batches.
+
+    Args:
+        number_format: what the model computes in, as the signature says it.
+    """
+    if number_format == "float32" or number_format == "float64":
+        return 1e-4
+    return 0.005 if number_format == "float16" else 0.03
+
+
+def same_probe(probe: float, other: float, number_format: str) -> bool:
+    """Return whether two probes may be of one model."""
+    return math.isclose(probe, other, rel_tol=0.0, abs_tol=probe_tolerance(number_format))
