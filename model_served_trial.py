@@ -137,7 +137,7 @@ class Trial:
         self.probe = Prompt(ids)
         self.canary = Prompt(self.make_up(min(length, CANARY_LENGTH), seed=1))
 
-    def make_up(self, length: int, seed: int) -> list[int]:
+    def make_up(self, length: int, seed: int | None = None) -> list[int]:
         """Draw tokens; a longer draw of the same seed begins with a shorter one."""
         return np.random.default_rng(seed).choice(self.ordinary, length).tolist()
 
@@ -149,11 +149,11 @@ class Trial:
             Refusal: the answers do not hang together.
         """
         first = self.source.values([self.probe], NUM_LIKELIEST)[0]
+        self.check_places(first.nll)
         self.check_values(first)
         self.check_names(first)
-        self.check_order()
-        self.check_places()
-        self.check_repeats(first.nll)
+        self.check_order(first.nll)
+        self.check_repeats()
         self.check_sampling(first.nll)
         if self.source.form.forces:
             self.check_forced(first.nll)
@@ -194,16 +194,11 @@ class Trial:
                 "served model's own tokenizer."
             )
 
-    def check_order(self) -> None:
-        """Refuse a server that mixes up the answers to several prompts, or their influence.
-
-        Raises:
-            Refusal: it does.
-        """
+    def check_order(self, alone: np.ndarray) -> None:
+        """Refuse a server that mixes up the answers to several prompts, or their influence."""
         other = [
             Prompt(self.make_up(n, seed)) for seed, n in ((2, self.length), (3, self.length // 2))
         ]
-        alone = self.source.values([self.probe])[0].nll
         company = self.source.values([other[0], self.probe, other[1]])[1].nll
         if differ(company, alone):
             raise Refusal(
@@ -212,26 +207,29 @@ class Trial:
                 "vLLM: start it with --no-enable-prefix-caching."
             )
 
-    def check_repeats(self, expected: np.ndarray) -> None:
-        """Refuse values that depend on what was asked before: a stale cache."""
+    def check_repeats(self) -> None:
+        """Refuse values that depend on what was asked before: a stale cache.
+
+        The prompt is drawn by chance, as a server may remember another day's.
+        """
+        fresh = Prompt(self.make_up(self.length))
         half = self.length // 2
-        following = Prompt(self.probe.ids[:half] + self.make_up(self.length - half, seed=4))
-        after = self.source.values([following])[0].nll[: half - 1]
-        again = self.source.values([self.probe])[0].nll
-        for values in (after, again):
-            if differ(values, expected[: len(values)]):
+        following = Prompt(fresh.ids[:half] + self.make_up(self.length - half))
+        expected = self.source.values([fresh])[0].nll
+        for prompt, size in ((following, half - 1), (fresh, self.length - 1)):
+            values = self.source.values([prompt])[0].nll[:size]
+            if differ(values, expected[:size]):
                 raise Refusal(
                     "the same tokens get other values the next time: "
-                    f"{in_numbers(expected[: len(values)], values)} Switch prefix caching off "
+                    f"{in_numbers(expected[:size], values)} Switch prefix caching off "
                     "(vLLM: --no-enable-prefix-caching; SGLang: --disable-radix-cache)."
                 )
 
-    def check_places(self) -> None:
+    def check_places(self, expected: np.ndarray) -> None:
         """Refuse values that belong to another token than they stand at.
 
         Where a token is replaced, its own value is the first to change.
         """
-        expected = self.source.values([self.probe])[0].nll
         for place in (self.length - 1, self.length // 2):
             changes = []
             for replacement in self.make_up(3, seed=5):
