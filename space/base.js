@@ -33,7 +33,7 @@ const oneIn = (bits) => {
     `a chance of 1 in ${odds < 1e6 ? fmt(odds < 1000 ? Math.round(odds) : +odds.toPrecision(3)) : odds < 1e15 ? inWords.format(odds) : "more than a million billion"}`;
 };
 
-const bitsText = (bits) => bits >= ENDLESS ? "endlessly many bits" : `${bits.toFixed(2)} bits`;
+const bitsText = (bits) => bits >= ENDLESS ? "infinite surprise" : `${bits.toFixed(2)} bits`;
 
 const ordinal = (n) => {
   const tens = n % 100, ones = n % 10;

@@ -71,7 +71,7 @@ def headline(trade_off: TradeOff) -> str:
     wide, best, ratio = trade_off.wide, trade_off.best, trade_off.ratio
     before, after = (scored.result["perplexity"] for scored in (wide, best))
     if not math.isfinite(before) or not math.isfinite(after):
-        return '<p class="ps-verdict">The model held a part of this text for impossible.</p>'
+        return '<p class="ps-verdict">The model gave part of this text zero probability.</p>'
     if ratio is None:
         return (
             '<p class="ps-verdict">No smaller stride lowers the perplexity of this text, '
@@ -93,15 +93,15 @@ def _judged(trade_off: TradeOff) -> str:
         return "<b>That may be chance:</b> the interval includes no change at all."
     if knee is best:
         said = [
-            "No larger stride brings nine tenths of that." * (best is not trade_off.strides[1]),
-            "Smaller ones bring nothing more." * (best is not trade_off.strides[-1]),
+            "No larger stride gets 90 % of this gain." * (best is not trade_off.strides[1]),
+            "Smaller strides don't help further." * (best is not trade_off.strides[-1]),
         ]
         return " ".join(filter(None, said))
     share = gain_share(
         knee.result["perplexity"], [scored.result["perplexity"] for scored in trade_off.strides]
     )
     return (
-        f"<b>Stride {knee.settings.stride:,}</b> brings {100 * share:.0f} % of that at "
+        f"<b>Stride {knee.settings.stride:,}</b> gets {100 * share:.0f} % of this gain at "
         f"{_work(knee, trade_off.wide):.1f} × the work."
     )
 
@@ -145,8 +145,8 @@ def _counts(gains: Sequence[Gain], unit: str) -> str:
     helped = sum(gain.saved >= SLIGHT for gain in gains)
     harmed = sum(gain.saved <= -SLIGHT for gain in gains)
     return (
-        f"<p>With more before them, {count(helped, unit)} became clearer by a bit or more, and "
-        f"{harmed:,} less clear.</p>"
+        f"<p>With more context, {count(helped, unit)} became at least 1 bit more predictable, and "
+        f"{harmed:,} at least 1 bit less.</p>"
     )
 
 
@@ -170,10 +170,10 @@ def _list(gains: Sequence[Gain], wide: Scored, segments: Sequence[Segment], text
 def _legend() -> str:
     return (
         '<div class="ps-legend"><ul>'
-        f"<li><span class='ps-box g2'>clearer</span><small>by {CLEAR:g} bits or more</small></li>"
-        f"<li><span class='ps-box g1'>clearer</span><small>by {SLIGHT:g} to {CLEAR:g}</small></li>"
+        f"<li><span class='ps-box g2'>more predictable</span><small>by {CLEAR:g} bits or more</small></li>"
+        f"<li><span class='ps-box g1'>more predictable</span><small>by {SLIGHT:g} to {CLEAR:g}</small></li>"
         "<li><span class='ps-box'>about the same</span><small>or not scored</small></li>"
-        f"<li><span class='ps-box v1'>less clear</span><small>by {SLIGHT:g} or more</small></li>"
+        f"<li><span class='ps-box v1'>less predictable</span><small>by {SLIGHT:g} or more</small></li>"
         "</ul></div>"
     )
 

@@ -19,7 +19,7 @@ from .compare_view import compare_view
 from .gain_view import gain_view
 from .jobs import Job, Jobs, OverBudget, Shown, Stopped, follow
 from .limits import FAULT, Refused
-from .links import CONTEXT, TEXT, read_link, unpack
+from .links import CONTEXT, TEXT, has_text, link, read_link, unpack
 from .listeners import watch
 from .models import BUNDLED
 from .plan_view import sketch
@@ -225,6 +225,8 @@ class Handlers:
         # The limit of another model is not known before it is loaded.
         longest = default.window if linked.model == BUNDLED else limits.window
         settings = linked.for_model(longest, clip=True)
+        remarks += clipped_words(linked, settings)
+        remark = gr.HTML(alert(" ".join(remarks)), visible=True) if remarks else gr.skip()
         settings = replace(settings, context=read.get(CONTEXT, ""))
         waits = bool(kept) and not self._is_quick(read.get(TEXT), settings)
         line = "Your text is back." if kept else "Scoring what the link asks for."
@@ -279,7 +281,7 @@ class Handlers:
             lambda job: self.service.score(text, settings, job, clip=True),
             lambda scored: (*used_sliders(scored), to_share(scored), *score_outputs(scored)),
             3 + len(SCORE_OUTPUTS),
-            lambda scored: f"Scored with {scored.loaded.name}.",
+            scored_words,
         )
 
     def rescore(self, request: gr.Request, text: str, *chosen) -> Iterator:
@@ -287,6 +289,9 @@ class Handlers:
 
         The rest waits for the button; the page shows that its result is an old one.
         """
+        model, *sizes, start, protocol, context, words = chosen
+        sizes = typed_sliders(*sizes)  # numbers that are still being typed
+        chosen = (model, *sizes, start, protocol, context, words)
         if not self._is_quick(text, chosen_settings(*chosen)):
             yield [gr.skip()] * (2 + len(SCORE_OUTPUTS))
             return
@@ -371,6 +376,15 @@ class Handlers:
         )
 
 
+def clipped_words(asked: Settings, used: Settings) -> list[str]:
+    """Say which numbers of a link could not be taken as they are."""
+    return [
+        f"The link's {name} of {value:,} is more than fits: {getattr(used, name):,} is used."
+        for name, value in (("window", asked.window), ("stride", asked.stride))
+        if value is not None and getattr(used, name) is not None and value > getattr(used, name)
+    ]
+
+
 def chosen_settings(
     model: str,
     window: float,
@@ -441,6 +455,14 @@ def used_sliders(scored: Scored):
         gr.Slider(value=settings.window, maximum=scored.loaded.window),
         gr.Slider(maximum=settings.window, **stride),
     )
+
+
+def scored_words(scored: Scored) -> str:
+    """Say that a text was scored, and what its address lacks."""
+    said = f"Scored with {scored.loaded.name}."
+    if has_text(link(scored.settings, scored.text)):
+        return said
+    return f"{said} The text is too long for a link, so the address carries the settings alone."
 
 
 def to_share(scored: Scored) -> Scored:

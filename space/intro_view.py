@@ -8,15 +8,15 @@ TITLE = "Perplexity, window by window"
 MEANINGS = {
     "perplexity": (
         "How many equally likely tokens the model would have to guess among, on average. 1 is certainty; "
-        "a model that knows nothing has as many as there are tokens. Lower means less surprised."
+        "a model that guesses blindly scores the size of its vocabulary. Lower means less surprised."
     ),
     "token": (
         "What a model reads and predicts: a word, a part of one, or a sign. Models cut the same text "
         "into different tokens."
     ),
     "window": (
-        "The tokens that the model has before it at once. A text that is longer is read in several "
-        "windows. No token is scored with more before it than a window holds."
+        "The tokens the model can see at one time. A longer text is read in several windows. No token is "
+        "scored with more before it than a window holds."
     ),
     "stride": (
         "How far the window moves on. A small stride leaves each token much context, and reads the text "
@@ -34,7 +34,7 @@ MEANINGS = {
 STEPS = (
     (
         "A model guesses, token by token",
-        "The line above is a text in its tokens. Each lights up as it is scored: the redder, the more "
+        "The line above is a text in its tokens. Each lights up as it is scored: redder means more "
         "surprising. Perplexity sums the surprise up in one number.",
     ),
     (
@@ -50,7 +50,7 @@ STEPS = (
     (
         "Now with a text of your own",
         "Write or paste one, or choose a sample. Move Window and Stride: a short text is scored again at "
-        "once, and the change stands beside the number.",
+        "once, and the change appears beside the number.",
     ),
     (
         "Look into the result",
@@ -62,9 +62,9 @@ STEPS = (
 
 def intro_view() -> str:
     return (
-        f'<div class="ps-view ps-intro"><h1>{TITLE}</h1><p>How surprised is a language model by a text? '
-        f"{term('perplexity', 'Perplexity')} measures that. The model reads a long text through a {term('window')} of "
-        f"{term('token', 'tokens')}, which moves on by a {term('stride')}. Each token is scored once, by "
+        f'<div class="ps-view ps-intro"><h1>{TITLE}</h1><p>'
+        f"{term('perplexity', 'Perplexity')} measures how surprised a language model is by a text. It reads a long text "
+        f"through a sliding {term('window')} of {term('token', 'tokens')}; each step is one {term('stride')}. Each token is scored once, by "
         f"what stands before it in the window: its {term('context')}. "
         '<button type="button" class="ps-tour-start" popovertarget="ps-tour-1">Take the tour</button>'
         f"</p>{''.join(map(_meaning, MEANINGS))}{''.join(map(_step, range(1, len(STEPS) + 1)))}</div>"

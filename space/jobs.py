@@ -13,7 +13,8 @@ from dataclasses import dataclass
 
 from .limits import duration
 
-# A request that would take this many times its budget is ended after the first tenth of it.
+# A request that would take this many times its budget is ended after a tenth of the budget, all of it
+# of the present step: the first batches of a step say little of the rest.
 HOPELESS = 1.2
 # Seconds; each line of status costs a browser that shows a long text a good part of that.
 TOLD_EVERY = 0.25
@@ -24,7 +25,15 @@ class Stopped(Exception):
 
 
 class OverBudget(Exception):
-    """The request takes more time than a visitor may have; the message says so."""
+    """The request takes more time than a visitor may have; the message says so.
+
+    Attributes:
+        needed: seconds that the step would take in all.
+    """
+
+    def __init__(self, needed: float, message: str):
+        super().__init__(message)
+        self.needed = needed
 
 
 @dataclass(frozen=True)
@@ -112,20 +121,26 @@ class Job:
             time_left = f" About {duration(left)} left." if progress.done < progress.total else ""
             self.say(self._so_far + time_left, progress.done / progress.total)
             if progress.done < progress.total:
-                self._check_budget(progress, left)
+                self._check_budget(progress, elapsed, left)
 
         return callback
 
-    def _check_budget(self, progress, left: float) -> None:
+    @property
+    def remaining(self) -> float:
+        """Seconds that it may still compute."""
+        return self.seconds - self._computed
+
+    def _check_budget(self, progress, elapsed: float, left: float) -> None:
         expected = self._computed + left
-        hopeless = self._computed > self.seconds / 10 and expected > HOPELESS * self.seconds
+        hopeless = elapsed > self.seconds / 10 and expected > HOPELESS * self.seconds
         if self._computed <= self.seconds and not hopeless:
             return
         raise OverBudget(
+            elapsed + left,
             f"This would take about {duration(expected)}, and a request here may take "
             f"{duration(self.seconds)}. It ended after {progress.done:,} of {progress.total:,} "
             f"tokens, with a perplexity of {progress.perplexity:.4g} up to there. Choose a larger "
-            "stride, a smaller model or a shorter text."
+            "stride, a smaller model or a shorter text.",
         )
 
 

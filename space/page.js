@@ -27,7 +27,7 @@ function digest(text) {
 }
 
 function staleNote() {
-  const note = make("p", "ps-stale-note", "This is of the text or the settings before. Press Score for the present ones.");
+  const note = make("p", "ps-stale-note", "These results are out of date. Press Score to update them.");
   note.setAttribute("role", "status");
   return note;
 }
@@ -72,10 +72,11 @@ function cardView(view, data) {
   before = { ...data, time, earlier };
   if (!earlier || earlier.text !== data.text || earlier.recipe === data.recipe || !change) return;
   const share = 100 * (data.perplexity / earlier.perplexity - 1), work = data.read / earlier.read;
-  const changed = Math.abs(share) < 0.05 ? "unchanged" : `${share < 0 ? "−" : "+"}${Math.abs(share).toFixed(1)} %`;
+  const same = number(earlier.perplexity) === number(data.perplexity), small = Math.abs(share) < 0.05;
+  const changed = same ? "unchanged" : small ? "less than 0.1 % apart" : `${share < 0 ? "−" : "+"}${Math.abs(share).toFixed(1)} %`;
   const parts = [`${number(earlier.perplexity)} → ${number(data.perplexity)}, ${changed}`];
   if (earlier.model === data.model) parts.push(Math.abs(work - 1) < 0.05 ? "the same work" : `${work.toPrecision(2)} × the work`);
-  if (earlier.scored !== data.scored) parts.push(`but ${fmt(earlier.scored)} → ${tokens(data.scored)} scored: not the same ones`);
+  if (earlier.scored !== data.scored) parts.push(`not comparable: ${tokens(data.scored)} scored instead of ${fmt(earlier.scored)}`);
   change.textContent = parts.join(", ");
 }
 

@@ -191,7 +191,7 @@ def lay_out_controls(service: Service, handlers: Handlers, scored: Scored):
             size="sm",
             elem_id="upload",
         )
-    model = model_choice("Model: choose, or type the Hub's owner/name", BUNDLED)
+    model = model_choice("Model (pick one, or type owner/name from the Hub)", BUNDLED)
     with gr.Row():
         window, stride = window_sliders(settings)
     with gr.Row():
@@ -211,7 +211,9 @@ def lay_out_controls(service: Service, handlers: Handlers, scored: Scored):
         )
         start = start_choice(settings.protocol, settings.start)
         start.label = "Start token"
-        start.info = "A sign for “here begins a text”, so that the first token can be scored too."
+        start.info = (
+            "A marker for the start of the text, so that the first token can be scored too."
+        )
         protocol = gr.Dropdown(
             list(service.protocols),
             value=settings.protocol,
@@ -301,8 +303,8 @@ def lay_out_results(scored: Scored, line: gr.HTML, stop: gr.Button) -> Results:
             protocols = view(js_on_load=CHOOSE_TOOL)
         with gr.Tab("Compare") as compare_tab:
             gr.Markdown(
-                "What does another model change, such as a quantised or a fine-tuned copy? The model "
-                "of the settings is the reference."
+                "What does another model change, such as a quantised or a fine-tuned copy? It is compared "
+                "with the model chosen on the left."
             )
             rounded = (f"{BUNDLED}, its weights rounded to 4 bits", ROUNDED)
             other = model_choice("Compare it with", ROUNDED, rounded)

@@ -56,7 +56,7 @@ function readerView(view, data) {
     return [
       make("p", "", `${bitsText(surprisal)} of surprise: ${oneIn(Math.max(0, surprisal))}.`),
       make("p", "", `Before it the model saw ${tokens(data.context[first])}, and what it expected had an entropy of ${bitsText(entropy)}.`),
-      make("p", "ps-note", `Its ${tokens(last - first + 1)} alone: ${bitsText(plain)}. The space after a word is booked on that word.`),
+      make("p", "ps-note", `Its ${tokens(last - first + 1)} alone: ${bitsText(plain)}. The space after a word counts towards that word.`),
       ...tokenParts(first, last),
     ];
   }
@@ -193,8 +193,10 @@ function readerView(view, data) {
     slider.value = now + 1;
     const words = `Window ${fmt(now + 1)} of ${fmt(windows.length)}`;
     slider.setAttribute("aria-valuetext", `${words}: tokens ${fmt(begin + 1)} to ${fmt(end)}`);
-    says.textContent = `${words} reads tokens ${fmt(begin + 1)} to ${fmt(end)}${start ? " after a start token" : ""} and scores ` +
-      `${scored === 1 ? "1 of them" : fmt(scored) + " of them"}, with ${fmt(before)} to ${tokens(before + scored - 1)} of context.`;
+    const most = before + scored - 1, seen = before === most ? tokens(most) : `${fmt(before)} to ${tokens(most)}`;
+    says.textContent = end - begin === 1 ? `${words} reads and scores 1 token, with ${seen} of context.` :
+      `${words} reads tokens ${fmt(begin + 1)} to ${fmt(end)}${start ? " after a start token" : ""} and scores ` +
+      `${scored === 1 ? "1 of them" : fmt(scored) + " of them"}, with ${seen} of context.`;
   }
 
   const step = (by) => { show(clamp(now + by, 0, windows.length - 1)); bring(Math.max(0, pieceOf[windows[now][1]])); };

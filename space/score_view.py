@@ -6,10 +6,15 @@ from collections.abc import Sequence
 from .intro_view import term
 from .links import link
 from .markup import count, escape, interval_words, number, payload
+from .piece_list import shown
 from .service import Scored
 from .settings import fingerprint
+from .surprise import bits_colour
+from .token_view import token_texts
 
 ENDLESS = 1e9  # JSON has no infinity
+FEWEST = 20  # tokens; a perplexity of fewer says more of chance than of the text
+TOO_LARGE = 1e6  # for anybody to read anything into it
 
 
 def score_view(scored: Scored) -> str:
@@ -26,13 +31,57 @@ def score_view(scored: Scored) -> str:
     }
     return (
         f'<div class="ps-view ps-card" data-view="card" data-of="{escape(settings.mark(scored.text))}" '
-        f'data-payload={payload(data)}><div class="ps-headline">'
+        f"data-payload={payload(data)}>{_short(scored) if is_short(scored) else _large(scored)}"
+        f"{_notes(result)}</div>"
+    )
+
+
+def is_short(scored: Scored) -> bool:
+    """Tell whether a text is too short for a perplexity to speak of."""
+    return scored.result["num_tokens"] < FEWEST
+
+
+def _short(scored: Scored) -> str:
+    """The surprise of each token instead of a number for all, and what was expected there."""
+    tokens, rows = scored.tokens, []
+    names = token_texts(scored)
+    for place, nll in enumerate(tokens["nll"]):
+        if nll is None:
+            continue
+        [[top, top_nll], *_] = tokens["alternatives"][place]
+        hit = tokens["rank"][place] == 1
+        expected = "what it expected" if hit else f"it expected <code>{escape(shown(top))}</code>"
+        rows.append(
+            f'<tr><th scope="row"><code>{escape(shown(names[place]))}</code></th>'
+            f'<td><span class="ps-box {bits_colour(nll / math.log(2))}">'
+            f"{bits_words(nll / math.log(2))}</span></td>"
+            f"<td>{expected} ({math.exp(-top_nll):.0%})</td></tr>"
+        )
+    said = f"{count(scored.result['num_tokens'], 'token')} scored"
+    return (
+        f'<div class="ps-headline"><p class="ps-label">{said} by {escape(scored.loaded.name)}</p>'
+        f"<p>Too short for a perplexity: over fewer than {FEWEST} tokens it says more about chance than "
+        "about the text. This is how surprising each token was.</p>"
+        f'<p class="ps-recipe">{escape(" · ".join(recipe(scored)))}</p></div>'
+        f'<table class="ps-table ps-few"><tbody>{"".join(rows)}</tbody></table>'
+    )
+
+
+def bits_words(bits: float) -> str:
+    """Write surprise for people: `2.1 bits`."""
+    return "infinite" if math.isinf(bits) else f"{bits:.1f} bits"
+
+
+def _large(scored: Scored) -> str:
+    result = scored.result
+    return (
+        '<div class="ps-headline">'
         f'<p class="ps-label">Perplexity of this text for {escape(scored.loaded.name)}</p>'
         f'<p class="ps-big"><output>{number(result["perplexity"])}</output>'
         '<span class="ps-change" role="status"></span></p>'
         f'<p class="ps-recipe">{escape(" · ".join(recipe(scored)))}</p></div><div>'
         f'<p>{_meaning(scored)}</p><p class="ps-interval">{_interval(scored.interval)}</p></div>'
-        f"{_numbers(scored)}{_notes(result)}</div>"
+        f"{_numbers(scored)}"
     )
 
 
@@ -68,7 +117,7 @@ def _interval(interval: Sequence[float] | None) -> str:
 def _meaning(scored: Scored) -> str:
     perplexity = scored.result["perplexity"]
     if perplexity == float("inf"):
-        return "The model held a part of this text for impossible."
+        return "The model gave part of this text zero probability."
     known = getattr(scored.loaded.model.config, "vocab_size", None)
     if known and perplexity > known:
         return (
@@ -94,11 +143,7 @@ def _numbers(scored: Scored) -> str:
             + ", some of them several times" * (result["num_tokens"] > own),
         ),
         ("Windows", f"{result['num_windows']:,}", _window_words(scored)),
-        (
-            "Tokens read",
-            f"{result['num_forward_tokens']:,}",
-            f"the cost: {result['num_forward_tokens'] / max(1, length):.1f} × {texts}",
-        ),
+        ("Read", f"{result['num_forward_tokens'] / max(1, length):.1f} ×", f"{texts}: the cost"),
         (
             "Bits per token",
             number(result["total_nll"] / math.log(2) / result["num_tokens"]),
@@ -109,7 +154,7 @@ def _numbers(scored: Scored) -> str:
             number(result["bits_per_byte"]),
             "comparable between tokenizers",
         ),
-        ("Word perplexity", number(result["word_perplexity"]), "per word instead of token"),
+        ("Word perplexity", _word_perplexity(result), "per word instead of token"),
     ]
     if result.get("tool_stderr") is not None:
         rows.append(
@@ -120,6 +165,11 @@ def _numbers(scored: Scored) -> str:
         for name, value, words in rows
     )
     return f'<dl class="ps-numbers">{items}</dl>'
+
+
+def _word_perplexity(result: dict) -> str:
+    value = result["word_perplexity"]
+    return "over a million" if value > TOO_LARGE else number(value)
 
 
 def _window_words(scored: Scored) -> str:

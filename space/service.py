@@ -183,6 +183,22 @@ def expected_seconds(text: str, settings: Settings) -> float:
     return characters_read(text, settings) / CHARACTERS_A_SECOND
 
 
+def affordable(strides: list[int], needed: float, remaining: float) -> list[int]:
+    """Return the widest strides that fit into a time; at least one, and one less than were tried.
+
+    Args:
+        strides: what was tried, the widest first; each takes as long as it is short.
+        needed: seconds that all of them would take.
+        remaining: seconds that are left.
+    """
+    whole, spent = sum(1 / stride for stride in strides), 0.0
+    for kept, stride in enumerate(strides[:-1]):
+        spent += needed / stride / whole
+        if spent > remaining:
+            return strides[: max(1, kept)]
+    return strides[:-1]
+
+
 def is_gain(interval: Sequence[float] | None) -> bool:
     """Whether a ratio of perplexities is surely below 1."""
     return interval is not None and interval[1] < 1
@@ -333,19 +349,19 @@ class Service:
         self, text: str, full: Settings, strides: list[int], loaded: LoadedModel, job: Job
     ) -> TradeOff:
         """Score with all strides at once; without the dearest ones where time does not suffice."""
-        for measured in (strides[:kept] for kept in range(len(strides), 0, -1)):
+        measured, reason = strides, None
+        while True:
             arguments = full.arguments() | {"stride": measured}
             try:
                 entries = measure_several(loaded, text, job.computing("Strides"), **arguments)
             except OverBudget as over:
                 if len(measured) == 1:
                     raise
-                reason = over
+                measured, reason = affordable(measured, over.needed, job.remaining), over
                 continue
             left_out = [f"{stride:,}" for stride in strides[len(measured) :]]
             remark = f"Left out: stride {', '.join(left_out)}. {reason}" if left_out else None
             return TradeOff(self._gather(text, full, entries, loaded).scored, remark=remark)
-        raise RuntimeError("No stride was tried.")
 
     def every_protocol(self, text: str, settings: Settings, job: Job) -> Sweep:
         """Score a text as every tool would, with the same window and its own usual stride."""

@@ -22,7 +22,7 @@ def trade_off_view(trade_off: TradeOff) -> str:
     chart = _stride_chart(trade_off) if len(trade_off.strides) > 1 else ""
     remark = f'<p class="ps-note">{escape(trade_off.remark)}</p>' if trade_off.remark else ""
     return (
-        f'<div class="ps-view" data-of="{mark}"><h3>What each stride brings, and costs</h3>'
+        f'<div class="ps-view" data-of="{mark}"><h3>What each stride gains, and costs</h3>'
         f"{chart}{_stride_table(trade_off)}{remark}{_contexts(trade_off)}</div>"
     )
 
@@ -40,8 +40,8 @@ def protocol_view(sweep: Sweep) -> str:
     return (
         f'<div class="ps-view" data-of="{mark}"><h3>Same model, same text: {number(low)} to '
         f"{number(high)}</h3><p>All of them are “the perplexity”. Each tool cuts the text into other "
-        "windows, throws other parts away, or averages in another way. So say which one you used. Click a "
-        "picture to score the text so, and to see its tokens.</p>"
+        "windows, drops other parts, or averages in another way. So say which one you used. Click a row to "
+        "score your text that way.</p>"
         '<ul class="ps-key"><li><i class="ps-context"></i>read as context</li><li><i class="ps-new"></i>'
         'scored</li><li><i class="ps-lost"></i>not scored at all</li></ul>'
         '<table class="ps-table ps-tools"><thead><tr><th scope="col">Tool</th>'
@@ -179,7 +179,7 @@ def _stride_chart(trade_off: TradeOff) -> str:
     wide = trade_off.wide
     chart = line_chart(points, "stride, in tokens", "Perplexity", wide.result["perplexity"])
     reference = f"stride {wide.settings.stride:,}"
-    return chart + _bars_note(points, reference, "the stride makes a difference")
+    return chart + _bars_note(points, reference, "the difference is significant")
 
 
 def _bars_note(points: Sequence[Point], reference: str, clear: str) -> str:
@@ -192,7 +192,7 @@ def _bars_note(points: Sequence[Point], reference: str, clear: str) -> str:
         return ""
     return (
         f'<p class="ps-note">Bars: the 95 % interval of the difference to {reference}, over the same '
-        f"tokens. Where a bar stays clear of the level line, its value, {clear}.</p>"
+        f"tokens. If a bar does not cross the horizontal line, {clear}.</p>"
     )
 
 
@@ -204,7 +204,7 @@ def _stride_point(scored: Scored, trade_off: TradeOff) -> Point:
     words = (
         f"stride {stride}: perplexity {number(result['perplexity'])}, "
         f"{count(result['num_forward_tokens'], 'token')} read"
-        f"{'; the knee: smaller strides bring little more' if is_knee else ''}"
+        f"{'; the knee: smaller strides gain little more' if is_knee else ''}"
     )
     return Point(
         scored.settings.stride,
@@ -255,8 +255,7 @@ def _contexts(trade_off: TradeOff) -> str:
     points = [_context_point(row, longest, row is knee) for row in rows]
     return (
         f"<h3>{_context_headline(trade_off)}</h3>"
-        f"<p>The same {count(longest['num_tokens'], 'token')} with less and less before them: at every "
-        "length, those that the longest can serve.</p>"
+        f"<p>The same {count(longest['num_tokens'], 'token')}, scored with shorter and shorter windows.</p>"
         + line_chart(
             points,
             "length of the window, in tokens",
@@ -266,7 +265,7 @@ def _contexts(trade_off: TradeOff) -> str:
         + _bars_note(
             points,
             f"a window of {longest['context_length']:,}",
-            "the model uses more context than that bar's window has",
+            "the model uses more context than that window holds",
         )
     )
 
@@ -279,10 +278,10 @@ def _context_headline(trade_off: TradeOff) -> str:
     if knee is rows[-1]:
         return f"The model uses all {longest:,} tokens of its window"
     share = gain_share(knee["perplexity"], [row["perplexity"] for row in rows])
-    return (
-        f"A window of {knee['context_length']:,} tokens brings "
-        f"{'all' if share == 1 else f'{100 * share:.0f} % of all'} that more context brings here"
-    )
+    length = knee["context_length"]
+    if share == 1:
+        return f"A {length:,}-token window is enough for this text"
+    return f"A {length:,}-token window gets {100 * share:.0f} % of what more context gains here"
 
 
 def _context_point(row: dict, longest: dict, is_knee: bool) -> Point:
@@ -293,7 +292,7 @@ def _context_point(row: dict, longest: dict, is_knee: bool) -> Point:
     if ratio is not None:
         words += f", {change(ratio)} against {longest['context_length']:,}"
     if is_knee:
-        words += "; the knee: longer ones bring little more"
+        words += "; the knee: longer ones gain little more"
     return Point(
         row["context_length"],
         row["perplexity"],

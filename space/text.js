@@ -66,7 +66,7 @@ function explorer(view, describe, moved = () => {}, look = null) {
     for (const [name, value] of Object.entries(states)) piece.setAttribute(name, value);
     box.setAttribute("aria-activedescendant", id);
     detail.replaceChildren(...describe(number, shown.words(number)));
-    if (held) detail.append(make("p", "ps-note", "Held. Click it again or press Esc to let go."));
+    if (held) detail.append(make("p", "ps-note", "Pinned. Click again or press Esc to release."));
     moved(number);
   }
   function point(number) { if (!held && number >= 0 && number !== selected) select(number); }

@@ -59,9 +59,8 @@ def legends() -> str:
         f'<ul data-legend="rank" hidden>{by_rank}</ul>'
         '<ul data-legend="context" hidden><li><span class="ps-box c0">little context</span></li>'
         '<li><span class="ps-box c5">much</span></li></ul>'
-        '<ul data-legend="window" hidden><li><span class="ps-box n0">each</span></li>'
-        '<li><span class="ps-box n1">window</span></li><li><span class="ps-box n2">its own</span></li>'
-        "</ul></div>"
+        '<ul data-legend="window" hidden><li><span><i class="ps-box n0"></i><i class="ps-box n1"></i>'
+        '<i class="ps-box n2"></i> colours alternate by window</span></li></ul></div>'
     )
 
 
@@ -166,8 +165,8 @@ def _count_line(scored: Scored, segments: list[Segment]) -> str:
     pieces = [count(len(scored.tokens["tokens"]), "token")]
     if whole:
         pieces.append(
-            f"{count(len(whole), 'piece')} of text made of several tokens, because a character is "
-            "never cut; their bits are added up"
+            f"{count(len(whole), 'piece')} of text made of several tokens, because one character can "
+            "span several tokens; their bits are summed"
         )
     words = ""
     if "word_scores" in scored.result:

@@ -67,7 +67,7 @@ from space.protocols import START_CHOICES, guide
 from space.samples import read_upload, samples
 from space.score_view import recipe, score_view
 from space.segments import cut
-from space.service import Service, TradeOff, gain_share
+from space.service import Service, TradeOff, affordable, gain_share
 from space.settings import Settings, check_settings
 from space.sharing import sentence, write_files
 from space.sweep_view import protocol_view, trade_off_view, window_picture
@@ -688,7 +688,7 @@ def test_a_sweep_over_its_time_leaves_the_dearest_strides_out(service, monkeypat
     def impatient(loaded, text, callback, **arguments):
         tried.append(arguments["stride"])
         if len(arguments["stride"]) > 2:
-            raise OverBudget("It would take too long.")
+            raise OverBudget(120, "It would take too long.")
         return original(loaded, text, callback, **arguments)
 
     original = space_service.measure_several
@@ -703,13 +703,47 @@ def test_a_sweep_over_its_time_leaves_the_dearest_strides_out(service, monkeypat
 
 def test_shorter_contexts_over_their_time_leave_the_strides(service, monkeypatch):
     def impatient(*_):
-        raise OverBudget("It would take too long.")
+        raise OverBudget(120, "It would take too long.")
 
     monkeypatch.setattr(space_service, "measure_contexts", impatient)
     trade_off = service.trade_off(STORY, Settings(BUNDLED, 64), Job(60))
     assert len(trade_off.strides) == 5 and not trade_off.by_context
     page = trade_off_view(trade_off)
     assert "Shorter contexts were left out. It would take too long." in page
+
+
+def test_a_step_is_judged_by_itself_alone():
+    """Where earlier steps had taken six seconds, a step was judged by its first batch."""
+    job = Job(60)
+    job._computed = 20.0  # an earlier step
+    callback = job.computing()
+    time.sleep(0.05)
+    callback(SimpleNamespace(total=10_000, done=10, perplexity=5.0))  # 50 s to go, it seems
+
+
+@pytest.mark.parametrize(
+    "needed, remaining, kept", [(120, 60, 4), (300, 30, 2), (3000, 1, 1), (10, 60, 4)]
+)
+def test_the_strides_that_fit_are_tried_next(needed, remaining, kept):
+    assert affordable([64, 32, 16, 8, 4], needed, remaining) == [64, 32, 16, 8][:kept]
+
+
+@pytest.mark.parametrize("text, short", [("a", True), ("Hello world", True), (STORY, False)])
+def test_a_few_tokens_have_no_perplexity_and_no_verdict(folders, text, short):
+    """“a” had 877,518 and was “unlike anything it was trained on”."""
+    scored = Service(folders["bundled"]).score(text, Settings(BUNDLED), Job(60))
+    page = score_view(scored)
+    assert ("ps-big" not in page) == short == ("Too short for a perplexity" in page)
+    assert "unlike anything" not in page
+    if short:
+        bits = [nll / math.log(2) for nll in scored.tokens["nll"] if nll is not None]
+        assert all(f"{value:.1f} bits" in page for value in bits)
+        assert page.count("<tr>") == len(bits) and "expected" in page
+
+
+def test_words_of_a_number_that_nobody_can_read(scored):
+    huge = replace(scored, result=scored.result | {"word_perplexity": 1.462e53})
+    assert "over a million" in score_view(huge) and "10⁵³" not in score_view(huge)
 
 
 @pytest.mark.parametrize("name", ["trade_off", "every_protocol"])
@@ -923,7 +957,7 @@ def test_the_knee_is_the_cheapest_stride_with_most_of_the_gain(scored):
     assert gain_share(80.6, [100.0, 85.0, 80.0, 80.1]) == pytest.approx(share)
     told = headline(trade_off)
     assert "Stride 8 instead of 64" in told
-    assert f"<b>Stride 16</b> brings {100 * share:.0f} % of that" in told
+    assert f"<b>Stride 16</b> gets {100 * share:.0f} % of this gain" in told
     page = trade_off_view(trade_off)
     assert page.count("16 (knee)") == 1 and "−19.4 %" in page
 
@@ -940,7 +974,7 @@ def test_a_gain_that_may_be_chance_has_no_knee(scored, perplexities, interval, s
     trade_off = fake_trade_off(scored, *perplexities, interval=interval)
     assert trade_off.knee is None
     told = headline(trade_off)
-    assert said in told and "brings" not in told
+    assert said in told and "gets" not in told
     page = trade_off_view(trade_off)
     assert "knee" not in page
     # What all are compared with has no interval: a band used to shrink to nothing there.
@@ -955,7 +989,7 @@ def test_the_headline_and_the_chart_are_of_one_computation(scored):
     assert trade_off.best is trade_off.knee is trade_off.strides[1]
     told = headline(trade_off)
     assert "Stride 32 instead of 64: perplexity <b>46.60 → 44.75</b>, −4.0 %" in told
-    assert "chance" not in told and "Smaller ones bring nothing more." in told
+    assert "chance" not in told and "Smaller strides don't help further." in told
     page = trade_off_view(trade_off)
     assert page.count("32 (knee)") == 1 and page.count('class="ps-error"') == 4
     [line] = regex.findall(r'class="ps-base" d="M0 ([\d.]+)h', page)
@@ -1008,8 +1042,8 @@ def context_rows(*perplexities, interval):
 @pytest.mark.parametrize(
     "perplexities, interval, said, knee",
     [
-        ((120.0, 101.0, 100.2, 100.0), (1.1, 1.3), "A window of 16 tokens brings 95 % of all", 16),
-        ((120.0, 110.0, 100.0, 101.0), (1.1, 1.3), "A window of 32 tokens brings all that", 32),
+        ((120.0, 101.0, 100.2, 100.0), (1.1, 1.3), "A 16-token window gets 95 % of what", 16),
+        ((120.0, 110.0, 100.0, 101.0), (1.1, 1.3), "A 32-token window is enough", 32),
         ((120.0, 110.0, 105.0, 100.0), (1.1, 1.3), "The model uses all 64 tokens", 64),
         ((120.0, 110.0, 105.0, 100.0), (0.9, 1.3), "makes no difference that is clear", None),
         ((120.0, 110.0, 105.0, 100.0), None, "makes no difference that is clear", None),
@@ -1559,6 +1593,22 @@ def test_a_link_that_is_partly_wrong_says_so_and_is_scored(handlers, behind, que
     found = arrive(handlers, behind, **query)
     assert said in found.remark.value and found.remark.visible
     assert (found.window.value, found.stride.value, found.visits) == (32, 16, 4)
+
+
+def test_a_link_with_too_long_a_window_says_what_is_used(handlers):
+    found = arrive(handlers, window="100000", stride="90000")
+    assert found.window.value == 64
+    assert "window of 100,000 is more than fits: 64 is used" in found.remark.value
+    assert "stride of 90,000" in found.remark.value
+
+
+def test_an_address_without_its_text_says_so(handlers):
+    long = "".join(map(chr, range(300, 2300)))
+    asked = (BUNDLED, 64, 64, "automatic", "sliding")
+    *_, (line, *_) = handlers.score(visitor(), long, *asked)
+    assert "too long for a link" in line
+    *_, (line, *_) = handlers.score(visitor(), STORY, *asked)
+    assert "too long" not in line
 
 
 def test_a_link_to_another_model_asks_for_its_own_window(handlers):

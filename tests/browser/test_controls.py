@@ -69,7 +69,7 @@ def test_a_result_says_when_it_is_not_of_the_present_text(page):
     page.until(lambda: page.all(".ps-card.ps-stale") and page.all("[data-view=text].ps-stale"))
     time.sleep(2)  # it fades in, and makes room for itself
     [note] = [note for note in page.all(".ps-stale-note") if note.is_displayed()]
-    assert "of the text or the settings before" in note.text
+    assert "out of date" in note.text
     assert note.get_attribute("role") == "status"
     bottom = note.rect["y"] + note.rect["height"]
     assert bottom <= page.one(".ps-label").rect["y"]  # it covers nothing
