@@ -118,7 +118,7 @@ def test_names_stay_names_in_markdown_and_latex(call, name):
     latex = call(name, "--format=latex").out
     unescaped = re.sub(r"\\ensuremath{(.)}", r"\1", latex).replace(r"\textasciitilde{}", "~")
     assert re.sub(r"\\([&%$#_{}])", r"\1", unescaped).count(name) == 1
-    assert not re.search(r"(?<!\\)[%$#_]", latex)
+    assert not re.search(r"(?<!\\)[%$#_]", re.sub("^%.*", "", latex))
 
 
 def test_what_is_asked_for_is_in_the_tables_for_a_paper(call):
