@@ -129,6 +129,17 @@ class ServedModel:
         with self.lock, self.source.connected():
             yield
 
+    @property
+    def probe(self) -> float:
+        """Mean nll of the tokens of the trial, in nats."""
+        return self.identity.mean
+
+    def prepare(self, length: int = 0, num_tokens: int = 0) -> None:
+        """Try it, then a prompt as long as the longest window; see `ScoredModel`."""
+        self.check()
+        if length:
+            self.examine(length)
+
     def check(self) -> None:
         """Try it, unless it is the model that was tried before.
 
