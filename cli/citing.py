@@ -1,37 +1,115 @@
-"""--cite: the sentence for a paper, and what to cite."""
+"""--cite: the sentence for a paper, and all that it takes to repeat its number."""
 
+import hashlib
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+
+from .messages import program_name
+from .sources import STANDARD_INPUT, list_sources
 from .tables import format_number, signature_fields
 
 SENTENCE = """\
 The perplexity of {model} is {perplexity}{interval} over {tokens:,} tokens in {texts}, measured in \
 windows of {window} tokens with a stride of {stride} (protocol {protocol}{source}; {signature}; \
 perplexity-sliding {version})."""
+# Files that are named one by one.
+MOST_NAMED = 5
+# What has nothing to do with the number, and how many values it takes.
+NOT_OF_THE_NUMBER = {"--cite": 0, "--quiet": 0, "-q": 0, "--verbose": 0, "-v": 0, "--debug": 0}
+NOT_OF_THE_NUMBER |= {"--output": 1, "-o": 1, "--plot": 1}
 
 
-def of_result(result: dict, source: str | None, citation: str) -> str:
-    """The sentence with the number, its interval and signature; the long signature; BibTeX.
+def of_results(results: Sequence[dict], args, metric) -> str:
+    """A sentence for each result, the model, the text, the command and the signatures; BibTeX.
 
     Args:
-        source: whose protocol it is; None where it is the metric's own.
-        citation: the metric's BibTeX.
+        results: of one corpus: a protocol, a window and a stride each.
+        args: the command line.
     """
+    first = results[0]
+    parts = [
+        "\n\n".join(sentence(result, args, metric) for result in results),
+        "\n".join(
+            [
+                f"Model:      {model(first, args.model_id)}",
+                *(f"Text:       {line}" for line in texts(args)),
+                f"Texts read: digest {first['texts_digest']}",
+                f"Command:    {command(args.argv)}",
+            ]
+        ),
+        "\n".join(result["signature"] for result in results),
+        metric.citation.strip(),
+    ]
+    return "\n\n".join(parts)
+
+
+def sentence(result: dict, args, metric) -> str:
+    """The number with its interval, and how it was measured."""
     fields = signature_fields(result)
-    bounds = result["perplexity_interval"]
-    count = len(result["perplexities"])
-    sentence = SENTENCE.format(
-        model=fields["model"],
-        perplexity=format_number(result["perplexity"]),
-        interval=""
+    name, bounds = fields["protocol"], result["perplexity_interval"]
+    source = "" if name == metric.default_protocol else f", {metric.protocols[name].source}"
+    interval = (
+        ""
         if bounds is None
         else f" (95 % interval {result['interval_scope']} "
-        f"{format_number(bounds[0])}–{format_number(bounds[1])})",
+        f"{format_number(bounds[0])}–{format_number(bounds[1])})"
+    )
+    return SENTENCE.format(
+        model=fields["model"],
+        perplexity=format_number(result["perplexity"]),
+        interval=interval,
         tokens=result["num_tokens"],
-        texts="one text" if count == 1 else f"{count:,} texts",
+        texts=named_texts(args, len(result["perplexities"])),
         window=fields["window"],
         stride=fields["stride"],
-        protocol=fields["protocol"],
-        source="" if source is None else f", {source}",
+        protocol=name,
+        source=source,
         signature=result["signature_short"],
         version=fields["version"],
     )
-    return f"{sentence}\n\n{result['signature']}\n\n{citation.strip()}"
+
+
+def named_texts(args, count: int) -> str:
+    """What the sentence calls the texts."""
+    number = "one text" if count == 1 else f"{count:,} texts"
+    if args.dataset:
+        return f"{number} of {args.dataset}"
+    return args.files[0] if len(args.files) == 1 and count == 1 else number
+
+
+def model(result: dict, model_id: str) -> str:
+    """Where the model is found: a folder, or a name on the Hub; with the digest that pins it."""
+    revision = signature_fields(result)["revision"]
+    if Path(model_id).expanduser().is_dir():
+        return f"{model_id} (a folder), revision {revision}"
+    return f"https://huggingface.co/{model_id}, revision {revision}"
+
+
+def texts(args) -> list[str]:
+    """The files with their SHA-256, as `sha256sum` prints it; or the dataset."""
+    if args.dataset:
+        return [args.dataset]
+    names = [source.name for source in list_sources(args.files, warns=False)]
+    if names == [STANDARD_INPUT]:
+        return ["standard input"]
+    listed = [f"{name}, SHA-256 {sha256(name)}" for name in names[:MOST_NAMED]]
+    more = len(names) - len(listed)
+    return [*listed, *([f"and {more:,} more files"] if more > 0 else [])]
+
+
+def sha256(path: str) -> str:
+    return hashlib.sha256(Path(path).read_bytes()).hexdigest()
+
+
+def command(argv: Sequence[str]) -> str:
+    """The command that gives the number again."""
+    kept, words = [], iter(argv)
+    for word in words:
+        name, has_value, _ = word.partition("=")
+        if name not in NOT_OF_THE_NUMBER:
+            kept.append(word)
+        elif NOT_OF_THE_NUMBER[name] and not has_value:
+            next(words, None)
+    program = "python score.py" if program_name() == "score.py" else program_name()
+    return f"{program} {shlex.join(kept)}"

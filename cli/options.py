@@ -346,6 +346,7 @@ def parse_arguments(argv: list[str], program: str = "score.py") -> argparse.Name
     args.files += argv[len(before_dashes(argv)) + 1 :]
     if unknown:
         parser.error(f"unrecognized arguments: {' '.join(unknown)}{suggestion(unknown[0])}")
+    args.argv = argv
     args.takes_bundled_model = args.model_id is None
     args.models = args.model_id or [str(BUNDLED_MODEL)]
     args.model_id = args.models[0]
@@ -403,7 +404,6 @@ def check_together(args: argparse.Namespace) -> None:
         f"--context-lengths and {comparison}": args.context_lengths and args.compares,
         f"--positions and {comparison}": args.positions and args.compares,
         "--json and --format": args.json and args.format not in (None, "json"),
-        f"--cite and {comparison}": args.cite and args.compares,
         "--cite and --tokens or --words": args.cite and args.unit,
         "--dataset and --text-column": args.dataset and args.text_column,
         f"--reference and {comparison}": args.reference_model_id and args.compares,

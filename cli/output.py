@@ -111,10 +111,7 @@ def table_of(report: Report) -> tables.Table:
 def as_text(report: Report, args: argparse.Namespace, metric) -> str:
     """Tables, what was left out, and the signature; with --cite the sentence instead."""
     if args.cite:
-        name = tables.signature_fields(report.corpus)["protocol"]
-        is_default = name == metric.default_protocol
-        source = None if is_default else metric.protocols[name].source
-        return citing.of_result(report.corpus, source, metric.citation) + "\n"
+        return citing.of_results(report.results, args, metric) + "\n"
     parts = all_tables(report, args, tables.with_title)
     if report.compared == "models" and len(report.measurements) == 1:
         texts = [text.wording for text in report.scored]

@@ -47,7 +47,7 @@ class Source:
         return max(1, os.stat(self.name).st_size) if os.path.isfile(self.name) else 1
 
 
-def list_sources(names: list[str]) -> list[Source]:
+def list_sources(names: list[str], warns: bool = True) -> list[Source]:
     """List the files behind the names on the command line, in their order.
 
     Raises:
@@ -61,7 +61,8 @@ def list_sources(names: list[str]) -> list[Source]:
             )
         names = [STANDARD_INPUT]
     sources = [source for name in names for source in _behind(name)]
-    warn_of_twins(sources)
+    if warns:
+        warn_of_twins(sources)
     return sources
 
 

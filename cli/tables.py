@@ -43,7 +43,6 @@ EXPENDABLE = (
     "stride",
     "window",
     "95 % interval",
-    "±",
     "perplexity",  # beside its ratio
 )
 # The first column is not made narrower than this to save others, nor the last one where it is text.
@@ -164,17 +163,16 @@ def of_measurements(rows: list[dict]) -> Table:
         "windows": count("num_windows"),
         "forward tokens": count("num_forward_tokens"),
         "perplexity": number("perplexity", 4),
-        **({"±": number("perplexity_stderr", 4)} if of_tools else {"95 % interval": interval}),
+        "95 % interval": interval,
+        against: change,
         "tool ±": number("tool_stderr", 4),
-        **({} if of_tools else {against: change}),
         "bits/byte": number("bits_per_byte", 4),
         "bits/original byte": number("bits_per_original_byte", 4),
         "word perplexity": number("word_perplexity", 4),
         "adjusted": number("adjusted_perplexity", 4),
     }
     explained = f"{against}: change of the perplexity with its 95 % interval; - is lower: better."
-    notes = () if of_tools else (explained, *what_intervals_speak_of(rows))
-    return table(rows, columns, notes=notes)
+    return table(rows, columns, notes=(explained, *what_intervals_speak_of(rows)))
 
 
 def varying_settings(rows: list[dict]) -> list[str]:

@@ -1,10 +1,12 @@
 """What the command line makes of the numbers: formats, files, tables that fit, gates, citations."""
 
 import csv
+import hashlib
 import io
 import json
 import math
 import re
+import shlex
 import sys
 from pathlib import Path
 
@@ -12,7 +14,7 @@ import pytest
 from models import random_text
 from wcwidth import wcswidth
 
-from cli import comparison_report, main, measuring, options, rows, tables
+from cli import citing, comparison_report, main, measuring, options, rows, tables
 from cli.progress import Progress, minutes
 
 TEXTS = [random_text(length, seed=length) for length in (120, 90)]
@@ -374,6 +376,54 @@ def test_cite_prints_a_sentence_with_interval_and_signature_and_bibtex(call):
     readme = (Path(__file__).parent.parent / "README.md").read_text("utf-8")
     (entry,) = re.findall(r"```bibtex\n(.+?)```", readme, re.DOTALL)
     assert entry in cited, "the same as in the README"
+
+
+def test_protocols_stand_side_by_side_with_intervals(call):
+    """The paired change to the first, and no ± of one standard error that looks like an interval."""
+    argv = ("a.txt", "--protocol=sliding,lm-eval")
+    _, second = call(*argv, "--json").json["measurements"]
+    header, *lines = call(*argv).out.splitlines()
+    assert "95 % interval" in header and "±" not in header
+    low, high = second["perplexity_interval"]
+    ratio = second["ratio_to_first"]
+    changes = [100 * (value - 1) for value in (ratio["ratio"], *ratio["interval"])]
+    assert f"{low:.2f} – {high:.2f}" in lines[1]
+    assert "{:+.2f} % ({:+.2f} to {:+.2f})".format(*changes) in lines[1]
+
+
+def test_a_stranger_repeats_the_number_from_the_citation(call, tiny, tmp_path, monkeypatch):
+    """By its command, on the same file and model, which it pins by digests."""
+    argv = [
+        "a.txt",
+        "--max-length=9",
+        "--protocol",
+        "sliding,gptq",
+        "--cite",
+        "-q",
+        "-o",
+        "cited.txt",
+    ]
+    assert call(*argv).code == 0
+    cited = Path("cited.txt").read_text("utf-8")
+    lines = dict(line.split(None, 1) for line in cited.splitlines() if re.match(r"\w+: ", line))
+    assert (
+        lines["Text:"] == f"a.txt, SHA-256 {hashlib.sha256(Path('a.txt').read_bytes()).hexdigest()}"
+    )
+    assert lines["Model:"].startswith(f"{tiny} (a folder), revision ")
+    program, file, *words = shlex.split(lines["Command:"])
+    assert f"{program} {file}" == "python score.py"
+    again = call(*[word for word in words if not word.startswith("--model")], "--json").json
+    for row in again["measurements"]:
+        assert f"is {row['perplexity']:.2f} " in cited and row["signature"] in cited
+        assert f"protocol {row['protocol']}" in cited
+        assert f"digest {row['texts_digest']}" in cited
+    assert words == ["a.txt", "--max-length=9", "--protocol", "sliding,gptq", f"--model={tiny}"]
+
+
+def test_a_citation_names_the_place_on_the_hub():
+    result = {"signature": "model:me/model|revision:0123456789abcdef"}
+    found = citing.model(result, "me/model")
+    assert found == "https://huggingface.co/me/model, revision 0123456789abcdef"
 
 
 def test_the_text_ends_with_the_short_signature(call):

@@ -123,7 +123,6 @@ def test_what_can_be_told_at_once_is_told_before_the_imports():
         (["--encoding=utf9"], "'utf9' must be an encoding that Python knows"),
         (["--fail-above=0"], "--fail-above: must be above 0, got 0"),
         (["--output=a.xyz"], "--output must end in one of .txt, .json, .jsonl, .csv, .tsv, .md, "),
-        (["--cite", "--protocol=all"], "--cite and several protocols, windows or strides must not"),
         (
             ["--cite", "--format=csv"],
             "--cite must go with --format text, got csv: it is a sentence.",
