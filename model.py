@@ -72,7 +72,7 @@ from .model_probes import (
     state_kept,
 )
 from .model_states import HeadInParts, StateReader, find_reader, why_not_in_parts
-from .text_tokenization import check_tokenizer
+from .text_tokenizer import check_tokenizer
 
 # Below evaluate's own, so that evaluate.logging decides what is shown.
 logger = evaluate.logging.get_logger("evaluate.perplexity_sliding")

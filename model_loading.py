@@ -28,6 +28,7 @@ from transformers.utils import cached_file, is_peft_available
 from transformers.utils.peft_utils import find_adapter_config_file
 
 from .model_logits import forward_kwargs
+from .text_tokenizer import check_repeatable
 
 # Attributes under which configurations state how many tokens the model was built for.
 LIMIT_NAMES = (
@@ -132,20 +133,26 @@ def load_tokenizer(
 
     Args:
         argument: what an error calls the name.
+
+    Raises:
+        ValueError: there is none, or no number of it could be repeated.
     """
     shared = {key: model_kwargs[key] for key in SHARED_KWARGS if key in model_kwargs}
     kwargs = {"trust_remote_code": False} | shared | tokenizer_kwargs
     check_place(model_id, argument)
     advice = ". Pass one as `tokenizer`." if argument == "model_id" else ""
-    with _naming(f"The tokenizer of `{argument}`={model_id!r}", advice):
+    name = f"The tokenizer of `{argument}`={model_id!r}"
+    with _naming(name, advice):
         try:
-            return _read_tokenizer(model_id, kwargs)
+            tokenizer = _read_tokenizer(model_id, kwargs)
         except Exception:
             base = base_of_adapter(model_id, shared)
             if base is None:
                 raise
             elsewhere = {"trust_remote_code": kwargs["trust_remote_code"]} | tokenizer_kwargs
-            return _read_tokenizer(base, elsewhere)
+            tokenizer = _read_tokenizer(base, elsewhere)
+    check_repeatable(tokenizer, name)
+    return tokenizer
 
 
 def _read_tokenizer(name: str, kwargs: dict) -> PreTrainedTokenizerBase:

@@ -20,7 +20,7 @@ from .model_loading import LARGEST_LIMIT, ContextLimit, load_tokenizer
 from .model_served_trial import Identity, Source, Trial, differ, try_source
 from .model_server import Server, ServerError, ServerSettings
 from .model_server_forms import FORMS, AnswerError, Form, Prompt, TokenValues
-from .text_tokenization import check_tokenizer
+from .text_tokenizer import check_tokenizer
 
 # Tokens of the prompt by which the form of a server is found.
 SHORT_PROMPT = 8

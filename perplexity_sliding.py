@@ -74,7 +74,8 @@ from .score_served import ServedScorer as ServedScorer
 from .signature import describe_measurement as describe_measurement
 from .text_joins import runs_together as runs_together
 from .text_parts import Chat, separate_chats
-from .text_tokenization import Range, check_tokenizer
+from .text_tokenization import Range
+from .text_tokenizer import check_tokenizer
 
 # Names imported as themselves are used by other modules of the engine alone: evaluate copies no
 # file that isn't imported here.

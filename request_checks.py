@@ -453,6 +453,11 @@ def check_spans_of(name: str, spans: object, text: str, number: int) -> list[tup
         ) from None
     place = 0
     for first, end in checked:
+        if first == end:
+            raise ValueError(
+                f"`{name}` must hold pairs of characters with at least one character between them, got "
+                f"the empty ({first}, {end}) for the text at position {number}. Leave it out."
+            )
         if not place <= first < end <= len(text):
             raise ValueError(
                 f"`{name}` must hold ascending pairs of characters that do not overlap, within the "

@@ -30,7 +30,6 @@ from .score_measures import Measure, NegativeLogLikelihood
 from .score_passes import Columns
 from .score_runner import Session, Work
 from .signature import describe_measurement
-from .text_tokenization import tokenizer_vocabulary
 
 if TYPE_CHECKING:  # imports from here
     from .result_report import Report
@@ -187,11 +186,19 @@ def read_alike(model: LanguageModel, reference: LanguageModel, pairs: Sequence[t
 def same_vocabulary(
     tokenizer: PreTrainedTokenizerBase, reference_tokenizer: PreTrainedTokenizerBase
 ) -> bool:
-    """Return whether every id that both have is the same token; either may have more of them."""
+    """Return whether two tokenizers have the same tokens by id, but for added ones.
+
+    Where one has more of them, it is by chance that both cut a text alike.
+    """
     if tokenizer is reference_tokenizer:
         return True
-    tokens, reference_tokens = (tokenizer_vocabulary(t) for t in (tokenizer, reference_tokenizer))
-    return all(reference_tokens.get(number, token) == token for number, token in tokens.items())
+    tokenizers = (tokenizer, reference_tokenizer)
+    added = {number for each in tokenizers for number in getattr(each, "added_tokens_decoder", {})}
+    tokens, reference_tokens = (
+        {number: token for token, number in each.get_vocab().items() if number not in added}
+        for each in tokenizers
+    )
+    return tokens == reference_tokens
 
 
 def score_pair(

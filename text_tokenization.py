@@ -95,13 +95,6 @@ class TokenizedText:
         )
 
 
-def check_tokenizer(tokenizer: object, argument: str = "tokenizer") -> None:
-    if not callable(tokenizer) or not hasattr(tokenizer, "convert_ids_to_tokens"):
-        raise TypeError(
-            f"`{argument}` must be a transformers tokenizer, got {type(tokenizer).__name__}."
-        )
-
-
 def prepends_start_token(tokenizer: PreTrainedTokenizerBase) -> bool:
     """Return whether the tokenizer itself puts its start token before a text that it encodes."""
     if tokenizer.bos_token_id is None:
@@ -288,12 +281,6 @@ def without_start_token(
     if len(stream) == 0 or stream.ids[0] != start_id or not is_written:
         return stream
     return stream.without_first(begin=text.index(written) + len(written))
-
-
-def tokenizer_vocabulary(tokenizer: PreTrainedTokenizerBase) -> dict[int, str]:
-    """Return tokens by id, without added ones, which differ between models of a family."""
-    added = getattr(tokenizer, "added_tokens_decoder", {})
-    return {number: token for token, number in tokenizer.get_vocab().items() if number not in added}
 
 
 def stream_hash(ids: np.ndarray) -> str:

@@ -505,7 +505,7 @@ def test_what_is_no_chat(value):
             r"within the 5 .* position 1, got \(0, 9\)",
         ),
         (ValueError, {"score_spans": [[(2, 4), (3, 5)], []]}, r"got \(3, 5\)"),
-        (ValueError, {"score_spans": [[(2, 2)], []]}, r"got \(2, 2\)"),
+        (ValueError, {"score_spans": [[(2, 2)], []]}, r"empty \(2, 2\) for the text at position 0"),
         (ValueError, {"score_spans": [[(0, 2)], []]}, "at least 1 token in the part .* position 1"),
         (
             ValueError,

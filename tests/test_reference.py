@@ -223,8 +223,29 @@ def test_tokens_that_a_fine_tune_added(compare, other, tokenizer):
 
 def test_vocabularies():
     assert same_vocabulary(make_tokenizer(), make_tokenizer(adds_bos=True))
-    assert same_vocabulary(make_tokenizer(), make_tokenizer(vocabulary=VOCABULARY - 5))
+    assert not same_vocabulary(make_tokenizer(), make_tokenizer(vocabulary=VOCABULARY - 5))
+    assert not same_vocabulary(make_tokenizer(vocabulary=VOCABULARY - 5), make_tokenizer())
     assert not same_vocabulary(make_tokenizer(), make_byte_tokenizer())
+    also_special = make_tokenizer()
+    also_special.add_special_tokens({"additional_special_tokens": ["w5"]})  # it was there before
+    assert same_vocabulary(make_tokenizer(), also_special)
+    assert same_vocabulary(also_special, make_tokenizer())
+
+
+@pytest.mark.parametrize("has_more", ["model", "reference"])
+def test_vocabularies_that_nest_are_compared_by_bytes(compare, gpt2, tokenizer, has_more):
+    """Both cut these texts alike, by chance: either gives ids a probability that the other lacks."""
+    small = make_model("gpt2", vocab_size=VOCABULARY - 5), make_tokenizer(vocabulary=VOCABULARY - 5)
+    sides = [(gpt2, tokenizer), small][:: 1 if has_more == "model" else -1]
+    (model, own), (reference_model, reference_tokenizer) = sides
+    texts = [text for text in TEXTS if max(tokenizer(text)["input_ids"]) < VOCABULARY - 5]
+    assert len(texts) > 1
+    arguments = {"reference_model": reference_model, "reference_tokenizer": reference_tokenizer}
+    result = compare(predictions=texts, model=model, tokenizer=own, **arguments)
+    alone = compare(predictions=texts, model=reference_model, tokenizer=reference_tokenizer)
+    assert result["comparison"]["compared"] == "bytes"
+    ratio = result["bits_per_byte"] - alone["bits_per_byte"]
+    assert result["comparison"]["bits_per_byte_change"] == pytest.approx(ratio)
 
 
 # ---- other tokenizers

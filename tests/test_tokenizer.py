@@ -1,0 +1,103 @@
+"""What a tokenizer is refused for: no number that it leads to could be repeated."""
+
+import random
+from types import MappingProxyType
+
+import pytest
+from models import SlowTokenizer, make_tokenizer, random_text, save
+from perplexity_sliding.text_tokenizer import check_tokenizer
+from tokenizers import Tokenizer, decoders, normalizers, pre_tokenizers
+from tokenizers import models as token_models
+from transformers import PreTrainedTokenizerFast
+
+LETTERS = "abcdefghijklmnopqrstuvwxyz"
+
+
+def make_pairing(**kwargs):
+    """Byte-pair encoding with a few merges."""
+    merges = [("i", "n"), ("t", "h"), ("c", "o"), ("e", "r"), ("in", "g")]
+    tokens = ["<unk>", *LETTERS, *(first + second for first, second in merges)]
+    ids = {token: number for number, token in enumerate(tokens)}
+    backend = Tokenizer(token_models.BPE(ids, merges=merges, unk_token="<unk>", **kwargs))
+    return PreTrainedTokenizerFast(tokenizer_object=backend)
+
+
+def make_unigram():
+    pieces = [("<unk>", 0.0), *((letter, -5.0) for letter in LETTERS), ("in", -6.0)]
+    return PreTrainedTokenizerFast(tokenizer_object=Tokenizer(token_models.Unigram(pieces, 0)))
+
+
+class Sampling(SlowTokenizer):
+    """Says that it samples, as slow tokenizers of sentencepiece do."""
+
+    sp_model_kwargs = MappingProxyType({"enable_sampling": True, "alpha": 0.1})
+
+
+class Careless(SlowTokenizer):
+    """Drops a letter now and then, and says nothing."""
+
+    def _tokenize(self, text, **kwargs):
+        return [letter for letter in text if random.random() < 0.9]
+
+
+def test_what_does_not_draw_is_accepted():
+    for tokenizer in (make_pairing(), make_pairing(dropout=0.0), make_unigram(), SlowTokenizer()):
+        check_tokenizer(tokenizer)
+
+
+@pytest.mark.parametrize("argument", ["tokenizer", "reference_tokenizer"])
+def test_dropout_is_refused(metric, gpt2, tokenizer, argument):
+    """However small: a text of that size would nearly always be cut alike."""
+    arguments = {"model": gpt2, "tokenizer": tokenizer, "reference_model": gpt2}
+    arguments[argument] = make_pairing(dropout=1e-6)
+    with pytest.raises(ValueError, match=rf"^`{argument}` must cut .*model.dropout`=1e-06"):
+        metric.compute(predictions=["win"], **arguments)
+
+
+def test_dropout_of_a_model_s_own_tokenizer_is_refused(metric, gpt2, tmp_path):
+    folder = save(tmp_path, gpt2, make_pairing(dropout=0.1))
+    with pytest.raises(ValueError, match=r"The tokenizer of `model_id`='.*' must cut .*`=0.1"):
+        metric.compute(predictions=["win"], model_id=folder)
+
+
+def test_sampling_of_unigrams_is_refused():
+    tokenizer = make_unigram()
+    tokenizer.backend_tokenizer.model.alpha = 0.1
+    with pytest.raises(ValueError, match=r"model.alpha`=0.1: it draws at random"):
+        check_tokenizer(tokenizer)
+    with pytest.raises(ValueError, match="`sp_model_kwargs` with enable_sampling"):
+        check_tokenizer(Sampling())
+
+
+def test_whatever_else_cuts_one_text_in_two_ways_is_refused():
+    with pytest.raises(ValueError, match="a Careless that cut one text in two ways"):
+        check_tokenizer(Careless())
+
+
+class Part:
+    """A part of a tokenizer in Python; none of it is run."""
+
+    def pre_tokenize(self, text):
+        pass
+
+    def normalize(self, text):
+        pass
+
+    def decode_chain(self, tokens):
+        return tokens
+
+
+@pytest.mark.parametrize(
+    "name, part",
+    [
+        ("normalizer", normalizers.Normalizer.custom(Part())),
+        ("pre_tokenizer", pre_tokenizers.PreTokenizer.custom(Part())),
+        ("decoder", decoders.Decoder.custom(Part())),
+    ],
+)
+def test_a_part_in_python_is_named(metric, gpt2, name, part):
+    tokenizer = make_tokenizer()
+    setattr(tokenizer.backend_tokenizer, name, part)
+    message = f"^`tokenizer` must be made of .* got a {name.replace('_', '-')} in Python"
+    with pytest.raises(ValueError, match=message):
+        metric.compute(predictions=[random_text(5)], model=gpt2, tokenizer=tokenizer)
