@@ -16,8 +16,9 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from .model_digest import Fingerprint, model_name
+from .model_interface import MadeUpText
 from .model_loading import LARGEST_LIMIT, ContextLimit, load_tokenizer
-from .model_served_trial import Identity, Source, Trial, differ, try_source
+from .model_served_trial import CANARY_LENGTH, Identity, Source, Trial, differ, try_source
 from .model_server import Server, ServerError, ServerSettings
 from .model_server_forms import FORMS, AnswerError, Form, Prompt, TokenValues
 from .text_tokenizer import check_tokenizer
@@ -84,12 +85,14 @@ class ServedModel:
         limit: tokens of a window, and of those the most that are read.
         engine: the program that runs it, with its version, for the signature.
         vocabulary_size: ids of the tokenizer; the server may have more.
+        probe: mean nll of the made-up text in nats a token; after `prepare`.
     """
 
     variant = ""
     gives_logits = False
     prefixes_agree = True  # as the trial shows
     num_embeddings = None
+    by_blocks = False
     device = torch.device("cpu")
     model = None
 
@@ -107,12 +110,13 @@ class ServedModel:
         self.limit = limit
         self.lock = threading.RLock()
         self.vocabulary_size = int(max(tokenizer.get_vocab().values())) + 1
+        self.probe: float | None = None
         self._identity: Identity | None = None
         self._tried = 0  # tokens of the longest prompt that was tried
 
     @property
     def identity(self) -> Identity:
-        """What the model said on trial; there after `check`."""
+        """What the model said on trial; there after `prepare`."""
         return self._identity
 
     @property
@@ -129,57 +133,67 @@ class ServedModel:
         with self.lock, self.source.connected():
             yield
 
-    @property
-    def probe(self) -> float:
-        """Mean nll of the tokens of the trial, in nats."""
-        return self.identity.mean
-
     def prepare(self, length: int = 0, num_tokens: int = 0) -> None:
-        """Try it, then a prompt as long as the longest window; see `ScoredModel`."""
-        self.check()
-        if length:
-            self.examine(length)
+        """Try it, unless it is the model that was tried before; and at the length of the windows.
 
-    def check(self) -> None:
-        """Try it, unless it is the model that was tried before.
+        Args:
+            length: tokens in the longest window that is read; 0 before the plan.
 
         Raises:
-            ValueError: it cannot be believed.
+            ValueError: it cannot be believed, or does not read such a window whole.
         """
-        if self._identity is None or not self._identity.is_of(self.source):
-            self._identity = try_source(
-                self.source, self.tokenizer, self._longest_prompt, self.description
-            )
-            self._tried = 0
+        if not length:
+            self._recognise()
+        elif length + 1 > self._tried:
+            self._try_length(length)
 
-    def examine(self, length: int) -> None:
-        """Try a prompt as long as the longest window that is read.
+    def _recognise(self) -> None:
+        """Try it, unless it is the model that was tried before."""
+        if self._identity is not None and self._identity.is_of(self.source):
+            return
+        longest = self._longest_prompt
+        self._identity = try_source(self.source, self.tokenizer, longest, self.description)
+        self.probe = self._measure_probe()
+        self._tried = len(self._identity.probe.ids)
+
+    def _measure_probe(self) -> float:
+        """Read the made-up text that other models are measured on, as far as the server reads it."""
+        ids = MadeUpText.of(self.vocabulary_size, self.limit.length).ids
+        if len(ids) == len(self._identity.probe.ids) or not self.source.form.forces:
+            return self._identity.mean
+        return float(self.source.values([Prompt(ids[:-1], ids[-1])])[0].nll.mean())
+
+    def _try_length(self, length: int) -> None:
+        """Try a prompt as long as the longest window: the probe, and more after it.
 
         Raises:
             ValueError: it reads no more than a part of it, or refuses it.
         """
+        known = self._identity
         whole = length + 1 if self._longest_prompt is None else self._longest_prompt
-        if min(length + 1, whole) <= max(self._tried, len(self._identity.probe.ids)):
-            return
-        trial = Trial(self.source, self.tokenizer, min(length + 1, whole))
-        forced = trial.make_up(length + 1, 0)[-1] if length + 1 > whole else None
-        begin = self._identity.nll
+        more = Trial(self.source, self.tokenizer, CANARY_LENGTH).make_up(length + 1, seed=6)
+        ids = [*known.probe.ids, *more][: min(length + 1, whole)]
+        forced = more[-1] if length + 1 > whole else None
         try:
-            values = self.source.values([trial.probe._replace(forced=forced)])[0].nll
+            values = self.source.values([Prompt(ids, forced)])[0].nll
         except AnswerError as error:
             raise ValueError(
                 f"{self.description} must read windows of {length} tokens. A prompt of so many was "
                 f"sent; it answered with {error}. Pass a smaller `max_length`."
             ) from None
-        if differ(values[: len(begin)], begin):
+        if differ(values[: len(known.nll)], known.nll[: len(values)]):
             raise ValueError(
                 f"{self.description} must give a token one value whatever follows it, but in a "
-                f"prompt of {len(trial.probe.ids)} tokens the first {len(begin)} cost "
-                f"{values[: len(begin)].mean():.4f} nats each, and by themselves "
-                f"{begin.mean():.4f}: it cuts long prompts short, or reads them in another way. "
+                f"prompt of {len(ids)} tokens the first {len(known.nll)} cost "
+                f"{values[: len(known.nll)].mean():.4f} nats each, and by themselves "
+                f"{known.mean:.4f}: it cuts long prompts short, or reads them in another way. "
                 "Pass a smaller `max_length`."
             )
-        self._tried = len(trial.probe.ids)
+        self._tried = length + 1
+
+    def read_in_parts(self, length: int, refusal: str) -> None:
+        """Refuse: what a server's memory takes is its own affair."""
+        raise MemoryError(refusal)
 
     @property
     def _longest_prompt(self) -> int | None:

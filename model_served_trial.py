@@ -13,11 +13,11 @@ from typing import Protocol
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
+from .model_interface import PROBE_TOKENS, MadeUpText
 from .model_server import ServerError
 from .model_server_forms import AnswerError, Form, Prompt, TokenValues, shown
 
-# Tokens of the made-up prompt, and of the one that stands beside the texts in every request.
-PROBE_LENGTH = 256
+# Tokens of the prompt that stands beside the texts in every request.
 CANARY_LENGTH = 16
 # Nats by which values of one token differ from request to request where a model computes in half
 # precision: root mean square, and on average.  Float32 stays below 1e-4.
@@ -95,7 +95,7 @@ def try_source(
     Raises:
         ValueError: they are not; it says what was sent and what came back.
     """
-    trial = Trial(source, tokenizer, min(length or PROBE_LENGTH, PROBE_LENGTH))
+    trial = Trial(source, tokenizer, min(length or PROBE_TOKENS, PROBE_TOKENS))
     if length is None:
         trial = shortened(trial)
     try:
@@ -133,12 +133,11 @@ class Trial:
     def __init__(self, source: Source, tokenizer: PreTrainedTokenizerBase, length: int) -> None:
         self.source, self.tokenizer, self.length = source, tokenizer, length
         self.ordinary = ordinary_ids(tokenizer)
-        ids = self.make_up(length, seed=0)
-        self.probe = Prompt(ids)
+        self.probe = Prompt(MadeUpText.of(int(max(tokenizer.get_vocab().values())) + 1, length).ids)
         self.canary = Prompt(self.make_up(min(length, CANARY_LENGTH), seed=1))
 
     def make_up(self, length: int, seed: int | None = None) -> list[int]:
-        """Draw tokens; a longer draw of the same seed begins with a shorter one."""
+        """Draw tokens that stand for text."""
         return np.random.default_rng(seed).choice(self.ordinary, length).tolist()
 
     def run(self) -> Identity:
