@@ -27,11 +27,13 @@ from .model_digest import (
     modifications,
     number_format,
 )
+from .model_hub import check_exists
 from .model_interface import MadeUpText
 from .model_known import is_known_architecture
 from .model_loading import (
     ContextLimit,
     check_decoder,
+    check_place,
     context_limit,
     evaluating,
     find_commit,
@@ -182,6 +184,8 @@ class LanguageModel:
         typed = bool({"dtype", "torch_dtype", "quantization_config"} & set(model_kwargs))
         target = None if placed and device is None else resolve_device(device)
         weights = None if typed and dtype is None else resolve_dtype(dtype)
+        check_place(model_id, argument)
+        check_exists(model_id, model_kwargs, argument)
         if tokenizer is None:
             tokenizer = load_tokenizer(model_id, tokenizer_kwargs, model_kwargs, argument)
         model = load_model(model_id, target, weights, model_kwargs, argument)

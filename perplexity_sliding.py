@@ -29,6 +29,7 @@ from .digests import VERSION, TextsDigest
 from .model import LanguageModel
 from .model_code import describe as describe
 from .model_digest import modifications as modifications
+from .model_hub import check_exists as check_exists
 from .model_interface import MadeUpText as MadeUpText
 from .model_known import is_known_architecture as is_known_architecture
 from .model_loading import files_state, resolve_device, resolve_dtype, snapshot

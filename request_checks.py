@@ -1,5 +1,7 @@
 """The checks of what a caller passes: every message names the parameter, its range and the value."""
 
+import re
+import warnings
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -8,12 +10,14 @@ from itertools import product
 from numbers import Integral, Real
 from operator import index
 from os import PathLike
+from os.path import isfile
 
 from .protocols import PROTOCOLS, Protocol
 
 START_CHOICES = (True, False, "once", "every")
 # What stands for a PEFT model's base as its reference.
 WITHOUT_ADAPTER = "without adapter"
+FILE_NAME = re.compile(r"\.\w{1,7}$")
 # Errors name this many offending texts and count the rest.
 NAMED_TEXTS = 10
 # Up to here floats count exactly.
@@ -75,7 +79,21 @@ def check_texts(texts: Iterable[str], name: str = "predictions") -> list[str]:
             "Decode the bytes with errors='replace'.",
             broken,
         )
+    warn_of_paths(name, texts)
     return texts
+
+
+def warn_of_paths(name: str, texts: Sequence[str]) -> None:
+    """Warn of texts that are names of files, which are scored as they stand."""
+    paths = [number for number, text in enumerate(texts) if FILE_NAME.search(text[-8:])]
+    paths = [number for number in paths if "\n" not in texts[number] and isfile(texts[number])]
+    if paths:
+        warnings.warn(
+            f"`{name}` hold the name of a file at {name_positions(paths)} (first: "
+            f"{texts[paths[0]]!r}), which is scored as a text of its own. Pass what is in it: "
+            f"Path({texts[paths[0]]!r}).read_text('utf-8').",
+            stacklevel=2,
+        )
 
 
 def name_positions(numbers: Sequence[int]) -> str:

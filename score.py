@@ -8,7 +8,12 @@ The door to the package cli, which does the work.
 
 import sys
 
-from cli.main import main
+try:
+    from cli.main import main
+except ModuleNotFoundError as error:
+    sys.exit(
+        f"score.py: error: the package {error.name} is missing: pip install -r requirements.txt"
+    )
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -171,6 +171,10 @@ def main(argv: list[str] | None = None) -> int:
         if not is_one_of_several(args):
             say(how_to_go_on(args))
         return TERMINATED if isinstance(error, Terminated) else INTERRUPTED
+    except ModuleNotFoundError as error:
+        name = (error.name or "").partition(".")[0]
+        say(f"error: the package {name} is missing: pip install {name}.")
+        return BAD_INPUT
     except (*REFUSALS, OSError, MemoryError) as error:
         if "--debug" in argv:
             show_traceback(error)

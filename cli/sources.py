@@ -6,6 +6,7 @@ in reading.py.
 
 import glob
 import os
+import re
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -71,6 +72,10 @@ def _behind(name: str) -> list[Source]:
         if sys.stdin is None or sys.stdin.closed:
             raise ValueError("Standard input is closed: name a FILE.")
         return [Source(name)]
+    if re.match(r"\w+://", name):
+        raise ValueError(
+            f"FILE {name} is an address, which is not read. Download it first: curl -LO {name}."
+        )
     path = Path(name)
     if path.is_dir():
         return _in_folder(path)

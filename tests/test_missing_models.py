@@ -1,0 +1,112 @@
+"""Names of models that are none: told at once, with what was probably meant."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+from fake_hub import FakeHub
+from models import make_model, make_tokenizer, random_text, save
+
+from perplexity_sliding import model_hub
+
+
+@pytest.fixture
+def hub(monkeypatch, tmp_path):
+    hub = FakeHub()
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", hub.endpoint)
+    monkeypatch.setattr(
+        "huggingface_hub.constants.HUGGINGFACE_CO_URL_TEMPLATE",
+        hub.endpoint + "/{repo_id}/resolve/{revision}/{filename}",
+    )
+    monkeypatch.setattr("huggingface_hub.HfApi", lambda: hub.api)
+    import huggingface_hub.hf_api
+
+    hub.api = huggingface_hub.hf_api.HfApi(endpoint=hub.endpoint)
+    yield hub
+    hub.close()
+
+
+@pytest.fixture
+def nobody(monkeypatch):
+    """A Hub that cannot be reached."""
+    import huggingface_hub.hf_api
+
+    api = huggingface_hub.hf_api.HfApi(endpoint="http://127.0.0.1:9")
+    monkeypatch.setattr("huggingface_hub.HfApi", lambda: api)
+
+
+def asked_of_models(hub) -> list[str]:
+    return [path for path in hub.asked if "/api/models/" in path]
+
+
+def test_a_name_that_is_nowhere_is_told_after_one_question(metric, hub):
+    with pytest.raises(ValueError, match=r"no model of this name: .*not on the Hub, or private\.$"):
+        metric.compute(predictions=["a"], model_id="me/nothing-like-it")
+    assert asked_of_models(hub) == ["/api/models/me/nothing-like-it"]
+
+
+def test_a_folder_with_nearly_this_name_is_suggested(metric, nobody, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    save(tmp_path / "demo_model", make_model("gpt2"), make_tokenizer())
+    with pytest.raises(
+        ValueError, match=r"not reachable on the Hub\. Did you mean demo_model\?"
+    ) as e:
+        metric.compute(predictions=["a"], model_id="demo-model")
+    assert "could not be loaded" not in str(e.value)
+    result = metric.compute(predictions=[random_text(9)], model_id="demo_model")
+    assert result["num_tokens"] == 9
+
+
+def test_what_was_downloaded_before_needs_no_hub(nobody, monkeypatch):
+    monkeypatch.setattr(
+        "huggingface_hub.try_to_load_from_cache",
+        lambda name, file, **place: "/cache/config.json" if file == "config.json" else None,
+    )
+    model_hub.check_exists("me/model", {}, "model_id")
+
+
+def test_a_model_on_the_hub_is_found(hub, tmp_path):
+    hub.add("me/model", save(tmp_path / "m", make_model("gpt2"), make_tokenizer()))
+    model_hub.check_exists("me/model", {}, "model_id")
+    assert asked_of_models(hub) == ["/api/models/me/model"]
+
+
+def test_the_command_line_says_it_in_a_line(call, nobody, tmp_path):
+    (tmp_path / "a.txt").write_text(random_text(9))
+    ran = call(tmp_path / "a.txt", model="nowhere-at-all")
+    assert ran.code == 2 and len(ran.err.splitlines()) <= 2
+    assert "no model of this name: not a folder here, not reachable on the Hub." in ran.err
+
+
+def test_the_name_of_a_file_in_the_place_of_a_text_is_warned_of(metric, tmp_path, gpt2, tokenizer):
+    path = tmp_path / "story.txt"
+    path.write_text("w5 w6")
+    with pytest.warns(
+        UserWarning, match=r"name of a file at position 1 .*story\.txt'\)\.read_text"
+    ):
+        metric.compute(predictions=["w5 w6.", str(path)], model=gpt2, tokenizer=tokenizer)
+
+
+def test_an_address_is_no_file(call):
+    ran = call("https://example.org/story.txt")
+    assert ran.code == 2 and "is an address, which is not read. Download it first" in ran.err
+
+
+def test_a_missing_package_is_told_in_a_line(call, tmp_path, monkeypatch):
+    (tmp_path / "a.txt").write_text(random_text(9))
+    monkeypatch.setitem(sys.modules, "evaluate", None)
+    ran = call(tmp_path / "a.txt")
+    assert ran.code == 2
+    assert "the package evaluate is missing: pip install evaluate." in ran.err.splitlines()[-1]
+
+
+def test_score_py_without_its_packages_says_what_to_install(root, tmp_path):
+    """As on a machine where nothing has been installed yet."""
+    (tmp_path / "wcwidth.py").write_text("raise ModuleNotFoundError(name='wcwidth')")
+    environment = os.environ | {"PYTHONPATH": str(tmp_path)}
+    ran = subprocess.run(
+        [sys.executable, root / "score.py"], env=environment, capture_output=True, text=True
+    )
+    [line] = ran.stderr.splitlines()
+    assert line.endswith("the package wcwidth is missing: pip install -r requirements.txt")
