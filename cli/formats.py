@@ -4,8 +4,12 @@ import csv
 import io
 import json
 import math
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Iterable, Iterator
+from itertools import islice
+
+from .spooling import Rows, Spool
+
+BATCH_ROWS = 10_000  # of Parquet at a time
 
 
 def to_json(value) -> str:
@@ -24,20 +28,43 @@ def finite(value):
     return value
 
 
-def to_jsonl(rows: Sequence[dict]) -> str:
-    return "".join(f"{to_json(row)}\n" for row in rows)
+def json_pieces(value: object) -> Iterator[str]:
+    """Write JSON piece by piece: of rows that may be more than memory holds, one at a time."""
+    if isinstance(value, dict):
+        yield from surrounded("{}", ((to_json(str(key)), of_key) for key, of_key in value.items()))
+    elif isinstance(value, Rows | Spool):
+        yield from surrounded("[]", ((None, row) for row in value))
+    else:
+        yield to_json(value)
 
 
-def to_csv(rows: Sequence[dict], delimiter: str = ",") -> str:
-    """CSV or TSV with a header; lists as JSON, nothing for None."""
-    file = io.StringIO()
+def surrounded(brackets: str, items: Iterable[tuple[str | None, object]]) -> Iterator[str]:
+    """Write the items of a list, or of an object with its keys."""
+    between = brackets[0]
+    for key, value in items:
+        yield between if key is None else f"{between}{key}: "
+        yield from json_pieces(value)
+        between = ", "
+    yield brackets[1] if between != brackets[0] else brackets
+
+
+def to_jsonl(rows: Iterable[dict]) -> Iterator[str]:
+    return (f"{to_json(row)}\n" for row in rows)
+
+
+def to_csv(rows: Iterable[dict], delimiter: str = ",") -> Iterator[str]:
+    """Write CSV or TSV with a header; lists as JSON, nothing for None."""
+    line = io.StringIO()
     writer = csv.DictWriter(
-        file, column_names(rows), restval="", delimiter=delimiter, lineterminator="\n"
+        line, column_names(rows), restval="", delimiter=delimiter, lineterminator="\n"
     )
     writer.writeheader()
+    yield line.getvalue()
     for row in rows:
+        line.seek(0)
+        line.truncate()
         writer.writerow({key: to_cell(value) for key, value in row.items()})
-    return file.getvalue()
+        yield line.getvalue()
 
 
 def to_cell(value):
@@ -48,24 +75,58 @@ def to_text(value) -> str:
     return value if isinstance(value, str) else to_json(value)
 
 
-def write_parquet(rows: Sequence[dict], path: str) -> None:
+def write_parquet(rows: Iterable[dict], path: str) -> None:
+    """Write Parquet; a column of which rows hold values of kinds that differ is one of texts."""
     import pyarrow
     import pyarrow.parquet
 
-    columns = {}
-    for name in column_names(rows):
-        values = [row.get(name) for row in rows]
-        try:
-            columns[name] = pyarrow.array(values)
-        except pyarrow.ArrowException:  # lists of words and numbers; or two tables disagree
-            columns[name] = pyarrow.array([None if v is None else to_text(v) for v in values])
-    pyarrow.parquet.write_table(pyarrow.table(columns), path)
+    kinds = dict.fromkeys(column_names(rows), pyarrow.null())
+    for batch in batched(rows):
+        for name, kind in kinds.items():
+            kinds[name] = common_kind(kind, [row.get(name) for row in batch])
+    schema = pyarrow.schema(kinds)
+    with pyarrow.parquet.ParquetWriter(path, schema) as writer:
+        for batch in batched(rows):
+            columns = [
+                of_kind(kind, [row.get(name) for row in batch]) for name, kind in kinds.items()
+            ]
+            writer.write_table(pyarrow.Table.from_arrays(columns, schema=schema))
 
 
-def column_names(rows: Sequence[dict]) -> list[str]:
-    """The columns of all rows, in the order in which they come up."""
-    return list(dict.fromkeys(name for row in rows for name in row))
+def common_kind(kind, values: list):
+    """Find the Arrow type that also holds some more values; text where they are of several kinds."""
+    import pyarrow
+
+    try:
+        both = [pyarrow.schema({"": one}) for one in (kind, pyarrow.array(values).type)]
+        return pyarrow.unify_schemas(both, promote_options="permissive").types[0]
+    except pyarrow.ArrowException:  # lists of words and numbers; or two tables disagree
+        return pyarrow.string()
 
 
-def write(text: str, path: str) -> None:
-    Path(path).write_text(text, "utf-8", newline="")
+def of_kind(kind, values: list):
+    """Make an Arrow array of some type."""
+    import pyarrow
+
+    if kind == pyarrow.string():
+        values = [None if value is None else to_text(value) for value in values]
+    return pyarrow.array(values, kind)
+
+
+def batched(rows: Iterable[dict]) -> Iterator[list[dict]]:
+    rows = iter(rows)
+    while batch := list(islice(rows, BATCH_ROWS)):
+        yield batch
+
+
+def column_names(rows: Iterable[dict]) -> list[str]:
+    """List the columns of all rows, in the order in which they come up."""
+    names: dict[str, None] = {}
+    for row in rows:
+        names |= dict.fromkeys(row)
+    return list(names)
+
+
+def write(pieces: Iterable[str], path: str) -> None:
+    with open(path, "w", encoding="utf-8", newline="") as file:
+        file.writelines(pieces)

@@ -100,9 +100,11 @@ def exit_code(report: Report, args: argparse.Namespace) -> int:
 
 def first_refusal(report: Report) -> str:
     """Why a text or a setting has no number, for those who see no table."""
-    refused = [row for row in [*report.texts, *report.measurements] if "error" in row]
-    name, error = refused[0].get("name", ""), refused[0]["error"]
-    more = f" ({len(refused) - 1:,} more could not be scored)" if refused[1:] else ""
+    refused = (row for row in chain(report.texts, report.measurements) if "error" in row)
+    first = next(refused)
+    name, error = first.get("name", ""), first["error"]
+    num_more = sum(1 for _ in refused)
+    more = f" ({num_more:,} more could not be scored)" if num_more else ""
     return (f"{name}: " if name not in error else "") + error + more
 
 

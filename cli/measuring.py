@@ -15,6 +15,12 @@ from .messages import in_options
 from .options import METRIC, METRIC_ARGUMENTS
 from .progress import Progress
 from .reading import Text
+from .spooling import Spool
+
+# Where --shard-characters says nothing: characters that are read and scored at a time; each takes
+# this many times the room where tokens or words have rows, and again for each alternative.
+SHARD_CHARACTERS = 10_000_000
+PART_WEIGHT = 10
 
 
 @dataclass(frozen=True)
@@ -44,7 +50,8 @@ class Report:
         compared: "settings" or "models" in a comparison.
         reference: what the model is called that others are compared with, if any.
         measurements: in a comparison, a result or an `error` for each that was asked for.
-        scored: the texts whose tokens or words are shown.
+        parts: the texts whose tokens or words are shown, each with the columns of these.
+        scored: the texts of a comparison of models.
         joined: whether several texts were scored as one.
         num_empty: empty rows that were left out.
         num_refused: texts, or settings that were named, that could not be scored.
@@ -52,11 +59,12 @@ class Report:
         cost: seconds, tokens a second and peak memory.
     """
 
-    texts: list[dict] = field(default_factory=list)
+    texts: Spool[dict] = field(default_factory=Spool)
     corpus: dict | None = None
     compared: str | None = None
     reference: str | None = None
     measurements: list[dict] = field(default_factory=list)
+    parts: Spool[tuple[ReadText, dict]] = field(default_factory=Spool)
     scored: list[ReadText] = field(default_factory=list)
     joined: bool = False
     num_empty: int = 0
@@ -161,16 +169,22 @@ class Scoring:
     @property
     def shard_size(self) -> float:
         """Characters in a shard: no limit where all texts are needed at once."""
-        if self.joins or self.args.unit or self.args.word_counts:
+        curves = self.args.context_lengths or self.args.positions or self.args.key_tokens
+        if self.joins or curves:
             return math.inf
-        if self.args.context_lengths or self.args.positions or self.args.key_tokens:
-            return math.inf
-        return self.args.shard_characters
+        if self.args.shard_characters is not None:
+            return self.args.shard_characters
+        if not self.args.unit:
+            return SHARD_CHARACTERS
+        return SHARD_CHARACTERS // (PART_WEIGHT * (1 + (self.args.num_alternatives or 0)))
 
     def score(self, texts: Iterator[Text]) -> Report:
         """Score shard after shard; report on their texts as if they had been scored in one piece."""
         totals = None
-        for shard in sharding.cut_into_shards(self.without_empty(texts), self.shard_size):
+        texts = self.without_empty(texts)
+        if self.args.word_counts:
+            texts = self.with_counts(list(texts))
+        for shard in sharding.cut_into_shards(texts, self.shard_size):
             self.progress.begin_part(sum(text.share for text in shard))
             result = self.score_shard(shard)
             self.progress.end_part()
@@ -179,11 +193,26 @@ class Scoring:
                 totals = shard_totals if totals is None else totals + shard_totals
                 self.report.corpus = result
         if totals is None:
-            errors = [row["error"] for row in self.report.texts if "error" in row]
-            raise ValueError(errors[0] if errors else "There is no text in it that isn't empty.")
+            error = next((row["error"] for row in self.report.texts if "error" in row), None)
+            raise ValueError(error or "There is no text in it that isn't empty.")
         self.report.corpus |= self.with_original_bytes(totals.result(), *self.num_bytes)
         self.report.num_forward_tokens = self.report.corpus["num_forward_tokens"]
         return self.report
+
+    def with_counts(self, texts: list[Text]) -> list[Text]:
+        """Set the --word-counts down beside their texts.
+
+        Raises:
+            ValueError: there are more of one than of the other.
+        """
+        counts = self.arguments.pop("word_counts")
+        if len(counts) != len(texts):
+            raise ValueError(
+                f"--word-counts must hold one number for each text, got {len(counts)} for "
+                f"{len(texts)} text{'s' * (len(texts) > 1)}."
+            )
+        self.counts = dict(zip(map(id, texts), counts))
+        return texts
 
     def without_empty(self, texts: Iterable[Text]) -> Iterator[Text]:
         """Leave empty rows out where each text is scored on its own, and count them.
@@ -200,8 +229,6 @@ class Scoring:
     def score_shard(self, texts: list[Text]) -> dict | None:
         """Score texts together; None where there is none that can be."""
         errors = {id(text): text.error for text in texts if text.error is not None}
-        if len(self.args.word_counts or ()) == len(texts):
-            self.counts = dict(zip(map(id, texts), self.arguments.pop("word_counts")))
         result, results = None, iter(())
         while len(errors) < len(texts):
             good = [text for text in texts if id(text) not in errors]
@@ -227,26 +254,25 @@ class Scoring:
         arguments = self.arguments | {"return_totals": "texts"}
         if self.args.unit:
             arguments |= {"return_token_scores": self.args.tokens, "words": self.args.words}
-            self.report.scored = self.as_scored(texts, wordings)
         result = self.metric.compute(
             predictions=wordings, **arguments, **self.of_texts(texts, self.protocols[0])
         )
-        self.take_written(result, texts)
+        scored = self.as_scored(texts, wordings, result.pop("chats_as_written", None))
+        if self.args.unit:
+            for of_text in zip(scored, result.pop(f"{self.args.unit}_scores")):
+                self.report.parts.append(of_text)
         return result
 
-    def take_written(self, result: dict, texts: list[Text]) -> None:
-        """Show chats as the template has written them."""
-        written = result.pop("chats_as_written", None)
-        if written is not None:
-            self.report.scored = [
-                ReadText(text.name, wording, carried=text.carried)
-                for text, wording in zip(texts, written)
-            ]
+    def as_scored(
+        self, texts: list[Text], wordings: list[str], written: list[str] | None
+    ) -> list[ReadText]:
+        """List what token scores are of: each text by itself, or all as they are joined.
 
-    def as_scored(self, texts: list[Text], wordings: list[str]) -> list[ReadText]:
-        """What token scores are of: each text by itself, or all as they are joined."""
-        if any(text.chat for text in texts):
-            return []  # only the metric knows how they are written out
+        Args:
+            written: chats as the template has written them.
+        """
+        if written is not None:
+            return [ReadText(t.name, wording, 0, t.carried) for t, wording in zip(texts, written)]
         if not self.joins or len(texts) == 1:
             between = self.args.context_separator or ""
             contexts = [text.context + between if text.context else "" for text in texts]
@@ -339,7 +365,6 @@ class Scoring:
         self.report.compared = "models"
         if self.args.reference_model_id:
             [self.report.reference] = short_names([self.args.reference_model_id])
-        self.report.scored = self.as_scored(good, predictions)
         for model_id, name in zip(self.args.models, short_names(self.args.models)):
             self.progress.begin_part(1 / len(self.args.models))
             row = {"name": name}
@@ -349,7 +374,8 @@ class Scoring:
                     **(self.arguments | more | {"model_id": model_id}),
                     **self.of_texts(good, protocol),
                 )
-                self.take_written(row, good)
+                written = row.pop("chats_as_written", None)
+                self.report.scored = self.as_scored(good, predictions, written)
                 self.report.num_forward_tokens += row["num_forward_tokens"]
             except (ValueError, TypeError) as error:
                 row["error"] = in_options(str(error))
@@ -358,6 +384,9 @@ class Scoring:
             self.report.measurements.append(row)
         if not self.report.results:
             raise ValueError(self.report.measurements[0]["error"])
+        if self.args.tokens:
+            for of_text in zip(self.report.scored, self.report.results[0]["token_scores"]):
+                self.report.parts.append(of_text)
         return self.report
 
     def compare(self, texts: Iterator[Text]) -> Report:

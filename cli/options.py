@@ -231,9 +231,8 @@ INPUT = {
         "texts in WikiText's form, to be scored as prose", choices=["wikitext"]
     ),
     "shard_characters": option(
-        "read and score so much at a time, default 10M",
+        "read and score so much at a time, default 10M, less with --tokens",
         type=values.size(1000),
-        default=10_000_000,
         metavar="SIZE",
     ),
 }  # fmt: skip

@@ -2,12 +2,14 @@
 
 import argparse
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from itertools import chain
 
 from . import citing, comparison_report, formats, rows, tables
-from .measuring import Report
+from .measuring import ReadText, Report
 from .messages import harmless
 from .options import TIDY
+from .spooling import Rows
 
 # Formats that other programs read: text in them is kept as it is.
 DATA = ("json", *TIDY)
@@ -20,28 +22,37 @@ def show(report: Report, args: argparse.Namespace, metric) -> None:
     if args.format == "parquet":
         formats.write_parquet(tidy_rows(report, args), args.output)
         return
-    text = render(report, args, metric)
+    pieces = render(report, args, metric)
     if args.format not in DATA:
-        text = harmless(text)
+        pieces = map(harmless, pieces)
     if args.output is not None:
-        formats.write(text, args.output)
+        formats.write(pieces, args.output)
     elif sys.stdout is not None:
-        sys.stdout.write(harmless(text) if sys.stdout.isatty() else text)
+        sys.stdout.writelines(map(harmless, pieces) if sys.stdout.isatty() else pieces)
         sys.stdout.flush()
 
 
-def render(report: Report, args: argparse.Namespace, metric) -> str:
-    """The report in the format that was asked for."""
+def render(report: Report, args: argparse.Namespace, metric) -> Iterator[str]:
+    """Write the report in the format that was asked for, piece by piece."""
     writers = {
-        "json": lambda: formats.to_json(as_json(report, args)) + "\n",
+        "json": lambda: chain(formats.json_pieces(as_json(report, args)), "\n"),
         "jsonl": lambda: formats.to_jsonl(tidy_rows(report, args)),
         "csv": lambda: formats.to_csv(tidy_rows(report, args)),
         "tsv": lambda: formats.to_csv(tidy_rows(report, args), "\t"),
-        "markdown": lambda: "\n\n".join(all_tables(report, args, tables.to_markdown)) + "\n",
-        "latex": lambda: "\n\n".join(all_tables(report, args, tables.to_latex)) + "\n",
+        "markdown": lambda: paragraphs(all_tables(report, args, tables.to_markdown)),
+        "latex": lambda: paragraphs(all_tables(report, args, tables.to_latex)),
         "text": lambda: as_text(report, args, metric),
     }
     return writers[args.format]()
+
+
+def paragraphs(texts: Iterable[str]) -> Iterator[str]:
+    """Set texts apart by empty lines."""
+    between = ""
+    for text in texts:
+        yield between + text
+        between = "\n\n"
+    yield "\n"
 
 
 def without_tokens(row: dict, args: argparse.Namespace) -> dict:
@@ -52,52 +63,65 @@ def without_tokens(row: dict, args: argparse.Namespace) -> dict:
 def as_json(report: Report, args: argparse.Namespace) -> dict:
     """The metric's results as they are, and what they cost."""
     files = [row for row in report.texts if "row" not in row]
-    refused = [row for row in report.texts if "row" in row and "error" in row]
+    refused = [row for row in report.texts if is_refused_row(row)]
     parts = {key: texts for key, texts in (("files", files), ("refused_rows", refused)) if texts}
     if report.compared:
         key = "models" if report.compared == "models" else "measurements"
         parts[key] = [without_tokens(row, args) for row in report.measurements]
     else:
-        parts["corpus"] = report.corpus
+        scores = {f"{args.unit}_scores": Rows(lambda: (columns for _, columns in report.parts))}
+        parts["corpus"] = report.corpus | (scores if args.unit else {})
     return parts | {"num_empty_texts": report.num_empty} | report.cost
 
 
-def tidy_rows(report: Report, args: argparse.Namespace) -> list[dict]:
-    """One row a measurement, a token, or a text; texts that were joined are one more."""
+def is_refused_row(row: dict) -> bool:
+    return "row" in row and "error" in row
+
+
+def tidy_rows(report: Report, args: argparse.Namespace) -> Iterable[dict]:
+    """Make one row of a measurement, a token, or a text; texts that were joined are one more."""
     if args.unit:
-        return part_rows(report, args.unit)
+        return Rows(lambda: part_rows(report, args.unit))
     if report.compared:
         return rows.of_measurements(report.measurements)
     joined = [{"name": "all together"} | report.corpus]
-    return rows.of_texts(report.texts + (joined if report.joined or not report.texts else []))
+    more = joined if report.joined or not report.texts else []
+    return rows.of_texts(Rows(lambda: chain(report.texts, more)))
 
 
-def part_rows(report: Report, unit: str) -> list[dict]:
-    """One row a token or word, with the other columns of its text's row."""
-    parts = zip(report.scored, report.results[0][f"{unit}_scores"])
-    return [
-        rows.of_part(row, text.carried, row)
-        for text, columns in parts
-        for row in rows.of_parts(text, columns, unit)
-    ]
+def part_rows(report: Report, unit: str) -> Iterator[dict]:
+    """Make one row of a token or word, with the other columns of its text's row."""
+    for text, columns in report.parts:
+        yield from rows_of_text(text, columns, unit)
 
 
-def all_tables(report: Report, args: argparse.Namespace, write: Callable[..., str]) -> list[str]:
-    """The tokens or words of each text; the texts or what is compared; curves.
+def rows_of_text(text: ReadText, columns: dict, unit: str) -> Iterator[dict]:
+    return (rows.of_part(row, text.carried, row) for row in rows.of_parts(text, columns, unit))
+
+
+def all_tables(
+    report: Report, args: argparse.Namespace, write: Callable[..., str]
+) -> Iterator[str]:
+    """Write the tokens or words of each text; the texts or what is compared; curves.
 
     Args:
         write: makes text of a table and, where it has one, its title.
     """
-    parts = []
     if args.unit:
         table_of_parts = {"token": tables.of_tokens, "word": tables.of_words}[args.unit]
-        parts = [
-            write(table_of_parts(of_text), tables.printable(name))
-            for name, of_text in tables.by_text(part_rows(report, args.unit))
-        ]
+        for text, columns in report.parts:
+            of_text = list(rows_of_text(text, columns, args.unit))
+            if of_text:
+                yield write(table_of_parts(of_text), tables.printable(text.name))
+    if args.format == "text" and report.compared == "models" and len(report.measurements) == 1:
+        texts = [text.wording for text in report.scored]
+        yield comparison_report.of_comparison(report.results[0], texts)
+    else:
+        yield write(table_of(report))
     corpus = report.corpus or {}
-    curves = [write(of_curve(corpus[key])) for key, of_curve in CURVES.items() if corpus.get(key)]
-    return [*parts, write(table_of(report)), *curves]
+    for key, of_curve in CURVES.items():
+        if corpus.get(key):
+            yield write(of_curve(corpus[key]))
 
 
 def table_of(report: Report) -> tables.Table:
@@ -108,16 +132,14 @@ def table_of(report: Report) -> tables.Table:
     return tables.of_texts([row for row in report.texts if "row" not in row], report.corpus)
 
 
-def as_text(report: Report, args: argparse.Namespace, metric) -> str:
-    """Tables, what was left out, and the signature; with --cite the sentence instead."""
+def as_text(report: Report, args: argparse.Namespace, metric) -> Iterator[str]:
+    """Write tables, what was left out, and the signature; with --cite the sentence instead."""
     if args.cite:
-        return citing.of_results(report.results, args, metric) + "\n"
-    parts = all_tables(report, args, tables.with_title)
-    if report.compared == "models" and len(report.measurements) == 1:
-        texts = [text.wording for text in report.scored]
-        parts[-1] = comparison_report.of_comparison(report.results[0], texts)
-    notes = "".join(f"{note}\n" for note in notes_on(report))
-    return "\n\n".join(parts) + f"\n{notes}\n{signature(report, args.verbose)}\n"
+        yield citing.of_results(report.results, args, metric) + "\n"
+        return
+    yield from paragraphs(all_tables(report, args, tables.with_title))
+    yield from (f"{note}\n" for note in notes_on(report))
+    yield f"\n{signature(report, args.verbose)}\n"
 
 
 def notes_on(report: Report) -> list[str]:
@@ -135,7 +157,7 @@ def notes_on(report: Report) -> list[str]:
     if report.num_empty:
         rows_are = "row was" if report.num_empty == 1 else "rows were"
         said.append(f"{report.num_empty:,} empty {rows_are} left out.")
-    failed = [row for row in report.texts if "error" in row and "row" in row]
+    failed = [row for row in report.texts if is_refused_row(row)]
     said += [f"{row['name']}: {row['error']}" for row in failed[:5]]
     if len(failed) > 5:
         said.append(f"{len(failed) - 5:,} more rows could not be scored.")

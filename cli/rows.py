@@ -4,9 +4,10 @@ Every plain number of a result is a column by itself, so that a new one needs no
 """
 
 import math
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from .measuring import ReadText
+from .spooling import Rows
 
 # What stands under other names, or is no number of one text.
 NOT_COLUMNS = {"name", "row", "perplexities", "num_tokens_per_text", "mean_perplexity", "total_nll"}
@@ -14,11 +15,17 @@ NOT_COLUMNS = {"name", "row", "perplexities", "num_tokens_per_text", "mean_perpl
 NOT_OF_PARTS = {"windows"}
 
 
-def of_texts(results: Sequence[dict]) -> list[dict]:
-    """One row a result: its name, what was carried along, then its numbers."""
-    rows = [{"name": result["name"]} | flat(result) for result in results]
-    taken = {name for row in rows for name in row}  # of those without an error too
-    return [of_part(row, result.get("carried", {}), taken) for row, result in zip(rows, results)]
+def of_texts(results: Iterable[dict]) -> Iterable[dict]:
+    """Make one row of a result: its name, what was carried along, then its numbers."""
+
+    def plain(result: dict) -> dict:
+        return {"name": result["name"]} | flat(result)
+
+    # of those without an error too
+    taken = set().union(*(plain(result) for result in results))
+    return Rows(
+        lambda: (of_part(plain(result), result.get("carried", {}), taken) for result in results)
+    )
 
 
 def of_part(row: dict, carried: dict, taken: Collection[str]) -> dict:

@@ -9,7 +9,7 @@ import json
 import math
 import re
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from wcwidth import wcswidth, wrap
@@ -284,13 +284,6 @@ def of_words(rows: list[dict]) -> Table:
         },
         left=("word",),
     )
-
-
-def by_text(rows: list[dict]) -> Iterator[tuple[str, list[dict]]]:
-    """Tokens of each text, under the text's name, which another text may share."""
-    firsts = [place for place, row in enumerate(rows) if row["number"] == 0]
-    for first, end in zip(firsts, [*firsts[1:], len(rows)]):
-        yield rows[first]["name"], rows[first:end]
 
 
 def quoted(text: str) -> str:

@@ -4,7 +4,9 @@ import csv
 import json
 import math
 import os
+import re
 import threading
+from pathlib import Path
 
 import datasets
 import pytest
@@ -12,7 +14,7 @@ import torch
 from models import make_model, make_tokenizer, random_text
 
 from cli import main as score
-from cli import measuring, sharding
+from cli import measuring, sharding, spooling
 from cli.reading import Text
 
 LENGTHS = (50, 7, 40, 23, 3, 61, 18, 30)
@@ -26,6 +28,7 @@ OPTIONS = {
     "lm-eval": ["--protocol=lm-eval"],
     "paloma": ["--protocol=paloma"],
     "wikitext": ["--detokenize=wikitext"],
+    "word counts": ["--word_counts=" + ",".join(map(str, LENGTHS))],
 }
 
 
@@ -149,6 +152,87 @@ def test_shards_give_the_numbers_of_one_piece(run, scored, dataset, options, cha
     assert_same(result["corpus"], expected["corpus"])
 
 
+FORMATS = ["text", "json", "jsonl", "csv", "tsv", "markdown", "latex", "parquet"]
+UNITS = {
+    "texts": [],
+    "tokens": ["--tokens"],
+    "words": ["--words"],
+    "alternatives": ["--num-alternatives=2"],
+}
+
+
+@pytest.fixture
+def mixed(tmp_path, monkeypatch) -> list[str]:
+    """A file, and tables with other columns than each other, empty rows and such as fail."""
+    monkeypatch.chdir(tmp_path)
+    rows = [{"text": text, "kind": number} for number, text in enumerate(TEXTS)]
+    rows[2]["kind"], rows[5]["kind"] = "odd", None
+    rows[3]["text"], rows[6]["text"] = "", "w5"
+    Path("a.txt").write_text(random_text(33, seed=1))
+    Path("b.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    Path("c.csv").write_text("label,text\n=1+1,w5 w6\n,w7 w8\n")
+    return ["a.txt", "b.jsonl", "c.csv"]
+
+
+def rounded(printed: str) -> str:
+    """What was printed, with five digits of each number, and without what it cost."""
+    printed = re.sub(r'"(seconds|tokens_per_second|peak_memory_bytes)": [\d.]+', "", printed)
+    return re.sub(r"\d+\.\d+(?:e-\d+)?", lambda number: f"{float(number[0]):.4g}", printed)
+
+
+@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize("unit", UNITS)
+def test_shards_print_what_one_piece_does(call, mixed, scored, monkeypatch, form, unit):
+    """In every format; on the disk as in memory."""
+    argv = [*mixed, *UNITS[unit], "--add-start-token=false", f"--format={form}"]
+    if form == "parquet":
+        argv[-1] = "--output=out.parquet"
+    printed = []
+    for more in ("--shard-characters=1M", "--shard-characters=60"):
+        outcome = call(*argv, more)
+        assert outcome.code == 2 and "at least 2 tokens" in outcome.err
+        if form == "parquet":
+            rows = pytest.importorskip("pyarrow.parquet").read_table("out.parquet").to_pylist()
+            outcome.out = "\n".join(map(str, rows))
+        printed.append(rounded(outcome.out))
+        monkeypatch.setattr(spooling, "IN_MEMORY_BYTES", 10)
+    assert printed[0] == printed[1]
+    assert len(printed[0].splitlines()) > (0 if form == "json" else 3)
+    assert len(scored) > 4
+
+
+def test_a_spool_is_a_list_on_the_disk(monkeypatch):
+    monkeypatch.setattr(spooling, "IN_MEMORY_BYTES", 100)
+    spool, items = spooling.Spool(), [{"number": n, "text": "ä" * n} for n in range(100)]
+    assert not spool and list(spool) == []
+    for item in items:
+        spool.append(item)
+    assert len(spool) == 100
+    assert list(zip(spool, spool)) == list(zip(items, items)), "two go through it at once"
+    first = iter(spool)
+    next(first)
+    spool.append("more")
+    assert [*first][-1] == "more"
+
+
+def test_tokens_are_scored_in_smaller_shards(call, dataset, scored, monkeypatch):
+    """Their rows take more room than the texts; what is asked for by name is obeyed."""
+    monkeypatch.setattr(measuring, "SHARD_CHARACTERS", 2000)
+    for argv, more in (([], False), (["--tokens"], True), (["--words"], True)):
+        scored.clear()
+        assert call(dataset, *argv).code == 0
+        assert (len(scored) > 1) is more
+    scored.clear()
+    call(dataset, "--tokens", "--shard-characters=1M")
+    assert len(scored) == 1
+
+
+def test_word_counts_must_be_as_many_as_the_texts(call, dataset, scored):
+    outcome = call(dataset, "--word-counts=1,2,3", "--shard-characters=1")
+    assert outcome.code == 2 and scored == []
+    assert "--word-counts must hold one number for each text, got 3 for 8 texts." in outcome.err
+
+
 def test_files_have_rows_of_their_own(run, scored, files):
     expected = run(*files)
     scored.clear()
@@ -209,8 +293,6 @@ def test_a_shard_of_a_single_text_that_is_refused_costs_no_other(tmp_path, call,
         ["--protocol=gptq"],
         ["--protocol=transformers-docs"],
         ["--separator=\\n"],
-        ["--tokens"],
-        ["--word_counts=" + ",".join(map(str, LENGTHS))],
         ["--stride=8,4"],
         ["--protocol=sliding,stock"],
     ],

@@ -1,0 +1,48 @@
+"""Rows that may be more than memory holds."""
+
+import pickle
+from collections.abc import Callable, Iterator
+from tempfile import SpooledTemporaryFile
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+IN_MEMORY_BYTES = 2**24
+
+
+class Rows(Generic[T]):
+    """Rows that are made anew each time that one goes through them.
+
+    Args:
+        make: begins with the first.
+    """
+
+    def __init__(self, make: Callable[[], Iterator[T]]) -> None:
+        self._make = make
+
+    def __iter__(self) -> Iterator[T]:
+        return self._make()
+
+
+class Spool(Generic[T]):
+    """A list to append to and to go through; on the disk once it is large, and gone with the run."""
+
+    def __init__(self) -> None:
+        self._file = SpooledTemporaryFile(IN_MEMORY_BYTES)  # noqa: SIM115
+        self._end = self._num_items = 0
+
+    def append(self, item: T) -> None:
+        self._file.seek(self._end)
+        pickle.dump(item, self._file, pickle.HIGHEST_PROTOCOL)
+        self._end = self._file.tell()
+        self._num_items += 1
+
+    def __len__(self) -> int:
+        return self._num_items
+
+    def __iter__(self) -> Iterator[T]:
+        place = 0
+        while place < self._end:
+            self._file.seek(place)
+            item = pickle.load(self._file)
+            place = self._file.tell()
+            yield item
