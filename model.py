@@ -217,7 +217,7 @@ class LanguageModel:
         if not isinstance(model, torch.nn.Module):
             raise TypeError(
                 f"`{argument}` must be a loaded torch model, got {type(model).__name__}. Pass a "
-                f"name or a folder as `{argument}_id`."
+                f"name or a folder as `{'model_id' if argument == 'model' else argument}`."
             )
         model = unwrapped(model)
         check_tokenizer(tokenizer, tokenizer_argument)

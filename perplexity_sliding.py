@@ -1,7 +1,7 @@
 """Perplexity of texts of any length under a causal language model, with a sliding window.
 
-The metric as evaluate loads it: documentation, arguments, and the models in memory.  What a call
-does is in compute.py.
+The metric as evaluate loads it: documentation, and texts that are added bit by bit.  What a call does
+is in call.py, which needs no evaluate.
 """
 
 import os
@@ -9,50 +9,36 @@ import re
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from functools import partial
+from inspect import Parameter, Signature, signature
 
 import datasets
 import evaluate
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from .compute import (
-    Request,
-    check_request,
-    plan_reference,
-    plan_request,
-    report_request,
-    score_request,
-    without_refusals,
-)
-from .digests import VERSION, TextsDigest
+from .call import compute, compute_with
+from .digests import VERSION
 from .model import LanguageModel
 from .model_code import describe as describe
 from .model_digest import modifications as modifications
 from .model_hub import check_exists as check_exists
 from .model_interface import MadeUpText as MadeUpText
 from .model_known import is_known_architecture as is_known_architecture
-from .model_loading import files_state, resolve_device, resolve_dtype, snapshot
+from .model_loading import ContextLimit as ContextLimit
 from .model_logits import Head as Head
-from .model_opening import adopt_model, open_model
+from .model_opening import open_model as open_model
 from .model_probes import KeptState as KeptState
 from .model_served import ServedModel as ServedModel
 from .model_served_trial import Identity as Identity
 from .model_server import Server as Server
 from .model_server_forms import Prompt as Prompt
+from .model_source import ModelSource, OpenModels, check_model_source
 from .model_states import StateReader as StateReader
-from .plan import Corpus
+from .plan import Corpus as Corpus
 from .plan_windows import Window as Window
 from .protocols import DEFAULT_PROTOCOL, PROTOCOLS, Protocol
-from .request_checks import (
-    WITHOUT_ADAPTER,
-    check_flag,
-    check_model_source,
-    check_names,
-    check_reference,
-    check_running,
-    check_texts,
-)
+from .request import Request as Request
+from .request_checks import check_texts
 from .result_comparison import PairedScores as PairedScores
 from .result_curves import report_curves as report_curves
 from .result_key_tokens import KeyTokenRule as KeyTokenRule
@@ -62,21 +48,21 @@ from .result_totals import Totals
 from .result_uncertainty import estimate_ratio_of_text
 from .result_words import CORRECTIONS as CORRECTIONS
 from .score_carried import score_carried as score_carried
-from .score_checkpoint import open_checkpoint
-from .score_distributed import Processes
+from .score_checkpoint import Checkpoint as Checkpoint
+from .score_distributed import Processes as Processes
 from .score_divergence import Divergence as Divergence
 from .score_healing import plan_healing as plan_healing
-from .score_hidden_states import StoredReference, store_reference
+from .score_hidden_states import store_reference as store_reference
 from .score_measures import TOKEN_MEASURES
-from .score_pairs import FreedModel, WithoutAdapter, read_alike, smallest_limit
+from .score_pairs import score_pair as score_pair
 from .score_passes import Scorer as Scorer
-from .score_runner import Progress, Session
+from .score_runner import Session as Session
 from .score_served import ServedScorer as ServedScorer
 from .signature import describe_measurement as describe_measurement
 from .text_joins import runs_together as runs_together
 from .text_parts import Chat, separate_chats
-from .text_tokenization import Range
-from .text_tokenizer import check_tokenizer
+from .text_tokenization import TokenizedText as TokenizedText
+from .text_tokenizer import check_tokenizer as check_tokenizer
 
 # Names imported as themselves are used by other modules of the engine alone: evaluate copies no
 # file that isn't imported here.
@@ -117,7 +103,8 @@ Args:
         quantization_config, token, attn_implementation, trust_remote_code, …
     tokenizer_kwargs (dict): the same for the tokenizer, which by default shares revision, token
         and the like with the model.
-    return_token_scores (bool): also return every token's score. Defaults to False.
+    return_token_scores (bool or list of str): also return every token's score; a list adds columns to
+        it: {token_columns}. Defaults to False.
     protocol (str or list of str): whose windows to use: {protocols}; or "all" of them. Where
         `protocol`, `max_length` or `stride` is a list, every combination is measured, and what
         they share is read once: see `measurements`.
@@ -129,7 +116,7 @@ Args:
     num_alternatives (int): also return each token's rank and this many of the likeliest tokens in
         its place, in `token_scores`. Defaults to 0.
     callback (callable): called after every batch with an object that has `done` and `total`
-        (tokens through the model; with `reference_states` through the reference before it) and
+        (tokens through the model; with states of a reference, through that one before it) and
         `perplexity` (so far; NaN while the reference runs alone). An exception it raises ends the
         run; texts that were added are kept.
     checkpoint (str): a SQLite file that keeps the scores of finished passes. The same call with
@@ -140,17 +127,14 @@ Args:
     return_totals (bool or str): also return what adds up over shards of a corpus; "texts" does so
         for each text by itself too. Defaults to False.
     detokenizer (str): the name of what turned the texts into prose beforehand, for the signature.
-    reference_model_id (str), reference_model (torch.nn.Module or str): a second model to compare
-        the first with, by name or live; "without adapter" takes `model` itself with its adapters
-        switched off. Both read the same windows, and their logits meet block by block: see
-        `comparison`.
-    reference_tokenizer: the reference's, if it is not its own (by name) or the model's (live).
-    reference_model_kwargs (dict): more arguments for the reference's `from_pretrained`.
-    reference_dtype (str or torch.dtype): what to load the reference in; as `dtype` by default.
-    reference_states (str): a file for the reference's last hidden states, where two models do not
-        fit in memory together: the reference runs first and alone, then only its head stays. The
-        result is the same. A killed run resumes, and the next candidate finds the states there.
-        With `reference_model_id` only.
+    reference (str, torch.nn.Module or dict): a second model to compare the first with, by name or
+        live; "without adapter" takes the first with its adapters switched off. Both read the same
+        windows, and their logits meet block by block: see `comparison`. A dict says more: model_id
+        or model; tokenizer, if it is not its own (by name) or the model's (live); dtype, that of the
+        model by default; model_kwargs for `from_pretrained`; and states, a file for the reference's
+        last hidden states, where two models do not fit in memory together: the reference runs first
+        and alone, then only its head stays. The result is the same. A killed run resumes, and the
+        next candidate finds the states there.
     margin (float): how much worse the model may be: 0.01 for 1 % of perplexity. The `verdict` then
         says if it stays within, and `within_margin` whether that is sure.
     context_lengths (list of int or str): also compare windows of these lengths on the same tokens,
@@ -164,9 +148,8 @@ Args:
         than a sliding window. Refused for learned positions. Defaults to False.
     key_tokens (str or dict): "longppl" also gives the perplexity of tokens that need a long
         context (Fang et al. 2025); a dict changes some of its settings: short_context (4096
-        tokens), stride (1024), gain (2 nats), largest_nll (2 nats).
-    evaluator (str or tuple): the model that finds key tokens: a name, a folder, or a pair (model,
-        tokenizer); the one that is measured by default.
+        tokens), stride (1024), gain (2 nats), largest_nll (2 nats), and evaluator, the model that
+        finds them: a name, a folder, or a pair (model, tokenizer); the measured one by default.
     contexts (str or list of str): what is read before each text and not scored: one for all, or
         one for each. Every number is then of the texts alone.
     score_spans (list of lists of pairs): (first, one past the last) characters of each text that
@@ -181,7 +164,6 @@ Args:
         list with the words of each text, or with the (first, one past the last) characters of each.
     word_correction (str or None): how to account for the space between words: "pimentel" (the
         default; Pimentel and Meister, 2024), "oh" (Oh and Schuler, 2024), or None for plain sums.
-    token_columns (list of str): more columns to return for each token: {token_columns}.
 
 Returns:
     dict of plain Python numbers:
@@ -235,8 +217,8 @@ Returns:
             were found.
         token_scores (list of dict): with `return_token_scores`, for each text the equally long
             lists tokens, offsets (characters of the text), nll (nats; None where unscored) and
-            context_length (tokens seen; 0 where unscored); with `token_columns` rank (1 for the
-            likeliest) and entropy (nats, of the prediction); with `num_alternatives` rank and
+            context_length (tokens seen; 0 where unscored); where asked for, rank (1 for the likeliest)
+            and entropy (nats, of the prediction); with `num_alternatives` rank and
             alternatives ([decoded token, nll] pairs, likeliest first); and
             windows, the plan: begin (first token read), first and end (tokens scored), start_token.
         totals: with `return_totals`, what this result is computed from. Totals of several calls
@@ -325,6 +307,14 @@ _CITATION = """\
 """.replace("{VERSION}", f"{{{VERSION}}}")
 
 
+def signature_of_a_method(function: Callable) -> Signature:
+    """Return the signature that a function has as a method of a class."""
+    own = Parameter("self", Parameter.POSITIONAL_OR_KEYWORD)
+    of_function = signature(function)
+    return of_function.replace(parameters=[own, *of_function.parameters.values()])
+
+
+_ARGUMENTS = signature_of_a_method(compute)
 # Held while a thread looks whether another one is inside a metric.
 _ENTRANCE = threading.Lock()
 
@@ -346,9 +336,7 @@ class PerplexitySliding(evaluate.Metric):
         self._texts: list[str] = []  # those that were added
         self._adder: int | None = None  # the thread that added them
         self._thread: int | None = None  # the thread that is inside a call
-        self._opened: dict[str, tuple[tuple, LanguageModel]] = {}  # by role: model, reference
-        self._processes = Processes(distributed=False)
-        self._chats: list[Chat] | None = None
+        self._models = OpenModels()
 
     def _info(self) -> evaluate.MetricInfo:
         return evaluate.MetricInfo(
@@ -411,53 +399,42 @@ class PerplexitySliding(evaluate.Metric):
         Args:
             predictions: the texts; or chats, lists of messages, all of them in one call.
         """
-        processes = Processes(check_flag("distributed", kwargs.get("distributed", False)))
-        try:
-            return self._compute_texts(predictions, processes, kwargs)
-        except Exception as error:
-            processes.fail(error)
-            raise
-
-    def _compute_texts(
-        self,
-        predictions: Iterable[str] | Sequence[Chat] | None,
-        processes: Processes,
-        kwargs: dict,
-    ) -> dict | None:
-        """Compute as `compute` does, for this process."""
-        check_names(self._compute, kwargs)
-        given, chats = [], None
-        if predictions is not None:
-            predictions, chats = separate_chats(predictions, len(self))
-            given = check_texts(predictions)
+        if references is not None:
+            raise ValueError(
+                "`references` must be left out: perplexity is of the texts alone, got "
+                f"{references!r:.80}. Pass a second model as `reference`, texts as `predictions`."
+            )
         with self._in_one_thread(adding=predictions is not None):
-            if not (given or self._texts):
-                raise ValueError(
-                    "`predictions` must be given: a list of at least one text, or add texts with "
-                    "`add_batch` first."
-                )
+            texts = self._with_added(predictions)
             # A callback may use this metric too: it finds nothing of this call.
             added, self._texts = self._texts, []
-            self._chats, self._processes = chats, processes
             try:
-                return self._of_all_processes([*added, *given], kwargs)
+                return self._of_all_processes(texts, kwargs)
             except BaseException:
                 self._texts = [*added, *self._texts]
                 raise
 
-    def _of_all_processes(self, texts: list[str], kwargs: dict) -> dict | None:
+    def _with_added(self, predictions: object) -> object:
+        """Put the texts that were added before those that are given; what is no list is not looked at."""
+        if not self._texts:
+            return predictions
+        given = () if predictions is None else predictions
+        return [*self._texts, *(given if isinstance(given, list | tuple) else check_texts(given))]
+
+    def _of_all_processes(self, texts: object, kwargs: dict) -> dict | None:
         """Compute; with `num_process` in the first process, of the texts of all of them.
 
         Texts stay in memory otherwise: evaluate's files would make processes wait for each other.
         """
         if self.num_process == 1:
             return self._compute(texts, **kwargs)
-        if self._chats is not None:
+        texts, chats = separate_chats(texts, 0)
+        if chats is not None:
             raise ValueError("`num_process` must be 1 with chats. Load the metric without it.")
         # evaluate leaves the names of the last call's files, which may be another's by now.
         self.file_paths = self.filelocks = None
         try:
-            super().add_batch(predictions=texts)
+            super().add_batch(predictions=check_texts(texts))
             return super().compute(**kwargs)
         except BaseException:
             self._discard_cache()
@@ -509,123 +486,13 @@ class PerplexitySliding(evaluate.Metric):
         finally:
             self._thread = previous
 
-    def _compute(
-        self,
-        predictions: Sequence[str],
-        model_id: str | None = None,
-        batch_size: int = 16,
-        add_start_token: bool | str = True,
-        device: str | torch.device | None = None,
-        max_length: int | Sequence[int] | None = None,
-        stride: int | Sequence[int] | None = None,
-        model: torch.nn.Module | None = None,
-        tokenizer: PreTrainedTokenizerBase | None = None,
-        dtype: str | torch.dtype | None = None,
-        model_kwargs: dict | None = None,
-        tokenizer_kwargs: dict | None = None,
-        return_token_scores: bool = False,
-        protocol: str | Sequence[str] = DEFAULT_PROTOCOL,
-        separator: str | None = None,
-        word_counts: Sequence[int] | None = None,
-        logits_memory: int = 2**29,
-        num_alternatives: int = 0,
-        callback: Callable[[Progress], None] | None = None,
-        checkpoint: str | os.PathLike | None = None,
-        distributed: bool = False,
-        return_totals: bool | str = False,
-        detokenizer: str | None = None,
-        reference_model_id: str | None = None,
-        reference_model: torch.nn.Module | str | None = None,
-        reference_tokenizer: PreTrainedTokenizerBase | None = None,
-        reference_model_kwargs: dict | None = None,
-        reference_dtype: str | torch.dtype | None = None,
-        margin: float | None = None,
-        reference_states: str | os.PathLike | None = None,
-        context_lengths: str | Sequence[int] | None = None,
-        positions: str | Sequence[int] | None = None,
-        carry: bool = False,
-        key_tokens: str | dict | None = None,
-        evaluator: str | tuple | None = None,
-        contexts: str | Sequence[str] | None = None,
-        score_spans: Sequence[Sequence[Range]] | None = None,
-        boundary: str = "joint",
-        context_separator: str | None = None,
-        words: bool | str | Sequence[Sequence[str] | Sequence[Range]] = False,
-        word_correction: str | None = "pimentel",
-        token_columns: Sequence[str] = (),
-    ) -> dict:
-        self._processes.agree(
-            str(TextsDigest.of(predictions)),
-            "texts",
-            "Windows are shared out by the metric itself: pass all texts to every process, or leave "
-            "out `distributed` to score each one's by itself.",
-        )
-        check_running(batch_size, logits_memory, num_alternatives, callback, checkpoint)
-        request = check_request(
-            predictions,
-            self._chats,
-            protocol=protocol,
-            max_length=max_length,
-            stride=stride,
-            add_start_token=add_start_token,
-            separator=separator,
-            context_lengths=context_lengths,
-            positions=positions,
-            carry=carry,
-            key_tokens=key_tokens,
-            evaluator=evaluator,
-            contexts=contexts,
-            score_spans=score_spans,
-            boundary=boundary,
-            context_separator=context_separator,
-            words=words,
-            word_correction=word_correction,
-            word_counts=word_counts,
-            num_alternatives=num_alternatives,
-            token_columns=token_columns,
-            reference_model=reference_model_id or reference_model,
-            margin=margin,
-            return_token_scores=return_token_scores,
-            return_totals=return_totals,
-            detokenizer=detokenizer,
-        )
-        self._processes.agree(
-            request.digest,
-            "contexts, scored spans, messages, words and word counts",
-            "Pass the same ones to every process.",
-        )
-        if model_id is None and model is None and self.config_name != "default":
-            model_id = self.config_name
-        check_model_source(
-            model_id, model, tokenizer, device, dtype, model_kwargs, tokenizer_kwargs
-        )
-        check_reference(
-            *(reference_model_id, reference_model, reference_tokenizer),
-            *(reference_model_kwargs, reference_dtype, margin, reference_states, distributed),
-        )
-        open_model = partial(
-            self._language_model,
-            *(model_id, model, tokenizer, device, dtype, model_kwargs, tokenizer_kwargs),
-        )
-        of_reference = (
-            *(reference_model_id, reference_model, reference_tokenizer),
-            *(device, reference_dtype or dtype, reference_model_kwargs),
-        )
-        with open_checkpoint(checkpoint) as store:
-            # numpy's integers overflow
-            sizes = int(batch_size), int(logits_memory)
-            session = Session(*sizes, store, self._processes, callback)
-            if reference_states is None:
-                language_model = open_model()
-                reference = self._reference(language_model, *of_reference)
-            else:
-                reference, session = self._store_reference(
-                    reference_states, open_model, of_reference, session, request
-                )
-                language_model = open_model()
-            scored = score_request(session, language_model, reference, request)
-            open_evaluator = partial(self._evaluator, evaluator, language_model, device, dtype)
-            return report_request(request, scored, session, open_evaluator)
+    def _compute(self, predictions: Sequence[str] | Sequence[Chat], **kwargs: object) -> dict:
+        """Compute by `compute`, whose arguments these are."""
+        if kwargs.get("model_id") is None and kwargs.get("model") is None:
+            kwargs["model_id"] = None if self.config_name == "default" else self.config_name
+        return compute_with(self._models, {"predictions": predictions} | kwargs)
+
+    _compute.__signature__ = _ARGUMENTS
 
     estimate_ratio = staticmethod(estimate_ratio_of_text)
     totals_from_json = staticmethod(Totals.from_json)
@@ -655,124 +522,5 @@ class PerplexitySliding(evaluate.Metric):
         Raises:
             TypeError, ValueError: as in `compute`.
         """
-        check_model_source(
-            model_id, model, tokenizer, device, dtype, model_kwargs, tokenizer_kwargs
-        )
-        if model is not None:
-            return adopt_model(model, tokenizer)
-        return open_model(model_id, tokenizer, device, dtype, model_kwargs, tokenizer_kwargs)
-
-    def _evaluator(
-        self,
-        evaluator: str | tuple | None,
-        language_model: LanguageModel,
-        device: str | torch.device | None,
-        dtype: str | torch.dtype | None,
-    ) -> LanguageModel:
-        """Open the model that finds key tokens: the one given, or the one that is measured."""
-        if evaluator is None:
-            return language_model
-        if isinstance(evaluator, tuple):
-            return adopt_model(*evaluator, "evaluator", "evaluator")
-        return open_model(evaluator, None, device, dtype, argument="evaluator")
-
-    def _language_model(
-        self,
-        model_id: str | None,
-        model: torch.nn.Module | None,
-        tokenizer: PreTrainedTokenizerBase | None,
-        device: str | torch.device | None,
-        dtype: str | torch.dtype | None,
-        model_kwargs: dict | None,
-        tokenizer_kwargs: dict | None,
-    ) -> LanguageModel:
-        """Adopt the live model, or load the named one unless the last call did."""
-        if model is not None:
-            return adopt_model(model, tokenizer)
-        return self._open(
-            "model", model_id, tokenizer, device, dtype, model_kwargs, tokenizer_kwargs
-        )
-
-    def _store_reference(
-        self,
-        path: str | os.PathLike,
-        open_model: Callable[[], LanguageModel],
-        of_reference: tuple,
-        session: Session,
-        request: Request,
-    ) -> tuple[StoredReference, Session]:
-        """Store the reference's states in a file, with no other model in memory.
-
-        Args:
-            of_reference: what `_reference` takes.
-        """
-        language_model = open_model()
-        model = FreedModel(language_model.tokenizer, language_model.limit)
-        self._opened.pop("model", None)
-        del language_model
-        reference = self._reference(None, *of_reference)
-        self._opened.pop("reference", None)  # no other call can use what is left of it
-        with reference.in_use():
-            reference.prepare()
-            limit = smallest_limit([model, reference])
-            corpus = Corpus(model.tokenizer, request.texts, with_offsets=True, parts=request.parts)
-            measured = without_refusals(plan_request(request, corpus, limit))
-            planned = list(measured.values())
-            of_reference = plan_reference(request, measured, reference.tokenizer, limit)
-            if not read_alike(model, reference, list(zip(planned, of_reference))):
-                raise ValueError(
-                    "`reference_states` needs models that read the same tokens, got other tokenizers. "
-                    "Leave it out."
-                )
-            return store_reference(path, reference, planned, session)
-
-    def _reference(
-        self,
-        language_model: LanguageModel | None,
-        model_id: str | None,
-        model: torch.nn.Module | str | None,
-        tokenizer: PreTrainedTokenizerBase | None,
-        device: str | torch.device | None,
-        dtype: str | torch.dtype | None,
-        model_kwargs: dict | None,
-    ) -> LanguageModel | None:
-        """Adopt or load what the model is compared with, if anything."""
-        if model_id is not None:
-            return self._open("reference", model_id, tokenizer, device, dtype, model_kwargs, None)
-        self._opened.pop("reference", None)
-        if model is None:
-            return None
-        if isinstance(model, str) and model == WITHOUT_ADAPTER:
-            return WithoutAdapter.of(language_model)
-        tokenizer = language_model.tokenizer if tokenizer is None else tokenizer
-        return adopt_model(model, tokenizer, "reference_model", "reference_tokenizer")
-
-    def _open(
-        self,
-        role: str,
-        model_id: str,
-        tokenizer: PreTrainedTokenizerBase | None,
-        device: str | torch.device | None,
-        dtype: str | torch.dtype | None,
-        model_kwargs: dict | None,
-        tokenizer_kwargs: dict | None,
-    ) -> LanguageModel:
-        """Load the model of a name, unless the last call did in the same role."""
-        prefix = "" if role == "model" else f"{role}_"
-        if tokenizer is not None:
-            check_tokenizer(tokenizer, f"{prefix}tokenizer")
-        key = (
-            *(model_id, tokenizer),
-            snapshot([device, dtype, model_kwargs, tokenizer_kwargs]),
-            files_state(model_id, model_kwargs or {}, tokenizer_kwargs or {}),
-        )
-        if role not in self._opened or self._opened[role][0] != key:
-            resolve_device(device)
-            resolve_dtype(dtype, f"{prefix}dtype")  # refused before the model in memory is given up
-            self._opened.pop(role, None)  # its memory is needed for the next
-            opened = open_model(
-                *(model_id, tokenizer, device, dtype, model_kwargs, tokenizer_kwargs),
-                argument=f"{prefix}model_id",
-            )
-            self._opened[role] = key, opened
-        return self._opened[role][1]
+        named = model_id, model, tokenizer, device, dtype, model_kwargs, tokenizer_kwargs
+        return check_model_source(ModelSource(*named)).open()

@@ -109,8 +109,6 @@ def plan_measurement(
     corpus: Corpus,
     limit: ContextLimit,
     setting: Setting,
-    add_start_token: bool | str,
-    separator: str | None,
     with_borders: bool = False,
 ) -> Measurement:
     """Fill in what the protocol leaves to the model and to the caller, and plan the windows.
@@ -122,13 +120,12 @@ def plan_measurement(
         ValueError: a window or stride that the model or the protocol does not allow, or texts in
             which there is nothing to score.
     """
-    protocol = setting.protocol
+    protocol, separator = setting.protocol, setting.separator
     # Before the texts are tokenized: what is refused here does not depend on them.
     plan = make_plan(
         corpus.tokenizer,
         limit,
         setting,
-        add_start_token,
         lambda: max(len(stream) for stream in corpus.read(protocol, separator)[1]),
     )
     texts, streams = corpus.read(protocol, separator)
@@ -181,8 +178,6 @@ def plan_settings(
     corpus: Corpus,
     limit: ContextLimit,
     settings: Sequence[Setting],
-    add_start_token: bool | str,
-    separator: str | None,
     keeps_refusals: bool,
     with_borders: bool = False,
 ) -> dict[Setting, Measurement | ValueError]:
@@ -199,13 +194,11 @@ def plan_settings(
     planned: dict[Setting, Measurement | ValueError] = {}
     for setting in settings:
         try:
-            check_setting(setting, add_start_token, separator)
+            check_setting(setting)
             check_parts_setting(setting.protocol, corpus.parts)
             if with_borders:
-                check_words_setting(setting.protocol, separator)
-            planned[setting] = plan_measurement(
-                corpus, limit, setting, add_start_token, separator, with_borders
-            )
+                check_words_setting(setting)
+            planned[setting] = plan_measurement(corpus, limit, setting, with_borders)
         except ValueError as error:
             if not keeps_refusals:
                 raise
@@ -232,8 +225,9 @@ def check_parts_setting(protocol: Protocol, parts: Parts | None) -> None:
         )
 
 
-def check_words_setting(protocol: Protocol, separator: str | None) -> None:
+def check_words_setting(setting: Setting) -> None:
     """Refuse to score words where the texts that they are in are joined."""
+    protocol, separator = setting.protocol, setting.separator
     if not protocol.scores_each_text or separator is not None:
         name = f"protocol={protocol.name!r}" if separator is None else "`separator`"
         raise ValueError(
@@ -246,7 +240,6 @@ def make_plan(
     tokenizer: PreTrainedTokenizerBase,
     limit: ContextLimit,
     setting: Setting,
-    add_start_token: bool | str,
     longest: Callable[[], int],
 ) -> Plan:
     """Fill in a protocol's numbers for a model.
@@ -255,7 +248,7 @@ def make_plan(
         longest: counts the tokens of the longest text; asked only where nothing limits a window.
     """
     protocol = setting.protocol
-    start = choose_start(tokenizer, protocol, add_start_token)
+    start = choose_start(tokenizer, protocol, setting.add_start_token)
     start_id = start_token_id(tokenizer, protocol.start_is) if start != "none" else None
     if start != "none" and start_id is None:
         raise ValueError(

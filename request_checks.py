@@ -20,6 +20,20 @@ WITHOUT_ADAPTER = "without adapter"
 FILE_NAME = re.compile(r"\.\w{1,7}$")
 # Errors name this many offending texts and count the rest.
 NAMED_TEXTS = 10
+# What other tools call an argument of `compute`.
+COMMON_NAMES = {
+    "window": "max_length",
+    "context_length": "max_length",
+    "n_ctx": "max_length",
+    "seqlen": "max_length",
+    "texts": "predictions",
+    "text": "predictions",
+    "pretrained": "model_id",
+    "add_bos": "add_start_token",
+    "torch_dtype": "dtype",
+    "reference_model": "reference",
+    "reference_model_id": "reference",
+}
 # Up to here floats count exactly.
 LARGEST_COUNT = 2**53
 
@@ -42,7 +56,8 @@ def check_names(function: Callable, arguments: dict) -> None:
     for name in arguments:
         if name not in known:
             close = get_close_matches(name, known, n=1)
-            hint = f" Did you mean `{close[0]}`?" if close else f" It has {', '.join(known)}."
+            meant = COMMON_NAMES.get(name) or (close[0] if close else None)
+            hint = f" Did you mean `{meant}`?" if meant else f" It has {', '.join(known)}."
             raise TypeError(f"compute() got an unexpected keyword argument {name!r}.{hint}")
 
 
@@ -110,11 +125,15 @@ class Setting:
 
     Attributes:
         max_length, stride: None leaves them to the protocol and the model.
+        add_start_token: whether, and where, a start token stands.
+        separator: joins the texts into one; None leaves that to the protocol.
     """
 
     protocol: Protocol
-    max_length: int | None
-    stride: int | None
+    max_length: int | None = None
+    stride: int | None = None
+    add_start_token: bool | str = True
+    separator: str | None = None
 
     def describe(self) -> dict[str, object]:
         """Name the protocol, the window and the stride."""
@@ -126,7 +145,11 @@ class Setting:
 
 
 def list_settings(
-    protocol: object, max_length: object, stride: object
+    protocol: object,
+    max_length: object,
+    stride: object,
+    add_start_token: object = True,
+    separator: str | None = None,
 ) -> tuple[list[Setting], bool]:
     """List all combinations of protocols, window lengths and strides, in the order asked.
 
@@ -147,7 +170,10 @@ def list_settings(
         if len(set(values)) < len(values):
             given = {"protocol": protocol, "max_length": max_length, "stride": stride}[name]
             raise ValueError(f"`{name}` must hold each value once, got {given!r}.")
-    return [Setting(*values) for values in product(rows, lengths, strides)], any(several)
+    settings = [
+        Setting(*values, add_start_token, separator) for values in product(rows, lengths, strides)
+    ]
+    return settings, any(several)
 
 
 def _as_list(values: object) -> list:
@@ -168,18 +194,18 @@ def _check_optional(name: str, value: object, low: int) -> int | None:
     return value
 
 
-def check_setting(setting: Setting, add_start_token: object, separator: object) -> None:
+def check_setting(setting: Setting) -> None:
     """Refuse arguments that a protocol's tool has no setting for."""
     protocol = setting.protocol
     given = {
         "max_length": setting.max_length is not None,
         "stride": setting.stride is not None,
-        "add_start_token": add_start_token is not True,
-        "separator": separator is not None,
+        "add_start_token": setting.add_start_token is not True,
+        "separator": setting.separator is not None,
     }
     for argument in (argument for argument, is_given in given.items() if is_given):
         check_knob(argument, protocol)
-    check_choice("add_start_token", add_start_token, protocol.start_choices)
+    check_choice("add_start_token", setting.add_start_token, protocol.start_choices)
 
 
 def check_knob(argument: str, protocol: Protocol) -> None:
@@ -245,128 +271,13 @@ def check_stride(stride: int, max_length: int, start: str) -> None:
         )
 
 
-def check_model_source(
-    model_id: object,
-    model: object,
-    tokenizer: object,
-    device: object,
-    dtype: object,
-    model_kwargs: object,
-    tokenizer_kwargs: object,
-) -> None:
-    """Check that exactly one of a name and a live model is given, and only what goes with it."""
-    if (model_id is None) == (model is None):
-        got = "neither" if model_id is None else "both"
-        raise ValueError(f"`model_id` or `model` must be given, and only one of them, got {got}.")
-    for name, value in (("model_kwargs", model_kwargs), ("tokenizer_kwargs", tokenizer_kwargs)):
-        if value is not None and not isinstance(value, dict):
-            raise TypeError(f"`{name}` must be a dict of from_pretrained arguments, got {value!r}.")
-    if model is None:
-        _check_model_id(model_id, device, dtype, model_kwargs or {})
-    else:
-        _check_live_model(tokenizer, device, dtype, model_kwargs, tokenizer_kwargs)
-
-
-def _check_model_id(model_id: object, device: object, dtype: object, model_kwargs: dict) -> None:
-    if not isinstance(model_id, str) or not model_id:
-        raise TypeError(
-            f"`model_id` must be the name of a model on the Hub or a folder, got {model_id!r}. "
-            "Pass a loaded model as `model`."
-        )
-    for name, value in (("device", device), ("dtype", dtype)):
-        same_in_kwargs = {"device": ("device_map",), "dtype": ("dtype", "torch_dtype")}[name]
-        said_twice = [key for key in same_in_kwargs if key in model_kwargs]
-        if value is not None and said_twice:
-            raise ValueError(
-                f"`{name}` must be left out when `model_kwargs` holds {said_twice[0]!r}, got {value!r}."
-            )
-
-
-def _check_live_model(
-    tokenizer: object, device: object, dtype: object, model_kwargs: object, tokenizer_kwargs: object
-) -> None:
-    if tokenizer is None:
-        raise ValueError("`tokenizer` must be given with `model`, got None.")
-    for name, value in (
-        ("device", device),
-        ("dtype", dtype),
-        ("model_kwargs", model_kwargs),
-        ("tokenizer_kwargs", tokenizer_kwargs),
-    ):
-        if value is not None:
-            raise ValueError(
-                f"`{name}` must be left out with `model`, which is used as it is, got {value!r}. "
-                "Prepare the model before passing it."
-            )
-
-
-def check_reference(
-    reference_model_id: object,
-    reference_model: object,
-    reference_tokenizer: object,
-    reference_model_kwargs: object,
-    reference_dtype: object,
-    margin: object,
-    reference_states: object,
-    distributed: object,
-) -> None:
-    """Check that at most one reference is given, and only what goes with it."""
-    if reference_model_id is not None and reference_model is not None:
-        raise ValueError(
-            "`reference_model_id` or `reference_model` must be given, not both of them."
-        )
-    settings = {
-        "reference_tokenizer": reference_tokenizer,
-        "reference_model_kwargs": reference_model_kwargs,
-        "reference_dtype": reference_dtype,
-        "margin": margin,
-        "reference_states": reference_states,
-    }
-    for name, value in settings.items():
-        if value is not None and reference_model_id is None and reference_model is None:
-            raise ValueError(
-                f"`{name}` needs a model to compare with: pass `reference_model_id` or "
-                "`reference_model`."
-            )
-        if name.startswith("reference_") and value is not None and reference_model is not None:
-            _check_live_reference(name, reference_model)
-    if reference_model_kwargs is not None and not isinstance(reference_model_kwargs, dict):
-        raise TypeError(
-            "`reference_model_kwargs` must be a dict of from_pretrained arguments, got "
-            f"{reference_model_kwargs!r}."
-        )
-    if reference_model_id is not None and not isinstance(reference_model_id, str):
-        raise TypeError(
-            "`reference_model_id` must be the name of a model on the Hub or a folder, got "
-            f"{reference_model_id!r}. Pass a loaded model as `reference_model`."
-        )
-    if reference_states is not None:
-        _check_states(reference_states, distributed)
-    _check_margin(margin)
-
-
-def _check_live_reference(name: str, reference_model: object) -> None:
-    """Reject arguments that do not go with a reference that is used as it is."""
-    if name != "reference_tokenizer" or isinstance(reference_model, str):
-        raise ValueError(
-            f"`{name}` must be left out with `reference_model`, which is used as it is. Prepare the "
-            "model before passing it."
-        )
-
-
-def _check_states(reference_states: object, distributed: object) -> None:
-    if not isinstance(reference_states, str | PathLike):
-        raise TypeError(f"`reference_states` must be the path of a file, got {reference_states!r}.")
-    if distributed:
-        raise ValueError(
-            "`reference_states` and `distributed` must not be given together: one process writes "
-            "the file. Start one process, or leave `reference_states` out."
-        )
-
-
-def _check_margin(margin: object) -> None:
+def check_margin(margin: object, has_reference: bool) -> None:
     if margin is None:
         return
+    if not has_reference:
+        raise ValueError(
+            f"`margin` needs a model to compare with, got {margin!r}. Pass `reference`."
+        )
     if isinstance(margin, bool) or not isinstance(margin, Real):
         raise TypeError(f"`margin` must be a number such as 0.01 for 1 %, got {margin!r}.")
     if not 0 <= margin < 1:

@@ -139,10 +139,10 @@ def check_outside_mass(scores: PairedScores) -> None:
         mass = float(scores[column].mean())
         if mass > MOST_OUTSIDE:
             raise ValueError(
-                f"`reference_model` must have the vocabulary of the model, up to padding, but the "
+                f"`reference` must have the vocabulary of the model, up to padding, but the "
                 f"{name} gives ids that the other lacks a probability of {mass:.2g} on average, "
                 f"more than {MOST_OUTSIDE}. Pass the reference's own tokenizer as "
-                "`reference_tokenizer` if it differs."
+                "`reference['tokenizer']` if it differs."
             )
 
 

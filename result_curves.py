@@ -52,7 +52,6 @@ def check_long_context(
     carry: object,
     settings: Sequence[Setting],
     gives_list: bool,
-    add_start_token: object,
 ) -> LongContext:
     """Check what a call asks about long contexts, and that it asks for one measurement."""
     lengths = _check_ascending("context_lengths", context_lengths, 2)
@@ -76,7 +75,7 @@ def check_long_context(
         raise ValueError(
             "`carry` must be False with `context_lengths`: what is carried has no length to vary."
         )
-    if carry and add_start_token == "every":
+    if carry and settings[0].add_start_token == "every":
         raise ValueError(
             "`add_start_token` must not be 'every' with `carry`, which reads every text once, got "
             "'every'. Pass 'once'."
@@ -111,8 +110,6 @@ def expand_settings(
     limit: ContextLimit,
     settings: list[Setting],
     long_context: LongContext,
-    add_start_token: bool | str,
-    separator: str | None,
 ) -> list[Setting]:
     """List the settings to measure: one for each length of context, the longest first, one stride.
 
@@ -125,13 +122,13 @@ def expand_settings(
     if context_lengths is None:
         return settings
     if context_lengths == "doubling":
-        planned = plan_measurement(corpus, limit, setting, add_start_token, separator)
+        planned = plan_measurement(corpus, limit, setting)
         longest_text = max(len(stream) for stream in planned.streams)
         longest = max(2, min(planned.plan.max_length, longest_text))
         context_lengths = doubling_lengths(longest, setting.stride)
     stride = setting.stride or max(1, min(context_lengths) // 2)
     lengths = sorted(set(context_lengths), reverse=True)
-    return [Setting(setting.protocol, length, stride) for length in lengths]
+    return [replace(setting, max_length=length, stride=stride) for length in lengths]
 
 
 def doubling_lengths(longest: int, stride: int | None) -> list[int]:

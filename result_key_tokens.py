@@ -14,6 +14,7 @@ import torch
 
 from .model import LanguageModel
 from .model_loading import UNLIMITED_WINDOW
+from .model_source import ModelSource
 from .plan import Corpus, nlls_by_token, plan_measurement
 from .protocols import Protocol
 from .request_checks import Setting, check_whole_number
@@ -24,6 +25,7 @@ from .score_measures import NegativeLogLikelihood
 from .score_runner import Session
 from .text_tokenization import TokenizedText
 
+EVALUATOR_ROLE = "key_tokens['evaluator']"
 # How the evaluator of the package `longppl` reads a text.
 EVALUATOR = Protocol(
     "longppl evaluator",
@@ -71,31 +73,22 @@ class KeyTokenRule:
 
 
 def check_key_tokens(
-    key_tokens: object, evaluator: object, gives_list: bool
-) -> KeyTokenRule | None:
-    """Return what makes a token key, or None; reject an evaluator without it."""
+    key_tokens: object, gives_list: bool
+) -> tuple[KeyTokenRule | None, ModelSource | None]:
+    """Return what makes a token key, and the model that finds such, if it is another one."""
     if key_tokens is None:
-        if evaluator is not None:
-            raise ValueError(
-                "`evaluator` must be left out without `key_tokens`. Pass key_tokens='longppl'."
-            )
-        return None
+        return None, None
     if gives_list:
         raise ValueError(
             "`key_tokens` must be left out where `protocol`, `max_length` or `stride` is a list. "
             "Make a call for each."
         )
-    if not (evaluator is None or isinstance(evaluator, str) or _is_pair(evaluator)):
-        raise TypeError(
-            "`evaluator` must be the name of a model on the Hub, a folder, or a pair (model, "
-            f"tokenizer), got {evaluator!r}."
-        )
     settings = {} if key_tokens == "longppl" else key_tokens
     known = [field.name for field in fields(KeyTokenRule)]
-    if not isinstance(settings, dict) or not set(settings) <= set(known):
+    if not isinstance(settings, dict) or not set(settings) <= {*known, "evaluator"}:
         raise ValueError(
-            f"`key_tokens` must be 'longppl', or a dict with some of {', '.join(known)}, got "
-            f"{key_tokens!r}."
+            f"`key_tokens` must be 'longppl', or a dict with some of {', '.join(known)} and "
+            f"evaluator, got {key_tokens!r}."
         )
     for name in ("short_context", "stride"):
         if name in settings:
@@ -104,7 +97,22 @@ def check_key_tokens(
         nats = settings.get(name, 0.0)
         if isinstance(nats, bool) or not isinstance(nats, Real):
             raise TypeError(f"`key_tokens[{name!r}]` must be a number of nats, got {nats!r}.")
-    return KeyTokenRule(**settings)
+    rule = KeyTokenRule(**{name: settings[name] for name in known if name in settings})
+    return rule, _evaluator(settings.get("evaluator"))
+
+
+def _evaluator(evaluator: object) -> ModelSource | None:
+    if evaluator is None:
+        return None
+    if isinstance(evaluator, str):
+        return ModelSource(evaluator, role=EVALUATOR_ROLE)
+    if not _is_pair(evaluator):
+        raise TypeError(
+            f"`{EVALUATOR_ROLE}` must be the name of a model on the Hub, a folder, or a pair (model, "
+            f"tokenizer), got {evaluator!r}."
+        )
+    model, tokenizer = evaluator
+    return ModelSource(model=model, tokenizer=tokenizer, role=EVALUATOR_ROLE)
 
 
 def _is_pair(value: object) -> bool:
@@ -126,16 +134,14 @@ def find_key_characters(
         evaluator.prepare()
         corpus = Corpus(evaluator.tokenizer, texts, with_offsets=True)
         _, streams = corpus.read(EVALUATOR, None)
-        check_offsets(streams, "`evaluator`")
+        check_offsets(streams, f"`{EVALUATOR_ROLE}`")
         longest = max(2, *(len(stream) for stream in streams))
         longest = min(longest, evaluator.limit.length or max(longest, UNLIMITED_WINDOW))
         settings = [
             Setting(EVALUATOR, longest, max(1, longest // 2)),
             Setting(EVALUATOR, min(rule.window, longest), min(rule.stride, longest)),
         ]
-        measurements = [
-            plan_measurement(corpus, evaluator.limit, setting, True, None) for setting in settings
-        ]
+        measurements = [plan_measurement(corpus, evaluator.limit, setting) for setting in settings]
         work, scores = session.score([evaluator], measurements, [NegativeLogLikelihood()])
     full, short = (
         nlls_by_token(measurement, of_measurement)

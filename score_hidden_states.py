@@ -51,11 +51,11 @@ def store_reference(
         ValueError: its last hidden states cannot be had, nothing tells it from others, or the file
             holds something else.
     """
-    reference.check_identifiable("reference_states")
+    reference.check_identifiable("reference['states']")
     work = plan_work([reference], measurements)
     if not isinstance(reference.head, BodyThenHead):
         raise ValueError(
-            f"`reference_states` needs a reference whose last hidden states can be had, but "
+            f"`reference['states']` needs a reference whose last hidden states can be had, but "
             f"{reference.description} is built in another manner. Leave it out."
         )
     file = StatesFile(path, reference, work)
@@ -88,7 +88,7 @@ class Body:
         yield self.head.states(batch.ids, batch.scored, prefix), batch.targets
 
     def read_in_parts(self, length: int, refusal: str) -> None:
-        raise MemoryError(f"{refusal} `reference_states` does not read in parts.")
+        raise MemoryError(f"{refusal} `reference['states']` does not read in parts.")
 
 
 class StatesFile:
@@ -144,7 +144,7 @@ class StatesFile:
         """Check what is there; begin anew where a kill has left nothing but a place for it."""
         if self.path.is_dir():
             raise ValueError(
-                f"`reference_states` must be a file, got the folder {str(self.path)!r}. Name a file "
+                f"`reference['states']` must be a file, got the folder {str(self.path)!r}. Name a file "
                 "in it."
             )
         head = b""
@@ -162,19 +162,19 @@ class StatesFile:
             stored = {}
         if not isinstance(stored, dict) or stored.get("format") != FORMAT:
             raise ValueError(
-                f"`reference_states`={str(self.path)!r} must be a file of hidden states, or a new "
+                f"`reference['states']`={str(self.path)!r} must be a file of hidden states, or a new "
                 "one, but it holds something else."
             )
         differing = [name for name, value in self.header.items() if stored.get(name) != value]
         if differing:
             raise ValueError(
-                f"`reference_states`={str(self.path)!r} was made for another {NAMES[differing[0]]}. Name "
+                f"`reference['states']`={str(self.path)!r} was made for another {NAMES[differing[0]]}. Name "
                 "another file, or remove this one."
             )
         size = self.path.stat().st_size
         if size > self.num_bytes:
             raise ValueError(
-                f"`reference_states`={str(self.path)!r} must have {self.num_bytes} bytes, got {size}: "
+                f"`reference['states']`={str(self.path)!r} must have {self.num_bytes} bytes, got {size}: "
                 "something was added to it. Remove it."
             )
 
@@ -191,7 +191,7 @@ class StatesFile:
                 raise
             raise OSError(
                 error.errno,
-                f"{error.strerror}: `reference_states` needs {self.num_bytes / 2**30:.3g} GiB",
+                f"{error.strerror}: `reference['states']` needs {self.num_bytes / 2**30:.3g} GiB",
                 str(self.path),
             ) from None
 
@@ -201,7 +201,7 @@ class StatesFile:
         finished = {number for number in written if self._is_whole(number, self._read(number))}
         if len(finished) < len(written):
             logger.warning(
-                f"`reference_states`={str(self.path)!r} is damaged in {len(written) - len(finished)} of "
+                f"`reference['states']`={str(self.path)!r} is damaged in {len(written) - len(finished)} of "
                 f"{len(self.digests)} passes, which are computed again."
             )
         return finished
@@ -253,7 +253,7 @@ class StatesFile:
         data = self._read(number)
         if not self._is_whole(number, data):
             raise ValueError(
-                f"`reference_states`={str(self.path)!r} was changed while it was read. Repeat the call."
+                f"`reference['states']`={str(self.path)!r} was changed while it was read. Repeat the call."
             )
         return torch.from_numpy(data).view(self.dtype).reshape(-1, self.header["states"])
 
@@ -319,7 +319,7 @@ class StoredReference(LanguageModel):
             number = self._numbers.get(row_key(lines[line, : scored_rows[-1] + 1], scored_rows))
             if number is None:
                 raise ValueError(
-                    "`reference_states` cannot serve a model that scores a token otherwise in "
+                    "`reference['states']` cannot serve a model that scores a token otherwise in "
                     "shorter passes than in longer ones. Leave it out."
                 )
             states.append(self.file.states(number))

@@ -3,7 +3,7 @@
 A measure takes blocks of logits and returns columns, one value (or row of values) a target.  Where
 two models score the same rows there are two blocks: the model's and the reference's.  To add a
 measure of one number a token, write a class as `Rank` is one, and name it in `TOKEN_MEASURES`:
-`token_columns=["its name"]` then returns its column in `token_scores`.
+`return_token_scores=["its name"]` then returns its column in `token_scores`.
 """
 
 from collections.abc import Callable, Sequence

@@ -70,12 +70,12 @@ class WithoutAdapter(LanguageModel):
         layers = adapter_layers(model.model)
         if not layers:
             raise ValueError(
-                f"`reference_model`={cls.variant!r} needs a model with an adapter, got "
-                f"{type(model.model).__name__} without. Pass the reference as `reference_model_id`."
+                f"`reference`={cls.variant!r} needs a model with an adapter, got "
+                f"{type(model.model).__name__} without. Name the reference instead."
             )
         if any(layer.merged for layer in layers):
             raise ValueError(
-                f"`reference_model`={cls.variant!r} needs an adapter that can be switched off, but "
+                f"`reference`={cls.variant!r} needs an adapter that can be switched off, but "
                 "it is merged into the weights. Call unmerge_adapter() first."
             )
         name, description = f"{model.name} {cls.variant}", f"{model.description} {cls.variant}"
@@ -176,9 +176,9 @@ def read_alike(model: LanguageModel, reference: LanguageModel, pairs: Sequence[t
         if measurement.plan != other.plan:
             starts = [f"{m.plan.start} ({m.plan.start_id})" for m in (measurement, other)]
             raise ValueError(
-                "`reference_model` must have the start token of the model, got "
+                "`reference` must have the start token of the model, got "
                 f"{starts[1]} and {starts[0]}. Pass add_start_token=False, or the model's "
-                "tokenizer as `reference_tokenizer`."
+                "tokenizer as `reference['tokenizer']`."
             )
     return True
 
@@ -383,7 +383,7 @@ class ByteComparison:
         sides = (report.measurement, report.scores), (self.measurement, self.scores)
         if any(stream.offsets is None for side, _ in sides for stream in side.streams):
             raise ValueError(
-                "`reference_model` reads other tokens than the model; to compare them by characters "
+                "`reference` reads other tokens than the model; to compare them by characters "
                 "both need a tokenizer that tells where its tokens stand, a fast one."
             )
         return [

@@ -15,7 +15,7 @@ def both_at_once(setup: Setup, num_tokens: int, repetitions: int) -> dict:
     text = make_text(num_tokens, setup.vocabulary)
     given = {"stride": setup.context}
     runs = {
-        "both at once": lambda: setup.ours([text], reference_model=reference, **given),
+        "both at once": lambda: setup.ours([text], reference=reference, **given),
         "the model alone": lambda: setup.ours([text], **given),
         "the reference alone": lambda: setup.metric.compute(
             predictions=[text], model=reference, tokenizer=setup.tokenizer, **given
@@ -94,7 +94,7 @@ def large_pair(setup: Setup) -> Case:
     case = Case("two models, two windows", "", setup.plain([text], setup.context))
 
     def both_at_once() -> float:
-        given = {"stride": setup.context, "reference_model": reference, "logits_memory": 2**27}
+        given = {"stride": setup.context, "reference": reference, "logits_memory": 2**27}
         return setup.ours([text], **given)["total_nll"]
 
     @torch.no_grad()

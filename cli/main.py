@@ -66,7 +66,7 @@ def check_names(args: argparse.Namespace) -> None:
     """Refuse models that are none, and files that cannot be written."""
     for name in args.models:
         check_model(name)
-    for name, option in ((args.reference_model_id, "--reference"), (args.evaluator, "--evaluator")):
+    for name, option in ((args.reference, "--reference"), (args.evaluator, "--evaluator")):
         if name:
             check_model(name, option)
     if args.tokenizer:
@@ -78,7 +78,7 @@ def check_names(args: argparse.Namespace) -> None:
 
 def title(args: argparse.Namespace) -> str:
     """What the bar is named by."""
-    if args.reference_model_id:
+    if args.reference:
         return "Comparing"
     given = {"stride": args.stride, "window": args.max_length, "protocol": args.protocol}
     named = [

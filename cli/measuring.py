@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from . import sharding, wikitext
 from .messages import in_options
-from .options import METRIC, METRIC_ARGUMENTS
+from .options import METRIC, METRIC_ARGUMENTS, OF_REFERENCE
 from .progress import Progress
 from .reading import Text
 from .spooling import Spool
@@ -110,6 +110,13 @@ def metric_arguments(args: argparse.Namespace) -> dict:
     given = {name: getattr(args, name) for name in METRIC_ARGUMENTS}
     if args.tokenizer is not None:
         given["tokenizer"] = load_tokenizer(args.tokenizer, given.pop("tokenizer_kwargs") or {})
+    if args.reference is not None:
+        of_reference = {key: given.pop(name) for name, key in OF_REFERENCE.items()}
+        given["reference"] = {k: value for k, value in of_reference.items() if value is not None}
+    evaluator = given.pop("evaluator")
+    if evaluator is not None:
+        rule = {} if args.key_tokens == "longppl" else args.key_tokens
+        given["key_tokens"] = rule | {"evaluator": evaluator}
     return {name: value for name, value in given.items() if value is not None}
 
 
@@ -127,7 +134,7 @@ def measure(metric, texts: Iterator[Text], args: argparse.Namespace, progress: P
     started = time.monotonic()
     with without_bars():
         scoring = Scoring(metric, args, progress)
-        if args.reference_model_id or args.models[1:]:
+        if args.reference or args.models[1:]:
             report = scoring.compare_models(texts)
         else:
             report = scoring.compare(texts) if args.compares else scoring.score(texts)
@@ -360,11 +367,11 @@ class Scoring:
         good = self.read_all(texts)
         protocol = self.protocols[0]
         predictions = self.wordings(good, protocol)
-        is_drawn = self.args.plot is not None and self.args.reference_model_id is not None
+        is_drawn = self.args.plot is not None and self.args.reference is not None
         more = {"return_token_scores": self.args.tokens or is_drawn}
         self.report.compared = "models"
-        if self.args.reference_model_id:
-            [self.report.reference] = short_names([self.args.reference_model_id])
+        if self.args.reference:
+            [self.report.reference] = short_names([self.args.reference])
         for model_id, name in zip(self.args.models, short_names(self.args.models)):
             self.progress.begin_part(1 / len(self.args.models))
             row = {"name": name}

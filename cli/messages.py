@@ -5,7 +5,7 @@ import sys
 import traceback
 from pathlib import Path
 
-from .options import METRIC_ARGUMENTS, with_hyphens
+from .options import METRIC_ARGUMENTS, OF_REFERENCE, with_hyphens
 
 # What moves the cursor, changes colours or turns the direction of writing: controls but for tabs and
 # line ends, and the marks of bidirectional text.
@@ -20,6 +20,12 @@ OTHER_NAMES = {
     "contexts": "--context-column",
     "num_alternatives": "--num-alternatives",
     "words": "--words",
+}
+# Entries of the metric's dictionaries that are options of their own.
+IN_DICTIONARIES = {("reference", key): name for name, key in OF_REFERENCE.items()}
+IN_DICTIONARIES |= {
+    ("key_tokens", "evaluator"): "evaluator",
+    ("reference", "tokenizer"): "tokenizer",
 }
 
 
@@ -61,6 +67,7 @@ def describe(error: BaseException) -> str:
 
 def in_options(message: str) -> str:
     """Write `max_length` as --max-length, and "pass dtype='float32'" as the option would be."""
+    message = re.sub(r"`(\w+)\['(\w+)'\]`", entry_name, message)
     message = re.sub(r"`(\w+)`", lambda match: option_name(match[1]) or match[0], message)
     return re.sub(
         r"\b([Pp]ass(?:ing)?|with|add|load it with) (\w+)='?([\w.-]+?)'?(?=[\s.,;:)]|$)",
@@ -75,6 +82,12 @@ def as_option(argument: str, value: str) -> str:
     """An argument with its value as the command line takes it."""
     is_flag = METRIC_ARGUMENTS.get(argument, {}).get("action") == "store_true"
     return option_name(argument) if is_flag else f"{option_name(argument)} {value.lower()}"
+
+
+def entry_name(entry: re.Match) -> str:
+    """The option that is an entry of one of the metric's dictionaries."""
+    name = IN_DICTIONARIES.get((entry[1], entry[2]))
+    return entry[0] if name is None else f"`{name}`"
 
 
 def option_name(argument: str) -> str | None:

@@ -147,7 +147,7 @@ MODEL = {
     ),
 }
 REFERENCE = {
-    "reference_model_id": option("compare with this one: worse, and by how much?", metavar="NAME"),
+    "reference": option("compare with this one: worse, and by how much?", metavar="NAME"),
     "margin": option(
         "exit code 1 unless surely within: 0.01 for 1 %%",
         type=values.share,
@@ -203,6 +203,13 @@ TOKENS = {
     "num_alternatives": option(
         "also ranks and the N likeliest; implies --tokens", type=values.whole_number(0), metavar="N"
     ),
+}
+# Options that say more of a reference, by their names in the metric's dictionary of it.
+OF_REFERENCE = {
+    "reference": "model_id",
+    "reference_dtype": "dtype",
+    "reference_model_kwargs": "model_kwargs",
+    "reference_states": "states",
 }
 # What may be given several times with commas between.
 COMPARED = ("protocol", "max_length", "stride")
@@ -265,7 +272,7 @@ GROUPS = {
 }
 SHORT = {
     "model_id": ["--model"],
-    "reference_model_id": ["--reference"],
+    "reference": ["--reference"],
     "output": ["-o"],
     "verbose": ["-v"],
     "quiet": ["-q"],
@@ -399,14 +406,14 @@ def check_together(args: argparse.Namespace) -> None:
         f"--tokens and {comparison}": args.tokens and args.compares,
         f"--words and {comparison}": args.words and args.compares,
         "--words and --tokens": args.words and args.tokens,
-        "--reference and --words": args.reference_model_id and args.words,
+        "--reference and --words": args.reference and args.words,
         f"--context-lengths and {comparison}": args.context_lengths and args.compares,
         f"--positions and {comparison}": args.positions and args.compares,
         "--json and --format": args.json and args.format not in (None, "json"),
         "--cite and --tokens or --words": args.cite and args.unit,
         "--dataset and --text-column": args.dataset and args.text_column,
-        f"--reference and {comparison}": args.reference_model_id and args.compares,
-        "--reference and --cite": args.reference_model_id and args.cite,
+        f"--reference and {comparison}": args.reference and args.compares,
+        "--reference and --cite": args.reference and args.cite,
         "several models and --tokens": args.models[1:] and args.tokens,
         "several models and --words": args.models[1:] and args.words,
         "several models and --cite": args.models[1:] and args.cite,
@@ -417,7 +424,7 @@ def check_together(args: argparse.Namespace) -> None:
     for what, given in conflicts.items():
         if given:
             raise ValueError(f"{what} must not be given together.")
-    draws = args.compares or args.reference_model_id or args.context_lengths or args.positions
+    draws = args.compares or args.reference or args.context_lengths or args.positions
     if args.plot and not (draws or args.models[1:]):
         raise ValueError(
             f"--plot needs {comparison} to draw, several models, --context-lengths, --positions or "
@@ -428,9 +435,9 @@ def check_together(args: argparse.Namespace) -> None:
 
 def check_companions(args: argparse.Namespace) -> None:
     """Refuse an option that says nothing without another one."""
-    settings = [name for name in REFERENCE if name != "reference_model_id"]
+    settings = [name for name in REFERENCE if name != "reference"]
     needless = [f"--{with_hyphens(name)}" for name in settings if getattr(args, name) is not None]
-    if needless and not args.reference_model_id:
+    if needless and not args.reference:
         raise ValueError(
             f"{needless[0]} must go with a model to compare with: pass --reference NAME."
         )

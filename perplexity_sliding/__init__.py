@@ -4,7 +4,7 @@ In a clone and in a Space the modules lie flat beside each other, as evaluate's 
 wheel puts them into this package.  From a clone, and installed with `pip install -e`, they are found
 there all the same.
 
-    >>> from perplexity_sliding import PerplexitySliding
+    >>> from perplexity_sliding import PerplexitySliding, compute, __version__
 """
 
 import importlib.util
@@ -18,7 +18,14 @@ if not (_HERE / "perplexity_sliding.py").exists():
 METRIC = str(Path(__path__[-1]) / "perplexity_sliding.py")
 
 
-def _load_metric() -> object:
+def load(*args: object, **kwargs: object) -> object:
+    """Load the metric as `evaluate.load` would by its name on the Hub."""
+    import evaluate
+
+    return evaluate.load(METRIC, *args, **kwargs)
+
+
+def _metric_module() -> object:
     """Import the metric's module; in a clone this folder hides it from the import system."""
     name = f"{__name__}.perplexity_sliding"
     if name not in sys.modules:
@@ -29,15 +36,15 @@ def _load_metric() -> object:
 
 
 def __getattr__(name: str) -> object:
-    if name == "PerplexitySliding":
-        return _load_metric().PerplexitySliding
+    """Import what takes seconds, or evaluate, when it is asked for."""
     if name == "__version__":
-        return importlib.import_module(f"{__name__}.digests").VERSION
+        from .digests import VERSION
+
+        return VERSION
+    if name == "compute":
+        from .call import compute
+
+        return compute
+    if name == "PerplexitySliding":
+        return _metric_module().PerplexitySliding
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-
-
-def load(*args: object, **kwargs: object) -> object:
-    """The metric, as `evaluate.load` would give it by its name on the Hub."""
-    import evaluate
-
-    return evaluate.load(METRIC, *args, **kwargs)

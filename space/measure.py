@@ -88,8 +88,7 @@ def measure_pair(
     """
     arguments = settings.arguments() | {
         "return_token_scores": True,
-        "reference_model": reference.model,
-        "reference_tokenizer": reference.tokenizer,
+        "reference": {"model": reference.model, "tokenizer": reference.tokenizer},
     }
     if settings.stride is not None and settings.window % settings.stride == 0:
         arguments["stride"] = sorted({settings.stride, settings.window})

@@ -291,8 +291,7 @@ def test_the_comparison_is_the_metrics_own_of_the_copy_with_the_full_model(servi
         predictions=[EVIL],
         model=model.model,
         tokenizer=model.tokenizer,
-        reference_model=reference.model,
-        reference_tokenizer=reference.tokenizer,
+        reference={"model": reference.model, "tokenizer": reference.tokenizer},
         **quantised.scored.settings.arguments(),
     )["comparison"]
     found = quantised.comparison

@@ -55,9 +55,7 @@ def test_tokens_are_those_of_the_text_as_written(call, rows, chatty):
 def test_a_fine_tune_against_its_base(call, rows, chatty, metric):
     ran = call(*rows, "--reference", chatty["base"], "--format=json", model=chatty["tuned"])
     [got] = ran.json["models"]
-    expected = metric.compute(
-        predictions=CHATS, model_id=chatty["tuned"], reference_model_id=chatty["base"]
-    )
+    expected = metric.compute(predictions=CHATS, model_id=chatty["tuned"], reference=chatty["base"])
     assert got["comparison"] == expected["comparison"]
     shown = call(*rows, "--reference", chatty["base"], model=chatty["tuned"])
     assert shown.code == 0 and "perplexity is" in shown.out
@@ -75,7 +73,7 @@ def test_prompts_and_answers_against_the_base(call, tmp_path, chatty, metric):
         predictions=[" w5 w6", " w8"],
         contexts=["w3 w4", "w7"],
         model_id=chatty["tuned"],
-        reference_model_id=chatty["base"],
+        reference=chatty["base"],
     )
     assert ran.json["models"][0]["comparison"] == expected["comparison"]
 

@@ -152,7 +152,7 @@ def test_an_evaluator_that_nobody_can_identify_is_refused(metric, arguments, pat
     """It is opened only after the texts have been scored."""
     evaluator = make_model("gpt2")
     evaluator.transformer.h[0].mlp.register_forward_hook(lambda *_: None)
-    arguments |= {"key_tokens": "longppl", "evaluator": (evaluator, tokenizer)}
+    arguments |= {"key_tokens": {"evaluator": (evaluator, tokenizer)}}
     with pytest.raises(ValueError, match=r"`checkpoint` must be left out.*a forward hook on tr"):
         metric.compute(predictions=TEXTS, checkpoint=path, **arguments)
 
@@ -252,14 +252,14 @@ def scaled(function):
 
 def test_code_that_was_patched_is_another_reference(metric, arguments, path, monkeypatch):
     """In a model whose own layers do without it."""
-    arguments |= {"model": make_model("llama"), "reference_model": make_model("gpt2")}
+    arguments |= {"model": make_model("llama"), "reference": make_model("gpt2")}
     metric.compute(predictions=TEXTS, checkpoint=path, **arguments)
     monkeypatch.setattr(torch, "layer_norm", scaled(torch.layer_norm))
     expected = metric.compute(predictions=TEXTS, **arguments)
     assert metric.compute(predictions=TEXTS, checkpoint=path, **arguments) == expected
 
 
-@pytest.mark.parametrize("role", ["model", "reference_model"])
+@pytest.mark.parametrize("role", ["model", "reference"])
 def test_windows_of_another_length_where_that_matters(metric, arguments, path, role):
     """A short window is not read out of a longer one, though short ones alone agree."""
     growing = make_model(

@@ -54,15 +54,15 @@ def compute(metric, gpt2):
 @pytest.mark.parametrize("kind", PARTS)
 def test_both_are_scored_as_each_alone(compute, other, kind):
     """The rest of the result is that of a single run, and the reference's numbers of another."""
-    both = compute(**PARTS[kind], reference_model=other, return_token_scores=True)
+    both = compute(**PARTS[kind], reference=other, return_token_scores=True)
     alone = compute(**PARTS[kind], return_token_scores=True)
     of_other = compute(**PARTS[kind], model=other, return_token_scores=True)
     comparison = both["comparison"]
     assert both["perplexity"] == alone["perplexity"]
-    assert both["context_tokens"] == alone["context_tokens"]
+    assert both["num_context_tokens"] == alone["num_context_tokens"]
     assert comparison["reference_perplexity"] == of_other["perplexity"]
     assert comparison["reference_signature"] == of_other["signature"]
-    assert comparison["perplexity_ratio"] == pytest.approx(
+    assert comparison["perplexity_ratio"]["ratio"] == pytest.approx(
         alone["perplexity"] / of_other["perplexity"]
     )
     for paired, expected in zip(both["token_scores"], of_other["token_scores"]):
@@ -80,7 +80,7 @@ def test_divergence_is_of_the_scored_rows(compute, gpt2, other):
     contexts = [random_text(6, seed=n) for n in range(12)]
     texts = [" " + random_text(4, seed=50 + n) for n in range(12)]
     kwargs = {"predictions": texts, "contexts": contexts, "add_start_token": False}
-    comparison = compute(**kwargs, reference_model=other)["comparison"]
+    comparison = compute(**kwargs, reference=other)["comparison"]
     q, p = (
         torch.cat([rows_after(model, *pair) for pair in zip(contexts, texts)])
         for model in (gpt2, other)
@@ -99,13 +99,13 @@ def test_divergence_is_of_the_scored_rows(compute, gpt2, other):
 def test_contexts_are_compared_by_bytes(compute):
     """Words against bytes: of the answers' bytes alone, as each model scores them by itself."""
     byte_model, byte_tokenizer = make_model("gpt2", vocab_size=300), make_byte_tokenizer()
-    of_bytes = {"reference_model": byte_model, "reference_tokenizer": byte_tokenizer}
+    of_bytes = {"reference": {"model": byte_model, "tokenizer": byte_tokenizer}}
     comparison = compute(**PARTS["contexts"], **of_bytes)["comparison"]
     words = compute(**PARTS["contexts"])
     single = compute(**PARTS["contexts"], model=byte_model, tokenizer=byte_tokenizer)
     num_bytes = sum(len(text.encode()) for text in TEXTS)
     assert comparison["compared"] == "bytes"
-    assert comparison["compared_bytes"] == num_bytes
+    assert comparison["num_compared_bytes"] == num_bytes
     bits, reference_bits = (
         result["total_nll"] / num_bytes / math.log(2) for result in (words, single)
     )
@@ -118,7 +118,7 @@ def test_the_reference_reads_the_chats_that_the_model_reads(compute, template):
     """A base model has no template, or another; the ends of turns are no bytes of an answer."""
     byte_model = make_model("gpt2", vocab_size=300)
     byte_tokenizer = make_byte_tokenizer(chat_template=template)
-    of_bytes = {"reference_model": byte_model, "reference_tokenizer": byte_tokenizer}
+    of_bytes = {"reference": {"model": byte_model, "tokenizer": byte_tokenizer}}
     both = compute(predictions=CHATS, return_token_scores=True, **of_bytes)
     written = make_tokenizer(chat_template=PLAIN_TEMPLATE)
     texts = [written.apply_chat_template(chat, tokenize=False) for chat in CHATS]
@@ -151,10 +151,10 @@ def test_a_fine_tune_against_its_base(compute, gpt2, kind):
         if "lora" in name:
             torch.nn.init.normal_(parameter, std=0.3)
     kwargs = PARTS[kind] | {"model": adapted}
-    got = compute(**kwargs, reference_model="without adapter")["comparison"]
+    got = compute(**kwargs, reference="without adapter")["comparison"]
     base, tuned = compute(**PARTS[kind])["perplexity"], compute(**kwargs)["perplexity"]
     assert got["reference_perplexity"] == pytest.approx(base, rel=1e-6)
-    assert got["perplexity_ratio"] == pytest.approx(tuned / base, rel=1e-5)
+    assert got["perplexity_ratio"]["ratio"] == pytest.approx(tuned / base, rel=1e-5)
     assert base != pytest.approx(tuned, rel=1e-3)
 
 
@@ -163,17 +163,16 @@ def test_stored_states_of_the_reference_give_the_same(compute, tmp_path, other, 
     tokenizer = make_tokenizer(chat_template=MARKED_TEMPLATE)
     names = [save(tmp_path / name, model, tokenizer) for name, model in (("a", gpt2), ("b", other))]
     kwargs = PARTS[kind] | {"model": None, "tokenizer": None, "model_id": names[0]}
-    kwargs["reference_model_id"] = names[1]
-    stored = compute(**kwargs, reference_states=tmp_path / "states")
-    assert stored["comparison"] == compute(**kwargs)["comparison"]
+    stored = compute(**kwargs, reference={"model_id": names[1], "states": tmp_path / "states"})
+    assert stored["comparison"] == compute(**kwargs, reference=names[1])["comparison"]
 
 
 def test_intervals_take_texts_as_independent(compute, other):
-    comparison = compute(**PARTS["contexts"], reference_model=other)["comparison"]
+    comparison = compute(**PARTS["contexts"], reference=other)["comparison"]
     assert comparison["interval_sample"] == f"{len(TEXTS)} texts"
-    low, high = comparison["perplexity_ratio_interval"]
-    assert low < comparison["perplexity_ratio"] < high
-    groups = comparison["by_context"]
+    low, high = comparison["perplexity_ratio"]["interval"]
+    assert low < comparison["perplexity_ratio"]["ratio"] < high
+    groups = comparison["by_tokens_seen"]
     assert sum(group["num_tokens"] for group in groups) == sum(len(text.split()) for text in TEXTS)
 
 
@@ -181,14 +180,14 @@ def test_the_order_of_texts_and_batches_do_not_matter(compute, other):
     pairs = list(zip(TEXTS, CONTEXTS))[::-1]
     reversed_ = {"predictions": [t for t, _ in pairs], "contexts": [c for _, c in pairs]}
     ratios = [
-        compute(**parts, reference_model=other, batch_size=size)["comparison"]["kl"]
+        compute(**parts, reference=other, batch_size=size)["comparison"]["kl"]
         for parts, size in itertools.product((PARTS["contexts"], reversed_), (1, 5))
     ]
     assert np.ptp(ratios) < 1e-6 * ratios[0]
 
 
 def test_what_has_no_counterpart_is_refused(compute, other):
-    arguments = PARTS["contexts"] | {"reference_model": other}
+    arguments = PARTS["contexts"] | {"reference": other}
     with pytest.raises(ValueError, match="'joint' or 'separate' with a reference, got 'healed'"):
         compute(**arguments, boundary="healed")
     with pytest.raises(ValueError, match="`words` must be left out with a reference"):

@@ -42,7 +42,7 @@ def test_the_report(call, metric, tiny, other):
     outcome = call("texts", f"--reference={other}")
     assert outcome.code == 0, outcome.err
     texts = [Path(f"texts/{n:02}.txt").read_text("utf-8") for n in range(12)]
-    result = metric.compute(predictions=texts, model_id=tiny, reference_model_id=other)
+    result = metric.compute(predictions=texts, model_id=tiny, reference=other)
     comparison = result["comparison"]
     lines = outcome.out.splitlines()
     assert lines[0] == comparison["summary"]
@@ -199,7 +199,7 @@ def test_plots(call, other, models):
 def test_plotted_numbers(metric, tiny, other):
     texts = [Path(f"texts/{n:02}.txt").read_text("utf-8") for n in range(12)]
     result = metric.compute(
-        predictions=texts, model_id=tiny, reference_model_id=other, return_token_scores=True
+        predictions=texts, model_id=tiny, reference=other, return_token_scores=True
     )
     by_context, _, change, distribution = comparison_plots.draw_comparison(result).axes[:4]
     groups = result["comparison"]["by_tokens_seen"]

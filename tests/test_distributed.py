@@ -135,8 +135,8 @@ MEASURED = {
     "strides": lambda: {"stride": [8, 4]},
     "windows": lambda: {"max_length": [16, 8], "stride": None},
     "protocols": lambda: {"protocol": ["sliding", "lm-eval", "yarn"], "stride": None},
-    "a reference": lambda: {"reference_model": make_model("gpt2", seed=1)},
-    "bytes": lambda: {"reference_model": make_model("gpt2", seed=1, vocab_size=300), "reference_tokenizer": make_byte_tokenizer()},
+    "a reference": lambda: {"reference": make_model("gpt2", seed=1)},
+    "bytes": lambda: {"reference": {"model": make_model("gpt2", seed=1, vocab_size=300), "tokenizer": make_byte_tokenizer()}},
     "contexts": lambda: {"contexts": [random_text(9, seed=n) + " " for n in range(3)]},
     "words": lambda: {"words": True},
     "lengths of context": lambda: {"context_lengths": [4, 8, 16], "stride": 2},
@@ -222,7 +222,7 @@ OTHERS = {
     "contexts": (lambda rank, cache: {"contexts": f"w{rank} w2 "}, "The contexts, scored spans"),
     "spans": (lambda rank, cache: {"score_spans": [[(0, 2 + rank)]] * len(TEXTS)}, "The contexts, scored spans"),
     "words": (lambda rank, cache: {"words": [[(0, 2 + rank)]] * len(TEXTS)}, "The contexts, scored spans"),
-    "reference": (lambda rank, cache: {"reference_model": make_model("gpt2", seed=1 + rank)}, "The model and settings must"),
+    "reference": (lambda rank, cache: {"reference": make_model("gpt2", seed=1 + rank)}, "The model and settings must"),
     "separator": (lambda rank, cache: {"separator": " " * (1 + rank)}, "The model and settings must"),
 }  # fmt: skip
 

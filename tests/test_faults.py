@@ -331,12 +331,12 @@ ARGUMENTS = [
     given_as("max_length", ["16"], Refused(TypeError, r"`max_length` must be a whole number.*'16'")),
     given_as("max_length", [], Refused(ValueError, r"`max_length` must hold at least one value")),
     given_as("return_totals", "text", Refused(ValueError, "`return_totals` must be one of True, False, 'texts'")),
-    given_as("return_token_scores", [True], Refused(TypeError, "`return_token_scores` must be True or False")),
+    given_as("return_token_scores", [True], Refused(ValueError, "`return_token_scores` must hold rank, entropy only")),
     given_as("context_lengths", b"ab", Refused(TypeError, "`context_lengths` must be 'doubling' or a list")),
     given_as("words", [3, 4], Refused((ValueError, TypeError), "`words` must")),
-    given_as("evaluator", (1, 2), Refused(TypeError, r"`evaluator` must be .* a pair \(model, tokenizer\)"), key_tokens="longppl"),
-    given_as("reference_tokenizer", 3, Refused(TypeError, "`reference_tokenizer` must be a transformers tokenizer"), reference_model=make_model("gpt2")),
-    given_as("reference_model_id", "./absent", Refused(ValueError, "`reference_model_id` must be a folder or a name on the Hub")),
+    given_as("key_tokens", {"evaluator": (1, 2)}, Refused(TypeError, r"`key_tokens\['evaluator'\]` must be .* a pair \(model, tokenizer\)")),
+    given_as("reference", {"model": make_model("gpt2"), "tokenizer": 3}, Refused(TypeError, r"`reference\['tokenizer'\]` must be a transformers tokenizer")),
+    given_as("reference", "./absent", Refused(ValueError, "`reference` must be a folder or a name on the Hub")),
     given_as("stride", [4, 2, 4], Refused(ValueError, r"`stride` must hold each value once, got \[4, 2, 4\]")),
     given_as("batch_size", 0, Refused(ValueError, r"`batch_size` must be at least 1, got 0")),
     given_as("batch_size", 10**30, Tokens([TEXT_IDS])),
@@ -563,6 +563,11 @@ def leftovers(tmp_path) -> list[str]:
     return [path.name for path in (tmp_path / "cache").rglob("*.*") if path.suffix != ".lock"]
 
 
+def is_ours(error: BaseException) -> bool:
+    """Whether the engine raised it, and not a library below it."""
+    return Path(raised_by(error)).parent == Path(__file__).parent.parent
+
+
 def raised_by(error: BaseException) -> str:
     """The file of the frame that raised an error."""
     return traceback.extract_tb(error.__traceback__)[-1].filename
@@ -586,7 +591,7 @@ def test_every_fault_has_its_defined_outcome(metric, tmp_path, case):
         assert len(metric) == len(added), "what was added is kept"
         assert set(leftovers(tmp_path)) <= set(files)
         assert isinstance(raised.value, case.outcome.error)
-        assert raised_by(raised.value).startswith(os.environ["HF_MODULES_CACHE"])
+        assert is_ours(raised.value)
         return
     result = metric.compute(**{"predictions": [TEXT]} | arguments)
     assert not any(math.isnan(number) for number in floats(result))
@@ -600,7 +605,7 @@ def test_a_row_is_counted_against_the_metric_only_if_it_can_fail(metric, tmp_pat
     """The check of where errors come from tells the metric's modules from a library's."""
     with pytest.raises(RuntimeError) as raised:
         torch.zeros(2) @ torch.zeros(3)
-    assert not raised_by(raised.value).startswith(os.environ["HF_MODULES_CACHE"])
+    assert not is_ours(raised.value)
 
 
 # ---- the whole path with random input
@@ -702,7 +707,7 @@ def test_any_arguments_give_a_number_or_an_error_of_the_metrics_own(shared_metri
         with warnings.catch_warnings(record=True):
             result = shared_metric.compute(**arguments)
     except (TypeError, ValueError) as error:
-        assert raised_by(error).startswith(os.environ["HF_MODULES_CACHE"])
+        assert is_ours(error)
         assert "`" in str(error), "the parameter is named"
     else:
         assert math.isfinite(result["perplexity"])

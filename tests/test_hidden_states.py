@@ -28,11 +28,12 @@ def compare(metric, gpt2, tokenizer, tmp_path):
     """Compute beside a saved reference; by default with the file `states`."""
     reference_id = save(tmp_path / "reference", make_model("gpt2", spread=0.33), tokenizer)
 
-    def compute(**kwargs):
+    def compute(states=None, model_id=reference_id, **kwargs):
+        of_reference = {"model_id": model_id, "states": states, "dtype": kwargs.pop("dtype", None)}
         arguments = {"predictions": TEXTS, "model": gpt2, "tokenizer": tokenizer}
-        arguments |= {"reference_model_id": reference_id} | kwargs
-        return metric.compute(**arguments)
+        return metric.compute(**(arguments | {"reference": of_reference} | kwargs))
 
+    compute.model_id = reference_id
     return compute
 
 
@@ -43,16 +44,16 @@ def path(tmp_path) -> Path:
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_the_result_is_that_of_both_at_once(compare, path, dtype):
-    settings = {"reference_dtype": dtype, "stride": [8, 4], "return_token_scores": True}
+    settings = {"dtype": dtype, "stride": [8, 4], "return_token_scores": True}
     both = compare(**settings)
-    assert compare(**settings, reference_states=path) == both
-    assert compare(**settings, reference_states=path) == both, "with what is there already"
+    assert compare(**settings, states=path) == both
+    assert compare(**settings, states=path) == both, "with what is there already"
 
 
 def test_progress_goes_through_both_models(compare, path):
     """First the reference, of which there is no perplexity, then the model; then the model alone."""
     told = []
-    settings = {"batch_size": 1, "reference_states": path, "callback": told.append}
+    settings = {"batch_size": 1, "states": path, "callback": told.append}
     result = compare(**settings)
     cost, half = result["num_forward_tokens"], len(told) // 2
     assert {one.total for one in told} == {2 * cost}
@@ -73,7 +74,7 @@ def test_progress_goes_on_where_a_run_was_stopped(compare, path):
         if len(told) == 3:
             raise KeyboardInterrupt
 
-    settings = {"batch_size": 1, "reference_states": path}
+    settings = {"batch_size": 1, "states": path}
     with pytest.raises(KeyboardInterrupt):
         compare(**settings, callback=stop)
     resumed = []
@@ -84,7 +85,7 @@ def test_progress_goes_on_where_a_run_was_stopped(compare, path):
 
 def test_a_bar_shows_the_reference(compare, path, capsys, monkeypatch):
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
-    compare(reference_states=path)
+    compare(states=path)
     shown = capsys.readouterr().err
     assert shown.index("Reference: 100%") < shown.index("Scoring: 100%")
 
@@ -94,8 +95,8 @@ def test_architectures(metric, gpt2, tokenizer, tmp_path, path, name):
     """Heads of all kinds give from the file what they give beside the model."""
     reference_id = save(tmp_path / name, make_model(name), tokenizer)
     arguments = {"predictions": TEXTS[:3], "model": gpt2, "tokenizer": tokenizer}
-    arguments["reference_model_id"] = reference_id
-    assert metric.compute(**arguments, reference_states=path) == metric.compute(**arguments)
+    stored = metric.compute(**arguments, reference={"model_id": reference_id, "states": path})
+    assert stored == metric.compute(**arguments, reference=reference_id)
 
 
 def test_models_by_name_are_never_in_memory_together(metric, gpt2, tokenizer, tmp_path, path):
@@ -103,20 +104,16 @@ def test_models_by_name_are_never_in_memory_together(metric, gpt2, tokenizer, tm
         name: save(tmp_path / name, make_model("gpt2", seed), tokenizer)
         for seed, name in enumerate(("model", "reference"))
     }
-    arguments = {
-        "predictions": TEXTS,
-        "model_id": names["model"],
-        "reference_model_id": names["reference"],
-    }
-    together = metric.compute(**arguments)
-    apart = metric.compute(**arguments, reference_states=path)
+    arguments = {"predictions": TEXTS, "model_id": names["model"]}
+    together = metric.compute(**arguments, reference=names["reference"])
+    apart = metric.compute(**arguments, reference={"model_id": names["reference"], "states": path})
     assert apart == together
 
 
 @pytest.fixture
 def stored(compare, path) -> bytearray:
     """The file of a finished run."""
-    compare(reference_states=path)
+    compare(states=path)
     return bytearray(path.read_bytes())
 
 
@@ -139,7 +136,7 @@ def test_a_killed_run_goes_on(compare, path, stored, computed):
     killed = bytearray(stored)
     killed[PAGE_BYTES + 8 : PAGE_BYTES + 24] = bytes(16)  # two passes are not there yet
     path.write_bytes(killed)
-    compare(reference_states=path)
+    compare(states=path)
     assert sorted(computed) == [1, 2]
     assert path.read_bytes() == stored
 
@@ -147,7 +144,7 @@ def test_a_killed_run_goes_on(compare, path, stored, computed):
 @pytest.mark.parametrize("size", [0, 10, PAGE_BYTES, PAGE_BYTES + 100])
 def test_a_file_that_was_killed_before_its_header_is_begun_anew(compare, path, stored, size):
     path.write_bytes(bytes(size))
-    compare(reference_states=path)
+    compare(states=path)
     assert path.read_bytes() == stored
 
 
@@ -165,7 +162,7 @@ def test_damaged_passes_are_computed_again(compare, path, stored, computed, capl
         del data[-1000:]
     path.write_bytes(data)
     with caplog.at_level("WARNING", "evaluate"):
-        assert compare(reference_states=path) == expected
+        assert compare(states=path) == expected
     assert 0 < len(computed) < 5
     assert f"is damaged in {len(computed)} of " in caplog.text
     assert path.read_bytes() == stored
@@ -177,7 +174,7 @@ def test_every_byte_of_states_and_digests_is_guarded(compare, path, stored, comp
         data = bytearray(stored)
         data[place] ^= 1 << generator.randrange(8)
         path.write_bytes(data)
-        compare(reference_states=path)
+        compare(states=path)
         assert path.read_bytes() == stored, place
 
 
@@ -186,7 +183,7 @@ def test_what_changes_while_it_is_read_is_refused(compare, path, stored):
         path.write_bytes(stored[:-1000] + bytes(1000))
 
     with pytest.raises(ValueError, match=r"was changed while it was read\."):
-        compare(reference_states=path, callback=spoil, batch_size=1)
+        compare(states=path, callback=spoil, batch_size=1)
 
 
 def test_there_is_room_for_all_or_none_is_taken(compare, path):
@@ -195,8 +192,10 @@ def test_there_is_room_for_all_or_none_is_taken(compare, path):
     handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, limits[1]))
     try:
-        with pytest.raises(OSError, match=r"too large.*`reference_states` needs .* GiB") as raised:
-            compare(reference_states=path)
+        with pytest.raises(
+            OSError, match=r"too large.*`reference\['states'\]` needs .* GiB"
+        ) as raised:
+            compare(states=path)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
         signal.signal(signal.SIGXFSZ, handler)
@@ -211,8 +210,8 @@ def test_a_disk_that_fills_up_keeps_what_is_there(compare, path, stored, monkeyp
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(os, "posix_fallocate", full)
-    with pytest.raises(OSError, match="No space left on device: `reference_states` needs"):
-        compare(reference_states=path)
+    with pytest.raises(OSError, match=r"No space left on device: `reference\['states'\]` needs"):
+        compare(states=path)
     assert path.read_bytes() == stored[:-1000]
 
 
@@ -223,7 +222,7 @@ def test_disks_that_take_no_room_beforehand(compare, path, stored, monkeypatch, 
 
     path.unlink()
     monkeypatch.setattr(os, "posix_fallocate", refuse)
-    compare(reference_states=path)
+    compare(states=path)
     assert path.read_bytes() == stored
 
 
@@ -232,32 +231,34 @@ def test_disks_that_take_no_room_beforehand(compare, path, stored, monkeypatch, 
     [
         ({"predictions": TEXTS[:-1]}, "was made for another text, window or stride"),
         ({"stride": 4}, "was made for another text, window or stride"),
-        ({"reference_dtype": "bfloat16"}, "was made for another reference model"),
+        ({"dtype": "bfloat16"}, "was made for another reference model"),
     ],
 )
 def test_something_else_is_refused(compare, path, change, message):
-    compare(reference_states=path)
+    compare(states=path)
     with pytest.raises(ValueError, match=message):
-        compare(reference_states=path, **change)
+        compare(states=path, **change)
 
 
 def test_another_model_is_refused(compare, path, tmp_path, tokenizer):
-    compare(reference_states=path)
+    compare(states=path)
     other = save(tmp_path / "other", make_model("gpt2", seed=5), tokenizer)
     with pytest.raises(ValueError, match="was made for another reference model"):
-        compare(reference_states=path, reference_model_id=other)
+        compare(states=path, model_id=other)
 
 
 def test_a_reference_that_nobody_can_identify_is_refused(compare, path, monkeypatch):
     monkeypatch.setattr(torch.nn.functional, "relu", lambda hidden: hidden)
-    with pytest.raises(ValueError, match=r"`reference_states` must be left out.*another relu in"):
-        compare(reference_states=path)
+    with pytest.raises(
+        ValueError, match=r"`reference\['states'\]` must be left out.*another relu in"
+    ):
+        compare(states=path)
 
 
 def test_with_a_checkpoint(compare, path, tmp_path):
     expected = compare()
     for _ in range(2):
-        with_both = compare(reference_states=path, checkpoint=tmp_path / "run.sqlite")
+        with_both = compare(states=path, checkpoint=tmp_path / "run.sqlite")
         assert with_both == expected
 
 
@@ -265,43 +266,45 @@ def test_a_file_that_something_was_added_to_is_refused(compare, path, stored):
     path.write_bytes(stored + b"more")
     size = len(stored)
     with pytest.raises(ValueError, match=rf"must have {size} bytes, got {size + 4}: something was"):
-        compare(reference_states=path)
+        compare(states=path)
 
 
 def test_a_folder_is_no_file(compare, tmp_path):
-    with pytest.raises(ValueError, match="`reference_states` must be a file, got the folder"):
+    with pytest.raises(ValueError, match=r"`reference\['states'\]` must be a file, got the folder"):
         compare(reference_states=tmp_path)
 
 
 def test_files_of_something_else_are_left_alone(compare, path):
     path.write_text("not states")
     with pytest.raises(ValueError, match="it holds something else"):
-        compare(reference_states=path)
+        compare(states=path)
     assert path.read_text() == "not states"
 
 
 def test_the_next_candidate_takes_the_states_of_the_last(compare, path):
-    compare(reference_states=path)
+    compare(states=path)
     before = path.read_bytes()
     candidate = make_model("llama")
     expected = compare(model=candidate)
-    assert compare(model=candidate, reference_states=path) == expected
+    assert compare(model=candidate, states=path) == expected
     assert path.read_bytes() == before
 
 
-def test_what_cannot_be_done(compare, path, metric, tokenizer):
+def test_what_cannot_be_done(compare, path, tokenizer):
+    live = {"model": make_model("gpt2"), "states": path}
+    with pytest.raises(ValueError, match=r"`reference\['states'\]` must be left out with a live"):
+        compare(reference=live)
     with pytest.raises(
-        ValueError, match="`reference_states` must be left out with `reference_model`"
+        TypeError, match=r"`reference\['states'\]` must be the path of a file, got 3"
     ):
-        compare(reference_model_id=None, reference_model=make_model("gpt2"), reference_states=path)
-    with pytest.raises(ValueError, match="`reference_states` needs a model to compare with"):
-        compare(reference_model_id=None, reference_states=path)
-    with pytest.raises(TypeError, match="`reference_states` must be the path of a file, got 3"):
-        compare(reference_states=3)
-    with pytest.raises(ValueError, match="`reference_states` and `distributed` must not be given"):
-        compare(reference_states=path, distributed=True)
+        compare(states=3)
+    with pytest.raises(
+        ValueError, match=r"`reference\['states'\]` must be left out with `distributed`"
+    ):
+        compare(states=path, distributed=True)
+    reads_bytes = {"model_id": compare.model_id, "tokenizer": make_byte_tokenizer()}
     with pytest.raises(ValueError, match="needs models that read the same tokens"):
-        compare(reference_states=path, reference_tokenizer=make_byte_tokenizer())
+        compare(reference=reads_bytes | {"states": path})
 
 
 def test_the_body_is_freed():

@@ -107,8 +107,8 @@ def test_longppl_is_the_packages(metric, other_evaluator, num_tokens):
         model=model,
         tokenizer=tokenizer,
         add_start_token=False,
-        key_tokens=RULE,
-        evaluator=(evaluator, evaluator_tokenizer) if other_evaluator else None,
+        key_tokens=RULE
+        | ({"evaluator": (evaluator, evaluator_tokenizer)} if other_evaluator else {}),
     )
     assert result["longppls"] == [pytest.approx(one["longppl"], rel=1e-5) for one in theirs]
     counts = [one["n_key_token"] for one in theirs]
@@ -125,12 +125,12 @@ def test_the_signature_says_which_tokens_are_key(metric, gpt2, tokenizer):
     arguments |= {"max_length": 16, "stride": 4}
     rule = {"short_context": 4, "stride": 2, "gain": 0.1, "largest_nll": 9.0}
     one, other_rule, other_evaluator, again = (
-        metric.compute(key_tokens=key_tokens, evaluator=evaluator, **arguments)
-        for key_tokens, evaluator in (
-            (rule, None),
-            (rule | {"gain": 1.0}, None),
-            (rule, (make_model("gpt2", seed=1), tokenizer)),
-            (rule, (make_model("gpt2"), tokenizer)),
+        metric.compute(key_tokens=rule | change, **arguments)
+        for change in (
+            {},
+            {"gain": 1.0},
+            {"evaluator": (make_model("gpt2", seed=1), tokenizer)},
+            {"evaluator": (make_model("gpt2"), tokenizer)},
         )
     )
     assert one["longppl_signature"].startswith("key_tokens:longppl(4,2,0.1,9.0)|tokenizer:")
@@ -153,7 +153,6 @@ def test_longppl_without_a_key_token(metric, gpt2, tokenizer):
 @pytest.mark.parametrize(
     "arguments, kind, message",
     [
-        ({"evaluator": "gpt2"}, ValueError, "`evaluator` must be left out without `key_tokens`"),
         ({"key_tokens": "long"}, ValueError, "`key_tokens` must be 'longppl', or a dict with"),
         ({"key_tokens": {"alpha": 2}}, ValueError, "short_context, stride, gain, largest_nll"),
         ({"key_tokens": {"stride": 0}}, ValueError, r"`key_tokens\['stride'\]` must be at least 1"),
@@ -162,7 +161,11 @@ def test_longppl_without_a_key_token(metric, gpt2, tokenizer):
             TypeError,
             r"`key_tokens\['gain'\]` must be a number of nats",
         ),
-        ({"key_tokens": "longppl", "evaluator": 3}, TypeError, "`evaluator` must be the name of"),
+        (
+            {"key_tokens": {"evaluator": 3}},
+            TypeError,
+            r"`key_tokens\['evaluator'\]` must be the name of",
+        ),
         ({"key_tokens": "longppl", "stride": [1, 2]}, ValueError, "`key_tokens` must be left out"),
     ],
 )
@@ -175,8 +178,8 @@ def test_slow_tokenizers_are_refused(metric, gpt2, tokenizer):
     slow = SlowTokenizer()
     with pytest.raises(ValueError, match="`tokenizer` must have a fast tokenizer"):
         metric.compute(predictions=["w3 w4"], model=gpt2, tokenizer=slow, key_tokens="longppl")
-    with pytest.raises(ValueError, match="`evaluator` must have a fast tokenizer"):
+    with pytest.raises(ValueError, match=r"`key_tokens\['evaluator'\]` must have a fast tokenizer"):
         metric.compute(
-            predictions=["w3 w4"], model=gpt2, tokenizer=tokenizer, key_tokens="longppl",
-            evaluator=(gpt2, slow),
+            predictions=["w3 w4"], model=gpt2, tokenizer=tokenizer,
+            key_tokens={"evaluator": (gpt2, slow)},
         )  # fmt: skip

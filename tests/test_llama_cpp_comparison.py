@@ -159,7 +159,7 @@ def compared(root, text, tokenizer, reference, rounded, tmp_path_factory):
         predictions=[text],
         model=rounded,
         tokenizer=tokenizer,
-        reference_model=reference,
+        reference=reference,
         protocol="llama.cpp",
         max_length=WINDOW,
         return_token_scores=True,

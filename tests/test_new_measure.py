@@ -30,7 +30,7 @@ def test_a_new_measure_reaches_token_scores_a_checkpoint_and_a_list(metric, monk
         "model": model,
         "tokenizer": make_tokenizer(),
         "stride": [CONTEXT, 5],
-        "token_columns": ["lead", "rank"],
+        "return_token_scores": ["lead", "rank"],
         "checkpoint": str(tmp_path / "run.sqlite"),
     }
     _, entry = metric.compute(**arguments)["measurements"]

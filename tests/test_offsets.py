@@ -73,7 +73,10 @@ def with_both(metric, model, root):
         for trims in (False, True):
             tokenizer = make_demo_tokenizer(root, make_processor(trims), chat_template)
             arguments = {"predictions": TEXTS, "model": model, "max_length": CONTEXT}
-            results.append(metric.compute(**(arguments | kwargs | {role: tokenizer})))
+            given = {role: tokenizer}
+            if role == "reference":
+                given[role] = {"model": model, "tokenizer": tokenizer}
+            results.append(metric.compute(**(arguments | kwargs | given)))
             trimming = f'"trim_offsets":{str(trims).lower()}'
             assert trimming in tokenizer.backend_tokenizer.to_str()  # it is left as it was
         first, second = map(without_names, results)
@@ -112,16 +115,16 @@ def test_words_and_parts(with_both, arguments):
 
 
 @pytest.mark.parametrize("protocol", ["sliding", "gptq", "lm-eval", "longlora"])
-@pytest.mark.parametrize("role", ["tokenizer", "reference_tokenizer"])
+@pytest.mark.parametrize("role", ["tokenizer", "reference"])
 def test_comparisons_by_bytes(with_both, model, role, protocol):
     arguments = {"protocol": protocol, "return_token_scores": True}
     if protocol == "sliding":
         arguments["add_start_token"] = False
     other = make_model("gpt2", vocab_size=300)
     if role == "tokenizer":
-        arguments |= {"reference_model": other, "reference_tokenizer": make_byte_tokenizer()}
+        arguments |= {"reference": {"model": other, "tokenizer": make_byte_tokenizer()}}
     else:
-        arguments |= {"reference_model": model, "model": other, "tokenizer": make_byte_tokenizer()}
+        arguments |= {"model": other, "tokenizer": make_byte_tokenizer()}
     result = with_both(role=role, **arguments)
     assert result["comparison"]["compared"] == "bytes"
     assert len(result["piece_scores"][0]["nll"]) > 10
@@ -326,8 +329,7 @@ def test_comparisons_count_every_byte_and_every_loss(metric, kind, other_first):
         predictions=TEXTS,
         model=model,
         tokenizer=tokenizer,
-        reference_model=other,
-        reference_tokenizer=other_tokenizer,
+        reference={"model": other, "tokenizer": other_tokenizer},
         return_token_scores=True,
     )
     assert both["comparison"]["num_compared_bytes"] == sum(len(text.encode()) for text in TEXTS)
@@ -344,8 +346,7 @@ def test_a_start_token_at_the_head_is_in_no_piece(metric, gpt2, tokenizer):
         predictions=["<bos> w3 w4 w5"],
         model=gpt2,
         tokenizer=tokenizer,
-        reference_model=make_model("gpt2", vocab_size=300),
-        reference_tokenizer=starts_otherwise,
+        reference={"model": make_model("gpt2", vocab_size=300), "tokenizer": starts_otherwise},
         return_token_scores=True,
     )
     assert result["piece_scores"][0]["offsets"][0][0] == len("<bos>")

@@ -58,7 +58,7 @@ def naive_rows(model, text, stride=CONTEXT // 2) -> torch.Tensor:
 
 
 def test_the_rest_of_the_result_is_that_of_a_single_run(compare, other):
-    both = compare(reference_model=other, return_token_scores=True)
+    both = compare(reference=other, return_token_scores=True)
     alone = compare(return_token_scores=True)
     reference_alone = compare(model=other, return_token_scores=True)
     comparison = both.pop("comparison")
@@ -78,7 +78,7 @@ def test_the_rest_of_the_result_is_that_of_a_single_run(compare, other):
 
 
 def test_every_token_in_float64(compare, gpt2, other, tokenizer):
-    result = compare(predictions=TEXTS[:3], reference_model=other, return_token_scores=True)
+    result = compare(predictions=TEXTS[:3], reference=other, return_token_scores=True)
     divergences, agreements = [], []
     for text, scores in zip(TEXTS, result["token_scores"]):
         log_q, log_p = naive_rows(gpt2, text), naive_rows(other, text)
@@ -103,8 +103,8 @@ def test_every_token_in_float64(compare, gpt2, other, tokenizer):
 
 @pytest.mark.parametrize("logits_memory", [1, 80 * 24 * 5, 2**29])
 def test_blocks_of_any_size(compare, other, logits_memory):
-    whole = compare(reference_model=other)["comparison"]
-    blocks = compare(reference_model=other, logits_memory=logits_memory)["comparison"]
+    whole = compare(reference=other)["comparison"]
+    blocks = compare(reference=other, logits_memory=logits_memory)["comparison"]
     assert blocks["kl"] == pytest.approx(whole["kl"], rel=1e-5)
     assert blocks["reference_perplexity"] == pytest.approx(whole["reference_perplexity"], rel=1e-6)
 
@@ -122,10 +122,10 @@ class PlainForward(torch.nn.Module):
 
 @pytest.mark.parametrize("plain", ["model", "reference", "both"])
 def test_models_whose_blocks_are_cut_differently(compare, gpt2, other, plain):
-    expected = compare(reference_model=other)["comparison"]
+    expected = compare(reference=other)["comparison"]
     got = compare(
         model=PlainForward(gpt2) if plain != "reference" else gpt2,
-        reference_model=PlainForward(other) if plain != "model" else other,
+        reference=PlainForward(other) if plain != "model" else other,
         logits_memory=80 * 24 * 7,
     )["comparison"]
     assert got["kl"] == pytest.approx(expected["kl"], rel=1e-5)
@@ -149,14 +149,14 @@ def check_identical(comparison) -> None:
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_a_copy_of_the_same_weights(compare, name):
     texts = TEXTS[:3]
-    result = compare(predictions=texts, model=make_model(name), reference_model=make_model(name))
+    result = compare(predictions=texts, model=make_model(name), reference=make_model(name))
     check_identical(result["comparison"])
 
 
 def test_itself_under_every_protocol(compare, gpt2):
     """The very same object, whose logits must not overwrite each other."""
     texts = [random_text(60, seed) for seed in range(3)]
-    results = compare(predictions=texts, reference_model=gpt2, protocol="all", max_length=None)
+    results = compare(predictions=texts, reference=gpt2, protocol="all", max_length=None)
     measured = [entry for entry in results["measurements"] if "error" not in entry]
     assert len(measured) > 8
     for entry in measured:
@@ -166,7 +166,7 @@ def test_itself_under_every_protocol(compare, gpt2):
 def test_a_ratio_under_every_protocol(metric, compare, other):
     """It is that of two single runs, however the protocol averages."""
     texts = [random_text(60, seed) for seed in range(3)]
-    both = compare(predictions=texts, reference_model=other, protocol="all")["measurements"]
+    both = compare(predictions=texts, reference=other, protocol="all")["measurements"]
     alone = compare(predictions=texts, model=other, protocol="all")["measurements"]
     assert sum("error" not in entry for entry in both) > 8
     for entry, single in zip(both, alone, strict=True):
@@ -200,24 +200,22 @@ def padded(model, extra, bias=-30.0):
 
 
 def test_padding_of_the_vocabulary(compare, gpt2, other):
-    expected = compare(reference_model=other)["comparison"]
-    got = compare(reference_model=padded(other, 16))["comparison"]
+    expected = compare(reference=other)["comparison"]
+    got = compare(reference=padded(other, 16))["comparison"]
     assert got["kl"] == pytest.approx(expected["kl"], rel=1e-4)
     assert 0 < got["outside_mass"]["reference"] < 1e-9
     assert got["outside_mass"]["model"] == 0
 
 
 def test_too_much_outside_the_common_vocabulary(compare, other):
-    with pytest.raises(
-        ValueError, match=r"`reference_model` must have the vocabulary of the model"
-    ):
-        compare(reference_model=padded(other, 16, bias=0.0))
+    with pytest.raises(ValueError, match=r"`reference` must have the vocabulary of the model"):
+        compare(reference=padded(other, 16, bias=0.0))
 
 
 def test_tokens_that_a_fine_tune_added(compare, other, tokenizer):
     more = make_tokenizer()
     more.add_tokens(["<tool>"])
-    comparison = compare(reference_model=other, reference_tokenizer=more)["comparison"]
+    comparison = compare(reference={"model": other, "tokenizer": more})["comparison"]
     assert comparison["compared"] == "tokens"
 
 
@@ -255,7 +253,7 @@ def test_other_tokenizers_are_compared_by_bytes(compare, gpt2, tokenizer):
     """Words against single bytes, in bits per byte of the text that both score."""
     byte_model = make_model("gpt2", vocab_size=300)
     byte_tokenizer = make_byte_tokenizer()
-    arguments = {"reference_model": byte_model, "reference_tokenizer": byte_tokenizer}
+    arguments = {"reference": {"model": byte_model, "tokenizer": byte_tokenizer}}
     both = compare(margin=0.05, **arguments)
     comparison = both["comparison"]
     words, single_bytes = compare(), compare(model=byte_model, tokenizer=byte_tokenizer)
@@ -280,7 +278,7 @@ def test_other_tokenizers_are_compared_by_bytes(compare, gpt2, tokenizer):
 def test_pieces_that_both_models_cut_are_listed(compare):
     """Words begin and end where bytes do, so a piece is a word, or the spaces before it."""
     byte_model, byte_tokenizer = make_model("gpt2", vocab_size=300), make_byte_tokenizer()
-    arguments = {"reference_model": byte_model, "reference_tokenizer": byte_tokenizer}
+    arguments = {"reference": {"model": byte_model, "tokenizer": byte_tokenizer}}
     both = compare(return_token_scores=True, **arguments)
     apart = compare(return_token_scores=True, model=byte_model, tokenizer=byte_tokenizer)
     for text, pieces, own, single in zip(
@@ -298,21 +296,22 @@ def test_pieces_that_both_models_cut_are_listed(compare):
 
 
 def test_tokenizers_without_offsets_cannot_be_compared_by_bytes(compare, other):
-    arguments = {"reference_model": make_model("gpt2", vocab_size=300)}
+    model = make_model("gpt2", vocab_size=300)
+    arguments = {"reference": {"model": model, "tokenizer": make_byte_tokenizer()}}
     with pytest.raises(ValueError, match="both need a tokenizer that tells where its tokens stand"):
-        compare(tokenizer=SlowTokenizer(), reference_tokenizer=make_byte_tokenizer(), **arguments)
+        compare(tokenizer=SlowTokenizer(), **arguments)
 
 
 def test_another_start_token_is_refused(compare, other):
     starts_with_pad = make_tokenizer(bos=False)
     starts_with_pad.bos_token = "<pad>"
     with pytest.raises(ValueError, match=r"must have the start token of the model, got once \(2\)"):
-        compare(reference_model=other, reference_tokenizer=starts_with_pad)
-    compare(reference_model=other, reference_tokenizer=starts_with_pad, add_start_token=False)
+        compare(reference={"model": other, "tokenizer": starts_with_pad})
+    compare(reference={"model": other, "tokenizer": starts_with_pad}, add_start_token=False)
 
 
 def test_the_smaller_context_counts(compare, gpt2):
-    result = compare(reference_model=make_model("gpt2", n_positions=8), return_token_scores=True)
+    result = compare(reference=make_model("gpt2", n_positions=8), return_token_scores=True)
     assert max(max(scores["context_length"]) for scores in result["token_scores"]) == 7
 
 
@@ -333,13 +332,13 @@ class Suppressed(torch.nn.Module):
 
 
 def test_tokens_that_both_suppress_count_for_nothing(compare, gpt2, other):
-    result = compare(model=Suppressed(gpt2, [1, 2]), reference_model=Suppressed(other, [1, 2]))
+    result = compare(model=Suppressed(gpt2, [1, 2]), reference=Suppressed(other, [1, 2]))
     comparison = result["comparison"]
     assert 0 < comparison["kl"] < math.inf and comparison["num_infinite_kl"] == 0
 
 
 def test_tokens_that_the_model_alone_suppresses(compare, gpt2, other):
-    result = compare(model=Suppressed(gpt2, [1, 2]), reference_model=other)
+    result = compare(model=Suppressed(gpt2, [1, 2]), reference=other)
     comparison = result["comparison"]
     assert comparison["kl"] == math.inf and comparison["kl_reverse"] < math.inf
     assert comparison["num_infinite_kl"] == result["num_tokens"]
@@ -348,7 +347,7 @@ def test_tokens_that_the_model_alone_suppresses(compare, gpt2, other):
 
 def test_a_reference_that_gives_nan(compare, other):
     with pytest.raises(ValueError, match="The reference model gave NaN for the text at position"):
-        compare(reference_model=Poisoned(other))
+        compare(reference=Poisoned(other))
 
 
 class Poisoned(torch.nn.Module):
@@ -370,11 +369,11 @@ class Poisoned(torch.nn.Module):
 def test_references_by_name(metric, compare, other, tokenizer, gpt2, tmp_path):
     model_id = save(tmp_path / "model", gpt2, tokenizer)
     reference_id = save(tmp_path / "reference", other, tokenizer)
-    live = compare(reference_model=other)["comparison"]
-    named = compare(model=None, tokenizer=None, model_id=model_id, reference_model_id=reference_id)
+    live = compare(reference=other)["comparison"]
+    named = compare(model=None, tokenizer=None, model_id=model_id, reference=reference_id)
     assert named["comparison"]["kl"] == live["kl"]
     assert named["comparison"]["reference_perplexity"] == live["reference_perplexity"]
-    half = compare(reference_model_id=reference_id, reference_dtype="bfloat16")["comparison"]
+    half = compare(reference={"model_id": reference_id, "dtype": "bfloat16"})["comparison"]
     assert "|dtype:bfloat16|" in half["reference_signature"]
     assert half["kl"] == pytest.approx(live["kl"], rel=0.5) and half["kl"] != live["kl"]
 
@@ -391,11 +390,11 @@ def test_a_reference_stays_loaded(compare, metric, other, tokenizer, tmp_path):
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(transformers.AutoModelForCausalLM, "from_pretrained", counted)
-        compare(reference_model_id=reference_id)
-        compare(model=make_uniform_model(), reference_model_id=reference_id)
+        compare(reference=reference_id)
+        compare(model=make_uniform_model(), reference=reference_id)
         assert len(loads) == 1
         compare()
-        compare(reference_model_id=reference_id)
+        compare(reference=reference_id)
         assert len(loads) == 2
 
 
@@ -411,8 +410,8 @@ def test_a_model_without_its_adapter(compare, gpt2):
             parameter.requires_grad = "lora_A" in name
     before = {name: parameter.requires_grad for name, parameter in adapted.named_parameters()}
     alone = compare(model=adapted)
-    got = compare(model=adapted, reference_model="without adapter")
-    expected = compare(model=adapted, reference_model=gpt2)["comparison"]
+    got = compare(model=adapted, reference="without adapter")
+    expected = compare(model=adapted, reference=gpt2)["comparison"]
     assert got["perplexity"] == alone["perplexity"]
     assert got["comparison"]["kl"] == pytest.approx(expected["kl"], rel=1e-4) and expected["kl"] > 0
     assert got["comparison"]["reference_perplexity"] == pytest.approx(
@@ -431,25 +430,25 @@ def test_a_merged_adapter_is_refused(compare):
     adapted = peft.get_peft_model(make_model("gpt2"), config)
     adapted.merge_adapter()
     with pytest.raises(ValueError, match="it is merged into the weights"):
-        compare(model=adapted, reference_model="without adapter")
+        compare(model=adapted, reference="without adapter")
 
 
 def test_only_peft_models_have_an_adapter(compare):
     with pytest.raises(
         ValueError, match="needs a model with an adapter, got GPT2LMHeadModel without"
     ):
-        compare(reference_model="without adapter")
+        compare(reference="without adapter")
 
 
 def test_checkpoint(compare, other, tmp_path):
     """A second call takes all scores from the file, and another reference none of them."""
     path = str(tmp_path / "scores.sqlite")
-    first = compare(reference_model=other, checkpoint=path)
+    first = compare(reference=other, checkpoint=path)
     batches = []
-    again = compare(reference_model=other, checkpoint=path, callback=batches.append)
+    again = compare(reference=other, checkpoint=path, callback=batches.append)
     assert again == first
     assert not batches
-    uniform = compare(reference_model=make_uniform_model(), checkpoint=path)["comparison"]
+    uniform = compare(reference=make_uniform_model(), checkpoint=path)["comparison"]
     assert uniform["reference_perplexity"] == pytest.approx(VOCABULARY)
 
 
@@ -457,38 +456,47 @@ def test_checkpoint(compare, other, tmp_path):
     "arguments, error, message",
     [
         ({"margin": 0.01}, ValueError, "`margin` needs a model to compare with"),
-        ({"reference_dtype": "float32"}, ValueError, "`reference_dtype` needs a model to compare"),
         (
-            {"reference_model": "gpt2", "reference_model_id": "gpt2"},
+            {"reference": {"dtype": "float32"}},
             ValueError,
-            "`reference_model_id` or `reference_model` must be given, not both",
+            "`reference` must be a dictionary with one of model_id and model, .* got dtype",
         ),
         (
-            {"reference_model": 3},
-            TypeError,
-            "`reference_model` must be a loaded torch model, got int",
-        ),
-        ({"reference_model": "gpt2"}, TypeError, "name or a folder as `reference_model_id`"),
-        ({"reference_model_id": 3}, TypeError, "`reference_model_id` must be the name of a model"),
-        (
-            {"reference_model_id": "x", "reference_model_kwargs": 3},
-            TypeError,
-            "`reference_model_kwargs` must be a dict",
-        ),
-        (
-            {"reference_model": "without adapter", "reference_dtype": "float32"},
+            {"reference": {"model_id": "gpt2", "model": 3}},
             ValueError,
-            "`reference_dtype` must be left out with `reference_model`",
+            "one of model_id and model",
         ),
-        ({"reference_model_id": "x", "margin": "1 %"}, TypeError, "`margin` must be a number"),
-        ({"reference_model_id": "x", "margin": True}, TypeError, "`margin` must be a number"),
         (
-            {"reference_model_id": "x", "margin": 1},
+            {"reference": {"model_id": "gpt2", "revision": "main"}},
+            ValueError,
+            "no others than model_id, .*, states, got model_id, revision",
+        ),
+        ({"reference": 3}, TypeError, "`reference` must be the name of a model .* got 3"),
+        (
+            {"reference": {"model": 3}},
+            TypeError,
+            "`reference` must be a loaded torch model, got int",
+        ),
+        ({"reference": ""}, TypeError, "`reference` must be the name of a model"),
+        (
+            {"reference": {"model_id": "x", "model_kwargs": 3}},
+            TypeError,
+            r"`reference\['model_kwargs'\]` must be a dict",
+        ),
+        (
+            {"reference": {"model": make_model("gpt2"), "dtype": "float32"}},
+            ValueError,
+            r"`reference\['dtype'\]` must be left out with `reference`",
+        ),
+        ({"reference": "x", "margin": "1 %"}, TypeError, "`margin` must be a number"),
+        ({"reference": "x", "margin": True}, TypeError, "`margin` must be a number"),
+        (
+            {"reference": "x", "margin": 1},
             ValueError,
             "`margin` must be from 0 to below 1",
         ),
-        ({"reference_model_id": "x", "margin": -0.1}, ValueError, "got -0.1"),
-        ({"reference_model_id": "x", "margin": math.nan}, ValueError, "got nan"),
+        ({"reference": "x", "margin": -0.1}, ValueError, "got -0.1"),
+        ({"reference": "x", "margin": math.nan}, ValueError, "got nan"),
     ],
 )
 def test_arguments(compare, arguments, error, message):
@@ -504,7 +512,7 @@ def test_logits_of_both_stay_within_their_memory(compare):
     size, logits_memory = 128_256, 2**24
     models = [make_model("gpt2", seed, vocab_size=size) for seed in range(2)]
     text = random_text(200, seed=3)
-    arguments = {"model": models[0], "reference_model": models[1], "logits_memory": logits_memory}
+    arguments = {"model": models[0], "reference": models[1], "logits_memory": logits_memory}
     compare(predictions=[text], **arguments)  # what examining takes is another matter
     with torch.profiler.profile(profile_memory=True) as profiled:
         compare(predictions=[text], **arguments)

@@ -110,7 +110,7 @@ def test_contexts_spans_and_curves(both):
 def test_tokens_ranks_and_alternatives(both):
     arguments = {"return_token_scores": True, "max_length": 14}
     assert_same(*both(**arguments))
-    assert_same(*both(token_columns=["rank"], max_length=14))
+    assert_same(*both(return_token_scores=["rank"], max_length=14))
     served, expected = both(num_alternatives=3, max_length=14)
     assert_same(served, expected)
 
@@ -126,7 +126,7 @@ def test_words_as_plain_sums(both):
     ("arguments", "reason"),
     [
         ({"words": True}, "`word_correction` must be None"),
-        ({"token_columns": ["entropy"]}, "entropy of a prediction needs the logits"),
+        ({"return_token_scores": ["entropy"]}, "entropy of a prediction needs the logits"),
         ({"carry": True, "stride": 4}, "`carry` needs a model of transformers"),
         ({"device": "cpu"}, "`device` must be left out"),
         ({"dtype": "bfloat16"}, "`dtype` must be left out"),
@@ -134,7 +134,7 @@ def test_words_as_plain_sums(both):
         ({"model_kwargs": {"served_name": "other"}}, "serves 'served'"),
         ({"model_kwargs": {"requests_in_flight": 0}}, "`requests_in_flight` must be"),
         ({"model_kwargs": {"timeout": 0}}, "`timeout` must be"),
-        ({"token_columns": ["rank"], "max_length": 16}, "max_length=15"),
+        ({"return_token_scores": ["rank"], "max_length": 16}, "max_length=15"),
     ],
 )
 def test_what_a_server_cannot_give(metric, servers, tokenizer, arguments, reason):
@@ -148,7 +148,7 @@ def test_ranks_are_refused_where_a_form_has_none(metric, servers, tokenizer):
     with pytest.raises(ValueError, match="does not say the rank"):
         metric.compute(
             predictions=TEXTS, model_id=servers["openai"], tokenizer=tokenizer,
-            max_length=12, token_columns=["rank"],
+            max_length=12, return_token_scores=["rank"],
         )  # fmt: skip
 
 

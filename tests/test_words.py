@@ -396,8 +396,7 @@ def test_words_of_a_text_longer_than_the_window(metric, speller, spelling, strid
         tokenizer=spelling,
         stride=stride,
         words=True,
-        return_token_scores=True,
-        token_columns=["entropy"],
+        return_token_scores=["entropy"],
     )
     [scores], [tokens] = result["word_scores"], result["token_scores"]
     ids = spelling(TEXT)["input_ids"]
@@ -560,10 +559,14 @@ def test_every_protocol_that_scores_texts_alone(metric, gpt2, tokenizer):
         ),
         (
             ValueError,
-            {"token_columns": ["surprisal"]},
-            "`token_columns` must hold rank, entropy only",
+            {"return_token_scores": ["surprisal"]},
+            "`return_token_scores` must hold rank, entropy only",
         ),
-        (TypeError, {"token_columns": "rank"}, "`token_columns` must be a list of names"),
+        (
+            TypeError,
+            {"return_token_scores": "rank"},
+            "`return_token_scores` must be True, False, or a list",
+        ),
         (
             ValueError,
             {"words": True, "separator": " "},
@@ -582,12 +585,12 @@ def test_slow_tokenizers_tell_no_words(metric, gpt2):
         metric.compute(predictions=["w3"], model=gpt2, tokenizer=SlowTokenizer(), words=True)
 
 
-def test_token_columns(metric, gpt2, tokenizer):
+def test_further_columns(metric, gpt2, tokenizer):
     kwargs = {"predictions": [random_text(20)], "model": gpt2, "tokenizer": tokenizer}
-    result = metric.compute(token_columns=["rank", "entropy"], num_alternatives=80, **kwargs)
+    result = metric.compute(return_token_scores=["rank", "entropy"], num_alternatives=80, **kwargs)
     [scores] = result["token_scores"]
     for entropy, alternatives in zip(scores["entropy"], scores["alternatives"]):
         assert entropy == close(sum(nll * math.exp(-nll) for _, nll in alternatives))
-    [alone] = metric.compute(token_columns=["rank"], **kwargs)["token_scores"]
+    [alone] = metric.compute(return_token_scores=["rank"], **kwargs)["token_scores"]
     assert alone["rank"] == scores["rank"]
     assert "entropy" not in alone and "alternatives" not in alone

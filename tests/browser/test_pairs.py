@@ -33,7 +33,7 @@ def compare(bundled):
         predictions=[text],
         model=model,
         tokenizer=tokenizer,
-        reference_model_id=bundled,
+        reference=bundled,
         max_length=64,
         stride=stride,
         return_token_scores=True,

@@ -1,0 +1,424 @@
+"""What a call does: check, open, read, plan, score, sum up."""
+
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from inspect import signature
+
+import torch
+from transformers import PreTrainedTokenizerBase
+
+from .digests import TextsDigest
+from .model import LanguageModel
+from .model_loading import ContextLimit
+from .model_source import (
+    ModelSource,
+    OpenModels,
+    ReferenceSource,
+    check_model_source,
+    check_reference,
+)
+from .model_states import StateReader, find_carrier
+from .plan import Corpus, Measurement, plan_settings
+from .protocols import DEFAULT_PROTOCOL
+from .request import Request, check_request
+from .request_checks import (
+    Setting,
+    check_flag,
+    check_margin,
+    check_names,
+    check_running,
+    check_texts,
+)
+from .result_curves import expand_settings, report_curves
+from .result_key_tokens import check_offsets, find_key_characters, report_key_tokens
+from .result_report import Report, list_reports
+from .result_words import WordScoring
+from .score_carried import score_carried
+from .score_checkpoint import open_checkpoint
+from .score_distributed import Processes
+from .score_healing import plan_healing
+from .score_hidden_states import store_reference
+from .score_measures import Measure
+from .score_pairs import (
+    ByteComparison,
+    FreedModel,
+    TokenComparison,
+    WithoutAdapter,
+    in_use_together,
+    read_alike,
+    score_pair,
+    smallest_limit,
+)
+from .score_passes import Columns
+from .score_runner import Progress, Session, Work
+from .signature import describe_key_tokens
+from .text_parts import Chat, separate_chats
+from .text_tokenization import Range
+
+
+def compute(
+    predictions: Iterable[str] | Sequence[Chat],
+    model_id: str | None = None,
+    batch_size: int = 16,
+    add_start_token: bool | str = True,
+    device: str | torch.device | None = None,
+    max_length: int | Sequence[int] | None = None,
+    stride: int | Sequence[int] | None = None,
+    model: torch.nn.Module | None = None,
+    tokenizer: PreTrainedTokenizerBase | None = None,
+    dtype: str | torch.dtype | None = None,
+    model_kwargs: dict | None = None,
+    tokenizer_kwargs: dict | None = None,
+    return_token_scores: bool | Sequence[str] = False,
+    protocol: str | Sequence[str] = DEFAULT_PROTOCOL,
+    separator: str | None = None,
+    word_counts: Sequence[int] | None = None,
+    logits_memory: int = 2**29,
+    num_alternatives: int = 0,
+    callback: Callable[[Progress], None] | None = None,
+    checkpoint: str | os.PathLike | None = None,
+    distributed: bool = False,
+    return_totals: bool | str = False,
+    detokenizer: str | None = None,
+    reference: str | torch.nn.Module | Mapping | None = None,
+    margin: float | None = None,
+    context_lengths: str | Sequence[int] | None = None,
+    positions: str | Sequence[int] | None = None,
+    carry: bool = False,
+    key_tokens: str | dict | None = None,
+    contexts: str | Sequence[str] | None = None,
+    score_spans: Sequence[Sequence[Range]] | None = None,
+    boundary: str = "joint",
+    context_separator: str | None = None,
+    words: bool | str | Sequence[Sequence[str] | Sequence[Range]] = False,
+    word_correction: str | None = "pimentel",
+) -> dict:
+    """Compute the perplexity of texts under a causal language model, with a sliding window.
+
+    The arguments, the keys of the result with their units, and the errors are those of the metric:
+    `PerplexitySliding.inputs_description`.  A model that is given by name is loaded for this call;
+    a `PerplexitySliding` keeps it for the next.
+
+    >>> from perplexity_sliding import compute
+    >>> results = compute(["She closed the door."], model_id="demo_model")
+    """
+    return compute_with(OpenModels(), locals())
+
+
+def compute_with(models: OpenModels, arguments: dict) -> dict:
+    """Compute as `compute` does, in all processes that share the work.
+
+    Args:
+        models: those that are open, and stay so.
+        arguments: of `compute`, by name.
+
+    Raises:
+        TypeError, ValueError: an argument is unknown, or not what the documentation says.
+    """
+    check_names(compute, arguments)
+    arguments = signature(compute).bind(**arguments)
+    arguments.apply_defaults()
+    call = arguments.arguments
+    processes = Processes(check_flag("distributed", call["distributed"]))
+    try:
+        return _compute(models, processes, **call)
+    except Exception as error:
+        processes.fail(error)
+        raise
+
+
+def _compute(
+    open_models: OpenModels,
+    processes: Processes,
+    *,
+    predictions: Iterable[str] | Sequence[Chat],
+    batch_size: int,
+    logits_memory: int,
+    callback: Callable[[Progress], None] | None,
+    checkpoint: str | os.PathLike | None,
+    distributed: bool,
+    margin: float | None,
+    reference: object,
+    device: str | torch.device | None,
+    dtype: str | torch.dtype | None,
+    **asked: object,
+) -> dict:
+    """Compute: check, open, read, plan, score, sum up."""
+    if predictions is None:
+        raise ValueError(
+            "`predictions` must be given: a list of at least one text, or add texts with "
+            "`add_batch` first."
+        )
+    texts, chats = separate_chats(predictions, 0)
+    texts = check_texts(texts)
+    agree_on_texts(processes, texts)
+    check_running(batch_size, logits_memory, asked["num_alternatives"], callback, checkpoint)
+    of_model = ("model_id", "model", "tokenizer", "model_kwargs", "tokenizer_kwargs")
+    named = {name: asked.pop(name) for name in of_model}
+    request = check_request(texts, chats, reference=reference, margin=margin, **asked)
+    agree_on_request(processes, request)
+    source = check_model_source(ModelSource(**named, device=device, dtype=dtype))
+    second = check_reference(reference, source, distributed)
+    check_margin(margin, second is not None)
+    with open_checkpoint(checkpoint) as store:
+        # numpy's integers overflow
+        session = Session(int(batch_size), int(logits_memory), store, processes, callback)
+        models, session = open_all(open_models, source, second, session, request)
+        scored = score_request(session, models, request)
+        return report_request(request, scored, session, models[0], source)
+
+
+def agree_on_texts(processes: Processes, texts: Sequence[str]) -> None:
+    """Refuse processes that share the work and were not given the same texts."""
+    processes.agree(
+        str(TextsDigest.of(texts)),
+        "texts",
+        "Windows are shared out by the metric itself: pass all texts to every process, or leave "
+        "out `distributed` to score each one's by itself.",
+    )
+
+
+def agree_on_request(processes: Processes, request: Request) -> None:
+    """Refuse processes that share the work and were asked for other parts of the texts."""
+    processes.agree(
+        request.digest,
+        "contexts, scored spans, messages, words and word counts",
+        "Pass the same ones to every process.",
+    )
+
+
+# --- open -----------------------------------------------------------------------------------------
+
+
+def open_all(
+    open_models: OpenModels,
+    source: ModelSource,
+    second: ReferenceSource | None,
+    session: Session,
+    request: Request,
+) -> tuple[list[LanguageModel], Session]:
+    """Open the model and, where there is one, its reference; and the session that goes on with them."""
+    if second is not None and second.states is not None:
+        reference, session = store_states(open_models, source, second, session, request)
+        return [open_models.open(source), reference], session
+    model = open_models.open(source)
+    if second is None:
+        open_models.close("reference")
+        return [model], session
+    return [model, open_reference(open_models, second, model)], session
+
+
+def open_reference(
+    open_models: OpenModels, second: ReferenceSource, model: LanguageModel
+) -> LanguageModel:
+    """Open what the model is compared with; a live one reads with the model's tokenizer by default."""
+    if second.source is None:
+        open_models.close("reference")
+        return WithoutAdapter.of(model)
+    source = second.source
+    if source.model is not None and source.tokenizer is None:
+        source = replace(source, tokenizer=model.tokenizer)
+    return open_models.open(source)
+
+
+def store_states(
+    open_models: OpenModels,
+    source: ModelSource,
+    second: ReferenceSource,
+    session: Session,
+    request: Request,
+) -> tuple[LanguageModel, Session]:
+    """Store the reference's states in a file, with no other model in memory."""
+    language_model = open_models.open(source)
+    model = FreedModel(language_model.tokenizer, language_model.limit)
+    open_models.close("model")
+    del language_model
+    reference = open_models.open(second.source)
+    open_models.close("reference")  # no other call can use what is left of it
+    with reference.in_use():
+        reference.prepare()
+        limit = smallest_limit([model, reference])
+        corpus = Corpus(model.tokenizer, request.texts, with_offsets=True, parts=request.parts)
+        measured = without_refusals(plan_request(request, corpus, limit))
+        planned = list(measured.values())
+        of_reference = plan_reference(request, measured, reference.tokenizer, limit)
+        if not read_alike(model, reference, list(zip(planned, of_reference))):
+            raise ValueError(
+                "`reference['states']` needs models that read the same tokens, got other tokenizers. "
+                "Leave it out."
+            )
+        return store_reference(second.states, reference, planned, session)
+
+
+# --- plan -----------------------------------------------------------------------------------------
+
+# Of each setting: its plan, or why there is none.
+Planned = dict[Setting, Measurement | ValueError]
+
+
+def plan_request(request: Request, corpus: Corpus, limit: ContextLimit) -> Planned:
+    """Plan the measurements that a request asks for.
+
+    Raises:
+        ValueError: one is refused, or all of a list are.
+    """
+    settings = expand_settings(corpus, limit, request.settings, request.long_context)
+    return plan_settings(corpus, limit, settings, request.gives_list, request.words)
+
+
+def without_refusals(planned: Planned) -> dict[Setting, Measurement]:
+    """Return the measurements that were planned."""
+    return {s: m for s, m in planned.items() if isinstance(m, Measurement)}
+
+
+def plan_reference(
+    request: Request,
+    measured: dict[Setting, Measurement],
+    tokenizer: PreTrainedTokenizerBase,
+    limit: ContextLimit,
+) -> list[Measurement]:
+    """Plan the measurements of a model for its reference, which reads the same texts.
+
+    Args:
+        tokenizer: the reference's.
+    """
+    parts = request.parts
+    if parts is not None:
+        first = next(iter(measured.values()))
+        parts = parts.as_read(first.texts, first.streams)
+    corpus = Corpus(tokenizer, request.texts, with_offsets=True, parts=parts)
+    return list(plan_settings(corpus, limit, list(measured), keeps_refusals=False).values())
+
+
+# --- score ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Scored:
+    """The outcome of a request.
+
+    Attributes:
+        planned: the measurements, and what was refused.
+        reports: of each that was measured.
+        num_forward_tokens: tokens read for all of them.
+    """
+
+    planned: Planned
+    reports: list[Report]
+    num_forward_tokens: int
+
+
+def score_request(session: Session, models: Sequence[LanguageModel], request: Request) -> Scored:
+    """Read the texts and score what a request asks for, under a model or it and its reference."""
+    model = models[0]
+    with in_use_together(models):
+        for language_model in models:
+            language_model.prepare()
+            if session.checkpoint is not None:
+                language_model.check_identifiable()
+        word_scoring = carrier = None
+        if request.words:
+            word_scoring = WordScoring.of(model, request.word_spans, request.word_correction)
+        if request.long_context.carry:
+            check_carries(model)
+            carrier = find_carrier(model.model, model.description)
+        # pieces of text that both models cut are found by their characters
+        with_offsets = request.reads_characters or len(models) > 1
+        corpus = Corpus(model.tokenizer, request.texts, with_offsets, request.parts)
+        planned = plan_request(request, corpus, smallest_limit(models))
+        measured = without_refusals(planned)
+        if not model.gives_logits:  # which tell what could follow a scored part
+            measured = {s: replace(m, borders=[[]] * len(m.borders)) for s, m in measured.items()}
+        measures = request.measures()
+        if word_scoring is not None:
+            measures += [m for m in word_scoring.measures() if m not in measures]
+        healing = plan_healing(model, measured.values())
+        measures += healing.measures()
+        work, scores, comparisons = _score(session, models, carrier, request, measured, measures)
+    outcomes = zip(work.by_measurement(scores), work.of_borders(scores), comparisons)
+    reports = [
+        Report(
+            model,
+            measurement,
+            healing.heal(measurement, of_windows),
+            cost,
+            request.word_counts,
+            request.digests_as_read(measurement),
+            comparison,
+            of_borders,
+            word_scoring,
+            request.detokenizer,
+        )
+        for (measurement, of_windows, cost), of_borders, comparison in outcomes
+    ]
+    return Scored(planned, reports, sum(work.costs))
+
+
+def check_carries(model: LanguageModel) -> None:
+    """Refuse to carry the state of a model that lives elsewhere.
+
+    Raises:
+        ValueError: it does.
+    """
+    if not isinstance(model, LanguageModel):
+        raise ValueError(
+            f"`carry` needs a model of transformers, whose state can be handed on, got "
+            f"{model.description}. Pass its name or folder as `model_id`, or leave out `carry`."
+        )
+
+
+def _score(
+    session: Session,
+    models: Sequence[LanguageModel],
+    carrier: StateReader | None,
+    request: Request,
+    measured: dict[Setting, Measurement],
+    measures: Sequence[Measure],
+) -> tuple[Work, list[Columns], Sequence[TokenComparison | ByteComparison | None]]:
+    """Score measurements: carried, alone, or beside the reference."""
+    measurements = list(measured.values())
+    if carrier is not None:
+        return *score_carried(session, models[0], carrier, *measurements, measures), [None]
+    if len(models) == 1:
+        # a curve of context lengths is about the tokens of the first, the longest
+        num_shown = None if request.gives_list else 1
+        return *session.score(models, measurements, measures, num_shown), [None] * len(measured)
+    of_reference = plan_reference(request, measured, models[1].tokenizer, smallest_limit(models))
+    pairs = list(zip(measurements, of_reference))
+    return score_pair(session, models, pairs, measures, request.margin)
+
+
+# --- sum up ---------------------------------------------------------------------------------------
+
+
+def report_request(
+    request: Request, scored: Scored, session: Session, model: LanguageModel, source: ModelSource
+) -> dict:
+    """Build what the call returns; see the metric's documentation."""
+    reports, extras = scored.reports, request.extras
+    if request.gives_list:
+        measurements = list_reports(scored.planned, reports, extras)
+        first = next(entry for entry in measurements if "error" not in entry)
+        together = {"num_forward_tokens": scored.num_forward_tokens}
+        return first | together | {"measurements": measurements}
+    result = reports[0].result(extras)
+    result |= report_curves(reports, request.long_context, scored.num_forward_tokens)
+    if request.key_rule is None:
+        return result
+    measurement = reports[0].measurement
+    check_offsets(measurement.streams, "`tokenizer`")
+    evaluator, rule = open_evaluator(request, model, source), request.key_rule
+    characters = find_key_characters(session, evaluator, measurement.texts, rule)
+    result |= report_key_tokens(reports[0], characters)
+    return result | {"longppl_signature": describe_key_tokens(evaluator, rule.describe())}
+
+
+def open_evaluator(request: Request, model: LanguageModel, source: ModelSource) -> LanguageModel:
+    """Open the model that finds key tokens: the one given, or the one that is measured."""
+    evaluator = request.evaluator
+    if evaluator is None:
+        return model
+    if evaluator.model_id is not None:
+        evaluator = replace(evaluator, device=source.device, dtype=source.dtype)
+    return evaluator.open()
