@@ -123,14 +123,9 @@ class Totals:
             aggregation: how the sums become a result.
             blocks: sums over blocks of tokens, of the columns tokens, nll, weight, and term.
             squares: squared deviations of the nlls from their text's mean, summed (T,).
-    <<<<<<< HEAD
             units: of each text what `UNITS` names (T, 6).
             counts: what adds up over calls.
             identity: what is the same for all shards and goes into the result, as the signature.
-    =======
-            counts: what adds up over texts.
-            identity: what is the same for all shards and goes into the result, as the settings and the signature.
-    >>>>>>> e9c503c (Settings are part of what totals have in common: the result of added totals says them too)
             texts_digest: which texts these are.
     """
 

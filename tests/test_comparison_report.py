@@ -99,7 +99,7 @@ def test_other_tokenizers_have_no_perplexities_in_one_column(
     texts = [Path(f"texts/{n:02}.txt").read_text("utf-8") for n in range(12)]
     assert "× reference" not in outcome.out
     for name, model in (("bytes", of_bytes), ("tiny", tiny)):
-        result = metric.compute(predictions=texts, model_id=model, reference_model_id=other)
+        result = metric.compute(predictions=texts, model_id=model, reference=other)
         comparison = result["comparison"]
         [line] = [line for line in outcome.out.splitlines() if name in line and "." in line]
         change = comparison["bits_per_byte_change"]
@@ -110,7 +110,7 @@ def test_other_tokenizers_have_no_perplexities_in_one_column(
 
 def test_the_change_per_byte_is_there_where_the_tokens_are_alike(metric, tiny, other):
     texts = [Path(f"texts/{n:02}.txt").read_text("utf-8") for n in range(12)]
-    comparison = metric.compute(predictions=texts, model_id=tiny, reference_model_id=other)[
+    comparison = metric.compute(predictions=texts, model_id=tiny, reference=other)[
         "comparison"
     ]
     num_bytes, num_tokens = sum(len(text.encode()) for text in texts), 12 * 40

@@ -271,7 +271,7 @@ def test_a_file_that_something_was_added_to_is_refused(compare, path, stored):
 
 def test_a_folder_is_no_file(compare, tmp_path):
     with pytest.raises(ValueError, match=r"`reference\['states'\]` must be a file, got the folder"):
-        compare(reference_states=tmp_path)
+        compare(states=tmp_path)
 
 
 def test_files_of_something_else_are_left_alone(compare, path):
