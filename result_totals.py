@@ -116,17 +116,17 @@ def summarize(
 class Totals:
     """All that a result needs of a corpus: at most 32 blocks of sums a text, and a few counts.
 
-        `Totals.of(a) + Totals.of(b)` is `Totals.of(a + b)`.  They pickle, and go through JSON to the
-        last bit.
+    `Totals.of(a) + Totals.of(b)` is `Totals.of(a + b)`.  They pickle, and go through JSON to the
+    last bit.
 
-        Attributes:
-            aggregation: how the sums become a result.
-            blocks: sums over blocks of tokens, of the columns tokens, nll, weight, and term.
-            squares: squared deviations of the nlls from their text's mean, summed (T,).
-            units: of each text what `UNITS` names (T, 6).
-            counts: what adds up over calls.
-            identity: what is the same for all shards and goes into the result, as the signature.
-            texts_digest: which texts these are.
+    Attributes:
+        aggregation: how the sums become a result.
+        blocks: sums over blocks of tokens, of the columns tokens, nll, weight, and term.
+        squares: squared deviations of the nlls from their text's mean, summed (T,).
+        units: of each text what `UNITS` names (T, 6).
+        counts: what adds up over calls.
+        identity: what is the same for all shards and goes into the result: settings and signature.
+        texts_digest: which texts these are.
     """
 
     aggregation: Aggregation

@@ -110,9 +110,7 @@ def test_other_tokenizers_have_no_perplexities_in_one_column(
 
 def test_the_change_per_byte_is_there_where_the_tokens_are_alike(metric, tiny, other):
     texts = [Path(f"texts/{n:02}.txt").read_text("utf-8") for n in range(12)]
-    comparison = metric.compute(predictions=texts, model_id=tiny, reference=other)[
-        "comparison"
-    ]
+    comparison = metric.compute(predictions=texts, model_id=tiny, reference=other)["comparison"]
     num_bytes, num_tokens = sum(len(text.encode()) for text in texts), 12 * 40
     expected = math.log2(comparison["perplexity_ratio"]["ratio"]) * num_tokens / num_bytes
     assert comparison["bits_per_byte_change"] == pytest.approx(expected)
