@@ -1,7 +1,12 @@
-"""Short digests: of anything that JSON can hold, and of texts, whose digests add up."""
+"""Short digests: of anything that JSON can hold, and of texts, whose digests add up.
+
+And the probe, which stands beside a signature as a digest does and is compared as a number.
+"""
 
 import hashlib
 import json
+import math
+import re
 from collections.abc import Iterable
 from typing import NamedTuple
 
@@ -17,6 +22,23 @@ def digest_of(state: object) -> str:
     """Digest what JSON can hold, and anything else by its name."""
     line = json.dumps(state, sort_keys=True, default=str)
     return xxhash.xxh3_128(line.encode()).hexdigest()[:DIGITS]
+
+
+def probe_tolerance(signature: str) -> float:
+    """Return by how many nats a token two probes may differ under one signature.
+
+    In float32 1e-4, in float16 0.005, in bfloat16, quantised or elsewhere 0.03: machines, lengths
+    and batches round otherwise.
+    """
+    number_format = re.search(r"(?:^|\|)dtype:([^|]*)", signature)
+    if number_format is not None and number_format[1] in ("float32", "float64"):
+        return 1e-4
+    return 0.005 if number_format is not None and number_format[1] == "float16" else 0.03
+
+
+def same_probe(probe: float, other: float, signature: str) -> bool:
+    """Return whether two probes under one signature may be of the same computation."""
+    return math.isclose(probe, other, rel_tol=0.0, abs_tol=probe_tolerance(signature))
 
 
 class TextsDigest(NamedTuple):

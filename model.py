@@ -18,8 +18,6 @@ import transformers
 from transformers import PreTrainedTokenizerBase
 
 from .model_digest import (
-    FINGERPRINT_LENGTH,
-    Fingerprint,
     active_adapters,
     check_identifiable,
     model_name,
@@ -66,9 +64,7 @@ from .model_probes import (
     gives_logits,
     is_out_of_memory,
     look_quickly,
-    plain_logits,
     precision,
-    probe_ids,
     read_made_up_text,
     short_probe,
     state_kept,
@@ -421,16 +417,6 @@ class LanguageModel:
             return
         self.read_in_parts(batch.ids.shape[1], refusal)
         self._measure_probe()
-
-    @torch.inference_mode()
-    def fingerprint(self) -> Fingerprint:
-        """Compute what tells the model from others by its logits; within `in_use`."""
-        length = min(FINGERPRINT_LENGTH, self.limit.length or FINGERPRINT_LENGTH)
-        self._restore()
-        ids = probe_ids(self.model, length)[None]
-        return Fingerprint.of(
-            plain_logits(self.model, ids, self.description)[0], precision(self.model)
-        )
 
     @torch.inference_mode()
     def shares_prefixes(self, prefix: np.ndarray, following: np.ndarray) -> bool:

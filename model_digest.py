@@ -6,9 +6,7 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache, partial
 from types import BuiltinFunctionType, CodeType, FunctionType, MethodType
-from typing import NamedTuple
 
-import numpy as np
 import torch
 import transformers
 import xxhash
@@ -79,10 +77,6 @@ WRITTEN_WHILE_RUNNING = ("_cached", "_cache")
 GROWING_ROTARY = ("dynamic", "longrope")
 # Settings of a tokenizer that say where it came from, or how its owner pads and cuts.
 TOKENIZER_PROVENANCE = ("name_or_path", "file", "padding", "pad_token", "truncation", "max_length")
-# Tokens of the pass by whose logits models are told apart; and by what share of their spread
-# machines let logits differ.  More than that makes a checkpoint useless there, not wrong.
-FINGERPRINT_LENGTH = 32
-FINGERPRINT_TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 0.005, torch.float16: 0.001}
 # Kinds of values that decide what a module of the libraries computes.
 SETTINGS = (bool, int, float, str, FunctionType, BuiltinFunctionType, partial, MethodType)
 # In a layer of torch tuples as well; transformers keeps them as a configuration has them, which is
@@ -291,34 +285,6 @@ def _names_used(kind: type) -> set[str]:
         if isinstance(function, FunctionType)
         for name in function.__code__.co_names
     }
-
-
-class Fingerprint(NamedTuple):
-    """Numbers by which to tell models apart that look alike.
-
-    Attributes:
-        values: projections of logits, whose root mean square is about the logits' spread.
-        dtype: the coarsest that the model computes in.
-    """
-
-    values: np.ndarray
-    dtype: torch.dtype
-
-    @classmethod
-    def of(cls, logits: torch.Tensor, dtype: torch.dtype) -> "Fingerprint":
-        """Project logits (R, V) on a few directions."""
-        logits = logits.double().cpu().nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
-        logits = logits - logits.mean(-1, keepdim=True)
-        generator = torch.Generator().manual_seed(0)
-        signs = torch.randint(0, 2, (logits.shape[-1], 8), generator=generator).double() * 2 - 1
-        return cls((logits @ signs).flatten().numpy() / logits.shape[-1] ** 0.5, dtype)
-
-    def is_close_to(self, values: np.ndarray) -> bool:
-        """Whether the same model may have given these, on another machine perhaps."""
-        if values.shape != self.values.shape:
-            return False
-        difference = np.sqrt(np.mean((self.values - values) ** 2))
-        return bool(difference <= FINGERPRINT_TOLERANCE[self.dtype] * np.sqrt(np.mean(values**2)))
 
 
 def _replaced_methods(module: torch.nn.Module) -> list[str]:

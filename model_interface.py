@@ -11,7 +11,6 @@ opened or adopted, prepared, and used::
             ...
 """
 
-import math
 import random
 from contextlib import AbstractContextManager
 from typing import NamedTuple, Protocol
@@ -140,21 +139,3 @@ class MadeUpText(NamedTuple):
         """Return one pass over the text, every token but the first scored."""
         ids = torch.tensor(self.ids, device=device)
         return Batch(ids[None, :-1], torch.arange(len(ids) - 1, device=device), ids[1:])
-
-
-def probe_tolerance(number_format: str) -> float:
-    """Return by how many nats a token two probes may differ that mean the same model.
-
-    Machines round otherwise, and so do kernels for other lengths and batches.
-
-    Args:
-        number_format: what the model computes in, as the signature says it.
-    """
-    if number_format == "float32" or number_format == "float64":
-        return 1e-4
-    return 0.005 if number_format == "float16" else 0.03
-
-
-def same_probe(probe: float, other: float, number_format: str) -> bool:
-    """Return whether two probes may be of one model."""
-    return math.isclose(probe, other, rel_tol=0.0, abs_tol=probe_tolerance(number_format))

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from .model_digest import Fingerprint, model_name
+from .model_digest import model_name
 from .model_interface import MadeUpText
 from .model_loading import LARGEST_LIMIT, ContextLimit, load_tokenizer
 from .model_served_trial import CANARY_LENGTH, Identity, Source, Trial, differ, try_source
@@ -210,10 +210,6 @@ class ServedModel:
         if not self._identity.is_of(self.source):
             raise changed_model(self.description)
 
-    def fingerprint(self) -> Fingerprint:
-        """Return what tells the model from others: values of made-up tokens."""
-        return Fingerprint(self.identity.nll, torch.bfloat16)
-
     def signature_fields(self) -> dict[str, object]:
         """What its scores of given tokens depend on, as far as it is known here."""
         return {"model": self.name, "revision": self.revision, "engine": self.engine}
@@ -222,7 +218,7 @@ class ServedModel:
         return []
 
     def check_identifiable(self, argument: str = "checkpoint") -> None:
-        """Accept: the scores that are kept are told apart by the fingerprint."""
+        """Accept: the scores that are kept are told apart by the probe."""
 
     def shares_prefixes(self, prefix: np.ndarray, following: np.ndarray) -> bool:
         """Return False: what a server keeps of a context is its own affair."""

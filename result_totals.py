@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from .digests import TextsDigest
+from .digests import TextsDigest, same_probe
 from .protocols import Aggregate, ToolError
 from .result_storage import from_checked_json, to_checked_json
 from .result_uncertainty import Blocks, Clusters, Estimate, estimate_ratio, exp, jackknife
@@ -178,7 +178,7 @@ class Totals:
         """
         if not isinstance(other, Totals):
             return NotImplemented
-        if (self.aggregation, self.identity) != (other.aggregation, other.identity):
+        if not self._is_measured_as(other):
             raise ValueError(
                 "Totals can only be added where model, protocol and settings are the same, got "
                 f"{self.aggregation}, {self.identity} and {other.aggregation}, {other.identity}."
@@ -192,6 +192,14 @@ class Totals:
             counts={name: self.counts[name] + other.counts[name] for name in self.counts},
             texts_digest=self.texts_digest + other.texts_digest,
         )
+
+    def _is_measured_as(self, other: "Totals") -> bool:
+        """Whether both say the same of what was measured, and how; probes may round otherwise."""
+        identities = [{**totals.identity, "probe": None} for totals in (self, other)]
+        probes = [totals.identity.get("probe") for totals in (self, other)]
+        if (self.aggregation, identities[0]) != (other.aggregation, identities[1]):
+            return False
+        return None in probes or same_probe(*probes, self.identity["signature"])
 
     def __radd__(self, other: object) -> "Totals":
         """Begin a `sum`, which adds the first to 0."""

@@ -48,6 +48,9 @@ class CarriedWork(Work):
     def cost(self, pass_: Pass) -> int:
         return pass_.num_targets
 
+    def stands_alone(self, number: int) -> bool:
+        return self.row(number).begins_text
+
     def share(self, processes: Processes) -> list[int]:
         """Return the segments of whole texts, in order."""
         counts = [len(windows) for windows in self.measurements[0].windows]

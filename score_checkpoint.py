@@ -1,40 +1,55 @@
 """A run that survives being killed: scores of finished passes in a SQLite file.
 
 Every batch is one transaction, so the file holds whole batches whenever the process dies.  Scores
-lie under a key made of the model's signature, the text's hash and what a pass reads of the text:
-another model, dtype or text never matches, while another stride, window or protocol over the same
-text takes what is there already.  Several runs may share a file.
+lie under a key made of the model's signature and probe, the text's hash and what a pass reads of the
+text: another model, dtype or text never matches, while another stride, window or protocol over the
+same text takes what is there already.  Several runs may share a file.
+
+A disk may give back other bits than it was given: every row has a checksum, and one that does not
+match is scored again.  What nothing can see in advance, such as code that acts on rare tokens, shows
+where a run scores one of the finished passes again before it believes them.
 """
 
 import sqlite3
+import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+import xxhash
 
-from .model import LanguageModel
-from .model_digest import Fingerprint
+from .digests import probe_tolerance, same_probe
+from .model_interface import ScoredModel
 from .plan_windows import Pass
 from .score_measures import Measure
 from .score_passes import Columns
 from .signature import describe_model
 
 # SQLite's own way to tell whose file it is: an arbitrary number in the header.
-APPLICATION_ID = 0x50504C32
+APPLICATION_ID = 0x50504C33
 BUSY_TIMEOUT_S = 60.0
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS models (
-    number INTEGER PRIMARY KEY, description TEXT NOT NULL, fingerprint BLOB NOT NULL
+    number INTEGER PRIMARY KEY, description TEXT NOT NULL, probe REAL NOT NULL, checksum BLOB NOT NULL
 );
 CREATE TABLE IF NOT EXISTS scores (
     model INTEGER, text TEXT, first_read INTEGER, start_token INTEGER, end INTEGER, targets TEXT,
     name TEXT, dtype TEXT NOT NULL, width INTEGER NOT NULL, scores BLOB NOT NULL,
+    checksum BLOB NOT NULL,
     PRIMARY KEY (model, text, first_read, start_token, end, targets, name)
 ) WITHOUT ROWID;
 """
 NO_START_TOKEN = -1
+
+
+class Found(NamedTuple):
+    """A model in the file: its number there, its line and its probe as it was stored first."""
+
+    number: int
+    description: str
+    probe: float
 
 
 class StoredPass(NamedTuple):
@@ -52,13 +67,17 @@ class Checkpoint:
         path: the file; made if it is not there.
 
     Raises:
-        ValueError: the file is damaged, or was not created by this program.
+        ValueError: the file cannot be read, or was not created by this program.
     """
 
     def __init__(self, path: str | Path) -> None:
         self.path = str(path)
         self.model = 0  # its number in the file
         self.names: dict[str, str] = {}  # of the wanted columns: what each is stored under
+        self.found: list[Found] = []  # the models in it
+        self.salts: dict[
+            str, str
+        ] = {}  # of the stored columns: the models that their scores are of
         self.prefixes_agree = True
         self.connection = None
         try:
@@ -69,6 +88,7 @@ class Checkpoint:
 
     def _connect(self) -> None:
         self.connection = sqlite3.connect(self.path, timeout=BUSY_TIMEOUT_S, isolation_level=None)
+        self.connection.text_factory = lambda text: text.decode("utf-8", "replace")
         if not self._has_tables():  # nothing is written to a file that may lie on a read-only disk
             with _transaction(self.connection):
                 self.connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
@@ -86,7 +106,7 @@ class Checkpoint:
         return bool(tables)
 
     def use(
-        self, models: Sequence[LanguageModel], measures: Sequence[Measure], key_prefix: str = ""
+        self, models: Sequence[ScoredModel], measures: Sequence[Measure], key_prefix: str = ""
     ) -> None:
         """Set the models and measures whose scores are looked up and stored.
 
@@ -98,7 +118,8 @@ class Checkpoint:
         """
         for scored in models:
             scored.check_identifiable()
-        numbers = [self._number_of(scored) for scored in models]
+        self.found = [self._find(scored) for scored in models]
+        numbers = [found.number for found in self.found]
         self.model = numbers[0]
         self.prefixes_agree = all(scored.prefixes_agree for scored in models)
         if not self.prefixes_agree:
@@ -108,7 +129,8 @@ class Checkpoint:
         for measure in measures:
             beside = "".join(f"model {number}/" for number in numbers[1 : measure.num_models])
             for name in measure.columns:
-                self.names[name] = f"{key_prefix}{beside}{measure.key}/{name}"
+                stored = self.names[name] = f"{key_prefix}{beside}{measure.key}/{name}"
+                self.salts[stored] = repr(self.found[: measure.num_models])
 
     def load(self, wanted: Sequence[tuple[str, Pass]]) -> dict[int, Columns]:
         """Return the scores of those passes, by place, that earlier runs have finished.
@@ -135,46 +157,80 @@ class Checkpoint:
             for text, pass_, columns in scores
             for name, values in columns.items()
         ]
+        rows = [(*row, self._checksum(row)) for row in rows]
         with self._writing() as connection:
             connection.executemany(
-                "INSERT OR REPLACE INTO scores VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", rows
+                "INSERT OR REPLACE INTO scores VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", rows
             )
 
     def close(self) -> None:
         if self.connection is not None:
             self.connection.close()
 
-    def _number_of(self, model: LanguageModel) -> int:
-        """Find the number of the model with this description and these logits; add it if it is new.
+    def check_repeated(self, stored: Columns, repeated: Columns, where: str) -> None:
+        """Compare stored scores of a pass with those that it has now.
 
-        Code that no description covers may run in a model; its logits give that away.
+        Args:
+            where: what an error calls the pass.
+
+        Raises:
+            ValueError: they differ by more than rounding explains.
         """
+        for column, model in zip(("nll", "reference_nll"), self.found):
+            if column not in stored:
+                continue
+            before, now = (np.asarray(c[column], np.float64) for c in (stored, repeated))
+            if not agree(before, now, 3 * probe_tolerance(model.description)):
+                raise ValueError(
+                    f"`checkpoint`={self.path!r} must hold scores of this model, but {where}, which "
+                    f"it has as {before.mean():.6f} nats a token, come out as {now.mean():.6f}. Code "
+                    "of the model has changed, or something that its signature does not show. Name "
+                    "another file, or remove this one."
+                )
+
+    def _find(self, model: ScoredModel) -> Found:
+        """Find the model with this description and probe; add it if it is new."""
         with model.as_scored():
-            description, fingerprint = describe_model(model), model.fingerprint()
-        number = self._known_number(description, fingerprint)
-        if number is not None:
-            return number
+            description, probe = describe_model(model), model.probe
+        found = self._known(description, probe)
+        if found is not None:
+            return found
         with self._writing() as connection:
             # Another process may have added it since, and its scores must be found again.
-            number = self._known_number(description, fingerprint)
-            if number is not None:
-                return number
-            row = connection.execute(
-                "INSERT INTO models (description, fingerprint) VALUES (?, ?)",
-                (description, fingerprint.values.tobytes()),
-            )
-        return row.lastrowid
+            found = self._known(description, probe)
+            if found is not None:
+                return found
+            last = connection.execute("SELECT coalesce(max(number), 0) FROM models").fetchone()[0]
+            found = Found(last + 1, description, probe)
+            values = (*found, checksum(found))
+            connection.execute("INSERT INTO models VALUES (?, ?, ?, ?)", values)
+        return found
 
-    def _known_number(self, description: str, fingerprint: Fingerprint) -> int | None:
-        query = "SELECT number, fingerprint FROM models WHERE description = ? ORDER BY number"
-        try:
-            known = self.connection.execute(query, (description,)).fetchall()
-        except sqlite3.Error as error:
-            raise ValueError(f"`checkpoint`={self.path!r} cannot be read: {error}.") from error
-        for number, packed in known:
-            if fingerprint.is_close_to(np.frombuffer(packed)):
-                return number
+    def _known(self, description: str, probe: float) -> Found | None:
+        query = "SELECT * FROM models WHERE description = ? ORDER BY number"
+        for *row, digest in self._read(query, (description,)):
+            if digest == checksum(row) and same_probe(row[-1], probe, description):
+                return Found(*row)
         return None
+
+    def _checksum(self, row: Sequence[object]) -> bytes:
+        """Digest a row of scores, with the models that they are of."""
+        name = row[6]
+        return checksum((*row, self.salts.get(name)))
+
+    def _read(self, query: str, values: Sequence[object]) -> list[tuple]:
+        """Return the rows of a query.
+
+        Raises:
+            ValueError: the file cannot be read.
+        """
+        try:
+            return self.connection.execute(query, values).fetchall()
+        except (sqlite3.Error, OverflowError) as error:
+            raise ValueError(
+                f"`checkpoint`={self.path!r} cannot be read: {error}. It is damaged: remove it, or name "
+                "another file."
+            ) from error
 
     @contextmanager
     def _writing(self) -> Iterator[sqlite3.Connection]:
@@ -186,10 +242,11 @@ class Checkpoint:
         try:
             with _transaction(self.connection):
                 yield self.connection
-        except sqlite3.Error as error:
+        except (sqlite3.Error, OverflowError) as error:
             raise ValueError(
                 f"`checkpoint`={self.path!r} cannot be written: {error}. What it holds is intact: "
-                "free disk space or wait for the program that uses it, and repeat the call to resume."
+                "free disk space or wait for the program that uses it, and repeat the call to resume. "
+                "Where the file is damaged, remove it."
             ) from error
 
     def _key(self, text: str, pass_: Pass) -> tuple:
@@ -200,26 +257,25 @@ class Checkpoint:
     def _stored(self, text: str) -> Iterator[tuple[tuple[int, int | None], StoredPass]]:
         """Yield ((first token read, start token), scores) of each stored pass over a text."""
         marks = ", ".join("?" * len(self.names))
-        try:
-            rows = self.connection.execute(
-                "SELECT first_read, start_token, end, targets, name, dtype, width, scores "
-                f"FROM scores WHERE model = ? AND text = ? AND name IN ({marks})",
-                (self.model, text, *self.names.values()),
-            ).fetchall()
-        except sqlite3.Error as error:
-            raise ValueError(f"`checkpoint`={self.path!r} cannot be read: {error}.") from error
+        rows = self._read(
+            f"SELECT * FROM scores WHERE model = ? AND text = ? AND name IN ({marks})",
+            (self.model, text, *self.names.values()),
+        )
+        whole = [row for *row, digest in rows if digest == self._checksum(row)]
+        if len(whole) < len(rows):
+            warnings.warn(
+                f"`checkpoint`={self.path!r} is damaged: {len(rows) - len(whole)} of the "
+                f"{len(rows)} scores of a text are not what was stored. They are computed again.",
+                stacklevel=2,
+            )
         columns: dict[tuple, Columns] = {}
         column_of = {stored: column for column, stored in self.names.items()}
-        for begin, start_token, end, targets, name, *packed in rows:
+        for _, _, begin, start_token, end, targets, name, *packed in whole:
             of_pass = columns.setdefault((begin, start_token, end, targets), {})
             of_pass[column_of[name]] = _unpacked(*packed)
         for (begin, start_token, end, ranges), named in columns.items():
             spans = [tuple(map(int, span.split("-"))) for span in ranges.split(",")]
             targets = np.concatenate([np.arange(first, last) for first, last in spans])
-            if any(len(values) != len(targets) for values in named.values()):
-                raise ValueError(
-                    f"`checkpoint`={self.path!r} cannot be used: its scores are damaged."
-                )
             start = None if start_token == NO_START_TOKEN else start_token
             yield (begin, start), StoredPass(end, targets, named)
 
@@ -260,6 +316,22 @@ def open_checkpoint(path: str | Path | None) -> Iterator[Checkpoint | None]:
         yield checkpoint
     finally:
         checkpoint.close()
+
+
+def checksum(row: Sequence[object]) -> bytes:
+    """Digest the values of a row, which tell their types as well."""
+    return xxhash.xxh3_64(repr(tuple(row)).encode()).digest()
+
+
+def agree(values: np.ndarray, others: np.ndarray, tolerance: float) -> bool:
+    """Return whether values (N,) differ by no more than rounding, in the root of the mean square."""
+    if values.shape != others.shape:
+        return False
+    same = values == others  # infinite ones too
+    difference = np.where(
+        same, 0.0, np.subtract(values, others, where=~same, out=np.zeros_like(values))
+    )
+    return bool(np.sqrt(np.mean(difference**2)) <= tolerance)
 
 
 def _packed(values: np.ndarray) -> tuple[str, int, bytes]:

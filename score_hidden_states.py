@@ -21,7 +21,6 @@ import torch
 import xxhash
 
 from .model import LanguageModel
-from .model_digest import Fingerprint
 from .model_logits import Batch, BodyThenHead, LogitBlocks, Prefix
 from .plan import Measurement
 from .score_measures import Block
@@ -292,7 +291,6 @@ class StoredReference(LanguageModel):
         reference = file.reference
         self.__dict__.update(vars(reference))
         self.file = file
-        self._fingerprint = reference.fingerprint()
         self._numbers = {
             row_key(row.inputs, row.scored): number
             for number, row in enumerate(map(file.work.row, range(len(file.work.passes))))
@@ -304,10 +302,6 @@ class StoredReference(LanguageModel):
 
     def read_in_parts(self, length: int, refusal: str) -> None:
         raise MemoryError(refusal)
-
-    def fingerprint(self) -> Fingerprint:
-        """Return what was computed when it was whole."""
-        return self._fingerprint
 
     def logits(self, batch: Batch, block_rows: int, prefix: Prefix | None = None) -> LogitBlocks:
         """As `LanguageModel.logits`, for passes that are in the file."""

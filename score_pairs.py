@@ -47,7 +47,7 @@ class FreedModel(NamedTuple):
 # What of the reference's own result stands beside the model's.
 SHOWN_OF_REFERENCE = (
     *("perplexity", "perplexity_interval", "perplexities", "bits_per_byte"),
-    "signature",
+    *("signature", "probe"),
 )
 
 
@@ -355,12 +355,14 @@ class ByteComparison:
     def compare(self, report: "Report") -> dict:
         """Build what stands under `comparison`; see the metric's documentation."""
         pieces = self.pieces(report)
+        identity = describe_measurement(
+            self.reference, self.measurement, report.word_counts is not None
+        )
         return {
             "compared": "bytes",
             **compare_bytes(pieces, report.measurement.plan.max_length, self.margin),
-            "reference_signature": describe_measurement(
-                self.reference, self.measurement, report.word_counts is not None
-            )["signature"],
+            "reference_signature": identity["signature"],
+            "reference_probe": identity["probe"],
         }
 
     def piece_scores(self, report: "Report") -> list[dict]:

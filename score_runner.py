@@ -121,6 +121,10 @@ class Work:
         """Count the tokens that a pass reads."""
         return pass_.num_inputs
 
+    def stands_alone(self, number: int) -> bool:
+        """Whether a pass can be scored by itself."""
+        return True
+
     def share(self, processes: Processes) -> list[int]:
         """Return the passes that fall to this process."""
         return processes.share(self.costs)
@@ -412,6 +416,7 @@ class Runner:
         rank = self.processes.rank
         scores = {number: finished[number] for number in finished if holders[number] == rank}
         try:
+            self._check_finished(finished)
             self._score_share(scores, holders.keys())
         except Exception as error:
             self.processes.announce(error)
@@ -489,6 +494,24 @@ class Runner:
             return {}
         digests = [stream.digest for stream in self.work.streams]
         return self.checkpoint.load([(digests[pass_.stream], pass_) for pass_ in self.work.passes])
+
+    def _check_finished(self, finished: Mapping[int, Columns]) -> None:
+        """Score the longest of the finished passes again, before they are believed.
+
+        Raises:
+            ValueError: its scores have changed.
+        """
+        alone = [number for number in finished if self.work.stands_alone(number)]
+        if not alone:
+            return
+        number = max(alone, key=lambda number: self.work.lengths[number])
+        row, pass_ = self.work.row(number), self.work.passes[number]
+        [(_, [repeated])] = self.scorer.score(lambda _: row, [self.work.lengths[number]])
+        where = (
+            f"tokens {pass_.targets[0][0]} to {pass_.end - 1} of the text at position "
+            f"{self.work.streams[pass_.stream].text}"
+        )
+        self.checkpoint.check_repeated(finished[number], repeated, where)
 
     def _save(self, numbers: Sequence[int], batch: Sequence[Columns]) -> None:
         if self.checkpoint is None:

@@ -1,7 +1,9 @@
 """The signature: on one line, whatever a number depends on.
 
-Equal signatures mean equal numbers, so it covers what a forward pass depends on, and nothing that
-only says where a model came from.  Code that no digest covers is said in it: `+modified`.
+It covers what a forward pass depends on, as far as a description can, and nothing that only says
+where a model came from.  What was put over a model's code, where that is cheap to see, is said in it:
+`+modified`.  Beside it stands the probe, a measured number: the model's mean nll of a made-up text.
+Equal signatures and equal probes mean equal numbers.
 """
 
 import hashlib
@@ -38,8 +40,8 @@ def describe_measurement(
     measurement: Measurement,
     words_given: bool,
     word_fields: dict[str, str] | None = None,
-) -> dict[str, str]:
-    """Write the signature of a `Measurement` under a `LanguageModel`, long and short.
+) -> dict[str, str | float]:
+    """Write the signature of a `Measurement` under a `LanguageModel`, long and short; and its probe.
 
     In the spirit of sacrebleu's: `key:value` pairs joined by `|`.  The short form keeps the
     protocol and a digest of the whole line.
@@ -71,7 +73,7 @@ def describe_measurement(
     line = _line({name: fields[name] for name in order if name in fields})
     digest = hashlib.sha256(line.encode("utf-8")).hexdigest()[:DIGITS]
     short = f"ppl|{plan.protocol.name}|L{plan.max_length}|S{plan.stride}|{digest}"
-    return {"signature": line, "signature_short": short}
+    return {"signature": line, "signature_short": short, "probe": model.probe}
 
 
 def describe_all(

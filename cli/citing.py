@@ -38,7 +38,7 @@ def of_results(results: Sequence[dict], args, metric) -> str:
                 f"Command:    {command(args.argv)}",
             ]
         ),
-        "\n".join(result["signature"] for result in results),
+        "\n".join(f"{r['signature']}\nprobe: {r['probe']:.6f} nats a token" for r in results),
         metric.citation.strip(),
     ]
     return "\n\n".join(parts)
