@@ -30,7 +30,9 @@ def fields(result):
 
 
 def numbers(result):
-    return {name: value for name, value in result.items() if not name.startswith("signature")}
+    """All of a result but how it is called."""
+    names = ("signature", "signature_short", "model")
+    return {name: value for name, value in result.items() if name not in names}
 
 
 @pytest.fixture
