@@ -53,7 +53,7 @@ from .score_pairs import (
 from .score_passes import Columns
 from .score_runner import Progress, Session, Work
 from .signature import describe_key_tokens
-from .text_parts import Chat, separate_chats
+from .text_chats import Chat, separate_chats
 from .text_tokenization import Range
 
 

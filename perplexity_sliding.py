@@ -59,8 +59,9 @@ from .score_passes import Scorer as Scorer
 from .score_runner import Session as Session
 from .score_served import ServedScorer as ServedScorer
 from .signature import describe_measurement as describe_measurement
+from .text_chats import Chat, separate_chats
 from .text_joins import runs_together as runs_together
-from .text_parts import Chat, separate_chats
+from .text_parts import Parts as Parts
 from .text_tokenization import TokenizedText as TokenizedText
 from .text_tokenizer import check_tokenizer as check_tokenizer
 

@@ -5,9 +5,8 @@ token reaches across the edge of the scored part, `boundary` says whose it is.
 """
 
 import json
-import re
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -22,6 +21,7 @@ from .request_checks import (
     check_spans,
     name_positions,
 )
+from .text_chats import Chat, without_ends_of_turns, write_chats
 from .text_joins import runs_together
 from .text_tokenization import (
     Range,
@@ -31,13 +31,9 @@ from .text_tokenization import (
     start_token_id,
     tokenize,
     tokenize_each,
-    untrimmed,
 )
 
-Chat = Sequence[Mapping[str, object]]
 BOUNDARIES = ("joint", "separate", "healed")
-# A template that says itself what the model generates.
-GENERATION_MARK = re.compile(r"\{%-?\s*generation\s*-?%\}")
 
 
 @dataclass(frozen=True)
@@ -110,7 +106,7 @@ class Parts:
         if self.written is not None:
             whole, streams = list(self.written[0]), read_spans(tokenizer, *self.written)
         elif self.chats is not None:
-            whole, streams = read_chats(tokenizer, self.chats)
+            whole, streams = self._read_chats(tokenizer)
         elif self.spans is not None:
             whole, streams = list(texts), read_spans(tokenizer, texts, self.spans)
         else:
@@ -133,6 +129,15 @@ class Parts:
             return self
         spans = [[span for span in stream.part.spans if span[0] < span[1]] for stream in streams]
         return replace(self, written=(texts, spans))
+
+    def _read_chats(
+        self, tokenizer: PreTrainedTokenizerBase
+    ) -> tuple[list[str], list[TokenizedText]]:
+        check_fast(tokenizer)
+        whole, spans = write_chats(tokenizer, self.chats)
+        streams = read_spans(tokenizer, whole, spans)
+        special = set(tokenizer.all_special_ids)
+        return whole, without_ends_of_turns(whole, streams, self.chats, special)
 
     def _read_after_contexts(
         self, tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], protocol: Protocol
@@ -395,134 +400,3 @@ def border_windows(plan: Plan, stream: TokenizedText) -> list[Window]:
         return [last_window(end + 1, end, plan.max_length, starts=first == 0)]
     targets = ((0, len(stream)),) if stream.part is None else stream.part.targets
     return restrict_windows(plan.windows(len(stream) + 1), [(end, end + 1) for _, end in targets])
-
-
-# --- chats ----------------------------------------------------------------------------------------
-
-
-def separate_chats(predictions: object, num_added: int) -> tuple[object, list[Chat] | None]:
-    """Separate chats from texts.
-
-    Args:
-        num_added: texts that were added before.
-
-    Returns:
-        texts to hand on, in the place of chats what their assistants say; and the chats, or None.
-
-    Raises:
-        ValueError: there are both.
-    """
-    if isinstance(predictions, str) or not isinstance(predictions, Sequence):
-        return predictions, None
-    chats = [value for value in predictions if is_chat(value)]
-    if not chats:
-        return predictions, None
-    if len(chats) < len(predictions) or num_added:
-        raise ValueError(
-            "`predictions` must be either texts or chats, all in one call, got both: "
-            f"{len(chats)} chats and {len(predictions) - len(chats) + num_added} texts."
-        )
-    replies = [
-        "\n".join(str(m["content"]) for m in chat if m["role"] == "assistant") for chat in chats
-    ]
-    return replies, chats
-
-
-def is_chat(value: object) -> bool:
-    """Return whether a value is a list of messages, each with a role and a content."""
-    return (
-        isinstance(value, Sequence)
-        and not isinstance(value, str)
-        and len(value) > 0
-        and all(isinstance(m, Mapping) and {"role", "content"} <= m.keys() for m in value)
-    )
-
-
-def read_chats(
-    tokenizer: PreTrainedTokenizerBase, chats: Sequence[Chat]
-) -> tuple[list[str], list[TokenizedText]]:
-    """Write chats out with the tokenizer's template; the assistant's turns are scored.
-
-    The token that ends a turn is scored too, but its characters do not count.  Special tokens are
-    those that the template writes.
-
-    Raises:
-        ValueError: the tokenizer has no template, a chat has no turn of an assistant, or the
-            template does not write a chat as the continuation of its beginning.
-    """
-    check_fast(tokenizer)
-    if not getattr(tokenizer, "chat_template", None):
-        raise ValueError(
-            "`tokenizer` must have a chat template to write messages out, got one without. Set "
-            "`tokenizer.chat_template`, or pass texts and `contexts`."
-        )
-    unspoken = [n for n, chat in enumerate(chats) if all(m["role"] != "assistant" for m in chat)]
-    if unspoken:
-        raise ValueError(
-            "`predictions` must hold chats with a message of the role 'assistant', which is "
-            f"scored, got none at {name_positions(unspoken)}."
-        )
-    texts = [tokenizer.apply_chat_template(list(chat), tokenize=False) for chat in chats]
-    spans = [
-        assistant_spans(tokenizer, list(chat), text, number)
-        for number, (chat, text) in enumerate(zip(chats, texts))
-    ]
-    special = set(tokenizer.all_special_ids)
-    streams = read_spans(tokenizer, texts, spans)
-    return texts, [without_end_of_turn(stream, special) for stream in streams]
-
-
-def assistant_spans(
-    tokenizer: PreTrainedTokenizerBase, chat: list[Mapping], text: str, number: int
-) -> list[Range]:
-    """Find the characters of the assistant's turns in a chat that a template has written out.
-
-    Templates that mark what the model generates say so themselves; in others a turn is what a chat
-    has more than its beginning with the prompt for an answer, without white space after it.
-    """
-    template = tokenizer.chat_template
-    source = template if isinstance(template, str) else template.get("default", "")
-    if GENERATION_MARK.search(source):
-        return marked_spans(tokenizer, chat, text)
-    spans = []
-    for turn, message in enumerate(chat):
-        if message["role"] != "assistant":
-            continue
-        write = tokenizer.apply_chat_template
-        before = write(chat[:turn], tokenize=False, add_generation_prompt=True)
-        after = write(chat[: turn + 1], tokenize=False).rstrip()
-        if not (after.startswith(before) and text.startswith(after)):
-            raise ValueError(
-                "`predictions` must be chats that the tokenizer's template writes as it writes "
-                f"their beginnings, but it writes the chat at position {number} up to its message "
-                f"{turn} in another way than the whole. Mark the assistant's turns in the template "
-                "with {% generation %}, or pass texts and `contexts`."
-            )
-        if len(before) < len(after):
-            spans.append((len(before), len(after)))
-    return spans
-
-
-def marked_spans(tokenizer: PreTrainedTokenizerBase, chat: list[Mapping], text: str) -> list[Range]:
-    """Find the characters that a template marks with `{% generation %}`."""
-    with untrimmed(tokenizer):  # else a turn that begins with white space is not found
-        encoded = tokenizer.apply_chat_template(
-            chat, tokenize=True, return_dict=True, return_assistant_tokens_mask=True
-        )
-    [stream] = tokenize(tokenizer, [text], with_offsets=True)
-    edges = np.flatnonzero(np.diff([0, *encoded["assistant_masks"], 0])).tolist()
-    return [
-        (int(stream.offsets[first, 0]), int(stream.offsets[end - 1, 1]))
-        for first, end in zip(edges[::2], edges[1::2])
-    ]
-
-
-def without_end_of_turn(stream: TokenizedText, special: set[int]) -> TokenizedText:
-    """Return it with scored characters that end before the special tokens of each turn's end."""
-    spans = []
-    for (first, end), (begin, stop) in zip(stream.part.targets, stream.part.spans):
-        while end > first and int(stream.ids[end - 1]) in special:
-            end -= 1
-            stop = int(stream.offsets[end, 0])
-        spans.append((begin, max(begin, stop)))
-    return replace(stream, part=replace(stream.part, spans=tuple(spans)))

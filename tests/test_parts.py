@@ -23,7 +23,8 @@ from perplexity_sliding.plan_windows import (
     restrict_windows,
 )
 from perplexity_sliding.protocols import PROTOCOLS
-from perplexity_sliding.text_parts import find_part, is_chat
+from perplexity_sliding.text_chats import is_chat
+from perplexity_sliding.text_parts import find_part
 from tokenizers import Tokenizer, decoders, pre_tokenizers, processors
 from tokenizers import models as token_models
 from transformers import PreTrainedTokenizerFast
@@ -479,7 +480,9 @@ def test_chats_are_not_added_to_texts(metric, gpt2, tokenizer):
     assert metric.compute(model=gpt2, tokenizer=tokenizer)["num_tokens"] == 2
 
 
-@pytest.mark.parametrize("value", ["text", [], [{"role": "user"}], ["a"], 3, [[]]])
+@pytest.mark.parametrize(
+    "value", ["text", [], ["a"], 3, [[]], [{"role": "user", "content": "x"}, "a"]]
+)
 def test_what_is_no_chat(value):
     assert not is_chat(value)
 
