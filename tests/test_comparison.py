@@ -9,6 +9,7 @@ from perplexity_sliding.result_comparison import (
     PairedScores,
     by_confidence,
     by_tokens_seen,
+    common_pieces,
     compare,
     judge,
     plain_interval,
@@ -61,6 +62,42 @@ def ratio_of(scores) -> dict:
 
 def compared(scores, margin=None) -> dict:
     return compare(scores, ratio_of(scores), block_tokens=1, margin=margin)
+
+
+# ---- pieces of text
+
+NO_TOKENS = np.empty((0, 2), dtype=np.int64), np.empty(0)
+
+
+def test_pieces_by_hand():
+    """The last token reaches to the end of the text, whatever its tokenizer drops there."""
+    model = np.array([[0, 2], [2, 3], [3, 5]]), np.array([1.0, 2.0, 4.0])
+    reference = np.array([[1, 2], [2, 4]]), np.array([8.0, np.nan])
+    pieces = common_pieces("añb  ", model, reference)
+    assert (pieces.begins.tolist(), pieces.ends.tolist()) == ([0], [2])
+    assert (pieces.tokens.tolist(), pieces.num_bytes.tolist()) == ([1], [3])
+    assert (pieces.nll.tolist(), pieces.reference_nll.tolist()) == ([1.0], [8.0])
+    reference[1][1] = 16.0
+    pieces = common_pieces("añb  ", model, reference)
+    assert pieces.ends.tolist() == [2, 5]
+    assert pieces.tokens.tolist() == [1, 2]
+    assert pieces.nll.tolist() == [1.0, 6.0] and pieces.reference_nll.tolist() == [8.0, 16.0]
+
+
+def test_tokens_that_share_a_character_are_in_one_piece():
+    """The three bytes of a letter; a dummy space and the letter after it."""
+    model = np.array([[0, 1], [0, 1], [0, 1], [1, 2]]), np.array([1.0, 2.0, 4.0, 8.0])
+    reference = np.array([[0, 1], [0, 2]]), np.array([16.0, 32.0])
+    pieces = common_pieces("中x", model, reference)
+    assert pieces.ends.tolist() == [2]
+    assert pieces.nll.tolist() == [15.0] and pieces.reference_nll.tolist() == [48.0]
+
+
+@pytest.mark.parametrize("empty_first", [True, False])
+def test_a_text_that_one_model_has_no_token_of_has_no_piece(empty_first):
+    sides = [NO_TOKENS, (np.array([[0, 1], [1, 2]]), np.array([1.0, 2.0]))]
+    pieces = common_pieces("  ", *sides[:: 1 if empty_first else -1])
+    assert all(len(column) == 0 for column in pieces[1:])
 
 
 # ---- by hand

@@ -56,6 +56,21 @@ def test_the_interval_is_not_below_one():
     assert low == 1 < result["longppl"] < high
 
 
+def test_only_tokens_of_the_text_that_have_a_loss_are_key():
+    """Not the first, which nothing predicts, nor what the tokenizer has added."""
+    offsets = np.array([[0, 1], [1, 2], [2, 3], [0, 0], [3, 4]])
+    added = np.array([False, False, False, True, False])
+    streams = [TokenizedText(np.arange(5), offsets, added)]
+    measurement = SimpleNamespace(streams=streams, windows=[[Window(0, 1, 5)]])
+    report = SimpleNamespace(
+        measurement=measurement, scores=[[{"nll": np.array([1.0, 2.0, 100.0, 4.0])}]]
+    )
+    result = report_key_tokens(report, [np.array([[0, 2], [3, 4]])])
+    assert result["num_key_tokens"] == 2  # the second and the last
+    assert result["longppls"] == [pytest.approx(np.exp((1.0 + 4.0) / 2))]
+    assert result["longppl"] == pytest.approx(np.exp((1.0 + 4.0) / 2))
+
+
 def spans(generator):
     """Ascending spans of characters, some of which touch."""
     widths, gaps = generator.integers(1, 6, 40), generator.integers(0, 2, 40)

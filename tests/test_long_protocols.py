@@ -196,6 +196,30 @@ def test_longlora(metric, model, length, stride):
     assert result["num_tokens"] == len(begins) * (length - 1)
 
 
+def test_of_several_scores_a_token_shows_that_with_the_most_context(metric, model):
+    """Windows of LongLoRA overlap, and each scores all of its tokens."""
+    tokenizer, text = make_tokenizer(), random_text(40)
+    ids, length, stride = encode(tokenizer, text), 12, 4
+    best = {}
+    for window in reversed(reference.longlora(len(ids), length, stride)):
+        nlls = reference.token_nlls(model, ids, window)
+        best |= {place: (len(window[place]), nlls[place]) for place in window}
+    result = metric.compute(
+        predictions=[text],
+        model=model,
+        tokenizer=tokenizer,
+        protocol="longlora",
+        max_length=length,
+        stride=stride,
+        return_token_scores=True,
+    )
+    [scores] = result["token_scores"]
+    for place, (seen, nll) in best.items():
+        assert scores["context_length"][place] == seen
+        assert scores["nll"][place] == close(nll)
+    assert max(scores["context_length"]) == length - 1
+
+
 @pytest.mark.parametrize("stride", [1, 5, CONTEXT])
 def test_fairseq(metric, model, stride):
     """Lines with EOS behind each in one stream, and before it; base 2 comes to the same."""

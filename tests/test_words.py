@@ -484,6 +484,30 @@ def test_without_spaces_words_are_plain_sums(metric, speller, spelling):
     assert scores["surprisal"][1] == scores["nll"][1]
 
 
+def test_a_space_that_only_the_decoder_puts_opens_no_word():
+    """Where every token begins with one once decoded, the text says whether there is any."""
+    everywhere = vocabulary_of([" a", " b", " c"])
+    ids, offsets = np.arange(3), np.array([(0, 1), (1, 2), (3, 4)])
+    borders = TokenBorders.of("ab c", ids, offsets, everywhere)
+    assert borders.opens.tolist() == [True, False, True, True]
+    assert borders.at_start.tolist() == [True, False, False, False]
+
+
+def test_given_spans_of_words_count_from_the_text_s_beginning(metric, speller, spelling):
+    """With `score_spans` too; after a context from where the text begins."""
+    kwargs = {"model": speller, "tokenizer": spelling, "stride": 5}
+    cut = TEXT.index(" aab")
+    spans = [(first, end) for first, end in split_words(TEXT) if first > cut]
+    parts = {"score_spans": [[(cut, len(TEXT))]]}
+    [split] = words_of(metric, texts=[TEXT], **parts, **kwargs)
+    [given] = words_of(metric, texts=[TEXT], words=[spans], **parts, **kwargs)
+    moved = [(first - cut, end - cut) for first, end in spans]
+    [after] = words_of(metric, texts=[TEXT[cut:]], words=[moved], contexts=TEXT[:cut], **kwargs)
+    assert given == split
+    assert given["words"] == after["words"] == TEXT[cut:].split()
+    assert given["surprisal"] == close(after["surprisal"])
+
+
 def test_a_token_for_two_words_is_reported(metric, speller, spelling):
     with pytest.warns(UserWarning, match="across the edge of a word in the texts at position 1;"):
         scores = words_of(
