@@ -41,11 +41,6 @@ def run(args: argparse.Namespace) -> int:
         progress.status("Reading")
         texts = open_texts(args)
         texts = chain([next(texts)], texts)  # what cannot be read shows before the imports
-        if args.takes_bundled_model and not args.hides_progress:
-            progress.clear()
-            say(
-                "this is the small bundled model, for trying things out: --model NAME takes another"
-            )
         progress.status("Loading the libraries")
         metric = load_metric(args)
         progress.status(f"Loading {os.path.basename(args.model_id.rstrip('/'))}")
@@ -54,12 +49,15 @@ def run(args: argparse.Namespace) -> int:
         progress.close()
     if is_one_of_several(args):
         return exit_code(report, args)  # the first process of the torchrun prints
-    show(report, args, metric)
+    written = show(report, args, metric)
     if plots and report.corpus is not None:
         plots.draw_curves(report.corpus, args.plot)
     elif plots:
         plots.draw(report.compared, report.measurements, args.plot)
-    return exit_code(report, args)
+    code = exit_code(report, args)
+    if written and not args.hides_progress:
+        say(written)
+    return code
 
 
 def check_names(args: argparse.Namespace) -> None:

@@ -16,6 +16,7 @@ import textwrap
 from pathlib import Path
 
 from . import values
+from .helping import HelpAction
 
 ROOT = Path(__file__).resolve().parent.parent
 METRIC = ROOT / "perplexity_sliding.py"
@@ -34,28 +35,6 @@ ENDINGS = {
 }
 # Formats with one row a text (a token, a word), and nothing else.
 TIDY = ("jsonl", "csv", "tsv", "parquet")
-
-EXAMPLES = """\
-examples:
-  %(prog)s samples/story.txt
-  %(prog)s samples --model openai-community/gpt2 --stride 256
-  %(prog)s story.txt --protocol all           as each tool would measure it
-  %(prog)s story.txt --stride 64,32,16        what a smaller stride gains
-  %(prog)s reviews.csv --id-column id --output scores.csv
-  %(prog)s story.txt --tokens --format jsonl  every token with its surprisal
-  %(prog)s story.txt --model me/4bit --reference me/full --margin 0.01
-  %(prog)s items.csv --words --context-column context -o words.csv
-  %(prog)s story.txt --fail-above 40          exit code 1: a gate
-  %(prog)s story.txt --cite                   the sentence for a paper
-
-exit codes:
-  0, 1      all is scored: below --fail-above and within --margin, or not
-  2         bad input, or a text that could not be scored: stderr says why
-  3         a crash: a fault of the program
-  130, 143  interrupted, by SIGTERM
-
-Each option in more words: docs/command-line.md
-"""
 
 
 def option(help: str, **settings) -> dict:
@@ -264,10 +243,10 @@ OUTPUT = {
 }  # fmt: skip
 GROUPS = {
     "texts": INPUT,
-    "what is measured": MEASURE,
-    "the model": MODEL,
-    "a second model": REFERENCE,
-    "how it runs": RUN,
+    "measure": MEASURE,
+    "models": MODEL,
+    "reference": REFERENCE,
+    "run": RUN,
     "output": OUTPUT,
 }
 SHORT = {
@@ -309,7 +288,6 @@ def make_parser(program: str = "score.py") -> Parser:
         prog=program,
         usage="%(prog)s [FILE ...] [options]",
         description="Perplexity of texts of any length, read in windows that slide over them.",
-        epilog=EXAMPLES,
         allow_abbrev=False,
         formatter_class=HelpFormatter,
         add_help=False,
@@ -321,7 +299,9 @@ def make_parser(program: str = "score.py") -> Parser:
         help="text, CSV, TSV, JSON lines, Parquet, gzipped or not; "
         "a folder or glob of them; - or nothing: standard input",
     )
-    parser.add_argument("-h", "--help", action="help", help="show this and exit")
+    parser.add_argument(
+        "-h", "--help", action=HelpAction, groups=named_groups(), help="show the options and exit"
+    )
     parser.add_argument(
         "--version",
         action="version",
@@ -334,6 +314,14 @@ def make_parser(program: str = "score.py") -> Parser:
             spelled = [*SHORT.get(name, ()), f"--{with_hyphens(name)}"]
             group.add_argument(*spelled, dest=name, **settings)
     return parser
+
+
+def named_groups() -> dict[str, list[str]]:
+    """The options of each group, by the word that --help knows it by."""
+    groups = {title: list(options) for title, options in GROUPS.items()}
+    groups["texts"] = ["files", *groups["texts"]]
+    groups["output"] += ["help", "version"]
+    return groups
 
 
 def parse_arguments(argv: list[str], program: str = "score.py") -> argparse.Namespace:

@@ -1,35 +1,56 @@
 """Show a report: which rows there are, and in which format they are written."""
 
 import argparse
+import statistics
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
 
 from . import citing, comparison_report, formats, rows, tables
 from .measuring import ReadText, Report
-from .messages import harmless
+from .messages import harmless, named
 from .options import TIDY
 from .spooling import Rows
 
 # Formats that other programs read: text in them is kept as it is.
 DATA = ("json", *TIDY)
+# So many times the bits per byte of most texts, and a text is of another kind.
+FAR_ABOVE = 1.75
 # Tables below that of the texts, by the key of the result.
 CURVES = {"by_context_length": tables.of_contexts, "by_position": tables.of_positions}
 
 
-def show(report: Report, args: argparse.Namespace, metric) -> None:
-    """Print the report, or write it to --output."""
+def show(report: Report, args: argparse.Namespace, metric) -> str | None:
+    """Print the report, or write it to --output and return what is to be said of that."""
     if args.format == "parquet":
         formats.write_parquet(tidy_rows(report, args), args.output)
-        return
+        return what_was_written(report, args)
     pieces = render(report, args, metric)
     if args.format not in DATA:
         pieces = map(harmless, pieces)
     if args.output is not None:
         formats.write(pieces, args.output)
+        return what_was_written(report, args)
     elif sys.stdout is not None:
         sys.stdout.writelines(map(harmless, pieces) if sys.stdout.isatty() else pieces)
         sys.stdout.flush()
+    return None
+
+
+def what_was_written(report: Report, args: argparse.Namespace) -> str:
+    """The file, how many rows it has, and what was left out."""
+    said = [f"wrote {args.output}"]
+    if args.format in (*TIDY, "parquet"):
+        said.append(plural(sum(1 for _ in tidy_rows(report, args)), "row"))
+    if report.num_empty:
+        said.append(f"{plural(report.num_empty, 'empty text')} left out")
+    if report.num_refused:
+        said.append(f"{plural(report.num_refused, 'text')} could not be scored")
+    return ": ".join([said[0], ", ".join(said[1:])]) if said[1:] else said[0]
+
+
+def plural(number: int, noun: str) -> str:
+    return f"{number:,} {noun}" + ("" if number == 1 else "s")
 
 
 def render(report: Report, args: argparse.Namespace, metric) -> Iterator[str]:
@@ -138,8 +159,19 @@ def as_text(report: Report, args: argparse.Namespace, metric) -> Iterator[str]:
         yield citing.of_results(report.results, args, metric) + "\n"
         return
     yield from paragraphs(all_tables(report, args, tables.with_title))
-    yield from (f"{note}\n" for note in notes_on(report))
+    for note in [*notes_on(report), *guide(report, args)]:
+        yield from (f"{line}\n" for line in tables.lines_of(note))
     yield f"\n{signature(report, args.verbose)}\n"
+
+
+def guide(report: Report, args: argparse.Namespace) -> list[str]:
+    """What somebody who sees such a table for the first time must know."""
+    if report.corpus is None or args.unit:
+        return []
+    bundled = (
+        " The model is the small bundled one, for trying things out: --model NAME takes another."
+    )
+    return ["Lower is better." + (bundled if args.takes_bundled_model else "")]
 
 
 def notes_on(report: Report) -> list[str]:
@@ -154,6 +186,7 @@ def notes_on(report: Report) -> list[str]:
     )
     if num_rows > 0:
         said.append(f"{num_rows:,} of the texts are rows of tables (--format csv has each).")
+    said += far_above(files)
     if report.num_empty:
         rows_are = "row was" if report.num_empty == 1 else "rows were"
         said.append(f"{report.num_empty:,} empty {rows_are} left out.")
@@ -162,6 +195,23 @@ def notes_on(report: Report) -> list[str]:
     if len(failed) > 5:
         said.append(f"{len(failed) - 5:,} more rows could not be scored.")
     return said
+
+
+def far_above(files: list[dict]) -> list[str]:
+    """Name the texts that the model plainly does not read, by their bits per byte."""
+    if len(files) < 2:
+        return []
+    usual = statistics.median_low(row["bits_per_byte"] for row in files)
+    strange = [row for row in files if row["bits_per_byte"] > FAR_ABOVE * usual]
+    if not strange:
+        return []
+    these = named(
+        [f"{tables.printable(row['name'])} ({row['bits_per_byte']:.2f})" for row in strange]
+    )
+    return [
+        f"{these}: bits per byte far above the others' {usual:.2f}. The model does not read this kind "
+        "of text (another language, a list, code?), and all together says little."
+    ]
 
 
 def signature(report: Report, long: bool) -> str:

@@ -123,7 +123,6 @@ def of_texts(rows: list[dict], corpus: dict) -> Table:
             "text": lambda row: printable(row["name"]),
             "tokens": count("num_tokens"),
             "scored": scored_share,
-            "windows": count("num_windows"),
             "perplexity": number("perplexity"),
             "95 % interval": interval,
             "tool ±": number("tool_stderr", 4),
@@ -330,7 +329,7 @@ def table(
 
 def lay_out(what: Table, width: int | None = None) -> str:
     """Lay a table out in a number of columns, by default the terminal's, or 80."""
-    width = width or shutil.get_terminal_size((WIDTH, 24)).columns
+    width = width or terminal_width()
     kept, dropped = fit(what, width)
     lines = [[line[n] for n in kept] if len(line) > 1 else line for line in what.lines]
     titles = [what.titles[n] for n in kept]
@@ -393,6 +392,15 @@ def fit(what: Table, width: int) -> tuple[list[int], list[str]]:
 def wrapped(text: str, width: int) -> list[str]:
     """Lines of so many columns; names of options stay whole."""
     return wrap(text, width, break_on_hyphens=False)
+
+
+def lines_of(note: str) -> list[str]:
+    """Lines of a note in the width of the terminal."""
+    return wrapped(note, terminal_width())
+
+
+def terminal_width() -> int:
+    return shutil.get_terminal_size((WIDTH, 24)).columns
 
 
 def excuse(name: str, size: int, error: str, width: int) -> str:

@@ -14,7 +14,7 @@ import pytest
 from models import random_text
 from wcwidth import wcswidth
 
-from cli import citing, comparison_report, main, measuring, options, rows, tables
+from cli import citing, comparison_report, main, measuring, options, output, rows, tables
 from cli.progress import Progress, minutes
 
 TEXTS = [random_text(length, seed=length) for length in (120, 90)]
@@ -221,6 +221,33 @@ def test_every_number_of_a_result_is_a_column_by_itself():
     ]
 
 
+# ---- what stands beside the numbers
+
+
+def test_a_text_that_the_model_does_not_read_is_pointed_out(metric, tmp_path):
+    rows = [{"name": name, "bits_per_byte": bits} for name, bits in zip("abc", (1.4, 1.5, 5.1))]
+    [note] = output.far_above(rows)
+    assert note.startswith("c (5.10): bits per byte far above the others' 1.50.")
+    assert output.far_above(rows[:2]) == [] == output.far_above(rows[2:])
+    assert len(output.far_above([rows[0], rows[2]])) == 1
+
+
+def test_the_samples_in_another_language_are_pointed_out(capsys, root):
+    assert main.main([str(root / "samples" / name) for name in ("deutsch.txt", "story.txt")]) == 0
+    assert "deutsch.txt (5.13): bits per byte far above" in capsys.readouterr().out.replace(
+        "\n", ""
+    )
+
+
+@pytest.mark.parametrize("name", ["scores.csv", "scores.parquet", "scores.jsonl"])
+def test_what_was_written_is_said_at_last(call, name):
+    Path("t.jsonl").write_text('{"text": "w5 w6"}\n{"text": ""}\n{"text": "w7 w8 w9"}\n')
+    last = call("t.jsonl", "-o", name).err.splitlines()[-1]
+    assert last == f"score.py: wrote {name}: 2 rows, 1 empty text left out"
+    assert call("t.jsonl", "-o", name, "--quiet").err == ""
+    assert call("a.txt", "-o", "table.md").err.splitlines()[-1] == "score.py: wrote table.md"
+
+
 # ---- tables that fit
 
 
@@ -231,7 +258,7 @@ def test_a_table_fits_into_80_columns_and_says_what_it_left_out(call, monkeypatc
     for argv in (["--protocol=all"], ["--stride=16,8,4"], [], ["--tokens", "--num-alternatives=9"]):
         printed = call(name, *argv).out
         assert max(wcswidth(line) for line in printed.splitlines()) <= 80, argv
-    assert "No room here for: windows, word perplexity (--format csv" in call(name).out
+    assert "No room here for: word perplexity (--format csv" in call(name).out
     monkeypatch.setenv("COLUMNS", "200")
     assert "word perplexity" in call(name).out.splitlines()[0]
 

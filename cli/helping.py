@@ -1,0 +1,95 @@
+"""--help: two screens of 24 lines for all, and each group of options whole."""
+
+import argparse
+import textwrap
+
+# What most people need, as argparse knows it, on the first screen.
+OFTEN = ("model_id", "protocol", "stride", "format", "output", "fail_above", "cite")
+LINES = 80
+
+INTRODUCTION = """\
+usage: {program} [FILE ...] [options]
+
+How surprised a language model is by texts of any length. It reads at most a
+window of tokens at a time; the window slides on by a stride, and each token is
+scored once. Perplexity: lower is better.
+
+  {program} samples/story.txt                 a text, a table, a folder, or -
+  {program} samples --model openai-community/gpt2 --stride 256
+  {program} story.txt --protocol all          as each tool would measure it
+  {program} story.txt --stride 64,32,16       what a smaller stride gains
+  {program} story.txt --model me/4bit --reference me/full --margin 0.01
+  {program} reviews.csv --id-column id --output scores.csv
+  {program} items.csv --words --context-column context -o words.csv
+"""
+EXIT_CODES = """\
+exit codes: 0; 1 above --fail-above or not within --margin; 2 bad input, stderr
+says why; 3 a crash; 130, 143 interrupted. More: docs/command-line.md
+"""
+
+
+class HelpAction(argparse.Action):
+    """Prints the overview, or the group that is named."""
+
+    def __init__(self, option_strings, dest, groups, **settings):
+        super().__init__(
+            option_strings, dest, nargs="?", choices=[*groups, "all"], metavar="GROUP", **settings
+        )
+        self.groups = groups
+
+    def __call__(self, parser, namespace, value, option_string=None):
+        if value is None:
+            print(overview(parser, self.groups), end="")
+        elif value == "all":
+            print("\n".join(of_group(parser, title, names) for title, names in self.groups.items()))
+        else:
+            print(of_group(parser, value, self.groups[value]), end="")
+        parser.exit()
+
+
+def overview(parser: argparse.ArgumentParser, groups: dict[str, list[str]]) -> str:
+    """What it is for, what most people need, and what else there is by groups."""
+    often = described(parser, list(OFTEN))
+    listed = [
+        textwrap.fill(
+            ", ".join(spelled(parser, name) for name in names if name not in OFTEN),
+            LINES,
+            initial_indent=f"  {title:<10}",
+            subsequent_indent=" " * 12,
+            break_on_hyphens=False,
+            break_long_words=False,
+        )
+        for title, names in groups.items()
+    ]
+    parts = [
+        INTRODUCTION.format(program=parser.prog),
+        f"often:\n{often}",
+        f"more, by groups ({parser.prog} --help GROUP explains one, all of them all):\n"
+        + "\n".join(listed)
+        + "\n",
+        EXIT_CODES,
+    ]
+    return "\n".join(parts)
+
+
+def of_group(parser: argparse.ArgumentParser, title: str, names: list[str]) -> str:
+    return f"{title}:\n{described(parser, names)}"
+
+
+def described(parser: argparse.ArgumentParser, names: list[str]) -> str:
+    """The options with what they do, an option a line where there is room."""
+    formatter = parser.formatter_class(parser.prog)
+    formatter.start_section(None)
+    formatter.add_arguments([action_of(parser, name) for name in names])
+    formatter.end_section()
+    return formatter.format_help()
+
+
+def action_of(parser: argparse.ArgumentParser, name: str) -> argparse.Action:
+    return next(action for action in parser._actions if action.dest == name)
+
+
+def spelled(parser: argparse.ArgumentParser, name: str) -> str:
+    """An option by its first long name."""
+    names = action_of(parser, name).option_strings or [action_of(parser, name).metavar]
+    return next((option for option in names if option.startswith("--")), names[0])
