@@ -12,7 +12,6 @@ from typing import NamedTuple
 
 import xxhash
 
-VERSION = "0.1.0"
 DIGITS = 12
 TEXTS_MODULUS = 2**127 - 1  # a prime
 TEXTS_BASE = 0x9E3779B97F4A7C15F39CC0605CEDC835 % TEXTS_MODULUS  # an arbitrary number

@@ -4,6 +4,7 @@ Its name and what identifies it, the tokens it takes, its vocabulary, and the wa
 found out here, once for as long as the model stays as it is.
 """
 
+import logging
 import threading
 import warnings
 import weakref
@@ -11,7 +12,6 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from typing import NamedTuple
 
-import evaluate
 import numpy as np
 import torch
 import transformers
@@ -73,7 +73,7 @@ from .model_states import HeadInParts, StateReader, find_reader, why_not_in_part
 from .text_tokenizer import check_tokenizer
 
 # Below evaluate's own, so that evaluate.logging decides what is shown.
-logger = evaluate.logging.get_logger("evaluate.perplexity_sliding")
+logger = logging.getLogger("evaluate.perplexity_sliding")
 
 
 # Fewest tokens that a pass is read in parts of.

@@ -1,5 +1,6 @@
 """An HTTP server that answers in JSON: asked several things at once, and again where it fails."""
 
+import logging
 import os
 import random
 from collections.abc import Hashable, Iterable, Iterator
@@ -9,11 +10,10 @@ from typing import NamedTuple
 from urllib.parse import urlsplit
 
 import anyio
-import evaluate
 import httpx
 from anyio.from_thread import start_blocking_portal
 
-logger = evaluate.logging.get_logger("evaluate.perplexity_sliding")
+logger = logging.getLogger("evaluate.perplexity_sliding")
 
 # What a server says when it is busy or broken for the moment.
 TRANSIENT = {408, 429, 500, 502, 503, 504}

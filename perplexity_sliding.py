@@ -16,8 +16,9 @@ import evaluate
 import torch
 from transformers import PreTrainedTokenizerBase
 
+from .about import CITATION, VERSION
 from .call import compute, compute_with
-from .digests import VERSION
+from .digests import TextsDigest as TextsDigest
 from .model import LanguageModel
 from .model_code import describe as describe
 from .model_digest import modifications as modifications
@@ -56,6 +57,7 @@ from .score_hidden_states import store_reference as store_reference
 from .score_measures import TOKEN_MEASURES
 from .score_pairs import score_pair as score_pair
 from .score_passes import Scorer as Scorer
+from .score_progress import progress_bar as progress_bar
 from .score_runner import Session as Session
 from .score_served import ServedScorer as ServedScorer
 from .signature import describe_measurement as describe_measurement
@@ -293,23 +295,6 @@ _KWARGS_DESCRIPTION = _KWARGS_DESCRIPTION.replace(
     ", ".join(f'"{name}"' + " (the default)" * (name == DEFAULT_PROTOCOL) for name in PROTOCOLS),
 ).replace("{token_columns}", ", ".join(f'"{name}"' for name in TOKEN_MEASURES))
 
-_CITATION = """\
-@software{perplexity_sliding,
-  title = {Perplexity Sliding: perplexity of texts of any length, under every published protocol},
-  year = {2026},
-  version = {VERSION},
-  license = {Apache-2.0}
-}
-
-@article{jelinek1977perplexity,
-  title = {Perplexity—a measure of the difficulty of speech recognition tasks},
-  author = {Jelinek, Fred and Mercer, Robert L. and Bahl, Lalit R. and Baker, James K.},
-  journal = {The Journal of the Acoustical Society of America},
-  volume = {62},
-  year = {1977}
-}
-""".replace("{VERSION}", f"{{{VERSION}}}")
-
 
 def signature_of_a_method(function: Callable) -> Signature:
     """Return the signature that a function has as a method of a class."""
@@ -345,7 +330,7 @@ class PerplexitySliding(evaluate.Metric):
     def _info(self) -> evaluate.MetricInfo:
         return evaluate.MetricInfo(
             description=_DESCRIPTION,
-            citation=_CITATION,
+            citation=CITATION,
             inputs_description=_KWARGS_DESCRIPTION,
             features=datasets.Features({"predictions": datasets.Value("string")}),
             reference_urls=["https://huggingface.co/docs/transformers/perplexity"],

@@ -6,12 +6,12 @@ all learn of the error there, and all are in step again for the call after it.
 """
 
 import heapq
+import logging
 import pickle
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, NamedTuple
 
-import evaluate
 import torch
 import xxhash
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from accelerate import PartialState
 
 # Below evaluate's own, so that evaluate.logging decides what is shown.
-logger = evaluate.logging.get_logger("evaluate.perplexity_sliding")
+logger = logging.getLogger("evaluate.perplexity_sliding")
 
 # How long a process waits for the others: as long as the slowest may need for its share.
 PATIENCE = timedelta(days=2)

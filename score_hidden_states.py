@@ -10,12 +10,12 @@ pass eight bytes, the digest of its rows, or 0 while they are not there; and the
 
 import errno
 import json
+import logging
 import math
 import os
 from collections.abc import Sequence
 from pathlib import Path
 
-import evaluate
 import numpy as np
 import torch
 import xxhash
@@ -25,6 +25,7 @@ from .model_logits import Batch, BodyThenHead, LogitBlocks, Prefix
 from .plan import Measurement
 from .score_measures import Block
 from .score_passes import Columns, Scorer
+from .score_progress import progress_bar
 from .score_runner import Progress, Session, Work, plan_work
 from .signature import describe_model
 
@@ -32,7 +33,7 @@ FORMAT = "perplexity-sliding hidden states, 2"
 PAGE_BYTES = 4096
 
 # Below evaluate's own, so that evaluate.logging decides what is shown.
-logger = evaluate.logging.get_logger("evaluate.perplexity_sliding")
+logger = logging.getLogger("evaluate.perplexity_sliding")
 
 
 def store_reference(
@@ -219,7 +220,7 @@ class StatesFile:
         batch_tokens = session.batch_size * self.work.max_length
         scorer = Scorer([Body(self.reference)], [HiddenRows()], batch_tokens, session.logits_memory)
         done, total = sum(costs[number] for number in self.finished), sum(costs)
-        with evaluate.logging.tqdm(
+        with progress_bar(
             total=total, initial=done, unit="token", desc="Reference", disable=None
         ) as bar:
             for numbers, batch in scorer.score(self.work.row, costs, frozenset(self.finished)):

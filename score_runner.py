@@ -9,7 +9,6 @@ from collections.abc import Callable, Container, Iterator, Mapping, Sequence, Se
 from dataclasses import dataclass, replace
 from itertools import chain, islice
 
-import evaluate
 import numpy as np
 
 from .model import LanguageModel
@@ -29,6 +28,7 @@ from .score_checkpoint import Checkpoint
 from .score_distributed import Processes
 from .score_measures import Measure
 from .score_passes import Columns, Row, Scorer
+from .score_progress import progress_bar
 from .score_served import PassError, ServedScorer
 from .signature import describe_all
 from .text_tokenization import stream_hash
@@ -436,7 +436,7 @@ class Runner:
         estimate = RunningEstimate(sum(costs))
         for place in finished:
             estimate.add(self._shown(share[place], scores), costs[place])
-        with evaluate.logging.tqdm(
+        with progress_bar(
             total=estimate.total,
             initial=estimate.done,
             unit="token",

@@ -9,7 +9,8 @@ Equal signatures and equal probes mean equal numbers.
 import hashlib
 from collections.abc import Sequence
 
-from .digests import DIGITS, VERSION
+from .about import VERSION
+from .digests import DIGITS
 from .model import LanguageModel
 from .model_digest import tokenizer_digest
 from .plan import Measurement

@@ -6,13 +6,13 @@ import os
 import re
 import sys
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from . import sharding, wikitext
 from .messages import in_options
-from .options import METRIC, METRIC_ARGUMENTS, OF_REFERENCE
+from .options import METRIC_ARGUMENTS, OF_REFERENCE
 from .progress import Progress
 from .reading import Text
 from .spooling import Spool
@@ -79,30 +79,55 @@ class Report:
         return corpus + [result for result in self.measurements if "error" not in result]
 
 
-def load_metric(args: argparse.Namespace):
-    """Load the metric, and only now the libraries that it takes seconds to import."""
-    import evaluate
+@dataclass(frozen=True)
+class Metric:
+    """The engine as `evaluate` would give it, without evaluate, which takes longer to import.
+
+    Attributes:
+        compute: computes, and keeps models that are named open for the next call.
+        protocols: rows of the protocols, by name.
+        default_protocol: the name of the one that is used unless another is asked for.
+        citation: BibTeX.
+    """
+
+    compute: Callable[..., dict]
+    protocols: dict
+    default_protocol: str
+    citation: str
+
+
+def load_metric(args: argparse.Namespace) -> Metric:
+    """Load the engine, and only now the libraries that it takes seconds to import."""
     import huggingface_hub
     import transformers
+
+    from perplexity_sliding import about, call, model_source, protocols
 
     transformers.logging.disable_progress_bar()
     if not args.hides_progress and sys.stderr.isatty():
         huggingface_hub.utils.enable_progress_bars()  # a download may take long
-    return evaluate.load(str(METRIC))
+    models = model_source.OpenModels()
+    return Metric(
+        lambda **arguments: call.compute_with(models, arguments),
+        protocols.PROTOCOLS,
+        protocols.DEFAULT_PROTOCOL,
+        about.CITATION,
+    )
 
 
 @contextmanager
 def without_bars() -> Iterator[None]:
-    """Keep evaluate's own bars away: there is one for the whole run."""
-    import evaluate
+    """Keep the engine's own bars away: there is one for the whole run."""
+    from huggingface_hub import utils
+    from perplexity_sliding.score_progress import NAME
 
-    enabled = evaluate.logging.is_progress_bar_enabled()
-    evaluate.logging.disable_progress_bar()
+    hidden = utils.are_progress_bars_disabled(NAME)
+    utils.disable_progress_bars(NAME)
     try:
         yield
     finally:
-        if enabled:
-            evaluate.logging.enable_progress_bar()
+        if not hidden:
+            utils.enable_progress_bars(NAME)
 
 
 def metric_arguments(args: argparse.Namespace) -> dict:

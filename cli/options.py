@@ -19,7 +19,6 @@ from . import values
 from .helping import HelpAction
 
 ROOT = Path(__file__).resolve().parent.parent
-METRIC = ROOT / "perplexity_sliding.py"
 BUNDLED_MODEL = ROOT / "demo_model"
 FORMATS = ("text", "json", "jsonl", "csv", "tsv", "markdown", "latex")
 # What the ending of --output stands for; Parquet cannot be printed.
@@ -56,7 +55,7 @@ def protocol_names() -> list[str]:
 
 def version() -> str:
     """The metric's version, read from its source without importing it."""
-    source = (ROOT / "digests.py").read_text("utf-8")
+    source = (ROOT / "about.py").read_text("utf-8")
     return re.search(r'^VERSION = "(.+)"', source, re.MULTILINE)[1]
 
 

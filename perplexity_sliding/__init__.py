@@ -38,7 +38,7 @@ def _metric_module() -> object:
 def __getattr__(name: str) -> object:
     """Import what takes seconds, or evaluate, when it is asked for."""
     if name == "__version__":
-        from .digests import VERSION
+        from .about import VERSION
 
         return VERSION
     if name == "compute":

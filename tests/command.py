@@ -37,10 +37,8 @@ def tiny(tmp_path_factory) -> str:
 
 
 @pytest.fixture
-def call(capsys, tiny, loaded, monkeypatch):
+def call(capsys, tiny):
     """Run the command line with the tiny model in this process, whatever comes of it."""
-    # Loading reads and copies all sources each time: once is enough for all tests.
-    monkeypatch.setattr("evaluate.load", lambda path: type(loaded)())
 
     def call(*argv: object, model: str | None = None) -> Outcome:
         code = score.main([*map(str, argv), f"--model={model or tiny}"])

@@ -117,4 +117,4 @@ def test_the_module_is_found_in_a_clone_too():
     """There the folder of this name stands before the module of this name."""
     version = run([sys.executable, "-m", "perplexity_sliding", "--version"], cwd=ROOT)
     assert version.startswith("perplexity-sliding ")
-    assert version.split()[1] in (ROOT / "digests.py").read_text("utf-8")
+    assert version.split()[1] in (ROOT / "about.py").read_text("utf-8")
