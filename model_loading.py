@@ -240,12 +240,7 @@ def check_place(model_id: str, argument: str) -> None:
     if os.path.isfile(model_id):
         folder, file = os.path.split(model_id)
         advice = f"Pass its folder, {folder or '.'!r}."
-        if file.endswith(".gguf"):
-            advice = (
-                f"Pass its folder, {argument}={folder or '.'!r}, with "
-                f"model_kwargs={{'gguf_file': {file!r}}} and the same tokenizer_kwargs."
-            )
-        elif file.endswith((".safetensors", ".bin", ".pt")):
+        if file.endswith((".safetensors", ".bin", ".pt")):
             advice = (
                 f"Weights alone are no model: pass the folder that holds them with config.json "
                 f"and the tokenizer, such as {folder or '.'!r}."

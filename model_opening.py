@@ -4,11 +4,12 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from .model import LanguageModel
+from .model_gguf import GGUFModel, is_gguf, open_gguf
 from .model_served import ServedModel, open_served
 from .model_server import is_address
 
 # Whatever scores can be had of, by logits or by columns.
-AnyModel = LanguageModel | ServedModel
+AnyModel = LanguageModel | ServedModel | GGUFModel
 
 
 def open_model(
@@ -20,13 +21,14 @@ def open_model(
     tokenizer_kwargs: dict | None = None,
     argument: str = "model_id",
 ) -> AnyModel:
-    """Open the model of a name: behind an address, on the Hub, or in a folder.
+    """Open the model of a name: behind an address, in a GGUF file, on the Hub, or in a folder.
 
-    See `LanguageModel.open` and `open_served`.
+    See `LanguageModel.open`, `open_served` and `open_gguf`.
     """
-    if is_address(model_id):
+    opener = open_served if is_address(model_id) else open_gguf if is_gguf(model_id) else None
+    if opener is not None:
         check_elsewhere(model_id, device, dtype)
-        return open_served(model_id, tokenizer, model_kwargs, tokenizer_kwargs, argument)
+        return opener(model_id, tokenizer, model_kwargs, tokenizer_kwargs, argument)
     return LanguageModel.open(
         model_id, tokenizer, device, dtype, model_kwargs, tokenizer_kwargs, argument
     )
@@ -35,7 +37,7 @@ def open_model(
 def check_elsewhere(
     model_id: str, device: str | torch.device | None, dtype: str | torch.dtype | None
 ) -> None:
-    """Refuse to say where and in what a model runs that others have loaded.
+    """Refuse to say where and in what a model runs that transformers does not load.
 
     Raises:
         ValueError: it is said.
@@ -43,8 +45,8 @@ def check_elsewhere(
     for name, value in (("device", device), ("dtype", dtype)):
         if value is not None:
             raise ValueError(
-                f"`{name}` must be left out with {model_id!r}, which runs as its server was told "
-                f"to, got {value!r}."
+                f"`{name}` must be left out with {model_id!r}, got {value!r}: a server runs as it was "
+                "told to, and a GGUF file as `model_kwargs` say (n_gpu_layers)."
             )
 
 

@@ -22,6 +22,7 @@ from .digests import TextsDigest as TextsDigest
 from .model import LanguageModel
 from .model_code import describe as describe
 from .model_digest import modifications as modifications
+from .model_gguf import GGUFModel as GGUFModel
 from .model_hub import check_exists as check_exists
 from .model_interface import MadeUpText as MadeUpText
 from .model_known import is_known_architecture as is_known_architecture

@@ -1,0 +1,185 @@
+"""GGUF files under llama.cpp, in this process: the numbers of transformers, and what rounding costs."""
+
+import importlib.util
+import runpy
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from models import make_tokenizer
+
+ROOT = Path(__file__).resolve().parent.parent
+DEMO = ROOT / "demo_model"
+TEXTS = [(ROOT / "samples" / "story.txt").read_text("utf-8")[:4000], "A note. It is short."]
+installed = all(importlib.util.find_spec(name) for name in ("llama_cpp", "gguf"))
+needs_llama_cpp = pytest.mark.skipif(
+    not installed,
+    reason="llama-cpp-python or gguf is not installed: pip install llama-cpp-python gguf",
+)
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    """The bundled model as GGUF files: F32 by the tests' own converter, the others by llama.cpp."""
+    import llama_cpp
+
+    folder = tmp_path_factory.mktemp("gguf")
+    full = str(folder / "demo-F32.gguf")
+    convert(str(DEMO), full)
+    paths = {"F32": full}
+    for kind in ("Q8_0", "Q4_K_M"):
+        paths[kind] = str(folder / f"demo-{kind}.gguf")
+        params = llama_cpp.llama_model_quantize_default_params()
+        params.ftype = getattr(llama_cpp, f"LLAMA_FTYPE_MOSTLY_{kind}")
+        params.nthread = 1
+        status = llama_cpp.llama_model_quantize(full.encode(), paths[kind].encode(), params)
+        assert status == 0
+    return paths
+
+
+def convert(folder, path):
+    arguments, sys.argv = sys.argv, ["convert_gguf.py", folder, path]
+    try:
+        runpy.run_path(str(ROOT / "tests" / "llama_cpp" / "convert_gguf.py"), run_name="__main__")
+    finally:
+        sys.argv = arguments
+
+
+@pytest.fixture(scope="module")
+def demo():
+    return (
+        transformers.AutoModelForCausalLM.from_pretrained(DEMO, dtype=torch.float32).eval(),
+        transformers.AutoTokenizer.from_pretrained(DEMO),
+    )
+
+
+@needs_llama_cpp
+@pytest.mark.parametrize("protocol", ["sliding", "lm-eval", "llama.cpp", "stock"])
+def test_numbers_of_transformers(metric, files, demo, protocol):
+    model, tokenizer = demo
+    arguments = {"predictions": TEXTS, "tokenizer": tokenizer, "protocol": protocol}
+    arguments["return_token_scores"] = True
+    gguf = metric.compute(model_id=files["F32"], **arguments)
+    expected = metric.compute(model=model, **arguments)
+    assert gguf["perplexity"] == pytest.approx(expected["perplexity"], rel=1e-4)
+    for of_file, of_model in zip(gguf["token_scores"], expected["token_scores"]):
+        pairs = [(a, b) for a, b in zip(of_file["nll"], of_model["nll"]) if a is not None]
+        assert (
+            np.abs(np.subtract(*zip(*pairs))).max() < 5e-3
+        )  # llama.cpp's table of the GELU is float16
+
+
+@needs_llama_cpp
+def test_own_tokenizer_of_the_file(metric, files, demo):
+    own = metric.compute(predictions=TEXTS, model_id=files["F32"])
+    given = metric.compute(predictions=TEXTS, model_id=files["F32"], tokenizer=demo[1])
+    assert own["perplexity"] == given["perplexity"]
+    assert "dtype:gguf-F32" in own["signature"]
+
+
+@needs_llama_cpp
+def test_what_rounding_costs(metric, files, demo):
+    """KL divergence and verdict against the original, and it grows as bits go."""
+    model, tokenizer = demo
+    kl = {}
+    for kind, path in files.items():
+        result = metric.compute(
+            predictions=TEXTS, model_id=path, tokenizer=tokenizer, reference_model=model
+        )
+        kl[kind] = result["comparison"]["kl"]
+        assert f"gguf-{kind}" in result["signature"]
+    assert kl["F32"] < 1e-6 < kl["Q8_0"] < kl["Q4_K_M"] < 0.1
+
+
+@needs_llama_cpp
+def test_words_and_entropy(metric, files, demo):
+    model, tokenizer = demo
+    arguments = {"predictions": TEXTS[1:], "tokenizer": tokenizer, "words": True}
+    arguments["token_columns"] = ["rank", "entropy"]
+    gguf = metric.compute(model_id=files["F32"], **arguments)
+    expected = metric.compute(model=model, **arguments)
+    for name in ("surprisal", "entropy"):
+        values = [result["word_scores"][0][name] for result in (gguf, expected)]
+        assert values[0] == pytest.approx(values[1], abs=5e-3)
+
+
+@needs_llama_cpp
+def test_batches_and_other_windows_change_nothing(metric, files, demo):
+    arguments = {"predictions": TEXTS, "model_id": files["Q4_K_M"], "tokenizer": demo[1]}
+    one, other = (
+        metric.compute(batch_size=size, logits_memory=memory, **arguments)["total_nll"]
+        for size, memory in ((1, 2**16), (16, 2**29))
+    )
+    assert one == pytest.approx(other, rel=1e-9)
+
+
+@needs_llama_cpp
+def test_long_windows_are_read_in_parts(metric, tmp_path):
+    """More tokens than llama.cpp decodes at a time, scored rows in several of the parts."""
+    tokenizer = transformers.AutoTokenizer.from_pretrained(DEMO)
+    config = transformers.AutoConfig.from_pretrained(DEMO, n_positions=1300)
+    torch.manual_seed(0)
+    model = transformers.GPT2LMHeadModel(config).eval()
+    model.save_pretrained(tmp_path / "long")
+    tokenizer.save_pretrained(tmp_path / "long")
+    convert(str(tmp_path / "long"), str(tmp_path / "long.gguf"))
+    text = (ROOT / "samples" / "story.txt").read_text("utf-8")[:6000]
+    arguments = {"predictions": [text], "tokenizer": tokenizer, "stride": 1200}
+    gguf = metric.compute(model_id=str(tmp_path / "long.gguf"), **arguments)
+    expected = metric.compute(model=model, **arguments)
+    assert gguf["total_nll"] == pytest.approx(expected["total_nll"], rel=1e-4)
+
+
+@needs_llama_cpp
+def test_checkpoints_know_the_file(metric, files, demo, tmp_path):
+    arguments = {"predictions": TEXTS, "tokenizer": demo[1], "checkpoint": tmp_path / "run.sqlite"}
+    first = metric.compute(model_id=files["Q4_K_M"], **arguments)
+    again = metric.compute(model_id=files["Q4_K_M"], **arguments)
+    other = metric.compute(model_id=files["Q8_0"], **arguments)
+    assert again["total_nll"] == first["total_nll"] != other["total_nll"]
+
+
+@needs_llama_cpp
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        ({"carry": True, "stride": 4}, "`carry` needs a model of transformers"),
+        ({"dtype": "float16"}, "`dtype` must be left out"),
+        ({"model_kwargs": {"gpu_layers": 3}}, "settings of llama.cpp.* got 'gpu_layers'"),
+        ({"max_length": 65}, "`max_length` must be between 2 and 64"),
+    ],
+)
+def test_what_a_file_cannot_do(metric, files, demo, arguments, reason):
+    with pytest.raises(ValueError, match=reason):
+        metric.compute(predictions=TEXTS, model_id=files["F32"], tokenizer=demo[1], **arguments)
+
+
+@needs_llama_cpp
+def test_tokenizer_of_another_model(metric, files):
+    with pytest.warns(UserWarning, match="into .* tokens by itself"):
+        metric.compute(predictions=["w5 w6 w7"], model_id=files["F32"], tokenizer=make_tokenizer())
+
+
+@needs_llama_cpp
+def test_damaged_file(metric, tmp_path, demo):
+    (tmp_path / "bad.gguf").write_bytes(b"GGUF" + bytes(100))
+    with pytest.raises(ValueError, match=r"could not be loaded by llama\.cpp"):
+        metric.compute(predictions=TEXTS, model_id=str(tmp_path / "bad.gguf"), tokenizer=demo[1])
+
+
+def test_no_such_file(metric, tmp_path):
+    with pytest.raises(ValueError, match=r"there is none at|llama-cpp-python is needed"):
+        metric.compute(predictions=TEXTS, model_id=str(tmp_path / "none.gguf"))
+
+
+def test_package_is_named_where_it_is_missing(metric, tmp_path, monkeypatch):
+    (tmp_path / "model.gguf").write_bytes(b"GGUF")
+    monkeypatch.setitem(sys.modules, "llama_cpp", None)
+    from perplexity_sliding.model_gguf import load_library
+
+    load_library.cache_clear()
+    with pytest.raises(ValueError, match="pip install llama-cpp-python"):
+        metric.compute(predictions=TEXTS, model_id=str(tmp_path / "model.gguf"))
