@@ -22,7 +22,6 @@ import xxhash
 from transformers import PreTrainedTokenizerBase
 
 from .digests import DIGITS
-from .model_digest import FINGERPRINT_LENGTH, Fingerprint
 from .model_interface import MadeUpText
 from .model_loading import ContextLimit, load_tokenizer
 from .model_logits import Batch, LogitBlocks, Prefix
@@ -246,11 +245,6 @@ class GGUFModel:
     def shares_prefixes(self, prefix: np.ndarray, following: np.ndarray) -> bool:
         """Return False: every pass is read from its beginning."""
         return False
-
-    def fingerprint(self) -> Fingerprint:
-        """Compute what tells the model from others by its logits; within `in_use`."""
-        ids = MadeUpText.of(self.vocabulary_size, FINGERPRINT_LENGTH).ids
-        return Fingerprint.of(self._read(ids[: self.limit.length]), torch.float16)
 
     def signature_fields(self) -> dict[str, object]:
         """What its scores of given tokens depend on, by name, in the signature's order."""

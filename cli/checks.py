@@ -13,25 +13,32 @@ def check_model(name: str, option: str = "--model") -> None:
         option: what names it.
 
     Raises:
-        ValueError: a path to nothing, a GGUF file, weights without a folder, a folder without a
-            model, or an adapter without the package that loads it.
+        ValueError: a path to nothing, weights without a folder, a folder without a model, or a GGUF
+            file or an adapter without the package that loads it.
     """
+    if name.lower().startswith(("http://", "https://")):
+        return  # whoever answers there is asked
     path = Path(name).expanduser()
     if path.suffix.lower() == ".gguf":
-        raise ValueError(
-            f"{option} {name} is a GGUF file. Name its folder, and the file as --model-kwargs "
-            f'\'{{"gguf_file": "{path.name}"}}\' and as --tokenizer-kwargs likewise (needs the '
-            "package gguf)."
-        )
-    if path.is_file():
+        _check_gguf(f"{option} {name}", path)
+    elif path.is_file():
         raise ValueError(
             f"{option} {name} is a file. Name the folder that holds the weights together with "
             f"config.json and the tokenizer: {option} {path.parent}."
         )
-    if path.is_dir():
+    elif path.is_dir():
         _check_folder(f"{option} {name}", path)
     else:
         check_path(name, option)
+
+
+def _check_gguf(what: str, path: Path) -> None:
+    if not path.is_file():
+        raise ValueError(f"{what}: there is no such file.")
+    if find_spec("llama_cpp") is None:
+        raise ValueError(
+            f"{what} is a GGUF file, which needs llama.cpp: pip install llama-cpp-python."
+        )
 
 
 def check_path(name: str, option: str) -> None:

@@ -247,7 +247,6 @@ def test_an_adapter_where_peft_is_missing(metric, adapted, monkeypatch):
 
 PLACES = [
     ("no/such/folder", "there is no folder '.*no/such/folder'. Check the path"),
-    ("tiny.gguf", r"the file '.*tiny.gguf'. Pass its folder, model_id='.*', with model_kwargs=\{'gguf_file': 'tiny.gguf'\}"),
     ("model.safetensors", "the file '.*model.safetensors'. Weights alone are no model: pass the folder"),
     ("text.txt", "the file '.*text.txt'. Pass its folder"),
 ]  # fmt: skip

@@ -253,7 +253,7 @@ def test_a_tokenizer_that_is_missing_can_be_named(call, tiny, offline):
     ("model", "message"),
     [
         ("./nowhere", "--model ./nowhere: there is no such folder."),
-        ("weights.gguf", 'is a GGUF file. Name its folder, and the file as --model-kwargs'),
+        ("weights.gguf", "--model weights.gguf: there is no such file."),
         ("bare/model.safetensors", "is a file. Name the folder that holds the weights together"),
         ("empty", "--model empty is a folder without config.json."),
         ("nameless", "is an adapter that doesn't name its base model"),
