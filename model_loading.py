@@ -257,10 +257,12 @@ def check_place(model_id: str, argument: str) -> None:
 
 
 def files_state(model_id: str, model_kwargs: dict, tokenizer_kwargs: dict) -> tuple:
-    """List names, sizes and times of a local model's files: a retrained one must be loaded again.
+    """List names, sizes and times of a local model's files: one that was changed is loaded again.
 
     The subfolders are looked into where any are named, and the model that an adapter belongs to.
     """
+    if os.path.isfile(model_id):  # GGUF
+        return (os.stat(model_id).st_size, os.stat(model_id).st_mtime_ns)
     if not os.path.isdir(model_id):
         return ()
     named = (kwargs.get("subfolder") or "" for kwargs in ({}, model_kwargs, tokenizer_kwargs))

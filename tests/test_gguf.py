@@ -87,7 +87,7 @@ def test_what_rounding_costs(metric, files, demo):
     kl = {}
     for kind, path in files.items():
         result = metric.compute(
-            predictions=TEXTS, model_id=path, tokenizer=tokenizer, reference_model=model
+            predictions=TEXTS, model_id=path, tokenizer=tokenizer, reference=model
         )
         kl[kind] = result["comparison"]["kl"]
         assert f"gguf-{kind}" in result["signature"]
@@ -98,7 +98,7 @@ def test_what_rounding_costs(metric, files, demo):
 def test_words_and_entropy(metric, files, demo):
     model, tokenizer = demo
     arguments = {"predictions": TEXTS[1:], "tokenizer": tokenizer, "words": True}
-    arguments["token_columns"] = ["rank", "entropy"]
+    arguments["return_token_scores"] = ["rank", "entropy"]
     gguf = metric.compute(model_id=files["F32"], **arguments)
     expected = metric.compute(model=model, **arguments)
     for name in ("surprisal", "entropy"):
