@@ -44,6 +44,7 @@ class StateReader:
         rotations: forwards to run instead of those of the rotary embeddings.
         keeps_keys: whether the state grows with the text unless `keep` drops keys; None before
             anything was read.
+        windows: attention windows that layers of the model have of their own, in tokens.
     """
 
     def __init__(self, model: torch.nn.Module, single: bool = False, alone: bool = False) -> None:
@@ -55,6 +56,7 @@ class StateReader:
         self.takes_positions = "position_ids" in parameters
         self.rotations: dict[torch.nn.Module, Callable] = {}
         self.keeps_keys: bool | None = None
+        self.windows: tuple[int, ...] = ()
         self.begin()
 
     def begin(self) -> None:
@@ -73,19 +75,30 @@ class StateReader:
         with replaced_forwards(self.rotations):
             output = self.model(ids, **kwargs)
         self.state = output[self.state_name]
-        self.keeps_keys = isinstance(self.state, tuple) or any(
-            not is_bounded(layer) for layer in attention_layers(self.state)
-        )
+        layers = attention_layers(self.state)
+        self.keeps_keys = isinstance(self.state, tuple) or bool(layers)
+        self.windows = tuple(sorted({layer.sliding_window for layer in layers if is_local(layer)}))
         self.num_read += ids.shape[1]
         return output.logits
 
     def keep(self, memory: int) -> None:
-        """Drop keys and values but those of the last `memory` tokens, where the model keeps all."""
+        """Drop keys and values but those of the last `memory` tokens.
+
+        Layers with an attention window of their own count what they have read, to know which keys
+        of the past they hold: as many as are kept.
+        """
         if isinstance(self.state, tuple):  # transformers before 4.48
             self.state = tuple(tuple(last(kept, memory) for kept in layer) for layer in self.state)
         for layer in attention_layers(self.state):
-            if not is_bounded(layer):
-                layer.keys, layer.values = last(layer.keys, memory), last(layer.values, memory)
+            layer.keys, layer.values = last(layer.keys, memory), last(layer.values, memory)
+            if is_local(layer):
+                layer.cumulative_length = min(layer.cumulative_length, memory)
+
+    def describe(self, memory: int) -> str:
+        """Name what is carried on, for the signature: `keys(512)`, `keys(512,window 128)`, `state`."""
+        if not self.keeps_keys:
+            return "state"
+        return f"keys({','.join([str(memory), *(f'window {size}' for size in self.windows)])})"
 
     def chunks(self, length: int, size: int) -> Iterator[tuple[int, int]]:
         """Cut the next `length` tokens into (first, one past the last) of at most `size`."""
@@ -107,9 +120,14 @@ def attention_layers(state: object) -> list:
     ]
 
 
-def is_bounded(layer: object) -> bool:
-    """Return whether a layer of a cache drops keys by itself, by the model's own attention window."""
+def is_local(layer: object) -> bool:
+    """Return whether a layer of a cache belongs to an attention window of the model's own."""
     return getattr(layer, "is_sliding", False)
+
+
+def can_drop_keys(layer: object) -> bool:
+    """Return whether fewer keys than its window holds can be kept; not before transformers 4.56."""
+    return not is_local(layer) or isinstance(getattr(layer, "cumulative_length", None), int)
 
 
 def last(tensor: torch.Tensor, count: int) -> torch.Tensor:
@@ -221,8 +239,9 @@ def why_not_carried(model: torch.nn.Module, reader: StateReader | None) -> str |
         return "its rotary frequencies depend on how far a pass reaches"
     if reader is None:
         return "it gives other logits when it continues from the state that it returned"
-    holds_keys = isinstance(reader.state, tuple) or attention_layers(reader.state)
-    if holds_keys and not sees_distances_only(model):
+    if not all(map(can_drop_keys, attention_layers(reader.state))):
+        return "its layers have an attention window of their own, whose keys cannot be dropped here"
+    if reader.keeps_keys and not sees_distances_only(model):
         return (
             "its attention depends on the places of tokens, not only on how far apart they are, so "
             "keys cannot be kept while the text goes on"

@@ -96,7 +96,7 @@ def score_carried(
     plan = replace(
         measurement.plan,
         start="none" if measurement.plan.start == "none" else "once",
-        carries="keys" if reader.keeps_keys else "state",
+        carries=reader.describe(memory),
     )
     windows = [
         list(plan_segments(len(stream), plan, memory if reader.keeps_keys else None))

@@ -207,8 +207,8 @@ def carried_nlls(model, ids: list[int], segment: int, memory: int) -> list[float
     visible = (rows[None] >= first_seen[:, None]) & (rows[None] <= rows[:, None])  # (row, key)
     masks = {"full_attention": additive(visible, model.dtype)}
     window = getattr(model.config, "sliding_window", None)
-    if window:  # layers with a window of their own keep what it reaches, and nothing drops it
-        reached = (rows[None] > rows[:, None] - window) & (rows[None] <= rows[:, None])
+    if window:  # layers with a window of their own see as far as it reaches, of what is kept
+        reached = visible & (rows[None] > rows[:, None] - window)
         masks["sliding_attention"] = additive(reached, model.dtype)
     fed = torch.tensor([ids[:-1]])
     mask = masks if len(masks) > 1 else masks["full_attention"]

@@ -52,7 +52,23 @@ def test_attention_keeps_the_window_less_a_stride(
     count = sum(map(len, expected))
     assert result["num_tokens"] == result["num_forward_tokens"] == count
     assert result["perplexity"] == pytest.approx(np.exp(sum(map(sum, expected)) / count), rel=1e-5)
-    assert f"|window:{length}|stride:{stride}|carry:keys|" in result["signature"]
+    carried = f"carry:keys({length - stride})"
+    assert f"|window:{length}|stride:{stride}|{carried}|" in result["signature"]
+
+
+@pytest.mark.skipif(transformers.__version__.startswith("4."), reason="caches of another kind")
+@pytest.mark.parametrize("max_length, stride", [(9, 8), (16, 8), (12, 3)])
+def test_layers_with_a_window_of_their_own_keep_no_more_than_others(
+    metric, tokenizer, max_length, stride
+):
+    model = make_model("gemma2", sliding_window=8)
+    result = metric.compute(
+        predictions=TEXTS, model=model, tokenizer=tokenizer, carry=True,
+        max_length=max_length, stride=stride,
+    )  # fmt: skip
+    expected = carried_reference(model, tokenizer, TEXTS, stride, max_length - stride)
+    assert result["total_nll"] == pytest.approx(sum(map(sum, expected)), rel=1e-5)
+    assert f"|carry:keys({max_length - stride},window 8)|" in result["signature"]
 
 
 def make_xlstm(width):

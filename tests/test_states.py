@@ -6,7 +6,7 @@ import pytest
 import reference
 import torch
 import transformers
-from models import ARCHITECTURES, CONTEXT, make_model
+from models import ARCHITECTURES, CONTEXT, enliven, make_model
 from perplexity_sliding.model_states import (
     SteadyRotation,
     attention_layers,
@@ -109,20 +109,36 @@ def test_a_recurrent_model_sees_everything(name, size):
         assert result.tolist() == pytest.approx(expected, abs=1e-4)
 
 
-@torch.inference_mode()
-@pytest.mark.skipif(not NEWEST, reason="older caches know no attention window")
-def test_a_window_of_the_models_own_is_left_alone():
-    """Where every layer looks back 6 tokens only, nothing is dropped and the scores are exact."""
+def mistral(window):
+    """Every layer looks back `window` tokens only."""
     config = transformers.MistralConfig(
         vocab_size=80, hidden_size=32, intermediate_size=32, num_hidden_layers=2,
         num_attention_heads=2, num_key_value_heads=1, max_position_embeddings=CONTEXT,
-        sliding_window=6,
+        sliding_window=window,
     )  # fmt: skip
     torch.manual_seed(0)
     model = transformers.MistralForCausalLM(config).eval()
-    ids = random_ids(50)
-    expected = reference.nll(model, ids[0, :1].tolist(), ids[0, 1:].tolist())
-    assert carried(model, ids, 4, 0, 4)[0].tolist() == pytest.approx(expected, abs=1e-4)
+    enliven(model)
+    return model
+
+
+@torch.inference_mode()
+@pytest.mark.skipif(not NEWEST, reason="older caches know no attention window")
+@pytest.mark.parametrize("segment, memory, size", [(4, 0, 4), (8, 1, 8), (3, 4, 2), (5, 9, 5)])
+def test_a_window_of_the_models_own_sees_what_is_kept(segment, memory, size):
+    """And no more than the window reaches of that."""
+    model, ids = mistral(6), random_ids(50)
+    mask = lambda seen: reference.additive(seen, model.dtype)  # noqa: E731
+    rows = torch.arange(49)
+    seen = (rows[None] >= rows[:, None] // segment * segment - memory) & (
+        rows[None] <= rows[:, None]
+    )
+    seen &= rows[None] > rows[:, None] - 6
+    scores = model(ids[:, :-1], attention_mask=mask(seen)).logits.double().log_softmax(-1)
+    expected = -scores.gather(2, ids[:, 1:, None])[0, :, 0]
+    assert carried(model, ids, segment, memory, size)[0].tolist() == pytest.approx(
+        expected.tolist(), abs=1e-4
+    )
 
 
 @torch.inference_mode()
