@@ -20,7 +20,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from .protocols import DEFAULT_PROTOCOL, PROTOCOLS, Protocol, Start
 
@@ -155,8 +155,8 @@ class Plan:
     Attributes:
         start: where the start token stands.
         start_id: its token id; None without one.
-        carries: what is carried from window to window: "nothing", the "keys" of the last
-            `max_length - stride` tokens, or a recurrent "state".
+        carries: what is carried from window to window: "nothing", the keys of the last
+            `max_length - stride` tokens as "keys(N)", or a recurrent "state".
     """
 
     protocol: Protocol
@@ -164,7 +164,7 @@ class Plan:
     stride: int
     start: Start
     start_id: int | None
-    carries: Literal["nothing", "keys", "state"] = "nothing"
+    carries: str = "nothing"
 
     def windows(self, num_tokens: int) -> list[Window]:
         """List the windows over a text of `num_tokens` tokens."""

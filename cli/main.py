@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import chain
 
+from . import verifying
 from .checks import check_model, check_path, check_writable
 from .measuring import Report, as_list, load_metric, measure
 from .messages import describe, program_name, say, show_traceback, show_warning
@@ -49,6 +50,8 @@ def run(args: argparse.Namespace) -> int:
         progress.close()
     if is_one_of_several(args):
         return exit_code(report, args)  # the first process of the torchrun prints
+    if args.stored:
+        return verify(report, args)
     written = show(report, args, metric)
     if plots and report.corpus is not None:
         plots.draw_curves(report.corpus, args.plot)
@@ -58,6 +61,16 @@ def run(args: argparse.Namespace) -> int:
     if written and not args.hides_progress:
         say(written)
     return code
+
+
+def verify(report: Report, args: argparse.Namespace) -> int:
+    """Print whether the stored result has come out again; return the exit code."""
+    from perplexity_sliding.digests import probe_tolerance  # with torch, which is slow
+
+    tolerance = probe_tolerance(args.stored["signature"])
+    outcome = verifying.compare(args.stored, report.corpus, tolerance)
+    sys.stdout.write(verifying.describe(outcome))
+    return 0 if all(same for same, _ in outcome.values()) else ABOVE_LIMIT
 
 
 def check_names(args: argparse.Namespace) -> None:

@@ -15,7 +15,7 @@ import sys
 import textwrap
 from pathlib import Path
 
-from . import values
+from . import values, verifying
 from .helping import HelpAction
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -236,6 +236,10 @@ OUTPUT = {
         "exit code 1 where the perplexity is above X", type=values.positive, metavar="X"
     ),
     "cite": option("print the sentence for a paper, and BibTeX", action="store_true"),
+    "verify": option(
+        "measure again what FILE has, written by --format json; exit code 1 where it differs",
+        metavar="FILE",
+    ),
     "verbose": option("print the long signature", action="store_true"),
     "quiet": option("show no progress", action="store_true"),
     "debug": option("show the traceback of an error", action="store_true"),
@@ -355,6 +359,9 @@ def parse_arguments(argv: list[str], program: str = "score.py") -> argparse.Name
         if given is not None and len(given) == 1:
             setattr(args, name, given[0])
     check_together(args)
+    args.stored = verifying.read_result(args.verify) if args.verify else None
+    if args.stored:
+        verifying.take_settings(args.stored, args)
     args.format = resolve_format(args)
     if args.cite and args.format != "text":
         raise ValueError(f"--cite must go with --format text, got {args.format}: it is a sentence.")
@@ -398,6 +405,9 @@ def check_together(args: argparse.Namespace) -> None:
         f"--positions and {comparison}": args.positions and args.compares,
         "--json and --format": args.json and args.format not in (None, "json"),
         "--cite and --tokens or --words": args.cite and args.unit,
+        f"--verify and {comparison}": args.verify and args.compares,
+        "--verify and several models or --reference": args.verify
+        and (args.models[1:] or args.reference),
         "--dataset and --text-column": args.dataset and args.text_column,
         f"--reference and {comparison}": args.reference and args.compares,
         "--reference and --cite": args.reference and args.cite,

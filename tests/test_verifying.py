@@ -1,0 +1,76 @@
+"""A stored result comes out again, or it is said what does not."""
+
+import json
+
+import pytest
+from models import make_model, make_tokenizer, random_text, save
+
+
+@pytest.fixture
+def text(tmp_path):
+    path = tmp_path / "text.txt"
+    path.write_text(random_text(40))
+    return path
+
+
+@pytest.fixture
+def stored(call, text, tmp_path):
+    """A result at settings that are not the default ones."""
+    path = tmp_path / "result.json"
+    call(text, "--format=json", "--max-length=12", "--stride=5", f"--output={path}")
+    return path
+
+
+def test_a_result_comes_out_again(call, stored, text):
+    """With the window and the stride that it was measured at."""
+    outcome = call("--verify", stored, text)
+    assert outcome.code == 0
+    assert [line.split()[-1] for line in outcome.out.splitlines()] == [*["same"] * 5, "verified"]
+
+
+def edited(path, **changes):
+    written = json.loads(path.read_text())
+    written["corpus"] |= changes
+    path.write_text(json.dumps(written))
+    return path
+
+
+def changed_lines(outcome):
+    assert outcome.code == 1
+    *lines, verdict = outcome.out.splitlines()
+    assert verdict == "not verified"
+    return [line.split("  ")[0] for line in lines if "differs" in line]
+
+
+def test_another_text(call, stored, text):
+    text.write_text(random_text(40, seed=1))
+    assert changed_lines(call("--verify", stored, text)) == ["texts_digest", "mean nll"]
+
+
+def test_another_model(call, stored, text, tmp_path):
+    other = save(tmp_path / "tiny", make_model("gpt2", seed=5), make_tokenizer())
+    outcome = call("--verify", stored, text, model=other)
+    assert changed_lines(outcome) == ["signature", "probe", "mean nll"]
+
+
+def test_code_that_no_signature_shows(call, stored, text, monkeypatch):
+    import torch
+
+    plain = torch.layer_norm
+    monkeypatch.setattr(torch, "layer_norm", lambda *args, **kwargs: 1.01 * plain(*args, **kwargs))
+    assert changed_lines(call("--verify", stored, text)) == ["probe", "mean nll"]
+
+
+def test_a_number_that_was_edited(call, stored, text):
+    changed = edited(stored, total_nll=json.loads(stored.read_text())["corpus"]["total_nll"] + 0.1)
+    outcome = call("--verify", changed, text)
+    assert changed_lines(outcome) == ["mean nll"]
+    assert "nats a token" in outcome.out
+
+
+@pytest.mark.parametrize("content", ["{", "[1]", '{"corpus": {"perplexity": 3}}'])
+def test_what_is_no_result(call, stored, text, content):
+    stored.write_text(content)
+    outcome = call("--verify", stored, text)
+    assert outcome.code == 2
+    assert "--verify=" in outcome.err
