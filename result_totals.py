@@ -225,10 +225,12 @@ class Totals:
                 f"{size:,} texts."
             )
 
-    def take(self, texts: Sequence[int]) -> "Totals":
-        """Return the totals of some of the texts, in this order.
+    def take(self, texts: Sequence[int], digests: Sequence[int]) -> "Totals":
+        """Return the totals with the texts in another order.
 
-        `counts` and `texts_digest` stay those of all texts.
+        Args:
+            texts: the number of each text, in the new order.
+            digests: `texts_digest.value` of each of them alone.
         """
         texts = np.asarray(texts, dtype=np.int64)
         return replace(
@@ -236,6 +238,7 @@ class Totals:
             blocks=self.blocks.take(texts),
             squares=self.squares[texts],
             units=self.units[texts],
+            texts_digest=sum((TextsDigest(1, value) for value in digests), TextsDigest()),
         )
 
     def to_json(self) -> str:

@@ -16,7 +16,7 @@ from itertools import chain
 
 from . import verifying
 from .checks import check_model, check_path, check_writable
-from .measuring import Report, as_list, load_metric, measure
+from .measuring import Report, as_list, load_metric, measure, merge
 from .messages import describe, program_name, say, show_traceback, show_warning
 from .options import parse_arguments, was_started_by_torchrun
 from .output import show
@@ -35,6 +35,12 @@ class Terminated(KeyboardInterrupt):
 
 def run(args: argparse.Namespace) -> int:
     """Do what the command line says; return the exit code."""
+    if args.merge:
+        check_writable("--output", args.output)
+        metric = load_metric(args)
+        report = merge(metric, args)
+        show(report, args, metric)
+        return exit_code(report, args)
     check_names(args)
     plots = check_plot(args.plot)
     progress = Progress(title(args), args.hides_progress)

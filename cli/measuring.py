@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from . import sharding, wikitext
 from .messages import in_options
 from .options import METRIC_ARGUMENTS, OF_REFERENCE
+from .parts import Part, merge_totals, read_parts
 from .progress import Progress
 from .reading import Text
 from .spooling import Spool
@@ -56,6 +57,7 @@ class Report:
         num_empty: empty rows that were left out.
         num_refused: texts, or settings that were named, that could not be scored.
         num_forward_tokens: what the model has read.
+        kept: what --part writes.
         cost: seconds, tokens a second and peak memory.
     """
 
@@ -70,6 +72,7 @@ class Report:
     num_empty: int = 0
     num_refused: int = 0
     num_forward_tokens: int = 0
+    kept: str | None = None
     cost: dict = field(default_factory=dict)
 
     @property
@@ -173,6 +176,29 @@ def measure(metric, texts: Iterator[Text], args: argparse.Namespace, progress: P
     return report
 
 
+def merge(metric, args: argparse.Namespace) -> Report:
+    """Report on the parts of a run as if they had been one."""
+    parts = read_parts(args.files)
+    totals = merge_totals(parts, metric.totals_from_json)
+    rows = sorted((row for part in parts for row in part["rows"]), key=lambda row: row["place"])
+    num_refused = sum("error" in row for row in rows)
+    if args.carries_columns and len(totals.squares) > len(rows) - num_refused:
+        raise ValueError(
+            f"--format {args.format} has a row for every text, but parts keep none for the rows of "
+            "tables. Take text, markdown, latex or json."
+        )
+    num_bytes = [sum(sizes) for sizes in zip(*(part["num_bytes"] for part in parts))]
+    corpus = with_original_bytes(totals.result(), *num_bytes)
+    return Report(
+        texts=[{key: row[key] for key in row if key != "place"} for row in rows],
+        corpus=corpus,
+        num_empty=parts[0]["num_empty"],
+        num_refused=num_refused,
+        num_forward_tokens=corpus["num_forward_tokens"],
+        cost={"num_forward_tokens": corpus["num_forward_tokens"]},
+    )
+
+
 class Scoring:
     """One run of the command line.
 
@@ -189,6 +215,7 @@ class Scoring:
         names = list(metric.protocols) if named == "all" else named
         self.protocols = [metric.protocols[name] for name in as_list(names)]
         self.report = Report()
+        self.part = None if args.part is None else Part(*args.part)
         self.num_bytes = (0, 0)  # with --detokenize: of the prose, and of the originals
         self.counts: dict[int, int] = {}  # of --word-counts, by the text's identity
 
@@ -216,6 +243,9 @@ class Scoring:
         texts = self.without_empty(texts)
         if self.args.word_counts:
             texts = self.with_counts(list(texts))
+        if self.part is not None:
+            self.check_part()
+            texts = self.part.take(texts)
         for shard in sharding.cut_into_shards(texts, self.shard_size):
             self.progress.begin_part(sum(text.share for text in shard))
             result = self.score_shard(shard)
@@ -224,10 +254,12 @@ class Scoring:
                 shard_totals = result.pop("totals")
                 totals = shard_totals if totals is None else totals + shard_totals
                 self.report.corpus = result
+        if self.part is not None:
+            return self.report_part(totals)
         if totals is None:
             error = next((row["error"] for row in self.report.texts if "error" in row), None)
             raise ValueError(error or "There is no text in it that isn't empty.")
-        self.report.corpus |= self.with_original_bytes(totals.result(), *self.num_bytes)
+        self.report.corpus |= with_original_bytes(totals.result(), *self.num_bytes)
         self.report.num_forward_tokens = self.report.corpus["num_forward_tokens"]
         return self.report
 
@@ -245,6 +277,25 @@ class Scoring:
             )
         self.counts = dict(zip(map(id, texts), counts))
         return texts
+
+    def check_part(self) -> None:
+        """Refuse to cut a stream of texts into parts."""
+        if self.joins:
+            name = self.protocols[0].name
+            raise ValueError(
+                f"--part must be without --protocol={name}, which joins the texts: its windows run "
+                "from text to text, and parts would give another number than one run. Score them in "
+                "one run; torchrun shares its windows out."
+            )
+
+    def report_part(self, totals) -> Report:
+        """Report what a part keeps: totals, and the rows of files and of what was refused."""
+        self.part.totals = totals
+        if totals is not None:
+            self.report.num_forward_tokens = totals.result()["num_forward_tokens"]
+        rest = {"num_empty": self.report.num_empty, "num_bytes": self.num_bytes}
+        self.report.kept = self.part.to_json(rest | {"rows": list(self.report.texts)})
+        return self.report
 
     def without_empty(self, texts: Iterable[Text]) -> Iterator[Text]:
         """Leave empty rows out where each text is scored on its own, and count them.
@@ -267,7 +318,10 @@ class Scoring:
             try:
                 wordings = self.wordings(good, self.protocols[0])
                 result = self.compute(good, wordings)
-                results = self.of_each(good, wordings, result.pop("text_totals"))
+                text_totals = result.pop("text_totals")
+                if self.part is not None:
+                    self.part.add(good, text_totals)
+                results = self.of_each(good, wordings, text_totals)
                 break
             except ValueError as error:
                 refused = getattr(error, "positions", ())
@@ -349,7 +403,7 @@ class Scoring:
         for text, wording, totals in zip(texts, wordings, text_totals):
             sizes = self.count_bytes([text], [wording])
             self.num_bytes = tuple(a + b for a, b in zip(self.num_bytes, sizes))
-            yield self.with_original_bytes(totals.result(), *sizes)
+            yield with_original_bytes(totals.result(), *sizes)
 
     def try_alone(self, text: Text) -> dict:
         """The result of a text alone, or why it has none."""
@@ -367,12 +421,6 @@ class Scoring:
         return sum(len(wording.encode()) for wording in wordings), sum(
             len(t.text.encode()) for t in texts
         )
-
-    def with_original_bytes(self, result: dict, num_bytes: int, num_original: int) -> dict:
-        if not num_original:  # as they are; or joined, and the separators aren't known here
-            return result
-        per_original_byte = result["bits_per_byte"] * num_bytes / num_original
-        return result | {"bits_per_original_byte": per_original_byte}
 
     def read_all(self, texts: Iterator[Text]) -> list[Text]:
         """The texts that can be scored; what could not be read gets a row that says why."""
@@ -471,7 +519,7 @@ class Scoring:
             if "error" in entry:
                 entry["error"] = in_options(entry["error"])
             elif alone and self.args.separator is None:
-                entry = self.with_original_bytes(entry, *sizes)
+                entry = with_original_bytes(entry, *sizes)
             entries.setdefault(entry["protocol"], []).append(entry)
         return entries
 
@@ -485,7 +533,16 @@ def short_names(models: list[str]) -> list[str]:
 def described(text: Text) -> dict:
     """What a text's result is called by, beside its numbers."""
     carried = {"carried": text.carried} if text.carried else {}
+    carried |= {} if text.place is None else {"place": text.place}
     return {"name": text.name} | ({} if text.row is None else {"row": text.row}) | carried
+
+
+def with_original_bytes(result: dict, num_bytes: int, num_original: int) -> dict:
+    """Add bits per byte of what texts were before they were turned into prose."""
+    if not num_original:  # as they are; or joined, and the separators aren't known here
+        return result
+    per_original_byte = result["bits_per_byte"] * num_bytes / num_original
+    return result | {"bits_per_original_byte": per_original_byte}
 
 
 def without_positions(error: ValueError) -> str:

@@ -132,7 +132,7 @@ REFERENCE = {
         metavar="X",
     ),
     "reference_states": option(
-        "run the reference first, and keep its states here: where two do not fit in memory",
+        "run it first: where two do not fit in memory",
         metavar="FILE",
     ),
     "reference_dtype": option("as --dtype by default", metavar="NAME"),
@@ -203,6 +203,22 @@ METRIC_ARGUMENTS = {
     if name != "tokenizer"  # a live object to the metric
 }
 
+PARTS = {
+    "part": option(
+        "score every N-th text; -o FILE gets totals", type=values.part, metavar="K/N"
+    ),
+    "merge": option("FILEs are all parts of a run: show its result", action="store_true"),
+}  # fmt: skip
+# What a part cannot keep, as it is no sum over texts.
+NOT_IN_PARTS = (
+    *("tokens", "words", "plot", "cite", "fail_above", "format", "json", "verbose", "word_counts"),
+    *("separator", "reference", "context_lengths", "positions", "key_tokens"),
+)
+# What --merge takes: how to show the result.
+IN_MERGING = (
+    *("files", "merge", "format", "json", "output", "fail_above", "verbose", "quiet"),
+    *("debug", "distributed"),
+)
 INPUT = {
     "dataset": option(
         "of the Hub, a folder or a file", metavar="NAME:CONFIG:SPLIT:COLUMN"
@@ -216,13 +232,13 @@ INPUT = {
         "texts in WikiText's form, to be scored as prose", choices=["wikitext"]
     ),
     "shard_characters": option(
-        "read and score so much at a time, default 10M, less with --tokens",
+        "read so much at a time; 10M, less with --tokens",
         type=values.size(1000),
         metavar="SIZE",
     ),
 }  # fmt: skip
 OUTPUT = {
-    "format": option("how to print: " + ", ".join(FORMATS), choices=FORMATS, metavar="NAME"),
+    "format": option(", ".join(FORMATS), choices=FORMATS, metavar="NAME"),
     "json": option("short for --format json", action="store_true"),
     "output": option(
         "write here; its ending is the format, .parquet too", metavar="FILE"
@@ -249,7 +265,7 @@ GROUPS = {
     "measure": MEASURE,
     "models": MODEL,
     "reference": REFERENCE,
-    "run": RUN,
+    "run": RUN | PARTS,
     "output": OUTPUT,
 }
 SHORT = {
@@ -428,6 +444,35 @@ def check_together(args: argparse.Namespace) -> None:
             "a --reference."
         )
     check_companions(args)
+    check_parts(args)
+
+
+def check_parts(args: argparse.Namespace) -> None:
+    """Refuse what a part of a run cannot keep, and what merging parts has no say in."""
+    if args.merge:
+        names = {name for options in GROUPS.values() for name in options} - {*IN_MERGING}
+        names -= {"model_id"} if args.takes_bundled_model else set()
+        given = sorted(name for name in names if getattr(args, name) != default_of(name))
+        if given:
+            raise ValueError(
+                f"--merge must be without --{with_hyphens(given[0])}: the parts say how they were "
+                "scored."
+            )
+        if not args.files:
+            raise ValueError("--merge must be given the files of all parts.")
+    if args.part is None:
+        return
+    given = [name for name in NOT_IN_PARTS if getattr(args, name) not in (None, False)]
+    if given or args.compares or args.models[1:]:
+        what = f"--{with_hyphens(given[0])}" if given else "several measurements"
+        raise ValueError(f"--part must be without {what}: a part keeps totals, to be merged.")
+    if args.output is None:
+        raise ValueError("--part must go with --output FILE, which keeps what was scored.")
+
+
+def default_of(name: str) -> object:
+    """The default of an option."""
+    return make_parser().get_default(name)
 
 
 def check_companions(args: argparse.Namespace) -> None:
@@ -447,6 +492,8 @@ def check_companions(args: argparse.Namespace) -> None:
 
 def resolve_format(args: argparse.Namespace) -> str:
     """The format asked for, by name or by the ending of the file that is written."""
+    if args.part:
+        return "json"
     if args.output is None:
         return args.format or ("json" if args.json else "text")
     if args.format or args.json:

@@ -22,6 +22,9 @@ CURVES = {"by_context_length": tables.of_contexts, "by_position": tables.of_posi
 
 def show(report: Report, args: argparse.Namespace, metric) -> str | None:
     """Print the report, or write it to --output and return what is to be said of that."""
+    if report.kept is not None:
+        formats.write(report.kept, args.output)
+        return None
     if args.format == "parquet":
         formats.write_parquet(tidy_rows(report, args), args.output)
         return what_was_written(report, args)

@@ -29,6 +29,7 @@ class Text:
         chat: the messages that stand in the place of the text; the text is what its assistants say.
         carried: the other columns of its row.
         error: why it could not be read; None where it could.
+        place: its number among all texts, where a part of them is scored.
     """
 
     name: str
@@ -39,6 +40,7 @@ class Text:
     chat: list[dict] | None = None
     carried: dict = field(default_factory=dict)
     error: str | None = None
+    place: int | None = None
 
 
 def open_texts(args: argparse.Namespace) -> Iterator[Text]:

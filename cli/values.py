@@ -86,6 +86,16 @@ def share(text: str) -> float:
     return number
 
 
+def part(text: str) -> tuple[int, int]:
+    """Read which of several parts it is: "3/8"."""
+    match = re.fullmatch(r"(\d+)/(\d+)", text)
+    if match is None or not 1 <= int(match[1]) <= int(match[2]):
+        raise argparse.ArgumentTypeError(
+            f"must be the number of a part and how many there are, such as 3/8, got {text!r}"
+        )
+    return int(match[1]), int(match[2])
+
+
 def names(text: str) -> list[str]:
     return [name.strip() for name in text.split(",")]
 

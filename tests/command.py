@@ -41,7 +41,8 @@ def call(capsys, tiny):
     """Run the command line with the tiny model in this process, whatever comes of it."""
 
     def call(*argv: object, model: str | None = None) -> Outcome:
-        code = score.main([*map(str, argv), f"--model={model or tiny}"])
+        model = [] if "--merge" in argv else [f"--model={model or tiny}"]
+        code = score.main([*map(str, argv), *model])
         printed = capsys.readouterr()
         return Outcome(code, printed.out, printed.err)
 
