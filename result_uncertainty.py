@@ -179,6 +179,8 @@ class Blocks:
 
     def num_parts(self, block_tokens: float) -> np.ndarray:
         """Choose how many clusters each text makes (T,)."""
+        if (self.per_text == 1).all():
+            return self.per_text  # too short to be cut
         tokens = self.by_text()[:, 0]
         shares = tokens[tokens > 0] / tokens.sum()
         if len(shares) >= ENOUGH_TEXTS and degrees_of_freedom(shares) >= FEWEST_DEGREES:
@@ -205,6 +207,8 @@ class Blocks:
 
     def _merged(self, per_text: np.ndarray) -> np.ndarray:
         """Sum over fewer blocks a text, at least one (per_text.sum(), columns)."""
+        if np.array_equal(per_text, self.per_text):  # as of most short texts
+            return self.sums
         first = np.repeat(np.cumsum(self.per_text) - self.per_text, per_text)
         blocks, parts = np.repeat(self.per_text, per_text), np.repeat(per_text, per_text)
         number = np.arange(len(first)) - np.repeat(np.cumsum(per_text) - per_text, per_text)

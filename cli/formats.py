@@ -5,7 +5,7 @@ import io
 import json
 import math
 from collections.abc import Iterable, Iterator
-from itertools import islice
+from itertools import chain, islice
 
 from .spooling import Rows, Spool
 
@@ -54,16 +54,13 @@ def to_jsonl(rows: Iterable[dict]) -> Iterator[str]:
 
 def to_csv(rows: Iterable[dict], delimiter: str = ",") -> Iterator[str]:
     """Write CSV or TSV with a header; lists as JSON, nothing for None."""
+    names = column_names(rows)
     line = io.StringIO()
-    writer = csv.DictWriter(
-        line, column_names(rows), restval="", delimiter=delimiter, lineterminator="\n"
-    )
-    writer.writeheader()
-    yield line.getvalue()
-    for row in rows:
+    writer = csv.writer(line, delimiter=delimiter, lineterminator="\n")
+    for cells in chain([names], ([to_cell(row.get(name)) for name in names] for row in rows)):
         line.seek(0)
         line.truncate()
-        writer.writerow({key: to_cell(value) for key, value in row.items()})
+        writer.writerow(cells)
         yield line.getvalue()
 
 

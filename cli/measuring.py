@@ -15,7 +15,8 @@ from .messages import in_options
 from .options import METRIC_ARGUMENTS, OF_REFERENCE
 from .parts import Part, merge_totals, read_parts
 from .progress import Progress
-from .reading import Text
+from .reading import ReadText, Text
+from .rows import flat
 from .spooling import Spool
 
 # Where --shard-characters says nothing: characters that are read and scored at a time; each takes
@@ -24,29 +25,13 @@ SHARD_CHARACTERS = 10_000_000
 PART_WEIGHT = 10
 
 
-@dataclass(frozen=True)
-class ReadText:
-    """A text whose tokens or words are shown.
-
-    Attributes:
-        wording: what the model read: its context, then the text.
-        begin: where the text begins in it, in characters.
-        carried: the other columns of its row.
-    """
-
-    name: str
-    wording: str
-    begin: int = 0
-    carried: dict = field(default_factory=dict)
-
-
 @dataclass
 class Report:
     """What was measured.
 
     Attributes:
         texts: for each text that has a row of its own, its name and the metric's result, or the
-            `error` that refused it.
+            `error` that refused it; as flat columns where these are all that is shown.
         corpus: the result of all texts together; None in a comparison.
         compared: "settings" or "models" in a comparison.
         reference: what the model is called that others are compared with, if any.
@@ -332,7 +317,8 @@ class Scoring:
         for text in texts:
             outcome = {"error": errors[id(text)]} if id(text) in errors else next(results)
             if outcome and ("error" in outcome or text.row is None or self.args.carries_columns):
-                self.report.texts.append(described(text) | outcome)
+                row = described(text) | outcome
+                self.report.texts.append(flat(row) if self.args.carries_columns else row)
         return result
 
     def compute(self, texts: list[Text], wordings: list[str]) -> dict:

@@ -7,9 +7,10 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
 
 from . import citing, comparison_report, formats, rows, tables
-from .measuring import ReadText, Report
+from .measuring import Report
 from .messages import harmless, named
 from .options import TIDY
+from .reading import ReadText
 from .spooling import Rows
 
 # Formats that other programs read: text in them is kept as it is.
@@ -108,8 +109,8 @@ def tidy_rows(report: Report, args: argparse.Namespace) -> Iterable[dict]:
         return Rows(lambda: part_rows(report, args.unit))
     if report.compared:
         return rows.of_measurements(report.measurements)
-    joined = [{"name": "all together"} | report.corpus]
-    more = joined if report.joined or not report.texts else []
+    joined = rows.flat({"name": "all together"} | report.corpus)
+    more = [joined] if report.joined or not report.texts else []
     return rows.of_texts(Rows(lambda: chain(report.texts, more)))
 
 

@@ -43,6 +43,22 @@ class Text:
     place: int | None = None
 
 
+@dataclass(frozen=True)
+class ReadText:
+    """A text whose tokens or words are shown.
+
+    Attributes:
+        wording: what the model read: its context, then the text.
+        begin: where the text begins in it, in characters.
+        carried: the other columns of its row.
+    """
+
+    name: str
+    wording: str
+    begin: int = 0
+    carried: dict = field(default_factory=dict)
+
+
 def open_texts(args: argparse.Namespace) -> Iterator[Text]:
     """List the sources, which refuses what isn't there; return their texts, not read yet."""
     if args.dataset:

@@ -6,26 +6,35 @@ Every plain number of a result is a column by itself, so that a new one needs no
 import math
 from collections.abc import Collection, Iterable, Iterator, Sequence
 
-from .measuring import ReadText
+from .reading import ReadText
 from .spooling import Rows
 
 # What stands under other names, or is no number of one text.
-NOT_COLUMNS = {"name", "row", "perplexities", "num_tokens_per_text", "mean_perplexity", "total_nll"}
+NOT_COLUMNS = {
+    "name",
+    "row",
+    "carried",
+    "perplexities",
+    "num_tokens_per_text",
+    "mean_perplexity",
+    "total_nll",
+}
 # Lists of a text's parts that are not columns of them.
 NOT_OF_PARTS = {"windows"}
 
 
 def of_texts(results: Iterable[dict]) -> Iterable[dict]:
-    """Make one row of a result: its name, what was carried along, then its numbers."""
+    """Make one row of a flat result: its name, what was carried along, then its numbers."""
+    taken: set[str] = set()  # in a row without an error too
+    for result in results:
+        taken |= result.keys() - {"carried"}
+    return Rows(lambda: (with_carried(row, taken) for row in results))
 
-    def plain(result: dict) -> dict:
-        return {"name": result["name"]} | flat(result)
 
-    # of those without an error too
-    taken = set().union(*(plain(result) for result in results))
-    return Rows(
-        lambda: (of_part(plain(result), result.get("carried", {}), taken) for result in results)
-    )
+def with_carried(row: dict, taken: Collection[str]) -> dict:
+    """Put what was carried along into its columns."""
+    own = dict(row)
+    return of_part(own, own.pop("carried", {}), taken)
 
 
 def of_part(row: dict, carried: dict, taken: Collection[str]) -> dict:
@@ -35,14 +44,15 @@ def of_part(row: dict, carried: dict, taken: Collection[str]) -> dict:
 
 
 def of_measurements(results: Sequence[dict]) -> list[dict]:
-    return [flat(result) for result in results]
+    rows = [flat(result) for result in results]
+    return [{key: value for key, value in row.items() if key != "name"} for row in rows]
 
 
 def flat(result: dict) -> dict:
-    """The plain values of a result; intervals as two columns, nlls in nats and in bits."""
-    row: dict = {}
+    """Keep the plain values of a result; intervals as two columns, nlls in nats and in bits."""
+    row: dict = {key: result[key] for key in ("name", "carried") if key in result}
     for key, value in result.items():
-        if key in NOT_COLUMNS or key == "carried":
+        if key in NOT_COLUMNS:
             continue
         if key.endswith("interval"):
             low, high = value or (None, None)

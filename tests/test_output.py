@@ -201,7 +201,7 @@ def test_every_number_of_a_result_is_a_column_by_itself():
         "new_part": {"mean": 4.0, "interval": None},
         "perplexities": [1.0],
     }
-    assert list(rows.of_texts([result])) == [
+    assert list(rows.of_texts([rows.flat(result)])) == [
         {
             "name": "a",
             "new_number": 3.5,
