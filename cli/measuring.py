@@ -345,6 +345,8 @@ class Scoring:
         """
         if written is not None:
             return [ReadText(t.name, wording, 0, t.carried) for t, wording in zip(texts, written)]
+        if any(text.chat for text in texts):
+            return []  # nothing is shown of them
         if not self.joins or len(texts) == 1:
             between = self.args.context_separator or ""
             contexts = [text.context + between if text.context else "" for text in texts]
