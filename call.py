@@ -32,7 +32,8 @@ from .request_checks import (
 )
 from .result_curves import expand_settings, report_curves
 from .result_key_tokens import check_offsets, find_key_characters, report_key_tokens
-from .result_report import Report, list_reports
+from .result_pairs import score_pair
+from .result_report import Comparison, Report, list_reports
 from .result_words import WordScoring
 from .score_carried import score_carried
 from .score_checkpoint import open_checkpoint
@@ -41,13 +42,10 @@ from .score_healing import plan_healing
 from .score_hidden_states import store_reference
 from .score_measures import Measure
 from .score_pairs import (
-    ByteComparison,
     FreedModel,
-    TokenComparison,
     WithoutAdapter,
     in_use_together,
     read_alike,
-    score_pair,
     smallest_limit,
 )
 from .score_passes import Columns
@@ -375,7 +373,7 @@ def _score(
     request: Request,
     measured: dict[Setting, Measurement],
     measures: Sequence[Measure],
-) -> tuple[Work, list[Columns], Sequence[TokenComparison | ByteComparison | None]]:
+) -> tuple[Work, list[Columns], Sequence[Comparison | None]]:
     """Score measurements: carried, alone, or beside the reference."""
     measurements = list(measured.values())
     if carrier is not None:

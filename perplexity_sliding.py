@@ -44,6 +44,7 @@ from .request_checks import check_texts
 from .result_comparison import PairedScores as PairedScores
 from .result_curves import report_curves as report_curves
 from .result_key_tokens import KeyTokenRule as KeyTokenRule
+from .result_pairs import score_pair as score_pair
 from .result_report import Report as Report
 from .result_storage import from_checked_json as from_checked_json
 from .result_totals import Totals
@@ -56,7 +57,7 @@ from .score_divergence import Divergence as Divergence
 from .score_healing import plan_healing as plan_healing
 from .score_hidden_states import store_reference as store_reference
 from .score_measures import TOKEN_MEASURES
-from .score_pairs import score_pair as score_pair
+from .score_pairs import read_alike as read_alike
 from .score_passes import Scorer as Scorer
 from .score_progress import progress_bar as progress_bar
 from .score_runner import Session as Session

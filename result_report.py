@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from transformers import PreTrainedTokenizerBase
@@ -25,7 +25,6 @@ from .request_checks import Setting
 from .result_totals import Aggregation, TextScores, Totals, ratio_of_perplexities
 from .result_words import WordScoring
 from .score_measures import TOKEN_MEASURES
-from .score_pairs import ByteComparison, TokenComparison
 from .score_passes import Columns
 from .signature import describe_measurement
 from .text_tokenization import TokenizedText
@@ -42,6 +41,14 @@ class Extras(NamedTuple):
     with_text_totals: bool = False
 
 
+class Comparison(Protocol):
+    """What compares a measurement with that of a second model."""
+
+    def results(self, report: "Report", with_tokens: bool) -> dict:
+        """Build `comparison`, and with tokens what goes with it; see the metric's documentation."""
+        ...
+
+
 @dataclass(frozen=True)
 class Report:
     """The outcome of a measurement.
@@ -50,6 +57,7 @@ class Report:
         scores: of the windows of each text.
         borders: of the windows over what follows the scored parts of each text.
         cost: tokens that the measurement reads by itself.
+        comparison: with the scores of a second model; None where there is none.
         word_counts: words of each text that the caller gave, or None.
         text_digests: of each text as it was given; of a chat, as it is read.
         word_scoring: how words are scored; None where they are not.
@@ -62,7 +70,7 @@ class Report:
     cost: int
     word_counts: list[int] | None
     text_digests: list[TextsDigest]
-    comparison: TokenComparison | ByteComparison | None = None
+    comparison: Comparison | None = None
     borders: Sequence[list[Columns]] = ()
     word_scoring: WordScoring | None = None
     detokenizer: str | None = None
@@ -145,9 +153,7 @@ class Report:
                 for of_text in zip(measurement.streams, measurement.windows, self.scores)
             ]
         if self.comparison is not None:
-            result["comparison"] = self.comparison.compare(self)
-        if extras.with_tokens and isinstance(self.comparison, ByteComparison):
-            result["piece_scores"] = self.comparison.piece_scores(self)
+            result |= self.comparison.results(self, extras.with_tokens)
         return result
 
 

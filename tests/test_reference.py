@@ -238,8 +238,8 @@ def test_vocabularies_that_nest_are_compared_by_bytes(compare, gpt2, tokenizer, 
     (model, own), (reference_model, reference_tokenizer) = sides
     texts = [text for text in TEXTS if max(tokenizer(text)["input_ids"]) < VOCABULARY - 5]
     assert len(texts) > 1
-    arguments = {"reference_model": reference_model, "reference_tokenizer": reference_tokenizer}
-    result = compare(predictions=texts, model=model, tokenizer=own, **arguments)
+    second = {"model": reference_model, "tokenizer": reference_tokenizer}
+    result = compare(predictions=texts, model=model, tokenizer=own, reference=second)
     alone = compare(predictions=texts, model=reference_model, tokenizer=reference_tokenizer)
     assert result["comparison"]["compared"] == "bytes"
     ratio = result["bits_per_byte"] - alone["bits_per_byte"]
