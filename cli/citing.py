@@ -21,7 +21,7 @@ NOT_OF_THE_NUMBER |= {"--output": 1, "-o": 1, "--plot": 1}
 
 
 def of_results(results: Sequence[dict], args, metric) -> str:
-    """A sentence for each result, the model, the text, the command and the signatures; BibTeX.
+    """Write a sentence for each result, the model, the text, the command and the signatures; BibTeX.
 
     Args:
         results: of one corpus: a protocol, a window and a stride each.
@@ -45,7 +45,7 @@ def of_results(results: Sequence[dict], args, metric) -> str:
 
 
 def sentence(result: dict, args, metric) -> str:
-    """The number with its interval, and how it was measured."""
+    """Write the number with its interval, and how it was measured."""
     fields = signature_fields(result)
     name, bounds = fields["protocol"], result["perplexity_interval"]
     source = "" if name == metric.default_protocol else f", {metric.protocols[name].source}"
@@ -71,7 +71,7 @@ def sentence(result: dict, args, metric) -> str:
 
 
 def named_texts(args, count: int) -> str:
-    """What the sentence calls the texts."""
+    """Say what the sentence calls the texts."""
     number = "one text" if count == 1 else f"{count:,} texts"
     if args.dataset:
         return f"{number} of {args.dataset}"
@@ -79,7 +79,7 @@ def named_texts(args, count: int) -> str:
 
 
 def model(result: dict, model_id: str) -> str:
-    """Where the model is found: a folder, or a name on the Hub; with the digest that pins it."""
+    """Say where the model is found: a folder, or a name on the Hub; with the digest that pins it."""
     revision = signature_fields(result)["revision"]
     if Path(model_id).expanduser().is_dir():
         return f"{model_id} (a folder), revision {revision}"
@@ -87,7 +87,7 @@ def model(result: dict, model_id: str) -> str:
 
 
 def texts(args) -> list[str]:
-    """The files with their SHA-256, as `sha256sum` prints it; or the dataset."""
+    """List the files with their SHA-256, as `sha256sum` prints it; or name the dataset."""
     if args.dataset:
         return [args.dataset]
     names = [source.name for source in list_sources(args.files, warns=False)]
@@ -103,7 +103,7 @@ def sha256(path: str) -> str:
 
 
 def command(argv: Sequence[str]) -> str:
-    """The command that gives the number again."""
+    """Write the command that gives the number again."""
     kept, words = [], iter(argv)
     for word in words:
         name, has_value, _ = word.partition("=")

@@ -17,7 +17,7 @@ MARKED_PERCENTILES = ("50", "95", "99", "100")
 
 
 def draw_models(rows: Sequence[dict]) -> Figure:
-    """One model in detail beside its reference, several side by side.
+    """Draw one model in detail beside its reference, several side by side.
 
     Raises:
         ValueError: none has a finite number.
@@ -33,7 +33,7 @@ def draw_models(rows: Sequence[dict]) -> Figure:
 
 
 def draw_comparison(report: dict) -> Figure:
-    """One model: divergence and change by context, both nlls, the distribution of divergences.
+    """Draw one model: divergence and change by context, both nlls, the distribution of divergences.
 
     Args:
         report: the metric's result, with `comparison` of tokens and `token_scores`.
@@ -64,7 +64,7 @@ def scored_columns(report: dict) -> tuple[np.ndarray, ...]:
 
 
 def draw_groups(axes: Axes, groups: Sequence[dict], name: str, label: str) -> None:
-    """A number by the length of the context, with its interval as a band."""
+    """Draw a number by the length of the context, with its interval as a band."""
     centres = [math.sqrt(group["low"] * group["high"]) for group in groups]
     axes.plot(centres, [group[name] for group in groups], color=INK, marker="o", markersize=4)
     known = [n for n, group in enumerate(groups) if group[f"{name}_interval"] is not None]
@@ -76,7 +76,7 @@ def draw_groups(axes: Axes, groups: Sequence[dict], name: str, label: str) -> No
 
 
 def draw_pairs(axes: Axes, nll: np.ndarray, reference_nll: np.ndarray) -> None:
-    """Each token's nll under both, as hexagons; above the diagonal the model is worse."""
+    """Draw each token's nll under both, as hexagons; above the diagonal the model is worse."""
     axes.hexbin(reference_nll, nll, gridsize=40, bins="log", cmap="Blues", mincnt=1)
     end = float(max(nll.max(initial=1), reference_nll.max(initial=1)))
     axes.plot([0, end], [0, end], color=GREY, linewidth=1)
@@ -85,7 +85,7 @@ def draw_pairs(axes: Axes, nll: np.ndarray, reference_nll: np.ndarray) -> None:
 
 
 def draw_distribution(axes: Axes, kl: np.ndarray, percentiles: dict[str, float]) -> None:
-    """How the divergences of tokens are distributed, on a logarithmic axis."""
+    """Draw how the divergences of tokens are distributed, on a logarithmic axis."""
     shown = np.maximum(kl, SMALLEST_KL)
     bins = np.geomspace(shown.min(), max(shown.max(), shown.min() * 10), 50)
     axes.hist(shown, bins=bins, color=GREY)
@@ -116,7 +116,7 @@ class Measured(NamedTuple):
 
 
 def absolute(rows: Sequence[dict]) -> Measured:
-    """Perplexity, or bits per byte where the tokenizers differ."""
+    """Choose perplexity, or bits per byte where the tokenizers differ."""
     if len({signature_fields(row)["tokenizer"] for row in rows}) > 1:
         return Measured(
             "bits per byte", [(row["bits_per_byte"], byte_interval(row)) for row in rows]
@@ -126,7 +126,7 @@ def absolute(rows: Sequence[dict]) -> Measured:
 
 
 def changes(comparisons: Sequence[dict]) -> list[Measured]:
-    """Ratio of perplexities and divergence, or the change per byte where tokenizers differ."""
+    """Choose the ratio of perplexities and the divergence, or the change per byte where tokenizers differ."""
     if any(comparison["compared"] == "bytes" for comparison in comparisons):
         values = [
             (c.get("bits_per_byte_change", math.nan), c.get("bits_per_byte_change_interval"))
@@ -143,7 +143,7 @@ def changes(comparisons: Sequence[dict]) -> list[Measured]:
 
 
 def draw_candidates(rows: Sequence[dict], measures: Sequence[Measured]) -> Figure:
-    """Several models side by side, with intervals."""
+    """Draw several models side by side, with intervals."""
     figure = Figure(figsize=(8, 1.6 + 0.4 * len(rows)), layout="constrained")
     for number, measured in enumerate(measures):
         axes = new_axes(figure, "x") if len(measures) == 1 else side(figure, number)

@@ -21,7 +21,7 @@ WORST_TOKENS = 8
 
 
 def of_comparison(report: dict, texts: Sequence[str]) -> str:
-    """The report on one model.
+    """Write the report on one model.
 
     Args:
         report: the metric's result, with `comparison`.
@@ -43,7 +43,7 @@ def of_comparison(report: dict, texts: Sequence[str]) -> str:
 
 
 def of_changes(report: dict, comparison: dict) -> str:
-    """Perplexity and right tokens of both, what changes, and how sure that is."""
+    """Tabulate perplexity and right tokens of both, what changes, and how sure that is."""
     ratio = comparison["perplexity_ratio"]
     change = comparison["accuracy_change_interval"]
     rows = [
@@ -77,7 +77,7 @@ def of_changes(report: dict, comparison: dict) -> str:
 
 
 def of_divergence(comparison: dict) -> str:
-    """How much changes, for better or worse."""
+    """Say how much changes, for better or worse."""
     points = comparison["kl_percentiles"]
     lines = [
         f"KL divergence     {format_number(comparison['kl'], 5)} nats"
@@ -101,7 +101,7 @@ def of_divergence(comparison: dict) -> str:
 
 
 def of_groups(title: str, groups: Sequence[dict], name) -> str:
-    """Divergence and change of groups of tokens."""
+    """Tabulate divergence and change of groups of tokens."""
     return lay_out(
         table(
             list(groups),
@@ -121,7 +121,7 @@ def of_groups(title: str, groups: Sequence[dict], name) -> str:
 
 
 def of_worst(tokens: Sequence[dict], texts: Sequence[str]) -> str:
-    """The tokens with the largest divergence, after the text that they follow."""
+    """List the tokens with the largest divergence, after the text that they follow."""
     return lay_out(
         table(
             list(tokens[:WORST_TOKENS]),
@@ -138,7 +138,7 @@ def of_worst(tokens: Sequence[dict], texts: Sequence[str]) -> str:
 
 
 def of_bytes(comparison: dict) -> str:
-    """The comparison of models that read other tokens."""
+    """Write the comparison of models that read other tokens."""
     change = comparison["bits_per_byte_change_interval"]
     return "\n".join(
         [
@@ -153,7 +153,7 @@ def of_bytes(comparison: dict) -> str:
 
 
 def of_models(rows: Sequence[dict], reference: str | None) -> Table:
-    """Several models side by side.
+    """Tabulate several models side by side.
 
     Args:
         rows: results with a `name`, or an `error`.
@@ -170,7 +170,7 @@ def of_models(rows: Sequence[dict], reference: str | None) -> Table:
 
 
 def row_of_reference(compared: Sequence[dict]) -> dict:
-    """What the comparisons say of the reference alone; that of the most text, first of all."""
+    """Collect what the comparisons say of the reference alone; that of the most text, first of all."""
     by_tokens = [row["comparison"] for row in compared if row["comparison"]["compared"] == "tokens"]
     comparison = (by_tokens or [row["comparison"] for row in compared])[0]
     shown = ("perplexity", "bits_per_byte")
@@ -179,7 +179,7 @@ def row_of_reference(compared: Sequence[dict]) -> dict:
 
 
 def of_alike(rows: Sequence[dict]) -> Table:
-    """Models that read the same tokens: perplexity, its ratio, and what else changes."""
+    """Tabulate models that read the same tokens: perplexity, its ratio, and what else changes."""
 
     def ratio(row: dict) -> dict:
         return row.get("perplexity_ratio", {})
@@ -202,7 +202,7 @@ def of_alike(rows: Sequence[dict]) -> Table:
 
 
 def of_other_tokenizers(rows: Sequence[dict]) -> Table:
-    """Models of which some read other tokens: bits per byte, since perplexities are per token."""
+    """Tabulate models of which some read other tokens: bits per byte, since perplexities are per token."""
     return table(
         rows,
         {
@@ -222,7 +222,7 @@ def signed(value: float | None) -> str:
 
 
 def of_measured_models(rows: Sequence[dict]) -> Table:
-    """Several models by themselves: absolute numbers with their intervals."""
+    """Tabulate several models by themselves: absolute numbers with their intervals."""
     tokenizers = {signature_fields(row)["tokenizer"] for row in rows if "error" not in row}
     per_token = {"perplexity": number("perplexity", 4), "95 % interval": interval}
     per_byte = {"interval of bits/byte": lambda row: bounds(byte_interval(row), "{:.4f}")}
@@ -248,7 +248,7 @@ def of_measured_models(rows: Sequence[dict]) -> Table:
 
 
 def byte_interval(row: dict) -> list[float] | None:
-    """The interval of the perplexity in bits per byte: the same losses, in other units."""
+    """Convert the interval of the perplexity to bits per byte: the same losses, in other units."""
     limits = row.get("perplexity_interval")
     if limits is None or not row["perplexity"] > 1:
         return None
@@ -290,7 +290,7 @@ def place(token: dict) -> str:
 
 
 def in_context(token: dict, texts: Sequence[str]) -> str:
-    """The text before a token, and the token itself in brackets."""
+    """Quote the text before a token, and the token itself in brackets."""
     if token["offset"] is None or token["text"] >= len(texts):
         return f"[{quoted(token['token'])}]"
     begin, end = token["offset"]

@@ -13,7 +13,7 @@ BATCH_ROWS = 10_000  # of Parquet at a time
 
 
 def to_json(value) -> str:
-    """JSON, with null for the numbers that it doesn't have."""
+    """Write JSON, with null for the numbers that it doesn't have."""
     return json.dumps(finite(value), ensure_ascii=False, default=str)
 
 

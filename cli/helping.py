@@ -29,7 +29,7 @@ says why; 3 a crash; 130, 143 interrupted. More: docs/command-line.md
 
 
 class HelpAction(argparse.Action):
-    """Prints the overview, or the group that is named."""
+    """Print the overview, or the group that is named."""
 
     def __init__(self, option_strings, dest, groups, **settings):
         super().__init__(
@@ -48,7 +48,7 @@ class HelpAction(argparse.Action):
 
 
 def overview(parser: argparse.ArgumentParser, groups: dict[str, list[str]]) -> str:
-    """What it is for, what most people need, and what else there is by groups."""
+    """Say what it is for, what most people need, and what else there is by groups."""
     often = described(parser, list(OFTEN))
     listed = [
         textwrap.fill(
@@ -77,7 +77,7 @@ def of_group(parser: argparse.ArgumentParser, title: str, names: list[str]) -> s
 
 
 def described(parser: argparse.ArgumentParser, names: list[str]) -> str:
-    """The options with what they do, an option a line where there is room."""
+    """List the options with what they do, an option a line where there is room."""
     formatter = parser.formatter_class(parser.prog)
     formatter.start_section(None)
     formatter.add_arguments([action_of(parser, name) for name in names])
@@ -90,6 +90,6 @@ def action_of(parser: argparse.ArgumentParser, name: str) -> argparse.Action:
 
 
 def spelled(parser: argparse.ArgumentParser, name: str) -> str:
-    """An option by its first long name."""
+    """Name an option by its first long name."""
     names = action_of(parser, name).option_strings or [action_of(parser, name).metavar]
     return next((option for option in names if option.startswith("--")), names[0])

@@ -94,7 +94,7 @@ def check_names(args: argparse.Namespace) -> None:
 
 
 def title(args: argparse.Namespace) -> str:
-    """What the bar is named by."""
+    """Say what the bar is named by."""
     if args.reference:
         return "Comparing"
     given = {"stride": args.stride, "window": args.max_length, "protocol": args.protocol}
@@ -105,7 +105,7 @@ def title(args: argparse.Namespace) -> str:
 
 
 def exit_code(report: Report, args: argparse.Namespace) -> int:
-    """What the shell is told; a gate that is not met is also said."""
+    """Return what the shell is told; say also that a gate is not met."""
     if report.num_refused:
         say(f"error: {first_refusal(report)}")
         return BAD_INPUT
@@ -116,7 +116,7 @@ def exit_code(report: Report, args: argparse.Namespace) -> int:
 
 
 def first_refusal(report: Report) -> str:
-    """Why a text or a setting has no number, for those who see no table."""
+    """Say why a text or a setting has no number, for those who see no table."""
     refused = (row for row in chain(report.texts, report.measurements) if "error" in row)
     first = next(refused)
     name, error = first.get("name", ""), first["error"]
@@ -126,7 +126,7 @@ def first_refusal(report: Report) -> str:
 
 
 def above_limit(report: Report, limit: float | None) -> list[str]:
-    """What --fail-above has against the results; an undefined perplexity is not below it."""
+    """List what --fail-above has against the results; an undefined perplexity is not below it."""
     if limit is None:
         return []
     return [
@@ -138,7 +138,7 @@ def above_limit(report: Report, limit: float | None) -> list[str]:
 
 
 def of_what(result: dict, report: Report) -> str:
-    """Which of several results it is."""
+    """Say which of several results it is."""
     if report.compared == "models":
         return f" of {result['name']}"
     if report.compared is None:
@@ -148,7 +148,7 @@ def of_what(result: dict, report: Report) -> str:
 
 
 def beyond_margin(report: Report, margin: float | None) -> list[str]:
-    """What --margin has against the models."""
+    """List what --margin has against the models."""
     if margin is None:
         return []
     return [
@@ -231,12 +231,12 @@ def terminable() -> Iterator[None]:
 
 
 def is_one_of_several(args: argparse.Namespace | None) -> bool:
-    """Whether this is a process of a torchrun, and not the first."""
+    """Tell whether this is a process of a torchrun, and not the first."""
     return args is not None and args.distributed and os.environ.get("RANK", "0") != "0"
 
 
 def is_told_by_another_process(error: Exception, args: argparse.Namespace | None) -> bool:
-    """Whether the first process of a torchrun has the same error, and prints it for all.
+    """Tell whether the first process of a torchrun has the same error, and prints it for all.
 
     The metric marks errors that it raises in every process; a bad command line is bad in each.
     """

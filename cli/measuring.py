@@ -62,14 +62,14 @@ class Report:
 
     @property
     def results(self) -> list[dict]:
-        """The results that stand for everything, without those that were refused."""
+        """Return the results that stand for everything, without those that were refused."""
         corpus = [] if self.corpus is None else [self.corpus]
         return corpus + [result for result in self.measurements if "error" not in result]
 
 
 @dataclass(frozen=True)
 class Metric:
-    """The engine as `evaluate` would give it, without evaluate, which takes longer to import.
+    """Load the engine as `evaluate` would, without evaluate, which takes longer to import.
 
     Attributes:
         compute: computes, and keeps models that are named open for the next call.
@@ -119,7 +119,7 @@ def without_bars() -> Iterator[None]:
 
 
 def metric_arguments(args: argparse.Namespace) -> dict:
-    """The metric's arguments that were given; it knows the defaults of the others."""
+    """Return the metric's arguments that were given; it knows the defaults of the others."""
     given = {name: getattr(args, name) for name in METRIC_ARGUMENTS}
     if args.tokenizer is not None:
         given["tokenizer"] = load_tokenizer(args.tokenizer, given.pop("tokenizer_kwargs") or {})
@@ -206,13 +206,13 @@ class Scoring:
 
     @property
     def joins(self) -> bool:
-        """Whether the texts are one text to the metric, so that empty ones count too."""
+        """Tell whether the texts are one text to the metric, so that empty ones count too."""
         each = all(protocol.scores_each_text for protocol in self.protocols)
         return self.args.separator is not None or not each
 
     @property
     def shard_size(self) -> float:
-        """Characters in a shard: no limit where all texts are needed at once."""
+        """Return the characters in a shard: no limit where all texts are needed at once."""
         curves = self.args.context_lengths or self.args.positions or self.args.key_tokens
         if self.joins or curves:
             return math.inf
@@ -361,7 +361,7 @@ class Scoring:
         return [ReadText("all together", text) for text in joined]
 
     def of_texts(self, texts: list[Text], protocol) -> dict:
-        """The metric's arguments that hold something for each text."""
+        """Return the metric's arguments that hold something for each text."""
         arguments = {}
         if any(text.context is not None for text in texts):
             arguments["contexts"] = [text.context or "" for text in texts]
@@ -374,7 +374,7 @@ class Scoring:
         return arguments
 
     def wordings(self, texts: list[Text], protocol) -> list[str]:
-        """The texts or chats as they are scored: with --detokenize as prose, by the tool's rules."""
+        """Return the texts or chats as they are scored: with --detokenize as prose, by the tool's rules."""
         if not self.args.detokenize:
             return [text.chat or text.text for text in texts]
         if any(text.chat for text in texts):
@@ -383,7 +383,7 @@ class Scoring:
         return [detokenize(text.text) for text in texts]
 
     def of_each(self, texts: list[Text], wordings: list[str], text_totals: list) -> Iterator[dict]:
-        """The result of each text by itself; where they were joined, files are scored once more."""
+        """Yield the result of each text by itself; where they were joined, files are scored once more."""
         if len(text_totals) < len(texts):
             self.report.joined = True
             yield from (self.try_alone(text) if text.row is None else {} for text in texts)
@@ -394,7 +394,7 @@ class Scoring:
             yield with_original_bytes(totals.result(), *sizes)
 
     def try_alone(self, text: Text) -> dict:
-        """The result of a text alone, or why it has none."""
+        """Return the result of a text alone, or why it has none."""
         try:
             arguments = self.arguments | self.of_texts([text], self.protocols[0])
             predictions = self.wordings([text], self.protocols[0])
@@ -403,7 +403,7 @@ class Scoring:
             return {"error": in_options(str(error))}
 
     def count_bytes(self, texts: list[Text], wordings: list[str]) -> tuple[int, int]:
-        """UTF-8 bytes of texts that were turned into prose, and of what they were."""
+        """Count UTF-8 bytes of texts that were turned into prose, and of what they were."""
         if not self.args.detokenize:
             return 0, 0
         return sum(len(wording.encode()) for wording in wordings), sum(
@@ -411,7 +411,7 @@ class Scoring:
         )
 
     def read_all(self, texts: Iterator[Text]) -> list[Text]:
-        """The texts that can be scored; what could not be read gets a row that says why."""
+        """List the texts that can be scored; what could not be read gets a row that says why."""
         good = []
         for text in self.without_empty(texts):
             if text.error is None:
@@ -476,7 +476,7 @@ class Scoring:
         return self.report
 
     def groups(self) -> list[list]:
-        """Protocols that read the same wording, with the same count of words: one call each."""
+        """Group protocols that read the same wording, with the same count of words: one call each."""
         if not self.args.detokenize:
             return [self.protocols]
         groups: dict[tuple, list] = {}
@@ -485,7 +485,7 @@ class Scoring:
         return list(groups.values())
 
     def compare_group(self, texts: list[Text], protocols: Sequence) -> dict[str, list[dict]]:
-        """The measurements of some protocols, by the protocol's name."""
+        """Return the measurements of some protocols, by the protocol's name."""
         named = {"protocol": [protocol.name for protocol in protocols]}
         wordings = self.wordings(texts, protocols[0])
         try:
@@ -513,13 +513,13 @@ class Scoring:
 
 
 def short_names(models: list[str]) -> list[str]:
-    """The last parts of the models' names, or the whole of those that would look alike."""
+    """Return the last parts of the models' names, or the whole of those that would look alike."""
     short = [os.path.basename(model.rstrip("/")) or model for model in models]
     return [name if short.count(name) == 1 else model for name, model in zip(short, models)]
 
 
 def described(text: Text) -> dict:
-    """What a text's result is called by, beside its numbers."""
+    """Return what a text's result is called by, beside its numbers."""
     carried = {"carried": text.carried} if text.carried else {}
     carried |= {} if text.place is None else {"place": text.place}
     return {"name": text.name} | ({} if text.row is None else {"row": text.row}) | carried
@@ -534,7 +534,7 @@ def with_original_bytes(result: dict, num_bytes: int, num_original: int) -> dict
 
 
 def without_positions(error: ValueError) -> str:
-    """The reason in the row of a text, whose place among the others says nothing."""
+    """Return the reason for the row of a text, whose place among the others says nothing."""
     return re.sub(r" at positions? [\d, ]+(?: and \d+ more)?", "", in_options(str(error)))
 
 
@@ -543,7 +543,7 @@ def as_list(value) -> list:
 
 
 def peak_memory() -> int | None:
-    """The most memory that torch reserved on an accelerator, or else this process has had."""
+    """Return the most memory that torch reserved on an accelerator, or else this process has had."""
     import torch
 
     if torch.cuda.is_available():

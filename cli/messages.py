@@ -30,7 +30,7 @@ IN_DICTIONARIES |= {
 
 
 def program_name() -> str:
-    """How the command line was called: score.py in a clone, perplexity-sliding once installed."""
+    """Tell how the command line was called: score.py in a clone, perplexity-sliding once installed."""
     path = Path(sys.argv[0] if sys.argv else "")
     installed = path.stem == "perplexity-sliding" or path.parent.name == "perplexity_sliding"
     return "perplexity-sliding" if installed else "score.py"
@@ -54,7 +54,7 @@ def harmless(text: str) -> str:
 
 
 def show_warning(message, *_) -> None:
-    """What `warnings.showwarning` is replaced by."""
+    """Show a warning, in the place of `warnings.showwarning`."""
     say(f"warning: {in_options(str(message))}")
 
 
@@ -79,13 +79,13 @@ def in_options(message: str) -> str:
 
 
 def as_option(argument: str, value: str) -> str:
-    """An argument with its value as the command line takes it."""
+    """Write an argument with its value as the command line takes it."""
     is_flag = METRIC_ARGUMENTS.get(argument, {}).get("action") == "store_true"
     return option_name(argument) if is_flag else f"{option_name(argument)} {value.lower()}"
 
 
 def entry_name(entry: re.Match) -> str:
-    """The option that is an entry of one of the metric's dictionaries."""
+    """Name the option that is an entry of one of the metric's dictionaries."""
     name = IN_DICTIONARIES.get((entry[1], entry[2]))
     return entry[0] if name is None else f"`{name}`"
 

@@ -37,12 +37,12 @@ TIDY = ("jsonl", "csv", "tsv", "parquet")
 
 
 def option(help: str, **settings) -> dict:
-    """What argparse is told of an option."""
+    """Return what argparse is told of an option."""
     return {"help": help} | settings
 
 
 def protocol_names() -> list[str]:
-    """The protocols of the metric, read from the source of its table without importing it."""
+    """List the protocols of the metric, read from the source of its table without importing it."""
     tree = ast.parse((ROOT / "protocols.py").read_text("utf-8"))
     calls = [
         node
@@ -54,7 +54,7 @@ def protocol_names() -> list[str]:
 
 
 def version() -> str:
-    """The metric's version, read from its source without importing it."""
+    """Read the metric's version from its source without importing it."""
     source = (ROOT / "about.py").read_text("utf-8")
     return re.search(r'^VERSION = "(.+)"', source, re.MULTILINE)[1]
 
@@ -143,7 +143,7 @@ REFERENCE = {
 
 
 def was_started_by_torchrun() -> bool:
-    """Whether this is one of the processes of a torchrun, and not a program that one of them runs.
+    """Tell whether this is a process of a torchrun, and not a program that one of them runs.
 
     Such a program inherits the description of a group that nobody else would join with it.
     """
@@ -336,7 +336,7 @@ def make_parser(program: str = "score.py") -> Parser:
 
 
 def named_groups() -> dict[str, list[str]]:
-    """The options of each group, by the word that --help knows it by."""
+    """List the options of each group, by the word that --help knows it by."""
     groups = {title: list(options) for title, options in GROUPS.items()}
     groups["texts"] = ["files", *groups["texts"]]
     groups["output"] += ["help", "version"]
@@ -471,7 +471,7 @@ def check_parts(args: argparse.Namespace) -> None:
 
 
 def default_of(name: str) -> object:
-    """The default of an option."""
+    """Return the default of an option."""
     return make_parser().get_default(name)
 
 
@@ -491,7 +491,7 @@ def check_companions(args: argparse.Namespace) -> None:
 
 
 def resolve_format(args: argparse.Namespace) -> str:
-    """The format asked for, by name or by the ending of the file that is written."""
+    """Find the format asked for, by name or by the ending of the file that is written."""
     if args.part:
         return "json"
     if args.output is None:
@@ -508,7 +508,7 @@ def resolve_format(args: argparse.Namespace) -> str:
 
 
 def before_dashes(argv: list[str]) -> list[str]:
-    """What stands before `--`, behind which there are only files."""
+    """Return what stands before `--`, behind which there are only files."""
     return argv[: argv.index("--")] if "--" in argv else argv
 
 
@@ -522,7 +522,7 @@ def with_hyphens(name: str) -> str:
 
 
 def suggestion(word: str) -> str:
-    """The option that was probably meant."""
+    """Suggest the option that was probably meant."""
     name = word.partition("=")[0]
     known = ["--help", "--version", "--model"]
     known += [f"--{with_hyphens(name)}" for options in GROUPS.values() for name in options]

@@ -42,7 +42,7 @@ def show(report: Report, args: argparse.Namespace, metric) -> str | None:
 
 
 def what_was_written(report: Report, args: argparse.Namespace) -> str:
-    """The file, how many rows it has, and what was left out."""
+    """Name the file, how many rows it has, and what was left out."""
     said = [f"wrote {args.output}"]
     if args.format in (*TIDY, "parquet"):
         said.append(plural(sum(1 for _ in tidy_rows(report, args)), "row"))
@@ -81,12 +81,12 @@ def paragraphs(texts: Iterable[str]) -> Iterator[str]:
 
 
 def without_tokens(row: dict, args: argparse.Namespace) -> dict:
-    """A result without the token scores that only a plot needed."""
+    """Drop the token scores that only a plot needed."""
     return {key: value for key, value in row.items() if args.tokens or key != "token_scores"}
 
 
 def as_json(report: Report, args: argparse.Namespace) -> dict:
-    """The metric's results as they are, and what they cost."""
+    """Collect the metric's results as they are, and what they cost."""
     files = [row for row in report.texts if "row" not in row]
     refused = [row for row in report.texts if is_refused_row(row)]
     parts = {key: texts for key, texts in (("files", files), ("refused_rows", refused)) if texts}
@@ -169,7 +169,7 @@ def as_text(report: Report, args: argparse.Namespace, metric) -> Iterator[str]:
 
 
 def guide(report: Report, args: argparse.Namespace) -> list[str]:
-    """What somebody who sees such a table for the first time must know."""
+    """Say what somebody who sees such a table for the first time must know."""
     if report.corpus is None or args.unit:
         return []
     bundled = (
@@ -179,7 +179,7 @@ def guide(report: Report, args: argparse.Namespace) -> list[str]:
 
 
 def notes_on(report: Report) -> list[str]:
-    """What a reader of the numbers must know beside them."""
+    """List what a reader of the numbers must know beside them."""
     said = []
     if (report.corpus or {}).get("longppl") is not None:
         value, number = report.corpus["longppl"], report.corpus["num_key_tokens"]
@@ -219,7 +219,7 @@ def far_above(files: list[dict]) -> list[str]:
 
 
 def signature(report: Report, long: bool) -> str:
-    """The signature; of a comparison the short ones, or the part of the long ones that is shared."""
+    """Return the signature; of a comparison the short ones, or the part of the long ones that is shared."""
     if report.corpus is not None:
         return report.corpus["signature" if long else "signature_short"]
     if long:

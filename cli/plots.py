@@ -63,7 +63,7 @@ def draw_curves(result: dict, path: str) -> None:
 
 
 def draw_contexts(axes: Axes, rows: list[dict]) -> None:
-    """Perplexity of the same tokens against the length of context, with its 95 % band."""
+    """Draw the perplexity of the same tokens against the length of context, with its 95 % band."""
     lengths = [row["context_length"] for row in rows]
     perplexities = [row["perplexity"] for row in rows]
     draw_band(axes, lengths, perplexities, [row["interval"] for row in rows])
@@ -75,7 +75,7 @@ def draw_contexts(axes: Axes, rows: list[dict]) -> None:
 
 
 def draw_positions(axes: Axes, rows: list[dict]) -> None:
-    """The loss against the place in the text, with its 95 % band."""
+    """Draw the loss against the place in the text, with its 95 % band."""
     places = [(row["first"] + row["last"]) / 2 + 1 for row in rows]
     draw_band(axes, places, [row["nll"] for row in rows], [row["interval"] for row in rows])
     axes.plot(places, [row["cumulative_nll"] for row in rows], color=INK, linestyle=":")
@@ -85,7 +85,7 @@ def draw_positions(axes: Axes, rows: list[dict]) -> None:
 
 
 def draw_band(axes: Axes, places: list, values: list[float], intervals: list) -> None:
-    """A line with dots over a doubling scale, and a band where there are intervals."""
+    """Draw a line with dots over a doubling scale, and a band where there are intervals."""
     bounds = [interval or [math.nan, math.nan] for interval in intervals]
     axes.fill_between(places, *zip(*bounds), color=GREY, alpha=0.4, linewidth=0)
     axes.plot(places, values, color=INK, marker="o", markersize=5, linewidth=1)
@@ -94,7 +94,7 @@ def draw_band(axes: Axes, places: list, values: list[float], intervals: list) ->
 
 
 def draw_protocols(rows: list[dict]) -> Figure:
-    """A dot for each protocol, with its value and its 95 % interval."""
+    """Draw a dot for each protocol, with its value and its 95 % interval."""
     figure = Figure(figsize=(7.5, 1.2 + 0.36 * len(rows)), layout="constrained")
     axes = new_axes(figure, grid="x")
     perplexities = [row["perplexity"] for row in rows]
@@ -111,7 +111,7 @@ def draw_protocols(rows: list[dict]) -> Figure:
 
 
 def draw_costs(rows: list[dict]) -> Figure:
-    """Perplexity of strides or windows against the tokens read, on a doubling scale."""
+    """Draw the perplexity of strides or windows against the tokens read, on a doubling scale."""
     first = rows[0]
     name = "stride" if len({row["stride"] for row in rows}) > 1 else "max_length"
     rows = sorted(rows, key=lambda row: row["num_forward_tokens"])
@@ -149,7 +149,7 @@ def tidied(axes: Axes, grid: str) -> Axes:
 
 
 def reach(rows: list[dict]) -> list[list[float]]:
-    """How far the intervals reach below and above the perplexities; nowhere without an interval."""
+    """Compute how far the intervals reach below and above the perplexities; nowhere without an interval."""
     spans = [(row["perplexity"], *finite_interval(row)) for row in rows]
     # A perplexity that a protocol averages in its own way may lie outside of its interval.
     return [

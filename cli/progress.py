@@ -98,6 +98,6 @@ class Progress:
 
 
 def minutes(seconds: float) -> str:
-    """A length of time to the minute."""
+    """Write a length of time to the minute."""
     hours, remaining = divmod(round(seconds / 60), 60)
     return f"{hours} h {remaining} min" if hours else f"{remaining} min"

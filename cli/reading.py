@@ -240,7 +240,7 @@ def read_rows(
 
 
 def is_chat(value) -> bool:
-    """Whether a cell holds a list of messages, each with a role and a content."""
+    """Tell whether a cell holds a list of messages, each with a role and a content."""
     return (
         isinstance(value, list)
         and len(value) > 0
@@ -249,10 +249,10 @@ def is_chat(value) -> bool:
 
 
 def without_gaps(chat: list[dict]) -> list[dict]:
-    """Messages without the keys that only others of the table have."""
+    """Return messages without the keys that only others of the table have."""
     return [{key: value for key, value in m.items() if value is not None} for m in chat]
 
 
 def replies(chat: list[dict]) -> str:
-    """What the assistants say, by which a text is seen to be empty, and measured beforehand."""
+    """Return what the assistants say, by which a text is seen to be empty, and measured beforehand."""
     return "\n".join(str(m.get("content", "")) for m in chat if m.get("role") == "assistant")

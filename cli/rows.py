@@ -68,7 +68,7 @@ def flat(result: dict) -> dict:
 
 
 def of_parts(text: ReadText, parts: dict[str, list], unit: str) -> Iterator[dict]:
-    """One row a token or word of a text, with its place in it: that of a context is negative.
+    """Make one row of a token or word of a text, with its place in it: that of a context is negative.
 
     Args:
         parts: equally long columns of a text, such as its `token_scores` or `word_scores`.

@@ -44,7 +44,7 @@ class Source:
 
     @property
     def size(self) -> int:
-        """Bytes on the disk; at least 1, also where nobody knows, as of a pipe."""
+        """Return the bytes on the disk; at least 1, also where nobody knows, as of a pipe."""
         return max(1, os.stat(self.name).st_size) if os.path.isfile(self.name) else 1
 
 
@@ -92,7 +92,7 @@ def _behind(name: str) -> list[Source]:
 
 
 def _in_folder(folder: Path) -> list[Source]:
-    """The texts and tables in a folder and the folders in it, but for hidden ones."""
+    """List the texts and tables in a folder and the folders in it, but for hidden ones."""
     files = sorted(
         file
         for file in folder.rglob("*")
@@ -118,7 +118,7 @@ def builder_of(name: str) -> str | None:
 
 
 def suffix(name: str) -> str:
-    """The ending of a file's name in small letters, without that of gzip."""
+    """Return the ending of a file's name in small letters, without that of gzip."""
     return Path(name.lower().removesuffix(".gz")).suffix
 
 

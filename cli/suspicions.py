@@ -86,7 +86,7 @@ class Suspicions:
 
 
 def is_json_lines(text: str) -> bool:
-    """Whether the first two lines (or the only one) are JSON objects."""
+    """Tell whether the first two lines (or the only one) are JSON objects."""
     lines = [line for line in itertools.islice(text.split("\n"), 2) if line.strip()]
     return bool(lines) and all(_is_json_object(line) for line in lines)
 
@@ -99,7 +99,7 @@ def _is_json_object(line: str) -> bool:
 
 
 def is_csv(text: str) -> bool:
-    """Whether the first line names columns, and the rows below have as many fields as it."""
+    """Tell whether the first line names columns, and the rows below have as many fields as it."""
     lines = text.split("\n")[:50]
     for delimiter in ",\t;":
         names = lines[0].rstrip("\r").split(delimiter)
@@ -116,5 +116,5 @@ def is_csv(text: str) -> bool:
 
 
 def is_prose(text: str) -> bool:
-    """Whether a text has sentences, and no mark set apart as WikiText has them."""
+    """Tell whether a text has sentences, and no mark set apart as WikiText has them."""
     return re.search(r"\w[.,] ", text) is not None and re.search(r" [.,] ", text) is None

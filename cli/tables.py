@@ -68,7 +68,7 @@ class Table:
 
 
 def number(key: str, digits: int = 2) -> Cell:
-    """A cell with a number of the result."""
+    """Make a cell with a number of the result."""
     return lambda row: format_number(row[key], digits) if key in row else ""
 
 
@@ -84,7 +84,7 @@ def interval(row: dict) -> str:
 
 
 def signed(key: str) -> Cell:
-    """A cell with a field of the signature."""
+    """Make a cell with a field of the signature."""
     return lambda row: signature_fields(row)[key].partition("(")[0]
 
 
@@ -102,7 +102,7 @@ def signature_fields(row: dict) -> dict[str, str]:
 
 
 def common_signature(rows: list[dict]) -> str:
-    """The part of the signature that all rows share; the tables have columns for the rest."""
+    """Return the part of the signature that all rows share; the tables have columns for the rest."""
     fields = [signature_fields(row) for row in rows if "error" not in row]
     shared = (
         name for name in fields[0] if all(of_row.get(name) == fields[0][name] for of_row in fields)
@@ -111,7 +111,7 @@ def common_signature(rows: list[dict]) -> str:
 
 
 def of_texts(rows: list[dict], corpus: dict) -> Table:
-    """Texts and corpus: sizes, perplexity with its interval, and what no tokenizer decides."""
+    """Tabulate texts and corpus: sizes, perplexity with its interval, and what no tokenizer decides."""
     rows, several = list(rows), len(corpus["perplexities"]) > 1
     if several or len(rows) != 1:
         rows.append({"name": "all together"} | corpus)
@@ -136,7 +136,7 @@ def of_texts(rows: list[dict], corpus: dict) -> Table:
 
 
 def what_intervals_speak_of(rows: list[dict]) -> tuple[str, ...]:
-    """A sentence where an interval is within a text: then it says nothing about others."""
+    """Say where an interval is within a text: then it says nothing about others."""
     scopes = {row.get("interval_scope") for row in rows} - {None}
     if scopes <= {"over texts"}:
         return ()
@@ -147,7 +147,7 @@ def what_intervals_speak_of(rows: list[dict]) -> tuple[str, ...]:
 
 
 def of_measurements(rows: list[dict]) -> Table:
-    """Protocols, windows or strides side by side, to the digits that the tools print."""
+    """Tabulate protocols, windows or strides side by side, to the digits that the tools print."""
     varying = varying_settings(rows)
     of_tools = "protocol" in varying
     first = next(row for row in rows if "error" not in row)
@@ -175,23 +175,23 @@ def of_measurements(rows: list[dict]) -> Table:
 
 
 def varying_settings(rows: list[dict]) -> list[str]:
-    """What measurements differ in; the protocol where it is one alone."""
+    """List what measurements differ in; the protocol where it is one alone."""
     return [key for key in SETTINGS if len({row.get(key) for row in rows}) > 1] or ["protocol"]
 
 
 def label(row: dict, keys: list[str]) -> str:
-    """What tells a measurement from the others."""
+    """Say what tells a measurement from the others."""
     return ", ".join(str(row[key]) for key in keys if row.get(key) is not None)
 
 
 def scored_share(row: dict) -> str:
-    """The share of the tokens that is scored, where that is not nearly all."""
+    """Write the share of the tokens that is scored, where that is not nearly all."""
     share = row.get("scored_share", 1.0)
     return f"{100 * share:.2g} %" if share < NEARLY_ALL else ""
 
 
 def change(row: dict) -> str:
-    """How much lower or higher than the first one, paired."""
+    """Say how much lower or higher than the first one it is, paired."""
     ratio = row.get("ratio_to_first")
     if ratio is None or ratio["ratio"] is None:
         return ""
@@ -205,7 +205,7 @@ def percent(ratio: float) -> str:
 
 
 def of_contexts(by_context_length: list[dict]) -> Table:
-    """Lengths of context: perplexity of the same tokens, and how sure it is that it differs."""
+    """Tabulate lengths of context: perplexity of the same tokens, and how sure it is that it differs."""
 
     def ratio(row: dict) -> str:
         paired = row.get("ratio_to_longest")
@@ -230,7 +230,7 @@ def of_contexts(by_context_length: list[dict]) -> Table:
 
 
 def of_positions(by_position: list[dict]) -> Table:
-    """Places in the text: the loss there, and of all tokens up to there."""
+    """Tabulate places in the text: the loss there, and of all tokens up to there."""
     return table(
         by_position,
         {
@@ -246,7 +246,7 @@ def of_positions(by_position: list[dict]) -> Table:
 
 
 def of_tokens(rows: list[dict]) -> Table:
-    """Tokens with their characters, context, and negative log-likelihood in nats and in bits."""
+    """Tabulate tokens: their characters, context, and negative log-likelihood in nats and in bits."""
     return table(
         rows,
         {
@@ -269,7 +269,7 @@ def of_tokens(rows: list[dict]) -> Table:
 
 
 def of_words(rows: list[dict]) -> Table:
-    """Words with their characters, context, and surprisal; entropy is that before the word."""
+    """Tabulate words: their characters, context, and surprisal; entropy is that before the word."""
     return table(
         rows,
         {
@@ -286,12 +286,12 @@ def of_words(rows: list[dict]) -> Table:
 
 
 def quoted(text: str) -> str:
-    """A piece of text in quotes, so that its spaces and line ends show, and what has no width."""
+    """Quote a piece of text, so that its spaces and line ends show, and what has no width."""
     return printable(json.dumps(text, ensure_ascii=False))
 
 
 def printable(name: str) -> str:
-    """A name without what would move the cursor."""
+    """Write a name without what would move the cursor."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in name)
 
 
@@ -373,7 +373,7 @@ def wrap_last(line: str, last: str, width: int) -> str:
 
 
 def fit(what: Table, width: int) -> tuple[list[int], list[str]]:
-    """The places of the columns that fit into a width, and the titles of those that don't."""
+    """Find the places of the columns that fit into a width, and the titles of those that don't."""
     full = [what.titles, *(line for line in what.lines if len(line) > 1)]
     widths = [max(columns(line[n]) for line in full) for n in range(len(what.titles))]
     widths[0] = min(widths[0], LEAST_NAME)
@@ -390,12 +390,12 @@ def fit(what: Table, width: int) -> tuple[list[int], list[str]]:
 
 
 def wrapped(text: str, width: int) -> list[str]:
-    """Lines of so many columns; names of options stay whole."""
+    """Wrap a text into lines of so many columns; names of options stay whole."""
     return wrap(text, width, break_on_hyphens=False)
 
 
 def lines_of(note: str) -> list[str]:
-    """Lines of a note in the width of the terminal."""
+    """Wrap a note into lines of the terminal's width."""
     return wrapped(note, terminal_width())
 
 
@@ -404,14 +404,14 @@ def terminal_width() -> int:
 
 
 def excuse(name: str, size: int, error: str, width: int) -> str:
-    """A row that says why there are no numbers, in as many lines as it takes."""
+    """Write a row that says why there are no numbers, in as many lines as it takes."""
     indent = name + " " * (size - columns(name) + 2)
     lines = wrapped(error, max(width - columns(indent), LEAST_TEXT))
     return indent + ("\n" + " " * columns(indent)).join(lines)
 
 
 def columns(text: str) -> int:
-    """How wide a terminal shows a text: two columns for a wide character."""
+    """Measure how wide a terminal shows a text: two columns for a wide character."""
     return max(wcswidth(text), 0)
 
 
@@ -432,7 +432,7 @@ def with_title(what: Table, title: str = "") -> str:
 
 
 def to_markdown(what: Table, title: str = "") -> str:
-    """A table for Markdown, with its title above and its notes below."""
+    """Write a table for Markdown, with its title above and its notes below."""
     from tabulate import tabulate
 
     rows = [list(map(escaped, line)) for line in with_errors(what)]
@@ -441,12 +441,12 @@ def to_markdown(what: Table, title: str = "") -> str:
 
 
 def escaped(text: str) -> str:
-    """Text of which Markdown makes nothing else."""
+    """Escape text so that Markdown makes nothing else of it."""
     return re.sub(r"([\\`*_<>\[\]|~&$])", r"\\\1", text)
 
 
 def to_latex(what: Table, title: str = "") -> str:
-    """A table for LaTeX's booktabs, with title and notes as comments."""
+    """Write a table for LaTeX's booktabs, with title and notes as comments."""
     from tabulate import tabulate
 
     rows = tabulate(with_errors(what), what.titles, "latex_booktabs", **_aligned(what))
@@ -455,7 +455,7 @@ def to_latex(what: Table, title: str = "") -> str:
 
 
 def with_errors(what: Table) -> list[list[str]]:
-    """The lines of a table, with what went wrong in the second column."""
+    """Return the lines of a table, with what went wrong in the second column."""
     errors = {number: error for number, _, error in what.errors}
     num_empty = len(what.titles) - 2
     return [

@@ -107,7 +107,7 @@ def _chunks(tokens: list[str]) -> list[list[str]]:
 
 
 def _closed_gaps(before: str, token: str, after: str, open_quotes: set[str]) -> tuple[bool, bool]:
-    """Whether prose has no gap before and behind a token; keeps account of the open quotes."""
+    """Tell whether prose has no gap before and behind a token; keep account of the open quotes."""
     if token in ('"', "'"):
         return _closed_gaps_of_quote(before, token, open_quotes)
     if token == "=":

@@ -128,6 +128,14 @@ def test_shards(lengths, limit, expected):
     assert [[len(text.text) for text in shard] for shard in shards] == expected
 
 
+def test_a_shard_has_no_more_texts_than_its_room(monkeypatch):
+    """Short ones take more room than their characters; where all are needed, all are there."""
+    monkeypatch.setattr(sharding, "MOST_TEXTS", 3)
+    texts = [Text("", "a")] * 7
+    assert [len(shard) for shard in sharding.cut_into_shards(texts, 100)] == [3, 3, 1]
+    assert [len(shard) for shard in sharding.cut_into_shards(texts, math.inf)] == [7]
+
+
 def test_no_more_is_read_than_a_shard_and_the_text_after_it():
     read = []
     texts = (read.append(number) or Text("", "aaaa") for number in range(1000))
