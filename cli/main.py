@@ -37,9 +37,9 @@ def run(args: argparse.Namespace) -> int:
     """Do what the command line says; return the exit code."""
     if args.merge:
         check_writable("--output", args.output)
-        metric = load_metric(args)
-        report = merge(metric, args)
-        show(report, args, metric)
+        args.takes_bundled_model = False  # the parts know their model
+        report = merge(args)
+        show(report, args, metric=None)  # nothing is cited
         return exit_code(report, args)
     check_names(args)
     plots = check_plot(args.plot)

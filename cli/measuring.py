@@ -161,10 +161,12 @@ def measure(metric, texts: Iterator[Text], args: argparse.Namespace, progress: P
     return report
 
 
-def merge(metric, args: argparse.Namespace) -> Report:
+def merge(args: argparse.Namespace) -> Report:
     """Report on the parts of a run as if they had been one."""
     parts = read_parts(args.files)
-    totals = merge_totals(parts, metric.totals_from_json)
+    from perplexity_sliding.result_totals import Totals
+
+    totals = merge_totals(parts, Totals.from_json)
     rows = sorted((row for part in parts for row in part["rows"]), key=lambda row: row["place"])
     num_refused = sum("error" in row for row in rows)
     if args.carries_columns and len(totals.squares) > len(rows) - num_refused:

@@ -131,7 +131,7 @@ def merge_totals(parts: Sequence[dict], read_totals) -> object:
     """Add the totals of parts, their texts in the order of the corpus.
 
     Args:
-        read_totals: the metric's `totals_from_json`.
+        read_totals: the engine's `Totals.from_json`.
     """
     scored = [read_totals(part["totals"]) for part in parts if part["totals"] is not None]
     if not scored:
