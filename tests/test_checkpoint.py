@@ -325,7 +325,7 @@ def test_code_that_was_patched_is_another_reference(metric, arguments, path, mon
     arguments |= {"model": make_model("llama"), "reference": make_model("gpt2")}
     metric.compute(predictions=TEXTS, checkpoint=path, **arguments)
     monkeypatch.setattr(torch, "layer_norm", scaled(torch.layer_norm))
-    arguments["reference_model"] = make_model("gpt2")
+    arguments["reference"] = make_model("gpt2")
     expected = metric.compute(predictions=TEXTS, **arguments)
     assert metric.compute(predictions=TEXTS, checkpoint=path, **arguments) == expected
 

@@ -56,7 +56,7 @@ def test_a_group_of_options_is_explained_whole(capsys, group):
     printed = capsys.readouterr().out
     assert max(map(len, printed.splitlines())) <= 80
     for name in options.named_groups()[group]:
-        names = {"model_id": "model", "reference_model_id": "reference", "files": "FILE"}
+        names = {"model_id": "model", "files": "FILE"}
         shown = names.get(name, name).replace("_", "-")
         assert f" --{shown}" in printed or f" {shown}" in printed
 
