@@ -5,7 +5,9 @@ import logging
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 
 import evaluate
 import pytest
@@ -20,6 +22,8 @@ from models import (
     make_tokenizer,
     random_text,
 )
+from perplexity_sliding.model_probes import leaks, state_kept, with_other_end
+from perplexity_sliding.score_pairs import in_use_together
 
 sys.path.append(str(Path(__file__).resolve().parent.parent / "benchmarks"))
 import architectures
@@ -544,3 +548,85 @@ def test_two_threads_on_one_model(root, tmp_path, make):
             for result in results:
                 assert result == pytest.approx(expected[number], rel=1e-7)
     assert not any("forward" in vars(module) for model in models for module in model.modules())
+
+
+# ---- each guard by itself
+
+
+def test_windows_that_only_the_short_look_sees(metric):
+    """No pass is longer than that look's."""
+    model = Looking(make_model("gpt2", n_positions=LONG).config).eval()
+    model.from_length = 0
+    arguments = {"model": model, "tokenizer": make_tokenizer(), "max_length": 10}
+    with pytest.raises(ValueError, match="must be a causal language model"):
+        metric.compute(predictions=TEXTS, **arguments)
+
+
+class Grouped(torch.nn.Module):
+    """Rounds otherwise with another second row, and sees later tokens by a multiple of that."""
+
+    def __init__(self, leak):
+        super().__init__()
+        self.leak = leak
+        self.embedding = torch.nn.Embedding(VOCABULARY, 4)
+
+    def get_input_embeddings(self):
+        return self.embedding
+
+    def forward(self, ids):
+        rounding, later = (row.double().sum().item() % 7 - 3 for row in (ids[1], ids[0, 6:]))
+        logits = torch.arange(VOCABULARY) / 10 + 1e-4 * torch.arange(1, 13)[:, None].sin()
+        shift = (rounding + self.leak * later) * torch.linspace(-1e-4, 1e-4, VOCABULARY)
+        return SimpleNamespace(logits=(logits + shift).expand(2, -1, -1))
+
+
+@pytest.mark.parametrize("leak, expected", [(0.5, False), (50.0, True)])
+def test_leaks_are_told_from_rounding_among_experts(leak, expected):
+    model = Grouped(leak)
+    ids = torch.stack([torch.arange(3, 15), torch.arange(30, 42)])
+    logits, moved = (model(one).logits for one in (ids, with_other_end(ids, VOCABULARY)))
+    assert leaks(model, ids, logits, moved, "X") == expected
+
+
+def test_what_a_forward_writes_into_a_buffer_is_undone():
+    """In place: the buffer stays the same object."""
+    model = torch.nn.BatchNorm1d(2)
+    with state_kept(model):
+        model.running_mean.add_(1.0)
+    assert model.running_mean.tolist() == [0.0, 0.0]
+
+
+def test_a_single_token_without_a_number_is_refused(metric):
+    model = make_model("gpt2", n_positions=LONG, tie_word_embeddings=False)
+    with torch.no_grad():
+        model.lm_head.weight[40] = torch.nan
+
+    def one_row(module, arguments, logits):  # all others are as if the weight were 0
+        logits = logits.clone()
+        logits[..., :5, 40] = torch.where(logits[..., :5, 40].isnan(), 0.0, logits[..., :5, 40])
+        logits[..., 6:, 40] = 0.0
+        return logits
+
+    model.lm_head.register_forward_hook(one_row)
+    with pytest.raises(ValueError, match="The model gave NaN for the text at position 0"):
+        metric.compute(predictions=TEXTS[:1], model=model, tokenizer=make_tokenizer())
+
+
+def test_models_are_locked_in_one_order():
+    """Two threads that compare the same two models, each the other way round."""
+    entered = []
+
+    class Fake:
+        def __init__(self):
+            self.lock = threading.RLock()
+
+        @contextmanager
+        def in_use(self):
+            entered.append(self)
+            yield
+
+    models = [Fake(), Fake()]
+    for pair in (models, models[::-1]):
+        with in_use_together(pair):
+            pass
+    assert entered[:2] == entered[2:]

@@ -684,6 +684,10 @@ def test_adapters(measure):
     assert len({result["signature"] for result in named.values()}) == 3
     assert named["none"]["perplexity"] == pytest.approx(measure()["perplexity"], rel=1e-6)
     assert len({round(result["perplexity"], 3) for result in named.values()}) == 3
+    for layer in model.modules():
+        if hasattr(layer, "scaling") and "prose" in layer.scaling:
+            layer.scaling["prose"] *= 2
+    assert measure(model=model)["signature"] != named["prose"]["signature"]
     assert "adapters" not in fields(measure())
 
 
