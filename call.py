@@ -311,10 +311,11 @@ def score_request(session: Session, models: Sequence[LanguageModel], request: Re
     """Read the texts and score what a request asks for, under a model or it and its reference."""
     model = models[0]
     with in_use_together(models):
-        for language_model in models:
-            language_model.prepare()
-            if session.checkpoint is not None:
-                language_model.check_identifiable()
+        with session.looking():
+            for language_model in models:
+                language_model.prepare()
+                if session.checkpoint is not None:
+                    language_model.check_identifiable()
         word_scoring = carrier = None
         if request.words:
             word_scoring = WordScoring.of(model, request.word_spans, request.word_correction)

@@ -1,7 +1,8 @@
-"""What a function, a class or an object does and holds, in a form that is the same in every process.
+"""Whose code a function or a class is; and what somebody's own around a tokenizer does and holds.
 
-Digests are made of these descriptions.  Functions and classes of torch and transformers are described
-by their names, others by their code and by the values that the code finds in them.
+Digests of tokenizers are made of these descriptions, the same in every process.  Functions and classes
+of torch and transformers are described by their names, others by their code and by the values that the
+code finds in them.
 """
 
 import json
@@ -9,26 +10,16 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
-from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, SimpleNamespace
+from types import BuiltinFunctionType, CodeType, FunctionType, MethodType
 
 import numpy as np
 import torch
-import transformers
-import xxhash
 
 # Packages whose versions the signature names, so that a name says what their code does.
 PINNED_PACKAGES = ("torch", "transformers")
 # Packages whose hooks and wrappers compute from nothing but what the digests cover.
 KNOWN_PACKAGES = (*PINNED_PACKAGES, "peft", "accelerate")
 LIBRARIES = frozenset({*KNOWN_PACKAGES, *sys.stdlib_module_names})
-# Attributes that torch and the libraries keep in any module.
-KEPT_BY_LIBRARIES = {
-    *vars(torch.nn.Module()),
-    "gradient_checkpointing",
-    "_is_hf_initialized",
-    "_hf_hook",
-    "_old_forward",
-}
 # How deep the values that a function or an object holds are looked into.
 DEPTH = 5
 
@@ -37,8 +28,6 @@ def describe(value: object, depth: int = DEPTH) -> object:
     """Describe a value, for JSON."""
     if value is None or isinstance(value, bool | int | float | str):
         return value
-    if isinstance(value, torch.Tensor):
-        return _describe_tensor(value)
     if depth == 0:
         return type(value).__qualname__
     inside = partial(describe, depth=depth - 1)
@@ -140,14 +129,6 @@ def _is_of_library(module: str) -> bool:
     return package_of(module) in LIBRARIES
 
 
-def _describe_tensor(tensor: torch.Tensor) -> list:
-    digest = xxhash.xxh3_128()
-    for part in plain_tensors(tensor):
-        if not part.is_meta:
-            digest.update(tensor_bytes(part))
-    return [str(tensor.dtype), list(tensor.shape), digest.hexdigest()]
-
-
 def _describe_function(function: FunctionType, inside: Callable) -> object:
     """A pinned function by its name, any other by its code and the values that it holds."""
     if package_of(written_in(function)) in PINNED_PACKAGES:
@@ -176,19 +157,11 @@ def _describe_constant(value: object) -> object:
 def _describe_object(value: object, inside: Callable) -> object:
     """An object by its class; somebody's own by what it does and holds as well."""
     kind = type(value)
-    if isinstance(value, torch.dtype | bytes | complex):
+    if isinstance(value, bytes | complex):
         return str(value)
     if isinstance(value, np.ndarray | np.generic):
         return [str(value.dtype), value.tolist()]
-    tensors = []
-    held = getattr(value, "__dict__", {})
-    if isinstance(value, torch.nn.Module):
-        tensors = [_describe_tensor(t) for t in (*value.parameters(), *value.buffers())]
-        held = {name: held[name] for name in held if name not in KEPT_BY_LIBRARIES}
-    is_plain = isinstance(value, SimpleNamespace)
-    if isinstance(value, transformers.PretrainedConfig) or (
-        _is_of_library(kind.__module__) and not is_plain
-    ):
-        return [kind.__qualname__, *tensors]  # a configuration is described by itself
+    if _is_of_library(kind.__module__):
+        return kind.__qualname__
     methods = {name: m for name, m in vars(kind).items() if isinstance(m, FunctionType)}
-    return [kind.__qualname__, *tensors, inside(methods), inside(held)]
+    return [kind.__qualname__, inside(methods), inside(getattr(value, "__dict__", {}))]

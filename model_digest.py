@@ -1,11 +1,10 @@
 """Digests of models and tokenizers: whatever a forward pass depends on, and nothing else."""
 
 import os
-import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
-from functools import cache, partial
-from types import BuiltinFunctionType, CodeType, FunctionType, MethodType
+from functools import partial
+from types import BuiltinFunctionType, FunctionType, MethodType
 
 import torch
 import transformers
@@ -13,7 +12,6 @@ import xxhash
 
 from .digests import DIGITS, digest_of
 from .model_code import (
-    KEPT_BY_LIBRARIES,
     KNOWN_PACKAGES,
     PINNED_PACKAGES,
     describe,
@@ -125,26 +123,25 @@ def weights_digest(model: torch.nn.Module) -> str:
 
 
 def structure(model: torch.nn.Module) -> list:
-    """How a model is built, beside its configuration, which may have been changed since."""
-    kinds = {type(module) for module in model.modules()}
-    classes = {kind: digest_of(describe_class(kind)) for kind in kinds}
-    modules = [
-        [name, classes[type(module)], _attributes(module), _adapter_state(module)]
+    """How a model is built, beside its configuration, which may have been changed since.
+
+    By the names of its classes and functions and the numbers that its modules keep; what somebody's
+    own code does with them is measured, by the probe.
+    """
+    return [
+        [name, _class_name(type(module)), _attributes(module), _adapter_state(module)]
         for name, module in model.named_modules()
     ]
-    return [*modules, _own_attention(model)]
 
 
-def _own_attention(model: torch.nn.Module) -> object:
-    """The attention function that somebody has registered under the name that a model asks for."""
-    registered = getattr(transformers.modeling_utils, "ALL_ATTENTION_FUNCTIONS", {})
-    name = getattr(getattr(model, "config", None), "_attn_implementation", None)
-    function = registered.get(name) if isinstance(name, str) else None
-    return None if function is None or is_known(function) else describe(function)
+def _class_name(kind: type) -> str:
+    """A class by where a library keeps it; somebody's own may lie anywhere."""
+    is_pinned = package_of(kind.__module__) in PINNED_PACKAGES
+    return f"{kind.__module__}.{kind.__qualname__}" if is_pinned else kind.__qualname__
 
 
 def modifications(model: torch.nn.Module) -> list[str]:
-    """List what has been put over a model's own code, and where, as far as that can be seen."""
+    """List what has been put over a model's own code, and where, as far as that is cheap to see."""
     places = []
     hooks = torch.nn.modules.module
     if hooks._global_forward_hooks or hooks._global_forward_pre_hooks:
@@ -156,15 +153,18 @@ def modifications(model: torch.nn.Module) -> list[str]:
             places.append(f"a forward hook on {place}")
         places += [f"another {method} on {place}" for method in _replaced_methods(module)]
     kinds = {type(module) for module in model.modules()}
-    for kind in {kind for lowest in kinds for kind in lowest.__mro__}:
-        if package_of(kind.__module__) in PINNED_PACKAGES:
-            places += [f"another {kind.__name__}.{method}" for method in _foreign_methods(kind)]
-    places += [
-        f"another {kind.__name__}.forward" for kind in kinds if _overrides_forward_of_library(kind)
-    ]
-    for module in {kind.__module__ for kind in kinds} | {"torch.nn.functional"}:
-        places += [f"another {name} in {module}" for name in _foreign_functions(module)]
+    places += [f"another {kind.__name__}.forward" for kind in kinds if _has_other_forward(kind)]
+    if not is_known(_attention_function(model)):
+        places.append("another attention function")
     return places
+
+
+def _attention_function(model: torch.nn.Module) -> Callable:
+    """What is registered under the name of the attention that a model asks for."""
+    registered = getattr(transformers.modeling_utils, "ALL_ATTENTION_FUNCTIONS", {})
+    name = getattr(getattr(model, "config", None), "_attn_implementation", None)
+    function = registered.get(name) if isinstance(name, str) else None
+    return torch.nn.functional.scaled_dot_product_attention if function is None else function
 
 
 def check_identifiable(model: torch.nn.Module, argument: str = "checkpoint") -> None:
@@ -307,42 +307,15 @@ def _is_compiled(value: object, module: torch.nn.Module, name: str) -> bool:
     return original is not None and original == getattr(type(module), name).__get__(module)
 
 
-def _foreign_methods(kind: type) -> list[str]:
-    """List what stands in a library's class, its parents aside, and was written elsewhere."""
-    return [
-        name
-        for name, value in vars(kind).items()
-        if isinstance(value, FunctionType | partial) and not is_known(value)
-    ]
-
-
-def _overrides_forward_of_library(kind: type) -> bool:
-    """Whether somebody's own class has another forward than the model of a library under it."""
-    is_own = package_of(kind.__module__) not in (*PINNED_PACKAGES, "transformers_modules")
-    if not is_own or "forward" not in vars(kind):
+def _has_other_forward(kind: type) -> bool:
+    """Whether a class of a library, or of somebody's own over one, runs another forward than it had."""
+    writers = [c for c in kind.__mro__ if "forward" in vars(c)]
+    if package_of(kind.__module__) == "transformers_modules" or not writers:
         return False
-    parents = (parent for parent in kind.__mro__[1:] if "forward" in vars(parent))
-    return package_of(next(parents, torch.nn.Module).__module__) == "transformers"
-
-
-def _foreign_functions(module: str) -> Iterator[str]:
-    """Yield functions that stand in a library's module in the place of its own."""
-    if package_of(module) not in PINNED_PACKAGES or module not in sys.modules:
-        return
-    present = vars(sys.modules[module])
-    for name in sorted(_functions_of(module)):
-        function = present.get(name)
-        if isinstance(function, FunctionType | partial | MethodType) and not is_known(function):
-            yield name
-
-
-@cache
-def _functions_of(module: str) -> frozenset[str]:
-    """Names of the functions that the code of a module defines."""
-    loader = sys.modules[module].__loader__
-    code = loader.get_code(module) if hasattr(loader, "get_code") else None
-    constants = () if code is None else code.co_consts
-    return frozenset(c.co_name for c in constants if isinstance(c, CodeType))
+    of_library = [c for c in writers if package_of(c.__module__) in PINNED_PACKAGES]
+    is_replaced = any(not is_known(vars(c)["forward"]) for c in of_library)
+    over = [c for c in of_library if package_of(c.__module__) == "transformers"]
+    return is_replaced or bool(over and writers[0] is not over[0])
 
 
 def _with_effect(settings: dict) -> dict:
@@ -363,25 +336,19 @@ def _has_effect(name: str) -> bool:
 
 
 def _attributes(module: torch.nn.Module) -> dict[str, object]:
-    """What a module keeps beside its weights: numbers, names, functions.
-
-    All that a module of somebody's own keeps; of the libraries' modules, which also keep how they
-    are trained, what decides something.
-    """
+    """What a module keeps beside its weights: numbers and names, functions by theirs."""
     if isinstance(module, torch.nn.modules.dropout._DropoutNd):
         return {}
-    package = package_of(type(module).__module__)
-    if package not in KNOWN_PACKAGES and not isinstance(module, transformers.PreTrainedModel):
-        names = [
-            name
-            for name in vars(module)
-            if name not in KEPT_BY_LIBRARIES
-            and not any(part in name for part in WITHOUT_EFFECT_PARTS)
-        ]
-    else:
-        kinds = TORCH_SETTINGS if package == "torch" else SETTINGS
-        names = [n for n, v in vars(module).items() if _has_effect(n) and isinstance(v, kinds)]
-    return {name: describe(vars(module)[name]) for name in names if is_set(module, name)}
+    kinds = TORCH_SETTINGS if package_of(type(module).__module__) == "torch" else SETTINGS
+    names = [n for n, v in vars(module).items() if _has_effect(n) and isinstance(v, kinds)]
+    return {name: _shown(vars(module)[name]) for name in names if is_set(module, name)}
+
+
+def _shown(value: object) -> object:
+    """A plain value as it is, a function by its name."""
+    if callable(value):
+        return getattr(value, "__qualname__", type(value).__qualname__)
+    return value
 
 
 def _adapter_state(module: torch.nn.Module) -> tuple | None:

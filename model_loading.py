@@ -7,6 +7,7 @@ does not hold, an encoder-decoder, a window past the position table.
 import json
 import os
 import re
+import sys
 import warnings
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -502,6 +503,8 @@ def _naming(name: str, advice: str = "") -> Iterator[None]:
     except MemoryError:
         raise
     except Exception as error:  # transformers, safetensors and remote code have kinds of their own
+        if sys.flags.optimize > 1:
+            advice = ". Run Python without -OO and PYTHONOPTIMIZE=2: transformers reads docstrings."
         raise ValueError(f"{name} could not be loaded: {error}{advice}") from error
 
 

@@ -123,7 +123,7 @@ Args:
     callback (callable): called after every batch with an object that has `done` and `total`
         (tokens through the model; with states of a reference, through that one before it) and
         `perplexity` (so far; NaN while the reference runs alone). An exception it raises ends the
-        run; texts that were added are kept.
+        run; texts that were added are kept. A method `status` of it is told what goes on before.
     checkpoint (str): a SQLite file that keeps the scores of finished passes. The same call with
         the same file resumes where a killed one stopped, with the same result; another
         stride, window or protocol over the same texts takes what is there already.

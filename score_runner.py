@@ -6,6 +6,7 @@ that are not in the checkpoint are shared out between processes and scored, with
 
 import math
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence, Set
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import chain, islice
 
@@ -335,6 +336,19 @@ class Session:
     processes: Processes
     callback: Callable[[Progress], None] | None
 
+    @contextmanager
+    def looking(self) -> Iterator[None]:
+        """Show, for the time of the context, that a model is looked at before texts are scored.
+
+        A callback with a method `status` is told so.
+        """
+        message = "Looking at the model"
+        if hasattr(self.callback, "status"):
+            self.callback.status(message)
+        hidden = True if self.processes.rank else None
+        with progress_bar(desc=message, bar_format="{desc} …", leave=False, disable=hidden):
+            yield
+
     def after(self, num_tokens: int) -> "Session":
         """Return the same, with progress that continues after `num_tokens` tokens read already."""
         if self.callback is None:
@@ -358,7 +372,8 @@ class Session:
         Args:
             num_shown: measurements, from the first one on, whose perplexity the callback is told.
         """
-        work = plan_work(models, measurements, num_shown)
+        with self.looking():
+            work = plan_work(models, measurements, num_shown)
         batch_tokens = self.batch_size * work.max_length
         if models[0].gives_logits:
             scorer = Scorer(models, measures, batch_tokens, self.logits_memory)

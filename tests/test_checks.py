@@ -308,3 +308,19 @@ def test_whole_numbers_may_be_numpys(compute):
         assert compute(logits_memory=np.int64(memory), **sizes) == compute(
             logits_memory=memory, **sizes
         )
+
+
+def test_the_callback_hears_that_the_model_is_looked_at(compute, metric):
+    """If it has a method for what goes on before there are numbers."""
+
+    heard = []
+
+    class Callback:
+        def status(self, message):
+            heard.append(message)
+
+        def __call__(self, progress):
+            heard.append(progress.done)
+
+    compute(callback=Callback())
+    assert heard[0] == "Looking at the model" and heard[-1] > 0

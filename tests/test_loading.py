@@ -260,3 +260,14 @@ def test_what_is_no_folder_is_told_apart(metric, tmp_path, name, message):
         ValueError, match=f"`model_id` must be a folder or a name on the Hub.*{message}"
     ):
         metric.compute(predictions=TEXTS, model_id=str(tmp_path / name))
+
+
+def test_python_without_docstrings(metric, tmp_path, monkeypatch):
+    """transformers reads those of its own classes, and says so in its own words."""
+    loading = sys.modules[f"{type(metric).__module__.rpartition('.')[0]}.model_loading"]
+    flags = types.SimpleNamespace(flags=types.SimpleNamespace(optimize=2))
+    monkeypatch.setattr(loading, "sys", flags)
+    with pytest.raises(
+        ValueError, match=r"(?s)could not be loaded.* Run Python without -OO and PYTHON"
+    ):
+        metric.compute(predictions=TEXTS, model_id=str(tmp_path))

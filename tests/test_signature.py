@@ -7,6 +7,7 @@ import shutil
 from types import FunctionType, SimpleNamespace
 
 import pytest
+import reference
 import torch
 import transformers
 from models import (
@@ -18,8 +19,10 @@ from models import (
     random_text,
     save,
 )
-from perplexity_sliding.digests import TextsDigest
+from perplexity_sliding.digests import TextsDigest, same_probe
+from perplexity_sliding.model_code import describe
 from perplexity_sliding.model_digest import number_format, structure, weights_digest
+from perplexity_sliding.model_interface import MadeUpText
 from tokenizers import normalizers
 
 TEXTS = [random_text(60), random_text(33, seed=1)]
@@ -475,26 +478,83 @@ def without_norm(self, hidden):
 
 
 @pytest.mark.parametrize(
-    "place, name, function",
-    [
-        (MODELING.LlamaRMSNorm, "forward", without_norm),
-        (
-            MODELING.LlamaRMSNorm,
-            "forward",
-            functools.wraps(MODELING.LlamaRMSNorm.forward)(without_norm),
-        ),
-        (MODELING, "apply_rotary_pos_emb", lambda query, key, *_, **__: (query, key)),
-        (torch.nn.functional, "silu", lambda hidden, inplace=False: hidden.relu()),
-    ],
-    ids=["a method", "a wrapped method", "a function of the model's", "a function of torch's"],
+    "function", [without_norm, functools.wraps(MODELING.LlamaRMSNorm.forward)(without_norm)]
 )
-def test_what_is_replaced_in_the_library(measure, monkeypatch, place, name, function):
-    """As packages of faster layers do it, and those that stretch the context."""
+def test_a_method_that_is_replaced_in_the_library(measure, monkeypatch, function):
+    """As packages of faster layers do it."""
     before = measure(model=make_model("llama"))
-    monkeypatch.setattr(place, name, function)
+    monkeypatch.setattr(MODELING.LlamaRMSNorm, "forward", function)
     after = measure(model=make_model("llama"))
     assert after["perplexity"] != pytest.approx(before["perplexity"], rel=1e-4)
     assert fields(after)["model"] == fields(before)["model"] + "+modified"
+
+
+class Doubling(torch.overrides.TorchFunctionMode):
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        result = function(*args, **(kwargs or {}))
+        return 1.1 * result if function is torch.nn.functional.silu else result
+
+
+def replaced(place, name, change):
+    """Patch a function where the library finds it."""
+
+    def patch(monkeypatch):
+        monkeypatch.setattr(place, name, change(getattr(place, name)))
+
+    return patch
+
+
+BEHIND = {
+    "a function of the model's": replaced(
+        MODELING, "apply_rotary_pos_emb", lambda _: lambda query, key, *_, **__: (query, key)
+    ),
+    "a function of torch's": replaced(
+        torch.nn.functional, "silu", lambda _: lambda hidden, inplace=False: hidden.relu()
+    ),
+    "attention as plug-ins replace it": replaced(
+        torch.nn.functional,
+        "scaled_dot_product_attention",
+        lambda plain: lambda query, *args, **kwargs: plain(1.5 * query, *args, **kwargs),
+    ),
+    "linear layers": replaced(
+        torch.nn.functional, "linear", lambda plain: lambda x, *args: 1.01 * plain(x, *args)
+    ),
+    "a mode": lambda monkeypatch: Doubling().__enter__(),
+}
+
+
+@pytest.mark.parametrize("patch", BEHIND.values(), ids=BEHIND)
+def test_what_no_signature_shows_is_measured(measure, monkeypatch, patch):
+    """The list of such places never ends: the probe is another number."""
+    before, again = (measure(model=make_model("llama")) for _ in range(2))
+    assert again["probe"] == before["probe"]
+    mode = patch(monkeypatch)
+    try:
+        after = measure(model=make_model("llama"))
+    finally:
+        if mode is not None:
+            mode.__exit__(None, None, None)
+    assert after["perplexity"] != pytest.approx(before["perplexity"], rel=1e-4)
+    assert after["signature"] == before["signature"]
+    assert not same_probe(after["probe"], before["probe"], before["signature"])
+
+
+def test_the_probe_is_the_mean_nll_of_a_made_up_text(measure):
+    """And tells no more of the texts than the signature does."""
+    model = make_model("llama", max_position_embeddings=400)
+    result, other = measure(model=model), measure(model=model, predictions=TEXTS[1:], batch_size=1)
+    assert other["probe"] == result["probe"]
+    ids = MadeUpText.of(VOCABULARY, 400).ids
+    assert len(ids) == 256 and max(ids) < VOCABULARY and len(set(ids)) > 60
+    expected = reference.mean(reference.row_nlls(model, ids))
+    assert result["probe"] == pytest.approx(expected, abs=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_the_probe_in_half_precision_is_that_of_the_model(measure, dtype):
+    """Within what it may differ by between machines."""
+    whole, half = measure(model=make_model("gpt2")), measure(model=make_model("gpt2").to(dtype))
+    assert same_probe(half["probe"], whole["probe"], half["signature"])
 
 
 class OwnNorm(MODELING.LlamaRMSNorm):
@@ -528,7 +588,8 @@ def test_attention_of_ones_own(measure, monkeypatch):
             )
             monkeypatch.setitem(registered, "sdpa", own)
         results.append(measure(model=make_model("llama")))
-    assert len({result["signature"] for result in results}) == 3
+    assert fields(results[1])["model"].endswith("+modified")
+    assert len({round(result["probe"], 3) for result in results}) == 3
     assert len({round(result["perplexity"], 3) for result in results}) == 3
 
 
@@ -591,7 +652,7 @@ ACTIVATIONS = {
 
 @pytest.mark.parametrize("make", ACTIVATIONS.values(), ids=ACTIVATIONS)
 def test_numbers_inside_of_what_was_put_into_a_model(measure, make):
-    """Another number there is another signature; the same one, made again, is the same."""
+    """Another number there is another probe; the same one, made again, is the same."""
 
     def result(number):
         model = make_model("gpt2")
@@ -602,8 +663,8 @@ def test_numbers_inside_of_what_was_put_into_a_model(measure, make):
 
     before, again, after = result(1.0), result(1.0), result(2.0)
     assert after["perplexity"] != pytest.approx(before["perplexity"], rel=1e-4)
-    assert after["signature"] != before["signature"]
-    assert again["signature"] == before["signature"]
+    assert not same_probe(after["probe"], before["probe"], before["signature"])
+    assert (again["signature"], again["probe"]) == (before["signature"], before["probe"])
 
 
 def test_a_tuple_in_a_layer_of_torch():
@@ -614,19 +675,16 @@ def test_a_tuple_in_a_layer_of_torch():
     assert structure(model) != before
 
 
-def test_a_set_in_the_code_is_the_same_in_every_process(measure):
+def test_a_set_in_the_code_is_the_same_in_every_process():
     """Its order differs between processes, as that of equal sets does that were filled otherwise."""
-    code = (lambda hidden: hidden.relu() if 1 in {0, 8} else hidden).__code__
-    signatures = set()
+    code = (lambda text: text.lower() if text in {"a", "i"} else text).__code__
+    described = []
     for filled in (frozenset([0, 8]), frozenset([8, 0])):
         constants = tuple(filled if isinstance(c, frozenset) else c for c in code.co_consts)
         assert filled in constants
-        model = make_model("gpt2")
-        del model.transformer.h[0].mlp.act
-        model.transformer.h[0].mlp.act = FunctionType(code.replace(co_consts=constants), {})
-        signatures.add(measure(model=model)["signature"])
+        described.append(describe(FunctionType(code.replace(co_consts=constants), {})))
     assert repr(frozenset([0, 8])) != repr(frozenset([8, 0]))
-    assert len(signatures) == 1
+    assert described[0] == described[1]
 
 
 def test_a_hook_of_all_modules(measure):
@@ -685,7 +743,7 @@ def test_adapters(measure):
     assert named["none"]["perplexity"] == pytest.approx(measure()["perplexity"], rel=1e-6)
     assert len({round(result["perplexity"], 3) for result in named.values()}) == 3
     for layer in model.modules():
-        if hasattr(layer, "scaling") and "prose" in layer.scaling:
+        if isinstance(vars(layer).get("scaling"), dict):
             layer.scaling["prose"] *= 2
     assert measure(model=model)["signature"] != named["prose"]["signature"]
     assert "adapters" not in fields(measure())
