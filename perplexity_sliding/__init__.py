@@ -47,4 +47,8 @@ def __getattr__(name: str) -> object:
         return compute
     if name == "PerplexitySliding":
         return _metric_module().PerplexitySliding
+    if name == "PerplexityCallback":
+        from .training import PerplexityCallback
+
+        return PerplexityCallback
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,185 @@
+"""Perplexity of held-out texts while a real Trainer trains: values, logs, and a model left alone."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+import transformers
+from models import make_model, make_tokenizer, random_text
+from test_parts import CHAT, PLAIN_TEMPLATE
+
+from perplexity_sliding import PerplexityCallback, compute
+
+HELD_OUT = [random_text(40, seed=n) for n in range(12)]
+TRAINED_ON = [random_text(16, seed=100 + n) for n in range(32)]
+
+
+def examples(tokenizer) -> list[dict]:
+    encoded = [tokenizer(text)["input_ids"] for text in TRAINED_ON]
+    return [{"input_ids": ids, "labels": ids} for ids in encoded]
+
+
+def make_trainer(folder, *callbacks, model=None, template=None, **settings):
+    transformers.set_seed(0)
+    tokenizer = make_tokenizer(chat_template=template)
+    arguments = {
+        "max_steps": 4,
+        "eval_strategy": "steps",
+        "eval_steps": 2,
+        "learning_rate": 3e-3,
+        "per_device_train_batch_size": 8,
+        "report_to": [],
+        "use_cpu": True,
+        "save_strategy": "no",
+        "disable_tqdm": True,
+    } | settings
+    return transformers.Trainer(
+        model=make_model("gpt2") if model is None else model,
+        args=transformers.TrainingArguments(output_dir=str(folder), **arguments),
+        train_dataset=examples(tokenizer),
+        eval_dataset=examples(tokenizer)[:8],
+        processing_class=tokenizer,
+        callbacks=list(callbacks),
+    )
+
+
+def logged(trainer, name: str) -> dict[int, float]:
+    """By step, from what has reached the logs."""
+    return {entry["step"]: entry[name] for entry in trainer.state.log_history if name in entry}
+
+
+def test_every_evaluation_scores_the_live_model(tmp_path):
+    trainer = make_trainer(tmp_path, PerplexityCallback(HELD_OUT, stride=4))
+    trainer.train()
+    perplexities = logged(trainer, "eval_perplexity")
+    assert list(perplexities) == [2, 4]
+    after = compute(HELD_OUT, model=trainer.model, tokenizer=make_tokenizer(), stride=4)
+    assert perplexities[4] == pytest.approx(after["perplexity"], rel=1e-6)
+    assert perplexities[2] != pytest.approx(perplexities[4], rel=1e-3)
+    low, high = after["perplexity_interval"]
+    assert logged(trainer, "eval_perplexity_low")[4] == pytest.approx(low, rel=1e-6)
+    assert logged(trainer, "eval_perplexity_high")[4] == pytest.approx(high, rel=1e-6)
+    assert logged(trainer, "eval_bits_per_byte")[4] == pytest.approx(after["bits_per_byte"])
+
+
+def make_adapted():
+    peft = pytest.importorskip("peft")
+    config = peft.LoraConfig(
+        task_type="CAUSAL_LM", r=4, target_modules=["c_attn"], fan_in_fan_out=True
+    )
+    return peft.get_peft_model(make_model("gpt2"), config)
+
+
+@pytest.mark.parametrize(
+    "make, settings",
+    [
+        (None, {}),
+        (make_adapted, {}),
+        (None, {"gradient_checkpointing": True}),
+        (None, {"bf16": True}),
+    ],
+    ids=["plain", "LoRA", "gradient checkpointing", "bf16"],
+)
+def test_the_training_goes_on_as_without_it(tmp_path, make, settings):
+    """The same weights in the end, in the same mode; nothing of random numbers is used up."""
+
+    def train(*callbacks):
+        trainer = make_trainer(tmp_path, *callbacks, model=make and make(), **settings)
+        trainer.train()
+        return trainer
+
+    callback = PerplexityCallback(HELD_OUT)
+    transformers.set_seed(0)
+    plain = train()
+    transformers.set_seed(0)
+    watched = train(callback)
+    for (name, weight), other in zip(
+        watched.model.named_parameters(), plain.model.parameters(), strict=True
+    ):
+        assert torch.equal(weight, other), name
+    assert watched.model.training == plain.model.training
+    assert callback.results["num_tokens"] == 12 * 40
+
+
+def test_the_run_s_precision_is_used(tmp_path):
+    """In bfloat16 the number differs from float32 by rounding, and the signature says why."""
+    callback = PerplexityCallback(HELD_OUT)
+    trainer = make_trainer(tmp_path, callback, bf16=True)
+    trainer.train()
+    with torch.autocast("cpu", torch.bfloat16):
+        half = compute(HELD_OUT, model=trainer.model, tokenizer=make_tokenizer())
+    assert callback.results["perplexity"] == pytest.approx(half["perplexity"], rel=1e-6)
+    assert "autocast(cpu,bfloat16)" in callback.results["signature"]
+
+
+def test_the_best_model_and_early_stopping_go_by_it(tmp_path):
+    """A learning rate that ruins the model: the first evaluation is the best, and the run stops."""
+    trainer = make_trainer(
+        tmp_path,
+        PerplexityCallback(HELD_OUT),
+        transformers.EarlyStoppingCallback(early_stopping_patience=1),
+        max_steps=20,
+        learning_rate=1.0,
+        save_strategy="steps",
+        save_steps=2,
+        load_best_model_at_end=True,
+        metric_for_best_model="eval_perplexity",
+        greater_is_better=False,
+    )
+    trainer.train()
+    perplexities = logged(trainer, "eval_perplexity")
+    assert trainer.state.best_metric == min(perplexities.values())
+    assert trainer.state.global_step < 20
+
+
+def test_the_answers_of_chats_are_scored(tmp_path):
+    callback = PerplexityCallback([CHAT, CHAT[:2]])
+    trainer = make_trainer(tmp_path, callback, template=PLAIN_TEMPLATE)
+    trainer.evaluate()
+    tokenizer = make_tokenizer(chat_template=PLAIN_TEMPLATE)
+    expected = compute([CHAT, CHAT[:2]], model=make_model("gpt2"), tokenizer=tokenizer)
+    assert callback.results["perplexity"] == pytest.approx(expected["perplexity"], rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    "settings, message",
+    [
+        ({"strid": 4}, "strid.*Did you mean `stride`"),
+        ({"model_id": "x"}, "`model_id` must be left"),
+    ],
+)
+def test_settings_are_checked_before_the_training(settings, message):
+    with pytest.raises(TypeError, match=message):
+        PerplexityCallback(HELD_OUT, **settings)
+
+
+SCRIPT = """
+import json, sys
+sys.path[:0] = [{root!r}, {root!r} + "/tests"]
+from perplexity_sliding import PerplexityCallback, compute
+from test_training import make_tokenizer, HELD_OUT, logged, make_trainer
+
+callback = PerplexityCallback(HELD_OUT, stride=4)
+trainer = make_trainer({folder!r}, callback, per_device_train_batch_size=4)
+trainer.train()
+alone = compute(HELD_OUT, model=trainer.model, tokenizer=make_tokenizer(), stride=4)
+shared = callback.results
+print(json.dumps([shared["perplexity"], alone["perplexity"], logged(trainer, "eval_perplexity")]))
+"""
+
+
+def test_two_processes_share_the_work(tmp_path, root):
+    script = tmp_path / "train.py"
+    script.write_text(SCRIPT.format(root=str(root), folder=str(tmp_path / "run")))
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone"]
+    done = subprocess.run(
+        [*command, str(script)], capture_output=True, text=True, timeout=300, cwd=root
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    printed = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("[")]
+    assert len(printed) == 2 and printed[0] == printed[1]
+    shared, alone, history = printed[0]
+    assert shared == pytest.approx(alone, rel=1e-6)
+    assert list(history) == ["2", "4"] and history["4"] == shared
