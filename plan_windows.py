@@ -212,8 +212,9 @@ def last_window(num_tokens: int, first: int, max_length: int, starts: bool) -> W
         first: the first token of the continuation.
         starts: whether the start token stands before the text, in the place of a context.
     """
-    begin = max(0, num_tokens - 1 + starts - max_length)
-    return Window(begin, first, num_tokens, starts and begin == 0)
+    begin = max(0, num_tokens - 1 - max_length)
+    # The start token is the first to be left out.
+    return Window(begin, first, num_tokens, starts and num_tokens <= max_length)
 
 
 def guide_weights(windows: list[Window]) -> list[int]:

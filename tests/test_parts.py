@@ -90,12 +90,14 @@ def test_windows_without_targets_are_not_run():
 
 
 @pytest.mark.parametrize("num_tokens, first", [(5, 2), (9, 3), (10, 3), (30, 28), (30, 22), (6, 0)])
-def test_last_window_is_the_harness_s_slice(num_tokens, first):
+@pytest.mark.parametrize("starts", [False, True])
+def test_last_window_is_the_harness_s_slice(num_tokens, first, starts):
     """`(context + continuation)[-(L + 1):][:-1]`, the continuation's rows scored."""
     length = 8
-    row = list(range(num_tokens)) if first else ["start", *range(num_tokens)]
+    starts = starts or first == 0  # what follows a text is read behind the start token too
+    row = ["start", *range(num_tokens)] if starts else list(range(num_tokens))
     fed = row[-(length + 1) :][:-1]
-    window = last_window(num_tokens, first, length, starts=first == 0)
+    window = last_window(num_tokens, first, length, starts)
     read = ["start"] * window.start_token + list(range(window.begin, window.end - 1))
     assert read == fed
     assert (window.first, window.end) == (first, num_tokens)
