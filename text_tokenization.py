@@ -50,13 +50,13 @@ class ScoredPart:
         """Return the characters that are scored, one span after the other."""
         return "".join(text[first:end] for first, end in self.spans)
 
-    def without_first(self) -> "ScoredPart":
-        """The same in a text without its first token."""
+    def without_first(self, begin: int) -> "ScoredPart":
+        """The same in a text without its first token, which stands for `begin` characters."""
         moved = [(max(first - 1, 0), end - 1) for first, end in self.targets]
         kept = [number for number, (first, end) in enumerate(moved) if first < end]
         return ScoredPart(
             tuple(moved[number] for number in kept),
-            self.spans,
+            tuple((max(first, begin), end) for first, end in self.spans if end > begin),
             tuple(self.tails[number] for number in kept),
         )
 
@@ -91,7 +91,7 @@ class TokenizedText:
             None if self.offsets is None else self.offsets[1:],
             self.added[1:],
             begin,
-            None if self.part is None else self.part.without_first(),
+            None if self.part is None else self.part.without_first(begin),
         )
 
 

@@ -189,19 +189,21 @@ def make_unknowing_tokenizer(**kwargs):
 
 
 @pytest.mark.parametrize(
-    "text, num_tokens, share",
+    "text, num_tokens, own",
     [
-        ("new w3 w4 w3", 4, 1.0),
-        ("new <unk> w3", 3, 1.0),  # the start token is written, but not at the head
-        ("<unk> w3 w4 w3", 3, 1.0),
-        (" <unk> new w3", 2, 1.0),
+        ("new w3 w4 w3", 4, "new w3 w4 w3"),
+        ("new <unk> w3", 3, "new <unk> w3"),  # the start token is written, but not at the head
+        ("<unk> w3 w4 w3", 3, " w3 w4 w3"),
+        (" <unk> new w3", 2, " new w3"),
     ],
 )
-def test_an_unknown_first_word_is_no_start_token(metric, gpt2, text, num_tokens, share):
+def test_an_unknown_first_word_is_no_start_token(metric, gpt2, text, num_tokens, own):
     result = metric.compute(predictions=[text], model=gpt2, tokenizer=make_unknowing_tokenizer())
     known = [{"w3": 3, "w4": 4}.get(word, BOS) for word in text.split()]
     ids = [BOS, *known[-num_tokens:]]
-    assert (result["num_tokens"], result["scored_share"]) == (num_tokens, share)
+    assert (result["num_tokens"], result["scored_share"]) == (num_tokens, 1.0)
+    bits = result["total_nll"] / math.log(2)
+    assert result["bits_per_character"] == pytest.approx(bits / len(own))
     assert result["total_nll"] == pytest.approx(sum(reference.row_nlls(gpt2, ids)), rel=1e-5)
 
 
@@ -231,6 +233,16 @@ def test_words_without_a_token_tell_nothing_of_what_is_added():
         [True, True],
     ]
     assert tokenize(tokenizer, ["a"], "default")[0].added.tolist() == [True, True]
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
+def test_the_end_of_a_line_is_one_token_however_it_is_written(end):
+    """The end-of-text token stands for it in fairseq's stream."""
+    tokenizer = make_byte_tokenizer()
+    [stream] = tokenize(tokenizer, [f"a{end}b"], "lines", with_offsets=True)
+    assert tokenizer.convert_ids_to_tokens(stream.ids) == ["a", "<eos>", "b", "<eos>"]
+    assert stream.offsets[2].tolist() == [1 + len(end), 2 + len(end)]
+    assert stream.added.tolist() == [False, True, False, True]
 
 
 class Adding(SlowTokenizer):
@@ -351,6 +363,16 @@ def test_a_start_token_at_the_head_is_in_no_piece(metric, gpt2, tokenizer):
     )
     assert result["piece_scores"][0]["offsets"][0][0] == len("<bos>")
     assert result["comparison"]["num_compared_bytes"] == len(" w3 w4 w5")
+
+
+@pytest.mark.parametrize("spans", [[(0, 11)], [(0, 5), (5, 11)], [(0, 2), (3, 8), (8, 11)]])
+def test_a_start_token_at_the_head_is_in_no_part(metric, gpt2, tokenizer, spans):
+    """Its characters count no more than it is scored."""
+    kwargs = {"model": gpt2, "tokenizer": tokenizer}
+    expected = metric.compute(predictions=[" w3 w4"], **kwargs)
+    result = metric.compute(predictions=["<bos> w3 w4 w5"], score_spans=[spans], **kwargs)
+    for name in ("num_tokens", "total_nll", "bits_per_byte", "bits_per_character"):
+        assert result[name] == pytest.approx(expected[name]), name
 
 
 @pytest.mark.parametrize("make_processor", PROCESSORS)
