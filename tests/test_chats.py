@@ -49,7 +49,9 @@ def score(metric, gpt2):
     return compute
 
 
-@pytest.mark.parametrize("template", [PLAIN, BRACKETS, THINKING])
+@pytest.mark.parametrize(
+    "template", [PLAIN, BRACKETS, THINKING, BRACKETS.replace("m['content'] + ' <", "'w30' + ' <")]
+)
 def test_nothing_is_said_of_templates_that_write_answers_alone(score, template):
     with warnings.catch_warnings():
         warnings.simplefilter("error", UserWarning)
@@ -119,6 +121,12 @@ def test_templates_that_fail(score, template, chat, message):
         score(template, chat)
     assert str(refused.value).startswith("`predictions` must be chats that")
     assert message in str(refused.value)
+
+
+def test_what_a_template_writes_of_the_last_turn_alone(score):
+    """As thoughts that are left out of earlier turns: those are written in another way."""
+    with pytest.raises(ValueError, match="the chat at position 1 up to its message 1 in another"):
+        score(THINKING, CHAT[:2], CHAT)
 
 
 @pytest.mark.parametrize("template", [PLAIN, "<bos> " + PLAIN])
