@@ -17,6 +17,7 @@ from pathlib import Path
 
 import bookkeeping
 import evaluate
+import first_calls
 import shared
 import torch
 import transformers
@@ -109,6 +110,14 @@ def all_parts(
         ]
         print_ways(results["two models"])
 
+    def all_first_calls() -> None:
+        fresh = Setup(options.shape)
+        sizes = ((64, 16), (20, 16)) if tiny else ((2048, 512), (50, 512))
+        results["first calls"] = [
+            first_calls.one_text(fresh, *size, options.repetitions) for size in sizes
+        ]
+        print_ways(results["first calls"])
+
     def all_bookkeeping() -> None:
         results["bookkeeping"] = run_bookkeeping(tiny, results["cases"])
         print_bookkeeping(results["bookkeeping"])
@@ -124,6 +133,7 @@ def all_parts(
     yield "many lengths", many_lengths
     yield "shared context", one_context
     yield "two models", all_two_models
+    yield "first calls", all_first_calls
     yield "bookkeeping", all_bookkeeping
     yield "memory", all_memory
 

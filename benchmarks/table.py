@@ -34,6 +34,16 @@ def two_models_table(results: dict) -> str:
     return markdown(["work", "", "time"], rows)
 
 
+def first_calls_table(results: dict) -> str:
+    """The first call with a model, over a later one and over what others take with a new model."""
+    rows = [
+        [case["name"], label, _ratio(ratio)]
+        for case in results["first calls"]
+        for label, ratio in case["ratios"].items()
+    ]
+    return markdown(["work", "", "time"], rows)
+
+
 def _tokens(case: dict, label: str) -> str:
     """Tokens read by one over those read by another, as far as both tell."""
     read = [case["forward_tokens"].get(name) for name in label.split(" / ")]

@@ -85,7 +85,7 @@ def read_lines(folder: str, number: int, vocabulary: int, scale: float, longest:
 class FreeModel(torch.nn.Module):
     """A causal model that costs next to nothing, to see what everything around a model costs.
 
-    Its parts are where other models have theirs, so that it takes the ordinary path.
+    Its parts are where other models have theirs; its forward is its own, so that all of it runs.
     """
 
     def __init__(self, vocabulary: int, context: int):

@@ -24,6 +24,7 @@ import transformers
 pytest.importorskip("matplotlib", reason="the benchmark draws its results")
 sys.path.append(str(Path(__file__).resolve().parent.parent / "benchmarks"))
 
+import first_calls
 import layers
 import measure
 import run
@@ -248,17 +249,25 @@ def test_stock_algorithm_does_not_count_padding(setup):
     assert together == pytest.approx(np.mean(alone), rel=1e-5)
 
 
-def test_free_model_takes_the_ordinary_path(metric):
-    """Its body runs over whole windows and its head over the scored rows alone."""
-    model, tokenizer = FreeModel(vocabulary=8, context=16), make_tokenizer(8)
-    heads = []
-    model.head.register_forward_hook(lambda module, inputs, output: heads.append(output.shape[-2]))
-    arguments = {"predictions": [make_text(40, 8)], "model": model, "tokenizer": tokenizer}
-    metric.compute(stride=4, **arguments)  # tries the model
-    before = sum(heads)
-    result = metric.compute(stride=4, **arguments)
-    assert sum(heads) - before == result["num_tokens"] == 40
+def test_free_model_is_scored(metric):
+    """As any model of somebody's own: its whole forward runs."""
+    arguments = {"model": FreeModel(vocabulary=8, context=16), "tokenizer": make_tokenizer(8)}
+    result = metric.compute(predictions=[make_text(40, 8)], stride=4, **arguments)
+    assert result["num_tokens"] == 40
     assert result["num_forward_tokens"] > 100
+
+
+def test_first_calls_are_timed_beside_later_ones_and_others(outcome):
+    for case in outcome[0]["first calls"]:
+        later = case["ratios"][f"{first_calls.FIRST} / {first_calls.LATER}"]
+        ratios = [
+            a / b
+            for a, b in zip(*(case["seconds"][n] for n in (first_calls.FIRST, first_calls.LATER)))
+        ]
+        assert later["low"] == pytest.approx(min(ratios))
+        assert f"{first_calls.FIRST} / guide" in case["ratios"]
+    table_of_them = table.first_calls_table(outcome[0])
+    assert "first call, 64 tokens" in table_of_them and "first call, 20 tokens" in table_of_them
 
 
 def test_lines_are_as_many_and_as_long_as_asked(tmp_path):

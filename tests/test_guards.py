@@ -630,3 +630,38 @@ def test_models_are_locked_in_one_order():
         with in_use_together(pair):
             pass
     assert entered[:2] == entered[2:]
+
+
+# ---- architectures that are known
+
+
+def test_a_known_architecture_that_looks_ahead(metric, monkeypatch):
+    """By what nothing of the model shows: attention without its mask."""
+    functional, plain = torch.nn.functional, torch.nn.functional.scaled_dot_product_attention
+
+    def unmasked(query, key, value, attn_mask=None, is_causal=False, **kwargs):
+        return plain(query, key, value, **kwargs)
+
+    monkeypatch.setattr(functional, "scaled_dot_product_attention", unmasked)
+    model = make_model("llama", max_position_embeddings=LONG)
+    with pytest.raises(ValueError, match="must be a causal language model"):
+        metric.compute(predictions=TEXTS, model=model, tokenizer=make_tokenizer())
+
+
+@pytest.mark.parametrize("change, most", [({}, 16 + 255), ({"sliding_window": 300}, 99_999)])
+def test_a_known_architecture_is_looked_at_with_few_tokens(metric, monkeypatch, change, most):
+    """And one with local layers by passes as long as those that are scored."""
+    model = make_model("gemma2" if change else "llama", max_position_embeddings=1024, **change)
+    plain, read = torch.embedding, []
+
+    def counting(weight, ids, *args):
+        read.append(ids.numel())
+        return plain(weight, ids, *args)
+
+    monkeypatch.setattr(torch, "embedding", counting)
+    arguments = {"predictions": [random_text(700)], "tokenizer": make_tokenizer()}
+    metric.compute(model=model, max_length=600, **arguments)
+    first, _ = sum(read), read.clear()
+    metric.compute(model=model, max_length=600, **arguments)
+    assert (first - sum(read) > 2 * 600) == bool(change)
+    assert first - sum(read) <= most
