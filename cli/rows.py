@@ -76,6 +76,7 @@ def of_parts(text: ReadText, parts: dict[str, list], unit: str) -> Iterator[dict
     """
     columns = {key: values for key, values in parts.items() if key not in NOT_OF_PARTS}
     own_name = f"{unit}s"
+    previous: dict[str, float | None] = in_both_units(None)
     for number in range(len(columns[own_name])):
         values = {key: column[number] for key, column in columns.items()}
         first, last = values.pop("offsets", None) or (None, None)
@@ -91,6 +92,9 @@ def of_parts(text: ReadText, parts: dict[str, list], unit: str) -> Iterator[dict
         if "surprisal" in values:
             corrected = in_both_units(values.pop("surprisal"))
             row |= {f"surprisal_{name}": value for name, value in corrected.items()}
+            row |= {f"previous_surprisal_{name}": value for name, value in previous.items()}
+            row["word_length"] = len(row[unit])
+            previous = corrected
         row |= values
         yield row | ({"piece": raw} if unit == "token" else {})
 

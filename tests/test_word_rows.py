@@ -2,6 +2,7 @@
 
 import csv
 import io
+import json
 
 import pytest
 
@@ -89,3 +90,14 @@ def test_what_does_not_go_together(call, items, arguments, message):
     ran = call(items, "--text-column", "sentence", *arguments)
     assert ran.code == 2
     assert message in ran.err
+
+
+def test_words_carry_their_length_and_the_surprisal_before(call, items):
+    """The first word of a text has none before it, whatever ended the text before."""
+    ran = call(items, "--text-column", "sentence", "--words", "--format", "jsonl")
+    rows = [json.loads(line) for line in ran.out.splitlines()]
+    for before, row in zip([None, *rows], rows):
+        expected = None if row["number"] == 0 else before["surprisal_bits"]
+        assert row["previous_surprisal_bits"] == expected
+        assert row["word_length"] == len(row["word"])
+    assert sum(row["number"] == 0 for row in rows) > 1 and any(row["number"] > 0 for row in rows)
