@@ -5,7 +5,7 @@
 
 Serves the app on this machine with the bundled model, opens it in a headless Chromium (Debian's
 `chromium` and `chromium-driver`, and the `selenium` package), and photographs the first screen with a
-token pointed at, and the window that moves over a line.  With `--all`, photographs every view in all
+token pointed at, and the window that slides through the text.  With `--all`, photographs every view in all
 sizes and both themes instead, to be looked at.
 """
 
@@ -32,14 +32,14 @@ from space.page import launch_options  # noqa: E402
 
 PICTURE = ROOT / "docs" / "screenshot.png"
 FILM = ROOT / "docs" / "window.gif"
-SIZE = (1366, 1210)
+SIZE = (1280, 800)
 SIZES = {"laptop": (1366, 768), "desk": (1400, 900), "phone": (390, 844)}
 FLAGS = ["--headless=new", "--no-sandbox", "--disable-gpu", "--no-first-run", "--hide-scrollbars"]
 COLOURS = 128
 LOOP = 12.6  # seconds, a little more than the picture takes
-FRAME = 0.14  # seconds
+FRAME = 0.5  # seconds
 MOST_BYTES = 1_000_000
-TOKEN = ".ps-text .b5"  # the first great surprise is pointed at
+TOKEN = ".ps-mirror .b5"  # the first great surprise is pointed at
 
 
 def open_browser(profile: str) -> webdriver.Chrome:
@@ -59,8 +59,8 @@ def open_page(browser, url: str, size: tuple[int, int], theme: str = "light") ->
         {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 500},
     )
     browser.get(f"{url}?__theme={theme}")
-    wait(browser, ".ps-pane")
-    wait(browser, ".ps-picture")
+    wait(browser, ".ps-mirror [data-n]")
+    time.sleep(1)  # the window on the text
 
 
 def wait(browser, selector: str, condition=lambda element: True):
@@ -91,14 +91,14 @@ def point(browser) -> None:
 
 
 def film(browser) -> list[Image.Image]:
-    """One loop of the window over its line."""
-    hero, frames = wait(browser, ".ps-hero"), []
-    wait(browser, ".ps-caption", lambda e: e.text.startswith("Window 1 of"))
+    """The window on its way through the text."""
+    page, frames = wait(browser, "#writing"), []
+    wait(browser, '[data-step="play"]').click()
     begun = time.monotonic()
     while time.monotonic() - begun < LOOP:
         due = begun + FRAME * len(frames)
         time.sleep(max(0.0, due - time.monotonic()))
-        frames.append(photograph(browser, hero))
+        frames.append(photograph(browser, page))
     return frames
 
 
@@ -121,9 +121,10 @@ def save_film(frames: list[Image.Image], path: Path) -> None:
 def take_pictures(browser, url: str) -> None:
     """The two pictures of the README."""
     open_page(browser, url, SIZE)
-    save_film(film(browser), FILM)
     point(browser)
     photograph(browser).quantize(COLOURS).save(PICTURE, optimize=True)
+    open_page(browser, url, SIZE)
+    save_film(film(browser), FILM)
     for path in (PICTURE, FILM):
         print(f"{path.relative_to(ROOT)}: {path.stat().st_size:,} bytes")
 
@@ -136,8 +137,7 @@ def take_all(browser, url: str, folder: Path) -> None:
             open_page(browser, url, size, theme)
             time.sleep(3)  # the window moves
             photograph(browser).save(folder / f"{name}-{theme}-first.png")
-            tabs = browser.find_elements(By.CSS_SELECTOR, "button[role=tab]")
-            for number in range(len(tabs)):
+            for number in range(5):  # text, Compare, and what it compares with
                 browser.execute_script(
                     "document.querySelectorAll('button[role=tab]')[arguments[0]].click()", number
                 )

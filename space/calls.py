@@ -24,7 +24,8 @@ def python_call(scored: Scored, reference: LoadedModel | None = None) -> str:
         imports, lines = (
             [*dict.fromkeys(both)] for both in (imports + more_imports, lines + more_lines)
         )
-        arguments |= {f"reference_{name}": value for name, value in more.items()}
+        entries = ", ".join(f'"{name}": {value}' for name, value in more.items())
+        arguments["reference"] = f"{{{entries}}}"
         wanted = 'results["comparison"]["summary"]'
     arguments |= {
         name: literal(value) for name, value in _arguments(scored).items() if name != "contexts"
@@ -92,7 +93,8 @@ def shell_call(scored: Scored, reference: LoadedModel | None = None) -> str:
     if arguments.pop("words", False):
         options.append("--words")
     if reference is not None:
-        arguments |= {f"reference_{name}": value for name, value in _named(reference).items()}
+        of_reference = {f"reference_{name}": value for name, value in _named(reference).items()}
+        arguments |= {"reference": of_reference.pop("reference_model_id")} | of_reference
     for name, value in arguments.items():
         options += [
             f"--{OPTIONS.get(name, name)}",

@@ -15,13 +15,13 @@ def cite_view(scored: Scored) -> str:
     before = f"<p>And of the context before it:</p>{_code(digest(context))}" if context else ""
     return (
         f'<div class="ps-view" data-of="{escape(scored.settings.mark(scored.text))}">'
+        f'<p><a class="ps-link" href="{escape(address)}" target="_blank" rel="noopener">A link to '
+        f"this page with {carried}</a>{without}. Opened, it scores by itself.</p>"
         "<p>Quote the number with its signature: it names the model, its exact "
         "weights, the windows and the versions. Equal signatures and texts give equal numbers.</p>"
         f"{_code(scored.result['signature'])}"
-        "<p>SHA-256 of the text, as <code>sha256sum text.txt</code> prints it for the file below:</p>"
-        f"{_code(digest(scored.text))}{before}"
-        f'<p><a class="ps-link" href="{escape(address)}" target="_blank" rel="noopener">A link to '
-        f"this page with {carried}</a>{without}. Opened, it scores by itself.</p></div>"
+        "<p>SHA-256 of the text, as <code>sha256sum text.txt</code> prints it for the file text.txt:</p>"
+        f"{_code(digest(scored.text))}{before}</div>"
     )
 
 

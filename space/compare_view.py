@@ -70,10 +70,21 @@ def compare_view(compared: Compared) -> str:
     return (
         f'<div class="ps-view" data-view="compare" data-of="{escape(mark)}" '
         f'data-payload={payload(data)}><p class="ps-verdict">{verdict(compared)}</p>'
-        f"{_table(compared)}{_remarks(compared)}"
-        f"{colour_choice(choices, 'ps-compared')}{_legends(names[0])}{_worst(changes, segments, text)}"
+        f"{_remarks(compared)}{colour_choice(choices, 'ps-compared')}{_legends(names[0])}"
         f'<div class="ps-pair">{text_box(pieces, colours, "piece")}'
-        f"{detail_box('what either model made of it')}</div>{_charts(compared, changes)}</div>"
+        f"{detail_box('what either model made of it')}</div>"
+        f"{_folded('numbers of both', 'All numbers', _table(compared))}"
+        f"{_folded('most changed', 'Where it changed most', _worst(changes, segments, text))}"
+        f"{_folded('charts', 'Charts', _charts(compared, changes))}</div>"
+    )
+
+
+def _folded(name: str, title: str, content: str) -> str:
+    """Fold away what not everybody looks for."""
+    return (
+        f'<details class="ps-more" data-keep="{name}"><summary>{title}</summary>{content}</details>'
+        if content
+        else ""
     )
 
 
@@ -324,7 +335,6 @@ def _charts(compared: Compared, changes: Sequence[Change]) -> str:
     if len(finite) < 2:
         return ""
     return (
-        "<h3>Where it changes</h3>"
         f'<div class="ps-charts">{"".join(_token_charts(compared, finite))}'
         f"{_pair_chart(compared, finite)}</div>"
         '<p class="ps-note">Bars are 95 % intervals. In the last picture, '

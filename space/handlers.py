@@ -48,6 +48,12 @@ QUICK_CHARACTERS = 40_000
 logger = logging.getLogger(__name__)
 
 
+class RefusedView(str):
+    """What a view shows in place of what was refused, so that it is asked for again."""
+
+    __slots__ = ()
+
+
 class Handlers:
     """The page's reactions.
 
@@ -115,7 +121,7 @@ class Handlers:
             self._measuring[visitor] = wanted
             try:
                 for line, first, *views in run(request, *values):
-                    done = isinstance(first, str)
+                    done = isinstance(first, str) and not isinstance(first, RefusedView)
                     yield line, first, *views, wanted if done else gr.skip()
             finally:
                 if self._measuring.get(visitor) is wanted:  # and not what a newer request measures
@@ -311,6 +317,7 @@ class Handlers:
             lambda job: self.service.trade_off(text, settings, job),
             lambda trade_off: (gain_view(trade_off), trade_off_view(trade_off)),
             2,
+            refused=lambda sentence: (RefusedView(alert(sentence)), ""),
         )
 
     def every_protocol(self, request: gr.Request, text: str, *chosen) -> Iterator:
@@ -319,6 +326,7 @@ class Handlers:
             request,
             lambda job: self.service.every_protocol(text, settings, job),
             lambda sweep: (protocol_view(sweep),),
+            refused=lambda sentence: (RefusedView(alert(sentence)),),
         )
 
     def compare(self, request: gr.Request, other: str, text: str, *chosen) -> Iterator:
@@ -330,6 +338,7 @@ class Handlers:
             request,
             lambda job: self.service.compare(text, settings, reference, job, clip=True),
             lambda compared: (compare_view(compared),),
+            refused=lambda sentence: (RefusedView(alert(sentence)),),
         )
 
     def _run(
@@ -339,8 +348,13 @@ class Handlers:
         render: Callable[[object], tuple],
         width: int = 1,
         done: Callable[[object], str] = lambda result: "Done.",
+        refused: Callable[[str], tuple] | None = None,
     ) -> Iterator:
-        """Run some work for a visitor; yield the status line and `width` rendered values."""
+        """Run some work for a visitor; yield the status line and `width` rendered values.
+
+        Args:
+            refused: what the views say of a refusal; None where they keep what they show.
+        """
         unchanged = [gr.skip()] * width
         job = self.jobs.take(request.session_hash, address(request), watch(request))
         try:
@@ -353,7 +367,8 @@ class Handlers:
             line = gr.skip() if job.superseded else status(str(stopped))
             yield line, *unchanged
         except (Refused, OverBudget) as refusal:
-            yield alert(str(refusal)), *unchanged
+            said = str(refusal)
+            yield alert(said), *(unchanged if refused is None else refused(said))
         except Exception:
             logger.exception("A request failed.")
             yield alert(FAULT), *unchanged

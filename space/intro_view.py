@@ -1,10 +1,12 @@
-"""What the page begins with: two sentences, the words in them explained, and a tour.
+"""What the page begins with: a question, the colours that answer it, and its words explained.
 
 The browser opens and closes the explanations by itself (`popover`): Escape or a click beside them
 closes them, and no script is needed.
 """
 
-TITLE = "Perplexity, window by window"
+from .surprise import LABELS, ODDS
+
+TITLE = "How surprised is a language model by your words?"
 MEANINGS = {
     "perplexity": (
         "How many equally likely tokens the model would have to guess among, on average. 1 is certainty; "
@@ -31,48 +33,29 @@ MEANINGS = {
         "depends on the tokens; this does not, so it compares models that cut texts differently."
     ),
 }
-STEPS = (
-    (
-        "A model guesses, token by token",
-        "The line above is a text in its tokens. Each lights up as it is scored: redder means more "
-        "surprising. Perplexity sums the surprise up in one number.",
-    ),
-    (
-        "It sees no more than a window",
-        "The frame is what the model reads at once. Drag its blue handle: a narrow window knows little "
-        "and guesses badly.",
-    ),
-    (
-        "The window moves on by a stride",
-        "Drag the green handle. A small stride leaves every token more context, and the counter shows "
-        "what that costs: tokens read.",
-    ),
-    (
-        "Now with a text of your own",
-        "Write or paste one, or choose a sample. Move Window and Stride: a short text is scored again at "
-        "once, and the change appears beside the number.",
-    ),
-    (
-        "Look into the result",
-        "Point at a token to see what the model expected there. The tabs show why context helps, what "
-        "other tools would report, and how another model compares.",
-    ),
-)
 
 
 def intro_view() -> str:
+    """Write the title, one sentence, and the colours."""
     return (
-        f'<div class="ps-view ps-intro"><h1>{TITLE}</h1><p>'
-        f"{term('perplexity', 'Perplexity')} measures how surprised a language model is by a text. It reads a long text "
-        f"through a sliding {term('window')} of {term('token', 'tokens')}; each step is one {term('stride')}. Each token is scored once, by "
-        f"what stands before it in the window: its {term('context')}. "
-        '<button type="button" class="ps-tour-start" popovertarget="ps-tour-1">Take the tour</button>'
-        f"</p>{''.join(map(_meaning, MEANINGS))}{''.join(map(_step, range(1, len(STEPS) + 1)))}</div>"
+        f'<div class="ps-view ps-intro"><h1>{TITLE}</h1><p>Redder words surprised it more; '
+        f"{term('perplexity')} sums that up. It reads a {term('window')} of "
+        f"{term('token', 'tokens')}, moves on by a {term('stride')}, and knows a token's "
+        f"{term('context')}.</p>{colours()}{''.join(map(_meaning, MEANINGS))}</div>"
     )
 
 
+def colours() -> str:
+    """Write what the colours of surprise mean."""
+    boxes = "".join(
+        f'<li><span class="ps-box b{n}" title="{label}">{odds}</span></li>'
+        for n, (label, odds) in enumerate(zip(LABELS, ODDS))
+    )
+    return f'<ul class="ps-colours" aria-label="Colours: how likely a token was">{boxes}</ul>'
+
+
 def term(name: str, shown: str | None = None) -> str:
-    """A word that explains itself when it is pressed; the hero's words point at the picture too."""
+    """Write a word that explains itself when it is pressed."""
     key = name.replace(" ", "-")
     return (
         f'<button type="button" class="ps-term ps-term-{key}" data-term="{key}" '
@@ -84,27 +67,4 @@ def _meaning(name: str) -> str:
     return (
         f'<div popover id="ps-about-{name.replace(" ", "-")}" class="ps-about"><b>{name}</b>'
         f"<p>{MEANINGS[name]}</p></div>"
-    )
-
-
-def _step(number: int) -> str:
-    """A card of the tour, opened by the one before and lying on it."""
-    title, words = STEPS[number - 1]
-    is_last = number == len(STEPS)
-    back = _button("Back", number, "hide") if number > 1 else ""
-    on = (
-        _button("Done", 1, "hide", "autofocus")
-        if is_last
-        else _button("Next", number + 1, "show", "autofocus")
-    )
-    return (
-        f'<div popover id="ps-tour-{number}" class="ps-about ps-tour"><small>{number} of {len(STEPS)}</small>'
-        f"<b>{title}</b><p>{words}</p><p>{back}{on}</p></div>"
-    )
-
-
-def _button(label: str, number: int, action: str, more: str = "") -> str:
-    return (
-        f'<button type="button" class="ps-button" popovertarget="ps-tour-{number}" '
-        f'popovertargetaction="{action}" {more}>{label}</button> '
     )

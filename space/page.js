@@ -114,23 +114,23 @@ document.addEventListener("toggle", ({ newState, target }) => {
   document.querySelector(`[popovertarget="${target.id}"]:not([popovertargetaction=hide])`)?.focus({ preventScroll: true });
 }, true);
 
-/* Where the results stand below the settings: go and look. */
-document.addEventListener("click", (event) => {
-  const results = document.getElementById("results");
-  if (event.target.closest("#score") && results?.getBoundingClientRect().top > innerHeight - 120)
-    document.getElementById("status")?.scrollIntoView({ behavior: still() ? "auto" : "smooth", block: "start" });
-});
+/* What is folded open stays open with the next result. */
+const unfolded = {};
+document.addEventListener("toggle", ({ target }) => { if (target.dataset?.keep) unfolded[target.dataset.keep] = target.open; }, true);
 
-const VIEWS = { hero: heroView, text: readerView, compare: compareView, gain: gainView, card: cardView, picture: pictureView };
+const VIEWS = { text: editorView, compare: compareView, gain: gainView, card: cardView, picture: pictureView };
 
 function wake() {
   let news = false;
+  keepStage();
   for (const view of document.querySelectorAll("[data-view]:not([data-ready])")) {
     view.dataset.ready = "yes";
     news = true;
     revive(view);
     VIEWS[view.dataset.view](view, JSON.parse(view.dataset.payload));
   }
+  for (const fold of document.querySelectorAll("details[data-keep]:not([data-kept])")) { fold.dataset.kept = "yes"; fold.open = Boolean(unfolded[fold.dataset.keep]); }
+  for (const drawer of document.querySelectorAll(".ps-drawer:not(.ps-open)")) drawer.inert = true;
   for (const figure of document.querySelectorAll(".ps-chart:not(:has(.ps-save))")) offerChart(figure);
   tellOpen();
   if (news) compareWithRequest();

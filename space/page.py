@@ -11,7 +11,6 @@ from starlette.middleware import Middleware
 
 from .endpoints import add_endpoint, make_compare, make_score
 from .handlers import SCORE_OUTPUTS, Handlers, score_outputs, start_choice, to_share
-from .hero_view import hero_view
 from .intro_view import TITLE, intro_view
 from .jobs import Job
 from .listeners import Listeners
@@ -22,7 +21,7 @@ from .settings import Settings
 from .status_view import status
 
 HERE = Path(__file__).resolve().parent
-HELLO = "This is the first sample. Change the text, the window or the stride."
+HELLO = "Click into the text and change it."
 # What the table of tools says of a click: which tool's settings.  Its result stands in the first tab.
 CHOOSE_TOOL = """element.addEventListener("click", ({ target }) => {
   const row = target.closest("button, .ps-cut")?.closest("[data-protocol]");
@@ -32,10 +31,13 @@ CHOOSE_TOOL = """element.addEventListener("click", ({ target }) => {
   tab.click();
   tab.focus();
 })"""
-# As the page shows it: its first tab says when it is drawn that it was opened, perhaps after a click.
-OPENED = """() => [document.querySelector("#results [aria-selected=true]").textContent.trim()]"""
+# The tab that is open, that of the picker within "Compare".
+OPENED = """() => {
+  const names = [...document.querySelectorAll("#results [role=tab][aria-selected=true]")].map((tab) => tab.textContent.trim());
+  return [names[0] === "Compare" ? names[1] : names[0]];
+}"""
 ASKED = "(...values) => { window.perplexityAsked(...values); return []; }"
-SCRIPTS = ("base.js", "text.js", "reader.js", "pairs.js", "hero.js", "save.js", "page.js")
+SCRIPTS = ("base.js", "text.js", "editor.js", "pairs.js", "game.js", "save.js", "page.js")
 # Everybody in the service's lines holds a thread, and clicks need some too.
 THREADS = 100
 UPLOADS_KEPT = (3600, 3600)  # seconds between clean-ups, and that a file may stay
@@ -53,7 +55,7 @@ class Controls:
     """What a visitor sets."""
 
     text: gr.Textbox
-    sample: gr.Dropdown
+    sample: gr.Radio
     upload: gr.UploadButton
     model: gr.Dropdown
     window: gr.Slider
@@ -96,6 +98,7 @@ class Results:
     tools: gr.HTML
     compared: gr.HTML
     result_tab: gr.Tab
+    second_tab: gr.Tab
     strides_tab: gr.Tab
     tools_tab: gr.Tab
     compare_tab: gr.Tab
@@ -115,12 +118,7 @@ def build(service: Service) -> gr.Blocks:
         for function in (make_score(service), make_compare(service)):
             add_endpoint(page, function, **COMPUTING)
         view(intro_view())
-        view(hero_view(scored.loaded))
-        with gr.Row(elem_id="page"):
-            with gr.Column(scale=4, min_width=320, elem_id="controls"):
-                controls, line, stop = lay_out_controls(service, handlers, scored)
-            with gr.Column(scale=8, min_width=480, elem_id="results"):
-                results = lay_out_results(scored, line, stop)
+        controls, results = lay_out(service, handlers, scored)
         connect_settings(page, handlers, controls, results)
         connect_measurements(handlers, controls, results)
     return page.queue(max_size=THREADS, api_open=False)
@@ -163,87 +161,147 @@ def theme() -> gr.themes.Base:
     )
 
 
-def lay_out_controls(service: Service, handlers: Handlers, scored: Scored):
-    """Text, model and the two handles; return the controls, the status line and Stop."""
-    settings = scored.settings
-    # What was wrong with a link, where it is seen first.
-    remark = gr.HTML(visible=False, elem_id="remark")
-    text = gr.Textbox(
-        scored.text,
-        label="Text",
-        lines=6,
-        max_lines=6,
-        placeholder="Write or paste a text. Ctrl+Enter scores it.",
+def lay_out(service: Service, handlers: Handlers, scored: Scored) -> tuple[Controls, Results]:
+    """Lay out the two views, the drawers beside them and the line that says what happens."""
+    parts = {"remark": gr.HTML(visible=False, elem_id="remark")}  # what was wrong with a link
+    parts |= lay_out_bar(handlers)
+    filled = dict(zip(SCORE_OUTPUTS, score_outputs(scored)))
+    with gr.Tabs(elem_id="results"):
+        with gr.Tab("Your text") as result_tab, gr.Row(elem_id="page"):
+            with gr.Column(scale=8, min_width=320, elem_id="writing"):
+                parts["text"] = gr.Textbox(
+                    scored.text,
+                    label="Text",
+                    lines=12,
+                    max_lines=12,
+                    elem_id="text",
+                    placeholder="Write or paste a text.",
+                )
+                text_view = view(filled["text"])
+            with gr.Column(scale=4, min_width=300, elem_id="aside"):
+                score_view = view(filled["score"])
+                with gr.Row(elem_id="sizes"):
+                    parts |= window_fields(scored.settings)
+                with gr.Row(elem_id="run"):
+                    parts["score"] = gr.Button("Score", variant="primary", elem_id="score")
+                    stop = gr.Button("Stop", variant="stop", interactive=False, elem_id="stop")
+        with gr.Tab("Compare") as second_tab:
+            compare = lay_out_compare() | {"second_tab": second_tab}
+    line = view(status(HELLO), elem_id="status")
+    with gr.Column(elem_id="settings", elem_classes="ps-drawer"):
+        view(drawer_head("Settings"))
+        parts |= lay_out_settings(service, scored.settings)
+    with gr.Column(elem_id="share", elem_classes="ps-drawer"):
+        view(drawer_head("Share"))
+        shared = lay_out_share(filled)
+    # Switched by the page's script, with the choice beside the text.
+    parts["words"] = gr.Checkbox(label="Score words", elem_id="words")
+    parts["adopted"] = gr.State(BUNDLED)  # whose window the fields show
+    parts["wanted"] = gr.State(scored.settings.stride)  # a narrow window shortens it
+    parts["visits"] = gr.State(0)  # counted up by a link, or a tool of the table, to be scored
+    views = {"score": score_view, "text": text_view, **shared.pop("views")}
+    kept = gr.State(to_share(scored), time_to_live=RESULTS_KEPT)
+    return Controls(**parts), Results(
+        status=line, stop=stop, shared=kept, score=views, result_tab=result_tab, **shared, **compare
     )
-    with gr.Row():
-        sample = gr.Dropdown(
-            list(handlers.samples),
+
+
+def drawer_head(title: str) -> str:
+    """Write the head of a drawer, with the button that closes it."""
+    return (
+        f'<div class="ps-view ps-drawer-head"><h2>{title}</h2>'
+        f'<button type="button" class="ps-button" data-close aria-label="Close {title.lower()}">✕'
+        "</button></div>"
+    )
+
+
+def lay_out_bar(handlers: Handlers) -> dict:
+    """Lay out samples, upload, model and the way to the settings."""
+    with gr.Row(elem_id="bar"):
+        names = list(handlers.samples)
+        sample = gr.Radio(
+            names,
+            value=names[0] if names else None,
             label="Or begin with a sample",
             container=False,
-            scale=3,
-            min_width=170,
+            scale=8,
+            min_width=300,
+            elem_id="samples",
         )
         upload = gr.UploadButton(
-            "Upload .txt",
-            file_types=[".txt"],
-            scale=1,
-            min_width=110,
-            size="sm",
-            elem_id="upload",
+            "Upload .txt", file_types=[".txt"], scale=1, min_width=96, size="sm", elem_id="upload"
         )
-    model = model_choice("Model (pick one, or type owner/name from the Hub)", BUNDLED)
-    with gr.Row():
-        window, stride = window_sliders(settings)
-    with gr.Row():
-        score = gr.Button("Score", variant="primary", elem_id="score", scale=3, min_width=120)
-        stop = gr.Button(
-            "Stop", variant="stop", interactive=False, elem_id="stop", scale=1, min_width=80
+        model = model_choice(
+            "Model (pick one, or type owner/name from the Hub)",
+            BUNDLED,
+            container=False,
+            scale=3,
+            min_width=200,
+            elem_id="model",
         )
-    picture = view(sketch(settings.window, settings.stride))
-    line = view(status(HELLO), elem_id="status")
-    with gr.Accordion("More settings: context, start token, protocol", open=False):
-        context = gr.Textbox(
-            label="Context",
-            info="Read before the text, and not scored. Nothing comes between the two, so begin the "
-            "text with a space.",
-            lines=2,
-            max_lines=4,
+        view(
+            '<div class="ps-view"><button type="button" class="ps-button" data-open="settings">Settings'
+            "</button></div>",
+            elem_id="open-settings",
         )
-        start = start_choice(settings.protocol, settings.start)
-        start.label = "Start token"
-        start.info = (
-            "A marker for the start of the text, so that the first token can be scored too."
-        )
-        protocol = gr.Dropdown(
-            list(service.protocols),
-            value=settings.protocol,
-            label="Protocol",
-            info="Cut the text into windows as another tool does, to get its number.",
-        )
-    # Switched by the page's script, with the choice beside the text.
-    words = gr.Checkbox(label="Score words", elem_id="words")
-    adopted = gr.State(BUNDLED)  # whose window the sliders show
-    wanted = gr.State(settings.stride)  # what the visitor chose; a narrow window shortens it
-    visits = gr.State(0)  # counted up by a link, or a tool of the table, that is to be scored
-    controls = Controls(
-        text,
-        sample,
-        upload,
-        model,
-        window,
-        stride,
-        picture,
-        start,
-        protocol,
-        context,
-        words,
-        score,
-        adopted,
-        wanted,
-        visits,
-        remark,
+    return {"sample": sample, "upload": upload, "model": model}
+
+
+def lay_out_settings(service: Service, settings: Settings) -> dict:
+    """Lay out what is rarely changed."""
+    context = gr.Textbox(
+        label="Context",
+        info="Read before the text, and not scored. Nothing comes between the two, so begin the "
+        "text with a space.",
+        lines=3,
+        max_lines=6,
     )
-    return controls, line, stop
+    start = start_choice(settings.protocol, settings.start)
+    start.label = "Start token"
+    start.info = "A marker for the start of the text, so that the first token can be scored too."
+    protocol = gr.Dropdown(
+        list(service.protocols),
+        value=settings.protocol,
+        label="Protocol",
+        info="Cut the text into windows as another tool does, to get its number.",
+    )
+    picture = view(sketch(settings.window, settings.stride))
+    return {"context": context, "start": start, "protocol": protocol, "sketch": picture}
+
+
+def lay_out_compare() -> dict:
+    """Lay out the second view: with another model, another stride or another tool."""
+    with gr.Tabs(elem_id="picker"):
+        with gr.Tab("another model") as compare_tab:
+            rounded = (f"{BUNDLED}, its weights rounded to 4 bits", ROUNDED)
+            other = model_choice("Compare it with", ROUNDED, rounded)
+            compared = view()
+        with gr.Tab("another stride") as strides_tab:
+            gain, trade_off = view(), view()
+        with gr.Tab("another tool") as tools_tab:
+            tools = view(js_on_load=CHOOSE_TOOL)
+    return {
+        "strides": [gain, trade_off],
+        "tools": tools,
+        "compared": compared,
+        "strides_tab": strides_tab,
+        "tools_tab": tools_tab,
+        "compare_tab": compare_tab,
+        "other": other,
+    }
+
+
+def lay_out_share(filled: dict) -> dict:
+    """Lay out what a visitor takes along."""
+    make_files = gr.Button("Make a picture and files: text, tables as CSV and JSON")
+    picture = view()
+    files = gr.Files(label="Files", visible=False, interactive=False)
+    views = {"cite": view(filled["cite"])}
+    views["sentence"] = quotable(filled["sentence"], "In a paper")
+    views["bibtex"] = quotable(filled["bibtex"], "BibTeX")
+    for name, label in (("python", "Python"), ("shell", "Shell")):
+        views[name] = gr.Code(filled[name], language=name, label=label, interactive=False)
+    return {"views": views, "make_files": make_files, "picture": picture, "files": files}
 
 
 def view(value: str = "", elem_id: str | None = None, js_on_load: str | None = None) -> gr.HTML:
@@ -253,92 +311,33 @@ def view(value: str = "", elem_id: str | None = None, js_on_load: str | None = N
     )
 
 
-def model_choice(label: str, value: str | None, *more: tuple[str, str]) -> gr.Dropdown:
+def model_choice(label: str, value: str | None, *more: tuple[str, str], **options) -> gr.Dropdown:
+    """Lay out a choice of models, which takes any name."""
     return gr.Dropdown(
         [(f"{BUNDLED} (bundled)", BUNDLED), *more, *SUGGESTED],
         value=value,
         label=label,
         allow_custom_value=True,
+        **options,
     )
 
 
-def window_sliders(settings: Settings) -> tuple[gr.Slider, gr.Slider]:
-    window = gr.Slider(
-        2,
-        settings.window,
-        value=settings.window,
-        step=1,
-        label="Window",
-        min_width=140,
-        buttons=[],  # "reset" would go past the present limits
-    )
-    stride = gr.Slider(
-        1,
-        settings.window,
-        value=settings.stride,
-        step=1,
-        label="Stride",
-        min_width=140,
-        buttons=[],
-    )
-    return window, stride
+def window_fields(settings: Settings) -> dict:
+    """Lay out window and stride as numbers; their handles are on the text."""
+    shown = {"step": 1, "min_width": 100, "buttons": []}  # "reset" would go past the present limits
+    return {
+        "window": gr.Slider(
+            2, settings.window, value=settings.window, label="Window", elem_id="window", **shown
+        ),
+        "stride": gr.Slider(
+            1, settings.window, value=settings.stride, label="Stride", elem_id="stride", **shown
+        ),
+    }
 
 
 def quotable(value: str, label: str) -> gr.Textbox:
     """Words to copy, with a button that does so."""
     return gr.Textbox(value, label=label, interactive=False, lines=2, max_lines=8, buttons=["copy"])
-
-
-def lay_out_results(scored: Scored, line: gr.HTML, stop: gr.Button) -> Results:
-    values = dict(zip(SCORE_OUTPUTS, score_outputs(scored)))
-    views = {}
-    with gr.Tabs():
-        with gr.Tab("Result") as result_tab:
-            views["score"] = view(values["score"])
-            views["text"] = view(values["text"])
-        with gr.Tab("Why context helps") as strides_tab:
-            gain = view()
-            trade_off = view()
-        with gr.Tab("Tools") as tools_tab:
-            protocols = view(js_on_load=CHOOSE_TOOL)
-        with gr.Tab("Compare") as compare_tab:
-            gr.Markdown(
-                "What does another model change, such as a quantised or a fine-tuned copy? It is compared "
-                "with the model chosen on the left."
-            )
-            rounded = (f"{BUNDLED}, its weights rounded to 4 bits", ROUNDED)
-            other = model_choice("Compare it with", ROUNDED, rounded)
-            compared = view()
-        with gr.Tab("Cite and share", elem_id="cite"):
-            views["cite"] = view(values["cite"])
-            views["sentence"] = quotable(values["sentence"], "In a paper")
-            views["bibtex"] = quotable(values["bibtex"], "BibTeX")
-            views["python"] = gr.Code(
-                values["python"], language="python", label="Python", interactive=False
-            )
-            views["shell"] = gr.Code(
-                values["shell"], language="shell", label="Shell", interactive=False
-            )
-            make_files = gr.Button("Make files: text, tables as CSV and JSON, a picture")
-            picture = view()
-            files = gr.Files(label="Files", visible=False, interactive=False)
-    return Results(
-        line,
-        stop,
-        gr.State(to_share(scored), time_to_live=RESULTS_KEPT),
-        make_files,
-        files,
-        picture,
-        views,
-        [gain, trade_off],
-        protocols,
-        compared,
-        result_tab,
-        strides_tab,
-        tools_tab,
-        compare_tab,
-        other,
-    )
 
 
 def connect_settings(
@@ -347,8 +346,7 @@ def connect_settings(
     """Controls that change other controls."""
     c, status_line = controls, results.status
     latest = QUICK | RAW | {"trigger_mode": "always_last"}
-    # A choice, not `input`: that fires too when the list is only left, and would replace a text.
-    c.sample.select(handlers.choose_sample, c.sample, c.text, **QUICK)
+    c.sample.input(handlers.choose_sample, c.sample, c.text, **QUICK)
     c.text.change(
         handlers.name_sample, [c.sample, c.text], c.sample, trigger_mode="always_last", **QUICK
     )
@@ -489,7 +487,10 @@ def connect_measurements(handlers: Handlers, controls: Controls, results: Result
     both = [r.other, *c.request]
     opened, seen = gr.State(""), gr.Textbox(visible=False)
     gr.on(
-        [tab.select for tab in (r.result_tab, r.strides_tab, r.tools_tab, r.compare_tab)],
+        [
+            tab.select
+            for tab in (r.result_tab, r.second_tab, r.strides_tab, r.tools_tab, r.compare_tab)
+        ],
         lambda name: name,
         seen,
         opened,

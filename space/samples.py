@@ -7,13 +7,15 @@ from .limits import Limits, Refused
 from .measure import check_text
 
 FOLDER = Path(__file__).resolve().parent.parent / "samples"
+# Of the samples, those that the page offers.
 NAMES = {
-    "opening": "A story begins",
-    "technical": "Technical prose",
-    "story": "The whole story",
-    "list": "A list of things",
-    "deutsch": "A German story",
-    "note": "A short note",
+    "opening": "A story",
+    "news": "News",
+    "code": "Code",
+    "deutsch": "German",
+    "limerick": "A limerick",
+    "nonsense": "Nonsense",
+    "story": "A long story",
 }
 # UTF-8 takes at most four bytes for a character.
 BYTES_PER_CHARACTER = 4
@@ -21,12 +23,10 @@ UTF16_MARKS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 
 
 def samples() -> dict[str, str]:
-    """The sample texts by name as they are on disk, the first one shown first."""
-    present = {path.stem: path for path in sorted(FOLDER.glob("*.txt"))}
-    order = [*[stem for stem in NAMES if stem in present], *[s for s in present if s not in NAMES]]
+    """Return the sample texts by name as they are on disk, the first one shown first."""
+    paths = {name: FOLDER / f"{stem}.txt" for stem, name in NAMES.items()}
     return {
-        NAMES.get(stem, stem.capitalize()): present[stem].read_text(encoding="utf-8")
-        for stem in order
+        name: path.read_text(encoding="utf-8") for name, path in paths.items() if path.is_file()
     }
 
 

@@ -6,13 +6,17 @@ from collections.abc import Sequence
 from .intro_view import term
 from .links import link
 from .markup import count, escape, interval_words, number, payload
-from .piece_list import shown
+from .piece_list import in_word, shown
 from .service import Scored
 from .settings import fingerprint
 from .surprise import bits_colour
-from .token_view import token_texts
+from .token_view import text_segments, token_texts
 
 ENDLESS = 1e9  # JSON has no infinity
+ACTIONS = (
+    '<p class="ps-actions"><button type="button" class="ps-button" data-open="share">Share</button> '
+    '<button type="button" class="ps-button" data-open="game">Guess the hidden word</button></p>'
+)
 FEWEST = 20  # tokens; a perplexity of fewer says more of chance than of the text
 TOO_LARGE = 1e6  # for anybody to read anything into it
 
@@ -63,7 +67,7 @@ def _short(scored: Scored) -> str:
         f"<p>Too short for a perplexity: over fewer than {FEWEST} tokens it says more about chance than "
         "about the text. This is how surprising each token was.</p>"
         f'<p class="ps-recipe">{escape(" · ".join(recipe(scored)))}</p></div>'
-        f'<table class="ps-table ps-few"><tbody>{"".join(rows)}</tbody></table>'
+        f'<table class="ps-table ps-few"><tbody>{"".join(rows)}</tbody></table>{ACTIONS}'
     )
 
 
@@ -73,16 +77,50 @@ def bits_words(bits: float) -> str:
 
 
 def _large(scored: Scored) -> str:
+    """The number with one line under it, the story that it tells, and the rest folded."""
     result = scored.result
     return (
-        '<div class="ps-headline">'
-        f'<p class="ps-label">Perplexity of this text for {escape(scored.loaded.name)}</p>'
+        f'<div class="ps-headline"><p class="ps-label">Perplexity for {escape(scored.loaded.name)}</p>'
         f'<p class="ps-big"><output>{number(result["perplexity"])}</output>'
         '<span class="ps-change" role="status"></span></p>'
-        f'<p class="ps-recipe">{escape(" · ".join(recipe(scored)))}</p></div><div>'
-        f'<p>{_meaning(scored)}</p><p class="ps-interval">{_interval(scored.interval)}</p></div>'
-        f"{_numbers(scored)}"
+        f"<p>{_meaning(scored)}</p></div>{story(scored)}{ACTIONS}"
+        '<details class="ps-more" data-keep="numbers"><summary>How it was measured</summary>'
+        f'<p class="ps-recipe">{escape(" · ".join(recipe(scored)))}</p>'
+        f'<p class="ps-interval">{_interval(scored.interval)}</p>{_numbers(scored)}</details>'
     )
+
+
+def story(scored: Scored) -> str:
+    """Write which word surprised most, how unlikely it was, and what was expected there."""
+    segments, text = text_segments(scored)
+    nll, worst = scored.tokens["nll"], None
+    for piece, segment in enumerate(segments):
+        if segment.first is None or segment.first != segment.last:
+            continue
+        own = nll[segment.first]
+        is_word = any(map(str.isalpha, text[segment.start : segment.end]))
+        if own is not None and is_word and (worst is None or own > nll[segments[worst].first]):
+            worst = piece
+    if worst is None:
+        return ""
+    place = segments[worst].first
+    [[expected, _], *_] = scored.tokens["alternatives"][place]
+    return (
+        '<p class="ps-story">Most surprising word: <button type="button" class="ps-word" '
+        f'data-piece="{worst}">{in_word(text, segments[worst])}</button>, {odds(nll[place])}. '
+        f"The model expected <em>{escape(shown(expected))}</em>.</p>"
+    )
+
+
+def odds(nll: float) -> str:
+    """Write a probability for people: `1 in 53,300`."""
+    if math.isinf(nll):
+        return "to which it gave no chance at all"
+    if nll > math.log(1e9):
+        return "less likely than 1 in a billion"
+    one_in = math.exp(nll)
+    digits = max(0, int(math.log10(max(1, one_in))) - 2)
+    return f"1 in {round(one_in, -digits):,.0f}"
 
 
 def recipe(scored: Scored) -> list[str]:
@@ -121,13 +159,10 @@ def _meaning(scored: Scored) -> str:
     known = getattr(scored.loaded.model.config, "vocab_size", None)
     if known and perplexity > known:
         return (
-            f"That is worse than guessing blindly among the {known:,} tokens that the model knows: this "
-            "text is unlike anything it was trained on."
+            f"Worse than guessing blindly among the {known:,} tokens that it knows: it was trained on "
+            "nothing like this text."
         )
-    return (
-        "On average the model was as unsure of each token as if it had to guess among "
-        f"<b>{number(perplexity)}</b> equally likely ones. Lower means less surprised."
-    )
+    return f"As unsure of each token as if it guessed among <b>{number(perplexity)}</b> equally likely ones."
 
 
 def _numbers(scored: Scored) -> str:

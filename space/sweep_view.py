@@ -1,5 +1,6 @@
 """Several settings side by side: what the stride costs and gives, what each tool would report."""
 
+import itertools
 import math
 from collections.abc import Iterator, Sequence
 
@@ -28,34 +29,62 @@ def trade_off_view(trade_off: TradeOff) -> str:
 
 
 def protocol_view(sweep: Sweep) -> str:
-    """How each tool cuts this very text, and what comes of it, on one axis."""
+    """Show what each tool would report, on one axis; how it cuts this very text, where it is opened."""
     if not sweep.scored:
         return _no_protocol(sweep)
     first = sweep.scored[0]
-    ordered = sorted(sweep.scored, key=lambda scored: scored.result["perplexity"])
-    axis = _axis([scored.result["perplexity"] for scored in ordered])
-    rows = "".join(_protocol_row(scored, first, axis) for scored in ordered)
+    groups = group_equal(sweep.scored)
+    axis = _axis([group[0].result["perplexity"] for group in groups])
+    rows = "".join(_group(group, first, axis) for group in groups)
     mark = escape(first.settings.mark(first.text, but=TOOLS_SET))
-    low, high = ordered[0].result["perplexity"], ordered[-1].result["perplexity"]
+    low, high = (number(group[0].result["perplexity"]) for group in (groups[0], groups[-1]))
     return (
-        f'<div class="ps-view" data-of="{mark}"><h3>Same model, same text: {number(low)} to '
-        f"{number(high)}</h3><p>All of them are “the perplexity”. Each tool cuts the text into other "
-        "windows, drops other parts, or averages in another way. So say which one you used. Click a row to "
-        "score your text that way.</p>"
+        f'<div class="ps-view" data-of="{mark}"><h3>Same model, same text: {low} to {high}</h3>'
+        "<p>All of them are “the perplexity”. Tools split the text differently, drop different parts, or "
+        "average in another way. So say which one you used. Open a row to see how, and to score your text "
+        f'that way.</p><div class="ps-groups">{rows}</div>'
         '<ul class="ps-key"><li><i class="ps-context"></i>read as context</li><li><i class="ps-new"></i>'
         'scored</li><li><i class="ps-lost"></i>not scored at all</li></ul>'
-        '<table class="ps-table ps-tools"><thead><tr><th scope="col">Tool</th>'
-        f'<th scope="col">{_picture_title(first)}</th><th scope="col">Perplexity, and the difference to '
-        f"{escape(first.settings.protocol)}</th></tr></thead><tbody>{rows}{_failed_rows(sweep)}</tbody>"
-        f"</table></div>"
+        f"{_no_protocol(sweep)}</div>"
+    )
+
+
+def group_equal(scored: Sequence[Scored]) -> list[list[Scored]]:
+    """Put results together that are shown as the same number, the lowest first."""
+    ordered = sorted(scored, key=lambda one: one.result["perplexity"])
+    groups = itertools.groupby(ordered, key=lambda one: number(one.result["perplexity"]))
+    return [list(group) for _, group in groups]
+
+
+def _group(group: Sequence[Scored], first: Scored, axis) -> str:
+    """Write one row of the dot plot, and folded in it what makes up the number."""
+    names = ", ".join(escape(scored.settings.protocol) for scored in group)
+    is_own = " ps-own" if first in group else ""
+    tools = "".join(_tool_part(scored, first) for scored in group)
+    return (
+        f'<details class="ps-group{is_own}"><summary><span class="ps-names">{names}</span>'
+        f"<b>{number(group[0].result['perplexity'])}</b>{_dots(group[0], first, axis)}</summary>"
+        f"<small>{_picture_title(first)}</small>{tools}</details>"
+    )
+
+
+def _tool_part(scored: Scored, first: Scored) -> str:
+    settings, name = scored.settings, escape(scored.settings.protocol)
+    error = scored.result.get("tool_stderr")
+    plus_minus = f" ±&nbsp;{number(error, 3)} as the tool has it;" if error is not None else ""
+    return (
+        f'<div class="ps-tool" data-protocol="{name}" data-window="{settings.window}" '
+        f'data-stride="{settings.stride or ""}"><div>{_tool(settings)}</div>'
+        f"<div>{window_picture(scored)}<small>{plus_minus} {_difference(scored.result)}</small></div>"
+        f'<button type="button" class="ps-button">Score like {name}</button></div>'
     )
 
 
 def _picture_title(first: Scored) -> str:
     reach, length = pictured_tokens(first), len(first.tokens["tokens"])
     if reach >= length:
-        return "How it cuts this text; below, what it scores"
-    return f"How it cuts the first {reach:,} tokens; below, what it scores of all"
+        return "How the text is split; below, what is scored"
+    return f"How the first {reach:,} tokens are split; below, what is scored of all"
 
 
 def _no_protocol(sweep: Sweep) -> str:
@@ -72,19 +101,9 @@ def _failed_rows(sweep: Sweep) -> str:
     )
 
 
-def _protocol_row(scored: Scored, first: Scored, axis) -> str:
-    settings, name = scored.settings, escape(scored.settings.protocol)
-    return (
-        f'<tr data-protocol="{name}" data-window="{settings.window}" '
-        f"data-stride=\"{settings.stride or ''}\"><th scope='row'>{_tool(settings)}"
-        f'<button type="button" class="ps-button">Score like {name}</button></th>'
-        f"<td>{window_picture(scored)}</td><td>{_dot(scored, first, axis)}</td></tr>"
-    )
-
-
 def _tool(settings) -> str:
     known = guide(settings.protocol)
-    return f"{escape(settings.protocol)}<small><b>{escape(known.tool)}.</b> {escape(known.idea)}</small>"
+    return f"<b>{escape(settings.protocol)}</b><small><b>{escape(known.tool)}.</b> {escape(known.idea)}</small>"
 
 
 def _axis(values: Sequence[float]):
@@ -94,16 +113,11 @@ def _axis(values: Sequence[float]):
     return lambda value: MARGIN + (1 - 2 * MARGIN) * min(1.0, (math.log(value) - low) / span)
 
 
-def _dot(scored: Scored, first: Scored, axis) -> str:
-    """The number, its place on the axis of all, and the difference to the first protocol."""
-    result = scored.result
-    error = result.get("tool_stderr")
-    plus_minus = f" <small>±&nbsp;{number(error, 3)}</small>" if error is not None else ""
+def _dots(scored: Scored, first: Scored, axis) -> str:
+    """Draw the place of a number on the axis of all, with a line at that of the first protocol."""
     return (
-        f"<b>{number(result['perplexity'])}</b>{plus_minus}"
         f'<span class="ps-dots"><i style="left:{axis(first.result["perplexity"]):.1%}"></i>'
-        f'<b style="left:{axis(result["perplexity"]):.1%}"></b></span>'
-        f"<small>{_difference(result)}</small>"
+        f'<b style="left:{axis(scored.result["perplexity"]):.1%}"></b></span>'
     )
 
 

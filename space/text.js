@@ -41,7 +41,7 @@ function layPieces(box, { text, lengths, classes }, look) {
     return elements[n];
   }
   function restyle(n) { if (elements[n]) elements[n].className = look(n); }
-  return { order, words, element, restyle, restyleAll: () => elements.forEach((_, n) => restyle(n)) };
+  return { order, lengths, words, element, restyle, restyleAll: () => elements.forEach((_, n) => restyle(n)) };
 }
 
 /* Let a visitor select pieces of a view's text, and tell of them beside it. */

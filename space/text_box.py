@@ -34,9 +34,14 @@ def text_label(unit: str) -> str:
 def piece_columns(pieces: Sequence[str], colours: Sequence[str | None]) -> dict:
     """Lengths of the pieces, as the script counts characters, and their classes with spaces between."""
     return {
-        "lengths": [len(piece.encode("utf-16-le")) // 2 for piece in pieces],
+        "lengths": [utf16_length(piece) for piece in pieces],
         "classes": " ".join(GAP if colour is None else colour or PLAIN for colour in colours),
     }
+
+
+def utf16_length(text: str) -> int:
+    """Count characters as the page's script does."""
+    return len(text.encode("utf-16-le")) // 2
 
 
 def detail_box(shown: str) -> str:

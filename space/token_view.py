@@ -5,12 +5,11 @@ import math
 from collections.abc import Sequence
 
 from .markup import count, escape, payload
-from .plan_view import plan_words
 from .protocols import guide
 from .segments import Segment, cut, segment_data
 from .service import Scored
 from .surprise import LABELS, ODDS, bits_colour, in_bits
-from .text_box import detail_box, text_box
+from .text_box import piece_columns, utf16_length
 from .word_view import word_data
 
 CHOICES = ("surprise", "rank", "context", "window")
@@ -18,18 +17,23 @@ RANKS = ("first guess", "top 10", "top 100", "top 1,000", "top 10,000", "later")
 
 
 def text_view(scored: Scored) -> str:
-    """The text, its windows and its surprise, and a place for the selected token."""
+    """Write what the page's script colours the visitor's own text with, and its controls."""
     segments, text = text_segments(scored)
     pieces = [text[segment.start : segment.end] for segment in segments]
     colours = [
         _colour(scored.tokens["nll"], segment, piece) for segment, piece in zip(segments, pieces)
     ]
+    data = token_data(scored, segments) | {
+        "pieces": {"text": text, **piece_columns(pieces, colours)},
+        "before": utf16_length(scored.settings.context),
+        "slides": guide(scored.settings.protocol).slides,
+    }
     return (
-        f'<div class="ps-view" data-view="text" data-of="{escape(scored.settings.mark(scored.text))}" '
-        f"data-payload={payload(token_data(scored, segments))}>"
-        f"{_map(scored)}{_choices(scored)}{legends()}"
-        f'<div class="ps-pair">{text_box(pieces, colours, "token")}'
-        f"{detail_box('what the model expected there')}</div>{_count_line(scored, segments)}</div>"
+        # Without the mark of an old result: what is typed keeps the colours around it.
+        f'<div class="ps-view" data-view="text" '
+        f'data-payload={payload(data)}>{_steps(scored)}<details class="ps-more" data-keep="colours">'
+        f"<summary>Colours and words</summary>{_choices(scored)}{legends()}"
+        f"{_count_line(scored, segments)}</details></div>"
     )
 
 
@@ -100,15 +104,10 @@ def words_refused(scored: Scored) -> str | None:
     return None
 
 
-def _map(scored: Scored) -> str:
-    """The frame of the picture that the page's script draws, and its controls."""
+def _steps(scored: Scored) -> str:
+    """Write the controls that slide the window through the text."""
     windows = max(1, len(scored.tokens["windows"]))
     return (
-        f"<p>{plan_words(scored)}</p>"
-        '<ul class="ps-key"><li><i class="ps-context"></i>context</li><li><i class="ps-new"></i>scored '
-        'here</li><li><i class="ps-unscored"></i>not scored</li></ul>'
-        '<div class="ps-map" role="img" aria-label="Surprise over the whole text, and below it the '
-        'windows from left to right. The window chosen below is lit."></div>'
         '<div class="ps-steps"><button type="button" class="ps-button" data-step="play">Play</button>'
         '<button type="button" class="ps-button" data-step="-1" aria-label="Window before">◀</button>'
         f'<input type="range" min="1" max="{windows}" value="1" aria-label="Window of the text">'
@@ -172,6 +171,6 @@ def _count_line(scored: Scored, segments: list[Segment]) -> str:
     if "word_scores" in scored.result:
         words = (
             f" {count(len(scored.result['word_scores'][0]['words']), 'word')}: their table is among the "
-            "files under “Cite and share”."
+            "files under “Share”."
         )
     return f'<p class="ps-note">{", with ".join(pieces)}.{words}</p>'

@@ -12,7 +12,7 @@ from space.links import TEXT, unpack
 
 
 def result_of(page):
-    return page.one(".ps-big output").text, page.one(".ps-recipe").text
+    return page.one(".ps-card").get_attribute("data-payload")
 
 
 @pytest.fixture
@@ -34,7 +34,7 @@ def test_the_address_follows_text_and_settings(page):
     assert not page.script("return location.hash")  # nothing was asked yet
     page.write("Text", "A text for the address bar.")
     page.until(lambda: unpack(page.script("return location.hash"), Limits()).get(TEXT) == page.text)
-    page.script("arguments[0].focus()", page.labelled("range slider for Stride"))
+    page.script("arguments[0].focus()", page.labelled("Handle of the stride"))
     page.keys(Keys.HOME)
     page.until(lambda: "stride=1&" in page.script("return location.search") + "&")
     page.until(lambda: not page.all(".ps-card.ps-stale"))
@@ -65,12 +65,14 @@ def test_a_text_outlives_a_reload(page):
 
 def test_control_and_enter_score(page):
     page.fill("Again the tide came in and went out. " * 600)
-    page.labelled("Text").send_keys(Keys.CONTROL, Keys.ENTER)  # held together, on an element alone
+    page.one("#text textarea").send_keys(
+        Keys.CONTROL, Keys.ENTER
+    )  # held together, on an element alone
     page.until(lambda: "Scored with" in page.status, "nothing was scored")
 
 
 def test_the_card_is_saved_as_a_picture(page, downloads):
-    page.tab("Cite and share")
+    page.open("share")
     page.press("Make files")
     page.until(lambda: page.all(".ps-picture-card"))
     page.press("Save as PNG")
@@ -82,19 +84,19 @@ def test_the_card_is_saved_as_a_picture(page, downloads):
 
 
 def test_files_of_an_earlier_result_do_not_stand_beside_a_new_sentence(page):
-    page.tab("Cite and share")
+    page.open("share")
     page.press("Make files")
     page.until(lambda: page.all(".ps-picture-card"))
-    signature = page.one("#cite .ps-signature + p + .ps-signature").text
+    signature = page.told("#share .ps-signature + p + .ps-signature")
     page.write("Text", "The sea was calm.")
-    page.until(lambda: page.one("#cite .ps-signature + p + .ps-signature").text != signature)
-    page.until(lambda: not page.all(".ps-picture-card") and not page.all("#cite .file-preview"))
+    page.until(lambda: page.told("#share .ps-signature + p + .ps-signature") != signature)
+    page.until(lambda: not page.all(".ps-picture-card") and not page.all("#share .file-preview"))
     page.fill("Again the tide came in and went out. " * 600)
-    page.until(lambda: page.all("#cite .ps-stale"), "an old sentence is not marked")
+    page.until(lambda: page.all("#share .ps-stale"), "an old sentence is not marked")
 
 
 def test_a_chart_is_saved_as_it_stands(page, downloads):
-    page.tab("Why context helps")
+    page.tab("another stride")
     page.until(lambda: page.all(".ps-chart .ps-save"))
     page.script("arguments[0].click()", page.one(".ps-chart .ps-save"))
     drawn = ElementTree.parse(downloads("chart.svg")).getroot()

@@ -1,6 +1,7 @@
 """A visitor for the browser tests: a headless Chromium that types, chooses, scores and points."""
 
 import shutil
+import time
 
 import pytest
 
@@ -63,7 +64,7 @@ class Page:
     def __init__(self, browser, url):
         self.browser = browser
         browser.get(url)
-        self.until(lambda: self.all(".ps-big"))
+        self.until(lambda: self.all(".ps-card") and self.all(".ps-mirror [data-n]"))
 
     def until(self, condition, message="the page did not get there"):
         wait = WebDriverWait(self.browser, PATIENCE, INTERVAL, [StaleElementReferenceException])
@@ -103,7 +104,7 @@ class Page:
         self.script(
             "const area = arguments[0]; area.value = arguments[1];"
             "area.dispatchEvent(new Event('input', {bubbles: true}))",
-            self.labelled("Text"),
+            self.one("#text textarea"),
             text,
         )
 
@@ -117,20 +118,51 @@ class Page:
         options[0].click()
 
     def tab(self, name):
-        for tab in self.all("button[role=tab]"):
-            if tab.text.strip() == name:
-                self.script("arguments[0].scrollIntoView({block: 'center'})", tab)
-                tab.click()
-                return
-        raise AssertionError(f"no tab is called {name!r}")
+        """Open a view: "Your text", or one of the picker's within "Compare"."""
+        for wanted in ["Compare", name] if name.startswith("another") else [name]:
+            tab = self.until(
+                lambda wanted=wanted: self._tab(wanted), f"no tab is called {wanted!r}"
+            )
+            self.script("arguments[0].click()", tab)
+
+    def _tab(self, name):
+        tabs = self.all("#results button[role=tab]")
+        return next((tab for tab in tabs if tab.text.strip() == name), None)
+
+    def open(self, drawer):
+        """Open a drawer by its button, unless it is open."""
+        if not self.all(f"#{drawer}.ps-open"):
+            self.script("arguments[0].click()", self.one(f"[data-open={drawer}]"))
+            self.until(lambda: self.all(f"#{drawer}.ps-open"))
+
+    def told(self, selector):
+        """All words of an element, also of what is folded."""
+        return self.one(selector).get_property("textContent")
+
+    def number(self, name):
+        """The field of `window` or `stride`."""
+        return self.one(f"#{name} input[type=number]")
+
+    @property
+    def shown(self):
+        """The text as it is coloured."""
+        return self.one(".ps-mirror").get_property("textContent").removesuffix("\u200b")
 
     @property
     def status(self):
         return self.one("#status").text
 
     def score(self):
-        self.press("Score")
-        self.until(lambda: "Scored with" in self.status, "the text was not scored")
+        """Wait until what stands there is scored; press the button where that is needed."""
+
+        def scored():
+            button = self.labelled("Score")
+            if button is not None:
+                self.script("arguments[0].click()", button)
+            return "Scored with" in self.status and not self.all(".ps-card.ps-stale")
+
+        time.sleep(0.3)  # for the first sign that the result is an old one
+        self.until(scored, "the text was not scored")
 
     def script(self, source, *arguments):
         return self.browser.execute_script(source, *arguments)
@@ -142,4 +174,4 @@ class Page:
     @property
     def text(self):
         """What stands in the text box."""
-        return self.labelled("Text").get_attribute("value")
+        return self.one("#text textarea").get_property("value")

@@ -1,0 +1,432 @@
+/* The visitor's own text: coloured where it stands and is written, with the window on it.
+
+   Behind the text box lies a mirror with the same lines, whose pieces have colours; the letters of the box
+   itself are invisible.  What is typed keeps the colours around it until the next result is there. */
+const PLAY_MS = 20000, STEP_MS = [60, 900], MOST_BARS = 300, TALLEST = 16, SEND_MS = 150, TIP_GAP = 6;
+let unit = "tokens"; // what a visitor chose outlives a result
+let stage = null, drawn = null; // the box with what lies around it; the result that colours it
+
+function makeStage(area) {
+  const frame = area.parentElement, part = (name, parent = frame) => { const made = make("div", name); parent.append(made); return made; };
+  frame.classList.add("ps-stage");
+  const mirror = part("ps-mirror"), over = part("ps-over"), strip = part("ps-strip");
+  const tip = part("ps-view ps-tip", document.body);
+  for (const hidden of [mirror, strip]) hidden.setAttribute("aria-hidden", "true");
+  tip.setAttribute("role", "status");
+  tip.hidden = true;
+  area.dir = "auto";
+  area.spellcheck = false;
+  const handles = {};
+  for (const name of ["window", "stride"]) {
+    const handle = handles[name] = make("button", `ps-handle ps-handle-${name}`);
+    handle.type = "button";
+    handle.setAttribute("role", "slider");
+    handle.setAttribute("aria-label", `Handle of the ${name}, on the text`);
+    handle.append(make("span", "", name));
+    over.append(handle);
+  }
+  const begin = make("i", "ps-begin");
+  over.append(begin);
+  mirror.addEventListener("scroll", () => { if (Math.abs(area.scrollTop - mirror.scrollTop) > 1) area.scrollTop = mirror.scrollTop; });
+  area.addEventListener("scroll", () => { mirror.scrollTop = area.scrollTop; drawn?.placed(); });
+  area.addEventListener("input", () => { tip.hidden = true; drawn?.lay(); });
+  area.addEventListener("pointermove", (event) => { if (event.pointerType === "mouse") drawn?.point(event.clientX, event.clientY); });
+  area.addEventListener("pointerleave", () => drawn?.leave());
+  area.addEventListener("click", (event) => drawn?.hold(event.clientX, event.clientY));
+  area.addEventListener("keyup", ({ key }) => { if (/^(Arrow|Home|End|Page)/.test(key)) drawn?.follow(area.selectionStart); });
+  addEventListener("keydown", ({ key }) => { if (key === "Escape" && !tip.hidden) drawn?.release(); });
+  new ResizeObserver(() => drawn?.placed()).observe(area);
+  return { area, mirror, over, strip, tip, handles, begin };
+}
+
+/* Gradio may give the box another value, or another box. */
+function keepStage() {
+  const area = document.querySelector("#text textarea");
+  if (area && stage?.area !== area) stage = makeStage(area);
+  if (area && drawn && drawn.text() !== area.value) drawn.lay();
+}
+setInterval(keepStage, 200);
+
+function guesses(alternatives, token, bits, rank) {
+  const list = make("div", "ps-guesses"), most = Math.max(2 ** -bits, ...alternatives.map(([, share]) => share));
+  const row = (guess, share, hit) => {
+    const bar = make("i", "ps-bar"), track = make("span", "ps-track");
+    bar.style.width = (100 * share / most).toFixed(1) + "%";
+    track.append(bar);
+    list.append(make("code", hit ? "ps-hit" : "", guess), track, make("span", hit ? "ps-hit" : "", percent(share)));
+  };
+  alternatives.forEach(([guess, share], n) => row(visible(guess), share, rank === n + 1));
+  if (rank > alternatives.length) row(`${token} (${ordinal(rank)})`, 2 ** -bits, true);
+  return list;
+}
+
+/* What is told of a token, a word, or a piece of several tokens. */
+function teller(data, windowOf) {
+  const { windows, bits } = data;
+  function ofToken(token, name) {
+    if (token < data.context_tokens) return [make("p", "", "Part of the context: read, and not scored.")];
+    if (bits[token] === null) return [make("p", "", "Not scored: no window has it among the tokens it predicts.")];
+    const rank = data.rank[token], start = windows[windowOf[token]][3];
+    return [
+      make("p", "", `${bitsText(bits[token])} of surprise: ${oneIn(bits[token])}. It was the model's ${rank === 1 ? "first" : ordinal(rank)} guess.`),
+      make("p", "ps-note", `It saw ${tokens(data.context[token])} before it${start ? ", the start marker among them" : ""}. It expected most:`),
+      guesses(data.alternatives[token], name, bits[token], rank),
+    ];
+  }
+  function parts(first, last) {
+    const list = make("ul", "ps-parts");
+    bits.slice(first, last + 1).forEach((own, k) =>
+      list.append(make("li", "", `“${visible(data.names[first + k])}”: ${own === null ? "not scored" : bitsText(own)}`)));
+    return list;
+  }
+  function ofWord(range, scores) {
+    if (!scores) return [make("p", "", "Part of the context: read, and not scored.")];
+    if (!range) return [make("p", "", "A token reaches across an edge of this word, so that it has no score.")];
+    const [surprisal, plain, entropy] = scores, [first, last] = range;
+    if (surprisal === null) return [make("p", "", "Not scored: no window predicts all of its tokens."), parts(first, last)];
+    return [
+      make("p", "", `${bitsText(surprisal)} of surprise: ${oneIn(Math.max(0, surprisal))}.`),
+      make("p", "", `Before it the model saw ${tokens(data.context[first])}, and what it expected had an entropy of ${bitsText(entropy)}.`),
+      make("p", "ps-note", `Its ${tokens(last - first + 1)} alone: ${bitsText(plain)}. The space after a word counts towards that word.`),
+      parts(first, last),
+    ];
+  }
+  return (piece, range, scores) => {
+    const head = make("p", "ps-piece");
+    head.append(make("code", "", visible(piece)));
+    if (scores !== undefined) return [head, ...ofWord(range, scores)];
+    if (!range) return [head, make("p", "", "No token stands for this; it costs the model nothing.")];
+    const [first, last] = range;
+    if (first === last) return [head, ...ofToken(first, visible(piece))];
+    const own = bits.slice(first, last + 1), sum = own.includes(null) ? "" : `; together ${bitsText(own.reduce((a, b) => a + b, 0))}`;
+    return [head, make("p", "", `The tokenizer splits this into ${own.length} tokens${sum}.`), parts(first, last)];
+  };
+}
+
+/* Pieces of a scored text laid over what stands in the box now: those before and behind a change stay.
+   Gives lengths and classes of what is to be shown, and which piece each of them is, -1 for none. */
+function align(pieces, before, now) {
+  const { text, lengths } = pieces, classes = pieces.classes.split(" "), scored = text.slice(before);
+  let head = 0, tail = 0;
+  const most = Math.min(scored.length, now.length);
+  while (head < most && scored[head] === now[head]) head++;
+  while (tail < most - head && scored.at(-1 - tail) === now.at(-1 - tail)) tail++;
+  const shown = { lengths: [], classes: [], ids: [] };
+  const add = (length, name, id) => { if (length > 0) { shown.lengths.push(length); shown.classes.push(name); shown.ids.push(id); } };
+  let at = -before, reached = 0;
+  const behind = scored.length - tail, shift = now.length - scored.length;
+  lengths.forEach((length, n) => {
+    const from = Math.max(0, at), to = at += length;
+    const where = to <= head ? 0 : from >= behind ? shift : null;
+    if (where === null || to <= from) return;
+    add(from + where - reached, "-", -1);
+    add(to - from, classes[n], n);
+    reached = to + where;
+  });
+  add(now.length - reached, "-", -1);
+  return { text: now, ...shown };
+}
+
+function editorView(view, data) {
+  keepStage();
+  if (!stage) return setTimeout(() => view.isConnected && editorView(view, data), 50);
+  const { area, mirror, over, strip, tip, handles, begin } = stage, life = signal(view);
+  const { windows, bits } = data, length = bits.length, tell = { tokens: null };
+  const windowOf = new Array(length).fill(-1), pieceOf = new Array(length).fill(-1);
+  // A token that several windows score has the columns of the first.
+  windows.forEach(([, first, end], n) => { for (let t = first; t < end; t++) if (windowOf[t] < 0) windowOf[t] = n; });
+  tell.tokens = teller(data, windowOf);
+  const slider = view.querySelector(".ps-steps input"), says = view.querySelector(".ps-says"), play = view.querySelector('[data-step="play"]');
+  const asTokens = { ...data.pieces, segments: data.segments };
+  let shown = asTokens, laid = null, ids = [], placeOf = [], selected = -1, held = false, written = null;
+  let now = nearest(drawn?.anchor() ?? 0), preview = null, timer = null, colouring = "surprise";
+  drawn?.end();
+
+  /* Colours */
+  const ranks = [1, 10, 100, 1000, 10000], widest = Math.max(1, ...data.context.filter((value) => value !== null));
+  const COLOURS = {
+    surprise: (n) => shown.list[n],
+    rank: (n, [first, last]) => "b" + ranks.filter((edge) => Math.max(...data.rank.slice(first, last + 1)) > edge).length,
+    context: (n, [first]) => "c" + Math.min(5, Math.floor(6 * data.context[first] / (widest + 1))),
+    window: (n, [first]) => "n" + windowOf[first] % 3,
+  };
+  const span = () => preview ?? windows[now] ?? [0, 0, 0, 0];
+  function look(place) {
+    const n = ids[place], range = n < 0 ? null : shown.segments[n];
+    if (n < 0) return "plain";
+    const [from, fresh, end] = span(), own = range && bits.slice(range[0], range[1] + 1);
+    const ahead = timer && range && range[0] >= end;
+    const name = !range || own.includes(null) ? shown.list[n] : ahead ? "plain" : COLOURS[colouring](n, range);
+    if (!range || range[0] < from || range[0] >= end) return name;
+    return `${name} ${range[0] < fresh ? "in-context" : "in-new"}`;
+  }
+  function choosePieces(pieces) {
+    shown = pieces;
+    shown.list = pieces.classes.split(" ");
+    pieceOf.fill(-1);
+    shown.segments.forEach((range, n) => range && pieceOf.fill(n, range[0], range[1] + 1));
+    lay();
+  }
+  function lay() {
+    written = area.value;
+    const aligned = align({ ...data.pieces, ...shown }, data.before, written);
+    ids = aligned.ids;
+    placeOf = [];
+    ids.forEach((n, place) => { if (n >= 0) placeOf[n] = place; });
+    laid = layPieces(mirror, { ...aligned, text: written + "\u200b", lengths: [...aligned.lengths, 1], classes: [...aligned.classes, "-"] }, look);
+    mirror.scrollTop = area.scrollTop;
+    selected = -1;
+    placed();
+  }
+  const elementOf = (n) => n >= 0 && placeOf[n] !== undefined ? laid.element(placeOf[n]) : null;
+
+  /* Pointing */
+  function under(x, y) {
+    const hit = document.elementsFromPoint(x, y).find((element) => element.dataset.n !== undefined && mirror.contains(element));
+    return hit ? ids[Number(hit.dataset.n)] : -1;
+  }
+  /* Between two words, the one that is nearer. */
+  function near(x, y) {
+    for (const aside of [0, -6, 6, -14, 14, -28, 28]) {
+      const n = under(x + aside, y);
+      if (n >= 0) return n;
+    }
+    return -1;
+  }
+  function select(n, keep = false) {
+    const element = elementOf(n);
+    if (!element) return;
+    elementOf(selected)?.removeAttribute("aria-selected");
+    selected = n;
+    held = keep;
+    element.setAttribute("aria-selected", "true");
+    const scores = shown.scores && shown.scores[n];
+    tip.replaceChildren(...tell.tokens(laid.words(placeOf[n]), shown.segments[n], scores));
+    if (held) tip.append(make("p", "ps-note", "Pinned. Click again or press Esc to release."));
+    tip.hidden = false;
+    besideWord(element);
+  }
+  /* Below the word, or above it where there is more room: nothing of it is ever cut. */
+  function besideWord(element) {
+    const word = element.getClientRects()[0] ?? element.getBoundingClientRect(), box = tip.getBoundingClientRect();
+    const below = word.bottom + TIP_GAP + box.height < innerHeight, top = below ? word.bottom + TIP_GAP : word.top - TIP_GAP - box.height;
+    tip.style.left = clamp(word.left, 8, Math.max(8, innerWidth - box.width - 8)) + "px";
+    tip.style.top = Math.max(8, top) + "px";
+  }
+  function release() {
+    held = false;
+    tip.hidden = true;
+    elementOf(selected)?.removeAttribute("aria-selected");
+    selected = -1;
+  }
+  function point(x, y) {
+    if (held) return;
+    const n = under(x, y);
+    if (n < 0) return release();
+    if (n !== selected) select(n);
+  }
+  function hold(x, y) {
+    const n = under(x, y);
+    if (n < 0 || (held && n === selected)) return release();
+    select(n, true);
+    showWindowOf(n);
+  }
+  function follow(caret) {
+    let at = 0;
+    const place = laid.lengths.findIndex((own) => (at += own) > caret);
+    if (ids[place] >= 0) select(ids[place], true);
+    else release();
+  }
+  function showWindowOf(n) {
+    const range = shown.segments[n];
+    if (range && windowOf[range[0]] >= 0) { stop(); show(windowOf[range[0]]); }
+  }
+  function bring(n) {
+    const element = elementOf(n);
+    if (!element) return;
+    const top = element.offsetTop - area.scrollTop;
+    if (top < 20 || top > area.clientHeight - 60) area.scrollTop = mirror.scrollTop = element.offsetTop - area.clientHeight / 3;
+  }
+
+  /* The window on the text, with its two handles */
+  const rects = (token) => [...elementOf(pieceOf[clamp(token, 0, length - 1)])?.getClientRects() ?? []];
+  function put(element, rect, x) {
+    const box = over.getBoundingClientRect();
+    element.hidden = !rect || rect.bottom < box.top + 4 || rect.top > box.bottom - 4;
+    if (element.hidden) return;
+    element.style.transform = `translate(${(x - box.left).toFixed(1)}px, ${(rect.top - box.top).toFixed(1)}px)`;
+    element.style.height = `${rect.height}px`;
+  }
+  function placed() {
+    over.style.height = strip.style.height = `${area.clientHeight}px`;
+    mirror.style.height = `${area.offsetHeight}px`;
+    const [from, , end] = span(), stride = preview?.stride ?? strideNow();
+    const after = preview ? from + stride : windows[now + 1]?.[0] ?? from + stride;
+    const left = rects(from)[0], right = rects(end - 1).at(-1), next = rects(after - 1).at(-1);
+    put(begin, left, left?.left ?? 0);
+    put(handles.window, windows.length && data.slides ? right : null, right?.right ?? 0);
+    put(handles.stride, windows.length > 1 && data.slides ? next : null, next?.right ?? 0);
+    for (const [name, value] of [["window", fieldOf("window")?.value], ["stride", stride]]) {
+      const handle = handles[name], field = fieldOf(name);
+      const most = name === "window" ? field?.max || value : fieldOf("window")?.value;
+      for (const [key, told] of [["valuemin", name === "window" ? 2 : 1], ["valuemax", most], ["valuenow", value], ["valuetext", tokens(Number(value))]])
+        handle.setAttribute(`aria-${key}`, told);
+    }
+    drawStrip();
+  }
+  const fieldOf = (name) => document.querySelector(`#${name} input[type=number]`);
+  const strideNow = () => Number(fieldOf("stride")?.value || 1);
+  let sending = null;
+  function choose(name, value, wait = 0) {
+    clearTimeout(sending);
+    sending = setTimeout(() => {
+      const field = fieldOf(name);
+      if (!field || Number(field.value) === value) return;
+      field.value = value;
+      field.dispatchEvent(new Event("input", { bubbles: true }));
+    }, wait);
+  }
+  /* What a window or a stride would do to the window that is shown: the result follows. */
+  function foresee(name, value) {
+    const from = span()[0], size = name === "window" ? value : Number(fieldOf("window").value), stride = name === "stride" ? value : Math.min(strideNow(), size);
+    const end = Math.min(length, from + size - span()[3]), fresh = now === 0 ? from : Math.max(from, end - stride);
+    preview = Object.assign([from, fresh, end, span()[3]], { stride });
+    laid.restyleAll();
+    placed();
+    says.textContent = `Window ${fmt(size)}, stride ${fmt(stride)}: ${tokens(end - fresh)} scored here, after ${tokens(fresh - from)} of context.`;
+  }
+  function limits(name) {
+    const window = Number(fieldOf("window").value);
+    return name === "window" ? [2, Number(fieldOf("window").max) || window] : [1, window];
+  }
+  for (const [name, handle] of Object.entries(handles)) {
+    handle.addEventListener("pointerdown", (event) => { event.preventDefault(); handle.focus(); stop(); handle.setPointerCapture(event.pointerId); release(); }, life);
+    handle.addEventListener("pointermove", (event) => {
+      if (!handle.hasPointerCapture(event.pointerId)) return;
+      const n = near(event.clientX, event.clientY), range = n >= 0 && shown.segments[n];
+      if (!range) return;
+      const value = clamp(range[1] - span()[0] + 1 + (name === "window" ? span()[3] : 0), ...limits(name));
+      foresee(name, value);
+      choose(name, value, SEND_MS);
+    }, life);
+    handle.addEventListener("keydown", (event) => {
+      const value = Number(handle.getAttribute("aria-valuenow")), [low, high] = limits(name);
+      const to = { ArrowRight: value + 1, ArrowUp: value + 1, ArrowLeft: value - 1, ArrowDown: value - 1, PageUp: value + 8, PageDown: value - 8, Home: low, End: high }[event.key];
+      if (to === undefined) return;
+      event.preventDefault();
+      foresee(name, clamp(to, low, high));
+      choose(name, clamp(to, low, high), SEND_MS);
+    }, life);
+  }
+
+  /* Sliding it */
+  function nearest(token) {
+    let best = 0;
+    windows.forEach(([from], n) => { if (Math.abs(from - token) < Math.abs(windows[best][0] - token)) best = n; });
+    return best;
+  }
+  const sums = [0], counts = [0];
+  for (const own of bits) { sums.push(sums.at(-1) + (own ?? 0)); counts.push(counts.at(-1) + (own !== null)); }
+  const soFar = (end) => 2 ** (sums[end] / Math.max(1, counts[end]));
+  function show(window) {
+    now = clamp(window, 0, windows.length - 1);
+    preview = null;
+    laid.restyleAll();
+    placed();
+    const [from, first, end, start] = windows[now], scored = end - first, before = first - from + start;
+    slider.value = now + 1;
+    const words = `Window ${fmt(now + 1)} of ${fmt(windows.length)}`;
+    slider.setAttribute("aria-valuetext", `${words}: tokens ${fmt(from + 1)} to ${fmt(end)}`);
+    const most = before + scored - 1, seen = before === most ? tokens(most) : `${fmt(before)} to ${tokens(most)}`;
+    says.textContent = end - from === 1 ? `${words} reads and scores 1 token, with ${seen} of context.` :
+      `${words} reads ${tokens(end - from)} and scores ${scored === end - from ? "all" : fmt(scored)}, with ${seen} of context.` +
+      (counts[end] < 20 ? "" : ` Perplexity so far: ${number(soFar(end))}.`);
+    if (timer) grow(number(soFar(end)));
+  }
+  const big = () => document.querySelector(".ps-card .ps-big output");
+  let final = null;
+  function grow(value) {
+    if (!big()) return;
+    final ??= big().textContent;
+    big().textContent = value;
+  }
+  const step = (by) => { show(now + by); bring(Math.max(0, pieceOf[windows[now][1]])); };
+  function stop() {
+    if (!timer) return;
+    clearInterval(timer);
+    timer = null;
+    play.textContent = "Play";
+    if (final && big()) big().textContent = final;
+    final = null;
+    laid.restyleAll();
+  }
+  function start() {
+    release();
+    play.textContent = "Pause";
+    timer = setInterval(() => {
+      if (!view.isConnected || now === windows.length - 1) return stop();
+      step(1);
+    }, clamp(PLAY_MS / windows.length, ...STEP_MS));
+    if (now === windows.length - 1) step(-now); else show(now);
+  }
+  view.querySelector(".ps-steps").addEventListener("click", (event) => {
+    const by = event.target.dataset.step;
+    if (by === "play") return timer ? stop() : start();
+    if (by) { stop(); step(Number(by)); }
+  }, life);
+  slider.addEventListener("input", () => { stop(); step(slider.value - 1 - now); }, life);
+
+  /* The strip: surprise over all of a long text, from top to bottom, and what of it is in sight. */
+  const seenPart = make("i", "ps-seen");
+  strip.replaceChildren(surpriseStrip(), seenPart);
+  function surpriseStrip() {
+    const svg = document.createElementNS("http://www.w3.org/2000/svg", "svg"), path = document.createElementNS("http://www.w3.org/2000/svg", "path");
+    svg.setAttribute("viewBox", `0 0 ${TALLEST} ${length || 1}`);
+    svg.setAttribute("preserveAspectRatio", "none");
+    const size = Math.max(1, length / MOST_BARS), bars = [];
+    for (let from = 0; from < length; from += size) {
+      const own = bits.slice(Math.floor(from), Math.max(Math.floor(from) + 1, Math.floor(from + size))).filter((value) => value !== null);
+      bars.push(`M0 ${from}h${own.length ? Math.min(TALLEST, own.reduce((a, b) => a + b, 0) / own.length) : 0}v${size}H0z`);
+    }
+    path.setAttribute("d", bars.join(""));
+    svg.append(path);
+    return svg;
+  }
+  function drawStrip() {
+    const whole = area.scrollHeight, share = area.clientHeight / whole;
+    strip.hidden = share > 0.7;
+    seenPart.style.height = `${100 * share}%`;
+    seenPart.style.top = `${100 * area.scrollTop / whole}%`;
+  }
+  strip.addEventListener("click", (event) => {
+    const box = strip.getBoundingClientRect();
+    area.scrollTop = (event.clientY - box.top) / box.height * area.scrollHeight - area.clientHeight / 2;
+  }, life);
+
+  /* Tokens, or words: those are scored when they are first asked for. */
+  function chooseUnit(choice) {
+    const wanted = document.querySelector("#words input"), pieces = choice === "words" ? data.words : asTokens;
+    unit = choice;
+    if (wanted.checked !== (choice === "words")) wanted.click();
+    if (pieces && pieces !== shown) choosePieces(pieces);
+  }
+  drawn = {
+    lay, placed, point, hold, follow, release, text: () => written,
+    leave: () => { if (!held) release(); }, anchor: () => span()[0],
+    end: () => stop(), reveal: (n) => { area.focus({ preventScroll: true }); bring(n); select(n, true); showWindowOf(n); }, data, windowOf,
+  };
+  choosePieces(asTokens);
+  for (const choice of view.querySelectorAll("[data-units] input")) {
+    choice.addEventListener("change", () => chooseUnit(choice.value), life);
+    if (choice.value === "words" && unit === "words" && data.words) { choice.checked = true; chooseUnit("words"); }
+  }
+  chooseColour(view, (choice) => { colouring = choice; laid.restyleAll(); });
+  if (windows.length) show(now);
+  life.signal.addEventListener("abort", stop);
+}
+
+/* The most surprising word leads to its place in the text. */
+document.addEventListener("click", ({ target }) => {
+  const word = target.closest?.(".ps-card [data-piece]");
+  if (word) drawn?.reveal(Number(word.dataset.piece));
+});

@@ -1,0 +1,104 @@
+/* The game: a word of the text is hidden, the visitor guesses it, and the model has guessed it too. */
+const ROUNDS = 5, LONGEST_GUESS = 40, FEWEST_BEFORE = 8, SHOWN_BEFORE = 220;
+const GAME_WORD = /^\s?\p{L}{3,}$/u;
+
+/* Words of one token, with some text before them and after: five of them, in the order of the text. */
+function hiddenWords({ names, bits, alternatives, context, segments }) {
+  const whole = segments.filter((range) => range && range[0] === range[1]).map(([token]) => token);
+  const ends = (token) => token + 1 === names.length || !/^\p{L}/u.test(names[token + 1]);
+  const fit = whole.filter((token) => bits[token] !== null && alternatives[token] && context[token] >= FEWEST_BEFORE && /^\s/.test(names[token]) && GAME_WORD.test(names[token]) && ends(token));
+  for (let n = fit.length - 1; n > 0; n--) { const k = Math.floor(Math.random() * (n + 1)); [fit[n], fit[k]] = [fit[k], fit[n]]; }
+  return fit.slice(0, ROUNDS).sort((a, b) => a - b);
+}
+
+function playGame(dialog) {
+  const data = drawn?.data, words = data ? hiddenWords(data) : [];
+  const body = dialog.querySelector(".ps-game-body"), rounds = [];
+  if (words.length < ROUNDS) return body.replaceChildren(make("p", "", "This text has too few whole words to hide. Take a longer one."));
+  const heading = document.querySelector(".ps-card .ps-label")?.textContent.split(" for ").at(-1) ?? "the model";
+  next();
+
+  function next() {
+    const token = words[rounds.length], line = make("p", "ps-game-text"), form = make("form", "ps-game-form"), field = make("input");
+    const before = data.names.slice(0, token).join("").slice(-SHOWN_BEFORE), go = make("button", "ps-button", "Guess"), pass = make("button", "ps-button", "No idea");
+    line.append(before.length === SHOWN_BEFORE ? "…" : "", before, " ", make("b", "ps-gap", "?"));
+    Object.assign(field, { type: "text", maxLength: LONGEST_GUESS, autocomplete: "off", autocapitalize: "off", spellcheck: false });
+    field.setAttribute("aria-label", "Which word comes next?");
+    go.type = "submit";
+    pass.type = "button";
+    form.append(field, go, pass);
+    form.addEventListener("submit", (event) => { event.preventDefault(); if (field.value.trim()) reveal(token, field.value.trim()); });
+    pass.addEventListener("click", () => reveal(token, ""));
+    body.replaceChildren(make("p", "ps-note", `Round ${rounds.length + 1} of ${ROUNDS}: which word comes next?`), line, form);
+    field.focus();
+  }
+  function reveal(token, guess) {
+    const word = data.names[token].trim(), rank = data.rank[token], same = (a, b) => a.toLocaleLowerCase() === b.toLocaleLowerCase();
+    rounds.push({ you: same(guess, word), model: rank === 1 });
+    const said = guess === "" ? `It was “${word}”.` : same(guess, word) ? `Yes: “${word}”.` : `You said “${guess}”; it was “${word}”.`;
+    const on = make("button", "ps-button", rounds.length === ROUNDS ? "See the result" : "Next word");
+    on.type = "button";
+    on.addEventListener("click", rounds.length === ROUNDS ? finish : next);
+    body.replaceChildren(make("p", "ps-game-said", said), make("p", "", rank === 1 ? "The model had it as its first guess." : `For the model it was the ${ordinal(rank)} guess. It expected:`),
+      guesses(data.alternatives[token], visible(data.names[token]), data.bits[token], rank), score(), on);
+    on.focus();
+  }
+  const marks = (who) => rounds.map((round) => round[who] ? "🟩" : "⬜").join("");
+  const won = (who) => rounds.filter((round) => round[who]).length;
+  function score() { return make("p", "ps-note", `You ${won("you")}, ${heading} ${won("model")}.`); }
+  function finish() {
+    const text = `Guess the hidden word: I had ${won("you")} of ${ROUNDS}, ${heading} ${won("model")}.\nme ${marks("you")}\n${heading} ${marks("model")}\n${location.href}`;
+    const verdict = won("you") > won("model") ? "You know this text better than the model." : won("you") < won("model") ? "The model knew better." : "A draw.";
+    const copy = make("button", "ps-button", "Copy to share"), again = make("button", "ps-button", "Play again"), told = make("pre", "ps-game-result", text);
+    copy.type = again.type = "button";
+    copy.addEventListener("click", async () => {
+      try { await navigator.clipboard.writeText(text); copy.textContent = "Copied"; } catch { getSelection().selectAllChildren(told); copy.textContent = "Selected: copy it"; }
+    });
+    again.addEventListener("click", () => playGame(dialog));
+    body.replaceChildren(make("p", "ps-game-said", `You ${won("you")}, ${heading} ${won("model")}. ${verdict}`), told, copy, " ", again);
+    copy.focus();
+  }
+}
+
+/* Drawers slide in at the side, on a phone from below; the game is a dialog. */
+let opener = null;
+function openDrawer(id, button) {
+  const drawer = document.getElementById(id);
+  if (!drawer) return;
+  drawn?.end();
+  if (opener) closeDrawers();
+  opener = button;
+  drawer.inert = false;
+  drawer.classList.add("ps-open");
+  setTimeout(() => drawer.querySelector("[data-close]")?.focus(), 50); // it can't be focused while it is inert
+}
+function closeDrawers() {
+  for (const drawer of document.querySelectorAll(".ps-drawer")) { drawer.classList.remove("ps-open"); drawer.inert = true; }
+  const back = opener?.isConnected ? opener : document.querySelector(`[data-open="${opener?.dataset.open}"]`);
+  opener = null;
+  back?.focus();
+}
+function openGame() {
+  let dialog = document.getElementById("ps-game");
+  if (!dialog) {
+    dialog = make("dialog", "ps-view ps-game");
+    dialog.id = "ps-game";
+    const close = make("button", "ps-button ps-game-close", "✕");
+    close.type = "button";
+    close.setAttribute("aria-label", "Close the game");
+    close.addEventListener("click", () => dialog.close());
+    dialog.append(close, make("h2", "", "Guess the hidden word"), make("div", "ps-game-body"));
+    dialog.setAttribute("aria-label", "Guess the hidden word");
+    document.body.append(dialog);
+  }
+  drawn?.end();
+  dialog.showModal();
+  playGame(dialog);
+}
+document.addEventListener("click", (event) => {
+  const button = event.target.closest?.("[data-open]");
+  if (button?.dataset.open === "game") return openGame();
+  if (button) return openDrawer(button.dataset.open, button);
+  if (event.target.closest?.("[data-close]") || (opener && !event.target.closest?.(".ps-drawer, ul[role=listbox]"))) closeDrawers();
+});
+document.addEventListener("keydown", ({ key }) => { if (key === "Escape" && opener) closeDrawers(); });

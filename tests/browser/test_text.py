@@ -1,0 +1,358 @@
+"""The visitor's own text: coloured where it is written, pointed at, and the window on it."""
+
+import json
+import math
+import time
+
+import pytest
+from visitor import PHONE, ActionChains, Keys, Page, start_browser
+
+HOSTILE = "<img src=x onerror=\"window.hacked=1\"> ${window.hacked=2} {{hacked}} <b>bold</b> 'end'"
+CHARACTERS = "Ça naïve, 你好 👩‍👩‍👧 e\u0301 end."
+PIECES = ".ps-mirror [data-n]"
+TOO_MANY = 1500  # elements: what a screen or two of text takes is far fewer
+BOX = "const r = arguments[0].getBoundingClientRect(); return [r.left, r.top, r.right, r.bottom];"
+SHIFT = """
+window.shifted = [];
+const name = ({ node }) => node?.id || node?.className || node?.nodeName;
+new PerformanceObserver((list) => list.getEntries().forEach((one) => window.shifted.push([one.value, ...one.sources.map(name)])))
+  .observe({type: "layout-shift", buffered: true});
+"""
+
+
+def data_of(page):
+    return json.loads(page.one("[data-view=text]").get_attribute("data-payload"))
+
+
+def is_whole(page, element):
+    """Whether all of an element is on the screen, and none of it has to be scrolled."""
+    left, top, right, bottom = page.script(BOX, element)
+    width, height = page.script("return [innerWidth, innerHeight]")
+    fits = page.script(
+        "const e = arguments[0]; return e.scrollHeight <= e.clientHeight + 1 && e.scrollWidth <= e.clientWidth + 1",
+        element,
+    )
+    return fits and left >= 0 and top >= 0 and right <= width and bottom <= height
+
+
+def point_at(page, piece):
+    ActionChains(page.browser).move_to_element(piece).perform()
+    return page.one(".ps-tip:not([hidden])")
+
+
+def says(page):
+    return page.one(".ps-says").text
+
+
+def field(page, name):
+    return int(page.one(f"#{name} input[type=number]").get_property("value"))
+
+
+def test_the_first_screen_is_the_text(browser, url):
+    size = {"width": 1280, "height": 800, "deviceScaleFactor": 1, "mobile": False}
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+    try:
+        page = Page(browser, url)
+        width, height = page.script("return [innerWidth, innerHeight]")
+        left, top, right, bottom = page.script(BOX, page.one("#text textarea"))
+        assert (right - left) * (min(bottom, height) - top) >= 0.4 * width * height
+        for shown in (".ps-big", ".ps-story", "#window", '[data-step="play"]'):
+            assert page.script(BOX, page.one(shown))[3] <= height
+        assert page.one("h1").text.endswith("?")
+    finally:
+        browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+
+
+def test_the_first_screen_of_a_phone_has_text_and_number(url, tmp_path):
+    browser = start_browser(tmp_path / "profile", phone=True)
+    try:
+        page = Page(browser, url)
+        _, top, _, bottom = page.script(BOX, page.one("#text textarea"))
+        assert bottom - top >= 8 * 28
+        assert page.script(BOX, page.one(".ps-big"))[3] < PHONE["height"]
+        page.script("arguments[0].scrollIntoView({block: 'center'})", page.one("#text textarea"))
+        page.script(
+            "const r = arguments[0].getBoundingClientRect();"
+            "document.querySelector('#text textarea').dispatchEvent(new MouseEvent('click',"
+            "{clientX: r.x + r.width / 2, clientY: r.y + r.height / 2, bubbles: true}))",
+            page.all(PIECES)[12],
+        )
+        tip = page.one(".ps-tip:not([hidden])")
+        assert is_whole(page, tip) and "bits of surprise" in tip.text
+        # A finger takes the handle of the window to another word.
+        before, handle = field(page, "window"), page.one(".ps-handle-window")
+        x, y = page.script(
+            "const r = arguments[0].getBoundingClientRect(); return [r.x + r.width / 2, r.bottom]",
+            handle,
+        )
+        for kind, dx in (
+            ("touchStart", 0),
+            ("touchMove", -60),
+            ("touchMove", -90),
+            ("touchEnd", 0),
+        ):
+            points = [] if kind == "touchEnd" else [{"x": x + dx, "y": y - 4}]
+            browser.execute_cdp_cmd(
+                "Input.dispatchTouchEvent", {"type": kind, "touchPoints": points}
+            )
+        page.until(lambda: field(page, "window") < before, "the finger moved nothing")
+    finally:
+        browser.quit()
+
+
+def test_the_colours_are_those_of_the_metric(page, metric, bundled):
+    result = metric.compute(
+        predictions=[page.text],
+        model_id=bundled,
+        return_token_scores=True,
+        max_length=64,
+        stride=32,
+    )
+    [scores] = result["token_scores"]
+    data = data_of(page)
+    bits = [None if nll is None else nll / math.log(2) for nll in scores["nll"]]
+    assert data["bits"] == pytest.approx(bits, abs=2e-3)
+    assert page.shown == page.text
+    edges = (1, 3, 6, 10, 15)
+    for piece in page.all(PIECES)[:40]:
+        first, last = data["segments"][int(piece.get_attribute("data-n"))]
+        level = sum(sum(bits[first : last + 1]) >= edge for edge in edges)
+        assert piece.get_attribute("class").split()[0] == f"b{level}"
+
+
+def test_what_is_typed_keeps_the_colours_around_it(page):
+    page.script(
+        "window.kept = null; const area = document.querySelector('#text textarea');"
+        "area.setRangeText('A parrot said so. ', 0, 0, 'end');"
+        "area.dispatchEvent(new Event('input', {bubbles: true}));"
+        "window.kept = [...document.querySelectorAll('.ps-mirror [data-n]')].slice(0, 30).map((e) => e.className)"
+    )
+    kept = page.script("return window.kept")
+    assert sum(name.startswith("b") for name in kept) > 20  # at once, before anything was scored
+    page.score()
+    assert page.shown == page.text and page.text.startswith("A parrot said so. ")
+    assert sum(data_of(page)["pieces"]["lengths"]) == len(page.text)
+
+
+def test_the_panel_stands_beside_the_word_and_its_bars_can_be_read(page):
+    data = data_of(page)
+    worst = page.one(".ps-mirror .b5")
+    tip = point_at(page, worst)
+    page.until(lambda: "bits of surprise" in tip.text)
+    assert is_whole(page, tip)
+    word, panel = page.script(BOX, worst), page.script(BOX, tip)
+    assert (
+        abs(word[0] - panel[0]) < 400 and min(abs(panel[1] - word[3]), abs(panel[3] - word[1])) < 20
+    )
+    token = data["segments"][int(worst.get_attribute("data-n"))][0]
+    shares = [share for _, share in data["alternatives"][token]]
+    bars = [
+        page.script("return arguments[0].getBoundingClientRect().width", bar)
+        for bar in page.all(".ps-tip .ps-bar")
+    ]
+    assert bars[0] > 100  # pixels, of the likeliest
+    for share, width in zip(shares, bars):
+        assert width == pytest.approx(max(2, bars[0] * share / shares[0]), abs=2)
+    assert f"{data['rank'][token]:,}" in tip.text  # where the word itself stood
+
+
+def test_a_click_pins_and_escape_releases(page):
+    ActionChains(page.browser).move_to_element(page.all(PIECES)[30]).click().perform()
+    assert "Esc to release" in page.one(".ps-tip").text
+    told = page.one(".ps-tip").text
+    ActionChains(page.browser).move_to_element(page.all(PIECES)[45]).perform()
+    assert page.one(".ps-tip").text == told
+    page.keys(Keys.ESCAPE)
+    assert not page.one(".ps-tip").is_displayed()
+
+
+def test_the_caret_tells_of_its_token(page):
+    page.script(
+        "const a = arguments[0]; a.focus(); a.setSelectionRange(0, 0)", page.one("#text textarea")
+    )
+    page.keys(Keys.ARROW_RIGHT, Keys.ARROW_RIGHT)
+    tip = page.one(".ps-tip:not([hidden])")
+    assert tip.get_attribute("role") == "status" and "surprise" in tip.text
+    page.keys("x")
+    assert not page.one(".ps-tip").is_displayed()  # nothing lies over what is written
+
+
+def test_the_most_surprising_word_leads_to_its_place(page):
+    data = data_of(page)
+    story, word = page.one(".ps-story"), page.one(".ps-word")
+    worst = max(bits for bits in data["bits"] if bits is not None)
+    assert f"1 in {round(2**worst, -2 if 2**worst >= 10_000 else 0):,.0f}"[:7] in story.text
+    page.script("arguments[0].click()", word)
+    assert word.text.strip() in page.one(".ps-tip").text
+    assert page.one('.ps-mirror [aria-selected="true"]').text.strip() in word.text
+
+
+def test_the_handles_are_dragged_and_turned(page, metric, bundled):
+    before = page.one(".ps-big output").text
+    handle = page.one(".ps-handle-window")
+    ActionChains(page.browser).click_and_hold(handle).move_by_offset(-160, -8).perform()
+    page.until(lambda: says(page).startswith("Window ") and "scored here" in says(page))
+    ActionChains(page.browser).release().perform()
+    page.until(lambda: field(page, "window") < 64, "the field does not follow")
+    page.script("arguments[0].focus()", page.one(".ps-handle-stride"))
+    page.keys(Keys.HOME, *[Keys.ARROW_RIGHT] * 7)
+    page.until(lambda: field(page, "stride") == 8)
+    page.until(
+        lambda: "stride 8" in page.script("return document.querySelector('.ps-recipe').textContent")
+    )
+    page.score()
+    expected = metric.compute(
+        predictions=[page.text], model_id=bundled, max_length=field(page, "window"), stride=8
+    )
+    assert float(page.one(".ps-big output").text) == pytest.approx(expected["perplexity"], rel=1e-3)
+    assert page.one(".ps-big output").text != before
+    handle = page.one(".ps-handle-stride")
+    assert handle.get_attribute("role") == "slider"
+    assert handle.get_attribute("aria-valuenow") == "8" and handle.accessible_name
+
+
+def test_the_window_is_drawn_on_the_text(page):
+    data = data_of(page)
+    page.press("Next window")
+    page.press("Next window")
+    assert "Window 3 of" in says(page)
+    begin, first, end, _ = data["windows"][2]
+    lit = page.script(
+        "return ['in-context', 'in-new'].map((name) =>"
+        "[...document.querySelectorAll('.ps-mirror .' + name)].map((span) => Number(span.dataset.n)))"
+    )
+    spans = [[data["segments"][n][0] for n in (numbers[0], numbers[-1])] for numbers in lit]
+    assert spans[0][0] >= begin and spans[0][1] < first
+    assert spans[1][0] >= first and spans[1][1] < end
+
+
+def test_play_slides_the_window_and_the_number_grows(page):
+    final = page.one(".ps-big output").text
+    page.script("arguments[0].click()", page.one('[data-step="play"]'))
+    page.until(lambda: "Window 3 of" in says(page))
+    assert page.one(".ps-big output").text != final
+    page.script("arguments[0].click()", page.one('[data-step="play"]'))
+    assert page.one(".ps-big output").text == final
+    said = says(page)
+    time.sleep(1.2)  # longer than a step
+    assert says(page) == said
+
+
+def test_a_few_tokens_are_told_one_by_one(page):
+    page.write("Text", "Hello world")
+    page.score()
+    assert not page.all(".ps-big")
+    assert "Too short for a perplexity" in page.one(".ps-card").text
+    assert "world" in page.one(".ps-few").text and "bits" in page.one(".ps-few").text
+
+
+def test_characters_stay_whole_and_texts_run_in_their_direction(page):
+    page.fill(CHARACTERS)
+    page.score()
+    page.until(lambda: page.shown == CHARACTERS)
+    [family] = [span for span in page.all(PIECES) if "👩‍👩‍👧" in span.text]
+    assert "splits this into" in point_at(page, family).text
+    page.fill("سلام دنیا.")
+    page.score()
+    _, _, right, _ = page.script(BOX, page.one(PIECES))
+    area = page.script(BOX, page.one("#text textarea"))
+    assert right > (area[0] + area[2]) / 2  # it begins at the right
+
+
+def test_a_visitors_text_is_never_run(page):
+    page.script("window.hacked = 0")
+    page.fill(HOSTILE)
+    page.score()
+    page.until(lambda: page.shown == HOSTILE)
+    for piece in page.all(PIECES)[::7]:
+        point_at(page, piece)
+    assert page.script("return window.hacked") == 0
+    assert not page.all(".ps-view img, .ps-mirror img, .ps-mirror b")
+
+
+def test_a_long_text_is_scored_drawn_where_it_is_seen_and_has_a_map(page):
+    """An element for every token of a long text stopped a browser with a screen reader for minutes."""
+    text = "It was a quiet evening in the village by the sea. " * 1200  # 60,000 characters
+    page.fill(text)
+    page.until(lambda: page.labelled("Score"))
+    page.press("Score")
+    page.until(lambda: "Scored with" in page.status)
+    page.until(lambda: page.shown == text)
+    assert len(page.all(PIECES)) < TOO_MANY
+    assert page.one(".ps-strip").is_displayed()
+    page.script("arguments[0].scrollTop = arguments[0].scrollHeight", page.one("#text textarea"))
+    page.until(lambda: int(page.all(PIECES)[-1].get_attribute("data-n")) > 11_000)
+    page.tab("another stride")
+    page.until(lambda: "Done." in page.status)
+    assert page.all("[data-view=gain] .ps-verdict")
+
+
+def test_nothing_moves_while_the_page_is_drawn(browser, url):
+    script = browser.execute_cdp_cmd("Page.addScriptToEvaluateOnNewDocument", {"source": SHIFT})
+    try:
+        page = Page(browser, url)
+        time.sleep(2)
+        shifts = page.script("return window.shifted")
+        assert sum(value for value, *_ in shifts) < 0.02, shifts
+    finally:
+        browser.execute_cdp_cmd("Page.removeScriptToEvaluateOnNewDocument", script)
+
+
+def test_the_text_is_printed_whole(page):
+    page.browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "print"})
+    try:
+        mirror = page.one(".ps-mirror")
+        assert page.script(
+            "const e = arguments[0]; return e.scrollHeight <= e.clientHeight + 2", mirror
+        )
+        assert (
+            page.one(".ps-big").is_displayed() and page.one("#share .ps-signature").is_displayed()
+        )
+        assert not page.one("#text textarea").is_displayed() and not page.one("#bar").is_displayed()
+    finally:
+        page.browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": ""})
+
+
+def test_the_game_is_played_to_its_end(page):
+    data = data_of(page)
+    page.script("arguments[0].click()", page.one("[data-open=game]"))
+    won = 0
+    for number in range(5):
+        page.until(lambda number=number: f"Round {number + 1} of 5" in page.one("#ps-game").text)
+        before = page.one(".ps-game-text").text.rstrip("?").strip()
+        assert before
+        page.one(".ps-game input").send_keys("the" + Keys.ENTER)
+        said = page.one(".ps-game-said").text
+        won += said.startswith("Yes")
+        assert "“" in said and f"You {won}, demo_model " in page.one("#ps-game").text
+        assert len(page.all(".ps-game .ps-guesses code")) >= 5
+        page.keys(Keys.ENTER)  # the button that goes on has the focus
+    told = page.one(".ps-game-result").text
+    assert f"I had {won} of 5" in told and told.count("🟩") + told.count("⬜") == 10
+    firsts = [rank == 1 for rank in data["rank"]]
+    assert told.split("demo_model ")[2].count("🟩") <= sum(firsts)
+    page.keys(Keys.ESCAPE)
+    assert not page.one("#ps-game").is_displayed()
+
+
+def test_drawers_open_close_and_give_the_focus_back(page):
+    for name in ("settings", "share"):
+        drawer = page.one(f"#{name}")
+        assert drawer.get_property("inert")
+        page.script("arguments[0].focus()", page.one(f"[data-open={name}]"))
+        page.keys(Keys.ENTER)
+        page.until(lambda drawer=drawer: drawer.is_displayed())
+        inside = "return arguments[0].contains(document.activeElement)"
+        page.until(lambda drawer=drawer, inside=inside: page.script(inside, drawer))
+        page.keys(Keys.ESCAPE)
+        page.until(lambda drawer=drawer: not drawer.is_displayed())
+        assert page.script("return document.activeElement.dataset.open") == name
+
+
+def test_a_sample_is_one_click(page):
+    for name in ("A limerick", "Nonsense"):
+        [chip] = [e for e in page.all("#samples label") if e.text.strip() == name]
+        page.script("arguments[0].click()", chip)
+    page.until(lambda: page.text.startswith("Purple eleven"))
+    page.score()
+    assert page.shown == page.text
