@@ -305,10 +305,10 @@ def token_scores(
     columns |= {name: [None] * len(stream) for name in plain}
     if with_alternatives:
         columns["alternatives"] = [None] * len(stream)
+    decoded = cache(lambda number: tokenizer.decode([number]))  # most tops are a few tokens
     with_reference = "kl" in scores[0]
     if with_reference:
         columns |= {name: [None] * len(stream) for name in REFERENCE_COLUMNS}
-        decoded = cache(lambda number: tokenizer.decode([number]))  # most tops are a few tokens
     for window, of_window in reversed(list(zip(windows, scores))):
         scored = slice(window.first, window.end)
         columns["nll"][scored] = of_window["nll"].tolist()
@@ -319,7 +319,7 @@ def token_scores(
             columns[name][scored] = of_window[name].tolist()
         if with_alternatives:
             columns["alternatives"][scored] = [
-                [[tokenizer.decode([top]), nll] for top, nll in zip(ids, nlls)]
+                [[decoded(top), nll] for top, nll in zip(ids, nlls)]
                 for ids, nlls in zip(of_window["top_ids"].tolist(), of_window["top_nll"].tolist())
             ]
         if with_reference:
