@@ -148,7 +148,7 @@ def _compute(
             "`predictions` must be given: a list of at least one text, or add texts with "
             "`add_batch` first."
         )
-    texts, chats = separate_chats(predictions, 0)
+    texts, chats = separate_chats(predictions)
     texts = check_texts(texts)
     agree_on_texts(processes, texts)
     check_running(batch_size, logits_memory, asked["num_alternatives"], callback, checkpoint)

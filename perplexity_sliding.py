@@ -419,7 +419,7 @@ class PerplexitySliding(evaluate.Metric):
         """
         if self.num_process == 1:
             return self._compute(texts, **kwargs)
-        texts, chats = separate_chats(texts, 0)
+        texts, chats = separate_chats(texts)
         if chats is not None:
             raise ValueError("`num_process` must be 1 with chats. Load the metric without it.")
         # evaluate leaves the names of the last call's files, which may be another's by now.

@@ -18,11 +18,8 @@ GENERATION_MARK = re.compile(r"\{%-?\s*generation\s*-?%\}")
 HOW_TO_MARK = "Mark the assistant's turns in the template with {% generation %}"
 
 
-def separate_chats(predictions: object, num_added: int) -> tuple[object, list[Chat] | None]:
+def separate_chats(predictions: object) -> tuple[object, list[Chat] | None]:
     """Separate chats from texts.
-
-    Args:
-        num_added: texts that were added before.
 
     Returns:
         texts to hand on, in the place of chats what their assistants say; and the chats, or None.
@@ -35,10 +32,10 @@ def separate_chats(predictions: object, num_added: int) -> tuple[object, list[Ch
     chats = [value for value in predictions if is_chat(value)]
     if not chats:
         return predictions, None
-    if len(chats) < len(predictions) or num_added:
+    if len(chats) < len(predictions):
         raise ValueError(
             "`predictions` must be either texts or chats, all in one call, got both: "
-            f"{len(chats)} chats and {len(predictions) - len(chats) + num_added} texts."
+            f"{len(chats)} chats and {len(predictions) - len(chats)} texts."
         )
     for number, chat in enumerate(chats):
         check_messages(chat, number)
