@@ -76,13 +76,18 @@ class Report:
     detokenizer: str | None = None
 
     @cached_property
+    def texts(self) -> list[TextScores]:
+        """What was measured of each text."""
+        return text_scores(self.measurement, self.scores, self.word_counts)
+
+    @cached_property
     def totals(self) -> Totals:
         """What adds up over texts."""
         plan = self.measurement.plan
         words_given = self.word_counts is not None
         protocol = plan.protocol
         return Totals.of(
-            text_scores(self.measurement, self.scores, self.word_counts),
+            self.texts,
             Aggregation(
                 protocol.aggregate,
                 protocol.error,
@@ -107,12 +112,15 @@ class Report:
         """List the totals of each text by itself, which add up to those of all."""
         if len(self.text_digests) > len(self.measurement.texts):
             return [self.totals]  # joined
-        texts = text_scores(self.measurement, self.scores, self.word_counts)
-        costs = [self._cost_alone(windows) for windows in self.measurement.windows]
-        return [
-            Totals.of([text], self.totals.aggregation, cost, self.totals.identity, digest)
-            for text, cost, digest in zip(texts, costs, self.text_digests)
+        counts = [
+            {
+                "windows": len(windows),
+                "forward tokens": self._cost_alone(windows),
+                "context tokens": text.num_context,
+            }
+            for text, windows in zip(self.texts, self.measurement.windows)
         ]
+        return self.totals.split(counts, self.text_digests)
 
     def _cost_alone(self, windows: list[Window]) -> int:
         """Count the tokens that a text's windows read by themselves."""

@@ -241,6 +241,31 @@ class Totals:
             texts_digest=sum((TextsDigest(1, value) for value in digests), TextsDigest()),
         )
 
+    def split(
+        self, counts: Sequence[dict[str, int]], digests: Sequence[TextsDigest]
+    ) -> list["Totals"]:
+        """List the totals of each text by itself.
+
+        Args:
+            counts, digests: `counts` and `texts_digest` of each text.
+        """
+        ends = np.cumsum(self.blocks.per_text).tolist()
+        return [
+            replace(
+                self,
+                blocks=Blocks(
+                    self.blocks.sums[first:end],
+                    self.blocks.per_text[text : text + 1],
+                    self.blocks.lengths[text : text + 1],
+                ),
+                squares=self.squares[text : text + 1],
+                units=self.units[text : text + 1],
+                counts=counts[text],
+                texts_digest=digests[text],
+            )
+            for text, (first, end) in enumerate(zip([0, *ends], ends))
+        ]
+
     def to_json(self) -> str:
         """Write the totals as JSON, to the last bit and with a checksum; see `from_json`."""
         return to_checked_json(

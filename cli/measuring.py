@@ -393,7 +393,8 @@ class Scoring:
         for text, wording, totals in zip(texts, wordings, text_totals):
             sizes = self.count_bytes([text], [wording])
             self.num_bytes = tuple(a + b for a, b in zip(self.num_bytes, sizes))
-            yield with_original_bytes(totals.result(), *sizes)
+            is_shown = text.row is None or self.args.carries_columns
+            yield with_original_bytes(totals.result(), *sizes) if is_shown else {}
 
     def try_alone(self, text: Text) -> dict:
         """Return the result of a text alone, or why it has none."""

@@ -2,6 +2,7 @@
 
 import contextlib
 import copy
+import gc
 import json
 import pickle
 import subprocess
@@ -87,6 +88,37 @@ def test_parts_in_the_order_of_the_corpus_are_the_corpus(metric, measure, gpt2, 
     order = [numbers.index(number) for number in range(6)]
     added = sum(each[number] for number in numbers).take(order, digests)
     assert added.result() == whole["totals"].result()
+
+
+def test_totals_of_each_text_are_those_of_a_call_of_its_own(metric, measure, gpt2, tokenizer):
+    contexts = ["w1 w2", "w3", "", "w4 w5 w6", "w7", ""]
+    asked = {"model": gpt2, "tokenizer": tokenizer, "return_totals": "texts"}
+    asked["context_separator"] = " "
+    each = metric.compute(predictions=TEXTS, contexts=contexts, **asked)["text_totals"]
+    for words, context, totals in zip(TEXTS, contexts, each):
+        alone = metric.compute(predictions=[words], contexts=[context], **asked)["totals"]
+        assert totals.counts == alone.counts
+        assert totals.texts_digest == alone.texts_digest
+        assert totals.result()["perplexity"] == pytest.approx(alone.result()["perplexity"])
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_the_garbage_collector_rests_and_is_put_back(measure, monkeypatch, enabled):
+    """While the windows are planned, and after an error too."""
+    seen = []
+
+    def plan_settings(*args, **kwargs):
+        seen.append(gc.isenabled())
+        raise ValueError("refused")
+
+    monkeypatch.setattr("perplexity_sliding.call.plan_settings", plan_settings)
+    (gc.enable if enabled else gc.disable)()
+    try:
+        with pytest.raises(ValueError, match="refused"):
+            measure(TEXTS)
+        assert (seen, gc.isenabled()) == ([False], enabled)
+    finally:
+        gc.enable()
 
 
 # ---- from process to process
