@@ -406,6 +406,7 @@ ALWAYS = {
     "perplexity_interval",
     "interval_sample",
     "interval_scope",
+    "probe",
     "scored_share",
     "total_nll",
     "num_tokens",
