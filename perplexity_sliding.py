@@ -43,6 +43,7 @@ from .request import Request as Request
 from .request_checks import check_texts
 from .result_comparison import PairedScores as PairedScores
 from .result_curves import report_curves as report_curves
+from .result_identity import judge_identity as judge_identity
 from .result_key_tokens import KeyTokenRule as KeyTokenRule
 from .result_pairs import score_pair as score_pair
 from .result_report import Report as Report

@@ -117,7 +117,9 @@ def compare(
     Raises:
         ValueError: the two give too much probability to ids that only one of them has.
     """
-    check_outside_mass(scores)
+    with_logits = "kl" in scores.columns
+    if with_logits:
+        check_outside_mass(scores)
     clusters = PairedClusters(scores, block_tokens)
     return {
         **judge(ratio["ratio"], ratio["interval"], margin, "perplexity"),
@@ -125,10 +127,10 @@ def compare(
         "interval_sample": ratio["sample"],
         "interval_scope": clusters.scope,
         "correlation": correlation(scores["nll"], scores["reference_nll"]),
-        **divergences(scores, clusters),
+        **(divergences(scores, clusters) if with_logits else {}),
         **agreement(scores, clusters),
         **changes_of_probability(scores, clusters),
-        "by_confidence": list(by_confidence(scores, clusters)),
+        **({"by_confidence": list(by_confidence(scores, clusters))} if with_logits else {}),
         "by_tokens_seen": list(by_tokens_seen(scores, clusters)),
     }
 
@@ -225,8 +227,9 @@ def agreement(scores: PairedScores, clusters: PairedClusters) -> dict:
     same = scores.columns["top"] == scores.columns["reference_top"]
     right = scores.columns["top"] == scores.targets
     was_right = scores.columns["reference_top"] == scores.targets
+    with_logits = "total_variation" in scores.columns
     shares = {
-        "token_agreement": 1 - scores["total_variation"],
+        **({"token_agreement": 1 - scores["total_variation"]} if with_logits else {}),
         "same_top": same,
         "accuracy": right,
         "reference_accuracy": was_right,
@@ -279,17 +282,18 @@ def group_of_tokens(
     """Yield divergence and change of some of the tokens, unless there are none."""
     if not chosen.any():
         return
-    tokens, kl_sums, difference_sums = clusters.sums(
-        scores["kl"][chosen], scores.differences[chosen], chosen=chosen
-    )
-    kl, difference = (estimate_ratio(sums, tokens) for sums in (kl_sums, difference_sums))
+    tokens, difference_sums = clusters.sums(scores.differences[chosen], chosen=chosen)
+    difference = estimate_ratio(difference_sums, tokens)
+    divergence = {}
+    if "kl" in scores.columns:
+        kl = estimate_ratio(clusters.sums(scores["kl"][chosen], chosen=chosen)[1], tokens)
+        divergence = {"kl": kl.value, "kl_interval": positive_interval(kl)}
     yield {
         "low": low,
         "high": high,
         "num_tokens": int(tokens.sum()),
         "share": float(tokens.sum() / len(scores)),
-        "kl": kl.value,
-        "kl_interval": positive_interval(kl),
+        **divergence,
         "log_ratio": difference.value,
         "log_ratio_interval": plain_interval(difference),
     }
@@ -359,8 +363,12 @@ def standard_error(values: np.ndarray) -> float:
 
 
 def worst_tokens(scores: PairedScores, number: int) -> np.ndarray:
-    """Find the tokens with the largest divergence (at most `number`,), the largest first."""
-    return np.argsort(-scores.columns["kl"], kind="stable")[:number]
+    """Find the tokens with the largest divergence (at most `number`,), the largest first.
+
+    Where only the tokens' own probabilities are known, those that change most.
+    """
+    size = scores.columns["kl"] if "kl" in scores.columns else np.abs(scores.differences)
+    return np.argsort(-size, kind="stable")[:number]
 
 
 # --- other tokenizers: by the byte ----------------------------------------------------------------

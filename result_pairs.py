@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+import torch
 from transformers import PreTrainedTokenizerBase
 
 from .model import LanguageModel
@@ -17,11 +18,12 @@ from .result_comparison import (
     tool_errors,
     worst_tokens,
 )
+from .result_identity import judge_identity
 from .result_report import Report
 from .result_totals import ratio_of_perplexities
 from .score_divergence import Divergence
-from .score_measures import Measure, NegativeLogLikelihood
-from .score_pairs import read_alike
+from .score_measures import Likeliest, Measure, NegativeLogLikelihood
+from .score_pairs import InBfloat16, read_alike
 from .score_passes import Columns
 from .score_runner import Session, Work
 from .signature import describe_measurement
@@ -89,6 +91,37 @@ class TokenComparison:
         return {name: by_bytes[name] for name in CHANGE_PER_BYTE}
 
 
+@dataclass(frozen=True)
+class ValueComparison(TokenComparison):
+    """Compares the scores of tokens where one of the models does not give its logits.
+
+    Attributes:
+        scores: of the windows of each text under the reference.
+        rounded: the same in bfloat16; None where the reference is rounded itself.
+    """
+
+    scores: list[list[Columns]]
+    rounded: list[list[Columns]] | None
+
+    def compare(self, report: Report) -> dict:
+        """Build what stands under `comparison`; see the metric's documentation."""
+        beside = [
+            [
+                columns | {"reference_nll": other["nll"], "reference_top": other["top"]}
+                for columns, other in zip(*of_text)
+            ]
+            for of_text in zip(report.scores, self.scores)
+        ]
+        result = super().compare(replace(report, scores=beside))
+        if self.rounded is None:
+            return result
+        scores = paired_scores(report.measurement, beside)
+        rounded = np.concatenate([w["nll"] for of_text in self.rounded for w in of_text])
+        rounding = rounded.astype(np.float64) - scores["reference_nll"]
+        identity = judge_identity(scores.differences, rounding, scores.contexts)
+        return result | {"summary": identity["summary"], "identity": identity}
+
+
 def scores_of_reference(scores: list[list[Columns]]) -> list[list[Columns]]:
     """Put the reference's nlls in the place of the model's."""
     return [[{"nll": columns["reference_nll"]} for columns in of_text] for of_text in scores]
@@ -131,7 +164,9 @@ def list_tokens(
         text, position = int(scores.texts[place]), int(scores.positions[place])
         offsets = measurement.streams[text].offsets
         values = {
-            name: float(scores.columns[name][place]) for name in ("kl", "nll", "reference_nll")
+            name: float(scores.columns[name][place])
+            for name in ("kl", "nll", "reference_nll")
+            if name in scores.columns
         }
         tops = {
             name: tokenizer.decode([int(scores.columns[name][place])])
@@ -244,6 +279,40 @@ def with_edges(
     return offsets, nll
 
 
+def score_values(
+    session: Session,
+    models: tuple[LanguageModel, LanguageModel],
+    measurements: Sequence[Measurement],
+    measures: Sequence[Measure],
+    margin: float | None,
+) -> tuple[Work, list[Columns], list[ValueComparison]]:
+    """Score measurements under a model and its reference of which one gives no logits."""
+    model, reference = models
+    values = [NegativeLogLikelihood(), Likeliest()]
+    other_work, other_scores = session.score([reference], measurements, values)
+    others = [of_texts for _, of_texts, _ in other_work.by_measurement(other_scores)]
+    roundings = score_rounded(session, reference, measurements)
+    comparisons = [
+        ValueComparison(reference, margin, *of_measurement)
+        for of_measurement in zip(others, roundings)
+    ]
+    asked = [*measures, *(m for m in values if m not in measures)]
+    return *session.score([model], measurements, asked), comparisons
+
+
+def score_rounded(
+    session: Session, reference: LanguageModel, measurements: Sequence[Measurement]
+) -> list[list[list[Columns]] | None]:
+    """Score measurements under a reference in bfloat16; None where it is not in float32."""
+    if not isinstance(reference, LanguageModel) or reference.dtype != torch.float32:
+        return [None] * len(measurements)
+    rounded = InBfloat16.of(reference)
+    with rounded.in_use():
+        rounded.prepare()
+        work, scores = session.score([rounded], measurements, [NegativeLogLikelihood()])
+    return [of_texts for _, of_texts, _ in work.by_measurement(scores)]
+
+
 def score_pair(
     session: Session,
     models: tuple[LanguageModel, LanguageModel],
@@ -261,7 +330,10 @@ def score_pair(
     """
     model, reference = models
     measurements = [planned for planned, _ in pairs]
-    if read_alike(model, reference, pairs):
+    alike = read_alike(model, reference, pairs)
+    if alike and not all(each.gives_logits for each in models):
+        return score_values(session, models, measurements, measures, margin)
+    if alike:
         work, scores = session.score(models, measurements, [*measures, Divergence()])
         return work, scores, [TokenComparison(reference, margin)] * len(pairs)
     other_work, other_scores = session.score(

@@ -104,6 +104,18 @@ class Alternatives:
 
 
 @dataclass(frozen=True)
+class Likeliest:
+    """`top`: id of the likeliest token (R,)."""
+
+    columns = ("top",)
+    num_models = 1
+    key = "top"
+
+    def __call__(self, blocks: Sequence[Block]) -> dict[str, torch.Tensor]:
+        return {"top": blocks[0].logits.argmax(1)}
+
+
+@dataclass(frozen=True)
 class Rank:
     """`rank`: 1 where the target is the likeliest token, and so on (R,)."""
 

@@ -96,6 +96,24 @@ class WithoutAdapter(LanguageModel):
             yield block
 
 
+class InBfloat16(WithoutAdapter):
+    """A model as it is in bfloat16, by autocast: the same weights in memory, once."""
+
+    variant = "in bfloat16"
+
+    @classmethod
+    def of(cls, model: LanguageModel) -> "InBfloat16":
+        """Take a model in float32."""
+        name, description = f"{model.name} {cls.variant}", f"{model.description} {cls.variant}"
+        return cls(model.model, model.tokenizer, name, model.revision, description)
+
+    @contextmanager
+    def as_scored(self) -> Iterator[None]:
+        """Round products to bfloat16 for the time of the context."""
+        with lock_of(self.model), torch.autocast(self.device.type, dtype=torch.bfloat16):
+            yield
+
+
 def adapter_layers(model: torch.nn.Module) -> list[torch.nn.Module]:
     """List the layers of a model that PEFT has put adapters on."""
     if not is_peft_available():

@@ -34,8 +34,8 @@ def of_comparison(report: dict, texts: Sequence[str]) -> str:
     else:
         blocks += [
             of_changes(report, comparison),
-            of_divergence(comparison),
-            of_groups("confidence", comparison["by_confidence"], percent_range),
+            of_divergence(comparison) if "kl" in comparison else "",
+            of_groups("confidence", comparison.get("by_confidence", ()), percent_range),
             of_groups("context", comparison["by_tokens_seen"], token_range),
             of_worst(comparison["worst_tokens"], texts),
         ]
@@ -108,8 +108,8 @@ def of_groups(title: str, groups: Sequence[dict], name) -> str:
             {
                 title: name,
                 "share": lambda row: percent(row["share"]),
-                "KL, nats": lambda row: format_number(row["kl"], 5),
-                "interval": lambda row: bounds(row["kl_interval"], "{:.5f}"),
+                "KL, nats": lambda row: format_number(row.get("kl"), 5),
+                "interval": lambda row: bounds(row.get("kl_interval"), "{:.5f}"),
                 "perplexity": lambda row: f"× {ratio_of(row['log_ratio']):.4f}",
                 "interval ": lambda row: bounds(
                     row["log_ratio_interval"] and [ratio_of(b) for b in row["log_ratio_interval"]],
@@ -127,7 +127,7 @@ def of_worst(tokens: Sequence[dict], texts: Sequence[str]) -> str:
             list(tokens[:WORST_TOKENS]),
             {
                 "worst tokens": place,
-                "KL": lambda row: format_number(row["kl"], 4),
+                "KL": lambda row: format_number(row.get("kl"), 4),
                 "was": lambda row: percent(math.exp(-row["reference_nll"])),
                 "is": lambda row: percent(math.exp(-row["nll"])),
                 "in the text": lambda row: in_context(row, texts),
