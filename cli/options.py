@@ -109,7 +109,7 @@ MEASURE = {
 }  # fmt: skip
 MODEL = {
     "model_id": option(
-        "on the Hub, or a folder; default: the bundled one",
+        "Hub name, folder, URL or .gguf; default: bundled",
         action="append",
         metavar="NAME",
     ),
