@@ -50,8 +50,7 @@ def test_words_stay_when_a_slider_moves(page):
     page.score()
     show(page, "words")
     page.until(lambda: len(pieces(page)) == 5)
-    page.script("arguments[0].focus()", page.labelled("Handle of the stride"))
-    page.keys(Keys.HOME)
+    page.number("stride").send_keys(Keys.CONTROL, "a", Keys.NULL, "1")
     page.until(lambda: "stride 1 " in page.told(".ps-recipe"))
     page.until(lambda: len(pieces(page)) == 5, "the words are gone")
     show(page, "tokens")
@@ -66,8 +65,8 @@ def test_a_protocol_without_words_says_so(page):
 
 def test_a_text_after_a_context(page, metric, bundled):
     text, context = " was kind to all of us.", "The old man by the sea"
-    page.open("settings")
     page.write("Text", text)
+    page.open("settings")
     page.write("Context", context)
     page.until(lambda: "of context" in page.told(".ps-recipe"))
     page.until(lambda: not page.all(".ps-card.ps-stale"))
