@@ -20,6 +20,7 @@ import numpy as np
 import torch
 import xxhash
 
+from .digests import same_probe
 from .model import LanguageModel
 from .model_logits import Batch, BodyThenHead, LogitBlocks, Prefix
 from .plan import Measurement
@@ -114,15 +115,16 @@ class StatesFile:
         self.first_rows = np.concatenate([[0], np.cumsum(counts)]).astype(int)
         with torch.inference_mode():
             ids = torch.zeros(1, 1, dtype=torch.long, device=reference.device)
-            probe = reference.head.states(ids, ids[0])
-        self.dtype = probe.dtype
-        self.width = probe.shape[1] * probe.element_size()
+            states = reference.head.states(ids, ids[0])
+        self.dtype = states.dtype
+        self.width = states.shape[1] * states.element_size()
         self.header = {
             "format": FORMAT,
             "reference": describe_model(reference),
+            "probe": reference.probe,
             "passes": digest(work),
             "vocabulary": reference.vocabulary_size,
-            "states": probe.shape[1],
+            "states": states.shape[1],
             "dtype": str(self.dtype).removeprefix("torch."),
         }
         line = json.dumps(self.header).encode()
@@ -165,7 +167,7 @@ class StatesFile:
                 f"`reference['states']`={str(self.path)!r} must be a file of hidden states, or a new "
                 "one, but it holds something else."
             )
-        differing = [name for name, value in self.header.items() if stored.get(name) != value]
+        differing = [name for name in self.header if not self._agrees(name, stored.get(name))]
         if differing:
             raise ValueError(
                 f"`reference['states']`={str(self.path)!r} was made for another {NAMES[differing[0]]}. Name "
@@ -177,6 +179,13 @@ class StatesFile:
                 f"`reference['states']`={str(self.path)!r} must have {self.num_bytes} bytes, got {size}: "
                 "something was added to it. Remove it."
             )
+
+    def _agrees(self, name: str, stored: object) -> bool:
+        """Return whether an entry of the header is that of this reference and this work."""
+        value = self.header[name]
+        if name == "probe" and isinstance(stored, float) and value is not None:
+            return same_probe(value, stored, self.header["reference"])
+        return stored == value
 
     def _allocate(self, is_new: bool) -> None:
         """Take the room on the disk before hours of work, and write the header."""
@@ -278,6 +287,7 @@ def digest_of_rows(number: int, data: np.ndarray) -> int:
 # What an error calls the entries of the header.
 NAMES = {
     "reference": "reference model",
+    "probe": "reference model, by what it makes of the made-up text",
     "passes": "text, window or stride",
     "vocabulary": "reference model",
     "states": "reference model",
