@@ -309,7 +309,7 @@ def check_word_counts(word_counts: object, num_texts: int) -> list[int] | None:
     word_counts = list(word_counts)
     if len(word_counts) != num_texts:
         raise ValueError(
-            f"`word_counts` must hold one number per text, {num_texts}, got {len(word_counts)}."
+            f"`word_counts` must hold one number for each text, {num_texts}, got {len(word_counts)}."
         )
     for count in word_counts:
         check_whole_number("word_counts", count, 1)

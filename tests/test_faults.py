@@ -382,7 +382,7 @@ ARGUMENTS = [
     given_as("separator", 3, Refused(TypeError, r"`separator` must be a string, got 3")),
     given_as("callback", "print", Refused(TypeError, r"`callback` must be callable, got 'print'")),
     given_as("word_counts", 3, Refused(TypeError, r"`word_counts` must be a list of whole numbers, got 3")),
-    given_as("word_counts", [1, 2], Refused(ValueError, r"`word_counts` must hold one number per text, 1, got 2")),
+    given_as("word_counts", [1, 2], Refused(ValueError, r"`word_counts` must hold one number for each text, 1, got 2")),
     given_as("word_counts", [0], Refused(ValueError, r"`word_counts` must be at least 1, got 0")),
     given_as("word_counts", [1.5], Refused(TypeError, r"`word_counts` must be a whole number .*, got 1\.5")),
     given_as("device", "cpu", Refused(ValueError, r"`device` must be left out with `model`.*got 'cpu'")),
