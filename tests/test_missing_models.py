@@ -95,10 +95,13 @@ def test_an_address_is_no_file(call):
 
 def test_a_missing_package_is_told_in_a_line(call, tmp_path, monkeypatch):
     (tmp_path / "a.txt").write_text(random_text(9))
-    monkeypatch.setitem(sys.modules, "evaluate", None)
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     ran = call(tmp_path / "a.txt")
     assert ran.code == 2
-    assert "the package evaluate is missing: pip install evaluate." in ran.err.splitlines()[-1]
+    assert (
+        "the package huggingface_hub is missing: pip install huggingface_hub."
+        in ran.err.splitlines()[-1]
+    )
 
 
 def test_score_py_without_its_packages_says_what_to_install(root, tmp_path):

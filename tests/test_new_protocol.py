@@ -58,7 +58,7 @@ def copy(root, tmp_path_factory):
     folder = tmp_path_factory.mktemp("project")
     for module in root.glob("*.py"):
         shutil.copy(module, folder)
-    for name in ("cli", "space", "samples", "demo_model"):
+    for name in ("cli", "space", "samples", "demo_model", "perplexity_sliding"):
         shutil.copytree(root / name, folder / name)
     protocols = folder / "protocols.py"
     table = "PROTOCOLS = protocol_table(\n"

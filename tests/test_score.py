@@ -602,7 +602,10 @@ REFUSED = {
     "bad JSON": (["FILE", "--model_kwargs={a}"], r"'\{a\}' is not JSON: Expecting"),
     "no JSON object": (["FILE", "--tokenizer_kwargs=3"], "'3' must be a JSON object such as"),
     "bad escape": (["FILE", r"--separator=\x"], "has a bad escape"),
-    "word counts": (["FILE", "--word_counts=3,4"], "--word-counts must hold one number for each text"),
+    "word counts": (
+        ["FILE", "--word_counts=3,4"],
+        "--word-counts must hold one number for each text",
+    ),
     "no such model": (
         ["FILE", "--model_id=./nowhere"],
         "--model ./nowhere: there is no such folder",
