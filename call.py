@@ -116,13 +116,12 @@ def compute_with(models: OpenModels, arguments: dict) -> dict:
     Raises:
         TypeError, ValueError: an argument is unknown, or not what the documentation says.
     """
-    check_names(compute, arguments)
-    arguments = signature(compute).bind(**arguments)
-    arguments.apply_defaults()
-    call = arguments.arguments
-    processes = Processes(check_flag("distributed", call["distributed"]))
+    processes = Processes(check_flag("distributed", arguments.get("distributed", False)))
     try:
-        return _compute(models, processes, **call)
+        check_names(compute, arguments)
+        call = signature(compute).bind(**arguments)
+        call.apply_defaults()
+        return _compute(models, processes, **call.arguments)
     except Exception as error:
         processes.fail(error)
         raise

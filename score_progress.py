@@ -1,11 +1,12 @@
 """The bar that is shown while a call runs."""
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 
-from huggingface_hub.utils import tqdm
+from tqdm.auto import tqdm
 
-# What `huggingface_hub.utils.disable_progress_bars` knows these bars by.
-NAME = "perplexity_sliding"
+_HIDDEN: list[bool] = []  # one entry for each context of `bars_hidden`
 
 
 def progress_bar(**settings: object) -> tqdm:
@@ -15,6 +16,16 @@ def progress_bar(**settings: object) -> tqdm:
     that, and importing it here would take longer than scoring a short text.
     """
     evaluate = sys.modules.get("evaluate")
-    is_hidden = evaluate is not None and not evaluate.logging.is_progress_bar_enabled()
-    hides = True if is_hidden else settings.pop("disable", None)
-    return tqdm(name=NAME, **(settings | {"disable": hides}))
+    off = evaluate is not None and not evaluate.logging.is_progress_bar_enabled()
+    hides = True if _HIDDEN or off else settings.get("disable")
+    return tqdm(**(settings | {"disable": hides}))
+
+
+@contextmanager
+def bars_hidden() -> Iterator[None]:
+    """Show no bars for the time of the context: the caller shows one of its own."""
+    _HIDDEN.append(True)
+    try:
+        yield
+    finally:
+        _HIDDEN.pop()

@@ -7,7 +7,6 @@ import re
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from . import sharding, wikitext
@@ -103,21 +102,6 @@ def load_metric(args: argparse.Namespace) -> Metric:
     )
 
 
-@contextmanager
-def without_bars() -> Iterator[None]:
-    """Keep the engine's own bars away: there is one for the whole run."""
-    from huggingface_hub import utils
-    from perplexity_sliding.score_progress import NAME
-
-    hidden = utils.are_progress_bars_disabled(NAME)
-    utils.disable_progress_bars(NAME)
-    try:
-        yield
-    finally:
-        if not hidden:
-            utils.enable_progress_bars(NAME)
-
-
 def metric_arguments(args: argparse.Namespace) -> dict:
     """Return the metric's arguments that were given; it knows the defaults of the others."""
     given = {name: getattr(args, name) for name in METRIC_ARGUMENTS}
@@ -145,7 +129,9 @@ def load_tokenizer(name: str, settings: dict):
 def measure(metric, texts: Iterator[Text], args: argparse.Namespace, progress: Progress) -> Report:
     """Score the texts as the command line says."""
     started = time.monotonic()
-    with without_bars():
+    from perplexity_sliding.score_progress import bars_hidden
+
+    with bars_hidden():  # there is one for the whole run
         scoring = Scoring(metric, args, progress)
         if args.reference or args.models[1:]:
             report = scoring.compare_models(texts)

@@ -565,7 +565,7 @@ def leftovers(tmp_path) -> list[str]:
 
 def is_ours(error: BaseException) -> bool:
     """Whether the engine raised it, and not a library below it."""
-    return Path(raised_by(error)).parent == Path(__file__).parent.parent
+    return (Path(raised_by(error)).parent / "perplexity_sliding.py").exists()  # or evaluate's copy
 
 
 def raised_by(error: BaseException) -> str:
