@@ -5,7 +5,9 @@ original text, the white space that a token stands for among them.
 """
 
 import json
+import threading
 import warnings
+import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,6 +22,8 @@ from .protocols import Protocol, Start
 # Texts handed to the tokenizer in one call: enough to keep its threads busy, few enough that the
 # Python lists it returns stay small.
 TEXTS_PER_CALL = 1024
+_LOCKS: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
+_LOCKS_LOCK = threading.Lock()
 # No id of any token.
 NO_TOKEN = -1
 
@@ -292,21 +296,32 @@ def stream_hash(ids: np.ndarray) -> str:
 def unchanged(tokenizer: PreTrainedTokenizerBase) -> Iterator[None]:
     """Restore the truncation, padding and processing of a tokenizer afterwards.
 
-    Calling a fast tokenizer with `padding=False` switches its backend's padding off for good.
+    Calling a fast tokenizer with `padding=False` switches its backend's padding off for good.  Other
+    threads wait: they would encode with what is changed for this one.
     """
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if not hasattr(backend, "no_padding"):
         yield
         return
-    truncation, padding = backend.truncation, backend.padding
-    post_processor = backend.post_processor
-    try:
-        yield
-    finally:
-        backend.no_truncation() if truncation is None else backend.enable_truncation(**truncation)
-        backend.no_padding() if padding is None else backend.enable_padding(**padding)
-        if post_processor is not None:
-            backend.post_processor = post_processor
+    with _lock_of(tokenizer):
+        truncation, padding = backend.truncation, backend.padding
+        post_processor = backend.post_processor
+        try:
+            yield
+        finally:
+            if truncation is None:
+                backend.no_truncation()
+            else:
+                backend.enable_truncation(**truncation)
+            backend.no_padding() if padding is None else backend.enable_padding(**padding)
+            if post_processor is not None:
+                backend.post_processor = post_processor
+
+
+def _lock_of(tokenizer: PreTrainedTokenizerBase) -> threading.RLock:
+    """Return the lock of a tokenizer: whoever encodes with it holds it."""
+    with _LOCKS_LOCK:
+        return _LOCKS.setdefault(tokenizer, threading.RLock())
 
 
 @contextmanager
