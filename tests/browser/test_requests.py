@@ -27,7 +27,7 @@ def tokens_in_text(page):
 
 def press_score(page):
     """Press the button once it is there: for a short text it is not."""
-    page.until(lambda: page.all(".ps-card.ps-stale") or "Scored" in page.status)
+    page.until(lambda: page.status)
     page.script("document.getElementById('score').click()")
 
 

@@ -34,7 +34,8 @@ def test_the_address_follows_text_and_settings(page):
     assert not page.script("return location.hash")  # nothing was asked yet
     page.write("Text", "A text for the address bar.")
     page.until(lambda: unpack(page.script("return location.hash"), Limits()).get(TEXT) == page.text)
-    page.script("arguments[0].focus()", page.labelled("Handle of the stride"))
+    handle = page.until(lambda: page.labelled("Handle of the stride"))
+    page.script("arguments[0].focus()", handle)
     page.keys(Keys.HOME)
     page.until(lambda: "stride=1&" in page.script("return location.search") + "&")
     page.until(lambda: not page.all(".ps-card.ps-stale"))

@@ -155,10 +155,13 @@ class Page:
     def score(self):
         """Wait until what stands there is scored; press the button where that is needed."""
 
+        pressed = []
+
         def scored():
             button = self.labelled("Score")
-            if button is not None:
+            if button is not None and not pressed:  # pressed again, it would begin again
                 self.script("arguments[0].click()", button)
+                pressed.append(button)
             return "Scored with" in self.status and not self.all(".ps-card.ps-stale")
 
         time.sleep(0.3)  # for the first sign that the result is an old one
