@@ -74,7 +74,7 @@ def test_control_and_enter_score(page):
 
 def test_the_card_is_saved_as_a_picture(page, downloads):
     page.open("share")
-    page.press("Make files")
+    page.press("Make a picture and files")
     page.until(lambda: page.all(".ps-picture-card"))
     page.press("Save as PNG")
     page.press("Save as SVG")
@@ -86,7 +86,7 @@ def test_the_card_is_saved_as_a_picture(page, downloads):
 
 def test_files_of_an_earlier_result_do_not_stand_beside_a_new_sentence(page):
     page.open("share")
-    page.press("Make files")
+    page.press("Make a picture and files")
     page.until(lambda: page.all(".ps-picture-card"))
     signature = page.told("#share .ps-signature + p + .ps-signature")
     page.write("Text", "The sea was calm.")
