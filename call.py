@@ -218,6 +218,8 @@ def open_reference(
     source = second.source
     if source.model is not None and source.tokenizer is None:
         source = replace(source, tokenizer=model.tokenizer)
+    if source.model is not None:
+        open_models.close("reference")
     return open_models.open(source)
 
 

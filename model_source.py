@@ -91,7 +91,6 @@ class OpenModels:
     def open(self, source: ModelSource) -> LanguageModel:
         """Adopt the live model, or load the named one unless it is open in this role."""
         if source.model is not None:
-            self.close(source.role)
             return source.open()
         if source.tokenizer is not None:
             check_tokenizer(source.tokenizer, source.named("tokenizer"))
@@ -136,7 +135,7 @@ def _check_named(source: ModelSource) -> None:
     for name, same in (("device", ("device_map",)), ("dtype", ("dtype", "torch_dtype"))):
         value = getattr(source, name)
         said_twice = [key for key in same if key in (source.model_kwargs or {})]
-        if value is not None and said_twice and not (name == "device" and source.role != "model"):
+        if value is not None and said_twice:
             raise ValueError(
                 f"`{source.named(name)}` must be left out when `{source.named('model_kwargs')}` holds "
                 f"{said_twice[0]!r}, got {value!r}."
@@ -163,7 +162,7 @@ def check_reference(
     Args:
         reference: a name or folder, a live model, "without adapter", or a dictionary with some of
             `REFERENCE_KEYS`.
-        model: lends a live reference its tokenizer, and a named one device and dtype.
+        model: lends a reference that is named its device and dtype.
     """
     if reference is None:
         return None
@@ -172,10 +171,7 @@ def check_reference(
     given = _as_dictionary(reference)
     states = given.pop("states", None)
     is_live = given.get("model") is not None
-    if is_live:
-        defaults = {"tokenizer": model.tokenizer}
-    else:
-        defaults = {"device": model.device, "dtype": model.dtype}
+    defaults = {} if is_live else {"device": model.device, "dtype": model.dtype}
     given = {name: value for name, value in given.items() if value is not None}
     check_model_source(ModelSource(**given, role="reference"))
     if {"dtype", "torch_dtype"} & set(given.get("model_kwargs") or {}):
