@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerBase
 
 from .digests import TextsDigest
 from .model import LanguageModel
-from .model_loading import ContextLimit
+from .model_interface import ContextLimit
 from .model_source import (
     ModelSource,
     OpenModels,
@@ -21,7 +21,8 @@ from .model_source import (
     check_reference,
 )
 from .model_states import StateReader, find_carrier
-from .plan import Corpus, Measurement, plan_settings
+from .plan import Measurement
+from .plan_settings import Corpus, plan_settings
 from .protocols import DEFAULT_PROTOCOL
 from .request import Request, check_request
 from .request_checks import (
@@ -42,7 +43,7 @@ from .score_checkpoint import open_checkpoint
 from .score_distributed import Processes
 from .score_healing import plan_healing
 from .score_hidden_states import store_reference
-from .score_measures import Measure
+from .score_measures import Columns, Measure
 from .score_pairs import (
     FreedModel,
     WithoutAdapter,
@@ -50,11 +51,10 @@ from .score_pairs import (
     read_alike,
     smallest_limit,
 )
-from .score_passes import Columns
 from .score_runner import Progress, Session, Work
 from .signature import describe_key_tokens
-from .text_chats import Chat, separate_chats
-from .text_tokenization import Range
+from .text_chats import separate_chats
+from .text_tokenization import Chat, Range
 
 
 def compute(

@@ -24,53 +24,52 @@ from .model_digest import (
     model_revision,
     modifications,
     number_format,
+    precision,
 )
-from .model_hub import check_exists
-from .model_interface import MadeUpText
-from .model_known import is_known_architecture
-from .model_loading import (
+from .model_interface import (
+    Batch,
     ContextLimit,
+    LogitBlocks,
+    MadeUpText,
+    Prefix,
+    explain_failure,
+    is_out_of_memory,
+)
+from .model_loading import (
     check_decoder,
+    check_exists,
     check_place,
     context_limit,
-    evaluating,
     find_commit,
-    input_device,
-    input_embeddings,
     load_model,
     load_tokenizer,
-    num_embeddings,
     resolve_device,
     resolve_dtype,
     unwrapped,
 )
 from .model_logits import (
     BUILT_OTHERWISE,
-    Batch,
+    OTHER_SHAPE,
     Head,
-    LogitBlocks,
-    Prefix,
     describe_head,
     has_forward_of_transformers,
     head_makers,
 )
+from .model_module import evaluating, input_device, input_embeddings, num_embeddings
 from .model_probes import (
-    OTHER_SHAPE,
     KeptState,
     check_causal,
     examine_passes,
-    explain_failure,
     forget_lengths,
     gives_logits,
-    is_out_of_memory,
+    is_known_architecture,
     look_quickly,
-    precision,
     read_made_up_text,
     short_probe,
     state_kept,
 )
 from .model_states import HeadInParts, StateReader, find_reader, why_not_in_parts
-from .text_tokenizer import check_tokenizer
+from .text_tokenization import check_tokenizer
 
 # Below evaluate's own, so that evaluate.logging decides what is shown.
 logger = logging.getLogger("evaluate.perplexity_sliding")

@@ -406,3 +406,29 @@ def _brought_in(module: torch.nn.Module) -> AbstractContextManager:
     from accelerate.utils import align_module_device
 
     return align_module_device(module, "cpu")
+
+
+def precision(model: torch.nn.Module) -> torch.dtype:
+    """Return the coarsest of the dtypes that a model computes in.
+
+    Quantised layers that round a whole batch to one scale count as bfloat16.
+    """
+    for device in ("cpu", "cuda"):
+        if torch.is_autocast_enabled(device):
+            return torch.get_autocast_dtype(device)
+    dtypes = {p.dtype for p in model.parameters() if p.is_floating_point()}
+    if quantisation(model) or torch.bfloat16 in dtypes:
+        return torch.bfloat16
+    return torch.float16 if torch.float16 in dtypes else torch.float32
+
+
+def grows_frequencies(model: torch.nn.Module) -> bool:
+    """Return whether rotary frequencies depend on how far a pass reaches, as the configuration says."""
+    config = getattr(model, "config", None)
+    settings = (getattr(config, name, None) for name in ("rope_parameters", "rope_scaling"))
+    return any(
+        str(kind) in GROWING_ROTARY
+        for rotary in settings
+        for kind in (rotary or {}).values()
+        if not isinstance(kind, dict)
+    )

@@ -22,11 +22,10 @@ import xxhash
 from transformers import PreTrainedTokenizerBase
 
 from .digests import DIGITS
-from .model_interface import MadeUpText
-from .model_loading import ContextLimit, load_tokenizer
-from .model_logits import Batch, LogitBlocks, Prefix
+from .model_interface import Batch, ContextLimit, LogitBlocks, MadeUpText, Prefix
+from .model_loading import load_tokenizer
 from .model_served_trial import SAMPLE
-from .text_tokenizer import check_tokenizer
+from .text_tokenization import check_tokenizer
 
 # Tokens that llama.cpp decodes at a time: its own default.
 PART = 512

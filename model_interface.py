@@ -11,18 +11,79 @@ opened or adopted, prepared, and used::
             ...
 """
 
+import copy
 import random
+from collections.abc import Iterator
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
+from transformers.cache_utils import Cache
 
-from .model_loading import ContextLimit
-from .model_logits import Batch, LogitBlocks, Prefix
+# Tokenizers without a limit state one of about 1e30.
+LARGEST_LIMIT = 10**9
+# Longest window for a model that states no limit, unless `max_length` is given.
+UNLIMITED_WINDOW = 2048
+
+# Logits (R', V) of some rows at a time, and the token ids (R',) that they predict.
+LogitBlocks = Iterator[tuple[torch.Tensor, torch.Tensor]]
+
+OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "not enough memory")
 
 # Tokens of the made-up text whose mean nll vouches for a model, at most.
 PROBE_TOKENS = 256
+
+
+@dataclass(frozen=True)
+class ContextLimit:
+    """How many tokens a model takes.
+
+    Attributes:
+        length: the stated limit, or None.
+        table: tokens that the model's table of absolute positions reaches, or None; no window may
+            pass it.
+        readable: tokens that one pass may read, or None; a server keeps room for its answer.
+    """
+
+    length: int | None
+    table: int | None
+    readable: int | None = None
+
+
+class Batch(NamedTuple):
+    """Passes side by side, and which of their rows are scored.
+
+    Attributes:
+        ids: token ids to read (B, T).
+        scored: rows to give logits of (R,), counting through B * T.
+        targets: the token id that each of these rows predicts (R,).
+    """
+
+    ids: torch.Tensor
+    scored: torch.Tensor
+    targets: torch.Tensor
+
+
+class Prefix(NamedTuple):
+    """What a model keeps of tokens that several passes begin with."""
+
+    cache: Cache
+
+    def copy(self, number: int) -> "Prefix":
+        """Copy it for `number` continuations; the original stays as it is."""
+        copied = copy.deepcopy(self.cache)
+        copied.batch_repeat_interleave(number)
+        return Prefix(copied)
+
+    @property
+    def num_bytes(self) -> int:
+        if hasattr(self.cache, "layers"):
+            values = [value for layer in self.cache.layers for value in vars(layer).values()]
+        else:  # before transformers 4.54
+            values = [*self.cache.key_cache, *self.cache.value_cache]
+        return sum(value.nbytes for value in values if isinstance(value, torch.Tensor))
 
 
 class ScoredModel(Protocol):
@@ -139,3 +200,24 @@ class MadeUpText(NamedTuple):
         """Return one pass over the text, every token but the first scored."""
         ids = torch.tensor(self.ids, device=device)
         return Batch(ids[None, :-1], torch.arange(len(ids) - 1, device=device), ids[1:])
+
+
+def explain_failure(
+    error: Exception, num_windows: int, length: int, device: torch.device
+) -> Exception:
+    """Return the error to raise in place of the one that a forward pass ended with."""
+    if is_out_of_memory(error):
+        return MemoryError(
+            f"One window of {length} tokens does not fit in the memory of {device}: lower "
+            "`max_length`, load the model in a smaller `dtype`, or lower `logits_memory`."
+        )
+    return ValueError(
+        f"`model` failed on {num_windows} windows of {length} tokens: "
+        f"{error or type(error).__name__}."
+    )
+
+
+def is_out_of_memory(error: Exception) -> bool:
+    return isinstance(error, MemoryError | torch.OutOfMemoryError) or any(
+        phrase in str(error).lower() for phrase in OUT_OF_MEMORY
+    )

@@ -4,20 +4,25 @@ Whatever would make every number wrong without a sound is refused here: weights 
 does not hold, an encoder-decoder, a window past the position table.
 """
 
+import difflib
 import json
 import os
 import re
 import sys
-import warnings
-import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from pathlib import Path
 
+import huggingface_hub
 import torch
 import transformers
+from huggingface_hub.errors import (
+    GatedRepoError,
+    HfHubHTTPError,
+    HFValidationError,
+    RepositoryNotFoundError,
+)
 from packaging.version import Version
-from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -28,8 +33,12 @@ from transformers import (
 from transformers.utils import cached_file, is_peft_available
 from transformers.utils.peft_utils import find_adapter_config_file
 
-from .model_logits import forward_kwargs
-from .text_tokenizer import check_repeatable
+from .model_interface import LARGEST_LIMIT, ContextLimit
+from .model_module import _text_config, position_table
+from .text_tokenization import check_repeatable
+
+CONFIGS = ("config.json", "adapter_config.json")
+SECONDS = 10
 
 # Attributes under which configurations state how many tokens the model was built for.
 LIMIT_NAMES = (
@@ -42,10 +51,6 @@ LIMIT_NAMES = (
     "max_target_positions",
     "model_max_length",
 )
-# Tokenizers without a limit state one of about 1e30.
-LARGEST_LIMIT = 10**9
-# Longest window for a model that states no limit, unless `max_length` is given.
-UNLIMITED_WINDOW = 2048
 # What a tokenizer must share with its model to come from the same place.
 SHARED_KWARGS = (
     "revision",
@@ -60,26 +65,6 @@ FILE_KWARGS = tuple(key for key in SHARED_KWARGS if key != "trust_remote_code")
 # Arguments of from_pretrained by which other weights are loaded than the commit's usual ones.
 OTHER_WEIGHTS = {"use_safetensors", "key_mapping", "state_dict"}
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-# Tokens of the forward pass that shows which tables hold a model's positions.
-TABLE_PROBE = 3
-# Found position tables, by the model and the sizes of its embeddings.
-_TABLES: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
-
-
-@dataclass(frozen=True)
-class ContextLimit:
-    """How many tokens a model takes.
-
-    Attributes:
-        length: the stated limit, or None.
-        table: tokens that the model's table of absolute positions reaches, or None; no window may
-            pass it.
-        readable: tokens that one pass may read, or None; a server keeps room for its answer.
-    """
-
-    length: int | None
-    table: int | None
-    readable: int | None = None
 
 
 def resolve_device(device: str | torch.device | None) -> torch.device:
@@ -327,18 +312,6 @@ def is_placed(model: torch.nn.Module) -> bool:
     return bool(getattr(model, "hf_device_map", None) or getattr(model, "is_quantized", False))
 
 
-def input_device(model: torch.nn.Module) -> torch.device:
-    """Return where the model expects token ids."""
-    embeddings = input_embeddings(model)
-    parameter = next(
-        embeddings.parameters() if embeddings is not None else model.parameters(), None
-    )
-    # An offloaded model's weights are on "meta"; its hooks move the ids where they are needed.
-    if parameter is None or parameter.device.type == "meta":
-        return torch.device("cpu")
-    return parameter.device
-
-
 def check_layers(config: PretrainedConfig, name: str) -> None:
     """Reject a configuration without layers: the model would be built, and scored, without any."""
     layers = getattr(config.get_text_config(decoder=True), "num_hidden_layers", None)
@@ -358,14 +331,6 @@ def check_decoder(config: object, name: str) -> None:
         )
 
 
-def num_embeddings(model: torch.nn.Module) -> int | None:
-    """Count the entries of the token embedding table: ids must be below it."""
-    embeddings = input_embeddings(model)
-    if embeddings is not None and hasattr(embeddings, "num_embeddings"):
-        return embeddings.num_embeddings
-    return getattr(_text_config(model), "vocab_size", None)
-
-
 def context_limit(model: torch.nn.Module, tokenizer: PreTrainedTokenizerBase) -> ContextLimit:
     """Find how many tokens the model takes: by its configuration, else by its tokenizer."""
     config = _text_config(model)
@@ -376,123 +341,6 @@ def context_limit(model: torch.nn.Module, tokenizer: PreTrainedTokenizerBase) ->
     # A table that is not named in the configuration still binds.
     length = min([*limits[:1], table] if table else limits[:1], default=None)
     return ContextLimit(length, table)
-
-
-def position_table(model: torch.nn.Module) -> int | None:
-    """Count the tokens that the model's learned or precomputed absolute positions reach, or None.
-
-    Tables of relative positions and those of a vision tower are no limit, and nothing in a name
-    tells them apart; so a short forward pass shows which entries are read for which position.
-    """
-    embeddings = input_embeddings(model)
-    sizes, fixed = [], []
-    for module in model.modules():
-        if isinstance(module, torch.nn.Embedding) and module is not embeddings:
-            sizes.append(module.num_embeddings)
-        precomputed = getattr(module, "embed_positions", None)  # GPT-J, CodeGen: a tensor
-        if isinstance(precomputed, torch.Tensor) and precomputed.ndim == 2:
-            fixed.append(precomputed.shape[0])
-    if sizes:
-        known = _TABLES.get(model)
-        if known is None or known[0] != sizes:
-            known = _TABLES[model] = sizes, tables_read(model)
-        fixed += known[1]
-    return min(fixed, default=None)
-
-
-@torch.inference_mode()
-def tables_read(model: torch.nn.Module) -> list[int]:
-    """Count the tokens of each table that the model reads at one entry more for every token."""
-    padding = getattr(_text_config(model), "pad_token_id", None)  # RoBERTa gives it no position
-    # Descending: token ids are not taken for positions.
-    tokens = [token for token in range(TABLE_PROBE, -1, -1) if token != padding][:TABLE_PROBE]
-    ids = torch.tensor([tokens], device=input_device(model))
-    recorder = _EmbeddingRecorder()
-    try:
-        with evaluating(model), recorder:
-            model(ids, **forward_kwargs(model))
-    except Exception:
-        return []  # what is no language model is refused elsewhere
-    steps = torch.arange(TABLE_PROBE)
-    return [
-        rows - int(entries[0])  # OPT and its kin keep the first entries for themselves
-        for rows, entries in recorder.read
-        if len(entries) == len(steps) and torch.equal(entries - entries[0], steps)
-    ]
-
-
-class _EmbeddingRecorder(TorchDispatchMode):
-    """Notes which entries of which tables are looked up.
-
-    Attributes:
-        read: (rows of the table, entries (N,)) of each look-up.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.read: list[tuple[int, torch.Tensor]] = []
-
-    def __torch_dispatch__(
-        self, func: Callable, types: Sequence[type], args: tuple = (), kwargs: dict | None = None
-    ) -> object:
-        if func is torch.ops.aten.embedding.default:
-            self.read.append((len(args[0]), args[1].flatten().cpu().long()))
-        return func(*args, **(kwargs or {}))
-
-
-def resolve_max_length(
-    limit: ContextLimit, max_length: int | None, cap: int | None, longest: Callable[[], int]
-) -> int:
-    """Choose the window in tokens: the one asked for, or the model's limit.
-
-    Args:
-        max_length: the argument; checked to be a whole number from 2 on.
-        cap: the protocol's own window, which the model's limit may shorten; None for the limit.
-        longest: counts the tokens of the longest text, without a start token.
-
-    Raises:
-        ValueError: past a position table; or no limit known and a text longer than 2048 tokens.
-    """
-    if max_length is None:
-        if limit.length is not None:
-            return min(limit.length, cap or limit.length)
-        if cap is None and longest() > UNLIMITED_WINDOW:
-            raise ValueError(
-                f"`max_length` must be given: the model states no limit and a text has {longest()} "
-                f"tokens, more than {UNLIMITED_WINDOW}. Pass the window to slide over it, for "
-                f"example `max_length={UNLIMITED_WINDOW}`."
-            )
-        return cap or UNLIMITED_WINDOW
-    if limit.table is not None and max_length > limit.table:
-        raise ValueError(
-            f"`max_length` must be between 2 and {limit.table}, the entries of the model's position "
-            f"table, got {max_length}. Longer texts are slid over, not cut."
-        )
-    if limit.length is not None and max_length > limit.length:
-        warnings.warn(
-            f"`max_length`={max_length} is past the {limit.length} tokens that the model states as "
-            "its limit; its perplexity may be far worse there.",
-            stacklevel=2,
-        )
-    return max_length
-
-
-@contextmanager
-def evaluating(model: torch.nn.Module) -> Iterator[None]:
-    """Switch a model to evaluation mode and named outputs, and back afterwards, module by module."""
-    training = [module for module in model.modules() if module.training]
-    config = getattr(model, "config", None)
-    returns_tuples = getattr(config, "return_dict", True) is False
-    model.eval()
-    if returns_tuples:
-        config.return_dict = True
-    try:
-        yield
-    finally:
-        for module in training:
-            module.training = True
-        if returns_tuples:
-            config.return_dict = False
 
 
 @contextmanager
@@ -508,15 +356,63 @@ def _naming(name: str, advice: str = "") -> Iterator[None]:
         raise ValueError(f"{name} could not be loaded: {error}{advice}") from error
 
 
-def _text_config(model: torch.nn.Module) -> PretrainedConfig | None:
-    """Return the configuration of the language part; multimodal models nest it."""
-    config = getattr(model, "config", None)
-    return config.get_text_config() if hasattr(config, "get_text_config") else config
+# --- the Hub, asked once --------------------------------------------------------------------------
 
 
-def input_embeddings(model: torch.nn.Module) -> torch.nn.Module | None:
-    """The table of a model's token embeddings, where it says which that is."""
+def check_exists(model_id: str, model_kwargs: dict, argument: str) -> None:
+    """Refuse the name of a model that is neither here nor on the Hub.
+
+    The Hub's client tries again for minutes, for each file by itself, where it reaches nobody.
+
+    Raises:
+        ValueError: there is none, or nobody to ask.
+    """
+    if os.path.isdir(model_id) or model_kwargs.get("local_files_only"):
+        return
+    if is_cached(model_id, model_kwargs):
+        return
+    reason = why_unreachable(model_id, model_kwargs)
+    if reason is not None:
+        close = difflib.get_close_matches(
+            os.path.basename(model_id), folders_here(), n=1, cutoff=0.5
+        )
+        hint = f" Did you mean {close[0]}?" if close else ""
+        raise ValueError(
+            f"`{argument}`={model_id!r}: no model of this name: not a folder here, {reason}.{hint}"
+        )
+
+
+def is_cached(model_id: str, model_kwargs: dict) -> bool:
+    """Return whether the configuration has been downloaded before."""
+    place = {key: model_kwargs[key] for key in ("revision", "cache_dir") if key in model_kwargs}
     try:
-        return model.get_input_embeddings()
-    except (AttributeError, NotImplementedError):
+        found = [
+            huggingface_hub.try_to_load_from_cache(model_id, name, **place) for name in CONFIGS
+        ]
+    except HFValidationError:
+        return False
+    return any(isinstance(path, str) for path in found)
+
+
+def why_unreachable(model_id: str, model_kwargs: dict) -> str | None:
+    """Ask the Hub once; None where the model is there, or where loading says better why not."""
+    try:
+        huggingface_hub.HfApi().model_info(
+            model_id, timeout=SECONDS, token=model_kwargs.get("token")
+        )
+    except GatedRepoError:
         return None
+    except RepositoryNotFoundError:
+        return "not on the Hub, or private"
+    except HFValidationError:
+        return "nor can the Hub have such a name"
+    except HfHubHTTPError:
+        return None
+    except Exception:  # no network, no name server, a proxy: each version has its own kinds
+        return "not reachable on the Hub"
+    return None
+
+
+def folders_here() -> list[str]:
+    """List the folders of the working directory that hold a model."""
+    return [path.parent.name for name in CONFIGS for path in Path().glob(f"*/{name}")]

@@ -6,19 +6,23 @@ rounding.  Parts are taken of models alone whose own forward is transformers', a
 tried before it is taken; any other model runs as it is.
 """
 
-import copy
-import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import torch
 from transformers.activations import NewGELUActivation
-from transformers.cache_utils import Cache
 from transformers.pytorch_utils import Conv1D
 
 from .model_code import PINNED_PACKAGES, is_known, package_of
+from .model_interface import Batch, LogitBlocks, Prefix
+from .model_module import forward_kwargs, forward_parameters
+
+# Largest difference, as a share of the logits' spread, that rounding explains in a dtype: of two
+# passes of the same shape, and of passes of different shapes or through other kernels.
+SAME_SHAPE = {torch.float32: 1e-4, torch.bfloat16: 0.02, torch.float16: 0.005}
+OTHER_SHAPE = {torch.float32: 1e-3, torch.bfloat16: 0.08, torch.float16: 0.02}
 
 CACHE_LINE = 16  # float32 numbers
 # What the part of a transformer block after its attention is called.
@@ -38,43 +42,6 @@ ROW_WISE = (
 )
 # What a way to the logits raises where the model is built in another manner.
 BUILT_OTHERWISE = (TypeError, AttributeError, RuntimeError, ValueError, IndexError, KeyError)
-
-# Logits (R', V) of some rows at a time, and the token ids (R',) that they predict.
-LogitBlocks = Iterator[tuple[torch.Tensor, torch.Tensor]]
-
-
-class Batch(NamedTuple):
-    """Passes side by side, and which of their rows are scored.
-
-    Attributes:
-        ids: token ids to read (B, T).
-        scored: rows to give logits of (R,), counting through B * T.
-        targets: the token id that each of these rows predicts (R,).
-    """
-
-    ids: torch.Tensor
-    scored: torch.Tensor
-    targets: torch.Tensor
-
-
-class Prefix(NamedTuple):
-    """What a model keeps of tokens that several passes begin with."""
-
-    cache: Cache
-
-    def copy(self, number: int) -> "Prefix":
-        """Copy it for `number` continuations; the original stays as it is."""
-        copied = copy.deepcopy(self.cache)
-        copied.batch_repeat_interleave(number)
-        return Prefix(copied)
-
-    @property
-    def num_bytes(self) -> int:
-        if hasattr(self.cache, "layers"):
-            values = [value for layer in self.cache.layers for value in vars(layer).values()]
-        else:  # before transformers 4.54
-            values = [*self.cache.key_cache, *self.cache.value_cache]
-        return sum(value.nbytes for value in values if isinstance(value, torch.Tensor))
 
 
 class Head(Protocol):
@@ -390,10 +357,6 @@ def computes_in_float32(module: torch.nn.Module) -> bool:
     )
 
 
-def forward_parameters(module: torch.nn.Module) -> set[str]:
-    return set(inspect.signature(module.forward).parameters)
-
-
 def read_prefix(module: torch.nn.Module, ids: torch.Tensor) -> Prefix:
     """Read tokens (1, T), to continue from them.
 
@@ -410,11 +373,6 @@ def after_prefix(kwargs: dict, prefix: Prefix | None) -> dict:
     if prefix is None:
         return kwargs
     return kwargs | {"use_cache": True, "past_key_values": prefix.cache}
-
-
-def forward_kwargs(module: torch.nn.Module) -> dict:
-    """Return arguments that spare the module needless work, as far as it has them."""
-    return {"use_cache": False} if "use_cache" in forward_parameters(module) else {}
 
 
 @contextmanager
@@ -443,3 +401,35 @@ def replaced_forwards(forwards: dict[torch.nn.Module, Callable]) -> Iterator[Non
                 module.forward = forward
     if len(called) < len(forwards):
         raise RuntimeError("the model reaches its hidden states in another way")
+
+
+# --- the same logits, up to rounding --------------------------------------------------------------
+
+
+def differ(
+    logits: torch.Tensor,
+    expected: torch.Tensor,
+    tolerance: float,
+    scale_by: torch.Tensor | None = None,
+) -> bool:
+    """Return whether logits (..., V) differ by more than rounding, offsets left out.
+
+    Args:
+        tolerance: the largest difference that is rounding, as a share of the logits' spread.
+        scale_by: logits whose spread differences are measured by; `expected` by default.
+    """
+    # Kernels may multiply what is masked by zero, so that one NaN spreads to earlier rows.
+    numbers = ~(logits.isnan().any(-1) | expected.isnan().any(-1))
+    spread = root_mean_square(centred(expected if scale_by is None else scale_by))
+    difference = root_mean_square(centred(logits[numbers]) - centred(expected[numbers]))
+    return bool(difference > tolerance * max(spread, 1e-3))
+
+
+def centred(logits: torch.Tensor) -> torch.Tensor:
+    """Remove the offset of logits that no probability depends on; make infinite ones 0."""
+    logits = logits.float().nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
+    return logits - logits.mean(-1, keepdim=True)
+
+
+def root_mean_square(values: torch.Tensor) -> float:
+    return values.square().mean().sqrt().item() if values.numel() else 0.0

@@ -11,38 +11,83 @@ from typing import NamedTuple
 
 import torch
 
-from .model_digest import GROWING_ROTARY, quantisation
-from .model_interface import MadeUpText
-from .model_loading import input_device, num_embeddings, position_table
-from .model_logits import BUILT_OTHERWISE, Batch, Head, forward_kwargs, head_makers
+from .model_code import KNOWN_PACKAGES, is_known, package_of
+from .model_digest import GROWING_ROTARY, grows_frequencies, modifications, precision, quantisation
+from .model_interface import Batch, MadeUpText, explain_failure, is_out_of_memory
+from .model_logits import (
+    BUILT_OTHERWISE,
+    OTHER_SHAPE,
+    SAME_SHAPE,
+    Head,
+    differ,
+    has_forward_of_transformers,
+    head_makers,
+    root_mean_square,
+)
+from .model_module import forward_kwargs, input_device, num_embeddings, position_table, probe_ids
+
+# Values of `model_type`.
+SWEPT = frozenset(
+    [
+        "apertus",
+        "arcee",
+        "biogpt",
+        "bloom",
+        "codegen",
+        "cohere",
+        "ctrl",
+        "exaone4",
+        "falcon",
+        "gemma",
+        "glm",
+        "glm4",
+        "gpt2",
+        "gpt_bigcode",
+        "gpt_neox",
+        "gpt_neox_japanese",
+        "gptj",
+        "granite",
+        "helium",
+        "hunyuan_v1_dense",
+        "jais2",
+        "llama",
+        "ministral",
+        "mistral",
+        "mpt",
+        "nanochat",
+        "nemotron",
+        "olmo",
+        "olmo2",
+        "olmo3",
+        "openai-gpt",
+        "opt",
+        "persimmon",
+        "phi",
+        "phi3",
+        "qwen2",
+        "qwen3",
+        "seed_oss",
+        "smollm3",
+        "stablelm",
+        "starcoder2",
+        "xglm",
+    ]
+)
+ATTENTION = (None, "eager", "sdpa", "flash_attention_2", "flash_attention_3")
+# Names of the settings of layers that see only some of the tokens before.
+LOCAL_SETTINGS = ("sliding_window", "attention_chunk_size", "attention_window")
 
 PROBE_LENGTH = 12
 # Rows of logits that passes at a window's length are compared by.
 PROBE_ROWS = 32
 # Tokens of the made-up text that a short pass reads, and rows of its logits at a time.
 QUICK_ROWS, MADE_UP_ROWS = 8, 64
-# Largest difference, as a share of the logits' spread, that rounding explains in a dtype: of two
-# passes of the same shape, and of passes of different shapes or through other kernels.
-SAME_SHAPE = {torch.float32: 1e-4, torch.bfloat16: 0.02, torch.float16: 0.005}
-OTHER_SHAPE = {torch.float32: 1e-3, torch.bfloat16: 0.08, torch.float16: 0.02}
 
 # Attributes of modules that a forward pass may set.
 PLAIN = (bool, int, float, str, torch.Tensor, type(None))
-OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "not enough memory")
 
 # Gives the logits of some rows (R, V) for token ids (B, T).
 RowLogits = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-
-
-def probe_ids(model: torch.nn.Module, length: int, first: int = 1) -> torch.Tensor:
-    """Make a row of ordinary token ids (T,), to see how the model behaves.
-
-    Args:
-        first: begins another row of other tokens.
-    """
-    size = num_embeddings(model) or length + 1
-    spread = torch.arange(first, first + length) * max(1, size // (length + 2)) % size
-    return spread.to(input_device(model))
 
 
 def with_other_end(ids: torch.Tensor, size: int) -> torch.Tensor:
@@ -303,49 +348,6 @@ def probe_rows(length: int) -> torch.Tensor:
     return torch.cat([spread, ends.clamp(min=0)]).unique()
 
 
-def precision(model: torch.nn.Module) -> torch.dtype:
-    """Return the coarsest of the dtypes that a model computes in.
-
-    Quantised layers that round a whole batch to one scale count as bfloat16.
-    """
-    for device in ("cpu", "cuda"):
-        if torch.is_autocast_enabled(device):
-            return torch.get_autocast_dtype(device)
-    dtypes = {p.dtype for p in model.parameters() if p.is_floating_point()}
-    if quantisation(model) or torch.bfloat16 in dtypes:
-        return torch.bfloat16
-    return torch.float16 if torch.float16 in dtypes else torch.float32
-
-
-def differ(
-    logits: torch.Tensor,
-    expected: torch.Tensor,
-    tolerance: float,
-    scale_by: torch.Tensor | None = None,
-) -> bool:
-    """Return whether logits (..., V) differ by more than rounding, offsets left out.
-
-    Args:
-        tolerance: the largest difference that is rounding, as a share of the logits' spread.
-        scale_by: logits whose spread differences are measured by; `expected` by default.
-    """
-    # Kernels may multiply what is masked by zero, so that one NaN spreads to earlier rows.
-    numbers = ~(logits.isnan().any(-1) | expected.isnan().any(-1))
-    spread = root_mean_square(centred(expected if scale_by is None else scale_by))
-    difference = root_mean_square(centred(logits[numbers]) - centred(expected[numbers]))
-    return bool(difference > tolerance * max(spread, 1e-3))
-
-
-def centred(logits: torch.Tensor) -> torch.Tensor:
-    """Remove the offset of logits that no probability depends on; make infinite ones 0."""
-    logits = logits.float().nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
-    return logits - logits.mean(-1, keepdim=True)
-
-
-def root_mean_square(values: torch.Tensor) -> float:
-    return values.square().mean().sqrt().item() if values.numel() else 0.0
-
-
 class KeptState:
     """What a model's modules keep from one forward pass to the next, besides their weights.
 
@@ -448,22 +450,37 @@ def is_same(value: object, other: object) -> bool:
     return isinstance(value, int | float | str) and type(value) is type(other) and value == other
 
 
-def explain_failure(
-    error: Exception, num_windows: int, length: int, device: torch.device
-) -> Exception:
-    """Return the error to raise in place of the one that a forward pass ended with."""
-    if is_out_of_memory(error):
-        return MemoryError(
-            f"One window of {length} tokens does not fit in the memory of {device}: lower "
-            "`max_length`, load the model in a smaller `dtype`, or lower `logits_memory`."
-        )
-    return ValueError(
-        f"`model` failed on {num_windows} windows of {length} tokens: "
-        f"{error or type(error).__name__}."
+# --- models of which short passes show what long ones would ---------------------------------------
+
+
+def is_known_architecture(model: torch.nn.Module) -> bool:
+    """Return whether a model is one of those, with nothing changed that can be seen."""
+    config = getattr(model, "config", None)
+    return (
+        getattr(config, "model_type", None) in SWEPT
+        and getattr(config, "_attn_implementation", None) in ATTENTION
+        and not grows_frequencies(model)
+        and not has_local_layers(config)
+        and has_forward_of_transformers(model)
+        and all(map(is_of_library, model.modules()))
+        and not modifications(model)
     )
 
 
-def is_out_of_memory(error: Exception) -> bool:
-    return isinstance(error, MemoryError | torch.OutOfMemoryError) or any(
-        phrase in str(error).lower() for phrase in OUT_OF_MEMORY
+def has_local_layers(config: object) -> bool:
+    """Return whether layers see only some of the tokens before, as the configuration says."""
+    kinds = getattr(config, "layer_types", None)
+    if kinds is not None:
+        return any(kind != "full_attention" for kind in kinds)
+    return any(getattr(config, name, None) is not None for name in LOCAL_SETTINGS)
+
+
+def is_of_library(module: torch.nn.Module) -> bool:
+    """Return whether a module is torch's, transformers', peft's or accelerate's, and runs as such."""
+    own = vars(module)
+    hooks = (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
+    return (
+        package_of(type(module).__module__) in KNOWN_PACKAGES
+        and ("forward" not in own or ("_hf_hook" in own and is_known(own["forward"])))
+        and all(map(is_known, hooks))
     )

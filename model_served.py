@@ -16,12 +16,20 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from .model_digest import model_name
-from .model_interface import MadeUpText
-from .model_loading import LARGEST_LIMIT, ContextLimit, load_tokenizer
-from .model_served_trial import CANARY_LENGTH, Identity, Source, Trial, differ, try_source
+from .model_interface import LARGEST_LIMIT, ContextLimit, MadeUpText
+from .model_loading import load_tokenizer
+from .model_served_trial import (
+    CANARY_LENGTH,
+    Identity,
+    Source,
+    Trial,
+    changed_model,
+    differ,
+    try_source,
+)
 from .model_server import Server, ServerError, ServerSettings
 from .model_server_forms import FORMS, AnswerError, Form, Prompt, TokenValues
-from .text_tokenizer import check_tokenizer
+from .text_tokenization import check_tokenizer
 
 # Tokens of the prompt by which the form of a server is found.
 SHORT_PROMPT = 8
@@ -223,14 +231,6 @@ class ServedModel:
     def shares_prefixes(self, prefix: np.ndarray, following: np.ndarray) -> bool:
         """Return False: what a server keeps of a context is its own affair."""
         return False
-
-
-def changed_model(description: str) -> ValueError:
-    return ValueError(
-        f"{description} gives other values to the same tokens than at the start: the server was "
-        "started again with another model or other settings, or several models answer under one "
-        "address. Windows that are kept in a checkpoint are of the first. Run the same command again."
-    )
 
 
 class Card(NamedTuple):

@@ -296,3 +296,11 @@ def in_numbers(expected: np.ndarray, values: np.ndarray) -> str:
         f"token {place + 1} {-expected[place]:.4f} and then {-values[place]:.4f}, "
         f"{np.mean(expected):.4f} and {np.mean(values):.4f} nats a token over all."
     )
+
+
+def changed_model(description: str) -> ValueError:
+    return ValueError(
+        f"{description} gives other values to the same tokens than at the start: the server was "
+        "started again with another model or other settings, or several models answer under one "
+        "address. Windows that are kept in a checkpoint are of the first. Run the same command again."
+    )

@@ -10,20 +10,17 @@ from collections.abc import Callable, Iterator
 
 import torch
 
-from .model_digest import GROWING_ROTARY
-from .model_loading import position_table
+from .model_digest import grows_frequencies, precision
+from .model_interface import Batch, LogitBlocks, Prefix
 from .model_logits import (
     BUILT_OTHERWISE,
-    Batch,
+    OTHER_SHAPE,
     Head,
-    LogitBlocks,
-    Prefix,
-    forward_kwargs,
-    forward_parameters,
+    differ,
     has_forward_of_transformers,
     replaced_forwards,
 )
-from .model_probes import OTHER_SHAPE, differ, precision, probe_ids
+from .model_module import forward_kwargs, forward_parameters, position_table, probe_ids
 
 # Names under which forwards take and give what they keep between calls.
 STATE_NAMES = ("past_key_values", "cache_params", "state")
@@ -188,18 +185,6 @@ class HeadInParts:
                     rows = (scored[inside] - begin).to(logits.device)
                     yield logits[rows], targets[inside].to(logits.device)
         self.reader.begin()  # what was kept takes memory
-
-
-def grows_frequencies(model: torch.nn.Module) -> bool:
-    """Return whether rotary frequencies depend on how far a pass reaches, as the configuration says."""
-    config = getattr(model, "config", None)
-    settings = (getattr(config, name, None) for name in ("rope_parameters", "rope_scaling"))
-    return any(
-        str(kind) in GROWING_ROTARY
-        for rotary in settings
-        for kind in (rotary or {}).values()
-        if not isinstance(kind, dict)
-    )
 
 
 def why_not_in_parts(model: torch.nn.Module) -> str | None:

@@ -19,16 +19,15 @@ from transformers import PreTrainedTokenizerBase
 from .about import CITATION, VERSION
 from .call import compute, compute_with
 from .digests import TextsDigest as TextsDigest
+from .errors import TextsError as TextsError
 from .model import LanguageModel
 from .model_code import describe as describe
 from .model_digest import modifications as modifications
 from .model_gguf import GGUFModel as GGUFModel
-from .model_hub import check_exists as check_exists
-from .model_interface import MadeUpText as MadeUpText
-from .model_known import is_known_architecture as is_known_architecture
-from .model_loading import ContextLimit as ContextLimit
+from .model_interface import ContextLimit as ContextLimit
+from .model_loading import check_exists as check_exists
 from .model_logits import Head as Head
-from .model_opening import open_model as open_model
+from .model_module import input_device as input_device
 from .model_probes import KeptState as KeptState
 from .model_served import ServedModel as ServedModel
 from .model_served_trial import Identity as Identity
@@ -36,39 +35,34 @@ from .model_server import Server as Server
 from .model_server_forms import Prompt as Prompt
 from .model_source import ModelSource, OpenModels, check_model_source
 from .model_states import StateReader as StateReader
-from .plan import Corpus as Corpus
+from .plan import Measurement as Measurement
+from .plan_settings import Corpus as Corpus
 from .plan_windows import Window as Window
 from .protocols import DEFAULT_PROTOCOL, PROTOCOLS, Protocol
 from .request import Request as Request
 from .request_checks import check_texts
 from .result_comparison import PairedScores as PairedScores
 from .result_curves import report_curves as report_curves
-from .result_identity import judge_identity as judge_identity
 from .result_key_tokens import KeyTokenRule as KeyTokenRule
 from .result_pairs import score_pair as score_pair
 from .result_report import Report as Report
-from .result_storage import from_checked_json as from_checked_json
 from .result_totals import Totals
 from .result_uncertainty import estimate_ratio_of_text
-from .result_words import CORRECTIONS as CORRECTIONS
+from .result_words import Vocabulary as Vocabulary
 from .score_carried import score_carried as score_carried
 from .score_checkpoint import Checkpoint as Checkpoint
 from .score_distributed import Processes as Processes
-from .score_divergence import Divergence as Divergence
 from .score_healing import plan_healing as plan_healing
 from .score_hidden_states import store_reference as store_reference
 from .score_measures import TOKEN_MEASURES
 from .score_pairs import read_alike as read_alike
 from .score_passes import Scorer as Scorer
-from .score_progress import progress_bar as progress_bar
 from .score_runner import Session as Session
 from .score_served import ServedScorer as ServedScorer
 from .signature import describe_measurement as describe_measurement
-from .text_chats import Chat, separate_chats
-from .text_joins import runs_together as runs_together
-from .text_parts import Parts as Parts
-from .text_tokenization import TokenizedText as TokenizedText
-from .text_tokenizer import check_tokenizer as check_tokenizer
+from .text_chats import separate_chats
+from .text_parts import runs_together as runs_together
+from .text_tokenization import Chat
 
 # Names imported as themselves are used by other modules of the engine alone: evaluate copies no
 # file that isn't imported here.

@@ -22,9 +22,8 @@ from .result_key_tokens import KeyTokenRule, check_key_tokens
 from .result_report import Extras
 from .result_words import CORRECTIONS, check_words
 from .score_measures import TOKEN_MEASURES, Measure, token_measures
-from .text_chats import Chat
-from .text_parts import Parts, check_alone, check_beside_reference, check_parts
-from .text_tokenization import Range
+from .text_parts import check_alone, check_beside_reference, check_parts
+from .text_tokenization import Chat, Parts, Range
 
 
 @dataclass(frozen=True)

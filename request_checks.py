@@ -12,14 +12,13 @@ from operator import index
 from os import PathLike
 from os.path import isfile
 
+from .errors import TextsError, name_positions
 from .protocols import PROTOCOLS, Protocol
 
 START_CHOICES = (True, False, "once", "every")
 # What stands for a PEFT model's base as its reference.
 WITHOUT_ADAPTER = "without adapter"
 FILE_NAME = re.compile(r"\.\w{1,7}$")
-# Errors name this many offending texts and count the rest.
-NAMED_TEXTS = 10
 # What other tools call an argument of `compute`.
 COMMON_NAMES = {
     "window": "max_length",
@@ -36,18 +35,6 @@ COMMON_NAMES = {
 }
 # Up to here floats count exactly.
 LARGEST_COUNT = 2**53
-
-
-class TextsError(ValueError):
-    """Some of the texts cannot be scored.
-
-    Attributes:
-        positions: which of them.
-    """
-
-    def __init__(self, message: str, positions: Sequence[int] = ()) -> None:
-        super().__init__(message)
-        self.positions = list(positions)
 
 
 def check_names(function: Callable, arguments: dict) -> None:
@@ -109,14 +96,6 @@ def warn_of_paths(name: str, texts: Sequence[str]) -> None:
             f"Path({texts[paths[0]]!r}).read_text('utf-8').",
             stacklevel=2,
         )
-
-
-def name_positions(numbers: Sequence[int]) -> str:
-    """Name positions of texts in a message: the first ten, and how many more there are."""
-    named = ", ".join(str(number) for number in numbers[:NAMED_TEXTS])
-    more = len(numbers) - NAMED_TEXTS
-    places = "position" if len(numbers) == 1 else "positions"
-    return f"{places} {named}" + (f" and {more} more" if more > 0 else "")
 
 
 @dataclass(frozen=True)

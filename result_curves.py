@@ -14,8 +14,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from .model_loading import UNLIMITED_WINDOW, ContextLimit
-from .plan import Corpus, contexts_by_token, nlls_by_token, plan_measurement
+from .model_interface import UNLIMITED_WINDOW, ContextLimit
+from .plan import contexts_by_token, nlls_by_token
+from .plan_settings import Corpus, plan_measurement
 from .request_checks import Setting, check_choice, check_knob, check_whole_number
 from .result_report import Report
 from .result_totals import nll_interval, perplexity_interval

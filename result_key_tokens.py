@@ -13,9 +13,10 @@ import numpy as np
 import torch
 
 from .model import LanguageModel
-from .model_loading import UNLIMITED_WINDOW
+from .model_interface import UNLIMITED_WINDOW
 from .model_source import ModelSource
-from .plan import Corpus, nlls_by_token, plan_measurement
+from .plan import nlls_by_token
+from .plan_settings import Corpus, plan_measurement
 from .protocols import Protocol
 from .request_checks import Setting, check_whole_number
 from .result_report import Report

@@ -15,16 +15,14 @@ from .result_comparison import (
     common_pieces,
     compare,
     compare_bytes,
+    judge_identity,
     tool_errors,
     worst_tokens,
 )
-from .result_identity import judge_identity
 from .result_report import Report
 from .result_totals import ratio_of_perplexities
-from .score_divergence import Divergence
-from .score_measures import Likeliest, Measure, NegativeLogLikelihood
+from .score_measures import Columns, Divergence, Likeliest, Measure, NegativeLogLikelihood
 from .score_pairs import InBfloat16, read_alike
-from .score_passes import Columns
 from .score_runner import Session, Work
 from .signature import describe_measurement
 

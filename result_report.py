@@ -24,8 +24,7 @@ from .protocols import count_words
 from .request_checks import Setting
 from .result_totals import Aggregation, TextScores, Totals, ratio_of_perplexities
 from .result_words import WordScoring
-from .score_measures import TOKEN_MEASURES
-from .score_passes import Columns
+from .score_measures import TOKEN_MEASURES, Columns
 from .signature import describe_measurement
 from .text_tokenization import TokenizedText
 

@@ -16,9 +16,8 @@ from pathlib import Path
 
 import numpy as np
 
-from .digests import TextsDigest, same_probe
+from .digests import TextsDigest, from_checked_json, same_probe, to_checked_json
 from .protocols import Aggregate, ToolError
-from .result_storage import from_checked_json, to_checked_json
 from .result_uncertainty import Blocks, Clusters, Estimate, estimate_ratio, exp, jackknife
 
 # A mean above this many nats makes Megatron-LM print exp(20).

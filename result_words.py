@@ -26,12 +26,12 @@ from dataclasses import dataclass
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
+from .errors import name_positions
 from .model import LanguageModel
 from .plan import Measurement
 from .plan_windows import Window
-from .request_checks import check_spans_of, name_positions
-from .score_measures import Entropy, Measure, SetMass
-from .score_passes import Columns
+from .request_checks import check_spans_of
+from .score_measures import Columns, Entropy, Measure, SetMass
 from .text_parts import check_fast
 from .text_tokenization import Range, TokenizedText, token_texts
 

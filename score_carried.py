@@ -23,8 +23,8 @@ from .model_states import StateReader
 from .plan import Measurement
 from .plan_windows import Pass, Place, Plan, Window
 from .score_distributed import Processes
-from .score_measures import Block, Measure
-from .score_passes import CPU_BATCH_TOKENS, Columns, to_device
+from .score_measures import Block, Columns, Measure
+from .score_passes import CPU_BATCH_TOKENS, to_device
 from .score_runner import Session, Work, check_ids
 
 

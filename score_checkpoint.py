@@ -23,8 +23,7 @@ import xxhash
 from .digests import probe_tolerance, same_probe
 from .model_interface import ScoredModel
 from .plan_windows import Pass
-from .score_measures import Measure
-from .score_passes import Columns
+from .score_measures import Columns, Measure
 from .signature import describe_model
 
 # SQLite's own way to tell whose file it is: an arbitrary number in the header.

@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from .model import LanguageModel
 from .plan import Measurement
 from .plan_windows import Window
-from .score_measures import Measure, TailMass
-from .score_passes import Columns
+from .score_measures import Columns, Measure, TailMass
 from .text_tokenization import TokenizedText, token_texts
 
 # For a token across an edge, by the characters before the edge: all tokens that begin with them.

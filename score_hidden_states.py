@@ -22,12 +22,12 @@ import xxhash
 
 from .digests import same_probe
 from .model import LanguageModel
-from .model_logits import Batch, BodyThenHead, LogitBlocks, Prefix
+from .model_interface import Batch, LogitBlocks, Prefix
+from .model_logits import BodyThenHead
 from .plan import Measurement
-from .score_measures import Block
-from .score_passes import Columns, Scorer
-from .score_progress import progress_bar
-from .score_runner import Progress, Session, Work, plan_work
+from .score_measures import Block, Columns
+from .score_passes import Scorer
+from .score_runner import Progress, Session, Work, plan_work, progress_bar
 from .signature import describe_model
 
 FORMAT = "perplexity-sliding hidden states, 2"

@@ -10,8 +10,7 @@ from transformers import PreTrainedTokenizerBase
 from transformers.utils import is_peft_available
 
 from .model import LanguageModel, lock_of
-from .model_loading import ContextLimit
-from .model_logits import Batch, LogitBlocks, Prefix
+from .model_interface import Batch, ContextLimit, LogitBlocks, Prefix
 from .request_checks import WITHOUT_ADAPTER
 
 

@@ -14,9 +14,8 @@ import numpy as np
 import torch
 
 from .model import LanguageModel
-from .model_logits import Batch, LogitBlocks, Prefix
-from .model_probes import explain_failure, is_out_of_memory
-from .score_measures import Block, Measure
+from .model_interface import Batch, LogitBlocks, Prefix, explain_failure, is_out_of_memory
+from .score_measures import Block, Columns, Measure
 
 # On a CPU: tokens in a forward pass, and rows of logits computed at once, beyond which more of them
 # only cost cache misses; and bytes of logits that the loss finds in cache.
@@ -29,9 +28,6 @@ CPU_CACHE_BYTES = 2**25
 # a CPU as measured, elsewhere about the ratio of an accelerator's matrix rate to its memory's.
 CPU_PADDING = 32
 PADDING = 256
-
-# Scores of a pass by name: arrays with one value, or row of values, for each target.
-Columns = dict[str, np.ndarray]
 
 
 class Row(NamedTuple):

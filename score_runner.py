@@ -5,13 +5,16 @@ that are not in the checkpoint are shared out between processes and scored, with
 """
 
 import math
+import sys
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import chain, islice
 
 import numpy as np
+from tqdm.auto import tqdm
 
+from .errors import name_positions
 from .model import LanguageModel
 from .plan import Measurement
 from .plan_windows import (
@@ -23,16 +26,16 @@ from .plan_windows import (
     find_shared_prefixes,
     merge_windows,
 )
-from .request_checks import name_positions
 from .result_uncertainty import exp
 from .score_checkpoint import Checkpoint
 from .score_distributed import Processes
-from .score_measures import Measure
-from .score_passes import Columns, Row, Scorer
-from .score_progress import progress_bar
+from .score_measures import Columns, Measure
+from .score_passes import Row, Scorer
 from .score_served import PassError, ServedScorer
 from .signature import describe_all
 from .text_tokenization import stream_hash
+
+_HIDDEN: list[bool] = []  # one entry for each context of `bars_hidden`
 
 # Tokens that reading a common context once must save: fewer do not pay for trying it.
 LEAST_SAVING = 256
@@ -547,3 +550,25 @@ class Runner:
                 f"in its tokens {pass_.targets[0][0]} to {pass_.end - 1}. Its weights hold NaN, or it "
                 "overflows in its dtype: load it with dtype='float32'."
             )
+
+
+def progress_bar(**settings: object) -> tqdm:
+    """Return a bar as `tqdm` makes it, hidden where there is no terminal.
+
+    `evaluate.logging.disable_progress_bar` hides it too; who has not imported evaluate has not called
+    that, and importing it here would take longer than scoring a short text.
+    """
+    evaluate = sys.modules.get("evaluate")
+    off = evaluate is not None and not evaluate.logging.is_progress_bar_enabled()
+    hides = True if _HIDDEN or off else settings.get("disable")
+    return tqdm(**(settings | {"disable": hides}))
+
+
+@contextmanager
+def bars_hidden() -> Iterator[None]:
+    """Show no bars for the time of the context: the caller shows one of its own."""
+    _HIDDEN.append(True)
+    try:
+        yield
+    finally:
+        _HIDDEN.pop()

@@ -9,11 +9,11 @@ from collections.abc import Callable, Container, Iterator, Sequence
 
 import numpy as np
 
-from .model_served import ServedModel, changed_model
-from .model_served_trial import MOST_SPREAD, differ
+from .model_served import ServedModel
+from .model_served_trial import MOST_SPREAD, changed_model, differ
 from .model_server_forms import AnswerError, Prompt, TokenValues
-from .score_measures import Alternatives, Measure
-from .score_passes import Columns, Row
+from .score_measures import Alternatives, Columns, Measure
+from .score_passes import Row
 
 # What a served model gives of a token, and what else is asked of one, with what it comes from.
 SERVED_COLUMNS = ("nll", "rank", "top_ids", "top_nll", "top")

@@ -9,10 +9,9 @@ from typing import NamedTuple
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
-from .request_checks import TextsError, name_positions
-from .text_tokenization import Range, TokenizedText, tokenize, untrimmed
+from .errors import TextsError, name_positions
+from .text_tokenization import Chat, Range, TokenizedText, tokenize, untrimmed
 
-Chat = Sequence[Mapping[str, object]]
 # A template that says itself what the model generates.
 GENERATION_MARK = re.compile(r"\{%-?\s*generation\s*-?%\}")
 HOW_TO_MARK = "Mark the assistant's turns in the template with {% generation %}"

@@ -4,26 +4,23 @@ The whole text is tokenized and read; its `ScoredPart` says which of its tokens 
 token reaches across the edge of the scored part, `boundary` says whose it is.
 """
 
-import json
+import re
+import unicodedata
 import warnings
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
+from .errors import name_positions
 from .plan_windows import Plan, Window, last_window, restrict_windows
 from .protocols import Protocol
-from .request_checks import (
-    check_choice,
-    check_context_separator,
-    check_contexts,
-    check_spans,
-    name_positions,
-)
-from .text_chats import Chat, without_ends_of_turns, write_chats
-from .text_joins import runs_together
+from .request_checks import check_choice, check_context_separator, check_contexts, check_spans
+from .text_chats import without_ends_of_turns, write_chats
 from .text_tokenization import (
+    Chat,
+    Parts,
     Range,
     ScoredPart,
     TokenizedText,
@@ -33,122 +30,17 @@ from .text_tokenization import (
     tokenize_each,
 )
 
+# How the names of characters begin in scripts that put no space between words.
+UNSPACED_SCRIPTS = (
+    *("CJK", "HIRAGANA", "KATAKANA", "HALFWIDTH", "FULLWIDTH", "IDEOGRAPHIC", "BOPOMOFO"),
+    *("THAI", "LAO", "KHMER", "MYANMAR", "TIBETAN", "YI", "JAVANESE", "BALINESE"),
+)
+# A context may end in these, and a text begin with them, without a space in between.
+JOINING = frozenset("'’/\\@#&*-‐‑–—_")
+OPENING_QUOTES = frozenset("\"'")
+CLITIC = re.compile(r"['’](?:d|ll|m|re|s|t|ve)\b", re.IGNORECASE)
+
 BOUNDARIES = ("joint", "separate", "healed")
-
-
-@dataclass(frozen=True)
-class Parts:
-    """Which parts of the texts are scored; one of the three is given.
-
-    Attributes:
-        contexts: what is read before each text.
-        context_separator: what stands between a context and its text, and is the text's.
-        spans: (first, one past the last) characters that are scored in each text.
-        chats: messages in the place of the texts; the assistant's are scored.
-        written: the chats as another model's template has written them, and what is scored of each.
-        boundary: whose a token is that reaches across the edge of a scored part.  "joint": the
-            part's, as a whole.  "healed": the part's, given those of its characters that stand
-            before the part.  "separate": there is none, since context and text are tokenized apart.
-    """
-
-    contexts: Sequence[str] | None = None
-    spans: Sequence[Sequence[Range]] | None = None
-    chats: Sequence[Chat] | None = None
-    written: tuple[Sequence[str], Sequence[Sequence[Range]]] | None = None
-    boundary: str = "joint"
-    context_separator: str = ""
-
-    def describe(self) -> str:
-        """Name the kind of parts."""
-        if self.chats is not None:
-            return "messages"
-        return "texts after `contexts`" if self.spans is None else "`score_spans`"
-
-    def fields(self) -> dict[str, str]:
-        """Name it for the signature."""
-        kinds = {"given": self.contexts, "spans": self.spans, "messages": self.chats}
-        [kind] = [name for name, values in kinds.items() if values is not None]
-        return {"context": kind, "boundary": self.boundary}
-
-    def describe_texts(self, texts: Sequence[str]) -> list[str]:
-        """Write one line for each text that says what is read and what of it is scored.
-
-        Args:
-            texts: with their separators, see `separated`.
-        """
-        if self.chats is not None:
-            return [json.dumps([dict(message) for message in chat]) for chat in self.chats]
-        return [
-            json.dumps([part, text])
-            for part, text in zip(self.contexts if self.spans is None else self.spans, texts)
-        ]
-
-    def separated(self, texts: Sequence[str]) -> list[str]:
-        """Put the separator before each text that has a context to be kept apart from."""
-        return [self._separator(number) + text for number, text in enumerate(texts)]
-
-    def length_before(self, number: int) -> int:
-        """Count the characters that are read before a text as the caller gave it."""
-        context = "" if self.contexts is None else self.contexts[number]
-        return len(context + self._separator(number))
-
-    def _separator(self, number: int) -> str:
-        return self.context_separator if self.contexts and self.contexts[number] else ""
-
-    def read(
-        self, tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], protocol: Protocol
-    ) -> tuple[list[str], list[TokenizedText]]:
-        """Return the whole texts and their tokens, each with its scored part.
-
-        Raises:
-            ValueError: the tokenizer cannot tell the part, or there is nothing to score in it.
-        """
-        if self.written is not None:
-            whole, streams = list(self.written[0]), read_spans(tokenizer, *self.written)
-        elif self.chats is not None:
-            whole, streams = self._read_chats(tokenizer)
-        elif self.spans is not None:
-            whole, streams = list(texts), read_spans(tokenizer, texts, self.spans)
-        else:
-            whole = [context + text for context, text in zip(self.contexts, texts)]
-            streams = self._read_after_contexts(tokenizer, texts, protocol)
-        check_scored(streams, protocol)
-        if self.boundary == "joint":
-            warn_of_spanning(whole, streams)
-        return whole, streams
-
-    def as_read(self, texts: Sequence[str], streams: Sequence[TokenizedText]) -> "Parts":
-        """Return the parts for a second model, which reads what the first one has read.
-
-        Its own template, if it has one, would write other chats.
-
-        Args:
-            texts, streams: what `read` returned for the first.
-        """
-        if self.chats is None:
-            return self
-        spans = [[span for span in stream.part.spans if span[0] < span[1]] for stream in streams]
-        return replace(self, written=(texts, spans))
-
-    def _read_chats(
-        self, tokenizer: PreTrainedTokenizerBase
-    ) -> tuple[list[str], list[TokenizedText]]:
-        check_fast(tokenizer)
-        whole, spans = write_chats(tokenizer, self.chats)
-        streams = read_spans(tokenizer, whole, spans)
-        special = set(tokenizer.all_special_ids)
-        return whole, without_ends_of_turns(whole, streams, self.chats, special)
-
-    def _read_after_contexts(
-        self, tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], protocol: Protocol
-    ) -> list[TokenizedText]:
-        if protocol.pairs == "by lengths":
-            return cut_by_lengths(tokenizer, self.contexts, texts, protocol)
-        if self.boundary == "separate":
-            return tokenize_apart(tokenizer, self.contexts, texts)
-        whole = [context + text for context, text in zip(self.contexts, texts)]
-        spans = [[(len(context), len(pair))] for context, pair in zip(self.contexts, whole)]
-        return read_spans(tokenizer, whole, spans)
 
 
 def check_parts(
@@ -242,6 +134,53 @@ def check_beside_reference(boundary: str, words: object) -> None:
             "`boundary` must be 'joint' or 'separate' with a reference, got 'healed': the predictions "
             "that are compared are of whole tokens."
         )
+
+
+def read_parts(
+    parts: Parts, tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], protocol: Protocol
+) -> tuple[list[str], list[TokenizedText]]:
+    """Return the whole texts and their tokens, each with its scored part.
+
+    Raises:
+        ValueError: the tokenizer cannot tell the part, or there is nothing to score in it.
+    """
+    if parts.written is not None:
+        whole, streams = list(parts.written[0]), read_spans(tokenizer, *parts.written)
+    elif parts.chats is not None:
+        whole, streams = read_chats(tokenizer, parts.chats)
+    elif parts.spans is not None:
+        whole, streams = list(texts), read_spans(tokenizer, texts, parts.spans)
+    else:
+        whole = [context + text for context, text in zip(parts.contexts, texts)]
+        streams = read_after_contexts(parts, tokenizer, texts, protocol)
+    check_scored(streams, protocol)
+    if parts.boundary == "joint":
+        warn_of_spanning(whole, streams)
+    return whole, streams
+
+
+def read_chats(
+    tokenizer: PreTrainedTokenizerBase, chats: Sequence[Chat]
+) -> tuple[list[str], list[TokenizedText]]:
+    """Write chats out by the tokenizer's template and tokenize them; the assistant is scored."""
+    check_fast(tokenizer)
+    whole, spans = write_chats(tokenizer, chats)
+    streams = read_spans(tokenizer, whole, spans)
+    special = set(tokenizer.all_special_ids)
+    return whole, without_ends_of_turns(whole, streams, chats, special)
+
+
+def read_after_contexts(
+    parts: Parts, tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], protocol: Protocol
+) -> list[TokenizedText]:
+    """Tokenize texts after their contexts, as the protocol and the boundary say."""
+    if protocol.pairs == "by lengths":
+        return cut_by_lengths(tokenizer, parts.contexts, texts, protocol)
+    if parts.boundary == "separate":
+        return tokenize_apart(tokenizer, parts.contexts, texts)
+    whole = [context + text for context, text in zip(parts.contexts, texts)]
+    spans = [[(len(context), len(pair))] for context, pair in zip(parts.contexts, whole)]
+    return read_spans(tokenizer, whole, spans)
 
 
 def read_spans(
@@ -400,3 +339,30 @@ def border_windows(plan: Plan, stream: TokenizedText) -> list[Window]:
         return [last_window(end + 1, end, plan.max_length, starts=first == 0)]
     targets = ((0, len(stream)),) if stream.part is None else stream.part.targets
     return restrict_windows(plan.windows(len(stream) + 1), [(end, end + 1) for _, end in targets])
+
+
+# --- where a context and its text meet ------------------------------------------------------------
+
+
+def runs_together(context: str, text: str) -> bool:
+    """Return whether letters, digits or marks meet that white space keeps apart in their script."""
+    before, after = context[-1:], text[:1]
+    if not before or not after or _is_unspaced(before) or _is_unspaced(after):
+        return False
+    return _ends_word(before) and _begins_word(after) and not CLITIC.match(text)
+
+
+def _is_unspaced(character: str) -> bool:
+    return unicodedata.name(character, "").split(" ")[0].split("-")[0] in UNSPACED_SCRIPTS
+
+
+def _ends_word(character: str) -> bool:
+    """Letters, digits, and marks that close: a space follows them."""
+    kind = unicodedata.category(character)
+    return character not in JOINING and (kind[0] in "LMN" or kind in ("Pe", "Pf", "Po"))
+
+
+def _begins_word(character: str) -> bool:
+    """Letters, digits, and marks that open: a space comes before them."""
+    kind = unicodedata.category(character)
+    return kind[0] in "LN" or kind in ("Ps", "Pi", "Sc") or character in (*OPENING_QUOTES, "¿", "¡")

@@ -8,16 +8,21 @@ import json
 import threading
 import warnings
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import xxhash
 from tokenizers import processors
 from transformers import PreTrainedTokenizerBase
 
-from .protocols import Protocol, Start
+Chat = Sequence[Mapping[str, object]]
+
+# Long words, which have many ways to be cut; a tokenizer that draws them cuts them alike by chance
+# about never.
+TRIAL = "Incomprehensibilities notwithstanding, counterrevolutionaries mischaracterized it. " * 4
+TRIALS = 4
 
 # Texts handed to the tokenizer in one call: enough to keep its threads busy, few enough that the
 # Python lists it returns stay small.
@@ -99,6 +104,79 @@ class TokenizedText:
         )
 
 
+@dataclass(frozen=True)
+class Parts:
+    """Which parts of the texts are scored; one of the three is given.
+
+    Attributes:
+        contexts: what is read before each text.
+        context_separator: what stands between a context and its text, and is the text's.
+        spans: (first, one past the last) characters that are scored in each text.
+        chats: messages in the place of the texts; the assistant's are scored.
+        written: the chats as another model's template has written them, and what is scored of each.
+        boundary: whose a token is that reaches across the edge of a scored part.  "joint": the
+            part's, as a whole.  "healed": the part's, given those of its characters that stand
+            before the part.  "separate": there is none, since context and text are tokenized apart.
+    """
+
+    contexts: Sequence[str] | None = None
+    spans: Sequence[Sequence[Range]] | None = None
+    chats: Sequence[Chat] | None = None
+    written: tuple[Sequence[str], Sequence[Sequence[Range]]] | None = None
+    boundary: str = "joint"
+    context_separator: str = ""
+
+    def describe(self) -> str:
+        """Name the kind of parts."""
+        if self.chats is not None:
+            return "messages"
+        return "texts after `contexts`" if self.spans is None else "`score_spans`"
+
+    def fields(self) -> dict[str, str]:
+        """Name it for the signature."""
+        kinds = {"given": self.contexts, "spans": self.spans, "messages": self.chats}
+        [kind] = [name for name, values in kinds.items() if values is not None]
+        return {"context": kind, "boundary": self.boundary}
+
+    def describe_texts(self, texts: Sequence[str]) -> list[str]:
+        """Write one line for each text that says what is read and what of it is scored.
+
+        Args:
+            texts: with their separators, see `separated`.
+        """
+        if self.chats is not None:
+            return [json.dumps([dict(message) for message in chat]) for chat in self.chats]
+        return [
+            json.dumps([part, text])
+            for part, text in zip(self.contexts if self.spans is None else self.spans, texts)
+        ]
+
+    def separated(self, texts: Sequence[str]) -> list[str]:
+        """Put the separator before each text that has a context to be kept apart from."""
+        return [self._separator(number) + text for number, text in enumerate(texts)]
+
+    def length_before(self, number: int) -> int:
+        """Count the characters that are read before a text as the caller gave it."""
+        context = "" if self.contexts is None else self.contexts[number]
+        return len(context + self._separator(number))
+
+    def _separator(self, number: int) -> str:
+        return self.context_separator if self.contexts and self.contexts[number] else ""
+
+    def as_read(self, texts: Sequence[str], streams: Sequence[TokenizedText]) -> "Parts":
+        """Return the parts for a second model, which reads what the first one has read.
+
+        Its own template, if it has one, would write other chats.
+
+        Args:
+            texts, streams: what `read` returned for the first.
+        """
+        if self.chats is None:
+            return self
+        spans = [[span for span in stream.part.spans if span[0] < span[1]] for stream in streams]
+        return replace(self, written=(texts, spans))
+
+
 def prepends_start_token(tokenizer: PreTrainedTokenizerBase) -> bool:
     """Return whether the tokenizer itself puts its start token before a text that it encodes."""
     if tokenizer.bos_token_id is None:
@@ -134,21 +212,6 @@ def resolve_start(tokenizer: PreTrainedTokenizerBase, add_start_token: bool | st
     if add_start_token is True:
         return "every" if prepends_start_token(tokenizer) else "once"
     return add_start_token
-
-
-def choose_start(
-    tokenizer: PreTrainedTokenizerBase, protocol: Protocol, add_start_token: bool | str
-) -> Start:
-    """Choose where the start token stands: the user's choice where the protocol leaves it."""
-    if protocol.start == "chosen":
-        start = resolve_start(tokenizer, add_start_token)
-        # With one window to a text, "every" is "once".
-        return "once" if protocol.last == "cut" and start == "every" else start
-    if protocol.start == "replace" and not prepends_start_token(tokenizer):
-        return "none"
-    if protocol.start == "every if any":
-        return "none" if start_token_id(tokenizer, protocol.start_is) is None else "every"
-    return protocol.start
 
 
 def tokenize(
@@ -372,3 +435,76 @@ def _anchor(tokenizer: PreTrainedTokenizerBase) -> str:
 
 def _cut(text: str, head: str, tail: str) -> str:
     return text[len(head) : len(text) - len(tail)]
+
+
+# --- what is asked of a tokenizer -----------------------------------------------------------------
+
+
+def check_tokenizer(tokenizer: object, argument: str = "tokenizer") -> None:
+    """Refuse what is not a tokenizer, or one of which no number could be repeated.
+
+    Raises:
+        TypeError: it is something else.
+        ValueError: it draws at random, or has a part that nothing can identify.
+    """
+    if not callable(tokenizer) or not hasattr(tokenizer, "convert_ids_to_tokens"):
+        raise TypeError(
+            f"`{argument}` must be a transformers tokenizer, got {type(tokenizer).__name__}."
+        )
+    check_repeatable(tokenizer, f"`{argument}`")
+
+
+def check_repeatable(tokenizer: PreTrainedTokenizerBase, name: str) -> None:
+    """Refuse a tokenizer of which no number could be repeated.
+
+    Args:
+        name: what an error calls it.
+
+    Raises:
+        ValueError: it draws at random, or has a part that nothing can identify.
+    """
+    setting = random_setting(tokenizer)
+    if setting is None and not cuts_alike(tokenizer):
+        setting = f"a {type(tokenizer).__name__} that cut one text in two ways"
+    if setting is not None:
+        raise ValueError(
+            f"{name} must cut a text in the same way every time, got {setting}: it draws at random, "
+            "as in training, and no score could be repeated. Switch that off."
+        )
+    part = part_in_python(tokenizer)
+    if part is not None:
+        raise ValueError(
+            f"{name} must be made of the parts that the tokenizers library has, got a {part} in "
+            "Python, whose code no signature could identify. Use one of the library's, or a "
+            "subclass of PreTrainedTokenizer."
+        )
+
+
+def random_setting(tokenizer: PreTrainedTokenizerBase) -> str | None:
+    """Describe the setting that makes a tokenizer draw at random; None where there is none."""
+    model = getattr(getattr(tokenizer, "backend_tokenizer", None), "model", None)
+    for setting in ("dropout", "alpha"):  # of byte-pair encoding, and of unigrams
+        value = getattr(model, setting, None)
+        if value:
+            return f"`backend_tokenizer.model.{setting}`={value:.3g}"
+    sampling = getattr(tokenizer, "sp_model_kwargs", None) or {}
+    return "`sp_model_kwargs` with enable_sampling" if sampling.get("enable_sampling") else None
+
+
+def cuts_alike(tokenizer: PreTrainedTokenizerBase) -> bool:
+    """Return whether a tokenizer cuts a made-up text in the same way several times."""
+    first, *others = tokenize(tokenizer, [TRIAL] * TRIALS)
+    return all(np.array_equal(other.ids, first.ids) for other in others)
+
+
+def part_in_python(tokenizer: PreTrainedTokenizerBase) -> str | None:
+    """Name a part of a fast tokenizer that is code in Python; None where there is none."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    for name in ("normalizer", "pre_tokenizer", "decoder"):
+        part = getattr(backend, name, None)
+        try:
+            if part is not None:
+                part.__getstate__()
+        except Exception:  # the library has no other kind
+            return name.replace("_", "-")
+    return None

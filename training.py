@@ -12,7 +12,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 
 from .call import compute
 from .request_checks import check_names
-from .text_chats import Chat
+from .text_tokenization import Chat
 
 # What the Trainer has itself.
 OF_THE_TRAINER = ("predictions", "model", "model_id", "distributed")

@@ -8,7 +8,7 @@ passes, one window at a time, does the same.  A model either agrees, or is refus
 one that does neither is an error of ours.
 
 With `--known`, each is asked instead whether short passes show what passes of 1,024 tokens show: the
-list for `model_known.py`.
+list for `model_probes.py`.
 """
 
 import argparse

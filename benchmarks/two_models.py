@@ -39,10 +39,7 @@ def both_at_once(setup: Setup, num_tokens: int, repetitions: int) -> dict:
 
 def divergence(setup: Setup, num_rows: int, repetitions: int) -> dict:
     """What the comparison of rows of logits takes, beside the two losses and the two heads."""
-    measures, compared = (
-        engine(setup.metric, "score_measures"),
-        engine(setup.metric, "score_divergence"),
-    )
+    measures = engine(setup.metric, "score_measures")
     scoring = engine(setup.metric, "score_passes")
     width = setup.model.config.n_embd
     states = torch.randn(num_rows, width)
@@ -64,7 +61,7 @@ def divergence(setup: Setup, num_rows: int, repetitions: int) -> dict:
         for place in range(0, num_rows, step):
             both = blocks(place)
             measures.NegativeLogLikelihood()(both)
-            compared.Divergence()(both)
+            measures.Divergence()(both)
 
     runs = {
         "the two heads": lambda: [states @ head.T for head in heads],

@@ -129,7 +129,7 @@ def load_tokenizer(name: str, settings: dict):
 def measure(metric, texts: Iterator[Text], args: argparse.Namespace, progress: Progress) -> Report:
     """Score the texts as the command line says."""
     started = time.monotonic()
-    from perplexity_sliding.score_progress import bars_hidden
+    from perplexity_sliding.score_runner import bars_hidden
 
     with bars_hidden():  # there is one for the whole run
         scoring = Scoring(metric, args, progress)

@@ -7,8 +7,7 @@ import sys
 import pytest
 from fake_hub import FakeHub
 from models import make_model, make_tokenizer, random_text, save
-
-from perplexity_sliding import model_hub
+from perplexity_sliding.model_loading import check_exists
 
 
 @pytest.fixture
@@ -63,12 +62,12 @@ def test_what_was_downloaded_before_needs_no_hub(nobody, monkeypatch):
         "huggingface_hub.try_to_load_from_cache",
         lambda name, file, **place: "/cache/config.json" if file == "config.json" else None,
     )
-    model_hub.check_exists("me/model", {}, "model_id")
+    check_exists("me/model", {}, "model_id")
 
 
 def test_a_model_on_the_hub_is_found(hub, tmp_path):
     hub.add("me/model", save(tmp_path / "m", make_model("gpt2"), make_tokenizer()))
-    model_hub.check_exists("me/model", {}, "model_id")
+    check_exists("me/model", {}, "model_id")
     assert asked_of_models(hub) == ["/api/models/me/model"]
 
 
