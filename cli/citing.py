@@ -5,7 +5,7 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
-from .messages import program_name
+from .messages import command_name
 from .sources import STANDARD_INPUT, list_sources
 from .tables import format_number, signature_fields
 
@@ -111,5 +111,4 @@ def command(argv: Sequence[str]) -> str:
             kept.append(word)
         elif NOT_OF_THE_NUMBER[name] and not has_value:
             next(words, None)
-    program = "python score.py" if program_name() == "score.py" else program_name()
-    return f"{program} {shlex.join(kept)}"
+    return f"{command_name()} {shlex.join(kept)}"

@@ -9,7 +9,6 @@ from .tables import (
     count,
     format_number,
     interval,
-    lay_out,
     number,
     quoted,
     signature_fields,
@@ -20,8 +19,8 @@ CONTEXT_CHARACTERS = 30
 WORST_TOKENS = 8
 
 
-def of_comparison(report: dict, texts: Sequence[str]) -> str:
-    """Write the report on one model.
+def of_comparison(report: dict, texts: Sequence[str]) -> list[str | Table]:
+    """Make the report on one model, of sentences and tables.
 
     Args:
         report: the metric's result, with `comparison`.
@@ -34,15 +33,15 @@ def of_comparison(report: dict, texts: Sequence[str]) -> str:
     else:
         blocks += [
             of_changes(report, comparison),
-            of_divergence(comparison) if "kl" in comparison else "",
+            *([of_divergence(comparison)] if "kl" in comparison else []),
             of_groups("confidence", comparison.get("by_confidence", ()), percent_range),
             of_groups("context", comparison["by_tokens_seen"], token_range),
             of_worst(comparison["worst_tokens"], texts),
         ]
-    return "\n\n".join(block for block in blocks if block)
+    return [block for block in blocks if isinstance(block, str) or block.lines]
 
 
-def of_changes(report: dict, comparison: dict) -> str:
+def of_changes(report: dict, comparison: dict) -> Table:
     """Tabulate perplexity and right tokens of both, what changes, and how sure that is."""
     ratio = comparison["perplexity_ratio"]
     change = comparison["accuracy_change_interval"]
@@ -73,7 +72,7 @@ def of_changes(report: dict, comparison: dict) -> str:
         "interval": lambda row: row["interval"],
         " ": lambda row: row["note"],
     }
-    return lay_out(table(rows, columns, left=("", " ")))
+    return table(rows, columns, left=("", " "))
 
 
 def of_divergence(comparison: dict) -> str:
@@ -100,40 +99,36 @@ def of_divergence(comparison: dict) -> str:
     return "\n".join(lines)
 
 
-def of_groups(title: str, groups: Sequence[dict], name) -> str:
+def of_groups(title: str, groups: Sequence[dict], name) -> Table:
     """Tabulate divergence and change of groups of tokens."""
-    return lay_out(
-        table(
-            list(groups),
-            {
-                title: name,
-                "share": lambda row: percent(row["share"]),
-                "KL, nats": lambda row: format_number(row.get("kl"), 5),
-                "interval": lambda row: bounds(row.get("kl_interval"), "{:.5f}"),
-                "perplexity": lambda row: f"× {ratio_of(row['log_ratio']):.4f}",
-                "interval ": lambda row: bounds(
-                    row["log_ratio_interval"] and [ratio_of(b) for b in row["log_ratio_interval"]],
-                    "{:.4f}",
-                ),
-            },
-        )
+    return table(
+        list(groups),
+        {
+            title: name,
+            "share": lambda row: percent(row["share"]),
+            "KL, nats": lambda row: format_number(row.get("kl"), 5),
+            "interval": lambda row: bounds(row.get("kl_interval"), "{:.5f}"),
+            "perplexity": lambda row: f"× {ratio_of(row['log_ratio']):.4f}",
+            "interval ": lambda row: bounds(
+                row["log_ratio_interval"] and [ratio_of(b) for b in row["log_ratio_interval"]],
+                "{:.4f}",
+            ),
+        },
     )
 
 
-def of_worst(tokens: Sequence[dict], texts: Sequence[str]) -> str:
+def of_worst(tokens: Sequence[dict], texts: Sequence[str]) -> Table:
     """List the tokens with the largest divergence, after the text that they follow."""
-    return lay_out(
-        table(
-            list(tokens[:WORST_TOKENS]),
-            {
-                "worst tokens": place,
-                "KL": lambda row: format_number(row.get("kl"), 4),
-                "was": lambda row: percent(math.exp(-row["reference_nll"])),
-                "is": lambda row: percent(math.exp(-row["nll"])),
-                "in the text": lambda row: in_context(row, texts),
-            },
-            left=("worst tokens", "in the text"),
-        )
+    return table(
+        list(tokens[:WORST_TOKENS]),
+        {
+            "worst tokens": place,
+            "KL": lambda row: format_number(row.get("kl"), 4),
+            "was": lambda row: percent(math.exp(-row["reference_nll"])),
+            "is": lambda row: percent(math.exp(-row["nll"])),
+            "in the text": lambda row: in_context(row, texts),
+        },
+        left=("worst tokens", "in the text"),
     )
 
 

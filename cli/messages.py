@@ -36,6 +36,12 @@ def program_name() -> str:
     return "perplexity-sliding" if installed else "score.py"
 
 
+def command_name() -> str:
+    """Say what is typed to call it."""
+    name = program_name()
+    return f"python {name}" if name == "score.py" else name
+
+
 def say(message: str) -> None:
     """Print one line on stderr; where that is closed there is nobody to be told."""
     if sys.stderr is not None:

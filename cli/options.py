@@ -247,6 +247,7 @@ OUTPUT = {
     "words": option("a row for every word, with its surprisal", action="store_true"),
     **WORDS,
     **TOKENS,
+    "keep_text": option("rows carry their text and context too", action="store_true"),
     "plot": option("draw what is compared: .png, .svg, .pdf", metavar="FILE"),
     "fail_above": option(
         "exit code 1 where the perplexity is above X", type=values.positive, metavar="X"
@@ -382,6 +383,11 @@ def parse_arguments(argv: list[str], program: str = "score.py") -> argparse.Name
     if args.cite and args.format != "text":
         raise ValueError(f"--cite must go with --format text, got {args.format}: it is a sentence.")
     args.carries_columns = args.format in TIDY
+    if args.keep_text and not args.carries_columns:
+        raise ValueError(
+            f"--keep-text must go with --format {', '.join(TIDY)}, got {args.format}: others have no "
+            "column for it."
+        )
     args.hides_progress = args.quiet or sys.stderr is None or os.environ.get("RANK", "0") != "0"
     return args
 

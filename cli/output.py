@@ -17,6 +17,8 @@ from .spooling import Rows
 DATA = ("json", *TIDY)
 # So many times the bits per byte of most texts, and a text is of another kind.
 FAR_ABOVE = 1.75
+LOWER = "Lower is better."
+BUNDLED = "The model is the small bundled one, for trying things out: --model NAME takes another."
 # Tables below that of the texts, by the key of the result.
 CURVES = {"by_context_length": tables.of_contexts, "by_position": tables.of_positions}
 
@@ -29,16 +31,24 @@ def show(report: Report, args: argparse.Namespace, metric) -> str | None:
     if args.format == "parquet":
         formats.write_parquet(tidy_rows(report, args), args.output)
         return what_was_written(report, args)
-    pieces = render(report, args, metric)
-    if args.format not in DATA:
-        pieces = map(harmless, pieces)
     if args.output is not None:
-        formats.write(pieces, args.output)
+        formats.write(render(report, args, metric), args.output)
         return what_was_written(report, args)
-    elif sys.stdout is not None:
-        sys.stdout.writelines(map(harmless, pieces) if sys.stdout.isatty() else pieces)
+    if sys.stdout is not None:
+        sys.stdout.writelines(printed(report, args, metric))
         sys.stdout.flush()
     return None
+
+
+def printed(report: Report, args: argparse.Namespace, metric) -> Iterator[str]:
+    """Write the report for standard output: in colours, and harmless, where that is a terminal."""
+    if not sys.stdout.isatty():
+        return render(report, args, metric)
+    if args.format != "text" or args.cite:
+        return map(harmless, render(report, args, metric))
+    from .terminal import Terminal
+
+    return as_text(report, args, Terminal())
 
 
 def what_was_written(report: Report, args: argparse.Namespace) -> str:
@@ -58,7 +68,7 @@ def plural(number: int, noun: str) -> str:
 
 
 def render(report: Report, args: argparse.Namespace, metric) -> Iterator[str]:
-    """Write the report in the format that was asked for, piece by piece."""
+    """Write the report in the format that was asked for, piece by piece; plain, for files and pipes."""
     writers = {
         "json": lambda: chain(formats.json_pieces(as_json(report, args)), "\n"),
         "jsonl": lambda: formats.to_jsonl(tidy_rows(report, args)),
@@ -66,9 +76,12 @@ def render(report: Report, args: argparse.Namespace, metric) -> Iterator[str]:
         "tsv": lambda: formats.to_csv(tidy_rows(report, args), "\t"),
         "markdown": lambda: paragraphs(all_tables(report, args, tables.to_markdown)),
         "latex": lambda: paragraphs(all_tables(report, args, tables.to_latex)),
-        "text": lambda: as_text(report, args, metric),
+        "text": lambda: as_text(report, args, Plain()),
     }
-    return writers[args.format]()
+    if args.cite:
+        return map(harmless, [citing.of_results(report.results, args, metric) + "\n"])
+    pieces = writers[args.format]()
+    return pieces if args.format in DATA else map(harmless, pieces)
 
 
 def paragraphs(texts: Iterable[str]) -> Iterator[str]:
@@ -140,7 +153,7 @@ def all_tables(
                 yield write(table_of_parts(of_text), tables.printable(text.name))
     if args.format == "text" and report.compared == "models" and len(report.measurements) == 1:
         texts = [text.wording for text in report.scored]
-        yield comparison_report.of_comparison(report.results[0], texts)
+        yield from map(write, comparison_report.of_comparison(report.results[0], texts))
     else:
         yield write(table_of(report))
     corpus = report.corpus or {}
@@ -157,25 +170,52 @@ def table_of(report: Report) -> tables.Table:
     return tables.of_texts([row for row in report.texts if "row" not in row], report.corpus)
 
 
-def as_text(report: Report, args: argparse.Namespace, metric) -> Iterator[str]:
-    """Write tables, what was left out, and the signature; with --cite the sentence instead."""
-    if args.cite:
-        yield citing.of_results(report.results, args, metric) + "\n"
-        return
-    yield from paragraphs(all_tables(report, args, tables.with_title))
-    for note in [*notes_on(report), *guide(report, args)]:
-        yield from (f"{line}\n" for line in tables.lines_of(note))
-    yield f"\n{signature(report, args.verbose)}\n"
+class Plain:
+    """Writes the pieces of a report for pipes and files."""
+
+    explains = False
+    table = staticmethod(tables.with_title)
+    signature = staticmethod(str)
+
+    @staticmethod
+    def note(text: str) -> str:
+        return "\n".join(tables.lines_of(text))
 
 
-def guide(report: Report, args: argparse.Namespace) -> list[str]:
-    """Say what somebody who sees such a table for the first time must know."""
+def as_text(report: Report, args: argparse.Namespace, look) -> Iterator[str]:
+    """Write tables, what was left out, and the signature.
+
+    Args:
+        look: writes tables, notes and signatures: `Plain`, or that of a terminal.
+    """
+    yield from paragraphs(all_tables(report, args, look.table))
+    for note in [*notes_on(report), *guide(report, args, look.explains)]:
+        yield f"{look.note(note)}\n"
+    yield f"\n{look.signature(signature(report, args.verbose))}\n"
+
+
+def guide(report: Report, args: argparse.Namespace, explains: bool) -> list[str]:
+    """Say what somebody who sees such a table for the first time must know.
+
+    Args:
+        explains: also say what is measured, while the model is the one for trying things out.
+    """
     if report.corpus is None or args.unit:
         return []
-    bundled = (
-        " The model is the small bundled one, for trying things out: --model NAME takes another."
+    if not args.takes_bundled_model:
+        return [LOWER]
+    what = [explanation(report.corpus)] if explains else []
+    return [*what, f"{LOWER} {BUNDLED}"]
+
+
+def explanation(corpus: dict) -> str:
+    """Say what perplexity, window and stride are, with those of the run."""
+    fields = tables.signature_fields(corpus)
+    return (
+        "Perplexity: among how many equally likely tokens the model would have to guess, on average. "
+        f"It reads windows of {fields['window']} tokens that move by a stride of {fields['stride']}; "
+        "each token is scored once."
     )
-    return ["Lower is better." + (bundled if args.takes_bundled_model else "")]
 
 
 def notes_on(report: Report) -> list[str]:

@@ -58,18 +58,12 @@ class Progress:
             self._log(share, so_far)
 
     def _draw(self, share: float, perplexity: str) -> None:
-        from tqdm import tqdm
-
         if self._bar is None:
-            print(CLEAR_LINE, end="", file=sys.stderr)
-            self._bar = tqdm(
-                total=1.0,
-                initial=share,
-                desc=self.title,
-                bar_format="{desc}: {percentage:3.0f} % |{bar}| {elapsed} < {remaining}{postfix}",
-            )
-        self._bar.set_postfix_str(perplexity and f"perplexity {perplexity}", refresh=False)
-        self._bar.update(share - self._bar.n)
+            from .terminal import Bar
+
+            self.clear()
+            self._bar = Bar(self.title, share)
+        self._bar.update(share, perplexity and f"perplexity {perplexity}")
 
     def _log(self, share: float, perplexity: str) -> None:
         self.logged = self.clock()

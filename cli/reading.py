@@ -111,7 +111,9 @@ def read_sources(sources: list[Source], args: argparse.Namespace) -> Iterator[Te
             if source.builder:
                 yield from read_table(source, args, share)
             else:
-                yield Text(source.name, read_text(source, args.encoding), share=share)
+                text = read_text(source, args.encoding)
+                kept = {"text": text} if args.keep_text else {}
+                yield Text(source.name, text, share=share, carried=kept)
         except (ValueError, OSError) as error:
             if len(sources) == 1:
                 raise
@@ -221,7 +223,10 @@ def read_rows(
     rows = table.rows(table.columns if args.carries_columns else list(dict.fromkeys(wanted)))
     for number, row in enumerate(rows):
         row_name = f"row {number}" if name is None else f"{name} row {number}"
-        text = row.pop(column) or ""
+        carried = {
+            key: of_key for key, of_key in row.items() if args.keep_text or key not in needed
+        }
+        text = row[column] or ""
         chat = without_gaps(text) if is_chat(text) else None
         if chat is None and not isinstance(text, str):
             raise ValueError(
@@ -233,9 +238,9 @@ def read_rows(
             text=text if chat is None else replies(chat),
             row=number,
             share=share / table.num_rows,
-            context=row.pop(args.context_column) if args.context_column else None,
+            context=row[args.context_column] if args.context_column else None,
             chat=chat,
-            carried=row,
+            carried=carried,
         )
 
 

@@ -11,7 +11,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from .messages import named, program_name, say
+from .messages import command_name, named, say
 
 # How the files with one text a row are read.
 TABLES = {
@@ -59,7 +59,7 @@ def list_sources(names: list[str], warns: bool = True) -> list[Source]:
         if sys.stdin is None or sys.stdin.closed or sys.stdin.isatty():
             raise ValueError(
                 "There is nothing to score: name a FILE, as in "
-                f"`{program_name()} samples/story.txt`, pipe text in, or pass --dataset. "
+                f"`{command_name()} samples/story.txt`, pipe text in, or pass --dataset. "
                 "--help says more."
             )
         names = [STANDARD_INPUT]

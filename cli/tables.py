@@ -10,7 +10,7 @@ import math
 import re
 import shutil
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from wcwidth import wcswidth, wrap
 
@@ -117,6 +117,7 @@ def of_texts(rows: list[dict], corpus: dict) -> Table:
         rows.append({"name": "all together"} | corpus)
     if several:
         rows.append({"name": "mean of them", "perplexity": corpus["mean_perplexity"]})
+    has_intervals = any(row.get("perplexity_interval") for row in rows)
     return table(
         rows,
         {
@@ -124,15 +125,21 @@ def of_texts(rows: list[dict], corpus: dict) -> Table:
             "tokens": count("num_tokens"),
             "scored": scored_share,
             "perplexity": number("perplexity"),
-            "95 % interval": interval,
+            **({"95 % interval": interval} if has_intervals else {}),
             "tool ±": number("tool_stderr", 4),
             "bits/byte": number("bits_per_byte", 3),
             "bits/original byte": number("bits_per_original_byte", 3),
             "word perplexity": number("word_perplexity"),
             "adjusted": number("adjusted_perplexity"),
         },
-        notes=what_intervals_speak_of(rows),
+        notes=what_intervals_speak_of(rows) if has_intervals else why_there_is_none(corpus),
     )
+
+
+def why_there_is_none(corpus: dict) -> tuple[str, ...]:
+    """Say why there is no interval, unless the number is infinite, which says it."""
+    is_finite = math.isfinite(corpus["perplexity"])
+    return ("No 95 % interval: too little text to tell.",) if is_finite else ()
 
 
 def what_intervals_speak_of(rows: list[dict]) -> tuple[str, ...]:
@@ -330,37 +337,52 @@ def table(
 def lay_out(what: Table, width: int | None = None) -> str:
     """Lay a table out in a number of columns, by default the terminal's, or 80."""
     width = width or terminal_width()
-    kept, dropped = fit(what, width)
-    lines = [[line[n] for n in kept] if len(line) > 1 else line for line in what.lines]
-    titles = [what.titles[n] for n in kept]
-    full = [titles, *(line for line in lines if len(line) > 1)]
-    widths = [max(columns(line[n]) for line in full) for n in range(len(kept))]
-    names = max([widths[0], *(columns(line[0]) for line in lines)])
-    widths[0] = min(names, max(LEAST_NAME, width - sum(widths[1:]) - 2 * (len(widths) - 1)))
-    errors = {number: error for number, _, error in what.errors}
+    fits = fitted(what, width)
+    widths = widths_of(fits)
+    errors = {number: error for number, _, error in fits.errors}
 
     def pad(line: list[str]) -> str:
-        cells = [shorten(line[0], widths[0]), *line[1:]]
         padded = (
-            cell + gap if title in what.left else gap + cell
+            cell + gap if title in fits.left else gap + cell
             for title, cell, gap in (
                 (title, cell, " " * (size - columns(cell)))
-                for title, cell, size in zip(titles, cells, widths)
+                for title, cell, size in zip(fits.titles, line, widths)
             )
         )
-        return wrap_last("  ".join(padded).rstrip(), cells[-1], width)
+        return wrap_last("  ".join(padded).rstrip(), line[-1], width)
 
     body = [
-        excuse(shorten(line[0], widths[0]), widths[0], errors[number], width)
-        if number in errors
-        else pad(line)
-        for number, line in enumerate(lines)
+        excuse(line[0], widths[0], errors[number], width) if number in errors else pad(line)
+        for number, line in enumerate(fits.lines)
     ]
-    notes = list(what.notes)
+    below = [line for note in fits.notes for line in wrapped(note, width)]
+    return "\n".join([pad(fits.titles), *body, *below])
+
+
+def fitted(what: Table, width: int) -> Table:
+    """Leave out columns and shorten names until a table fits into a width; note what is left out."""
+    kept, dropped = fit(what, width)
+    notes = what.notes
     if dropped:
-        notes.append(f"No room here for: {', '.join(dropped)} (--format csv has everything).")
-    below = [line for note in notes for line in wrapped(note, width)]
-    return "\n".join([pad(titles), *body, *below])
+        notes += (f"No room here for: {', '.join(dropped)} (--format csv has everything).",)
+    titles = [what.titles[n] for n in kept]
+    lines = [[line[n] for n in kept] if len(line) > 1 else line for line in what.lines]
+    fits = replace(what, titles=titles, lines=lines, notes=notes)
+    widths = widths_of(fits)
+    most = max(LEAST_NAME, width - sum(widths[1:]) - 2 * (len(widths) - 1))
+    return replace(
+        fits,
+        titles=[shorten(titles[0], most), *titles[1:]],
+        lines=[[shorten(line[0], most), *line[1:]] for line in lines],
+        errors=tuple((number, shorten(name, most), why) for number, name, why in what.errors),
+    )
+
+
+def widths_of(what: Table) -> list[int]:
+    """Measure the columns of a table; those of names hold also what went wrong."""
+    full = [what.titles, *(line for line in what.lines if len(line) > 1)]
+    widths = [max(columns(line[n]) for line in full) for n in range(len(what.titles))]
+    return [max([widths[0], *(columns(line[0]) for line in what.lines)]), *widths[1:]]
 
 
 def wrap_last(line: str, last: str, width: int) -> str:
@@ -427,8 +449,10 @@ def shorten(name: str, size: int) -> str:
     return f"{head}…{tail}"
 
 
-def with_title(what: Table, title: str = "") -> str:
-    return f"{title}\n{lay_out(what)}" if title else lay_out(what)
+def with_title(what: Table | str, title: str = "") -> str:
+    """Lay a table out below its title; a paragraph stays as it is."""
+    text = what if isinstance(what, str) else lay_out(what)
+    return f"{title}\n{text}" if title else text
 
 
 def to_markdown(what: Table, title: str = "") -> str:

@@ -101,3 +101,31 @@ def test_words_carry_their_length_and_the_surprisal_before(call, items):
         assert row["previous_surprisal_bits"] == expected
         assert row["word_length"] == len(row["word"])
     assert sum(row["number"] == 0 for row in rows) > 1 and any(row["number"] > 0 for row in rows)
+
+
+@pytest.mark.parametrize("unit", ["--words", "--tokens"])
+def test_rows_carry_their_sentence_and_context_on_request(call, items, unit):
+    """Under the names that the table gives them."""
+    argv = [items, "--text-column", "sentence", "--context-column", "context", unit]
+    rows = rows_of(call(*argv, "--keep-text", "--format", "csv").out)
+    assert [(row["context"], row["sentence"]) for row in rows] == [
+        ("w3 w4 ", "w5 w6"),
+        ("w3 w4 ", "w5 w6"),
+        ("w7 ", "w8"),
+    ]
+    without = rows_of(call(*argv, "--format", "csv").out)
+    assert [row.keys() - other.keys() for row, other in zip(rows, without)] == [
+        {"context", "sentence"}
+    ] * 3
+
+
+def test_a_file_is_kept_as_text(call, tmp_path):
+    (tmp_path / "a.txt").write_text("w3 w4", encoding="utf-8")
+    rows = rows_of(call(tmp_path / "a.txt", "--words", "--keep-text", "--format", "csv").out)
+    assert [row["text"] for row in rows] == ["w3 w4", "w3 w4"]
+
+
+def test_text_is_kept_in_rows_alone(call, items):
+    ran = call(items, "--text-column", "sentence", "--keep-text")
+    assert ran.code == 2
+    assert "--keep-text must go with --format jsonl, csv, tsv, parquet, got text" in ran.err
