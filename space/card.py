@@ -11,16 +11,16 @@ from bisect import bisect_right
 from collections.abc import Iterator
 from itertools import accumulate, groupby
 from operator import itemgetter
-from pathlib import Path
 
 import regex
 
-from .markup import count, interval_words, number
+from views.assets import STYLE
+from views.markup import count, interval_words, number
+from views.surprise import EDGES
+
 from .service import Scored
-from .surprise import EDGES
 from .token_view import text_segments
 
-STYLE = Path(__file__).with_name("page.css")
 WIDTH = 1000
 MARGIN = 40
 LETTER = 9.6  # pixels across, at 16 pixels of a monospaced font

@@ -1,8 +1,9 @@
 """What pins a number down: signature, digest of the text, link."""
 
+from views.markup import escape, number, payload
+
 from .card import card
 from .links import has_text, link
-from .markup import escape, number, payload
 from .service import Scored
 from .sharing import digest
 

@@ -7,13 +7,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from .charts import Point, density_chart, distribution_chart, line_chart
-from .markup import count, escape, number, payload
-from .piece_list import piece_list, shown
-from .segments import Segment, cut
+from views.charts import Point, density_chart, distribution_chart, line_chart
+from views.markup import count, escape, number, payload
+from views.piece_list import piece_list, shown
+from views.segments import Segment, cut
+from views.surprise import ENDLESS
+from views.text_box import detail_box, text_box
+
 from .service import Compared
-from .surprise import ENDLESS
-from .text_box import detail_box, text_box
 from .token_view import colour_choice, text_segments
 
 # Lower edges of the colours: bits that a piece of text costs more or less, and nats of divergence.

@@ -4,11 +4,12 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from .markup import change, count, escape, number, payload
-from .piece_list import piece_list
-from .segments import Segment
+from views.markup import change, count, escape, number, payload
+from views.piece_list import piece_list
+from views.segments import Segment
+from views.text_box import detail_box, text_box
+
 from .service import STRIDES_SET, Scored, TradeOff, gain_share
-from .text_box import detail_box, text_box
 from .token_view import text_segments
 
 SLIGHT, CLEAR = 1.0, 3.0  # bits; a smaller difference is left plain

@@ -3,10 +3,11 @@
 import re
 import warnings
 
+from views.markup import count
+
 from .deadline import within
 from .jobs import Job
 from .limits import Limits, Refused, whole_characters
-from .markup import count
 from .metric import new_metric
 from .models import LoadedModel
 from .settings import Settings

@@ -9,6 +9,9 @@ from pathlib import Path
 import gradio as gr
 from starlette.middleware import Middleware
 
+from views.assets import SCRIPTS as PIECES
+from views.assets import STYLE, joined
+
 from .endpoints import add_endpoint, make_compare, make_score
 from .handlers import SCORE_OUTPUTS, Handlers, score_outputs, start_choice, to_share
 from .intro_view import TITLE, intro_view
@@ -37,7 +40,7 @@ OPENED = """() => {
   return [names[0] === "Compare" ? names[1] : names[0]];
 }"""
 ASKED = "(...values) => { window.perplexityAsked(...values); return []; }"
-SCRIPTS = ("base.js", "text.js", "editor.js", "pairs.js", "game.js", "save.js", "page.js")
+SCRIPTS = ("editor.js", "pairs.js", "game.js", "save.js", "page.js")
 # Everybody in the service's lines holds a thread, and clicks need some too.
 THREADS = 100
 UPLOADS_KEPT = (3600, 3600)  # seconds between clean-ups, and that a file may stay
@@ -128,8 +131,8 @@ def launch_options() -> dict:
     """How to launch the page: its looks, with nothing fetched from elsewhere, and its limits."""
     # Uvicorn believes forwarded addresses from any program on this machine, unless it is told otherwise.
     os.environ.setdefault("FORWARDED_ALLOW_IPS", "")
-    style = (HERE / "page.css").read_text(encoding="utf-8")
-    script = "\n".join((HERE / name).read_text(encoding="utf-8") for name in SCRIPTS)
+    style = joined((STYLE, HERE / "page.css"))
+    script = joined((*PIECES, *(HERE / name for name in SCRIPTS)))
     return {
         "theme": theme(),
         "head": f'<style>{style}</style><script>(() => {{ "use strict";\n{script}}})();</script>',

@@ -1,6 +1,7 @@
 """What window and stride mean, in words."""
 
-from .markup import count, escape
+from views.markup import count, escape
+
 from .protocols import guide
 
 

@@ -3,13 +3,14 @@
 import math
 from collections.abc import Sequence
 
+from views.markup import count, escape, interval_words, number, payload
+from views.piece_list import in_word, shown
+from views.surprise import bits_colour
+
 from .intro_view import term
 from .links import link
-from .markup import count, escape, interval_words, number, payload
-from .piece_list import in_word, shown
 from .service import Scored
 from .settings import fingerprint
-from .surprise import bits_colour
 from .token_view import text_segments, token_texts
 
 ENDLESS = 1e9  # JSON has no infinity

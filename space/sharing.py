@@ -9,9 +9,10 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
+from views.markup import interval_words, number
+
 from .calls import CONTEXT_FILE, TABLE_FILE, TEXT_FILE
 from .card import card
-from .markup import interval_words, number
 from .score_view import recipe
 from .service import Scored
 

@@ -1,7 +1,8 @@
 """What is happening, in one line; screen readers announce its beginning and its end."""
 
+from views.markup import escape
+
 from .jobs import Update
-from .markup import escape
 
 
 def status(sentence: str, share: float | None = None) -> str:

@@ -4,8 +4,9 @@ import itertools
 import math
 from collections.abc import Iterator, Sequence
 
-from .charts import Point, bar, line_chart
-from .markup import change, count, escape, number
+from views.charts import Point, bar, line_chart
+from views.markup import change, count, escape, number
+
 from .protocols import guide
 from .service import STRIDES_SET, TOOLS_SET, Scored, Sweep, TradeOff, gain_share
 

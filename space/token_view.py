@@ -4,12 +4,13 @@ import itertools
 import math
 from collections.abc import Sequence
 
-from .markup import count, escape, payload
+from views.markup import count, escape, payload
+from views.segments import Segment, cut, segment_data
+from views.surprise import LABELS, ODDS, bits_colour, in_bits
+from views.text_box import piece_columns, utf16_length
+
 from .protocols import guide
-from .segments import Segment, cut, segment_data
 from .service import Scored
-from .surprise import LABELS, ODDS, bits_colour, in_bits
-from .text_box import piece_columns, utf16_length
 from .word_view import word_data
 
 CHOICES = ("surprise", "rank", "context", "window")

@@ -3,10 +3,11 @@
 import bisect
 import math
 
-from .segments import Segment, segment_data
+from views.segments import Segment, segment_data
+from views.surprise import bits_colour, in_bits
+from views.text_box import piece_columns, text_label
+
 from .service import Scored
-from .surprise import bits_colour, in_bits
-from .text_box import piece_columns, text_label
 
 
 def word_data(scored: Scored) -> dict | None:

@@ -38,7 +38,6 @@ from space import service as space_service
 from space.addresses import address
 from space.calls import python_call, shell_call
 from space.card import card
-from space.charts import Point, density_chart, distribution_chart, line_chart, round_levels
 from space.compare_view import Change, change_colour, compare_view, kl_colour, measure_changes
 from space.endpoints import compare_summary, plain
 from space.gain_view import gain_view, headline, measure_gains, repeated_before
@@ -57,7 +56,6 @@ from space.jobs import (
 )
 from space.limits import Limits, Refused
 from space.links import MOST_CHARACTERS, has_text, link, pack, read_link, unpack
-from space.markup import escape, number
 from space.measure import measure_pair
 from space.metric import new_metric, protocol_rows
 from space.models import BUNDLED, ROUNDED
@@ -66,13 +64,15 @@ from space.plan_view import sketch
 from space.protocols import START_CHOICES, guide
 from space.samples import read_upload, samples
 from space.score_view import odds, recipe, score_view, story
-from space.segments import cut
 from space.service import Service, TradeOff, affordable, gain_share
 from space.settings import Settings, check_settings
 from space.sharing import sentence, write_files
 from space.sweep_view import group_equal, protocol_view, trade_off_view, window_picture
 from space.token_view import text_segments
 from space.word_view import word_segments
+from views.charts import Point, density_chart, distribution_chart, line_chart, round_levels
+from views.markup import escape, number
+from views.segments import cut
 
 STORY = "It was late, and the lamp had gone out again. Nobody went to light it. " * 12
 MANY = "Ça, c’est naïve: 你好 e\u0301 👩‍👩‍👧 🇩🇪! <script>alert(1)</script> & \"'`${x} {{y}}\n\tend"

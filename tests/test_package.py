@@ -47,6 +47,7 @@ def test_the_wheel_holds_the_metric_and_the_command_line_and_nothing_else(wheel)
     names = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
     flat = {path.name for path in ROOT.glob("*.py")} - {"app.py", "score.py"}
     flat |= {path.relative_to(ROOT).as_posix() for path in (ROOT / "cli").glob("*.py")}
+    flat |= {path.relative_to(ROOT).as_posix() for path in (ROOT / "views").glob("*.*")}
     model = ["config.json", "generation_config.json", "model.safetensors"]
     flat |= {f"demo_model/{name}" for name in [*model, "tokenizer.json", "tokenizer_config.json"]}
     flat |= {"__init__.py", "__main__.py"}

@@ -1,0 +1,12 @@
+"""Scripts and style of the pieces, as they go into a page: `SCRIPTS` stand before a page's own."""
+
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+STYLE = HERE / "pieces.css"
+SCRIPTS = tuple(HERE / name for name in ("base.js", "text.js", "tell.js"))
+
+
+def joined(paths: tuple[Path, ...]) -> str:
+    """Read files one after the other."""
+    return "\n".join(path.read_text(encoding="utf-8") for path in paths)
