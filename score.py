@@ -8,12 +8,7 @@ The door to the package cli, which does the work.
 
 import sys
 
-try:
-    from cli.main import main
-except ModuleNotFoundError as error:
-    sys.exit(
-        f"score.py: error: the package {error.name} is missing: pip install -r requirements.txt"
-    )
+from cli import start
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(start())

@@ -4,3 +4,32 @@ main is the order of work; options is what can be asked for; sharding cuts corpo
 than memory; tables and plots show what was measured; wikitext turns that corpus' form into prose.
 Everything is computed by the metric in perplexity_sliding.py, through its public interface.
 """
+
+import sys
+import traceback
+from contextlib import suppress
+
+
+def start() -> int:
+    """Import the command line and run it; return the exit code.
+
+    Python's own for what nobody catches is 1, which here means that a limit is not kept.
+    """
+    try:
+        from .main import main
+
+        return main()
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:
+        with suppress(OSError):  # stderr may be what failed
+            _tell(error)
+        return 3
+
+
+def _tell(error: BaseException) -> None:
+    if isinstance(error, ModuleNotFoundError) and error.name:
+        name = error.name.partition(".")[0]
+        print(f"error: the package {name} is missing: pip install {name}", file=sys.stderr)
+        return
+    traceback.print_exception(error)

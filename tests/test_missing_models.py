@@ -103,12 +103,30 @@ def test_a_missing_package_is_told_in_a_line(call, tmp_path, monkeypatch):
     )
 
 
-def test_score_py_without_its_packages_says_what_to_install(root, tmp_path):
-    """As on a machine where nothing has been installed yet."""
-    (tmp_path / "wcwidth.py").write_text("raise ModuleNotFoundError(name='wcwidth')")
+@pytest.mark.parametrize("door", [["score.py"], ["-m", "perplexity_sliding"]])
+@pytest.mark.parametrize(
+    ("source", "last"),
+    [
+        (
+            "raise ModuleNotFoundError(name='wcwidth')",
+            "error: the package wcwidth is missing: pip install wcwidth",
+        ),
+        ("raise OSError('a broken library')", "OSError: a broken library"),
+    ],
+)
+def test_what_cannot_be_imported_is_no_limit_that_was_passed(root, tmp_path, door, source, last):
+    """As on a machine where nothing has been installed yet: not 1, which is --fail-above's."""
+    (tmp_path / "wcwidth.py").write_text(source)
     environment = os.environ | {"PYTHONPATH": str(tmp_path)}
     ran = subprocess.run(
-        [sys.executable, root / "score.py"], env=environment, capture_output=True, text=True
+        [sys.executable, *door], cwd=root, env=environment, capture_output=True, text=True
     )
-    [line] = ran.stderr.splitlines()
-    assert line.endswith("the package wcwidth is missing: pip install -r requirements.txt")
+    lines = ran.stderr.splitlines()
+    assert ran.returncode == 3 and lines[-1] == last
+    assert len(lines) == 1 or "OSError" in source
+
+
+def test_a_message_that_cannot_be_printed_is_no_limit_that_was_passed(root):
+    with open("/dev/full", "w") as full:
+        ran = subprocess.run([sys.executable, "score.py", "nowhere.txt"], cwd=root, stderr=full)
+    assert ran.returncode not in (0, 1)
