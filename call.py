@@ -12,13 +12,18 @@ from transformers import PreTrainedTokenizerBase
 
 from .digests import TextsDigest
 from .model import LanguageModel
-from .model_interface import ContextLimit
+from .model_interface import ContextLimit, ScoredModel
 from .model_source import (
+    FreedModel,
     ModelSource,
     OpenModels,
     ReferenceSource,
+    WithoutAdapter,
     check_model_source,
     check_reference,
+    in_use_together,
+    read_alike,
+    smallest_limit,
 )
 from .model_states import StateReader, find_carrier
 from .plan import Measurement
@@ -33,8 +38,13 @@ from .request_checks import (
     check_running,
     check_texts,
 )
-from .result_curves import expand_settings, report_curves
-from .result_key_tokens import check_offsets, find_key_characters, report_key_tokens
+from .result_contexts import (
+    check_offsets,
+    expand_settings,
+    find_key_characters,
+    report_curves,
+    report_key_tokens,
+)
 from .result_pairs import score_pair
 from .result_report import Comparison, Report, list_reports
 from .result_words import WordScoring
@@ -44,13 +54,6 @@ from .score_distributed import Processes
 from .score_healing import plan_healing
 from .score_hidden_states import store_reference
 from .score_measures import Columns, Measure
-from .score_pairs import (
-    FreedModel,
-    WithoutAdapter,
-    in_use_together,
-    read_alike,
-    smallest_limit,
-)
 from .score_runner import Progress, Session, Work
 from .signature import describe_key_tokens
 from .text_chats import separate_chats
@@ -196,7 +199,7 @@ def open_all(
     second: ReferenceSource | None,
     session: Session,
     request: Request,
-) -> tuple[list[LanguageModel], Session]:
+) -> tuple[list[ScoredModel], Session]:
     """Open the model and, where there is one, its reference; and the session that goes on with them."""
     if second is not None and second.states is not None:
         reference, session = store_states(open_models, source, second, session, request)
@@ -209,8 +212,8 @@ def open_all(
 
 
 def open_reference(
-    open_models: OpenModels, second: ReferenceSource, model: LanguageModel
-) -> LanguageModel:
+    open_models: OpenModels, second: ReferenceSource, model: ScoredModel
+) -> ScoredModel:
     """Open what the model is compared with; a live one reads with the model's tokenizer by default."""
     if second.source is None:
         open_models.close("reference")
@@ -229,7 +232,7 @@ def store_states(
     second: ReferenceSource,
     session: Session,
     request: Request,
-) -> tuple[LanguageModel, Session]:
+) -> tuple[ScoredModel, Session]:
     """Store the reference's states in a file, with no other model in memory."""
     language_model = open_models.open(source)
     model = FreedModel(language_model.tokenizer, language_model.limit)
@@ -323,7 +326,7 @@ class Scored:
     num_forward_tokens: int
 
 
-def score_request(session: Session, models: Sequence[LanguageModel], request: Request) -> Scored:
+def score_request(session: Session, models: Sequence[ScoredModel], request: Request) -> Scored:
     """Read the texts and score what a request asks for, under a model or it and its reference."""
     model = models[0]
     with in_use_together(models):
@@ -370,7 +373,7 @@ def score_request(session: Session, models: Sequence[LanguageModel], request: Re
     return Scored(planned, reports, sum(work.costs))
 
 
-def check_carries(model: LanguageModel) -> None:
+def check_carries(model: ScoredModel) -> None:
     """Refuse to carry the state of a model that lives elsewhere.
 
     Raises:
@@ -385,7 +388,7 @@ def check_carries(model: LanguageModel) -> None:
 
 def _score(
     session: Session,
-    models: Sequence[LanguageModel],
+    models: Sequence[ScoredModel],
     carrier: StateReader | None,
     request: Request,
     measured: dict[Setting, Measurement],
@@ -408,7 +411,7 @@ def _score(
 
 
 def report_request(
-    request: Request, scored: Scored, session: Session, model: LanguageModel, source: ModelSource
+    request: Request, scored: Scored, session: Session, model: ScoredModel, source: ModelSource
 ) -> dict:
     """Build what the call returns; see the metric's documentation."""
     reports, extras = scored.reports, request.extras
@@ -431,7 +434,7 @@ def report_request(
     return result | {"longppl_signature": describe_key_tokens(evaluator, rule.describe())}
 
 
-def open_evaluator(request: Request, model: LanguageModel, source: ModelSource) -> LanguageModel:
+def open_evaluator(request: Request, model: ScoredModel, source: ModelSource) -> ScoredModel:
     """Open the model that finds key tokens: the one given, or the one that is measured."""
     evaluator = request.evaluator
     if evaluator is None:

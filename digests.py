@@ -1,6 +1,7 @@
 """Short digests: of anything that JSON can hold, and of texts, whose digests add up.
 
-And the probe, which stands beside a signature as a digest does and is compared as a number.
+And the probe, which stands beside a signature as a digest does and is compared as a number; and
+JSON that carries a digest, holds arrays to the last bit and notices when it was damaged.
 """
 
 import base64

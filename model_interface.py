@@ -96,6 +96,7 @@ class ScoredModel(Protocol):
         limit: tokens that it takes.
         device: where it expects token ids; "cpu" where it runs elsewhere.
         num_embeddings: token ids must be below it; None where the model does not say.
+        gives_logits: and not the scores of tokens alone, as a server does.
         vocabulary_size: columns of its logits.  After `prepare`, as are the following.
         by_blocks: whether no more than a block of logits exists at a time.
         prefixes_agree: whether a token's score is the same in shorter and in longer passes.
@@ -108,6 +109,7 @@ class ScoredModel(Protocol):
     limit: ContextLimit
     device: torch.device
     num_embeddings: int | None
+    gives_logits: bool
 
     @property
     def vocabulary_size(self) -> int: ...

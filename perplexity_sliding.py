@@ -42,8 +42,7 @@ from .protocols import DEFAULT_PROTOCOL, PROTOCOLS, Protocol
 from .request import Request as Request
 from .request_checks import check_texts
 from .result_comparison import PairedScores as PairedScores
-from .result_curves import report_curves as report_curves
-from .result_key_tokens import KeyTokenRule as KeyTokenRule
+from .result_contexts import report_curves as report_curves
 from .result_pairs import score_pair as score_pair
 from .result_report import Report as Report
 from .result_totals import Totals
@@ -55,7 +54,6 @@ from .score_distributed import Processes as Processes
 from .score_healing import plan_healing as plan_healing
 from .score_hidden_states import store_reference as store_reference
 from .score_measures import TOKEN_MEASURES
-from .score_pairs import read_alike as read_alike
 from .score_passes import Scorer as Scorer
 from .score_runner import Session as Session
 from .score_served import ServedScorer as ServedScorer

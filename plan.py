@@ -40,6 +40,21 @@ class Measurement:
             return None
         return 1 if self.plan.protocol.scores_each_text else self.plan.protocol.texts_joined
 
+    def signature_fields(self) -> dict[str, object]:
+        """Return what its scores depend on beside the model, by name, in the signature's order."""
+        plan, separator = self.plan, self.separator
+        join = plan.protocol.join if separator is None else separator
+        is_string = separator is not None or join not in (None, "tokens")
+        return {
+            "protocol": plan.protocol.name,
+            "window": plan.max_length,
+            "stride": plan.stride,
+            **({} if plan.carries == "nothing" else {"carry": plan.carries}),
+            "start": plan.start if plan.start_id is None else f"{plan.start}({plan.start_id})",
+            "join": repr(join) if is_string else join,
+            **({} if self.parts is None else self.parts.fields()),
+        }
+
 
 def nlls_by_token(
     measurement: Measurement, scores: Sequence[Sequence[Columns]]

@@ -2,23 +2,29 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
+from numbers import Real
+
+import torch
 
 from .digests import TextsDigest
 from .model_source import ModelSource
 from .plan import Measurement
 from .request_checks import (
+    EVALUATOR_ROLE,
+    KeyTokenRule,
+    LongContext,
     Setting,
     check_choice,
     check_detokenizer,
+    check_long_context,
     check_names_of,
     check_separator,
+    check_whole_number,
     check_word_counts,
     list_settings,
 )
-from .result_curves import LongContext, check_long_context
-from .result_key_tokens import KeyTokenRule, check_key_tokens
 from .result_report import Extras
 from .result_words import CORRECTIONS, check_words
 from .score_measures import TOKEN_MEASURES, Measure, token_measures
@@ -180,3 +186,50 @@ def check_token_columns(return_token_scores: object) -> Sequence[str]:
         )
     check_names_of("return_token_scores", return_token_scores, TOKEN_MEASURES)
     return return_token_scores
+
+
+def check_key_tokens(
+    key_tokens: object, gives_list: bool
+) -> tuple[KeyTokenRule | None, ModelSource | None]:
+    """Return what makes a token key, and the model that finds such, if it is another one."""
+    if key_tokens is None:
+        return None, None
+    if gives_list:
+        raise ValueError(
+            "`key_tokens` must be left out where `protocol`, `max_length` or `stride` is a list. "
+            "Make a call for each."
+        )
+    settings = {} if key_tokens == "longppl" else key_tokens
+    known = [field.name for field in fields(KeyTokenRule)]
+    if not isinstance(settings, dict) or not set(settings) <= {*known, "evaluator"}:
+        raise ValueError(
+            f"`key_tokens` must be 'longppl', or a dict with some of {', '.join(known)} and "
+            f"evaluator, got {key_tokens!r}."
+        )
+    for name in ("short_context", "stride"):
+        if name in settings:
+            check_whole_number(f"key_tokens[{name!r}]", settings[name], 1)
+    for name in ("gain", "largest_nll"):
+        nats = settings.get(name, 0.0)
+        if isinstance(nats, bool) or not isinstance(nats, Real):
+            raise TypeError(f"`key_tokens[{name!r}]` must be a number of nats, got {nats!r}.")
+    rule = KeyTokenRule(**{name: settings[name] for name in known if name in settings})
+    return rule, _evaluator(settings.get("evaluator"))
+
+
+def _evaluator(evaluator: object) -> ModelSource | None:
+    if evaluator is None:
+        return None
+    if isinstance(evaluator, str):
+        return ModelSource(evaluator, role=EVALUATOR_ROLE)
+    if not _is_pair(evaluator):
+        raise TypeError(
+            f"`{EVALUATOR_ROLE}` must be the name of a model on the Hub, a folder, or a pair (model, "
+            f"tokenizer), got {evaluator!r}."
+        )
+    model, tokenizer = evaluator
+    return ModelSource(model=model, tokenizer=tokenizer, role=EVALUATOR_ROLE)
+
+
+def _is_pair(value: object) -> bool:
+    return isinstance(value, tuple) and len(value) == 2 and isinstance(value[0], torch.nn.Module)

@@ -3,7 +3,7 @@
 import re
 import warnings
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from difflib import get_close_matches
 from inspect import signature
 from itertools import product
@@ -12,8 +12,12 @@ from operator import index
 from os import PathLike
 from os.path import isfile
 
+import numpy as np
+
 from .errors import TextsError, name_positions
 from .protocols import PROTOCOLS, Protocol
+
+EVALUATOR_ROLE = "key_tokens['evaluator']"
 
 START_CHOICES = (True, False, "once", "every")
 # What stands for a PEFT model's base as its reference.
@@ -381,3 +385,116 @@ def _is_unicode(text: str) -> bool:
     except UnicodeEncodeError:
         return False
     return True
+
+
+# --- what is asked about long contexts ------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class LongContext:
+    """What a call asks about long contexts.
+
+    Attributes:
+        context_lengths: windows to compare, "doubling", or None.
+        positions: edges of bins of places in the text, "doubling", or None.
+        carry: read every text once and carry the model's state on.
+    """
+
+    context_lengths: list[int] | str | None
+    positions: list[int] | str | None
+    carry: bool
+
+
+def check_long_context(
+    context_lengths: object,
+    positions: object,
+    carry: object,
+    settings: Sequence[Setting],
+    gives_list: bool,
+) -> LongContext:
+    """Check what a call asks about long contexts, and that it asks for one measurement."""
+    lengths = _check_ascending("context_lengths", context_lengths, 2)
+    edges = _check_ascending("positions", positions, 0, fewest=2)
+    check_choice("carry", carry, (True, False))
+    asked = {"context_lengths": lengths is not None, "positions": edges is not None, "carry": carry}
+    for name in (name for name, is_asked in asked.items() if is_asked):
+        if gives_list:
+            raise ValueError(
+                f"`{name}` must be left out where `protocol`, `max_length` or `stride` is a list. "
+                "Make a call for each."
+            )
+        if name != "positions":
+            check_knob(name, settings[0].protocol)
+    if isinstance(lengths, list) and settings[0].max_length not in (None, lengths[-1]):
+        raise ValueError(
+            f"`max_length` must be left out with `context_lengths`, whose longest is the window, "
+            f"got {settings[0].max_length} and {lengths[-1]}."
+        )
+    if carry and lengths is not None:
+        raise ValueError(
+            "`carry` must be False with `context_lengths`: what is carried has no length to vary."
+        )
+    if carry and settings[0].add_start_token == "every":
+        raise ValueError(
+            "`add_start_token` must not be 'every' with `carry`, which reads every text once, got "
+            "'every'. Pass 'once'."
+        )
+    return LongContext(lengths, edges, carry)
+
+
+def _check_ascending(
+    name: str, values: object, low: int, fewest: int = 1
+) -> list[int] | str | None:
+    """Return whole numbers without doubles, in ascending order; "doubling" and None stay."""
+    if values is None or (isinstance(values, str) and values == "doubling"):
+        return values
+    if isinstance(values, str | bytes) or not isinstance(values, Iterable):
+        raise TypeError(
+            f"`{name}` must be 'doubling' or a list of at least {fewest} whole numbers from {low} "
+            f"on, got {values!r}."
+        )
+    values = list(values)
+    for value in values:
+        check_whole_number(name, value, low)
+    if len(set(values)) < fewest:
+        raise ValueError(
+            f"`{name}` must be 'doubling' or a list of at least {fewest} different whole numbers "
+            f"from {low} on, got {values!r}."
+        )
+    return sorted({int(value) for value in values})
+
+
+@dataclass(frozen=True)
+class KeyTokenRule:
+    """What makes a token key.
+
+    Attributes:
+        short_context: fewest tokens that the short context has; nothing before that is key.
+        stride: tokens that share a short context's first token.
+        gain: nats that the long context must gain, more than which.
+        largest_nll: nats that the long context must leave, less than which.
+    """
+
+    short_context: int = 4096
+    stride: int = 1024
+    gain: float = 2.0
+    largest_nll: float = 2.0
+
+    @property
+    def window(self) -> int:
+        """Length of the windows whose last `stride` tokens are scored with a short context."""
+        return self.short_context + self.stride
+
+    def describe(self) -> str:
+        """Name the rule with its settings, for a signature."""
+        return f"longppl({','.join(str(getattr(self, field.name)) for field in fields(self))})"
+
+    def key_tokens(self, short: np.ndarray, full: np.ndarray) -> np.ndarray:
+        """Find the key tokens (K,), given the nlls of all tokens under both contexts (N,).
+
+        NaN, for what is not scored, is never key.
+        """
+        with np.errstate(invalid="ignore"):
+            key = (short - full > self.gain) & (full < self.largest_nll)
+        key[: self.short_context] = False
+        return np.flatnonzero(key)

@@ -8,6 +8,8 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from .model import LanguageModel
+from .model_interface import ScoredModel
+from .model_source import InBfloat16, read_alike
 from .plan import Measurement, nlls_by_token
 from .result_comparison import (
     PairedScores,
@@ -22,7 +24,6 @@ from .result_comparison import (
 from .result_report import Report
 from .result_totals import ratio_of_perplexities
 from .score_measures import Columns, Divergence, Likeliest, Measure, NegativeLogLikelihood
-from .score_pairs import InBfloat16, read_alike
 from .score_runner import Session, Work
 from .signature import describe_measurement
 
@@ -46,7 +47,7 @@ class TokenComparison:
         margin: how much worse the model may be, as a share of the perplexity, or None.
     """
 
-    reference: LanguageModel
+    reference: ScoredModel
     margin: float | None
 
     def compare(self, report: Report) -> dict:
@@ -191,7 +192,7 @@ class ByteComparison:
         scores: of its windows.
     """
 
-    reference: LanguageModel
+    reference: ScoredModel
     margin: float | None
     measurement: Measurement
     scores: list[list[Columns]]
@@ -200,7 +201,9 @@ class ByteComparison:
         """Build what stands under `comparison`; see the metric's documentation."""
         pieces = self.pieces(report)
         identity = describe_measurement(
-            self.reference, self.measurement, report.word_counts is not None
+            self.reference,
+            self.measurement.signature_fields(),
+            words_given=report.word_counts is not None,
         )
         return {
             "compared": "bytes",
@@ -279,7 +282,7 @@ def with_edges(
 
 def score_values(
     session: Session,
-    models: tuple[LanguageModel, LanguageModel],
+    models: tuple[ScoredModel, ScoredModel],
     measurements: Sequence[Measurement],
     measures: Sequence[Measure],
     margin: float | None,
@@ -299,7 +302,7 @@ def score_values(
 
 
 def score_rounded(
-    session: Session, reference: LanguageModel, measurements: Sequence[Measurement]
+    session: Session, reference: ScoredModel, measurements: Sequence[Measurement]
 ) -> list[list[list[Columns]] | None]:
     """Score measurements under a reference in bfloat16; None where it is not in float32."""
     if not isinstance(reference, LanguageModel) or reference.dtype != torch.float32:
@@ -313,7 +316,7 @@ def score_rounded(
 
 def score_pair(
     session: Session,
-    models: tuple[LanguageModel, LanguageModel],
+    models: tuple[ScoredModel, ScoredModel],
     pairs: Sequence[tuple[Measurement, Measurement]],
     measures: Sequence[Measure],
     margin: float | None,

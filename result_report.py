@@ -9,7 +9,7 @@ import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from .digests import TextsDigest
-from .model import LanguageModel
+from .model_interface import ScoredModel
 from .plan import Measurement
 from .plan_windows import (
     PlannedWindow,
@@ -63,7 +63,7 @@ class Report:
         detokenizer: what turned the texts into prose, as the caller names it.
     """
 
-    model: LanguageModel
+    model: ScoredModel
     measurement: Measurement
     scores: list[list[Columns]]
     cost: int
@@ -99,7 +99,7 @@ class Report:
             identity=self.settings()
             | describe_measurement(
                 self.model,
-                self.measurement,
+                self.measurement.signature_fields(),
                 words_given,
                 ({} if self.detokenizer is None else {"detokenizer": self.detokenizer})
                 | ({} if self.word_scoring is None else self.word_scoring.fields()),

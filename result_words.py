@@ -27,7 +27,7 @@ import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from .errors import name_positions
-from .model import LanguageModel
+from .model_interface import ScoredModel
 from .plan import Measurement
 from .plan_windows import Window
 from .request_checks import check_spans_of
@@ -313,7 +313,7 @@ class WordScoring:
     @classmethod
     def of(
         cls,
-        model: LanguageModel,
+        model: ScoredModel,
         spans: Sequence[Sequence[Range]] | None,
         correction: str | None,
     ) -> "WordScoring":

@@ -18,7 +18,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from .model import LanguageModel, explain_failure
+from .model_interface import ScoredModel, explain_failure
 from .model_states import StateReader
 from .plan import Measurement
 from .plan_windows import Pass, Place, Plan, Window
@@ -81,7 +81,7 @@ class CarriedWork(Work):
 
 def score_carried(
     session: Session,
-    model: LanguageModel,
+    model: ScoredModel,
     reader: StateReader,
     measurement: Measurement,
     measures: Sequence[Measure],
@@ -143,7 +143,7 @@ class CarryingScorer:
 
     def __init__(
         self,
-        model: LanguageModel,
+        model: ScoredModel,
         reader: StateReader,
         measures: Sequence[Measure],
         memory: int,

@@ -10,13 +10,10 @@ import logging
 import pickle
 from collections.abc import Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 import xxhash
-
-if TYPE_CHECKING:
-    from accelerate import PartialState
 
 # Below evaluate's own, so that evaluate.logging decides what is shown.
 logger = logging.getLogger("evaluate.perplexity_sliding")
@@ -166,7 +163,7 @@ def _portable(error: Exception | None) -> Exception | None:
         return RuntimeError(f"{type(error).__name__}: {error}")
 
 
-def _join() -> "PartialState":
+def _join() -> object:  # a PartialState; accelerate may be missing
     try:
         from accelerate import PartialState
     except ImportError:

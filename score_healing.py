@@ -9,7 +9,7 @@ given those before it, as far as one token reaches.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from .model import LanguageModel
+from .model_interface import ScoredModel
 from .plan import Measurement
 from .plan_windows import Window
 from .score_measures import Columns, Measure, TailMass
@@ -51,7 +51,7 @@ class Healing:
         return columns | {"nll": nll}
 
 
-def plan_healing(model: LanguageModel, measurements: Sequence[Measurement]) -> Healing:
+def plan_healing(model: ScoredModel, measurements: Sequence[Measurement]) -> Healing:
     """Find the tokens across edges that are to be healed.
 
     Raises:

@@ -22,7 +22,7 @@ import xxhash
 
 from .digests import same_probe
 from .model import LanguageModel
-from .model_interface import Batch, LogitBlocks, Prefix
+from .model_interface import Batch, LogitBlocks, Prefix, ScoredModel
 from .model_logits import BodyThenHead
 from .plan import Measurement
 from .score_measures import Block, Columns
@@ -39,7 +39,7 @@ logger = logging.getLogger("evaluate.perplexity_sliding")
 
 def store_reference(
     path: str | Path,
-    reference: LanguageModel,
+    reference: ScoredModel,
     measurements: Sequence[Measurement],
     session: Session,
 ) -> tuple["StoredReference", Session]:
@@ -80,7 +80,7 @@ class HiddenRows:
 class Body:
     """A model that gives hidden states in place of logits, as the scorer sees it."""
 
-    def __init__(self, model: LanguageModel) -> None:
+    def __init__(self, model: ScoredModel) -> None:
         self.device, self.head, self.prefixes_agree = model.device, model.head, model.prefixes_agree
         # batches are then cut as beside the model
         self.vocabulary_size, self.by_blocks = model.vocabulary_size, model.by_blocks
@@ -107,7 +107,7 @@ class StatesFile:
         OSError: there is no room for it.
     """
 
-    def __init__(self, path: str | Path, reference: LanguageModel, work: Work) -> None:
+    def __init__(self, path: str | Path, reference: ScoredModel, work: Work) -> None:
         self.path = Path(path)
         self.reference = reference
         self.work = work

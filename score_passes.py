@@ -13,8 +13,14 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from .model import LanguageModel
-from .model_interface import Batch, LogitBlocks, Prefix, explain_failure, is_out_of_memory
+from .model_interface import (
+    Batch,
+    LogitBlocks,
+    Prefix,
+    ScoredModel,
+    explain_failure,
+    is_out_of_memory,
+)
 from .score_measures import Block, Columns, Measure
 
 # On a CPU: tokens in a forward pass, and rows of logits computed at once, beyond which more of them
@@ -70,7 +76,7 @@ class Scorer:
 
     def __init__(
         self,
-        models: Sequence[LanguageModel],
+        models: Sequence[ScoredModel],
         measures: Sequence[Measure],
         batch_tokens: int,
         logits_memory: int,

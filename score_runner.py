@@ -15,7 +15,7 @@ import numpy as np
 from tqdm.auto import tqdm
 
 from .errors import name_positions
-from .model import LanguageModel
+from .model_interface import ScoredModel
 from .plan import Measurement
 from .plan_windows import (
     Pass,
@@ -32,7 +32,7 @@ from .score_distributed import Processes
 from .score_measures import Columns, Measure
 from .score_passes import Row, Scorer
 from .score_served import PassError, ServedScorer
-from .signature import describe_all
+from .signature import describe_measurement
 from .text_tokenization import stream_hash
 
 _HIDDEN: list[bool] = []  # one entry for each context of `bars_hidden`
@@ -91,7 +91,7 @@ class Work:
         self.shared: list[SharedPrefix] = []
         self.shown = self._find_shown(num_shown)
 
-    def share_prefixes(self, model: LanguageModel) -> None:
+    def share_prefixes(self, model: ScoredModel) -> None:
         """Read contexts that many passes begin with once, where the scores stay the same."""
         shared = find_shared_prefixes(self.passes, self._prefix, LEAST_SAVING)
         if not shared:
@@ -231,7 +231,7 @@ class Work:
 
 
 def plan_work(
-    models: Sequence[LanguageModel],
+    models: Sequence[ScoredModel],
     measurements: Sequence[Measurement],
     num_shown: int | None = None,
 ) -> Work:
@@ -258,7 +258,7 @@ def plan_work(
     return work
 
 
-def check_ids(model: LanguageModel, measurements: Sequence[Measurement]) -> None:
+def check_ids(model: ScoredModel, measurements: Sequence[Measurement]) -> None:
     """Refuse token ids that the model has no embedding or no logit for."""
     size = min(model.num_embeddings or model.vocabulary_size, model.vocabulary_size)
     for measurement in measurements:
@@ -365,7 +365,7 @@ class Session:
 
     def score(
         self,
-        models: Sequence[LanguageModel],
+        models: Sequence[ScoredModel],
         measurements: Sequence[Measurement],
         measures: Sequence[Measure],
         num_shown: int | None = None,
@@ -388,7 +388,7 @@ class Session:
         self,
         scorer: Scorer | ServedScorer,
         work: Work,
-        models: Sequence[LanguageModel],
+        models: Sequence[ScoredModel],
         measures: Sequence[Measure],
         key_prefix: str = "",
     ) -> list[Columns]:
@@ -405,6 +405,20 @@ class Session:
         if self.checkpoint is not None:
             self.checkpoint.use(models, measures, key_prefix)
         return Runner(scorer, work, self.checkpoint, self.processes, self.callback).run()
+
+
+def describe_all(
+    models: Sequence[ScoredModel],
+    measurements: Sequence[Measurement],
+    measures: Sequence[Measure],
+) -> str:
+    """Describe on one line what processes that share work must have in common."""
+    signatures = [
+        describe_measurement(model, measurement.signature_fields(), words_given=False)["signature"]
+        for model in models
+        for measurement in measurements
+    ]
+    return repr((signatures, [measure.key for measure in measures]))
 
 
 @dataclass(frozen=True)

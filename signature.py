@@ -7,25 +7,22 @@ Equal signatures and equal probes mean equal numbers.
 """
 
 import hashlib
-from collections.abc import Sequence
 
 from .about import VERSION
 from .digests import DIGITS
-from .model import LanguageModel
 from .model_digest import tokenizer_digest
-from .plan import Measurement
-from .score_measures import Measure
+from .model_interface import ScoredModel
 
 # Fields whose values are versions of what runs the model.
 LIBRARIES = ("transformers", "torch")
 
 
-def describe_model(model: LanguageModel) -> str:
-    """Describe on one line what a `LanguageModel`'s scores of given tokens depend on."""
+def describe_model(model: ScoredModel) -> str:
+    """Describe on one line what a model's scores of given tokens depend on."""
     return _line(_model_fields(model))
 
 
-def describe_key_tokens(evaluator: LanguageModel, rule: str) -> str:
+def describe_key_tokens(evaluator: ScoredModel, rule: str) -> str:
     """Describe on one line what decides which tokens are key.
 
     Args:
@@ -37,61 +34,32 @@ def describe_key_tokens(evaluator: LanguageModel, rule: str) -> str:
 
 
 def describe_measurement(
-    model: LanguageModel,
-    measurement: Measurement,
+    model: ScoredModel,
+    measured: dict[str, object],
     words_given: bool,
     word_fields: dict[str, str] | None = None,
 ) -> dict[str, str | float]:
-    """Write the signature of a `Measurement` under a `LanguageModel`, long and short; and its probe.
+    """Write the signature of a measurement under a model, long and short; and its probe.
 
     In the spirit of sacrebleu's: `key:value` pairs joined by `|`.  The short form keeps the
     protocol and a digest of the whole line.
 
     Args:
+        measured: what the measurement says of itself, see `Measurement.signature_fields`.
         word_fields: how words are scored, where they are, and what the texts were before.
     """
-    plan, separator = measurement.plan, measurement.separator
-    join = plan.protocol.join if separator is None else separator
-    is_string = separator is not None or join not in (None, "tokens")
-    fields = _model_fields(model) | {
-        "tokenizer": tokenizer_digest(model.tokenizer),
-        "protocol": plan.protocol.name,
-        "window": plan.max_length,
-        "stride": plan.stride,
-        "start": plan.start if plan.start_id is None else f"{plan.start}({plan.start_id})",
-        "join": repr(join) if is_string else join,
-        "words": "given" if words_given else "split",
-    }
-    if plan.carries != "nothing":
-        fields["carry"] = plan.carries
-    part_fields = {} if measurement.parts is None else measurement.parts.fields()
-    fields |= part_fields | (word_fields or {})
-    first = (
-        *("model", "revision", "tokenizer", "protocol", "window", "stride", "carry", "start"),
-        *("join", *part_fields, "words", *(word_fields or {})),
-    )
+    of_words = {"words": "given" if words_given else "split"} | (word_fields or {})
+    of_tokenizer = {"tokenizer": tokenizer_digest(model.tokenizer)}
+    fields = _model_fields(model) | of_tokenizer | measured | of_words
+    first = ("model", "revision", "tokenizer", *measured, *of_words)
     order = dict.fromkeys([*first, *fields])  # then what else the model says of itself
     line = _line({name: fields[name] for name in order if name in fields})
     digest = hashlib.sha256(line.encode("utf-8")).hexdigest()[:DIGITS]
-    short = f"ppl|{plan.protocol.name}|L{plan.max_length}|S{plan.stride}|{digest}"
+    short = f"ppl|{measured['protocol']}|L{measured['window']}|S{measured['stride']}|{digest}"
     return {"signature": line, "signature_short": short, "probe": model.probe}
 
 
-def describe_all(
-    models: Sequence[LanguageModel],
-    measurements: Sequence[Measurement],
-    measures: Sequence[Measure],
-) -> str:
-    """Describe on one line what processes that share work must have in common."""
-    signatures = [
-        describe_measurement(model, measurement, words_given=False)["signature"]
-        for model in models
-        for measurement in measurements
-    ]
-    return repr((signatures, [measure.key for measure in measures]))
-
-
-def _model_fields(model: LanguageModel) -> dict[str, object]:
+def _model_fields(model: ScoredModel) -> dict[str, object]:
     """What a model says of itself, with the version of the metric before those of the libraries."""
     fields = model.signature_fields()
     libraries = {name: fields.pop(name) for name in LIBRARIES if name in fields}

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import reference
 from perplexity_sliding.plan_windows import PlannedWindow, count_inputs, merge_windows, plan_windows
-from perplexity_sliding.result_curves import (
+from perplexity_sliding.result_contexts import (
     doubling_edges,
     doubling_lengths,
     in_context_score,

@@ -23,7 +23,7 @@ from models import (
     random_text,
 )
 from perplexity_sliding.model_probes import leaks, state_kept, with_other_end
-from perplexity_sliding.score_pairs import in_use_together
+from perplexity_sliding.model_source import in_use_together
 
 sys.path.append(str(Path(__file__).resolve().parent.parent / "benchmarks"))
 import architectures

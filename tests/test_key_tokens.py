@@ -7,12 +7,8 @@ import pytest
 import torch
 from models import SlowTokenizer, make_byte_tokenizer, make_model, make_tokenizer, random_text
 from perplexity_sliding.plan_windows import Window
-from perplexity_sliding.result_key_tokens import (
-    KeyTokenRule,
-    merge_spans,
-    report_key_tokens,
-    tokens_inside,
-)
+from perplexity_sliding.request_checks import KeyTokenRule
+from perplexity_sliding.result_contexts import merge_spans, report_key_tokens, tokens_inside
 from perplexity_sliding.text_tokenization import TokenizedText
 
 

@@ -21,7 +21,7 @@ from models import (
     random_text,
     save,
 )
-from perplexity_sliding.score_pairs import same_vocabulary
+from perplexity_sliding.model_source import same_vocabulary
 
 TEXTS = [random_text(length, seed=length) for length in range(20, 36)]
 

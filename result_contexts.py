@@ -1,4 +1,4 @@
-"""How far back a model looks: perplexity by length of context, and by place in the text.
+"""How far back a model looks: perplexity by length of context, by place in the text, and LongPPL.
 
 By context, the same tokens are scored with windows of several lengths that slide by the same
 stride.  A shorter window is the head of a longer one that begins at the same token, so all of them
@@ -6,21 +6,39 @@ cost what the longest costs::
 
     begin              c0      c1          longest
     |------------------##------##----------##          # the new tokens of a window of each length
+
+LongPPL (Fang et al., ICLR 2025) is perplexity over the tokens that need a long context.  A token is
+key where an evaluator model, given the whole text, predicts it well and far better than from a short
+context.  Key tokens of one tokenizer become characters, and these the tokens of another.  As the
+package `longppl` 0.3.0 does it.
 """
 
 import itertools
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
-from .model_interface import UNLIMITED_WINDOW, ContextLimit
+from .model_interface import UNLIMITED_WINDOW, ContextLimit, ScoredModel
 from .plan import contexts_by_token, nlls_by_token
 from .plan_settings import Corpus, plan_measurement
-from .request_checks import Setting, check_choice, check_knob, check_whole_number
+from .protocols import Protocol
+from .request_checks import EVALUATOR_ROLE, KeyTokenRule, LongContext, Setting
 from .result_report import Report
 from .result_totals import nll_interval, perplexity_interval
 from .result_uncertainty import Blocks, Estimate, as_ratio, estimate_ratio, exp
+from .score_measures import NegativeLogLikelihood
+from .score_runner import Session
+from .text_tokenization import TokenizedText
+
+# How the evaluator of the package `longppl` reads a text.
+EVALUATOR = Protocol(
+    "longppl evaluator",
+    source="longppl",
+    description="The tokenizer's own special tokens and no others; every token is scored once.",
+    encoding="default",
+    knobs=("max_length", "stride"),
+)
 
 # Times that "doubling" halves the longest context, unless the stride sets an end before.
 MOST_HALVINGS = 3
@@ -29,81 +47,7 @@ MOST_HALVINGS = 3
 # the loss of the 500th token less that of the 50th.
 EARLY_TOKEN, LATE_TOKEN = 50, 500
 
-# --- what is asked and planned --------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class LongContext:
-    """What a call asks about long contexts.
-
-    Attributes:
-        context_lengths: windows to compare, "doubling", or None.
-        positions: edges of bins of places in the text, "doubling", or None.
-        carry: read every text once and carry the model's state on.
-    """
-
-    context_lengths: list[int] | str | None
-    positions: list[int] | str | None
-    carry: bool
-
-
-def check_long_context(
-    context_lengths: object,
-    positions: object,
-    carry: object,
-    settings: Sequence[Setting],
-    gives_list: bool,
-) -> LongContext:
-    """Check what a call asks about long contexts, and that it asks for one measurement."""
-    lengths = _check_ascending("context_lengths", context_lengths, 2)
-    edges = _check_ascending("positions", positions, 0, fewest=2)
-    check_choice("carry", carry, (True, False))
-    asked = {"context_lengths": lengths is not None, "positions": edges is not None, "carry": carry}
-    for name in (name for name, is_asked in asked.items() if is_asked):
-        if gives_list:
-            raise ValueError(
-                f"`{name}` must be left out where `protocol`, `max_length` or `stride` is a list. "
-                "Make a call for each."
-            )
-        if name != "positions":
-            check_knob(name, settings[0].protocol)
-    if isinstance(lengths, list) and settings[0].max_length not in (None, lengths[-1]):
-        raise ValueError(
-            f"`max_length` must be left out with `context_lengths`, whose longest is the window, "
-            f"got {settings[0].max_length} and {lengths[-1]}."
-        )
-    if carry and lengths is not None:
-        raise ValueError(
-            "`carry` must be False with `context_lengths`: what is carried has no length to vary."
-        )
-    if carry and settings[0].add_start_token == "every":
-        raise ValueError(
-            "`add_start_token` must not be 'every' with `carry`, which reads every text once, got "
-            "'every'. Pass 'once'."
-        )
-    return LongContext(lengths, edges, carry)
-
-
-def _check_ascending(
-    name: str, values: object, low: int, fewest: int = 1
-) -> list[int] | str | None:
-    """Return whole numbers without doubles, in ascending order; "doubling" and None stay."""
-    if values is None or (isinstance(values, str) and values == "doubling"):
-        return values
-    if isinstance(values, str | bytes) or not isinstance(values, Iterable):
-        raise TypeError(
-            f"`{name}` must be 'doubling' or a list of at least {fewest} whole numbers from {low} "
-            f"on, got {values!r}."
-        )
-    values = list(values)
-    for value in values:
-        check_whole_number(name, value, low)
-    if len(set(values)) < fewest:
-        raise ValueError(
-            f"`{name}` must be 'doubling' or a list of at least {fewest} different whole numbers "
-            f"from {low} on, got {values!r}."
-        )
-    return sorted({int(value) for value in values})
+# --- what is planned ------------------------------------------------------------------------------
 
 
 def expand_settings(
@@ -326,3 +270,103 @@ def as_perplexity(estimate: Estimate, num_tokens: int) -> dict:
         "nll": estimate.value,
         "num_tokens": num_tokens,
     }
+
+
+# --- LongPPL --------------------------------------------------------------------------------------
+
+
+def find_key_characters(
+    session: Session, evaluator: ScoredModel, texts: list[str], rule: KeyTokenRule
+) -> list[np.ndarray]:
+    """Find the characters of key tokens: for each text spans (first, one past the last) (M, 2).
+
+    The long context is the whole text, or as much as the evaluator takes, slid over by half of it.
+
+    Raises:
+        ValueError: the evaluator cannot be scored with, or does not say which characters its
+            tokens stand for.
+    """
+    with evaluator.in_use():
+        evaluator.prepare()
+        corpus = Corpus(evaluator.tokenizer, texts, with_offsets=True)
+        _, streams = corpus.read(EVALUATOR, None)
+        check_offsets(streams, f"`{EVALUATOR_ROLE}`")
+        longest = max(2, *(len(stream) for stream in streams))
+        longest = min(longest, evaluator.limit.length or max(longest, UNLIMITED_WINDOW))
+        settings = [
+            Setting(EVALUATOR, longest, max(1, longest // 2)),
+            Setting(EVALUATOR, min(rule.window, longest), min(rule.stride, longest)),
+        ]
+        measurements = [plan_measurement(corpus, evaluator.limit, setting) for setting in settings]
+        work, scores = session.score([evaluator], measurements, [NegativeLogLikelihood()])
+    full, short = (
+        nlls_by_token(measurement, of_measurement)
+        for measurement, of_measurement, _ in work.by_measurement(scores)
+    )
+    return [
+        merge_spans(stream.offsets[rule.key_tokens(short_nlls, full_nlls)])
+        for stream, short_nlls, full_nlls in zip(streams, short, full)
+    ]
+
+
+def report_key_tokens(report: Report, spans: Sequence[np.ndarray]) -> dict:
+    """Build the keys of a result that say how well key tokens are predicted.
+
+    Args:
+        spans: characters of the key tokens of each text.
+    """
+    nlls = nlls_by_token(report.measurement, report.scores)
+    places = [
+        np.flatnonzero(tokens_inside(stream.offsets, of_text) & ~stream.added & ~np.isnan(nll))
+        for stream, nll, of_text in zip(report.measurement.streams, nlls, spans)
+    ]
+    of_keys = [nll[inside] for nll, inside in zip(nlls, places)]
+    texts = np.repeat(np.arange(len(places)), [len(inside) for inside in places])
+    result = {
+        "num_key_tokens": len(texts),
+        "longppls": [exp(float(nll.mean())) if len(nll) else None for nll in of_keys],
+        "longppl": None,
+        "longppl_interval": None,
+    }
+    if not len(texts):
+        return result
+    lengths = [len(nll) for nll in nlls]
+    columns = [np.ones(len(texts)), np.concatenate(of_keys)]
+    blocks = Blocks.of(lengths, texts, np.concatenate(places), columns)
+    tokens, nll = blocks.clusters(1).sums.T
+    estimate = estimate_ratio(nll, tokens)
+    return result | {
+        "longppl": exp(estimate.value),
+        "longppl_interval": perplexity_interval(estimate),
+    }
+
+
+def check_offsets(streams: Sequence[TokenizedText], name: str) -> None:
+    if any(stream.offsets is None for stream in streams):
+        raise ValueError(
+            f"{name} must have a fast tokenizer with `key_tokens`, which says which characters a "
+            "token stands for, got a slow one."
+        )
+
+
+def merge_spans(offsets: np.ndarray) -> np.ndarray:
+    """Merge spans of characters (K, 2) that touch: (first, one past the last) of each (M, 2)."""
+    if not len(offsets):
+        return offsets.reshape(0, 2)
+    apart = offsets[1:, 0] != offsets[:-1, 1]
+    firsts = offsets[np.concatenate([[True], apart]), 0]
+    ends = offsets[np.concatenate([apart, [True]]), 1]
+    return np.stack([firsts, ends], axis=1)
+
+
+def tokens_inside(offsets: np.ndarray, spans: np.ndarray) -> np.ndarray:
+    """Tell which tokens (N,) have all their characters in one of the spans.
+
+    Args:
+        offsets: first and one-past-last character of each token (N, 2).
+        spans: ascending spans of characters (M, 2), apart from each other.
+    """
+    if not len(spans):
+        return np.zeros(len(offsets), dtype=bool)
+    number = np.searchsorted(spans[:, 0], offsets[:, 0], side="right") - 1
+    return (number >= 0) & (offsets[:, 1] <= spans[number, 1])
