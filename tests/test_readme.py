@@ -1,7 +1,7 @@
 """Every snippet of the README and of docs/, run as a reader would run it.
 
 Python blocks run in a namespace of their own, with the repository as working directory; shell
-blocks run in bash there.  A `text` block that follows is what they print, as far as it isn't left
+blocks run in bash there, those of R where it is installed with lme4.  A `text` block that follows is what they print, as far as it isn't left
 out with "..."; numbers may differ in their fourth digit, as they do between machines.  A block that
 cannot be run has a comment right before it: <!-- not run: the reason -->.
 """
@@ -13,6 +13,7 @@ import io
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -122,6 +123,16 @@ def run_shell(block: Block) -> str:
     return "".join(map(run_line, block.body.replace("\\\n", "").splitlines()))
 
 
+def run_r(block: Block) -> str:
+    r = ["Rscript", "--vanilla", "-e"]
+    if (
+        not shutil.which("Rscript")
+        or subprocess.run([*r, "library(lme4)"], capture_output=True).returncode
+    ):
+        pytest.skip("R with lme4 is not installed")
+    return subprocess.run([*r, block.body], capture_output=True, text=True, check=True).stdout
+
+
 def run_line(line: str) -> str:
     """What a line of a shell block prints.
 
@@ -154,13 +165,14 @@ def run_in_shell(command: str, given: str = "") -> str:
 
 
 def run(block: Block) -> None:
-    assert block.language in PYTHON + SHELL, (
+    assert block.language in [*PYTHON, *SHELL, "r"], (
         f"a block of {block.language or 'no'} language is neither run nor marked as not to be"
     )
     if block.language in PYTHON and ">>>" in block.body:
         run_examples(block)
         return
-    printed = run_python(block) if block.language in PYTHON else run_shell(block)
+    runs = dict.fromkeys(PYTHON, run_python) | dict.fromkeys(SHELL, run_shell) | {"r": run_r}
+    printed = runs[block.language](block)
     if block.output is not None:
         assert same(block.output, printed), f"shown:\n{block.output}\nprinted:\n{printed}"
 

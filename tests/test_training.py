@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 
+import datasets
 import pytest
 import torch
 import transformers
@@ -141,6 +142,33 @@ def test_the_answers_of_chats_are_scored(tmp_path):
     tokenizer = make_tokenizer(chat_template=PLAIN_TEMPLATE)
     expected = compute([CHAT, CHAT[:2]], model=make_model("gpt2"), tokenizer=tokenizer)
     assert callback.results["perplexity"] == pytest.approx(expected["perplexity"], rel=1e-6)
+
+
+def test_trl_s_trainer_takes_it(tmp_path):
+    trl = pytest.importorskip("trl")
+    tokenizer = make_tokenizer()
+    trainer = trl.SFTTrainer(
+        model=make_model("gpt2"),
+        args=trl.SFTConfig(
+            output_dir=str(tmp_path),
+            max_steps=1,
+            eval_strategy="steps",
+            eval_steps=1,
+            report_to=[],
+            use_cpu=True,
+            bf16=False,
+            save_strategy="no",
+            disable_tqdm=True,
+            max_length=16,
+        ),
+        train_dataset=datasets.Dataset.from_dict({"text": TRAINED_ON}),
+        eval_dataset=datasets.Dataset.from_dict({"text": TRAINED_ON[:4]}),
+        processing_class=tokenizer,
+        callbacks=[PerplexityCallback(HELD_OUT, stride=4)],
+    )
+    trainer.train()
+    after = compute(HELD_OUT, model=trainer.model, tokenizer=tokenizer, stride=4)
+    assert logged(trainer, "eval_perplexity") == {1: pytest.approx(after["perplexity"], rel=1e-6)}
 
 
 @pytest.mark.parametrize(

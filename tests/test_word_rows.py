@@ -108,15 +108,10 @@ def test_rows_carry_their_sentence_and_context_on_request(call, items, unit):
     """Under the names that the table gives them."""
     argv = [items, "--text-column", "sentence", "--context-column", "context", unit]
     rows = rows_of(call(*argv, "--keep-text", "--format", "csv").out)
-    assert [(row["context"], row["sentence"]) for row in rows] == [
-        ("w3 w4 ", "w5 w6"),
-        ("w3 w4 ", "w5 w6"),
-        ("w7 ", "w8"),
-    ]
+    kept = {row["name"][-1]: (row["context"], row["sentence"]) for row in rows}
+    assert kept == {"0": ("w3 w4 ", "w5 w6"), "1": ("w7 ", "w8")}
     without = rows_of(call(*argv, "--format", "csv").out)
-    assert [row.keys() - other.keys() for row, other in zip(rows, without)] == [
-        {"context", "sentence"}
-    ] * 3
+    assert {*rows[0]} - {*without[0]} == {"context", "sentence"}
 
 
 def test_a_file_is_kept_as_text(call, tmp_path):
