@@ -1,6 +1,14 @@
 """A benchmark's results as the tables of README.md."""
 
+from collections.abc import Iterable
+
 PEERS = ("guide", "stock", "lm-eval", "lm-eval, batch 16")
+# What the README's first table calls the workloads, for those who have not read of windows and strides.
+AT_A_GLANCE = {
+    "one text, S = L": "time for a long text, window after window",
+    "one text, S = L/2": "time for a long text, each window half over the last",
+    "mixed lengths": "time for 200 texts of mixed lengths",
+}
 
 
 def speed_table(results: dict) -> str:
@@ -12,6 +20,16 @@ def speed_table(results: dict) -> str:
         for case in results["cases"]
     ]
     return markdown(["workload", *labels], rows)
+
+
+def rows_at_a_glance(results: dict) -> str:
+    """The last rows of the README's first table: times of three peers in multiples of ours, medians."""
+    ratios = {case["name"]: case["ratios"] for case in results["cases"]}
+    labels = [f"{peer} / ours" for peer in ("stock", "guide", "lm-eval")]
+    return table_lines(
+        [what, "1", *(_median(ratios[name].get(label)) for label in labels)]
+        for name, what in AT_A_GLANCE.items()
+    )
 
 
 def shared_table(results: dict, part: str = "shared passes") -> str:
@@ -88,6 +106,13 @@ def _ratio(ratio: dict | None) -> str:
     return f"**{median}** ({low}–{high})"
 
 
+def _median(ratio: dict | None) -> str:
+    return "" if ratio is None else f"{ratio['median']:.1f}"
+
+
 def markdown(head: list[str], rows: list[list[str]]) -> str:
-    lines = [head, ["---"] * len(head), *rows]
+    return table_lines([head, ["---"] * len(head), *rows])
+
+
+def table_lines(lines: Iterable[list[str]]) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)

@@ -358,6 +358,7 @@ def test_utilisation_counts_what_the_windows_require(capsys):
 def test_published_tables_are_of_the_published_results():
     results = json.loads((ROOT / "benchmarks" / "results.json").read_text())
     readme = (ROOT / "README.md").read_text()
+    assert table.rows_at_a_glance(results) in readme
     assert table.speed_table(results) in readme
     assert table.shared_table(results) in readme
     details = (ROOT / "benchmarks" / "README.md").read_text()
