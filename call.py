@@ -1,9 +1,7 @@
 """What a call does: check, open, read, plan, score, sum up."""
 
-import gc
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from inspect import signature
 
@@ -50,6 +48,7 @@ from .result_report import Comparison, Report, list_reports
 from .result_words import WordScoring
 from .score_carried import score_carried
 from .score_checkpoint import open_checkpoint
+from .score_collector import without_collecting
 from .score_distributed import Processes
 from .score_healing import plan_healing
 from .score_hidden_states import store_reference
@@ -174,7 +173,7 @@ def _compute(
 def agree_on_texts(processes: Processes, texts: Sequence[str]) -> None:
     """Refuse processes that share the work and were not given the same texts."""
     processes.agree(
-        str(TextsDigest.of(texts)),
+        lambda: str(TextsDigest.of(texts)),
         "texts",
         "Windows are shared out by the metric itself: pass all texts to every process, or leave "
         "out `distributed` to score each one's by itself.",
@@ -184,7 +183,7 @@ def agree_on_texts(processes: Processes, texts: Sequence[str]) -> None:
 def agree_on_request(processes: Processes, request: Request) -> None:
     """Refuse processes that share the work and were asked for other parts of the texts."""
     processes.agree(
-        request.digest,
+        lambda: request.digest,
         "contexts, scored spans, messages, words and word counts",
         "Pass the same ones to every process.",
     )
@@ -259,18 +258,6 @@ def store_states(
 
 # Of each setting: its plan, or why there is none.
 Planned = dict[Setting, Measurement | ValueError]
-
-
-@contextmanager
-def without_collecting() -> Iterator[None]:
-    """Pause the garbage collector, which would go through millions of objects, none of them garbage."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
 
 
 @without_collecting()
@@ -354,22 +341,23 @@ def score_request(session: Session, models: Sequence[ScoredModel], request: Requ
         healing = plan_healing(model, measured.values())
         measures += healing.measures()
         work, scores, comparisons = _score(session, models, carrier, request, measured, measures)
-    outcomes = zip(work.by_measurement(scores), work.of_borders(scores), comparisons)
-    reports = [
-        Report(
-            model,
-            measurement,
-            healing.heal(measurement, of_windows),
-            cost,
-            request.word_counts,
-            request.digests_as_read(measurement),
-            comparison,
-            of_borders,
-            word_scoring,
-            request.detokenizer,
-        )
-        for (measurement, of_windows, cost), of_borders, comparison in outcomes
-    ]
+    with without_collecting():
+        outcomes = zip(work.by_measurement(scores), work.of_borders(scores), comparisons)
+        reports = [
+            Report(
+                model,
+                measurement,
+                healing.heal(measurement, of_windows),
+                cost,
+                request.word_counts,
+                request.digests_as_read(measurement),
+                comparison,
+                of_borders,
+                word_scoring,
+                request.detokenizer,
+            )
+            for (measurement, of_windows, cost), of_borders, comparison in outcomes
+        ]
     return Scored(planned, reports, sum(work.costs))
 
 

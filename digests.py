@@ -56,10 +56,12 @@ class TextsDigest(NamedTuple):
 
     @classmethod
     def of(cls, texts: Iterable[str]) -> "TextsDigest":
-        digest = cls()
+        count = value = 0
         for text in texts:
-            digest += cls(1, xxhash.xxh3_128_intdigest(text.encode("utf-8")) % TEXTS_MODULUS)
-        return digest
+            count += 1
+            number = xxhash.xxh3_128_intdigest(text.encode("utf-8"))
+            value = (value * TEXTS_BASE + number) % TEXTS_MODULUS
+        return cls(count, value)
 
     def __add__(self, after: "TextsDigest") -> "TextsDigest":
         shifted = self.value * pow(TEXTS_BASE, after.count, TEXTS_MODULUS)

@@ -50,6 +50,7 @@ from .result_uncertainty import estimate_ratio_of_text
 from .result_words import Vocabulary as Vocabulary
 from .score_carried import score_carried as score_carried
 from .score_checkpoint import Checkpoint as Checkpoint
+from .score_collector import without_collecting as without_collecting
 from .score_distributed import Processes as Processes
 from .score_healing import plan_healing as plan_healing
 from .score_hidden_states import store_reference as store_reference

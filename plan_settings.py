@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Callable, Sequence
+from functools import cache
 
 from transformers import PreTrainedTokenizerBase
 
@@ -101,8 +102,9 @@ def plan_measurement(
     )
     texts, streams = corpus.read(protocol, separator)
     streams = without_start_tokens(corpus.tokenizer, plan, texts, streams)
+    windows_of = cache(plan.windows)  # texts of one length have the same
     windows = [
-        plan.windows(len(stream)) if stream.part is None else windows_of_part(plan, stream)
+        windows_of(len(stream)) if stream.part is None else windows_of_part(plan, stream)
         for stream in streams
     ]
     if corpus.parts is None and any(

@@ -298,7 +298,7 @@ def merge_windows(
     places: list[Place] = [Place(0, 0)] * len(windows)
     for (stream, begin, start_id, _), members in groups.items():
         spans = [windows[number].window for number in members]
-        targets = unite((window.first, window.end) for window in spans)
+        targets = unite([(window.first, window.end) for window in spans])
         for number, window in zip(members, spans):
             places[number] = Place(len(passes), offset_of(targets, window.first))
         passes.append(Pass(stream, begin, targets[-1][1], start_id, targets))
@@ -342,8 +342,11 @@ def find_shared_prefixes(
 
 def unite(ranges: Iterable[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
     """Unite ranges (first, one past the last), into ascending ranges that do not touch."""
+    ranges = sorted(ranges)
+    if len(ranges) == 1:  # as of most short texts
+        return (ranges[0],)
     united: list[tuple[int, int]] = []
-    for first, end in sorted(ranges):
+    for first, end in ranges:
         if united and first <= united[-1][1]:
             united[-1] = (united[-1][0], max(end, united[-1][1]))
         else:

@@ -8,7 +8,7 @@ all learn of the error there, and all are in step again for the call after it.
 import heapq
 import logging
 import pickle
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import NamedTuple
 
@@ -60,16 +60,19 @@ class Processes:
         """Return the places of the pieces of work that fall to this process."""
         return share_out(costs, self.count)[self.rank]
 
-    def agree(self, description: str, what: str, advice: str) -> None:
+    def agree(self, describe: Callable[[], str], what: str, advice: str) -> None:
         """Check that all processes were given the same thing.
 
         Args:
-            description: of what this process was given; equal ones mean the same.
+            describe: describes what this process was given; equal descriptions mean the same.
             what: what to call it in an error.
 
         Raises:
             ValueError: in each process, where one was given something else.
         """
+        if self.count == 1:
+            return
+        description = describe()
         descriptions = self.exchange(description)
         differing = [rank for rank, other in enumerate(descriptions) if other != descriptions[0]]
         if differing:

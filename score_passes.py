@@ -8,6 +8,7 @@ batches, and their logits meet block by block.
 
 import warnings
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from itertools import accumulate, pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -212,10 +213,11 @@ class Scorer:
         ids = np.full((len(rows), max(len(row.inputs) for row in rows)), rows[0].inputs[0])
         for line, row in zip(ids, rows):
             line[: len(row.inputs)] = row.inputs  # right padding
-        scored = [row.scored + line * ids.shape[1] for line, row in enumerate(rows)]
+        counts = [len(row.targets) for row in rows]
+        lines = np.repeat(np.arange(len(rows)), counts)
         batch = (
             ids,  # (B, T)
-            np.concatenate(scored),  # (R,), counting through B * T
+            np.concatenate([row.scored for row in rows]) + lines * ids.shape[1],  # (R,), in B * T
             np.concatenate([row.targets for row in rows]),  # (R,)
         )
         copies: list[Prefix | None] = [None] * len(self.models)
@@ -228,7 +230,7 @@ class Scorer:
         if on_gpu:
             device = next(iter(columns.values())).device
             copied = torch.cuda.current_stream(device).record_event()
-        return Launched(numbers, on_host, [len(row.targets) for row in rows], copied)
+        return Launched(numbers, on_host, counts, copied)
 
     def _columns(
         self, batch: tuple[np.ndarray, ...], prefixes: Sequence[Prefix | None]
@@ -302,11 +304,11 @@ def collect(launched: Launched) -> list[Columns]:
     """Give the scores of a batch pass by pass, once they have been copied to the host."""
     if launched.copied is not None:
         launched.copied.synchronize()
-    ends = np.cumsum(launched.counts)[:-1]
-    parts = {name: np.split(c.numpy(), ends) for name, c in launched.columns.items()}
+    columns = {name: column.numpy() for name, column in launched.columns.items()}
+    ends = accumulate(launched.counts, initial=0)
     return [
-        {name: split[number] for name, split in parts.items()}
-        for number in range(len(launched.counts))
+        {name: values[first:end] for name, values in columns.items()}
+        for first, end in pairwise(ends)
     ]
 
 

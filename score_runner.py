@@ -28,6 +28,7 @@ from .plan_windows import (
 )
 from .result_uncertainty import exp
 from .score_checkpoint import Checkpoint
+from .score_collector import without_collecting
 from .score_distributed import Processes
 from .score_measures import Columns, Measure
 from .score_passes import Row, Scorer
@@ -93,6 +94,8 @@ class Work:
 
     def share_prefixes(self, model: ScoredModel) -> None:
         """Read contexts that many passes begin with once, where the scores stay the same."""
+        if not any(stream.num_context for stream in self.streams):
+            return
         shared = find_shared_prefixes(self.passes, self._prefix, LEAST_SAVING)
         if not shared:
             return
@@ -142,36 +145,24 @@ class Work:
         if pass_.start_token is not None:
             inputs = np.concatenate([[pass_.start_token], inputs])
             lead = 1
-        targets = np.concatenate([np.arange(first, end) for first, end in pass_.targets])
+        targets = [np.arange(first, end) for first, end in pass_.targets]
+        targets = targets[0] if len(targets) == 1 else np.concatenate(targets)
         # What follows the last token is no token: its row is read for what else could follow.
-        target_ids = ids[np.minimum(targets, len(ids) - 1)]
-        return Row(inputs, targets - 1 - pass_.begin + lead, target_ids)
+        target_ids = ids.take(targets, mode="clip")
+        return Row(inputs, targets - (1 + pass_.begin - lead), target_ids)
 
     def by_measurement(
         self, scores: Sequence[Columns]
     ) -> Iterator[tuple[Measurement, list[list[Columns]], int]]:
         """Yield each measurement, the scores of the windows of its texts, and its cost alone."""
-        for number, (of_windows, _) in enumerate(self._cut(scores)):
-            yield self.measurements[number], of_windows, self._cost_alone(number)
+        for number, (of_windows, _) in enumerate(self._placed()):
+            cost = self._cost_alone(number)
+            yield self.measurements[number], cut_texts(of_windows, scores), cost
 
     def of_borders(self, scores: Sequence[Columns]) -> Iterator[list[list[Columns]]]:
         """Yield for each measurement the scores of the borders of its texts."""
-        for _, of_borders in self._cut(scores):
-            yield of_borders
-
-    def _cut(self, scores: Sequence[Columns]) -> Iterator[list[list[list[Columns]]]]:
-        """Yield for each measurement the scores of windows, then of borders, text by text."""
-        for of_parts in self._placed():
-            yield [
-                [
-                    [
-                        cut(scores[place.number], place.offset, window.num_targets)
-                        for window, place in of_text
-                    ]
-                    for of_text in of_texts
-                ]
-                for of_texts in of_parts
-            ]
+        for _, of_borders in self._placed():
+            yield cut_texts(of_borders, scores)
 
     def _placed(self) -> Iterator[list[list[list[tuple[Window, Place]]]]]:
         """Yield for each measurement its windows, then its borders, text by text, with places."""
@@ -252,7 +243,8 @@ def plan_work(
     for model in models:
         check_ids(model, measurements)
         model.prepare(max(lengths), sum(lengths))
-    work = Work(measurements, all(model.prefixes_agree for model in models), num_shown)
+    with without_collecting():
+        work = Work(measurements, all(model.prefixes_agree for model in models), num_shown)
     if len(models) == 1:
         work.share_prefixes(models[0])
     return work
@@ -282,8 +274,20 @@ def costs_of(passes: Sequence[Pass], shared: Sequence[SharedPrefix]) -> list[int
     return costs
 
 
+def cut_texts(
+    placed: Sequence[Sequence[tuple[Window, Place]]], scores: Sequence[Columns]
+) -> list[list[Columns]]:
+    """Cut the scores of the windows of texts out of those of the passes."""
+    return [
+        [cut(scores[place.number], place.offset, window.num_targets) for window, place in of_text]
+        for of_text in placed
+    ]
+
+
 def cut(columns: Columns, offset: int, count: int) -> Columns:
     """Cut the scores of a window out of those of its pass."""
+    if count == len(columns["nll"]):
+        return columns
     return {name: values[offset : offset + count] for name, values in columns.items()}
 
 
@@ -313,9 +317,11 @@ class RunningEstimate:
         self.nll_sum, self.num_scored = 0.0, 0
 
     def add(self, nlls: Sequence[np.ndarray], cost: int) -> None:
-        """Count a pass: the nlls in it that are part of the result, and the tokens it reads."""
-        self.nll_sum += sum(float(nll.sum(dtype=np.float64)) for nll in nlls)
-        self.num_scored += sum(map(len, nlls))
+        """Count passes: the nlls in them that are part of the result, and the tokens they read."""
+        if nlls:
+            together = np.concatenate(nlls)
+            self.nll_sum += float(together.sum(dtype=np.float64))
+            self.num_scored += len(together)
         self.done += cost
 
     @property
@@ -398,7 +404,7 @@ class Session:
             key_prefix: tells apart scores that depend on more than what a pass reads.
         """
         self.processes.agree(
-            key_prefix + describe_all(models, work.measurements, measures),
+            lambda: key_prefix + describe_all(models, work.measurements, measures),
             "model and settings",
             "Pass the same models, tokenizers and arguments to every process.",
         )
@@ -466,8 +472,8 @@ class Runner:
         costs = [self.work.costs[number] for number in share]
         finished = {place for place, number in enumerate(share) if number in known}
         estimate = RunningEstimate(sum(costs))
-        for place in finished:
-            estimate.add(self._shown(share[place], scores), costs[place])
+        known_here = [share[place] for place in finished]
+        estimate.add(self._shown(known_here, scores), sum(costs[place] for place in finished))
         with progress_bar(
             total=estimate.total,
             initial=estimate.done,
@@ -477,13 +483,13 @@ class Runner:
         ) as bar:
             for places, batch in self._score(share, finished):
                 numbers = [share[place] for place in places]
-                for number, place, columns in zip(numbers, places, batch):
-                    self._check_numbers(columns, self.work.passes[number])
-                    scores[number] = columns
-                    estimate.add(self._shown(number, scores), costs[place])
+                self._check_numbers(numbers, batch)
+                scores.update(zip(numbers, batch))
+                cost = sum(costs[place] for place in places)
+                estimate.add(self._shown(numbers, scores), cost)
                 self._save(numbers, batch)
                 bar.set_postfix(perplexity=f"{estimate.perplexity:.2f}", refresh=False)
-                bar.update(sum(costs[place] for place in places))
+                bar.update(cost)
                 if self.callback is not None:
                     self.callback(Progress(estimate.done, estimate.total, estimate.perplexity))
 
@@ -514,11 +520,14 @@ class Runner:
                 f"at position {self.work.streams[pass_.stream].text}."
             ) from None
 
-    def _shown(self, number: int, scores: Mapping[int, Columns]) -> list[np.ndarray]:
-        """Return the nlls of a pass that are part of the result, if this process has them."""
-        if number not in scores:
-            return []
-        return [scores[number]["nll"][part] for part in self.work.shown[number]]
+    def _shown(self, numbers: Sequence[int], scores: Mapping[int, Columns]) -> list[np.ndarray]:
+        """List the nlls of passes that are part of the result, as far as this process has them."""
+        return [
+            scores[number]["nll"][part]
+            for number in numbers
+            if number in scores
+            for part in self.work.shown[number]
+        ]
 
     def _load_finished(self) -> dict[int, Columns]:
         """Load the scores that an earlier run left in this process's checkpoint, by pass."""
@@ -554,11 +563,14 @@ class Runner:
             for pass_, columns in zip(passes, batch)
         )
 
-    def _check_numbers(self, columns: Columns, pass_: Pass) -> None:
+    def _check_numbers(self, numbers: Sequence[int], batch: Sequence[Columns]) -> None:
         """Refuse NaN, naming the model and the text; infinity is a result."""
         for name, who in (("nll", "model"), ("reference_nll", "reference model")):
-            if name not in columns or not np.isnan(columns[name]).any():
+            values = [columns[name] for columns in batch if name in columns]
+            if not values or not np.isnan(np.concatenate(values)).any():
                 continue
+            broken = next(n for n, nlls in zip(numbers, values) if np.isnan(nlls).any())
+            pass_ = self.work.passes[broken]
             raise ValueError(
                 f"The {who} gave NaN for the text at position {self.work.streams[pass_.stream].text}, "
                 f"in its tokens {pass_.targets[0][0]} to {pass_.end - 1}. Its weights hold NaN, or it "

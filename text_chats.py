@@ -45,8 +45,8 @@ def separate_chats(predictions: object) -> tuple[object, list[Chat] | None]:
 def is_chat(value: object) -> bool:
     """Return whether a value is a list of messages."""
     return (
-        isinstance(value, Sequence)
-        and not isinstance(value, str)
+        not isinstance(value, str)
+        and isinstance(value, Sequence)
         and len(value) > 0
         and all(isinstance(message, Mapping) for message in value)
     )

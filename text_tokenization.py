@@ -279,7 +279,8 @@ def _encode(
     head, tail = added_around(tokenizer, texts) if special else (0, 0)
     for ids, spans in zip(encoded["input_ids"], offsets):
         added = np.zeros(len(ids), dtype=bool)
-        added[:head] = added[len(ids) - tail :] = True
+        if special:
+            added[:head] = added[len(ids) - tail :] = True
         if spans is not None:
             spans = np.asarray(spans, dtype=np.int64).reshape(-1, 2)
         yield TokenizedText(np.asarray(ids, dtype=np.int64), spans, added)
@@ -343,9 +344,10 @@ def without_start_token(
 
     The id alone does not tell: it may be that of unknown words as well.
     """
+    if len(stream) == 0 or stream.ids[0] != start_id:
+        return stream
     written = tokenizer.convert_ids_to_tokens(start_id)
-    is_written = text.lstrip().startswith(written)
-    if len(stream) == 0 or stream.ids[0] != start_id or not is_written:
+    if not text.lstrip().startswith(written):
         return stream
     return stream.without_first(begin=text.index(written) + len(written))
 
