@@ -5,6 +5,7 @@ answers are sent are counted here, so that such a request can be stopped.
 """
 
 import re
+import secrets
 import threading
 import time
 from collections import Counter
@@ -17,6 +18,10 @@ from gradio.context import LocalContext
 PATIENCE = 5.0  # seconds that a caller may take to begin to listen, or to come back
 SCOPE_KEY = "perplexity.listeners"
 BY_EVENT = re.compile(r"/call/(?:v2/)?[^/]+/([^/]+)/?$")
+# A tool that is called through MCP is run by a client in this process, which never leaves: the header
+# tells whose call it is.
+TOOL_CALL = re.compile(r"/gradio_api/mcp(?:/http)?/?$")
+CALLER = "x-perplexity-caller"
 
 
 class Listeners:
@@ -31,7 +36,7 @@ class Listeners:
         if scope["type"] != "http":
             return await self._app(scope, receive, send)
         scope[SCOPE_KEY] = self
-        key = stream_key(scope)
+        key = stream_key(scope) or mark_tool_call(scope)
         if key is None:
             return await self._app(scope, receive, send)
         self._count(key, 1)
@@ -62,6 +67,16 @@ def stream_key(scope: dict) -> str | None:
     return found[1] if found else None
 
 
+def mark_tool_call(scope: dict) -> str | None:
+    """Put a key of its own into the headers of a request through MCP; None for other requests."""
+    if scope["method"] != "POST" or not TOOL_CALL.search(scope["path"]):
+        return None
+    key = secrets.token_hex(16)
+    sent = [pair for pair in scope["headers"] if pair[0].decode("latin-1").lower() != CALLER]
+    scope["headers"] = [*sent, (CALLER.encode(), key.encode())]
+    return key
+
+
 def watch(request: gr.Request) -> Callable[[], bool]:
     """Return a function that tells whether whoever made a request has left.
 
@@ -72,7 +87,8 @@ def watch(request: gr.Request) -> Callable[[], bool]:
     listeners = served.scope.get(SCOPE_KEY) if served else None
     if listeners is None:
         return lambda: False
-    keys = {request.session_hash, LocalContext.event_id.get(None)} - {None}
+    caller = request.headers.get(CALLER)
+    keys = {caller} if caller else {request.session_hash, LocalContext.event_id.get(None)} - {None}
     heard = time.monotonic()
 
     def has_left() -> bool:

@@ -1,5 +1,6 @@
 """The Space without a browser: its functions, its served API, and visitors at the same time."""
 
+import asyncio
 import base64
 import hashlib
 import html
@@ -1769,6 +1770,8 @@ def test_the_api_compares(url, folders):
     )
     assert all(row["top"] and row["reference_top"] for row in scored)
     assert (STORY * 3)[rows[4]["start"] : rows[4]["end"]].strip()
+    documented = new_metric().inputs_description
+    assert not [k for k in comparison if regex.sub("_(interval|pvalue)$", "", k) not in documented]
     assert {"verdict", "summary", "same_top", "token_agreement", "worst_tokens"} <= set(comparison)
 
 
@@ -1914,6 +1917,56 @@ def test_a_request_ends_when_its_caller_leaves(served, monkeypatch):
             time.sleep(3)
             assert len(service.line) == 2  # somebody waits for it
         until(lambda: len(service.line) == 1)
+
+
+def test_a_tool_call_ends_when_its_caller_leaves(served, monkeypatch):
+    """Through MCP a client in the Space's own process listens, and would to the end."""
+    pytest.importorskip("mcp", reason="the mcp package is not installed")
+    import httpx
+
+    service, url = served
+    monkeypatch.setattr(listeners, "PATIENCE", 2.0)
+    tools = httpx.get(f"{url}gradio_api/mcp/schema").json()
+    [score] = [tool for tool in tools if tool["name"].endswith("score")]
+    call = {"name": score["name"], "arguments": {"text": STORY}}
+    request = {
+        "json": {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": call},
+        "headers": {"Accept": "application/json, text/event-stream"},
+        "timeout": 60,
+    }
+    with service.line.turn(Job(60)):
+        with httpx.stream("POST", f"{url}gradio_api/mcp/", **request):
+            until(lambda: len(service.line) == 2)
+            time.sleep(3)
+            assert len(service.line) == 2  # somebody waits for it
+        until(lambda: len(service.line) == 1)
+
+
+def test_a_tool_call_has_a_key_of_its_own(monkeypatch):
+    """Whatever the caller writes into the header; what is no call of a tool is left as it is."""
+    headers = [(b"accept", b"*/*"), (b"X-Perplexity-Caller", b"mine")]
+    scope = {"type": "http", "method": "POST", "path": "/gradio_api/mcp/", "headers": headers}
+    seen = []
+
+    async def app(scope, receive, send):
+        told = dict(scope["headers"])
+        key = told[listeners.CALLER.encode()].decode()
+        served = SimpleNamespace(scope=scope)
+        caller = {listeners.CALLER: key}
+        watched = SimpleNamespace(session_hash="open", headers=caller, request=served)
+        seen.append((key, counted.listens(key), listeners.watch(watched)))
+        assert len(scope["headers"]) == 2 and told[b"accept"] == b"*/*"
+
+    counted = listeners.Listeners(app)
+    asyncio.run(counted(scope, None, None))
+    [(key, listened, has_left)] = seen
+    assert listened and key != "mine" and not counted.listens(key)
+    counted._count("open", 1)  # the stream of the client in this process
+    assert not has_left()
+    monkeypatch.setattr(listeners, "PATIENCE", -1.0)
+    assert has_left()
+    other = {"method": "POST", "path": "/gradio_api/call/score", "headers": headers}
+    assert listeners.mark_tool_call(other) is None and other["headers"] is headers
 
 
 def test_without_the_middleware_nobody_seems_to_leave():
