@@ -232,9 +232,12 @@ Returns:
         comparison (dict): with a reference, what separates the model from it; intervals are of 95 %
             confidence, from texts or parts of texts, None where the text is too little:
             verdict ("worse", "better", "no clear difference", "within 1 %"), summary (a sentence),
-            within_margin; perplexity_ratio (ratio, interval, pvalue, sample), correlation; of the reference
-            reference_perplexity, reference_perplexities, reference_bits_per_byte and
-            reference_signature; kl and kl_reverse (divergence of the model from the reference and the other
+            within_margin; perplexity_ratio (ratio, interval, pvalue, sample), correlation; of the
+            reference reference_perplexity, reference_perplexity_interval, reference_perplexities,
+            reference_bits_per_byte, reference_signature and reference_probe; bits_per_byte_change,
+            its bits_per_byte_change_interval and num_compared_bytes (over the pieces of text that
+            both cut, where tokens have offsets: what comparisons with other models can be set
+            beside); kl and kl_reverse (divergence of the model from the reference and the other
             way, in nats), kl_percentiles, num_infinite_kl (tokens), kl_largest_part (share of one text
             in the sum), outside_mass (probability of ids that only one of them has);
             token_agreement (chance of the same sampled token), same_top, accuracy,
@@ -242,8 +245,8 @@ Returns:
             delta_p_percentiles, rms_delta_p (change of the probability of the text's tokens); by_confidence, by_tokens_seen (kl and log_ratio of groups
             of tokens); worst_tokens; tool_stderrs, the ± that llama.cpp prints, with its protocol.
             `token_scores` gain reference_nll, kl, top and reference_top. Where the tokenizers
-            differ, `compared` is "bytes" instead of "tokens": bits_per_byte of both over the pieces
-            of text that both cut, and byte_perplexity_ratio in the place of all that.
+            differ, `compared` is "bytes" instead of "tokens": the change per byte, bits_per_byte of
+            both over those pieces, and byte_perplexity_ratio in the place of the rest.
         piece_scores (list of dict): with `return_token_scores` and such a reference, for each text
             the equally long lists offsets (characters of a piece that both cut and score), nll and
             reference_nll (nats).

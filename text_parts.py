@@ -213,10 +213,10 @@ def find_part(text: str, offsets: np.ndarray, spans: Iterable[Range]) -> ScoredP
         begin = int(np.searchsorted(offsets[:, 1], first, side="right"))
         stop = int(np.searchsorted(offsets[:, 0], end, side="left"))
         if targets and begin < targets[-1][1]:
-            targets[-1] = (targets[-1][0], max(stop, targets[-1][1]))
+            targets[-1] = (targets[-1][0], stop)
         elif begin < stop:
             targets.append((begin, stop))
-            tails.append(text[min(int(offsets[begin, 0]), first) : first])
+            tails.append(text[int(offsets[begin, 0]) : first])
     return ScoredPart(tuple(targets), spans, tuple(tails))
 
 

@@ -14,6 +14,7 @@ from perplexity_sliding.result_comparison import (
     judge,
     plain_interval,
     positive_interval,
+    sum_pieces,
     tool_errors,
     verdict,
     worst_tokens,
@@ -98,6 +99,12 @@ def test_a_text_that_one_model_has_no_token_of_has_no_piece(empty_first):
     sides = [NO_TOKENS, (np.array([[0, 1], [1, 2]]), np.array([1.0, 2.0]))]
     pieces = common_pieces("  ", *sides[:: 1 if empty_first else -1])
     assert all(len(column) == 0 for column in pieces[1:])
+
+
+def test_a_token_behind_the_last_common_cut_is_in_no_piece():
+    ends, offsets = np.array([2]), np.array([[0, 1], [1, 2], [2, 3]])
+    tokens, nll = sum_pieces(ends, offsets, np.array([1.0, 2.0, 4.0]))
+    assert tokens.tolist() == [2] and nll.tolist() == [3.0]
 
 
 # ---- by hand

@@ -85,8 +85,11 @@ def test_restricted_windows_score_the_targets_with_the_context_they_have(
 
 
 def test_windows_without_targets_are_not_run():
+    """Nor is one that begins where a range ends: it would score nothing."""
     plan = Plan(SLIDING, 8, 4, "none", None)
     assert restrict_windows(plan.windows(100), [(50, 51)]) == [Window(44, 50, 51)]
+    windows = [Window(0, 0, 4), Window(2, 4, 6), Window(4, 6, 8)]
+    assert restrict_windows(windows, [(1, 4), (6, 7)]) == [Window(0, 1, 4), Window(4, 6, 7)]
 
 
 @pytest.mark.parametrize("num_tokens, first", [(5, 2), (9, 3), (10, 3), (30, 28), (30, 22), (6, 0)])
@@ -118,6 +121,7 @@ OFFSETS = np.array([[0, 3], [3, 5], [5, 9], [9, 10], [9, 10], [10, 12]])  # two 
         ([(9, 10)], ((3, 5),), ("",)),  # every byte of a character
         ([(0, 3), (5, 9)], ((0, 1), (2, 3)), ("", "")),
         ([(0, 4), (4, 5)], ((0, 2),), ("",)),  # two spans share a token
+        ([(0, 4), (4, 9)], ((0, 3),), ("",)),  # of which the second goes on
         ([(0, 3), (3, 5)], ((0, 1), (1, 2)), ("", "")),
     ],
 )
@@ -246,6 +250,52 @@ def test_healed_conditions_on_the_characters_of_the_context(metric, byte_model, 
             completing = [tokens[token] for token in begin_with[tail]]
             expected[0] += rows[first, completing].logsumexp(0).item()
         assert scores["nll"][scored[0] :] == pytest.approx(expected, rel=1e-5, abs=1e-6)
+
+
+def test_healed_tokens_are_found_in_whichever_window_scores_them(metric, byte_model, recwarn):
+    """Two edges in a text of many windows; a token that the model has no logit for completes none."""
+    tokenizer = make_merging_tokenizer()
+    tokenizer.add_tokens([" older"])
+    text = "An old man and an old dog"
+    kwargs = {
+        "predictions": [text],
+        "score_spans": [[(text.index("ld man"), 12), (text.index("d dog"), len(text))]],
+        "model": byte_model,
+        "tokenizer": tokenizer,
+        "max_length": 6,
+        "stride": 2,
+        "return_token_scores": True,
+    }
+    [healed] = metric.compute(boundary="healed", **kwargs)["token_scores"]
+    assert not recwarn.list
+    with pytest.warns(UserWarning, match="across the edge of the scored part"):
+        [joint] = metric.compute(boundary="joint", **kwargs)["token_scores"]
+    ids = tokenizer(text)["input_ids"]
+    vocabulary = tokenizer.get_vocab()
+    gains = {}
+    for number, tail in zip(
+        [n for n, token in enumerate(ids) if token == vocabulary["Ġold"]],
+        (["Ġo", "Ġold"], ["Ġold"]),
+    ):
+        seen = joint["context_length"][number]
+        before = [BOS, *ids][number + 1 - seen : number + 1]
+        row = reference.log_probs(byte_model, before)[-1]
+        gains[number] = row[[vocabulary[token] for token in tail]].logsumexp(0).item()
+    assert len(gains) == 2
+    for number, (own, whole) in enumerate(zip(healed["nll"], joint["nll"])):
+        expected = whole if whole is None else whole + gains.get(number, 0.0)
+        assert own == (expected if expected is None else pytest.approx(expected, abs=1e-6)), number
+
+
+def test_words_across_an_edge_have_the_healed_scores(metric, byte_model, merging):
+    kwargs = {"predictions": ["ld man"], "contexts": "An o", "boundary": "healed"}
+    result = metric.compute(
+        model=byte_model, tokenizer=merging, words=True, return_token_scores=True, **kwargs
+    )
+    [words], [tokens] = result["word_scores"], result["token_scores"]
+    scored = [nll for nll in tokens["nll"] if nll is not None]
+    assert words["words"] == ["ld", "man"] and words["num_tokens"] == [1, 4]
+    assert words["nll"] == close([scored[0], sum(scored[1:])])
 
 
 def test_separate_tokenizes_apart(metric, byte_model, merging):
@@ -397,6 +447,8 @@ MARKED_TEMPLATE = (
     "{% endgeneration %}{% else %}{{ m['content'] + ' <eos>' }}{% endif %}{{ '\n' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|assistant|> ' }}{% endif %}"
 )
+# Its prompt for an answer is not how it writes the answer.
+THINKING_TEMPLATE = PLAIN_TEMPLATE.replace("<|assistant|> ' }}", "<|assistant|> <think>' }}")
 FORGETFUL_TEMPLATE = "{{ '<|chat|> ' + messages[-1]['content'] }}"
 CHAT = [
     {"role": "user", "content": "w5 w6"},
@@ -459,6 +511,7 @@ def render(template, messages):
 @pytest.mark.parametrize(
     "template, chats, message",
     [
+        (THINKING_TEMPLATE, [CHAT], "up to its message 1 in another way than the whole"),
         (None, [CHAT], "`tokenizer` must have a chat template"),
         (PLAIN_TEMPLATE, [CHAT, CHAT[:1]], "role 'assistant', .* got none at position 1"),
         (

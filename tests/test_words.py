@@ -1,6 +1,7 @@
 """Words: their tokens, and the space between them booked on the word that it closes."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -19,9 +20,10 @@ from perplexity_sliding.result_words import (
     opening_terms,
     split_words,
     sum_words,
+    word_offsets,
 )
 from perplexity_sliding.score_measures import Block, Entropy, Rank, SetMass, TailMass
-from perplexity_sliding.text_tokenization import token_texts
+from perplexity_sliding.text_tokenization import ScoredPart, TokenizedText, token_texts
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
@@ -491,6 +493,29 @@ def test_a_space_that_only_the_decoder_puts_opens_no_word():
     borders = TokenBorders.of("ab c", ids, offsets, everywhere)
     assert borders.opens.tolist() == [True, False, True, True]
     assert borders.at_start.tolist() == [True, False, False, False]
+
+
+def test_a_special_token_closes_the_word_before_it():
+    """As the end of the text does: nothing of the word can follow."""
+    plain = vocabulary_of(["a", "<eos>", "b"])
+    vocabulary = replace(plain, special=np.array([False, True, False]))
+    ids, offsets = np.arange(3), np.array([(0, 1), (1, 6), (6, 7)])
+    borders = TokenBorders.of("a<eos>b", ids, offsets, vocabulary)
+    assert borders.opens.tolist() == [False, True, False, True]
+    assert closing_terms(borders, np.ones(4)).tolist() == [0, 1, 0, 1]
+
+
+def test_added_tokens_and_characters_before_an_edge_are_no_word_s():
+    """The text begins after the tokens that were put before it, whatever offsets these were given."""
+    offsets = np.array([(0, 0), (0, 2), (2, 6)])
+    added = np.array([True, False, False])
+    part = ScoredPart(((2, 3),), ((4, 6),), ("cd",))
+    stream = TokenizedText(np.array([0, 1, 2]), offsets, added, part=part)
+    assert word_offsets(stream).tolist() == [[-1, -1], [0, 2], [4, 6]]
+    assert stream.offsets.tolist() == [[0, 0], [0, 2], [2, 6]]
+    vocabulary = vocabulary_of(["<bos>", "ab", "cdef"])
+    borders = TokenBorders.of("abcdef", stream.ids, word_offsets(stream), vocabulary)
+    assert borders.at_start.tolist() == [True, True, False, False]
 
 
 def test_given_spans_of_words_count_from_the_text_s_beginning(metric, speller, spelling):
