@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import chain
 
-from . import verifying
+from . import advice, verifying
 from .checks import check_model, check_path, check_writable
 from .measuring import Report, as_list, load_metric, measure, merge
 from .messages import describe, program_name, say, show_traceback, show_warning
@@ -43,7 +43,7 @@ def run(args: argparse.Namespace) -> int:
         return exit_code(report, args)
     check_names(args)
     plots = check_plot(args.plot)
-    progress = Progress(title(args), args.hides_progress)
+    progress = Progress(title(args), args.hides_progress, advice=lambda: advice.of_long_runs(args))
     try:
         progress.status("Reading")
         texts = open_texts(args)

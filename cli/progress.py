@@ -8,6 +8,8 @@ from math import isnan
 from .messages import harmless, say
 
 LOG_INTERVAL = 60.0  # seconds
+# So many seconds left after so many, and a run is a long one.
+LONG, KNOWN_AFTER = 600.0, 10.0
 CLEAR_LINE = "\r\x1b[2K"
 
 
@@ -18,10 +20,18 @@ class Progress:
         title: what is measured.
         hidden: show nothing.
         clock: seconds, for the lines in a log.
+        advice: what to say of a long run, if anything; asked once, when the run is seen to be one.
     """
 
-    def __init__(self, title: str, hidden: bool, clock: Callable[[], float] = time.monotonic):
+    def __init__(
+        self,
+        title: str,
+        hidden: bool,
+        clock: Callable[[], float] = time.monotonic,
+        advice: Callable[[], str | None] = lambda: None,
+    ):
         self.title = title
+        self.advice: Callable[[], str | None] | None = advice
         self.hidden = hidden or sys.stderr is None
         self.on_terminal = not self.hidden and sys.stderr.isatty()
         self.clock = clock
@@ -56,6 +66,7 @@ class Progress:
             self._draw(share, so_far)
         elif self.clock() - self.logged >= LOG_INTERVAL:
             self._log(share, so_far)
+        self._advise(share)
 
     def _draw(self, share: float, perplexity: str) -> None:
         if self._bar is None:
@@ -67,16 +78,26 @@ class Progress:
 
     def _log(self, share: float, perplexity: str) -> None:
         self.logged = self.clock()
-        elapsed = self.logged - self.started
-        begin, before = self.first
-        left = ""  # nobody knows after the first batch: the model was loaded before it
-        if share > before:
-            pace = (self.logged - begin) / (share - before)
-            left = f", about {minutes(pace * (1 - share))} left"
+        left = self._seconds_left(share)
         say(
-            f"{self.title}: {share:.0%} after {minutes(elapsed)}{left}"
+            f"{self.title}: {share:.0%} after {minutes(self.logged - self.started)}"
+            + ("" if left is None else f", about {minutes(left)} left")
             + (perplexity and f", perplexity so far {perplexity}")
         )
+
+    def _seconds_left(self, share: float) -> float | None:
+        """Foretell the rest; nobody knows after the first batch: the model was loaded before it."""
+        begin, before = self.first
+        return (self.clock() - begin) / (share - before) * (1 - share) if share > before else None
+
+    def _advise(self, share: float) -> None:
+        """Say once what would make a long run shorter."""
+        if self.advice is None or self.clock() - self.first[0] < KNOWN_AFTER:
+            return
+        if (self._seconds_left(share) or 0) > LONG:
+            advice, self.advice = self.advice(), None
+            if advice:
+                say(advice)
 
     def close(self) -> None:
         """Clear the line, so that what is printed next stands alone."""
