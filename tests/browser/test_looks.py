@@ -75,7 +75,6 @@ return small;
 """
 
 
-@pytest.mark.xfail(reason="handles are as high as a line, and fields on the text narrow")
 def test_a_finger_hits_every_control(url, tmp_path):
     browser = start_browser(tmp_path / "profile", phone=True)
     try:
