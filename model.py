@@ -211,7 +211,7 @@ class LanguageModel:
         """
         if not isinstance(model, torch.nn.Module):
             raise TypeError(
-                f"`{argument}` must be a loaded torch model, got {type(model).__name__}. Pass a "
+                f"`{argument}` must be a loaded torch model or a vllm.LLM, got {type(model).__name__}. Pass a "
                 f"name or a folder as `{'model_id' if argument == 'model' else argument}`."
             )
         model = unwrapped(model)

@@ -45,11 +45,6 @@ class ServedSource:
     def __init__(self, server: Server, form: Form, served_name: str) -> None:
         self.server, self.form, self.served_name = server, form, served_name
 
-    @property
-    def num_waiting(self) -> int:
-        """Requests that it answers at a time."""
-        return self.server.settings.requests_in_flight
-
     def connected(self) -> AbstractContextManager:
         """Keep connections for the time of the context."""
         return self.server.connected()
@@ -92,6 +87,7 @@ class ServedModel:
         source: where its values come from.
         limit: tokens of a window, and of those the most that are read.
         engine: the program that runs it, with its version, for the signature.
+        dtype: what it computes in, where that is known.
         vocabulary_size: ids of the tokenizer; the server may have more.
         probe: mean nll of the made-up text in nats a token; after `prepare`.
     """
@@ -112,10 +108,11 @@ class ServedModel:
         description: str,
         engine: str,
         limit: ContextLimit,
+        dtype: str | None = None,
     ) -> None:
         self.source, self.tokenizer = source, tokenizer
         self.name, self.description, self.engine = name, description, engine
-        self.limit = limit
+        self.limit, self.dtype = limit, dtype
         self.lock = threading.RLock()
         self.vocabulary_size = int(max(tokenizer.get_vocab().values())) + 1
         self.probe: float | None = None
@@ -220,7 +217,8 @@ class ServedModel:
 
     def signature_fields(self) -> dict[str, object]:
         """What its scores of given tokens depend on, as far as it is known here."""
-        return {"model": self.name, "revision": self.revision, "engine": self.engine}
+        dtype = {} if self.dtype is None else {"dtype": self.dtype}
+        return {"model": self.name, "revision": self.revision, **dtype, "engine": self.engine}
 
     def modifications(self) -> list[str]:
         return []

@@ -17,6 +17,7 @@ from .model_interface import Batch, ContextLimit, LogitBlocks, Prefix, ScoredMod
 from .model_loading import files_state, resolve_device, resolve_dtype, snapshot
 from .model_served import open_served
 from .model_server import is_address
+from .model_vllm import adopt_vllm, is_vllm
 from .request_checks import WITHOUT_ADAPTER
 from .text_tokenization import check_tokenizer
 
@@ -68,8 +69,9 @@ def adopt_model(
     argument: str = "model",
     tokenizer_argument: str = "tokenizer",
 ) -> ScoredModel:
-    """Take a live model as it is; see `LanguageModel.adopt`."""
-    return LanguageModel.adopt(model, tokenizer, argument, tokenizer_argument)
+    """Take a live model as it is; see `LanguageModel.adopt` and `adopt_vllm`."""
+    adopt = adopt_vllm if is_vllm(model) else LanguageModel.adopt
+    return adopt(model, tokenizer, argument, tokenizer_argument)
 
 
 @dataclass(frozen=True, eq=False)

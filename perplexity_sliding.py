@@ -35,6 +35,7 @@ from .model_server import Server as Server
 from .model_server_forms import Prompt as Prompt
 from .model_source import ModelSource, OpenModels, check_model_source
 from .model_states import StateReader as StateReader
+from .model_vllm import adopt_vllm as adopt_vllm
 from .plan import Measurement as Measurement
 from .plan_settings import Corpus as Corpus
 from .plan_windows import Window as Window

@@ -128,8 +128,9 @@ def check_readable(limit: ContextLimit, plan: Plan, windows: Sequence[Sequence[W
     """
     length = max((window.num_inputs for of_text in windows for window in of_text), default=0)
     if limit.readable is not None and length > limit.readable:
+        fitting = plan.max_length - (length - limit.readable)
         raise ValueError(
-            f"`max_length` must be at most {limit.readable} with protocol={plan.protocol.name!r} and "
+            f"`max_length` must be at most {fitting} with protocol={plan.protocol.name!r} and "
             f"stride={plan.stride}, got {plan.max_length}: its windows read {length} tokens, and the "
             f"server takes {limit.length} together with its answer. Lower it."
         )

