@@ -11,6 +11,7 @@ from transformers import PreTrainedTokenizerBase
 from .digests import TextsDigest
 from .model import LanguageModel
 from .model_interface import ContextLimit, ScoredModel
+from .model_own_tokenizer import compare_tokenizers
 from .model_source import (
     FreedModel,
     ModelSource,
@@ -333,6 +334,9 @@ def score_request(session: Session, models: Sequence[ScoredModel], request: Requ
         corpus = Corpus(model.tokenizer, request.texts, with_offsets, request.parts)
         planned = plan_request(request, corpus, smallest_limit(models))
         measured = without_refusals(planned)
+        for language_model in models:
+            if hasattr(language_model, "tokenize"):
+                compare_tokenizers(language_model, next(iter(measured.values())).texts)
         if not model.gives_logits:  # which tell what could follow a scored part
             measured = {s: replace(m, borders=[[]] * len(m.borders)) for s, m in measured.items()}
         measures = request.measures()

@@ -9,7 +9,6 @@ import ctypes
 import os
 import re
 import threading
-import warnings
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -24,7 +23,6 @@ from transformers import PreTrainedTokenizerBase
 from .digests import DIGITS
 from .model_interface import Batch, ContextLimit, LogitBlocks, MadeUpText, Prefix
 from .model_loading import load_tokenizer
-from .model_served_trial import SAMPLE
 from .text_tokenization import check_tokenizer
 
 # Tokens that llama.cpp decodes at a time: its own default.
@@ -133,10 +131,10 @@ class GGUFModel:
 
     def tokenize(self, text: str) -> list[int]:
         """Return the ids (T,) that the file's own tokenizer cuts a text into."""
-        raw = text.encode()
+        raw = text.encode(errors="replace")
         tokens = (self.library.llama_token * (len(raw) + 8))()
         count = self.library.llama_tokenize(
-            self._vocabulary, raw, len(raw), tokens, len(tokens), False, False
+            self._vocabulary, raw, len(raw), tokens, len(tokens), False, True
         )
         return list(tokens[: max(0, count)])
 
@@ -306,21 +304,12 @@ def open_gguf(
 
 
 def check_vocabulary(model: GGUFModel, path: str) -> None:
-    """Refuse a tokenizer of another vocabulary; warn of one that cuts a sample in another way."""
+    """Refuse a tokenizer of another vocabulary."""
     largest = max(model.tokenizer.get_vocab().values())
     if largest >= model.vocabulary_size:
         raise ValueError(
             f"`tokenizer` must give ids below {model.vocabulary_size}, the vocabulary of {path!r}, "
             f"got one that goes up to {largest}. Pass the tokenizer of the original model."
-        )
-    own = model.tokenize(SAMPLE)
-    ids = model.tokenizer(SAMPLE, add_special_tokens=False)["input_ids"]
-    if own != ids:
-        warnings.warn(
-            f"{path!r} cuts {SAMPLE!r} into {len(own)} tokens by itself, and the tokenizer into "
-            f"{len(ids)} others: files that were converted long ago hold another tokenizer. The "
-            "ids of `tokenizer` are scored.",
-            stacklevel=2,
         )
 
 

@@ -79,6 +79,17 @@ class ServedSource:
             except AnswerError as error:
                 yield number, error
 
+    def tokenize(self, text: str) -> list[int] | None:
+        """Return the ids that the server cuts a text into; None where it does not say."""
+        if not self.form.tokenizer_path:
+            return None
+        body = {"model": self.served_name, "prompt": text, "add_special_tokens": False}
+        try:
+            found = self.server.post(self.form.tokenizer_path, body)
+        except ServerError:
+            return None
+        return found.get("tokens") if isinstance(found, dict) else None
+
 
 class ServedModel:
     """A model that gives columns of scores; otherwise as `LanguageModel`.
@@ -195,6 +206,10 @@ class ServedModel:
                 "Pass a smaller `max_length`."
             )
         self._tried = length + 1
+
+    def tokenize(self, text: str) -> list[int] | None:
+        """Return the ids that the engine cuts a text into; None where it does not say."""
+        return self.source.tokenize(text)
 
     def read_in_parts(self, length: int, refusal: str) -> None:
         """Refuse: what a server's memory takes is its own affair."""

@@ -29,8 +29,6 @@ TOO_LONG = {400, 413, 422}
 OTHER_SAMPLING = {"temperature": 0.5, "top_p": 0.5}
 # Likeliest tokens to ask for.
 NUM_LIKELIEST = 2
-# A text that tokenizers cut differently.
-SAMPLE = "Perplexity, measured in 2026:\n  the naïve 'sliding window' of 1,024 tokens doesn't lie."
 # Share of made-up tokens whose text may differ, as tokenizers write fragments of characters.
 MOST_RENAMED = 0.1
 
@@ -48,6 +46,10 @@ class Source(Protocol):
         self, prompts: Sequence[Prompt], num_likeliest: int = 0, **sampling: float
     ) -> list[TokenValues]:
         """Ask for the values of prompts in one request."""
+        ...
+
+    def tokenize(self, text: str) -> list[int] | None:
+        """Return the ids that the engine itself cuts a text into; None where it does not say."""
         ...
 
 

@@ -81,10 +81,12 @@ class Form:
         gives_ranks, gives_ids: whether its answers name the rank of a token, and ids.
         forces: whether a token after the last that is read can be asked for.
         num_new: tokens that the server must answer with.
+        tokenizer_path: where it says how it cuts a text; empty where it does not.
     """
 
     name: str
     path: str
+    tokenizer_path = ""
     gives_ranks = False
     gives_ids = True
     forces = False
@@ -115,7 +117,7 @@ class Form:
 class VLLM(Form):
     """vLLM's `prompt_logprobs`, by id and with ranks; the last token by `allowed_token_ids`."""
 
-    name, path = "vLLM", "/v1/completions"
+    name, path, tokenizer_path = "vLLM", "/v1/completions", "/tokenize"
     gives_ranks, forces = True, True
 
     def body(

@@ -105,6 +105,12 @@ class EngineSource:
                 except AnswerError as error:
                     yield number, error
 
+    def tokenize(self, text: str) -> list[int] | None:
+        """Return the ids that the engine's own tokenizer cuts a text into; None where it has none."""
+        if self.engine.llm_engine.model_config.skip_tokenizer_init:
+            return None
+        return self.engine.get_tokenizer()(text, add_special_tokens=False)["input_ids"]
+
     def _generate(
         self, prompts: Sequence[Prompt], num_likeliest: int, settings: dict
     ) -> list[object]:

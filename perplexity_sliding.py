@@ -28,6 +28,7 @@ from .model_interface import ContextLimit as ContextLimit
 from .model_loading import check_exists as check_exists
 from .model_logits import Head as Head
 from .model_module import input_device as input_device
+from .model_own_tokenizer import compare_tokenizers as compare_tokenizers
 from .model_probes import KeptState as KeptState
 from .model_served import ServedModel as ServedModel
 from .model_served_trial import Identity as Identity

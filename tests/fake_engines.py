@@ -46,6 +46,9 @@ class FakeServer:
     def post(self, path, body):
         if path == "/v1/completions":
             return self.complete(body)
+        if path == "/tokenize" and "vllm" in self.forms:
+            ids = self.tokenizer(body["prompt"], add_special_tokens=False)["input_ids"]
+            return 200, {"tokens": ids, "count": len(ids)}
         if path == "/generate" and "sglang" in self.forms:
             return self.generate(body)
         return 404, {"detail": "Not Found"}
@@ -220,9 +223,13 @@ class FakeLLM:
             max_model_len=model.config.max_position_embeddings,
             dtype=torch.float32,
             runner_type="generate",
+            skip_tokenizer_init=False,
         )
         self.llm_engine = SimpleNamespace(model_config=config)
         self.busy = threading.Lock()
+
+    def get_tokenizer(self):
+        return self.tokenizer
 
     def generate(self, prompts, params, use_tqdm=True):
         assert self.busy.acquire(blocking=False), "the engine is no good to two callers at once"

@@ -81,6 +81,20 @@ def test_own_tokenizer_of_the_file(metric, files, demo):
 
 
 @needs_llama_cpp
+@pytest.mark.filterwarnings("error")
+def test_own_tokenizer_cuts_the_texts_alike(metric, files, demo):
+    texts = [*TEXTS, "naïve 'quotes' — 1,024 <|endoftext|> 日本語\n\n  spaces"]
+    metric.compute(predictions=texts, model_id=files["F32"], tokenizer=demo[1])
+
+
+@needs_llama_cpp
+def test_probe_is_that_of_transformers(metric, files, demo):
+    gguf = metric.compute(predictions=TEXTS[1:], model_id=files["F32"], tokenizer=demo[1])
+    expected = metric.compute(predictions=TEXTS[1:], model=demo[0], tokenizer=demo[1])
+    assert gguf["probe"] == pytest.approx(expected["probe"], abs=2e-3)
+
+
+@needs_llama_cpp
 def test_what_rounding_costs(metric, files, demo):
     """KL divergence and verdict against the original, and it grows as bits go."""
     model, tokenizer = demo
@@ -159,7 +173,7 @@ def test_what_a_file_cannot_do(metric, files, demo, arguments, reason):
 
 @needs_llama_cpp
 def test_tokenizer_of_another_model(metric, files):
-    with pytest.warns(UserWarning, match="into .* tokens by itself"):
+    with pytest.warns(UserWarning, match="cuts the texts in another way than the tokenizer"):
         metric.compute(predictions=["w5 w6 w7"], model_id=files["F32"], tokenizer=make_tokenizer())
 
 

@@ -152,6 +152,34 @@ def test_ranks_are_refused_where_a_form_has_none(metric, servers, tokenizer):
         )  # fmt: skip
 
 
+@pytest.mark.parametrize("form", FORMS)
+def test_probe_is_that_of_transformers(both, form):
+    served, expected = both(form, max_length=12)
+    assert served["probe"] == pytest.approx(expected["probe"], abs=1e-5)
+
+
+class CutsByItself(FakeServer):
+    """Its own tokenizer joins two tokens that the given one does not."""
+
+    def post(self, path, body):
+        status, reply = super().post(path, body)
+        if path == "/tokenize":
+            reply["tokens"][5:7] = [3]
+        return status, reply
+
+
+def test_own_tokenizer_of_the_server(metric, gpt2, tokenizer):
+    """A server that is sent ids gives the numbers of another tokenizer than its users see."""
+    cutting = running(CutsByItself(gpt2, tokenizer))
+    with cutting as address, pytest.warns(UserWarning, match="another way .* from token 6 on"):
+        metric.compute(predictions=TEXTS, model_id=address, tokenizer=tokenizer)
+
+
+@pytest.mark.filterwarnings("error:.*cuts the texts")
+def test_own_tokenizer_that_is_the_same(both):
+    both(max_length=12)
+
+
 def test_tokenizer_is_found_by_the_root(metric, gpt2, tmp_path):
     tokenizer = make_tokenizer()
     root = save(tmp_path / "folder", gpt2, tokenizer)
