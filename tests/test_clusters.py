@@ -57,5 +57,5 @@ def test_ray_data_adds_up_to_one_run(metric, gpt2, tokenizer, tmp_path):
     result = json.loads(done.stdout.splitlines()[-1])
     expected = metric.compute(predictions=texts, model_id=str(tmp_path / "model"))
     for key in ("perplexities", "perplexity", "perplexity_interval", "total_nll"):
-        assert result[key] == pytest.approx(expected[key], rel=1e-9), key
+        assert result[key] == pytest.approx(expected[key], rel=1e-6), key
     assert result["signature"] == expected["signature"]
