@@ -17,7 +17,7 @@ perplexity-sliding {version})."""
 MOST_NAMED = 5
 # What has nothing to do with the number, and how many values it takes.
 NOT_OF_THE_NUMBER = {"--cite": 0, "--quiet": 0, "-q": 0, "--verbose": 0, "-v": 0, "--debug": 0}
-NOT_OF_THE_NUMBER |= {"--output": 1, "-o": 1, "--plot": 1}
+NOT_OF_THE_NUMBER |= {"--output": 1, "-o": 1, "--plot": 1, "--html": 1, "--show": 0}
 
 
 def of_results(results: Sequence[dict], args, metric) -> str:

@@ -43,6 +43,7 @@ def run(args: argparse.Namespace) -> int:
         return exit_code(report, args)
     check_names(args)
     plots = check_plot(args.plot)
+    showing = import_showing(args)
     progress = Progress(title(args), args.hides_progress, advice=lambda: advice.of_long_runs(args))
     try:
         progress.status("Reading")
@@ -58,14 +59,19 @@ def run(args: argparse.Namespace) -> int:
         return exit_code(report, args)  # the first process of the torchrun prints
     if args.stored:
         return verify(report, args)
-    written = show(report, args, metric)
+    if args.show:
+        showing.print_texts(report.shown)
+    written = [show(report, args, metric)]
+    if args.html:  # behind the numbers, which are there whatever becomes of it
+        written.append(showing.write_report(report, args, metric))
     if plots and report.corpus is not None:
         plots.draw_curves(report.corpus, args.plot)
     elif plots:
         plots.draw(report.compared, report.measurements, args.plot)
     code = exit_code(report, args)
-    if written and not args.hides_progress:
-        say(written)
+    if not args.hides_progress:
+        for sentence in filter(None, written):
+            say(sentence)
     return code
 
 
@@ -89,6 +95,7 @@ def check_names(args: argparse.Namespace) -> None:
     if args.tokenizer:
         check_path(args.tokenizer, "--tokenizer")
     check_writable("--output", args.output)
+    check_writable("--html", args.html)
     check_writable("--checkpoint", args.checkpoint)
     check_writable("--reference-states", args.reference_states)
 
@@ -168,6 +175,15 @@ def check_plot(path: str | None):
         raise ValueError("--plot needs the package matplotlib: pip install matplotlib.") from None
     plots.check_path(path)
     return plots
+
+
+def import_showing(args: argparse.Namespace):
+    """Import what colours texts, if they are to be: it takes a moment."""
+    if not (args.show or args.html):
+        return None
+    from . import showing
+
+    return showing
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -9,6 +9,8 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
+from perplexity_sliding.views.reading import SHOWN, Reading
+
 from . import sharding, wikitext
 from .messages import in_options
 from .options import METRIC_ARGUMENTS, OF_REFERENCE
@@ -22,6 +24,8 @@ from .spooling import Spool
 # this many times the room where tokens or words have rows, and again for each alternative.
 SHARD_CHARACTERS = 10_000_000
 PART_WEIGHT = 10
+# What --show and --html name of what the model expected.
+ALTERNATIVES = 5
 
 
 @dataclass
@@ -37,6 +41,8 @@ class Report:
         measurements: in a comparison, a result or an `error` for each that was asked for.
         parts: the texts whose tokens or words are shown, each with the columns of these.
         scored: the texts of a comparison of models.
+        shown: the texts that --show and --html colour, from the first on.
+        has_more_texts: whether there are more of them than these.
         joined: whether several texts were scored as one.
         num_empty: empty rows that were left out.
         num_refused: texts, or settings that were named, that could not be scored.
@@ -52,6 +58,8 @@ class Report:
     measurements: list[dict] = field(default_factory=list)
     parts: Spool[tuple[ReadText, dict]] = field(default_factory=Spool)
     scored: list[ReadText] = field(default_factory=list)
+    shown: list[Reading] = field(default_factory=list)
+    has_more_texts: bool = False
     joined: bool = False
     num_empty: int = 0
     num_refused: int = 0
@@ -191,6 +199,7 @@ class Scoring:
         self.part = None if args.part is None else Part(*args.part)
         self.num_bytes = (0, 0)  # with --detokenize: of the prose, and of the originals
         self.counts: dict[int, int] = {}  # of --word-counts, by the text's identity
+        self.room = SHOWN if args.show or args.html else 0  # characters that are still to be shown
 
     @property
     def joins(self) -> bool:
@@ -206,9 +215,10 @@ class Scoring:
             return math.inf
         if self.args.shard_characters is not None:
             return self.args.shard_characters
-        if not self.args.unit:
+        if not self.args.unit and not self.room:
             return SHARD_CHARACTERS
-        return SHARD_CHARACTERS // (PART_WEIGHT * (1 + (self.args.num_alternatives or 0)))
+        num_alternatives = ALTERNATIVES if self.room else self.args.num_alternatives or 0
+        return SHARD_CHARACTERS // (PART_WEIGHT * (1 + num_alternatives))
 
     def score(self, texts: Iterator[Text]) -> Report:
         """Score shard after shard; report on their texts as if they had been scored in one piece."""
@@ -314,14 +324,42 @@ class Scoring:
         arguments = self.arguments | {"return_totals": "texts"}
         if self.args.unit:
             arguments |= {"return_token_scores": self.args.tokens, "words": self.args.words}
+        arguments |= self.for_showing()
         result = self.metric.compute(
             predictions=wordings, **arguments, **self.of_texts(texts, self.protocols[0])
         )
         scored = self.as_scored(texts, wordings, result.pop("chats_as_written", None))
+        token_scores = result.pop("token_scores", None)
         if self.args.unit:
-            for of_text in zip(scored, result.pop(f"{self.args.unit}_scores")):
+            of_unit = token_scores if self.args.tokens else result.pop("word_scores")
+            for of_text in zip(scored, of_unit):
                 self.report.parts.append(of_text)
+        self.keep_shown(scored, token_scores, result)
         return result
+
+    def for_showing(self) -> dict:
+        """Return the metric's arguments for texts that are shown, as long as there is room for more."""
+        if not self.room:
+            return {}
+        if self.args.reference:  # beside which the likeliest tokens come by themselves
+            return {"return_token_scores": True}
+        num_alternatives = max(ALTERNATIVES, self.args.num_alternatives or 0)
+        return {"return_token_scores": True, "num_alternatives": num_alternatives}
+
+    def keep_shown(
+        self, texts: Sequence[ReadText], token_scores: Sequence[dict] | None, result: dict
+    ) -> None:
+        """Keep texts with the scores of their tokens as long as there is room for more."""
+        if not (self.args.show or self.args.html):
+            return
+        [model] = short_names([self.args.model_id])
+        for text, tokens in zip(texts, token_scores or ()):
+            if self.room:
+                reading = Reading(text.wording, tokens, result, model, text.begin, text.name)
+                self.report.shown.append(reading.beginning(self.room))
+            self.report.has_more_texts |= len(text.wording) > self.room
+            self.room = max(0, self.room - len(text.wording))
+        self.report.has_more_texts |= token_scores is None
 
     def as_scored(
         self, texts: list[Text], wordings: list[str], written: list[str] | None
@@ -418,7 +456,7 @@ class Scoring:
         protocol = self.protocols[0]
         predictions = self.wordings(good, protocol)
         is_drawn = self.args.plot is not None and self.args.reference is not None
-        more = {"return_token_scores": self.args.tokens or is_drawn}
+        more = {"return_token_scores": self.args.tokens or is_drawn} | self.for_showing()
         self.report.compared = "models"
         if self.args.reference:
             [self.report.reference] = short_names([self.args.reference])
@@ -434,6 +472,7 @@ class Scoring:
                 written = row.pop("chats_as_written", None)
                 self.report.scored = self.as_scored(good, predictions, written)
                 self.report.num_forward_tokens += row["num_forward_tokens"]
+                self.keep_shown(self.report.scored, row.get("token_scores"), row)
             except (ValueError, TypeError) as error:
                 row["error"] = in_options(str(error))
                 self.report.num_refused += 1
@@ -480,7 +519,7 @@ class Scoring:
         try:
             result = self.metric.compute(
                 predictions=wordings,
-                **(self.arguments | named),
+                **(self.arguments | named | self.for_showing()),
                 **self.of_texts(texts, protocols[0]),
             )
         except ValueError as error:
@@ -489,6 +528,13 @@ class Scoring:
             reason = in_options(str(error))
             return {p.name: [{"protocol": p.name, "error": reason}] for p in protocols}
         self.report.num_forward_tokens += result["num_forward_tokens"]
+        written = result.pop("chats_as_written", None)
+        if protocols[0] is self.protocols[0] and "error" not in result["measurements"][0]:
+            first = result["measurements"][0]
+            scored = self.as_scored(texts, wordings, written)
+            self.keep_shown(scored, first.get("token_scores"), first)
+        for entry in result["measurements"]:
+            entry.pop("token_scores", None)
         entries: dict[str, list[dict]] = {}
         sizes = self.count_bytes(texts, wordings)
         for entry in result["measurements"]:

@@ -211,7 +211,19 @@ PARTS = {
 }  # fmt: skip
 # What a part cannot keep, as it is no sum over texts.
 NOT_IN_PARTS = (
-    *("tokens", "words", "plot", "cite", "fail_above", "format", "json", "verbose", "word_counts"),
+    *(
+        "tokens",
+        "words",
+        "show",
+        "html",
+        "plot",
+        "cite",
+        "fail_above",
+        "format",
+        "json",
+        "verbose",
+        "word_counts",
+    ),
     *("separator", "reference", "context_lengths", "positions", "key_tokens"),
 )
 # What --merge takes: how to show the result.
@@ -248,6 +260,8 @@ OUTPUT = {
     **WORDS,
     **TOKENS,
     "keep_text": option("rows carry their text and context too", action="store_true"),
+    "show": option("the text in the terminal, coloured by surprise", action="store_true"),
+    "html": option("a report with coloured text, to open in a browser", metavar="FILE"),
     "plot": option("draw what is compared: .png, .svg, .pdf", metavar="FILE"),
     "fail_above": option(
         "exit code 1 where the perplexity is above X", type=values.positive, metavar="X"
@@ -430,12 +444,18 @@ def check_together(args: argparse.Namespace) -> None:
         f"--verify and {comparison}": args.verify and args.compares,
         "--verify and several models or --reference": args.verify
         and (args.models[1:] or args.reference),
+        f"--show and {comparison}": args.show and args.compares,
+        "--show and --reference": args.show and args.reference,
+        "--show and --output": args.show and args.output,
+        "--show and --format": args.show and (args.json or args.format not in (None, "text")),
+        "--verify and --show or --html": args.verify and (args.show or args.html),
         "--dataset and --text-column": args.dataset and args.text_column,
         f"--reference and {comparison}": args.reference and args.compares,
         "--reference and --cite": args.reference and args.cite,
         "several models and --tokens": args.models[1:] and args.tokens,
         "several models and --words": args.models[1:] and args.words,
         "several models and --cite": args.models[1:] and args.cite,
+        "several models and --show or --html": args.models[1:] and (args.show or args.html),
         f"several models and {comparison}": args.models[1:] and args.compares,
         "several models and --context-lengths or --positions": args.models[1:]
         and (args.context_lengths or args.positions),
@@ -449,6 +469,8 @@ def check_together(args: argparse.Namespace) -> None:
             f"--plot needs {comparison} to draw, several models, --context-lengths, --positions or "
             "a --reference."
         )
+    if args.html and Path(args.html).suffix.lower() not in (".html", ".htm"):
+        raise ValueError(f"--html must be a file that ends in .html, got {args.html!r}.")
     check_companions(args)
     check_parts(args)
 

@@ -48,13 +48,13 @@ class ReadText:
     """A text whose tokens or words are shown.
 
     Attributes:
-        wording: what the model read: its context, then the text.
+        wording: what the model read: its context, then the text; None where that is not at hand.
         begin: where the text begins in it, in characters.
         carried: the other columns of its row.
     """
 
     name: str
-    wording: str
+    wording: str | None
     begin: int = 0
     carried: dict = field(default_factory=dict)
 
@@ -67,18 +67,19 @@ def open_texts(args: argparse.Namespace) -> Iterator[Text]:
             raise ValueError(f"--dataset must be NAME:CONFIG:SPLIT:COLUMN, got {args.dataset!r}.")
         return watched(read_dataset(*match.groups(), args), args)
     sources = list_sources(args.files)
-    check_output(args.output, sources)
+    check_output("--output", args.output, sources)
+    check_output("--html", args.html, sources)
     if not any(source.builder for source in sources):
         check_no_columns(args, sources[0].shown)
     return watched(read_sources(sources, args), args)
 
 
-def check_output(output: str | None, sources: list[Source]) -> None:
+def check_output(option: str, output: str | None, sources: list[Source]) -> None:
     """Refuse to write over what is read."""
     names = [source.name for source in sources if source.name != STANDARD_INPUT]
     if output and Path(output).exists() and any(Path(output).samefile(name) for name in names):
         raise ValueError(
-            f"--output must not be one of the texts, got {output!r}. Name a file that lies elsewhere."
+            f"{option} must not be one of the texts, got {output!r}. Name a file that lies elsewhere."
         )
 
 

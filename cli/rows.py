@@ -84,7 +84,7 @@ def of_parts(text: ReadText, parts: dict[str, list], unit: str) -> Iterator[dict
         row = {
             "name": text.name,
             "number": number,
-            unit: raw if first is None else text.wording[first:last],
+            unit: raw if first is None or text.wording is None else text.wording[first:last],
             "first": None if first is None else first - text.begin,
             "last": None if last is None else last - text.begin,
             **in_both_units(values.pop("nll")),

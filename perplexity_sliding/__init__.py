@@ -51,4 +51,12 @@ def __getattr__(name: str) -> object:
         from .training import PerplexityCallback
 
         return PerplexityCallback
+    if name == "show":
+        from .views.show import show
+
+        return show
+    if name == "to_frame":
+        from .views.frames import to_frame
+
+        return to_frame
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -17,9 +17,9 @@ import regex
 from views.assets import STYLE
 from views.markup import count, interval_words, number
 from views.surprise import EDGES
+from views.tokens import text_segments
 
 from .service import Scored
-from .token_view import text_segments
 
 WIDTH = 1000
 MARGIN = 40

@@ -8,9 +8,9 @@ from views.markup import change, count, escape, number, payload
 from views.piece_list import piece_list
 from views.segments import Segment
 from views.text_box import detail_box, text_box
+from views.tokens import text_segments
 
 from .service import STRIDES_SET, Scored, TradeOff, gain_share
-from .token_view import text_segments
 
 SLIGHT, CLEAR = 1.0, 3.0  # bits; a smaller difference is left plain
 MOST = 10  # tokens in the list

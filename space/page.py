@@ -40,7 +40,7 @@ OPENED = """() => {
   return [names[0] === "Compare" ? names[1] : names[0]];
 }"""
 ASKED = "(...values) => { window.perplexityAsked(...values); return []; }"
-SCRIPTS = ("editor.js", "pairs.js", "game.js", "save.js", "page.js")
+SCRIPTS = ("editor.js", "game.js", "save.js", "page.js")
 # Everybody in the service's lines holds a thread, and clicks need some too.
 THREADS = 100
 UPLOADS_KEPT = (3600, 3600)  # seconds between clean-ups, and that a file may stay

@@ -4,21 +4,18 @@ import math
 from collections.abc import Sequence
 
 from views.markup import count, escape, interval_words, number, payload
-from views.piece_list import in_word, shown
-from views.surprise import bits_colour
+from views.numbers import FEWEST, TOO_SHORT, few_tokens, meaning, story
 
 from .intro_view import term
 from .links import link
 from .service import Scored
 from .settings import fingerprint
-from .token_view import text_segments, token_texts
 
 ENDLESS = 1e9  # JSON has no infinity
 ACTIONS = (
     '<p class="ps-actions"><button type="button" class="ps-button" data-open="share">Share</button> '
     '<button type="button" class="ps-button" data-open="game">Guess the hidden word</button></p>'
 )
-FEWEST = 20  # tokens; a perplexity of fewer says more of chance than of the text
 TOO_LARGE = 1e6  # for anybody to read anything into it
 
 
@@ -48,80 +45,27 @@ def is_short(scored: Scored) -> bool:
 
 def _short(scored: Scored) -> str:
     """The surprise of each token instead of a number for all, and what was expected there."""
-    tokens, rows = scored.tokens, []
-    names = token_texts(scored)
-    for place, nll in enumerate(tokens["nll"]):
-        if nll is None:
-            continue
-        [[top, top_nll], *_] = tokens["alternatives"][place]
-        hit = tokens["rank"][place] == 1
-        expected = "what it expected" if hit else f"it expected <code>{escape(shown(top))}</code>"
-        rows.append(
-            f'<tr><th scope="row"><code>{escape(shown(names[place]))}</code></th>'
-            f'<td><span class="ps-box {bits_colour(nll / math.log(2))}">'
-            f"{bits_words(nll / math.log(2))}</span></td>"
-            f"<td>{expected} ({math.exp(-top_nll):.0%})</td></tr>"
-        )
     said = f"{count(scored.result['num_tokens'], 'token')} scored"
     return (
         f'<div class="ps-headline"><p class="ps-label">{said} by {escape(scored.loaded.name)}</p>'
-        f"<p>Too short for a perplexity: over fewer than {FEWEST} tokens it says more about chance than "
-        "about the text. This is how surprising each token was.</p>"
-        f'<p class="ps-recipe">{escape(" · ".join(recipe(scored)))}</p></div>'
-        f'<table class="ps-table ps-few"><tbody>{"".join(rows)}</tbody></table>{ACTIONS}'
+        f"<p>{TOO_SHORT}</p>"
+        f'<p class="ps-recipe">{escape(" · ".join(recipe(scored)))}</p></div>{few_tokens(scored)}{ACTIONS}'
     )
-
-
-def bits_words(bits: float) -> str:
-    """Write surprise for people: `2.1 bits`."""
-    return "infinite" if math.isinf(bits) else f"{bits:.1f} bits"
 
 
 def _large(scored: Scored) -> str:
     """The number with one line under it, the story that it tells, and the rest folded."""
     result = scored.result
+    vocabulary = getattr(scored.loaded.model.config, "vocab_size", None)
     return (
         f'<div class="ps-headline"><p class="ps-label">Perplexity for {escape(scored.loaded.name)}</p>'
         f'<p class="ps-big"><output>{number(result["perplexity"])}</output>'
         '<span class="ps-change" role="status"></span></p>'
-        f"<p>{_meaning(scored)}</p></div>{story(scored)}{ACTIONS}"
+        f"<p>{meaning(scored.result['perplexity'], vocabulary)}</p></div>{story(scored)}{ACTIONS}"
         '<details class="ps-more" data-keep="numbers"><summary>How it was measured</summary>'
         f'<p class="ps-recipe">{escape(" · ".join(recipe(scored)))}</p>'
         f'<p class="ps-interval">{_interval(scored.interval)}</p>{_numbers(scored)}</details>'
     )
-
-
-def story(scored: Scored) -> str:
-    """Write which word surprised most, how unlikely it was, and what was expected there."""
-    segments, text = text_segments(scored)
-    nll, worst = scored.tokens["nll"], None
-    for piece, segment in enumerate(segments):
-        if segment.first is None or segment.first != segment.last:
-            continue
-        own = nll[segment.first]
-        is_word = any(map(str.isalpha, text[segment.start : segment.end]))
-        if own is not None and is_word and (worst is None or own > nll[segments[worst].first]):
-            worst = piece
-    if worst is None:
-        return ""
-    place = segments[worst].first
-    [[expected, _], *_] = scored.tokens["alternatives"][place]
-    return (
-        '<p class="ps-story">Most surprising word: <button type="button" class="ps-word" '
-        f'data-piece="{worst}">{in_word(text, segments[worst])}</button>, {odds(nll[place])}. '
-        f"The model expected <em>{escape(shown(expected))}</em>.</p>"
-    )
-
-
-def odds(nll: float) -> str:
-    """Write a probability for people: `1 in 53,300`."""
-    if math.isinf(nll):
-        return "to which it gave no chance at all"
-    if nll > math.log(1e9):
-        return "less likely than 1 in a billion"
-    one_in = math.exp(nll)
-    digits = max(0, int(math.log10(max(1, one_in))) - 2)
-    return f"1 in {round(one_in, -digits):,.0f}"
 
 
 def recipe(scored: Scored) -> list[str]:
@@ -151,19 +95,6 @@ def _interval(interval: Sequence[float] | None) -> str:
         f"{interval_words(interval)}: were it longer and went on like this, its perplexity would most "
         "likely lie there. Another text may differ by more."
     )
-
-
-def _meaning(scored: Scored) -> str:
-    perplexity = scored.result["perplexity"]
-    if perplexity == float("inf"):
-        return "The model gave part of this text zero probability."
-    known = getattr(scored.loaded.model.config, "vocab_size", None)
-    if known and perplexity > known:
-        return (
-            f"Worse than guessing blindly among the {known:,} tokens that it knows: it was trained on "
-            "nothing like this text."
-        )
-    return f"As unsure of each token as if it guessed among <b>{number(perplexity)}</b> equally likely ones."
 
 
 def _numbers(scored: Scored) -> str:

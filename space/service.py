@@ -7,6 +7,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from views.comparison import Pair
+from views.reading import telling
+
 from .jobs import Job, OverBudget
 from .limits import Limits, Refused
 from .line import Line
@@ -29,7 +32,6 @@ from .settings import Settings, check_settings
 STRIDES_SET = ("stride", "protocol")
 TOOLS_SET = ("stride", "start", "protocol")
 ENOUGH = 0.9  # of what the best setting gains: the cheapest that reaches it is the knee
-WIDEST = 10  # an interval from a number to over ten times as much says nothing
 # What a small machine reads, for the order in the line alone.
 CHARACTERS_A_SECOND = 10_000
 STRIDES_READ = 16  # times the text that the strides of a trade-off read, about
@@ -41,7 +43,7 @@ OWN_STARTS = (
 
 @dataclass(frozen=True)
 class Scored:
-    """One text under one model: the metric's result and what it was asked."""
+    """One text under one model: the metric's result and what it was asked; a `Reading` to the views."""
 
     text: str
     settings: Settings
@@ -58,6 +60,11 @@ class Scored:
         return self.settings.context + self.text
 
     @property
+    def window(self) -> int:
+        """Tokens in a window."""
+        return self.settings.window
+
+    @property
     def num_context_tokens(self) -> int:
         """How many tokens were read as context alone."""
         return self.result.get("num_context_tokens", 0)
@@ -65,8 +72,7 @@ class Scored:
     @property
     def interval(self) -> Sequence[float] | None:
         """The 95 % interval of the perplexity; None where there is none that says anything."""
-        interval = self.result["perplexity_interval"]
-        return None if interval is None or interval[1] > WIDEST * interval[0] else interval
+        return telling(self.result["perplexity_interval"])
 
 
 @dataclass(frozen=True)
@@ -88,17 +94,32 @@ class Compared:
 
     @property
     def comparison(self) -> dict:
-        return self.scored.result["comparison"]
+        return self.pair.comparison
 
     @property
     def by_tokens(self) -> bool:
         """Whether both read the same tokens, so that their predictions can be compared."""
-        return self.comparison["compared"] == "tokens"
+        return self.pair.by_tokens
 
     @property
     def scores(self) -> dict:
         """What both models have scored: tokens, or pieces of text that both cut."""
-        return self.scored.tokens if self.by_tokens else self.scored.result["piece_scores"][0]
+        return self.pair.scores
+
+    @property
+    def pair(self) -> Pair:
+        """What the view of a comparison is made of."""
+        scored, both = self.scored, (self.scored.loaded, self.reference)
+        result = scored.result
+        by_tokens = result["comparison"]["compared"] == "tokens"
+        return Pair(
+            scored,
+            (scored.loaded.name, self.reference.name),
+            scored.tokens if by_tokens else result["piece_scores"][0],
+            self.by_context,
+            [(loaded.name, loaded.window) for loaded in both if loaded.window > scored.window],
+            self.remark,
+        )
 
 
 @dataclass(frozen=True)

@@ -2,16 +2,16 @@
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
-from views.charts import Point, bar, line_chart
-from views.markup import change, count, escape, number
+from views.charts import bar
+from views.curves import context_curve, setting_curve
+from views.markup import change, escape, number
+from views.window_picture import KEY, pictured_tokens, window_picture
 
 from .protocols import guide
 from .service import STRIDES_SET, TOOLS_SET, Scored, Sweep, TradeOff, gain_share
 
-LANES = 3  # windows are drawn in turns below each other, so that overlaps can be seen
-PICTURED = 10  # windows' lengths of text, from its beginning, over which windows are drawn
 MARGIN = 0.04  # of the axis, left free at either end
 
 
@@ -21,7 +21,9 @@ def trade_off_view(trade_off: TradeOff) -> str:
         return ""
     wide = trade_off.wide
     mark = escape(wide.settings.mark(wide.text, but=STRIDES_SET))
-    chart = _stride_chart(trade_off) if len(trade_off.strides) > 1 else ""
+    knee = trade_off.knee and trade_off.knee.result
+    results = [scored.result for scored in trade_off.strides]
+    chart = setting_curve(results, knee=knee) if len(results) > 1 else ""
     remark = f'<p class="ps-note">{escape(trade_off.remark)}</p>' if trade_off.remark else ""
     return (
         f'<div class="ps-view" data-of="{mark}"><h3>What each stride gains, and costs</h3>'
@@ -44,9 +46,7 @@ def protocol_view(sweep: Sweep) -> str:
         "<p>All of them are “the perplexity”. Tools split the text differently, drop different parts, or "
         "average in another way. So say which one you used. Open a row to see how, and to score your text "
         f'that way.</p><div class="ps-groups">{rows}</div>'
-        '<ul class="ps-key"><li><i class="ps-context"></i>read as context</li><li><i class="ps-new"></i>'
-        'scored</li><li><i class="ps-lost"></i>not scored at all</li></ul>'
-        f"{_no_protocol(sweep)}</div>"
+        f"{KEY}{_no_protocol(sweep)}</div>"
     )
 
 
@@ -132,104 +132,6 @@ def _difference(result: dict) -> str:
     return change(ratio)
 
 
-def window_picture(scored: Scored) -> str:
-    """How the windows lie over this text: what they read, what they score, what nobody scores.
-
-    The windows are drawn over the beginning of a long text; below, what is scored over all of it.
-    """
-    tokens, windows = scored.tokens, scored.tokens["windows"]
-    length = max(1, len(tokens["tokens"]))
-    lost = tokens["nll"].count(None)
-    reach = pictured_tokens(scored)
-    longest = max(window["end"] - window["begin"] for window in windows)
-    step = (windows[-1]["begin"] - windows[0]["begin"]) / max(1, len(windows) - 1) or longest
-    skip = max(1, math.ceil(longest / step / LANES))
-    words = (
-        f"{count(len(windows), 'window')}{f', 1 in {skip} drawn' if skip > 1 else ''}; "
-        f"{count(scored.result['num_forward_tokens'], 'token')} read; "
-        f"{lost:,} of {count(length, 'token')} not scored"
-    )
-    drawn = [window for window in windows[::skip] if window["begin"] < reach]
-    coverage = "".join(
-        f'<rect class="{kind}" x="{begin}" y="0" width="{end - begin}" height="1"/>'
-        for kind, begin, end in _runs(tokens["nll"])
-    )
-    return (
-        f'<div class="ps-cut" role="img" aria-label="{words}">'
-        f'<svg viewBox="0 0 {reach} {LANES}" preserveAspectRatio="none">{"".join(_window_bars(drawn))}'
-        f'</svg><svg viewBox="0 0 {length} 1" preserveAspectRatio="none">{coverage}</svg></div>'
-        f"<small>{words}</small>"
-    )
-
-
-def pictured_tokens(scored: Scored) -> int:
-    """Tokens of the text over which windows are drawn: all of a short one."""
-    return max(1, min(len(scored.tokens["tokens"]), PICTURED * scored.settings.window))
-
-
-def _window_bars(windows: Sequence[dict]) -> Iterator[str]:
-    for index, window in enumerate(windows):
-        lane = index % LANES
-        for kind, begin, end in (
-            ("ps-context", window["begin"], window["first"]),
-            ("ps-new", window["first"], window["end"]),
-        ):
-            if end > begin:
-                yield (
-                    f'<rect class="{kind}" x="{begin}" y="{lane}" width="{end - begin}" height="0.8"/>'
-                )
-
-
-def _runs(nll: Sequence[float | None]) -> Iterator[tuple[str, int, int]]:
-    """Stretches of tokens that are scored, or lost, as (class, begin, end)."""
-    begin = 0
-    for place in range(1, len(nll) + 1):
-        if place == len(nll) or (nll[place] is None) != (nll[begin] is None):
-            yield "ps-lost" if nll[begin] is None else "ps-new", begin, place
-            begin = place
-
-
-def _stride_chart(trade_off: TradeOff) -> str:
-    points = [_stride_point(scored, trade_off) for scored in reversed(trade_off.strides)]
-    wide = trade_off.wide
-    chart = line_chart(points, "stride, in tokens", "Perplexity", wide.result["perplexity"])
-    reference = f"stride {wide.settings.stride:,}"
-    return chart + _bars_note(points, reference, "the difference is significant")
-
-
-def _bars_note(points: Sequence[Point], reference: str, clear: str) -> str:
-    """How to read error bars that are of differences to one of the points.
-
-    Args:
-        clear: what a bar says that does not reach the line of that point.
-    """
-    if all(point.interval is None for point in points):
-        return ""
-    return (
-        f'<p class="ps-note">Bars: the 95 % interval of the difference to {reference}, over the same '
-        f"tokens. If a bar does not cross the horizontal line, {clear}.</p>"
-    )
-
-
-def _stride_point(scored: Scored, trade_off: TradeOff) -> Point:
-    result, is_knee = scored.result, scored is trade_off.knee
-    interval = result.get("ratio_to_first", {"interval": None})["interval"]
-    start = trade_off.wide.result["perplexity"]
-    stride = f"{scored.settings.stride:,}"
-    words = (
-        f"stride {stride}: perplexity {number(result['perplexity'])}, "
-        f"{count(result['num_forward_tokens'], 'token')} read"
-        f"{'; the knee: smaller strides gain little more' if is_knee else ''}"
-    )
-    return Point(
-        scored.settings.stride,
-        result["perplexity"],
-        f"{stride} (knee)" if is_knee else stride,
-        words,
-        interval and [start * end for end in interval],
-    )
-
-
 def _stride_table(trade_off: TradeOff) -> str:
     length = max(1, len(trade_off.wide.tokens["tokens"]))
     most = max(scored.result["num_forward_tokens"] for scored in trade_off.strides)
@@ -266,23 +168,7 @@ def _contexts(trade_off: TradeOff) -> str:
     rows = trade_off.by_context
     if not rows:
         return ""
-    longest, knee = rows[-1], trade_off.context_knee
-    points = [_context_point(row, longest, row is knee) for row in rows]
-    return (
-        f"<h3>{_context_headline(trade_off)}</h3>"
-        f"<p>The same {count(longest['num_tokens'], 'token')}, scored with shorter and shorter windows.</p>"
-        + line_chart(
-            points,
-            "length of the window, in tokens",
-            "Perplexity of the same tokens",
-            longest["perplexity"],
-        )
-        + _bars_note(
-            points,
-            f"a window of {longest['context_length']:,}",
-            "the model uses more context than that window holds",
-        )
-    )
+    return f"<h3>{_context_headline(trade_off)}</h3>{context_curve(rows, trade_off.context_knee)}"
 
 
 def _context_headline(trade_off: TradeOff) -> str:
@@ -297,21 +183,3 @@ def _context_headline(trade_off: TradeOff) -> str:
     if share == 1:
         return f"A {length:,}-token window is enough for this text"
     return f"A {length:,}-token window gets {100 * share:.0f} % of what more context gains here"
-
-
-def _context_point(row: dict, longest: dict, is_knee: bool) -> Point:
-    ratio = row.get("ratio_to_longest")
-    interval = None if ratio is None else ratio["interval"]
-    length = f"{row['context_length']:,}"
-    words = f"a window of {length}: perplexity {number(row['perplexity'])}"
-    if ratio is not None:
-        words += f", {change(ratio)} against {longest['context_length']:,}"
-    if is_knee:
-        words += "; the knee: longer ones gain little more"
-    return Point(
-        row["context_length"],
-        row["perplexity"],
-        f"{length} (knee)" if is_knee else length,
-        words,
-        interval and [longest["perplexity"] * end for end in interval],
-    )

@@ -1,13 +1,9 @@
 """The text coloured by what was measured of its tokens, over the windows that read it."""
 
-import itertools
-import math
-from collections.abc import Sequence
-
 from views.markup import count, escape, payload
-from views.segments import Segment, cut, segment_data
-from views.surprise import LABELS, ODDS, bits_colour, in_bits
+from views.segments import Segment
 from views.text_box import piece_columns, utf16_length
+from views.tokens import colour_choice, piece_colour, surprise_legend, text_segments, token_data
 
 from .protocols import guide
 from .service import Scored
@@ -22,9 +18,11 @@ def text_view(scored: Scored) -> str:
     segments, text = text_segments(scored)
     pieces = [text[segment.start : segment.end] for segment in segments]
     colours = [
-        _colour(scored.tokens["nll"], segment, piece) for segment, piece in zip(segments, pieces)
+        piece_colour(scored.tokens["nll"], segment, piece)
+        for segment, piece in zip(segments, pieces)
     ]
     data = token_data(scored, segments) | {
+        "words": word_data(scored),
         "pieces": {"text": text, **piece_columns(pieces, colours)},
         "before": utf16_length(scored.settings.context),
         "slides": guide(scored.settings.protocol).slides,
@@ -38,48 +36,18 @@ def text_view(scored: Scored) -> str:
     )
 
 
-def text_segments(scored: Scored) -> tuple[list[Segment], str]:
-    """Segments and the text they cut; where a tokenizer gives no places, its tokens in a row."""
-    offsets = scored.tokens["offsets"]
-    if None not in offsets:
-        return cut(scored.whole, offsets), scored.whole
-    names = [name.replace("▁", " ").replace("Ġ", " ") for name in scored.tokens["tokens"]]
-    ends = [0]
-    for name in names:
-        ends.append(ends[-1] + len(name))
-    return cut("".join(names), list(itertools.pairwise(ends))), "".join(names)
-
-
 def legends() -> str:
     """What the colours mean, for each choice of them."""
-    by_bits = "".join(
-        f'<li><span class="ps-box b{n}">{label}</span><small>{odds}</small></li>'
-        for n, (label, odds) in enumerate(zip(LABELS, ODDS))
-    )
     by_rank = "".join(
         f'<li><span class="ps-box b{n}">{label}</span></li>' for n, label in enumerate(RANKS)
     )
     return (
-        f'<div class="ps-legend"><ul data-legend="surprise">{by_bits}</ul>'
+        f'<div class="ps-legend"><ul data-legend="surprise">{surprise_legend()}</ul>'
         f'<ul data-legend="rank" hidden>{by_rank}</ul>'
         '<ul data-legend="context" hidden><li><span class="ps-box c0">little context</span></li>'
         '<li><span class="ps-box c5">much</span></li></ul>'
         '<ul data-legend="window" hidden><li><span><i class="ps-box n0"></i><i class="ps-box n1"></i>'
         '<i class="ps-box n2"></i> colours alternate by window</span></li></ul></div>'
-    )
-
-
-def colour_choice(names: Sequence[str], group: str) -> str:
-    """What to colour a text by; the script shows the legend of what is chosen.
-
-    Args:
-        group: of the radio buttons, one for each view.
-    """
-    choices = "".join(
-        f'<label><input type="radio" name="{group}" value="{name}">{name}</label>' for name in names
-    )
-    return (
-        f'<fieldset class="ps-choice" data-colours><legend>Colour by</legend>{choices}</fieldset>'
     )
 
 
@@ -115,49 +83,6 @@ def _steps(scored: Scored) -> str:
         '<button type="button" class="ps-button" data-step="1" aria-label="Next window">▶</button>'
         '</div><p class="ps-says"></p>'
     )
-
-
-def token_data(scored: Scored, segments: list[Segment]) -> dict:
-    """What the script shows of each token, as columns."""
-    tokens = scored.tokens
-    return {
-        "names": token_texts(scored),
-        "num_context_tokens": scored.result.get("num_context_tokens", 0),
-        "bits": [None if nll is None else in_bits(nll) for nll in tokens["nll"]],
-        "rank": tokens["rank"],
-        "context": tokens["context_length"],
-        "alternatives": [
-            top and [[name, float(f"{math.exp(-nll):.3g}")] for name, nll in top]
-            for top in tokens["alternatives"]
-        ],
-        "segments": segment_data(segments),
-        "windows": window_data(scored),
-        "words": word_data(scored),
-    }
-
-
-def token_texts(scored: Scored) -> list[str]:
-    """What each token stands for in the text; its own name where the tokenizer gives no place."""
-    tokens = scored.tokens
-    return [
-        name if offset is None else scored.whole[slice(*offset)]
-        for name, offset in zip(tokens["tokens"], tokens["offsets"])
-    ]
-
-
-def window_data(scored: Scored) -> list[list[int]]:
-    """Windows as [first token read, first scored, one past the last, start token]."""
-    return [
-        [w["begin"], w["first"], w["end"], int(w["start_token"])] for w in scored.tokens["windows"]
-    ]
-
-
-def _colour(nll: list[float | None], segment: Segment, piece: str) -> str | None:
-    """The colour class of a segment: by the sum of its tokens' surprisal."""
-    if segment.first is None:
-        return "" if piece.strip() else None
-    own = nll[segment.first : segment.last + 1]
-    return "out" if None in own else bits_colour(sum(own) / math.log(2))
 
 
 def _count_line(scored: Scored, segments: list[Segment]) -> str:

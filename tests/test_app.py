@@ -39,7 +39,7 @@ from space import service as space_service
 from space.addresses import address
 from space.calls import python_call, shell_call
 from space.card import card
-from space.compare_view import Change, change_colour, compare_view, kl_colour, measure_changes
+from space.compare_view import compare_view
 from space.endpoints import compare_summary, plain
 from space.gain_view import gain_view, headline, measure_gains, repeated_before
 from space.handlers import SCORE_OUTPUTS, Handlers, to_share
@@ -64,16 +64,19 @@ from space.page import build, launch_options
 from space.plan_view import sketch
 from space.protocols import START_CHOICES, guide
 from space.samples import read_upload, samples
-from space.score_view import odds, recipe, score_view, story
+from space.score_view import recipe, score_view
 from space.service import Service, TradeOff, affordable, gain_share
 from space.settings import Settings, check_settings
 from space.sharing import sentence, write_files
-from space.sweep_view import group_equal, protocol_view, trade_off_view, window_picture
-from space.token_view import text_segments
+from space.sweep_view import group_equal, protocol_view, trade_off_view
 from space.word_view import word_segments
 from views.charts import Point, density_chart, distribution_chart, line_chart, round_levels
+from views.comparison import Change, change_colour, kl_colour, measure_changes
 from views.markup import escape, number
+from views.numbers import odds, story
 from views.segments import cut
+from views.tokens import text_segments
+from views.window_picture import window_picture
 
 STORY = "It was late, and the lamp had gone out again. Nobody went to light it. " * 12
 MANY = "Ça, c’est naïve: 你好 e\u0301 👩‍👩‍👧 🇩🇪! <script>alert(1)</script> & \"'`${x} {{y}}\n\tend"
@@ -941,6 +944,7 @@ def fake_trade_off(scored, *perplexities, interval=(0.8, 0.9), contexts=()):
             ratio = {"ratio": perplexity / perplexities[0], "interval": interval}
             result["ratio_to_first"] = ratio
         stride = replace(scored.settings, stride=64 >> place)
+        result["stride"] = stride.stride
         made.append(replace(scored, settings=stride, result=result))
     return TradeOff(made, contexts)
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 STYLE = HERE / "pieces.css"
-SCRIPTS = tuple(HERE / name for name in ("base.js", "text.js", "tell.js"))
+SCRIPTS = tuple(HERE / name for name in ("base.js", "text.js", "tell.js", "pairs.js"))
 
 
 def joined(paths: tuple[Path, ...]) -> str:

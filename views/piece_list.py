@@ -30,13 +30,20 @@ def piece_list(
 
 def in_word(text: str, segment: Segment) -> str:
     """A piece as HTML, with the rest of the word that it is a part of in pale letters."""
+    before, piece, after = map(escape, around(text, segment))
+    return f"<i>{before}</i><span>{piece}</span><i>{after}</i>"
+
+
+def around(text: str, segment: Segment) -> tuple[str, str, str]:
+    """A piece, and the rest of its word before it and after it."""
     before = AT_END.search(text[max(0, segment.start - LONGEST) : segment.start])[0]
     after = AT_BEGIN.search(text[segment.end : segment.end + LONGEST])[0]
     piece = text[segment.start : segment.end]
-    word = shown(piece)
-    before = before if piece[:1].isalnum() else ""
-    after = after if piece[-1:].isalnum() else ""
-    return f"<i>{escape(before)}</i><span>{escape(word)}</span><i>{escape(after)}</i>"
+    return (
+        before if piece[:1].isalnum() else "",
+        shown(piece),
+        after if piece[-1:].isalnum() else "",
+    )
 
 
 def shown(piece: str) -> str:

@@ -17,13 +17,15 @@ function guesses(alternatives, token, bits, rank) {
 function teller(data, windowOf) {
   const { windows, bits } = data;
   function ofToken(token, name) {
-    if (token < data.context_tokens) return [make("p", "", "Part of the context: read, and not scored.")];
+    const isRead = token < data.num_context_tokens || windowOf[token] >= 0;
+    if (bits[token] === null && isRead) return [make("p", "", "Part of the context: read, and not scored.")];
     if (bits[token] === null) return [make("p", "", "Not scored: no window has it among the tokens it predicts.")];
-    const rank = data.rank[token], start = windows[windowOf[token]][3];
+    const rank = data.rank?.[token], start = windows[windowOf[token]]?.[3], tops = data.alternatives?.[token];
+    const guess = rank ? ` It was the model's ${rank === 1 ? "first" : ordinal(rank)} guess.` : "";
     return [
-      make("p", "", `${bitsText(bits[token])} of surprise: ${oneIn(bits[token])}. It was the model's ${rank === 1 ? "first" : ordinal(rank)} guess.`),
-      make("p", "ps-note", `It saw ${tokens(data.context[token])} before it${start ? ", the start marker among them" : ""}. It expected most:`),
-      guesses(data.alternatives[token], name, bits[token], rank),
+      make("p", "", `${bitsText(bits[token])} of surprise: ${oneIn(bits[token])}.${guess}`),
+      make("p", "ps-note", `It saw ${tokens(data.context[token])} before it${start ? ", the start marker among them" : ""}.${tops ? " It expected most:" : ""}`),
+      ...(tops ? [guesses(tops, name, bits[token], rank)] : []),
     ];
   }
   function parts(first, last) {

@@ -41,7 +41,8 @@ function layPieces(box, { text, lengths, classes }, look) {
     return elements[n];
   }
   function restyle(n) { if (elements[n]) elements[n].className = look(n); }
-  return { order, lengths, words, element, restyle, restyleAll: () => elements.forEach((_, n) => restyle(n)) };
+  const drawAll = () => chunks.forEach((chunk, number) => chunk.firstElementChild || draw(number)); // to be printed whole
+  return { order, lengths, words, element, restyle, drawAll, restyleAll: () => elements.forEach((_, n) => restyle(n)) };
 }
 
 /* Let a visitor select pieces of a view's text, and tell of them beside it. */
@@ -61,7 +62,7 @@ function explorer(view, describe, moved = () => {}, look = null) {
   function select(number) {
     if (selected >= 0) for (const name of ["aria-selected", "id"]) shown.element(selected).removeAttribute(name);
     selected = number;
-    const piece = shown.element(number), id = "ps-active-" + view.dataset.view;
+    const piece = shown.element(number), id = "ps-active-" + (view.id || view.dataset.view);
     const states = { id, "aria-selected": true, "aria-posinset": shown.order.indexOf(number) + 1, "aria-setsize": shown.order.length };
     for (const [name, value] of Object.entries(states)) piece.setAttribute(name, value);
     box.setAttribute("aria-activedescendant", id);
@@ -106,7 +107,7 @@ function explorer(view, describe, moved = () => {}, look = null) {
     bring(selected);
   }, life);
   lay(first);
-  return { lay, point, hold, bring, restyle: (n) => shown.restyle(n), restyleAll: () => shown.restyleAll() };
+  return { lay, point, hold, bring, restyle: (n) => shown.restyle(n), restyleAll: () => shown.restyleAll(), drawAll: () => shown.drawAll() };
 }
 
 /* What the colours mean is the visitor's choice; a view comes painted by the first one. */

@@ -4,8 +4,10 @@
 function compareView(view, data) {
   const [model, reference] = data.models;
   let colours = JSON.parse(view.querySelector(".ps-text").dataset.pieces).classes.split(" ");
-  const byChange = colours, { restyleAll } = explorer(view, describe, undefined, (number) => colours[number]);
-  chooseColour(view, (choice) => { colours = choice === "change" ? byChange : data.kl_colours; restyleAll(); });
+  const byChange = colours, shown = explorer(view, describe, undefined, (number) => colours[number]);
+  chooseColour(view, (choice) => { colours = choice === "change" ? byChange : data.kl_colours; shown.restyleAll(); });
+
+  return shown;
 
   function describe(number, piece) {
     const head = make("p", "ps-piece"), own = data.pieces[number];

@@ -1,0 +1,458 @@
+"""A model beside a reference on one text: what changed, by how much, is it chance, and where."""
+
+import bisect
+import math
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from .charts import Point, density_chart, distribution_chart, line_chart
+from .markup import count, escape, number, payload
+from .piece_list import piece_list, shown
+from .reading import Reading
+from .segments import Segment, cut
+from .surprise import ENDLESS
+from .text_box import detail_box, text_box
+from .tokens import colour_choice, text_segments
+
+# Lower edges of the colours: bits that a piece of text costs more or less, and nats of divergence.
+CHANGE_EDGES = (0.1, 0.5, 2.0)
+KL_EDGES = (0.001, 0.01, 0.1, 0.5, 2.0)
+WORST_SHOWN = 10
+FEWEST = 30  # tokens of a group; a mean over fewer would be noise
+SMALLEST_KL = 1e-9  # what the axis of divergences begins with
+MARKED_PERCENTILES = {"50": "half are below", "99": "99 %", "100": "largest"}
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A text as a model read it, beside the reference.
+
+    Attributes:
+        reading: by the model; its result holds the metric's `comparison`.
+        names: of the model and of the reference.
+        scores: what both have scored: tokens, or pieces of text that both cut.
+        by_context: of the metric's comparison in windows without overlap; empty where that is unknown.
+        longer_windows: those of the two that could read more at a time, each with its limit.
+        remark: what had to be changed about the request, or None.
+    """
+
+    reading: Reading
+    names: tuple[str, str]
+    scores: dict
+    by_context: Sequence[dict] = ()
+    longer_windows: Sequence[tuple[str, int]] = ()
+    remark: str | None = None
+
+    @property
+    def comparison(self) -> dict:
+        return self.reading.result["comparison"]
+
+    @property
+    def by_tokens(self) -> bool:
+        """Whether both read the same tokens, so that their predictions can be compared."""
+        return self.comparison["compared"] == "tokens"
+
+
+@dataclass(frozen=True)
+class Change:
+    """One piece of the text under both models.
+
+    Attributes:
+        piece: its number among the segments.
+        bits: surprisal under the model.
+        reference_bits: under the reference.
+        kl: largest divergence of its tokens, in nats; None where the models read other tokens.
+        tops: likeliest token for the model and for the reference there, or None.
+    """
+
+    piece: int
+    bits: float
+    reference_bits: float
+    kl: float | None = None
+    tops: tuple[str, str] | None = None
+
+    @property
+    def change(self) -> float:
+        """Bits that it costs more under the model; 0 where both find it impossible."""
+        return 0.0 if self.bits == self.reference_bits else self.bits - self.reference_bits
+
+
+def comparison_view(pair: Pair, mark: str = "") -> str:
+    """The verdict, the numbers, the text coloured by what changed, and where it changed most.
+
+    Args:
+        mark: by which the page sees whether it is of what is chosen now.
+    """
+    names = pair.names
+    segments, text = _segments(pair)
+    changes = measure_changes(pair, segments)
+    by_piece = {change.piece: change for change in changes}
+    pieces = [text[segment.start : segment.end] for segment in segments]
+    by_segment = [by_piece.get(number) for number in range(len(segments))]
+    colours = [
+        None if change is None and not piece.strip() else change_colour(change)
+        for change, piece in zip(by_segment, pieces)
+    ]
+    choices = ("change", "divergence") if pair.by_tokens else ("change",)
+    data = {"models": names, "pieces": [_columns(change) for change in by_segment]}
+    if pair.by_tokens:
+        data["kl_colours"] = [kl_colour(change) for change in by_segment]
+    of = f' data-of="{escape(mark)}"' if mark else ""
+    return (
+        f'<div class="ps-view" data-view="compare"{of} '
+        f'data-payload={payload(data)}><p class="ps-verdict">{verdict(pair)}</p>'
+        f"{_remarks(pair)}{colour_choice(choices, 'ps-compared')}{_legends(names[0])}"
+        f'<div class="ps-pair">{text_box(pieces, colours, "piece")}'
+        f"{detail_box('what either model made of it')}</div>"
+        f"{_folded('numbers of both', 'All numbers', _table(pair))}"
+        f"{_folded('most changed', 'Where it changed most', _worst(changes, segments, text))}"
+        f"{_folded('charts', 'Charts', _charts(pair, changes))}</div>"
+    )
+
+
+def _folded(name: str, title: str, content: str) -> str:
+    """Fold away what not everybody looks for."""
+    return (
+        f'<details class="ps-more" data-keep="{name}"><summary>{title}</summary>{content}</details>'
+        if content
+        else ""
+    )
+
+
+def verdict(pair: Pair) -> str:
+    """The metric's sentence, with the models' names."""
+    names = {"model": pair.names[0], "reference": pair.names[1]}
+    words = re.split(r"\b[Tt]he (model|reference)\b", pair.comparison["summary"])
+    return "".join(
+        f"<b>{escape(names[word])}</b>" if place % 2 else escape(word)
+        for place, word in enumerate(words)
+    )
+
+
+def measure_changes(pair: Pair, segments: Sequence[Segment]) -> list[Change]:
+    """Compare the pieces of text that both models scored."""
+    scores, changes = pair.scores, []
+    for piece, segment in enumerate(segments):
+        if segment.first is None:
+            continue
+        tokens = slice(segment.first, segment.last + 1)
+        nll, reference_nll = scores["nll"][tokens], scores["reference_nll"][tokens]
+        if None in (*nll, *reference_nll):
+            continue
+        bits = [sum(side) / math.log(2) for side in (nll, reference_nll)]
+        if not pair.by_tokens:
+            changes.append(Change(piece, *bits))
+            continue
+        kl = scores["kl"][tokens]
+        most = segment.first + kl.index(max(kl))
+        tops = scores["top"][most], scores["reference_top"][most]
+        changes.append(Change(piece, *bits, max(kl), tops))
+    return changes
+
+
+def change_colour(change: Change | None) -> str:
+    """w where the model does better, v where it does worse, and how much: 1 to 3."""
+    if change is None:
+        return "out"
+    step = bisect.bisect_right(CHANGE_EDGES, abs(change.change))
+    return f"{'v' if change.change > 0 else 'w'}{step}" if step else ""
+
+
+def kl_colour(change: Change | None) -> str:
+    """The colours of surprise, for divergence."""
+    return "out" if change is None else f"b{bisect.bisect_right(KL_EDGES, change.kl)}"
+
+
+def _segments(pair: Pair) -> tuple[list[Segment], str]:
+    if pair.by_tokens:
+        return text_segments(pair.reading)
+    return cut(pair.reading.whole, pair.scores["offsets"]), pair.reading.whole
+
+
+def _columns(change: Change | None) -> list | None:
+    """What the script shows: bits under the model and the reference, divergence, likeliest tokens."""
+    if change is None:
+        return None
+    bits = [round(min(bits, ENDLESS), 2) for bits in (change.bits, change.reference_bits)]
+    if change.kl is None:
+        return bits
+    return [*bits, float(f"{min(change.kl, ENDLESS):.3g}"), *change.tops]
+
+
+def _table(pair: Pair) -> str:
+    model, reference = map(escape, pair.names)
+    rows = _token_rows(pair) if pair.by_tokens else _byte_rows(pair)
+    body = "".join(f"<tr><th scope='row'>{name}</th>{_cells(cells)}</tr>" for name, *cells in rows)
+    return (
+        '<table class="ps-table ps-compared"><thead><tr><th scope="col"></th>'
+        f'<th scope="col">{reference}<small>the reference</small></th><th scope="col">{model}</th>'
+        '<th scope="col">Change<small>95 % interval</small></th></tr></thead>'
+        f"<tbody>{body}</tbody></table>"
+    )
+
+
+def _cells(cells: Sequence[str]) -> str:
+    """Cells of a row; what belongs to both models takes the place of all."""
+    *of_models, change = cells
+    span = "" if of_models else ' colspan="3"'
+    return "".join(f"<td>{cell}</td>" for cell in of_models) + f"<td{span}>{change}</td>"
+
+
+def _token_rows(pair: Pair) -> list[tuple[str, ...]]:
+    comparison, points = pair.comparison, pair.comparison["kl_percentiles"]
+    return [
+        (
+            "Perplexity<small>lower is better</small>",
+            number(comparison["reference_perplexity"]),
+            number(pair.reading.result["perplexity"]),
+            _ratio(comparison["perplexity_ratio"]),
+        ),
+        (
+            "Right next token<small>the likeliest one is the text's</small>",
+            f"{100 * comparison['reference_accuracy']:.1f} %",
+            f"{100 * comparison['accuracy']:.1f} %",
+            _points(comparison["accuracy_change"], comparison["accuracy_change_interval"])
+            + f"<small>{100 * comparison['right_to_wrong']:.1f} % lost, "
+            f"{100 * comparison['wrong_to_right']:.1f} % won</small>",
+        ),
+        (
+            "KL divergence<small>how much predictions change, for better or worse</small>",
+            f"{number(comparison['kl'])} nats a token{_within(comparison['kl_interval'], number)}"
+            f"<small>half of all tokens below {number(points['50'], 3)}, the largest "
+            f"{number(points['100'], 3)}</small>",
+        ),
+        (
+            "Same next token",
+            f"{100 * comparison['token_agreement']:.1f} % if sampled, {100 * comparison['same_top']:.1f} % if the "
+            "likeliest is taken",
+        ),
+    ]
+
+
+def _byte_rows(pair: Pair) -> list[tuple[str, ...]]:
+    comparison = pair.comparison
+    change, interval = (
+        comparison["bits_per_byte_change"],
+        comparison["bits_per_byte_change_interval"],
+    )
+    return [
+        (
+            "Bits per byte<small>lower is better</small>",
+            number(comparison["reference_bits_per_byte"]),
+            number(comparison["bits_per_byte"]),
+            f"{_signed(change)}{_within(interval, _signed)}",
+        )
+    ]
+
+
+def _ratio(ratio: dict) -> str:
+    if ratio["ratio"] is None:
+        return "none can be given"
+    return f"× {ratio['ratio']:.4f}{_within(ratio['interval'], lambda bound: f'× {bound:.4f}')}"
+
+
+def _points(change: float, interval: Sequence[float] | None) -> str:
+    def said(share: float) -> str:
+        return f"{100 * share:+.2f}".replace("-", "−")
+
+    return f"{said(change)} points{_within(interval, said)}"
+
+
+def _signed(bits: float) -> str:
+    return f"{bits:+.4f}".replace("-", "−")
+
+
+def _within(interval: Sequence[float] | None, write) -> str:
+    """An interval in small letters, or that there is none."""
+    if interval is None:
+        return "<small>too little text for an interval</small>"
+    low, high = map(write, interval)
+    return f"<small>{low} to {high}</small>"
+
+
+def _remarks(pair: Pair) -> str:
+    """What a reader has to know to read the numbers rightly."""
+    comparison, window = pair.comparison, pair.reading.window
+    said = [f"Both read {count(window, 'token')} at a time."]
+    said += [f"{name} could read up to {longest:,}." for name, longest in pair.longer_windows]
+    if not pair.by_tokens:
+        said.append(
+            "They cut the text into different tokens, so they are compared over the pieces of text that "
+            "both cut out, and by bits per byte: perplexities per token are not on one scale, and their "
+            "predictions cannot be compared token by token."
+        )
+    if comparison["interval_sample"]:
+        said.append(
+            f"Intervals are within this text, from {comparison['interval_sample']}: other texts may differ by more."
+        )
+    if pair.by_tokens and comparison["num_infinite_kl"]:
+        said.append(
+            f"{count(comparison['num_infinite_kl'], 'token')} have an infinite divergence: the model rules out "
+            "what the reference does not."
+        )
+    said += [pair.remark] if pair.remark else []
+    return f'<p class="ps-note">{escape(" ".join(said))}</p>'
+
+
+def _legends(model: str) -> str:
+    low, middle, high = (f"{edge:g}" for edge in CHANGE_EDGES)
+    spans = (f"by over {high} bits", f"{middle}–{high} bits", f"{low}–{middle}")
+    by_change = [
+        *zip(("w3", "w2", "w1"), (f"{model} better", "better", "better"), spans),
+        ("", "about the same", f"under {low} bits"),
+        *zip(("v1", "v2", "v3"), ("worse", "worse", f"{model} worse"), spans[::-1]),
+    ]
+    ends = [f"{edge:g}" for edge in KL_EDGES]
+    by_kl = [
+        ("b0", f"under {ends[0]} nats", ""),
+        *((f"b{n + 1}", f"{from_}–{to}", "") for n, (from_, to) in enumerate(pairwise(ends))),
+        ("b5", f"over {ends[-1]}", ""),
+    ]
+    return (
+        f'<div class="ps-legend"><ul data-legend="change">{_boxes(by_change)}</ul>'
+        f'<ul data-legend="divergence" hidden>{_boxes(by_kl)}</ul></div>'
+    )
+
+
+def _boxes(entries: Sequence[tuple[str, str, str]]) -> str:
+    return "".join(
+        f'<li><span class="ps-box {colour}">{escape(name)}</span><small>{span}</small></li>'
+        for colour, name, span in entries
+    )
+
+
+def _worst(changes: Sequence[Change], segments: Sequence[Segment], text: str) -> str:
+    """The pieces that lost most, and those whose predictions changed most, each a way to the text."""
+    lost = sorted(
+        (change for change in changes if change.change > 0), key=lambda change: -change.change
+    )
+    lists = [("change", "What got worse most", lost, _lost)]
+    if changes and changes[0].kl is not None:
+        moved = sorted(
+            (change for change in changes if change.kl > 0), key=lambda change: -change.kl
+        )
+        lists.append(("divergence", "Where predictions changed most", moved, _moved))
+    return "".join(
+        f'<div class="ps-worst" data-legend="{name}"{" hidden" if name != "change" else ""}><h3>{title}</h3>'
+        + piece_list(
+            [(change.piece, *describe(change)) for change in worst[:WORST_SHOWN]], segments, text
+        )
+        + "</div>"
+        for name, title, worst, describe in lists
+    )
+
+
+def _lost(change: Change) -> tuple[str, str]:
+    bits = "endless" if math.isinf(change.change) else f"+{change.change:.1f} bits"
+    return bits, f"{_chance(change.reference_bits)} → {_chance(change.bits)}"
+
+
+def _moved(change: Change) -> tuple[str, str]:
+    model, reference = (escape(shown(top)) for top in change.tops)
+    return (
+        f"{number(change.kl, 3)} nats",
+        f"likeliest: <code>{reference}</code>"
+        + (f" → <code>{model}</code>" if change.tops[0] != change.tops[1] else " for both"),
+    )
+
+
+def _charts(pair: Pair, changes: Sequence[Change]) -> str:
+    """Where predictions change: by length of context, over all tokens, and token against token."""
+    finite = [c for c in changes if math.isfinite(c.bits) and math.isfinite(c.reference_bits)]
+    if len(finite) < 2:
+        return ""
+    return (
+        f'<div class="ps-charts">{"".join(_token_charts(pair, finite))}'
+        f"{_pair_chart(pair, finite)}</div>"
+        '<p class="ps-note">Bars are 95 % intervals. In the last picture, '
+        f"{escape(pair.names[0])} does worse above the line.</p>"
+    )
+
+
+def _token_charts(pair: Pair, changes: Sequence[Change]) -> Iterator[str]:
+    if not pair.by_tokens:
+        return
+    comparison, model = pair.comparison, pair.names[0]
+    groups = [
+        group
+        for group in pair.by_context
+        if group["low"] and group["num_tokens"] >= FEWEST and group["log_ratio_interval"]
+    ]
+    if len(groups) > 1:
+        axis = "tokens of context, at least, in windows without overlap"
+        yield line_chart(
+            [_change_point(group) for group in groups],
+            axis,
+            f"Perplexity of {model}, change in %",
+            base=0,
+        )
+        yield line_chart(
+            [_kl_point(group) for group in groups], axis, "KL divergence, nats", base=0
+        )
+    points = comparison["kl_percentiles"]
+    marks = [(points[name], words) for name, words in MARKED_PERCENTILES.items()]
+    yield distribution_chart(
+        [max(change.kl, SMALLEST_KL) for change in changes if math.isfinite(change.kl)],
+        [(value, words) for value, words in marks if SMALLEST_KL < value < math.inf],
+        "KL divergence of a token, nats",
+        "Tokens",
+    )
+
+
+def _change_point(group: dict) -> Point:
+    change, interval = _per_cent(group["log_ratio"]), group["log_ratio_interval"]
+    bounds = interval and [_per_cent(bound) for bound in interval]
+    words = f"{_span(group)}: {_sign(change)} %{_bounds(bounds, _sign, ' %')}"
+    return Point(group["low"], change, f"{group['low']:,}", words, bounds)
+
+
+def _kl_point(group: dict) -> Point:
+    words = (
+        f"{_span(group)}: {number(group['kl'], 3)} nats{_bounds(group['kl_interval'], number, '')}"
+    )
+    return Point(group["low"], group["kl"], f"{group['low']:,}", words, group["kl_interval"])
+
+
+def _pair_chart(pair: Pair, changes: Sequence[Change]) -> str:
+    unit = "token" if pair.by_tokens else "piece of text"
+    model, reference = pair.names[0], pair.names[1]
+    worse = sum(change.change > 0 for change in changes) / len(changes)
+    return density_chart(
+        [change.reference_bits for change in changes],
+        [change.bits for change in changes],
+        f"bits under {reference}",
+        f"Bits of each {unit} under {model}",
+        f"{100 * worse:.0f} % of them lie above the line, where {model} does worse.",
+    )
+
+
+def _per_cent(log_ratio: float) -> float:
+    """A mean change in nats as a change of perplexity."""
+    return 100 * math.expm1(log_ratio)
+
+
+def _sign(per_cent: float) -> str:
+    return f"{per_cent:+.2f}".replace("-", "−")
+
+
+def _span(group: dict) -> str:
+    low, high = group["low"], group["high"]
+    span = count(low, "token") if low == high else f"{low:,}–{high:,} tokens"
+    return f"{span} of context"
+
+
+def _bounds(interval: Sequence[float] | None, write, unit: str) -> str:
+    if interval is None:
+        return ""
+    low, high = map(write, interval)
+    return f" (95 % interval {low} to {high}{unit})"
+
+
+def _chance(bits: float) -> str:
+    """A surprisal as a probability."""
+    if math.isinf(bits):
+        return "none"
+    share = 100 * 2.0**-bits
+    return f"{number(share, 2)} %" if share >= 0.1 else f"1 in {2.0**bits:,.0f}"

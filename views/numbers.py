@@ -1,0 +1,147 @@
+"""The number in words, and which words surprised most."""
+
+import math
+import re
+from dataclasses import dataclass
+
+from .markup import escape, number
+from .piece_list import in_word, shown
+from .reading import Reading
+from .segments import Segment
+from .surprise import bits_colour
+from .tokens import text_segments, token_texts
+
+FEWEST = 20  # tokens; a perplexity of fewer says more of chance than of the text
+LONGEST_WORD = 40  # characters before a piece in which its word begins
+TOO_SHORT = (
+    f"Too short for a perplexity: over fewer than {FEWEST} tokens it says more about chance than about "
+    "the text. This is how surprising each token was."
+)
+
+
+@dataclass(frozen=True)
+class Surprise:
+    """A word, or a piece of one, that the model did not expect.
+
+    Attributes:
+        piece: its number among the segments of the text.
+        segment: where it is.
+        nll: in nats.
+        expected: the likeliest token there and its nll; None where alternatives weren't asked for.
+    """
+
+    piece: int
+    segment: Segment
+    nll: float
+    expected: tuple[str, float] | None
+
+
+def meaning(perplexity: float, vocabulary: int | None) -> str:
+    """What a perplexity says, as HTML.
+
+    Args:
+        vocabulary: how many tokens the model knows, if that is known.
+    """
+    if perplexity == math.inf:
+        return "The model gave part of this text zero probability."
+    if vocabulary and perplexity > vocabulary:
+        return (
+            f"Worse than guessing blindly among the {vocabulary:,} tokens that it knows: it was trained on "
+            "nothing like this text."
+        )
+    return f"As unsure of each token as if it guessed among <b>{number(perplexity)}</b> equally likely ones."
+
+
+def most_surprising(reading: Reading, most: int) -> list[Surprise]:
+    """List the words that surprised most, each once, by the token in it that did; the first first."""
+    segments, text = text_segments(reading)
+    nll, words = reading.tokens["nll"], set()
+    found: list[Surprise] = []
+    by_nll = sorted(
+        (
+            (-nll[segment.first], piece)
+            for piece, segment in enumerate(segments)
+            if segment.first is not None
+            and segment.first == segment.last
+            and nll[segment.first] is not None
+            and any(map(str.isalpha, text[segment.start : segment.end]))
+        ),
+    )
+    for own, piece in by_nll:
+        word = _begin_of_word(text, segments[piece])
+        if word not in words:
+            words.add(word)
+            expected = _expected(reading.tokens, segments[piece].first)
+            found.append(Surprise(piece, segments[piece], -own, expected))
+        if len(found) == most:
+            break
+    return found
+
+
+def _begin_of_word(text: str, segment: Segment) -> int:
+    """Where the word of a piece begins; the piece itself where words have no end, as in Chinese."""
+    if not text[segment.start].isalnum():
+        return segment.start
+    before = re.search(r"\w*$", text[max(0, segment.start - LONGEST_WORD) : segment.start])[0]
+    # Before its word stands the space that a token begins with.
+    return segment.start - (len(before) + 1 if len(before) < LONGEST_WORD else 0)
+
+
+def _expected(tokens: dict, place: int) -> tuple[str, float] | None:
+    tops = (tokens.get("alternatives") or {place: None})[place]
+    return tuple(tops[0]) if tops else None
+
+
+def story(reading: Reading) -> str:
+    """Write which word surprised most, how unlikely it was, and what was expected there."""
+    worst = next(iter(most_surprising(reading, 1)), None)
+    if worst is None:
+        return ""
+    _, text = text_segments(reading)
+    expected = (
+        f" The model expected <em>{escape(shown(worst.expected[0]))}</em>."
+        if worst.expected
+        else ""
+    )
+    return (
+        '<p class="ps-story">Most surprising word: <button type="button" class="ps-word" '
+        f'data-piece="{worst.piece}">{in_word(text, worst.segment)}</button>, {odds(worst.nll)}.{expected}</p>'
+    )
+
+
+def odds(nll: float) -> str:
+    """Write a probability for people: `1 in 53,300`."""
+    if math.isinf(nll):
+        return "to which it gave no chance at all"
+    if nll > math.log(1e9):
+        return "less likely than 1 in a billion"
+    one_in = math.exp(nll)
+    digits = max(0, int(math.log10(max(1, one_in))) - 2)
+    return f"1 in {round(one_in, -digits):,.0f}"
+
+
+def few_tokens(reading: Reading) -> str:
+    """A table of the surprise of each token of a short text, and of what was expected there."""
+    tokens, rows = reading.tokens, []
+    names = token_texts(reading)
+    for place, nll in enumerate(tokens["nll"]):
+        if nll is None:
+            continue
+        expected = _expected(tokens, place)
+        said = ""
+        if expected:
+            hit = tokens["rank"][place] == 1
+            top = escape(shown(expected[0]))
+            said = "what it expected" if hit else f"it expected <code>{top}</code>"
+            said += f" ({math.exp(-expected[1]):.0%})"
+        rows.append(
+            f'<tr><th scope="row"><code>{escape(shown(names[place]))}</code></th>'
+            f'<td><span class="ps-box {bits_colour(nll / math.log(2))}">'
+            f"{bits_words(nll / math.log(2))}</span></td><td>{said}</td></tr>"
+        )
+    return f'<table class="ps-table ps-few"><tbody>{"".join(rows)}</tbody></table>'
+
+
+def bits_words(bits: float) -> str:
+    """Write surprise for people: `2.1 bits`."""
+    return "infinite" if math.isinf(bits) else f"{bits:.1f} bits"

@@ -1,0 +1,67 @@
+"""What a view is made of: a text as a model read it, and what the metric found."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+SHOWN = 200_000  # characters of all texts that are coloured
+WIDEST = 10  # an interval from a number to over ten times as much says nothing
+
+
+@dataclass(frozen=True)
+class Reading:
+    """A text as a model read it; the page's own result has the same attributes.
+
+    Attributes:
+        whole: all that was read: the context, then the text.
+        tokens: the metric's token scores of it.
+        result: the metric's result, of this text or of all texts together.
+        model: what the model is called.
+        begin: characters of the context.
+        name: what the text is called.
+    """
+
+    whole: str
+    tokens: dict
+    result: dict
+    model: str
+    begin: int = 0
+    name: str = ""
+
+    @property
+    def num_context_tokens(self) -> int:
+        """How many tokens were read as context alone."""
+        ends = [offset[1] for offset in self.tokens["offsets"] if offset is not None]
+        return sum(end <= self.begin for end in ends) if self.begin else 0
+
+    @property
+    def window(self) -> int:
+        return self.result["max_length"]
+
+    def beginning(self, length: int) -> "Reading":
+        """Cut off what lies behind so many characters, and the token that reaches across."""
+        offsets = self.tokens["offsets"]
+        if None in offsets or len(self.whole) <= length:
+            return self
+        kept = next((n for n, (_, end) in enumerate(offsets) if end > length), len(offsets))
+        columns = {name: column[:kept] for name, column in self.tokens.items() if name != "windows"}
+        windows = [
+            window | {"first": min(window["first"], kept), "end": min(window["end"], kept)}
+            for window in self.tokens["windows"]
+            if window["begin"] < kept
+        ]
+        text = self.whole[: offsets[kept - 1][1]] if kept else ""
+        return replace(self, whole=text, tokens=columns | {"windows": windows})
+
+
+def telling(interval: Sequence[float] | None) -> Sequence[float] | None:
+    """Return a 95 % interval, or None where there is none that says anything."""
+    return None if interval is None or interval[1] > WIDEST * interval[0] else interval
+
+
+def within(readings: Iterable[Reading], most: int = SHOWN) -> Iterator[Reading]:
+    """Keep as many characters of the texts as are coloured; cut off the last one there."""
+    for reading in readings:
+        if most <= 0:
+            return
+        yield reading.beginning(most)
+        most -= len(reading.whole)

@@ -1,0 +1,86 @@
+"""The tokens of a text as the scripts show them: pieces with a colour, and what is told of each."""
+
+import itertools
+import math
+from collections.abc import Sequence
+
+from .reading import Reading
+from .segments import Segment, cut, segment_data
+from .surprise import LABELS, ODDS, bits_colour, in_bits
+
+
+def text_segments(reading: Reading) -> tuple[list[Segment], str]:
+    """Segments and the text they cut; where a tokenizer gives no places, its tokens in a row."""
+    offsets = reading.tokens["offsets"]
+    if None not in offsets:
+        return cut(reading.whole, offsets), reading.whole
+    names = [name.replace("▁", " ").replace("Ġ", " ") for name in reading.tokens["tokens"]]
+    ends = [0]
+    for name in names:
+        ends.append(ends[-1] + len(name))
+    return cut("".join(names), list(itertools.pairwise(ends))), "".join(names)
+
+
+def token_data(reading: Reading, segments: list[Segment]) -> dict:
+    """What the script shows of each token, as columns."""
+    tokens = reading.tokens
+    return {
+        "names": token_texts(reading),
+        "num_context_tokens": reading.num_context_tokens,
+        "bits": [None if nll is None else in_bits(nll) for nll in tokens["nll"]],
+        "rank": tokens.get("rank"),
+        "context": tokens["context_length"],
+        "alternatives": tokens.get("alternatives")
+        and [
+            top and [[name, float(f"{math.exp(-nll):.3g}")] for name, nll in top]
+            for top in tokens["alternatives"]
+        ],
+        "segments": segment_data(segments),
+        "windows": window_data(reading),
+    }
+
+
+def token_texts(reading: Reading) -> list[str]:
+    """What each token stands for in the text; its own name where the tokenizer gives no place."""
+    tokens = reading.tokens
+    return [
+        name if offset is None else reading.whole[slice(*offset)]
+        for name, offset in zip(tokens["tokens"], tokens["offsets"])
+    ]
+
+
+def window_data(reading: Reading) -> list[list[int]]:
+    """Windows as [first token read, first scored, one past the last, start token]."""
+    return [
+        [w["begin"], w["first"], w["end"], int(w["start_token"])] for w in reading.tokens["windows"]
+    ]
+
+
+def piece_colour(nll: list[float | None], segment: Segment, piece: str) -> str | None:
+    """The colour class of a segment: by the sum of its tokens' surprisal."""
+    if segment.first is None:
+        return "" if piece.strip() else None
+    own = nll[segment.first : segment.last + 1]
+    return "out" if None in own else bits_colour(sum(own) / math.log(2))
+
+
+def surprise_legend() -> str:
+    """What the colours of surprise mean, as entries of a list."""
+    return "".join(
+        f'<li><span class="ps-box b{n}">{label}</span><small>{odds}</small></li>'
+        for n, (label, odds) in enumerate(zip(LABELS, ODDS))
+    )
+
+
+def colour_choice(names: Sequence[str], group: str) -> str:
+    """What to colour a text by; the script shows the legend of what is chosen.
+
+    Args:
+        group: of the radio buttons, one for each view.
+    """
+    choices = "".join(
+        f'<label><input type="radio" name="{group}" value="{name}">{name}</label>' for name in names
+    )
+    return (
+        f'<fieldset class="ps-choice" data-colours><legend>Colour by</legend>{choices}</fieldset>'
+    )
