@@ -9,6 +9,7 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from .digests import TextsDigest
+from .errors import ArgumentError, Wording
 from .model import LanguageModel
 from .model_interface import ContextLimit, ScoredModel
 from .model_own_tokenizer import compare_tokenizers
@@ -148,9 +149,9 @@ def _compute(
 ) -> dict:
     """Compute: check, open, read, plan, score, sum up."""
     if predictions is None:
-        raise ValueError(
-            "`predictions` must be given: a list of at least one text, or add texts with "
-            "`add_batch` first."
+        raise ArgumentError(
+            "predictions",
+            "be given: a list of at least one text, or add texts with `add_batch` first",
         )
     texts, chats = separate_chats(predictions)
     texts = check_texts(texts)
@@ -249,8 +250,10 @@ def store_states(
         of_reference = plan_reference(request, measured, reference.tokenizer, limit)
         if not read_alike(model, reference, list(zip(planned, of_reference))):
             raise ValueError(
-                "`reference['states']` needs models that read the same tokens, got other tokenizers. "
-                "Leave it out."
+                Wording(
+                    "`reference['states']` needs models that read the same tokens, got other "
+                    "tokenizers. Leave it out."
+                )
             )
         return store_reference(second.states, reference, planned, session)
 
@@ -373,8 +376,11 @@ def check_carries(model: ScoredModel) -> None:
     """
     if not isinstance(model, LanguageModel):
         raise ValueError(
-            f"`carry` needs a model of transformers, whose state can be handed on, got "
-            f"{model.description}. Pass its name or folder as `model_id`, or leave out `carry`."
+            Wording(
+                "`carry` needs a model of transformers, whose state can be handed on, got "
+                f"{model.description}. Pass its name or folder as `model_id`, or leave out "
+                "`carry`."
+            )
         )
 
 

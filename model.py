@@ -17,6 +17,7 @@ import torch
 import transformers
 from transformers import PreTrainedTokenizerBase
 
+from .errors import ArgumentTypeError
 from .model_digest import (
     active_adapters,
     check_identifiable,
@@ -26,15 +27,8 @@ from .model_digest import (
     number_format,
     precision,
 )
-from .model_interface import (
-    Batch,
-    ContextLimit,
-    LogitBlocks,
-    MadeUpText,
-    Prefix,
-    explain_failure,
-    is_out_of_memory,
-)
+from .model_failures import explain_failure, is_out_of_memory
+from .model_interface import Batch, ContextLimit, LogitBlocks, MadeUpText, Prefix
 from .model_loading import (
     check_decoder,
     check_exists,
@@ -210,9 +204,14 @@ class LanguageModel:
             ValueError: the model is an encoder-decoder, or has no weights.
         """
         if not isinstance(model, torch.nn.Module):
-            raise TypeError(
-                f"`{argument}` must be a loaded torch model or a vllm.LLM, got {type(model).__name__}. Pass a "
-                f"name or a folder as `{'model_id' if argument == 'model' else argument}`."
+            raise ArgumentTypeError(
+                argument,
+                "be a loaded torch model or a vllm.LLM",
+                got=type(model).__name__,
+                advice=(
+                    "Pass a name or a folder as "
+                    f"`{'model_id' if argument == 'model' else argument}`."
+                ),
             )
         model = unwrapped(model)
         check_tokenizer(tokenizer, tokenizer_argument)

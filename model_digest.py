@@ -11,6 +11,7 @@ import transformers
 import xxhash
 
 from .digests import DIGITS, digest_of
+from .errors import ArgumentError
 from .model_code import (
     KNOWN_PACKAGES,
     PINNED_PACKAGES,
@@ -113,9 +114,11 @@ def weights_digest(model: torch.nn.Module) -> str:
     for name, tensor in _tensors(model):
         for part in plain_tensors(tensor):
             if part.is_meta:
-                raise ValueError(
-                    f"`model` must have its weights, but {name.lstrip('.')} is on the meta device, "
-                    "which holds none. Load the weights before passing the model."
+                raise ArgumentError(
+                    "model",
+                    f"have its weights, but {name.lstrip('.')} is on the meta device, which holds "
+                    "none",
+                    advice="Load the weights before passing the model.",
                 )
             digest.update(name.encode())
             digest.update(tensor_bytes(part))
@@ -178,10 +181,11 @@ def check_identifiable(model: torch.nn.Module, argument: str = "checkpoint") -> 
     """
     places = modifications(model)
     if places:
-        raise ValueError(
-            f"`{argument}` must be left out with a model whose code was changed ({places[0]}): what it "
-            "computes cannot be told by looking at it, and the file may hold another model's scores. "
-            f"Remove the change, or leave out `{argument}`."
+        raise ArgumentError(
+            argument,
+            f"be left out with a model whose code was changed ({places[0]}): what it computes "
+            "cannot be told by looking at it, and the file may hold another model's scores",
+            advice=f"Remove the change, or leave out `{argument}`.",
         )
 
 

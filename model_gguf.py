@@ -21,6 +21,7 @@ import xxhash
 from transformers import PreTrainedTokenizerBase
 
 from .digests import DIGITS
+from .errors import ArgumentError, Wording
 from .model_interface import Batch, ContextLimit, LogitBlocks, MadeUpText, Prefix
 from .model_loading import load_tokenizer
 from .text_tokenization import check_tokenizer
@@ -51,8 +52,10 @@ def load_library(argument: str) -> ModuleType:
         import llama_cpp
     except ImportError:
         raise ValueError(
-            f"`{argument}` is a GGUF file, for which the package llama-cpp-python is needed: "
-            "pip install llama-cpp-python"
+            Wording(
+                f"`{argument}` is a GGUF file, for which the package llama-cpp-python is needed: "
+                "pip install llama-cpp-python"
+            )
         ) from None
     llama_cpp.llama_log_set(_SILENT, ctypes.c_void_p(0))
     llama_cpp.llama_backend_init()
@@ -104,13 +107,16 @@ class GGUFModel:
         unknown &= set_fields(context_params, self.settings)
         if unknown:
             raise ValueError(
-                f"`model_kwargs` of a GGUF file must hold settings of llama.cpp, such as "
-                f"n_gpu_layers, n_threads, type_k, got {sorted(unknown)[0]!r}."
+                Wording(
+                    "`model_kwargs` of a GGUF file must hold settings of llama.cpp, such as "
+                    f"n_gpu_layers, n_threads, type_k, got {sorted(unknown)[0]!r}."
+                )
             )
         self._model = self.library.llama_model_load_from_file(path.encode(), params)
         if not self._model:
             raise ValueError(
-                f"{self.description} could not be loaded by llama.cpp: the file is damaged, of a kind "
+                f"{self.description} could not be loaded by llama.cpp: the file is damaged, of a "
+                "kind "
                 "that this version does not know, or too large for the memory."
             )
         weakref.finalize(self, self.library.llama_model_free, self._model)
@@ -186,8 +192,10 @@ class GGUFModel:
         if not self._context:
             self._context = None
             raise MemoryError(
-                f"One window of {length} tokens of {self.description} does not fit in memory: lower "
-                "`max_length`."
+                Wording(
+                    f"One window of {length} tokens of {self.description} does not fit in memory: "
+                    "lower `max_length`."
+                )
             )
         self._places = length
         self._free = weakref.finalize(self, self.library.llama_free, self._context)
@@ -293,7 +301,7 @@ def open_gguf(
         ValueError: there is no such file, it cannot be loaded, or no tokenizer made of it.
     """
     if not os.path.isfile(path):
-        raise ValueError(f"`{argument}` must be a GGUF file, but there is none at {path!r}.")
+        raise ArgumentError(argument, f"be a GGUF file, but there is none at {path!r}")
     load_library(argument)  # before a tokenizer is made, which takes long
     if tokenizer is None:
         folder, file = os.path.split(os.path.abspath(path))
@@ -307,9 +315,11 @@ def check_vocabulary(model: GGUFModel, path: str) -> None:
     """Refuse a tokenizer of another vocabulary."""
     largest = max(model.tokenizer.get_vocab().values())
     if largest >= model.vocabulary_size:
-        raise ValueError(
-            f"`tokenizer` must give ids below {model.vocabulary_size}, the vocabulary of {path!r}, "
-            f"got one that goes up to {largest}. Pass the tokenizer of the original model."
+        raise ArgumentError(
+            "tokenizer",
+            f"give ids below {model.vocabulary_size}, the vocabulary of {path!r}",
+            got=f"one that goes up to {largest}",
+            advice="Pass the tokenizer of the original model.",
         )
 
 

@@ -30,7 +30,6 @@ UNLIMITED_WINDOW = 2048
 # Logits (R', V) of some rows at a time, and the token ids (R',) that they predict.
 LogitBlocks = Iterator[tuple[torch.Tensor, torch.Tensor]]
 
-OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "not enough memory")
 
 # Tokens of the made-up text whose mean nll vouches for a model, at most.
 PROBE_TOKENS = 256
@@ -202,24 +201,3 @@ class MadeUpText(NamedTuple):
         """Return one pass over the text, every token but the first scored."""
         ids = torch.tensor(self.ids, device=device)
         return Batch(ids[None, :-1], torch.arange(len(ids) - 1, device=device), ids[1:])
-
-
-def explain_failure(
-    error: Exception, num_windows: int, length: int, device: torch.device
-) -> Exception:
-    """Return the error to raise in place of the one that a forward pass ended with."""
-    if is_out_of_memory(error):
-        return MemoryError(
-            f"One window of {length} tokens does not fit in the memory of {device}: lower "
-            "`max_length`, load the model in a smaller `dtype`, or lower `logits_memory`."
-        )
-    return ValueError(
-        f"`model` failed on {num_windows} windows of {length} tokens: "
-        f"{error or type(error).__name__}."
-    )
-
-
-def is_out_of_memory(error: Exception) -> bool:
-    return isinstance(error, MemoryError | torch.OutOfMemoryError) or any(
-        phrase in str(error).lower() for phrase in OUT_OF_MEMORY
-    )

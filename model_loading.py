@@ -33,6 +33,7 @@ from transformers import (
 from transformers.utils import cached_file, is_peft_available
 from transformers.utils.peft_utils import find_adapter_config_file
 
+from .errors import ArgumentError, ArgumentTypeError, Wording
 from .model_interface import LARGEST_LIMIT, ContextLimit
 from .model_module import _text_config, position_table
 from .text_tokenization import check_repeatable
@@ -74,12 +75,12 @@ def resolve_device(device: str | torch.device | None) -> torch.device:
             return torch.device("cuda")
         return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
     if not isinstance(device, str | torch.device):
-        raise TypeError(f"`device` must be a string such as 'cpu' or 'cuda:0', got {device!r}.")
+        raise ArgumentTypeError("device", "be a string such as 'cpu' or 'cuda:0'", got=repr(device))
     try:
         resolved = torch.device("cuda" if device == "gpu" else device)
     except RuntimeError:
-        raise ValueError(
-            f"`device` must be 'cpu', 'gpu', 'cuda', 'cuda:<number>' or 'mps', got {device!r}."
+        raise ArgumentError(
+            "device", "be 'cpu', 'gpu', 'cuda', 'cuda:<number>' or 'mps'", got=repr(device)
         ) from None
     present = {
         "cpu": 1,
@@ -87,10 +88,14 @@ def resolve_device(device: str | torch.device | None) -> torch.device:
         "mps": int(torch.backends.mps.is_available()),
     }.get(resolved.type, 0)
     if (resolved.index or 0) >= present:
-        raise ValueError(
-            f"`device` must name a device of this machine, got {device!r}, but there "
-            f"{'is no such device' if not present else f'are only {present} of its kind'}. "
-            "Pass `device=None` to choose automatically."
+        raise ArgumentError(
+            "device",
+            "name a device of this machine",
+            got=(
+                f"{device!r}, but there "
+                f"{'is no such device' if not present else f'are only {present} of its kind'}"
+            ),
+            advice="Pass `device=None` to choose automatically.",
         )
     return resolved
 
@@ -106,9 +111,10 @@ def resolve_dtype(dtype: str | torch.dtype | None, argument: str = "dtype") -> t
         return DTYPES[dtype]
     if dtype == "auto" or dtype in DTYPES.values():
         return dtype
-    raise ValueError(
-        f"`{argument}` must be 'auto', 'float32', 'bfloat16', 'float16' or the torch dtype of that "
-        f"name, got {dtype!r}."
+    raise ArgumentError(
+        argument,
+        "be 'auto', 'float32', 'bfloat16', 'float16' or the torch dtype of that name",
+        got=repr(dtype),
     )
 
 
@@ -231,14 +237,18 @@ def check_place(model_id: str, argument: str) -> None:
                 f"Weights alone are no model: pass the folder that holds them with config.json "
                 f"and the tokenizer, such as {folder or '.'!r}."
             )
-        raise ValueError(
-            f"`{argument}` must be a folder or a name on the Hub, got the file {model_id!r}. {advice}"
+        raise ArgumentError(
+            argument,
+            "be a folder or a name on the Hub",
+            got=f"the file {model_id!r}",
+            advice=advice,
         )
     is_path = os.path.isabs(model_id) or model_id.startswith((".", "~")) or model_id.count("/") > 1
     if is_path and not os.path.isdir(model_id):
-        raise ValueError(
-            f"`{argument}` must be a folder or a name on the Hub, but there is no folder {model_id!r}. "
-            "Check the path; a leading ~ is not expanded."
+        raise ArgumentError(
+            argument,
+            f"be a folder or a name on the Hub, but there is no folder {model_id!r}",
+            advice="Check the path; a leading ~ is not expanded.",
         )
 
 
@@ -378,7 +388,10 @@ def check_exists(model_id: str, model_kwargs: dict, argument: str) -> None:
         )
         hint = f" Did you mean {close[0]}?" if close else ""
         raise ValueError(
-            f"`{argument}`={model_id!r}: no model of this name: not a folder here, {reason}.{hint}"
+            Wording(
+                f"`{argument}`={model_id!r}: no model of this name: not a folder here, "
+                f"{reason}.{hint}"
+            )
         )
 
 

@@ -11,9 +11,11 @@ from typing import NamedTuple
 
 import torch
 
+from .errors import Wording
 from .model_code import KNOWN_PACKAGES, is_known, package_of
 from .model_digest import GROWING_ROTARY, grows_frequencies, modifications, precision, quantisation
-from .model_interface import Batch, MadeUpText, explain_failure, is_out_of_memory
+from .model_failures import explain_failure, is_out_of_memory
+from .model_interface import Batch, MadeUpText
 from .model_logits import (
     BUILT_OTHERWISE,
     OTHER_SHAPE,
@@ -183,13 +185,17 @@ def plain_logits(model: torch.nn.Module, ids: torch.Tensor, name: str) -> torch.
         if is_out_of_memory(error):
             raise explain_failure(error, len(ids), ids.shape[1], ids.device) from error
         raise ValueError(
-            f"{name} must be a causal language model, which gives `.logits` for token ids, but a "
-            f"forward pass failed: {error or type(error).__name__}."
+            Wording(
+                f"{name} must be a causal language model, which gives `.logits` for token ids, "
+                f"but a forward pass failed: {error or type(error).__name__}."
+            )
         ) from error
     if not isinstance(logits, torch.Tensor):
         raise ValueError(
-            f"{name} must be a causal language model, which gives `.logits` for token ids, got "
-            f"{type(logits).__name__} there."
+            Wording(
+                f"{name} must be a causal language model, which gives `.logits` for token ids, "
+                f"got {type(logits).__name__} there."
+            )
         )
     if logits.ndim != 3 or logits.shape[:2] != ids.shape:
         raise ValueError(

@@ -7,7 +7,6 @@ from collections.abc import Hashable, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import contextmanager
 from typing import NamedTuple
-from urllib.parse import urlsplit
 
 import anyio
 import httpx
@@ -66,20 +65,9 @@ class Server:
 
     Args:
         address: such as http://host:8000/v1; the last part may be left out.
-        argument: what an error calls the address.
-
-    Raises:
-        ValueError: the address has a password or parameters in it, which would be shown.
     """
 
-    def __init__(self, address: str, settings: ServerSettings, argument: str = "model_id") -> None:
-        parts = urlsplit(address)
-        if not parts.hostname or "@" in parts.netloc or parts.query or parts.fragment:
-            raise ValueError(
-                f"`{argument}` must be an address such as 'http://host:8000/v1', without user, "
-                "password or parameters. Put a key into the environment variable "
-                f"{settings.api_key_variable}."
-            )
+    def __init__(self, address: str, settings: ServerSettings) -> None:
         self.root = address.rstrip("/").removesuffix("/v1")
         self.settings = settings
         self._key = os.environ.get(settings.api_key_variable)
@@ -143,7 +131,8 @@ class Server:
                 if last:
                     raise ServerError(
                         self._hidden(
-                            f"The server at {self.root} could not be asked ({path}), {tries + 1} times: "
+                            f"The server at {self.root} could not be asked ({path}), {tries + 1} "
+                            "times: "
                             f"{failure}. Check the address and that it runs, or raise `timeout` in "
                             "`model_kwargs`."
                         )

@@ -11,11 +11,12 @@ import torch
 from transformers import PreTrainedTokenizerBase
 from transformers.utils import is_peft_available
 
+from .errors import ArgumentError, ArgumentTypeError, Wording
 from .model import LanguageModel, lock_of
 from .model_gguf import is_gguf, open_gguf
 from .model_interface import Batch, ContextLimit, LogitBlocks, Prefix, ScoredModel
 from .model_loading import files_state, resolve_device, resolve_dtype, snapshot
-from .model_served import open_served
+from .model_served_opening import open_served
 from .model_server import is_address
 from .model_vllm import adopt_vllm, is_vllm
 from .request_checks import WITHOUT_ADAPTER
@@ -57,9 +58,14 @@ def check_elsewhere(
     """
     for name, value in (("device", device), ("dtype", dtype)):
         if value is not None:
-            raise ValueError(
-                f"`{name}` must be left out with {model_id!r}, got {value!r}: a server runs as it was "
-                "told to, and a GGUF file as `model_kwargs` say (n_gpu_layers)."
+            raise ArgumentError(
+                name,
+                f"be left out with {model_id!r}",
+                got=repr(value),
+                why=(
+                    "a server runs as it was told to, and a GGUF file as `model_kwargs` say "
+                    "(n_gpu_layers)"
+                ),
             )
 
 
@@ -170,12 +176,14 @@ def check_model_source(source: ModelSource) -> ModelSource:
     """Check that exactly one of a name and a live model is given, and only what goes with it."""
     if (source.model_id is None) == (source.model is None):
         got = "neither" if source.model_id is None else "both"
-        raise ValueError(f"`model_id` or `model` must be given, and only one of them, got {got}.")
+        raise ValueError(
+            Wording(f"`model_id` or `model` must be given, and only one of them, got {got}.")
+        )
     for name in ("model_kwargs", "tokenizer_kwargs"):
         value = getattr(source, name)
         if value is not None and not isinstance(value, dict):
-            raise TypeError(
-                f"`{source.named(name)}` must be a dict of from_pretrained arguments, got {value!r}."
+            raise ArgumentTypeError(
+                source.named(name), "be a dict of from_pretrained arguments", got=repr(value)
             )
     if source.model is None:
         _check_named(source)
@@ -186,29 +194,34 @@ def check_model_source(source: ModelSource) -> ModelSource:
 
 def _check_named(source: ModelSource) -> None:
     if not isinstance(source.model_id, str) or not source.model_id:
-        raise TypeError(
-            f"`{source.named('model_id')}` must be the name of a model on the Hub or a folder, got "
-            f"{source.model_id!r}. Pass a loaded model as `{source.named('model')}`."
+        raise ArgumentTypeError(
+            source.named("model_id"),
+            "be the name of a model on the Hub or a folder",
+            got=repr(source.model_id),
+            advice=f"Pass a loaded model as `{source.named('model')}`.",
         )
     for name, same in (("device", ("device_map",)), ("dtype", ("dtype", "torch_dtype"))):
         value = getattr(source, name)
         said_twice = [key for key in same if key in (source.model_kwargs or {})]
         if value is not None and said_twice:
-            raise ValueError(
-                f"`{source.named(name)}` must be left out when `{source.named('model_kwargs')}` holds "
-                f"{said_twice[0]!r}, got {value!r}."
+            raise ArgumentError(
+                source.named(name),
+                f"be left out when `{source.named('model_kwargs')}` holds {said_twice[0]!r}",
+                got=repr(value),
             )
 
 
 def _check_live(source: ModelSource) -> None:
     if source.tokenizer is None and source.role == "model":
-        raise ValueError("`tokenizer` must be given with `model`, got None.")
+        raise ArgumentError("tokenizer", "be given with `model`", got="None")
     for name in ("device", "dtype", "model_kwargs", "tokenizer_kwargs"):
         value = getattr(source, name)
         if value is not None:
-            raise ValueError(
-                f"`{source.named(name)}` must be left out with `{source.named('model')}`, "
-                f"which is used as it is, got {value!r}. Prepare the model before passing it."
+            raise ArgumentError(
+                source.named(name),
+                f"be left out with `{source.named('model')}`, which is used as it is",
+                got=repr(value),
+                advice="Prepare the model before passing it.",
             )
 
 
@@ -245,32 +258,40 @@ def _as_dictionary(reference: object) -> dict:
         return {"model_id": reference}
     if not isinstance(reference, Mapping):
         if not callable(reference) and not hasattr(reference, "generate"):
-            raise TypeError(
-                "`reference` must be the name of a model on the Hub, a folder, a loaded model, "
-                f"{WITHOUT_ADAPTER!r}, or a dictionary of these, got {reference!r}."
+            raise ArgumentTypeError(
+                "reference",
+                "be the name of a model on the Hub, a folder, a loaded model, "
+                f"{WITHOUT_ADAPTER!r}, or a dictionary of these",
+                got=repr(reference),
             )
         return {"model": reference}
     unknown = [name for name in reference if name not in REFERENCE_KEYS]
     if unknown or ((reference.get("model_id") is None) == (reference.get("model") is None)):
-        raise ValueError(
-            f"`reference` must be a dictionary with one of model_id and model, and with no others "
-            f"than {', '.join(REFERENCE_KEYS)}, got {', '.join(map(str, reference))}."
+        raise ArgumentError(
+            "reference",
+            "be a dictionary with one of model_id and model, and with no others than "
+            f"{', '.join(REFERENCE_KEYS)}",
+            got=", ".join(map(str, reference)),
         )
     return dict(reference)
 
 
 def _check_states(states: object, is_live: bool, distributed: bool) -> None:
     if not isinstance(states, str | PathLike):
-        raise TypeError(f"`reference['states']` must be the path of a file, got {states!r}.")
+        raise ArgumentTypeError("reference['states']", "be the path of a file", got=repr(states))
     if is_live:
-        raise ValueError(
-            "`reference['states']` must be left out with a live model, which is in memory anyway, "
-            f"got {states!r}. Name the reference by `reference['model_id']`."
+        raise ArgumentError(
+            "reference['states']",
+            "be left out with a live model, which is in memory anyway",
+            got=repr(states),
+            advice="Name the reference by `reference['model_id']`.",
         )
     if distributed:
-        raise ValueError(
-            "`reference['states']` must be left out with `distributed`: one process writes the file, "
-            f"got {states!r}. Start one process, or leave it out."
+        raise ArgumentError(
+            "reference['states']",
+            "be left out with `distributed`: one process writes the file",
+            got=repr(states),
+            advice="Start one process, or leave it out.",
         )
 
 
@@ -299,13 +320,17 @@ class WithoutAdapter(LanguageModel):
         layers = adapter_layers(model.model)
         if not layers:
             raise ValueError(
-                f"`reference`={cls.variant!r} needs a model with an adapter, got "
-                f"{type(model.model).__name__} without. Name the reference instead."
+                Wording(
+                    f"`reference`={cls.variant!r} needs a model with an adapter, got "
+                    f"{type(model.model).__name__} without. Name the reference instead."
+                )
             )
         if any(layer.merged for layer in layers):
             raise ValueError(
-                f"`reference`={cls.variant!r} needs an adapter that can be switched off, but "
-                "it is merged into the weights. Call unmerge_adapter() first."
+                Wording(
+                    f"`reference`={cls.variant!r} needs an adapter that can be switched off, but "
+                    "it is merged into the weights. Call unmerge_adapter() first."
+                )
             )
         name, description = f"{model.name} {cls.variant}", f"{model.description} {cls.variant}"
         return cls(model.model, model.tokenizer, name, model.revision, description)
@@ -422,10 +447,14 @@ def read_alike(model: ScoredModel, reference: ScoredModel, pairs: Sequence[tuple
     for measurement, other in pairs:
         if measurement.plan != other.plan:
             starts = [f"{m.plan.start} ({m.plan.start_id})" for m in (measurement, other)]
-            raise ValueError(
-                "`reference` must have the start token of the model, got "
-                f"{starts[1]} and {starts[0]}. Pass add_start_token=False, or the model's "
-                "tokenizer as `reference['tokenizer']`."
+            raise ArgumentError(
+                "reference",
+                "have the start token of the model",
+                got=f"{starts[1]} and {starts[0]}",
+                advice=(
+                    "Pass `add_start_token=False`, or the model's tokenizer as "
+                    "`reference['tokenizer']`."
+                ),
             )
     return True
 

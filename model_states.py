@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 
 import torch
 
+from .errors import ArgumentError
 from .model_digest import grows_frequencies, precision
 from .model_interface import Batch, LogitBlocks, Prefix
 from .model_logits import (
@@ -206,8 +207,10 @@ def find_carrier(model: torch.nn.Module, name: str) -> StateReader:
     reader = find_reader(model)
     reason = why_not_carried(model, reader)
     if reason is not None:
-        raise ValueError(
-            f"`carry` must be False with {name}: {reason}. Let a window slide over the text instead."
+        raise ArgumentError(
+            "carry",
+            f"be left out with {name}: {reason}",
+            advice="Let a window slide over the text instead.",
         )
     if attention_layers(reader.state):
         reader.rotations = steady_rotations(model)

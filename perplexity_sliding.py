@@ -19,10 +19,11 @@ from transformers import PreTrainedTokenizerBase
 from .about import CITATION, VERSION
 from .call import compute, compute_with
 from .digests import TextsDigest as TextsDigest
-from .errors import TextsError as TextsError
+from .errors import ArgumentError
 from .model import LanguageModel
 from .model_code import describe as describe
 from .model_digest import modifications as modifications
+from .model_failures import explain_failure as explain_failure
 from .model_gguf import GGUFModel as GGUFModel
 from .model_interface import ContextLimit as ContextLimit
 from .model_loading import check_exists as check_exists
@@ -31,6 +32,7 @@ from .model_module import input_device as input_device
 from .model_own_tokenizer import compare_tokenizers as compare_tokenizers
 from .model_probes import KeptState as KeptState
 from .model_served import ServedModel as ServedModel
+from .model_served_opening import Card as Card
 from .model_served_trial import Identity as Identity
 from .model_server import Server as Server
 from .model_server_forms import Prompt as Prompt
@@ -62,7 +64,8 @@ from .score_runner import Session as Session
 from .score_served import ServedScorer as ServedScorer
 from .signature import describe_measurement as describe_measurement
 from .text_chats import separate_chats
-from .text_parts import runs_together as runs_together
+from .text_joins import runs_together as runs_together
+from .text_parts import check_parts as check_parts
 from .text_tokenization import Chat
 
 # Names imported as themselves are used by other modules of the engine alone: evaluate copies no
@@ -390,9 +393,11 @@ class PerplexitySliding(evaluate.Metric):
             predictions: the texts; or chats, lists of messages, all of them in one call.
         """
         if references is not None:
-            raise ValueError(
-                "`references` must be left out: perplexity is of the texts alone, got "
-                f"{references!r:.80}. Pass a second model as `reference`, texts as `predictions`."
+            raise ArgumentError(
+                "references",
+                "be left out: perplexity is of the texts alone",
+                got=f"{references!r:.80}",
+                advice="Pass a second model as `reference`, texts as `predictions`.",
             )
         with self._in_one_thread(adding=predictions is not None):
             texts = self._with_added(predictions)
@@ -420,7 +425,9 @@ class PerplexitySliding(evaluate.Metric):
             return self._compute(texts, **kwargs)
         texts, chats = separate_chats(texts)
         if chats is not None:
-            raise ValueError("`num_process` must be 1 with chats. Load the metric without it.")
+            raise ArgumentError(
+                "num_process", "be 1 with chats", advice="Load the metric without it."
+            )
         # evaluate leaves the names of the last call's files, which may be another's by now.
         self.file_paths = self.filelocks = None
         try:

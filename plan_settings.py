@@ -6,7 +6,7 @@ from functools import cache
 
 from transformers import PreTrainedTokenizerBase
 
-from .errors import TextsError, name_positions
+from .errors import ArgumentError, TextsError, Wording
 from .model_interface import UNLIMITED_WINDOW, ContextLimit
 from .plan import Measurement
 from .plan_windows import Plan, Window, num_scored
@@ -129,10 +129,16 @@ def check_readable(limit: ContextLimit, plan: Plan, windows: Sequence[Sequence[W
     length = max((window.num_inputs for of_text in windows for window in of_text), default=0)
     if limit.readable is not None and length > limit.readable:
         fitting = plan.max_length - (length - limit.readable)
-        raise ValueError(
-            f"`max_length` must be at most {fitting} with protocol={plan.protocol.name!r} and "
-            f"stride={plan.stride}, got {plan.max_length}: its windows read {length} tokens, and the "
-            f"server takes {limit.length} together with its answer. Lower it."
+        raise ArgumentError(
+            "max_length",
+            f"be at most {fitting} with `protocol={plan.protocol.name!r}` and "
+            f"`stride={plan.stride}`",
+            got=str(plan.max_length),
+            why=(
+                f"its windows read {length} tokens, and the server takes {limit.length} together "
+                "with its answer"
+            ),
+            advice="Lower it.",
         )
 
 
@@ -188,14 +194,18 @@ def check_parts_setting(protocol: Protocol, parts: Parts | None) -> None:
     if parts is None or protocol.pairs == "by characters":
         return
     if protocol.pairs is None or parts.contexts is None:
-        raise ValueError(
-            f"`protocol` must be one that scores {parts.describe()}, got {protocol.name!r}: "
-            f"{protocol.source} does not. Pass protocol='sliding'."
+        raise ArgumentError(
+            "protocol",
+            f"be one that scores {parts.describe()}",
+            got=repr(protocol.name),
+            why=f"{protocol.source} does not",
+            advice="Pass `protocol='sliding'`.",
         )
     if parts.boundary != "joint":
-        raise ValueError(
-            f"`boundary` must be left out with protocol={protocol.name!r}: {protocol.source} has no "
-            f"such setting, got {parts.boundary!r}."
+        raise ArgumentError(
+            "boundary",
+            f"be left out with `protocol={protocol.name!r}`: {protocol.source} has no such setting",
+            got=repr(parts.boundary),
         )
 
 
@@ -204,9 +214,10 @@ def check_words_setting(setting: Setting) -> None:
     protocol, separator = setting.protocol, setting.separator
     if not protocol.scores_each_text or separator is not None:
         name = f"protocol={protocol.name!r}" if separator is None else "`separator`"
-        raise ValueError(
-            f"`words` must be left out with {name}, which joins the texts. Pass protocol='sliding' "
-            "without a separator."
+        raise ArgumentError(
+            "words",
+            f"be left out with {name}, which joins the texts",
+            advice="Pass `protocol='sliding'` without a separator.",
         )
 
 
@@ -225,14 +236,15 @@ def make_plan(
     start = choose_start(tokenizer, protocol, setting.add_start_token)
     start_id = start_token_id(tokenizer, protocol.start_is) if start != "none" else None
     if start != "none" and start_id is None:
-        raise ValueError(
-            f"`tokenizer` must have a start token ({protocol.start_is}) with "
-            f"protocol={protocol.name!r}, got one without."
+        raise ArgumentError(
+            "tokenizer",
+            f"have a start token ({protocol.start_is}) with `protocol={protocol.name!r}`",
+            got="one without",
         )
     cap = protocol.max_length
     if cap == "tokenizer or 1024":
         cap = trainer_block(tokenizer, limit)
-    max_length = resolve_max_length(limit, setting.max_length, cap, longest)
+    max_length = resolve_max_length(limit, setting, cap, longest)
     stride = setting.stride
     if stride is None:
         stride = protocol.usual_stride(max_length, start == "every")
@@ -256,37 +268,45 @@ def choose_start(
 
 
 def resolve_max_length(
-    limit: ContextLimit, max_length: int | None, cap: int | None, longest: Callable[[], int]
+    limit: ContextLimit, setting: Setting, cap: int | None, longest: Callable[[], int]
 ) -> int:
     """Choose the window in tokens: the one asked for, or the model's limit.
 
     Args:
-        max_length: the argument; checked to be a whole number from 2 on.
         cap: the protocol's own window, which the model's limit may shorten; None for the limit.
         longest: counts the tokens of the longest text, without a start token.
 
     Raises:
         ValueError: past a position table; or no limit known and a text longer than 2048 tokens.
     """
+    max_length, argument = setting.max_length, setting.window_argument
     if max_length is None:
         if limit.length is not None:
             return min(limit.length, cap or limit.length)
         if cap is None and longest() > UNLIMITED_WINDOW:
-            raise ValueError(
-                f"`max_length` must be given: the model states no limit and a text has {longest()} "
-                f"tokens, more than {UNLIMITED_WINDOW}. Pass the window to slide over it, for "
-                f"example `max_length={UNLIMITED_WINDOW}`."
+            raise ArgumentError(
+                "max_length",
+                f"be given: the model states no limit and a text has {longest()} tokens, more "
+                f"than {UNLIMITED_WINDOW}",
+                advice=(
+                    "Pass the window to slide over it, for example "
+                    f"`max_length={UNLIMITED_WINDOW}`."
+                ),
             )
         return cap or UNLIMITED_WINDOW
     if limit.table is not None and max_length > limit.table:
-        raise ValueError(
-            f"`max_length` must be between 2 and {limit.table}, the entries of the model's position "
-            f"table, got {max_length}. Longer texts are slid over, not cut."
+        raise ArgumentError(
+            argument,
+            f"be between 2 and {limit.table}, the entries of the model's position table",
+            got=str(max_length),
+            advice="Longer texts are slid over, not cut.",
         )
     if limit.length is not None and max_length > limit.length:
         warnings.warn(
-            f"`max_length`={max_length} is past the {limit.length} tokens that the model states as "
-            "its limit; its perplexity may be far worse there.",
+            Wording(
+                f"`{argument}`={max_length} is past the {limit.length} tokens that the model "
+                "states as its limit; its perplexity may be far worse there."
+            ),
             stacklevel=2,
         )
     return max_length
@@ -314,11 +334,12 @@ def check_scorable(measurement: Measurement) -> None:
         fewest = protocol.min_windows * plan.max_length
         if protocol.last == "popped":
             fewest += plan.stride + 1
-        raise ValueError(
-            f"`predictions` must have at least {fewest} tokens with "
-            f"protocol={protocol.name!r}, which drops what does not fill a window of "
-            f"{plan.max_length}, got {len(measurement.streams[unscorable[0]])}. Pass a smaller "
-            "`max_length` or more text."
+        raise ArgumentError(
+            "predictions",
+            f"have at least {fewest} tokens with `protocol={protocol.name!r}`, which drops what "
+            f"does not fill a window of {plan.max_length}",
+            got=str(len(measurement.streams[unscorable[0]])),
+            advice="Lower `max_length`, or pass more text.",
         )
     need = "1 token"
     advice = ""
@@ -326,7 +347,9 @@ def check_scorable(measurement: Measurement) -> None:
         need = "2 tokens"
         advice = ", or give single tokens a start token (`add_start_token`, if there is one)"
     raise TextsError(
-        f"`predictions` must hold texts of at least {need}, got shorter ones at "
-        f"{name_positions(unscorable)}. Remove them{advice}.",
-        unscorable,
+        "predictions",
+        f"hold texts of at least {need}",
+        got="shorter ones",
+        positions=unscorable,
+        advice=f"Remove them{advice}.",
     )

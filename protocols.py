@@ -221,7 +221,9 @@ PROTOCOLS = protocol_table(
     Protocol(
         "transformers-docs-weighted",
         source="transformers guide, present form",
-        description="The same windows; each window's average is weighted by its number of tokens, less one.",
+        description=(
+            "The same windows; each window's average is weighted by its number of tokens, less one."
+        ),
         stride="half",
         encoding="default",
         join="\n\n",
@@ -271,7 +273,8 @@ PROTOCOLS = protocol_table(
         "llama.cpp",
         source="llama.cpp, llama-perplexity",
         description=(
-            "Windows do not overlap, and only the second half of each is scored; what does not fill a "
+            "Windows do not overlap, and only the second half of each is scored; what does not "
+            "fill a "
             "window is dropped."
         ),
         max_length=512,
@@ -288,7 +291,8 @@ PROTOCOLS = protocol_table(
         "gptq",
         source="GPTQ and AWQ papers",
         description=(
-            "Windows do not overlap, the first token of each is not scored, and what does not fill a "
+            "Windows do not overlap, the first token of each is not scored, and what does not "
+            "fill a "
             "window is dropped."
         ),
         max_length=2048,
@@ -310,7 +314,8 @@ PROTOCOLS = protocol_table(
         "megatron",
         source="Megatron-LM, zero-shot evaluation",
         description=(
-            "Windows are at most 32 tokens apart unless you choose otherwise; the mean is capped at "
+            "Windows are at most 32 tokens apart unless you choose otherwise; the mean is capped "
+            "at "
             "20 nats."
         ),
         stride=32,
@@ -325,7 +330,8 @@ PROTOCOLS = protocol_table(
         "mlx-lm",
         source="mlx-lm, mlx_lm.perplexity",
         description=(
-            "The token ids of all texts are cut into rows; the first token of each is not scored and "
+            "The token ids of all texts are cut into rows; the first token of each is not scored "
+            "and "
             "an incomplete row is dropped."
         ),
         max_length=512,
@@ -351,7 +357,8 @@ PROTOCOLS = protocol_table(
         "yarn",
         source="YaRN, eval/perplexity.py",
         description=(
-            "Windows at most 256 tokens apart, each with the start token; the average is taken over "
+            "Windows at most 256 tokens apart, each with the start token; the average is taken "
+            "over "
             "windows instead of tokens."
         ),
         stride=256,
@@ -363,7 +370,8 @@ PROTOCOLS = protocol_table(
         "yarn-truncated",
         source="YaRN, eval/perplexity.py --truncate",
         description=(
-            "One window of each text, with the start token, and the rest is cut off: an average over "
+            "One window of each text, with the start token, and the rest is cut off: an average "
+            "over "
             "all lengths of context up to the window's."
         ),
         start="every if any",
@@ -374,7 +382,8 @@ PROTOCOLS = protocol_table(
         "longlora",
         source="LongLoRA and landmark attention, eval.py",
         description=(
-            "Windows at most 256 tokens apart, each scoring all of its tokens: where they overlap, a "
+            "Windows at most 256 tokens apart, each scoring all of its tokens: where they "
+            "overlap, a "
             "token counts many times and with many lengths of context."
         ),
         stride=256,

@@ -9,6 +9,7 @@ from numbers import Real
 import torch
 
 from .digests import TextsDigest
+from .errors import ArgumentError, ArgumentTypeError
 from .model_source import ModelSource
 from .plan import Measurement
 from .request_checks import (
@@ -131,16 +132,20 @@ def check_request(
     settings, gives_list = list_settings(protocol, max_length, stride, add_start_token, separator)
     long_context = check_long_context(context_lengths, positions, carry, settings, gives_list)
     if carry and reference is not None:
-        raise ValueError("`carry` must be False with a reference. Make a call for each model.")
+        raise ArgumentError(
+            "carry", "be left out with a reference", advice="Make a call for each model."
+        )
     key_rule, evaluator = check_key_tokens(key_tokens, gives_list)
     word_counts = check_word_counts(word_counts, len(texts))
     check_detokenizer(detokenizer)
     parts = check_parts(contexts, score_spans, boundary, context_separator, separator, texts, chats)
     check_choice("word_correction", word_correction, CORRECTIONS)
     if words is False and word_correction != CORRECTIONS[0]:
-        raise ValueError(
-            f"`word_correction` must be left out without `words`, got {word_correction!r}. Pass "
-            "words=True."
+        raise ArgumentError(
+            "word_correction",
+            "be left out without `words`",
+            got=repr(word_correction),
+            advice="Pass `words=True`.",
         )
     word_spans = None if words is False else check_words(words, texts)
     if reference is not None:
@@ -180,9 +185,10 @@ def check_token_columns(return_token_scores: object) -> Sequence[str]:
     if isinstance(return_token_scores, bool):
         return ()
     if isinstance(return_token_scores, str) or not isinstance(return_token_scores, Sequence):
-        raise TypeError(
-            "`return_token_scores` must be True, False, or a list of further columns "
-            f"({', '.join(TOKEN_MEASURES)}), got {return_token_scores!r}."
+        raise ArgumentTypeError(
+            "return_token_scores",
+            f"be True, False, or a list of further columns ({', '.join(TOKEN_MEASURES)})",
+            got=repr(return_token_scores),
         )
     check_names_of("return_token_scores", return_token_scores, TOKEN_MEASURES)
     return return_token_scores
@@ -195,16 +201,18 @@ def check_key_tokens(
     if key_tokens is None:
         return None, None
     if gives_list:
-        raise ValueError(
-            "`key_tokens` must be left out where `protocol`, `max_length` or `stride` is a list. "
-            "Make a call for each."
+        raise ArgumentError(
+            "key_tokens",
+            "be left out where `protocol`, `max_length` or `stride` is a list",
+            advice="Make a call for each.",
         )
     settings = {} if key_tokens == "longppl" else key_tokens
     known = [field.name for field in fields(KeyTokenRule)]
     if not isinstance(settings, dict) or not set(settings) <= {*known, "evaluator"}:
-        raise ValueError(
-            f"`key_tokens` must be 'longppl', or a dict with some of {', '.join(known)} and "
-            f"evaluator, got {key_tokens!r}."
+        raise ArgumentError(
+            "key_tokens",
+            f"be 'longppl', or a dict with some of {', '.join(known)} and evaluator",
+            got=repr(key_tokens),
         )
     for name in ("short_context", "stride"):
         if name in settings:
@@ -212,7 +220,7 @@ def check_key_tokens(
     for name in ("gain", "largest_nll"):
         nats = settings.get(name, 0.0)
         if isinstance(nats, bool) or not isinstance(nats, Real):
-            raise TypeError(f"`key_tokens[{name!r}]` must be a number of nats, got {nats!r}.")
+            raise ArgumentTypeError(f"key_tokens[{name!r}]", "be a number of nats", got=repr(nats))
     rule = KeyTokenRule(**{name: settings[name] for name in known if name in settings})
     return rule, _evaluator(settings.get("evaluator"))
 
@@ -223,9 +231,10 @@ def _evaluator(evaluator: object) -> ModelSource | None:
     if isinstance(evaluator, str):
         return ModelSource(evaluator, role=EVALUATOR_ROLE)
     if not _is_pair(evaluator):
-        raise TypeError(
-            f"`{EVALUATOR_ROLE}` must be the name of a model on the Hub, a folder, or a pair (model, "
-            f"tokenizer), got {evaluator!r}."
+        raise ArgumentTypeError(
+            EVALUATOR_ROLE,
+            "be the name of a model on the Hub, a folder, or a pair (model, tokenizer)",
+            got=repr(evaluator),
         )
     model, tokenizer = evaluator
     return ModelSource(model=model, tokenizer=tokenizer, role=EVALUATOR_ROLE)

@@ -14,7 +14,7 @@ from os.path import isfile
 
 import numpy as np
 
-from .errors import TextsError, name_positions
+from .errors import ArgumentError, ArgumentTypeError, TextsError, Wording, name_positions
 from .protocols import PROTOCOLS, Protocol
 
 EVALUATOR_ROLE = "key_tokens['evaluator']"
@@ -55,35 +55,41 @@ def check_names(function: Callable, arguments: dict) -> None:
 def check_texts(texts: Iterable[str], name: str = "predictions") -> list[str]:
     """Return the texts as a list; reject what is not a string, naming its position."""
     if isinstance(texts, str | bytes):
-        raise TypeError(
-            f"`{name}` must be a list of strings, got one {type(texts).__name__}, which would be "
-            f"scored character by character. Put it in a list: {name}=[text]."
+        raise ArgumentTypeError(
+            name,
+            "be a list of strings",
+            got=f"one {type(texts).__name__}, which would be scored character by character",
+            advice=f"Put it in a list: {name}=[text].",
         )
     if isinstance(texts, Mapping) or hasattr(texts, "columns"):
-        raise TypeError(
-            f"`{name}` must be a list of strings, got a {type(texts).__name__}, of which the keys "
-            f"would be scored. Pass one of its columns: {name}=table['text']."
+        raise ArgumentTypeError(
+            name,
+            "be a list of strings",
+            got=f"a {type(texts).__name__}, of which the keys would be scored",
+            advice=f"Pass one of its columns: {name}=table['text'].",
         )
     try:
         texts = list(texts)
     except TypeError:
-        raise TypeError(
-            f"`{name}` must be a list of strings, got {type(texts).__name__}."
-        ) from None
+        raise ArgumentTypeError(name, "be a list of strings", got=type(texts).__name__) from None
     if not texts:
-        raise ValueError(f"`{name}` must hold at least one text, got an empty list.")
+        raise ArgumentError(name, "hold at least one text", got="an empty list")
     not_strings = [number for number, text in enumerate(texts) if not isinstance(text, str)]
     if not_strings:
         kinds = sorted({type(texts[number]).__name__ for number in not_strings})
-        raise TypeError(
-            f"`{name}` must hold strings only, got {', '.join(kinds)} at {name_positions(not_strings)}."
+        raise ArgumentTypeError(
+            name,
+            "hold strings only",
+            got=f"{', '.join(kinds)}",
+            positions=not_strings,
         )
     broken = [number for number, text in enumerate(texts) if not _is_unicode(text)]
     if broken:
         raise TextsError(
-            f"`{name}` must be valid Unicode, but there are lone surrogates at {name_positions(broken)}. "
-            "Decode the bytes with errors='replace'.",
-            broken,
+            f"{name}",
+            f"be valid Unicode, but there are lone surrogates at {name_positions(broken)}",
+            advice="Decode the bytes with errors='replace'.",
+            positions=broken,
         )
     warn_of_paths(name, texts)
     return texts
@@ -95,9 +101,11 @@ def warn_of_paths(name: str, texts: Sequence[str]) -> None:
     paths = [number for number in paths if "\n" not in texts[number] and isfile(texts[number])]
     if paths:
         warnings.warn(
-            f"`{name}` hold the name of a file at {name_positions(paths)} (first: "
-            f"{texts[paths[0]]!r}), which is scored as a text of its own. Pass what is in it: "
-            f"Path({texts[paths[0]]!r}).read_text('utf-8').",
+            Wording(
+                f"`{name}` hold the name of a file at {name_positions(paths)} (first: "
+                f"{texts[paths[0]]!r}), which is scored as a text of its own. Pass what is in it: "
+                f"Path({texts[paths[0]]!r}).read_text('utf-8')."
+            ),
             stacklevel=2,
         )
 
@@ -110,6 +118,7 @@ class Setting:
         max_length, stride: None leaves them to the protocol and the model.
         add_start_token: whether, and where, a start token stands.
         separator: joins the texts into one; None leaves that to the protocol.
+        window_argument: in which the caller gave `max_length`, for errors.
     """
 
     protocol: Protocol
@@ -117,6 +126,7 @@ class Setting:
     stride: int | None = None
     add_start_token: bool | str = True
     separator: str | None = None
+    window_argument: str = "max_length"
 
     def describe(self) -> dict[str, object]:
         """Name the protocol, the window and the stride."""
@@ -149,10 +159,10 @@ def list_settings(
     strides = [_check_optional("stride", value, 1) for value in _as_list(stride)]
     for name, values in (("protocol", rows), ("max_length", lengths), ("stride", strides)):
         if not values:
-            raise ValueError(f"`{name}` must hold at least one value, got an empty list.")
+            raise ArgumentError(name, "hold at least one value", got="an empty list")
         if len(set(values)) < len(values):
             given = {"protocol": protocol, "max_length": max_length, "stride": stride}[name]
-            raise ValueError(f"`{name}` must hold each value once, got {given!r}.")
+            raise ArgumentError(name, "hold each value once", got=repr(given))
     settings = [
         Setting(*values, add_start_token, separator) for values in product(rows, lengths, strides)
     ]
@@ -166,8 +176,12 @@ def _as_list(values: object) -> list:
 def _check_protocol_name(name: object) -> Protocol:
     if not isinstance(name, str) or name not in PROTOCOLS:
         close = get_close_matches(str(name), list(PROTOCOLS), n=1)
-        hint = f" Did you mean {close[0]!r}?" if close else ""
-        raise ValueError(f"`protocol` must be one of {', '.join(PROTOCOLS)}, got {name!r}.{hint}")
+        raise ArgumentError(
+            "protocol",
+            f"be one of {', '.join(PROTOCOLS)}",
+            got=repr(name),
+            advice=f"Did you mean {close[0]!r}?" if close else "",
+        )
     return PROTOCOLS[name]
 
 
@@ -194,40 +208,44 @@ def check_setting(setting: Setting) -> None:
 def check_knob(argument: str, protocol: Protocol) -> None:
     """Refuse an argument that a protocol's tool has no setting for."""
     if argument not in protocol.knobs:
-        raise ValueError(
-            f"`{argument}` must be left out with protocol={protocol.name!r}: {protocol.source} has "
-            f"no such setting. It takes {', '.join(f'`{knob}`' for knob in protocol.knobs)}."
+        raise ArgumentError(
+            argument,
+            f"be left out with `protocol={protocol.name!r}`: {protocol.source} has no such setting",
+            advice=f"It takes {', '.join(f'`{knob}`' for knob in protocol.knobs)}.",
         )
 
 
 def check_detokenizer(detokenizer: object) -> None:
     if detokenizer is not None and not isinstance(detokenizer, str):
-        raise TypeError(
-            f"`detokenizer` must be a name for the signature, got {detokenizer!r}. Turn the texts "
-            "into prose before passing them."
+        raise ArgumentTypeError(
+            "detokenizer",
+            "be a name for the signature",
+            got=repr(detokenizer),
+            advice="Turn the texts into prose before passing them.",
         )
 
 
 def check_separator(separator: object) -> None:
     if separator is not None and not isinstance(separator, str):
-        raise TypeError(f"`separator` must be a string, got {separator!r}.")
+        raise ArgumentTypeError("separator", "be a string", got=repr(separator))
     if separator is not None and not _is_unicode(separator):
-        raise ValueError(
-            f"`separator` must be valid Unicode, without lone surrogates, got {separator!r}."
+        raise ArgumentError(
+            "separator", "be valid Unicode, without lone surrogates", got=repr(separator)
         )
 
 
 def check_flag(name: str, value: object) -> bool:
     if not isinstance(value, bool):
-        raise TypeError(f"`{name}` must be True or False, got {value!r}.")
+        raise ArgumentTypeError(name, "be True or False", got=repr(value))
     return value
 
 
-def check_whole_number(name: str, value: object, low: int, hint: str = "") -> None:
+def check_whole_number(name: str, value: object, low: int, advice: str = "") -> None:
     if isinstance(value, bool) or not isinstance(value, Integral):
-        raise TypeError(f"`{name}` must be a whole number from {low} on, got {value!r}.{hint}")
+        must = f"be a whole number from {low} on"
+        raise ArgumentTypeError(name, must, got=repr(value), advice=advice)
     if value < low:
-        raise ValueError(f"`{name}` must be at least {low}, got {value}.{hint}")
+        raise ArgumentError(name, f"be at least {low}", got=str(value), advice=advice)
 
 
 def check_choice(name: str, value: object, choices: Sequence) -> None:
@@ -235,22 +253,29 @@ def check_choice(name: str, value: object, choices: Sequence) -> None:
     if not any(
         value is choice or (value == choice and isinstance(value, str)) for choice in choices
     ):
-        raise ValueError(
-            f"`{name}` must be one of {', '.join(repr(choice) for choice in choices)}, got {value!r}."
+        raise ArgumentError(
+            name,
+            f"be one of {', '.join(repr(choice) for choice in choices)}",
+            got=repr(value),
         )
 
 
 def check_stride(stride: int, max_length: int, start: str) -> None:
     """Refuse a stride that would skip tokens."""
     if start == "every" and not 1 <= stride <= max_length - 1:
-        raise ValueError(
-            f"`stride` must be between 1 and max_length-1={max_length - 1} when every window begins "
-            f"with a start token, got {stride}. Lower it, or pass add_start_token='once'."
+        raise ArgumentError(
+            "stride",
+            f"be between 1 and max_length-1={max_length - 1} when every window begins with a "
+            "start token",
+            got=str(stride),
+            advice="Lower it, or pass `add_start_token='once'`.",
         )
     if not 1 <= stride <= max_length:
-        raise ValueError(
-            f"`stride` must be between 1 and max_length={max_length}, got {stride}. A larger one "
-            "would skip tokens."
+        raise ArgumentError(
+            "stride",
+            f"be between 1 and `max_length={max_length}`",
+            got=str(stride),
+            advice="A larger one would skip tokens.",
         )
 
 
@@ -259,12 +284,12 @@ def check_margin(margin: object, has_reference: bool) -> None:
         return
     if not has_reference:
         raise ValueError(
-            f"`margin` needs a model to compare with, got {margin!r}. Pass `reference`."
+            Wording(f"`margin` needs a model to compare with, got {margin!r}. Pass `reference`.")
         )
     if isinstance(margin, bool) or not isinstance(margin, Real):
-        raise TypeError(f"`margin` must be a number such as 0.01 for 1 %, got {margin!r}.")
+        raise ArgumentTypeError("margin", "be a number such as 0.01 for 1 %", got=repr(margin))
     if not 0 <= margin < 1:
-        raise ValueError(f"`margin` must be from 0 to below 1, 0.01 for 1 %, got {margin}.")
+        raise ArgumentError("margin", "be from 0 to below 1, 0.01 for 1 %", got=str(margin))
 
 
 def check_running(
@@ -279,35 +304,35 @@ def check_running(
     check_whole_number("logits_memory", logits_memory, 1)
     check_whole_number("num_alternatives", num_alternatives, 0)
     if callback is not None and not callable(callback):
-        raise TypeError(f"`callback` must be callable, got {callback!r}.")
+        raise ArgumentTypeError("callback", "be callable", got=repr(callback))
     if checkpoint is not None and (not isinstance(checkpoint, str | PathLike) or checkpoint == ""):
-        raise TypeError(f"`checkpoint` must be the path of a file, got {checkpoint!r}.")
+        raise ArgumentTypeError("checkpoint", "be the path of a file", got=repr(checkpoint))
 
 
 def check_word_counts(word_counts: object, num_texts: int) -> list[int] | None:
     if word_counts is None:
         return None
     if isinstance(word_counts, str) or not isinstance(word_counts, Iterable):
-        raise TypeError(f"`word_counts` must be a list of whole numbers, got {word_counts!r}.")
+        raise ArgumentTypeError("word_counts", "be a list of whole numbers", got=repr(word_counts))
     word_counts = list(word_counts)
     if len(word_counts) != num_texts:
-        raise ValueError(
-            f"`word_counts` must hold one number for each text, {num_texts}, got {len(word_counts)}."
+        raise ArgumentError(
+            "word_counts", f"hold one number for each text, {num_texts}", got=str(len(word_counts))
         )
     for count in word_counts:
         check_whole_number("word_counts", count, 1)
         if count > LARGEST_COUNT:
-            raise ValueError(f"`word_counts` must be at most {LARGEST_COUNT}, got a larger number.")
+            raise ArgumentError("word_counts", f"be at most {LARGEST_COUNT}", got="a larger number")
     return [int(count) for count in word_counts]
 
 
 def check_names_of(name: str, values: object, choices: Collection[str]) -> None:
     """Reject a list with a name that is not among the choices."""
     if isinstance(values, str) or not isinstance(values, Iterable):
-        raise TypeError(f"`{name}` must be a list of names, got {values!r}.")
+        raise ArgumentTypeError(name, "be a list of names", got=repr(values))
     for value in values:
         if value not in choices:
-            raise ValueError(f"`{name}` must hold {', '.join(choices)} only, got {value!r}.")
+            raise ArgumentError(name, f"hold {', '.join(choices)} only", got=repr(value))
 
 
 def check_contexts(contexts: object, num_texts: int) -> list[str] | None:
@@ -317,12 +342,13 @@ def check_contexts(contexts: object, num_texts: int) -> list[str] | None:
     if isinstance(contexts, str):
         contexts = [contexts] * num_texts
     if not isinstance(contexts, Iterable):
-        raise TypeError(f"`contexts` must be a string or a list of strings, got {contexts!r}.")
+        raise ArgumentTypeError("contexts", "be a string or a list of strings", got=repr(contexts))
     contexts = list(contexts)
     if len(contexts) != num_texts:
-        raise ValueError(
-            f"`contexts` must be one string for all texts or one for each, {num_texts}, got "
-            f"{len(contexts)}."
+        raise ArgumentError(
+            "contexts",
+            f"be one string for all texts or one for each, {num_texts}",
+            got=str(len(contexts)),
         )
     return check_texts(contexts, "contexts")
 
@@ -331,11 +357,11 @@ def check_context_separator(context_separator: object, contexts: object) -> None
     if context_separator is None:
         return
     if contexts is None:
-        raise ValueError(
-            f"`context_separator` must be left out without `contexts`, got {context_separator!r}."
+        raise ArgumentError(
+            "context_separator", "be left out without `contexts`", got=repr(context_separator)
         )
     if not isinstance(context_separator, str) or not _is_unicode(context_separator):
-        raise TypeError(f"`context_separator` must be a string, got {context_separator!r}.")
+        raise ArgumentTypeError("context_separator", "be a string", got=repr(context_separator))
 
 
 def check_spans(
@@ -345,8 +371,8 @@ def check_spans(
     if spans is None:
         return None
     if not isinstance(spans, Sequence) or len(spans) != len(texts):
-        raise ValueError(
-            f"`{name}` must hold a list of spans for each text, {len(texts)}, got {spans!r:.80}."
+        raise ArgumentError(
+            name, f"hold a list of spans for each text, {len(texts)}", got=f"{spans!r:.80}"
         )
     return [
         check_spans_of(name, of_text, text, number)
@@ -359,21 +385,26 @@ def check_spans_of(name: str, spans: object, text: str, number: int) -> list[tup
     try:
         checked = [(index(first), index(end)) for first, end in spans]
     except (TypeError, ValueError):
-        raise TypeError(
-            f"`{name}` must hold (first, one past the last) pairs of characters, got {spans!r:.80} "
-            f"for the text at position {number}."
+        raise ArgumentTypeError(
+            name,
+            "hold (first, one past the last) pairs of characters",
+            got=f"{spans!r:.80} for the text at position {number}",
         ) from None
     place = 0
     for first, end in checked:
         if first == end:
-            raise ValueError(
-                f"`{name}` must hold pairs of characters with at least one character between them, got "
-                f"the empty ({first}, {end}) for the text at position {number}. Leave it out."
+            raise ArgumentError(
+                name,
+                "hold pairs of characters with at least one character between them",
+                got=f"the empty ({first}, {end}) for the text at position {number}",
+                advice="Leave it out.",
             )
         if not place <= first < end <= len(text):
-            raise ValueError(
-                f"`{name}` must hold ascending pairs of characters that do not overlap, within the "
-                f"{len(text)} of the text at position {number}, got ({first}, {end})."
+            raise ArgumentError(
+                name,
+                f"hold ascending pairs of characters that do not overlap, within the {len(text)} "
+                f"of the text at position {number}",
+                got=f"({first}, {end})",
             )
         place = end
     return checked
@@ -419,25 +450,29 @@ def check_long_context(
     asked = {"context_lengths": lengths is not None, "positions": edges is not None, "carry": carry}
     for name in (name for name, is_asked in asked.items() if is_asked):
         if gives_list:
-            raise ValueError(
-                f"`{name}` must be left out where `protocol`, `max_length` or `stride` is a list. "
-                "Make a call for each."
+            raise ArgumentError(
+                name,
+                "be left out where `protocol`, `max_length` or `stride` is a list",
+                advice="Make a call for each.",
             )
         if name != "positions":
             check_knob(name, settings[0].protocol)
     if isinstance(lengths, list) and settings[0].max_length not in (None, lengths[-1]):
-        raise ValueError(
-            f"`max_length` must be left out with `context_lengths`, whose longest is the window, "
-            f"got {settings[0].max_length} and {lengths[-1]}."
+        raise ArgumentError(
+            "max_length",
+            "be left out with `context_lengths`, whose longest is the window",
+            got=f"{settings[0].max_length} and {lengths[-1]}",
         )
     if carry and lengths is not None:
-        raise ValueError(
-            "`carry` must be False with `context_lengths`: what is carried has no length to vary."
+        raise ArgumentError(
+            "carry", "be left out with `context_lengths`: what is carried has no length to vary"
         )
     if carry and settings[0].add_start_token == "every":
-        raise ValueError(
-            "`add_start_token` must not be 'every' with `carry`, which reads every text once, got "
-            "'every'. Pass 'once'."
+        raise ArgumentError(
+            "add_start_token",
+            "not be 'every' with `carry`, which reads every text once",
+            got="'every'",
+            advice="Pass 'once'.",
         )
     return LongContext(lengths, edges, carry)
 
@@ -449,17 +484,19 @@ def _check_ascending(
     if values is None or (isinstance(values, str) and values == "doubling"):
         return values
     if isinstance(values, str | bytes) or not isinstance(values, Iterable):
-        raise TypeError(
-            f"`{name}` must be 'doubling' or a list of at least {fewest} whole numbers from {low} "
-            f"on, got {values!r}."
+        raise ArgumentTypeError(
+            name,
+            f"be 'doubling' or a list of at least {fewest} whole numbers from {low} on",
+            got=repr(values),
         )
     values = list(values)
     for value in values:
         check_whole_number(name, value, low)
     if len(set(values)) < fewest:
-        raise ValueError(
-            f"`{name}` must be 'doubling' or a list of at least {fewest} different whole numbers "
-            f"from {low} on, got {values!r}."
+        raise ArgumentError(
+            name,
+            f"be 'doubling' or a list of at least {fewest} different whole numbers from {low} on",
+            got=repr(values),
         )
     return sorted({int(value) for value in values})
 

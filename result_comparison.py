@@ -13,6 +13,7 @@ from typing import NamedTuple
 import numpy as np
 from scipy.stats import wilcoxon
 
+from .errors import ArgumentError
 from .result_uncertainty import Blocks, Estimate, as_ratio, estimate_ratio, share_interval
 
 # Nats by which two programs in float32 differ at most tokens.
@@ -149,11 +150,13 @@ def check_outside_mass(scores: PairedScores) -> None:
     for name, column in (("model", "outside"), ("reference", "reference_outside")):
         mass = float(scores[column].mean())
         if mass > MOST_OUTSIDE:
-            raise ValueError(
-                f"`reference` must have the vocabulary of the model, up to padding, but the "
-                f"{name} gives ids that the other lacks a probability of {mass:.2g} on average, "
-                f"more than {MOST_OUTSIDE}. Pass the reference's own tokenizer as "
-                "`reference['tokenizer']` if it differs."
+            raise ArgumentError(
+                "reference",
+                f"have the vocabulary of the model, up to padding, but the {name} gives ids that "
+                f"the other lacks a probability of {mass:.2g} on average, more than {MOST_OUTSIDE}",
+                advice=(
+                    "Pass the reference's own tokenizer as `reference['tokenizer']` if it differs."
+                ),
             )
 
 
@@ -474,9 +477,11 @@ def compare_bytes(
     """
     number = np.repeat(np.arange(len(texts)), [len(text.ends) for text in texts])
     if not len(number):
-        raise ValueError(
-            "`predictions` must hold text that both models score, got none: their tokenizers cut "
-            "it nowhere at the same place."
+        raise ArgumentError(
+            "predictions",
+            "hold text that both models score",
+            got="none",
+            why="their tokenizers cut it nowhere at the same place",
         )
     names = ("tokens", "num_bytes", "nll", "reference_nll")
     columns = [np.concatenate([getattr(text, name) for text in texts]) for name in names]
@@ -567,12 +572,14 @@ def describe_pattern(distance: np.ndarray, allowed: np.ndarray, contexts: np.nda
         return "They part at every length of context: other weights, a quantised copy, or another model."
     if apart == lengths[: len(apart)]:
         return (
-            f"They part in the first {2 ** apart[-1] - 1} tokens of context and agree after them: a "
+            f"They part in the first {2 ** apart[-1] - 1} tokens of context and agree after them: "
+            "a "
             "start token more or less."
         )
     if apart == lengths[-len(apart) :]:
         return (
-            f"They agree up to {2 ** apart[0] // 2 - 1} tokens of context and part from there on: a "
+            f"They agree up to {2 ** apart[0] // 2 - 1} tokens of context and part from there on: "
+            "a "
             "window that is cut, or a rotary scaling that begins there."
         )
     return "They part at some lengths of context and not at others."

@@ -19,6 +19,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from .errors import ArgumentError, Wording
 from .model_interface import UNLIMITED_WINDOW, ContextLimit, ScoredModel
 from .plan import contexts_by_token, nlls_by_token
 from .plan_settings import Corpus, plan_measurement
@@ -66,14 +67,17 @@ def expand_settings(
         return [replace(setting, max_length=UNLIMITED_WINDOW)]  # what is carried has no limit
     if context_lengths is None:
         return settings
+    argument = "context_lengths"
     if context_lengths == "doubling":
+        argument = "max_length"
         planned = plan_measurement(corpus, limit, setting)
         longest_text = max(len(stream) for stream in planned.streams)
         longest = max(2, min(planned.plan.max_length, longest_text))
         context_lengths = doubling_lengths(longest, setting.stride)
     stride = setting.stride or max(1, min(context_lengths) // 2)
     lengths = sorted(set(context_lengths), reverse=True)
-    return [replace(setting, max_length=length, stride=stride) for length in lengths]
+    setting = replace(setting, stride=stride, window_argument=argument)
+    return [replace(setting, max_length=length) for length in lengths]
 
 
 def doubling_lengths(longest: int, stride: int | None) -> list[int]:
@@ -124,9 +128,11 @@ def report_contexts(reports: Sequence[Report]) -> list[dict]:
     contexts = contexts_by_token(ascending[-1].measurement)
     if not any((seen >= plan.max_length - plan.stride).any() for seen in contexts):
         longest = max(len(seen) for seen in contexts)
-        raise ValueError(
-            f"`context_lengths` must hold lengths that a text reaches, got {plan.max_length} for "
-            f"texts of at most {longest} tokens. Pass shorter ones, or longer texts."
+        raise ArgumentError(
+            "context_lengths",
+            "hold lengths that a text reaches",
+            got=f"{plan.max_length} for texts of at most {longest} tokens",
+            advice="Pass shorter ones, or longer texts.",
         )
     lengths = [report.measurement.plan.max_length for report in ascending]
     return summarize_contexts(lengths, nlls, contexts, plan.stride)
@@ -344,8 +350,10 @@ def report_key_tokens(report: Report, spans: Sequence[np.ndarray]) -> dict:
 def check_offsets(streams: Sequence[TokenizedText], name: str) -> None:
     if any(stream.offsets is None for stream in streams):
         raise ValueError(
-            f"{name} must have a fast tokenizer with `key_tokens`, which says which characters a "
-            "token stands for, got a slow one."
+            Wording(
+                f"{name} must have a fast tokenizer with `key_tokens`, which says which "
+                "characters a token stands for, got a slow one."
+            )
         )
 
 

@@ -7,6 +7,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedTokenizerBase
 
+from .errors import Wording
 from .model import LanguageModel
 from .model_interface import ScoredModel
 from .model_source import InBfloat16, read_alike
@@ -237,8 +238,10 @@ class ByteComparison:
         sides = (report.measurement, report.scores), (self.measurement, self.scores)
         if any(stream.offsets is None for side, _ in sides for stream in side.streams):
             raise ValueError(
-                "`reference` reads other tokens than the model; to compare them by characters "
-                "both need a tokenizer that tells where its tokens stand, a fast one."
+                Wording(
+                    "`reference` reads other tokens than the model; to compare them by characters "
+                    "both need a tokenizer that tells where its tokens stand, a fast one."
+                )
             )
         return [
             common_pieces(text, *of_models)

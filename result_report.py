@@ -9,6 +9,7 @@ import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from .digests import TextsDigest
+from .errors import wording_of
 from .model_interface import ScoredModel
 from .plan import Measurement
 from .plan_windows import (
@@ -175,7 +176,7 @@ def list_reports(
     entries = []
     for setting, outcome in planned.items():
         if isinstance(outcome, ValueError):
-            entries.append(setting.describe() | {"error": str(outcome)})
+            entries.append(setting.describe() | {"error": wording_of(outcome)})
             continue
         report = next(waiting)
         entry = report.result(extras)

@@ -4,7 +4,9 @@ Floats only: no model, no text.  Nlls are in nats and summed in float64.  Each t
 sums of bounded size, `Totals`, which add up: one text, a corpus and its shards take the same path.
 """
 
+import base64
 import importlib
+import json
 import math
 import site
 import sys
@@ -16,9 +18,12 @@ from pathlib import Path
 
 import numpy as np
 
-from .digests import TextsDigest, from_checked_json, same_probe, to_checked_json
+from .digests import TextsDigest, digest_of, same_probe
+from .errors import ArgumentError, ArgumentTypeError, Wording
 from .protocols import Aggregate, ToolError
 from .result_uncertainty import Blocks, Clusters, Estimate, estimate_ratio, exp, jackknife
+
+ARRAY_KEYS = {"dtype", "shape", "base64"}
 
 # A mean above this many nats makes Megatron-LM print exp(20).
 MEGATRON_CAP = 20.0
@@ -551,3 +556,63 @@ def _import_for_pickle() -> _Call:
     folder = str(Path(package.__file__).resolve().parent.parent)
     steps = (_Call(site.addsitedir, folder), _Call(importlib.import_module, __name__))
     return _Call(itemgetter(1), steps)
+
+
+# --- JSON that notices damage ---------------------------------------------------------------------
+
+
+def to_checked_json(kind: str, fields: dict) -> str:
+    """Write fields as JSON with what they are and a checksum; arrays as base64 of their bytes.
+
+    Args:
+        kind: what it is, with the number of its version.
+        fields: what JSON can hold, and numpy arrays.
+    """
+    body = {"kind": kind} | {name: _pack(value) for name, value in fields.items()}
+    return json.dumps(body | {"checksum": digest_of(body)})
+
+
+def from_checked_json(kind: str, text: str, argument: str) -> dict:
+    """Read what `to_checked_json` wrote.
+
+    Args:
+        argument: what the text is called, for an error.
+
+    Raises:
+        TypeError: it is not a string.
+        ValueError: it is no JSON, something else, or damaged.
+    """
+    if not isinstance(text, str):
+        raise ArgumentTypeError(argument, "be a string of JSON", got=type(text).__name__)
+    try:
+        body = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ArgumentError(
+            argument, f"be JSON, but it cannot be read: {error}", advice="Was it cut short?"
+        ) from None
+    found = body.get("kind") if isinstance(body, dict) else type(body).__name__
+    if found != kind:
+        raise ArgumentError(argument, f"hold {kind!r}", got=repr(found))
+    if body.pop("checksum", None) != digest_of(body):
+        raise ValueError(
+            Wording(
+                f"`{argument}` is damaged: its checksum is another than when it was written. "
+                "Write it again."
+            )
+        )
+    return {name: _unpack(value) for name, value in body.items() if name != "kind"}
+
+
+def _pack(value: object) -> object:
+    if not isinstance(value, np.ndarray):
+        return value
+    value = np.ascontiguousarray(value, value.dtype.newbyteorder("<"))
+    text = base64.b64encode(value.tobytes()).decode("ascii")
+    return {"dtype": value.dtype.str, "shape": list(value.shape), "base64": text}
+
+
+def _unpack(value: object) -> object:
+    if not isinstance(value, dict) or set(value) != ARRAY_KEYS:
+        return value
+    flat = np.frombuffer(base64.b64decode(value["base64"]), np.dtype(value["dtype"]))
+    return flat.reshape(value["shape"]).astype(flat.dtype.newbyteorder("="))

@@ -26,14 +26,13 @@ from dataclasses import dataclass
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
-from .errors import name_positions
+from .errors import ArgumentError, name_positions
 from .model_interface import ScoredModel
 from .plan import Measurement
 from .plan_windows import Window
 from .request_checks import check_spans_of
 from .score_measures import Columns, Entropy, Measure, SetMass
-from .text_parts import check_fast
-from .text_tokenization import Range, TokenizedText, token_texts
+from .text_tokenization import Range, TokenizedText, check_fast, token_texts
 
 CORRECTIONS = ("pimentel", "oh", None)
 
@@ -97,17 +96,18 @@ def check_words(words: object, texts: Sequence[str]) -> list[list[tuple[int, int
     if words is True or (isinstance(words, str) and words == "whitespace"):
         return None
     if isinstance(words, str) or not isinstance(words, Sequence) or len(words) != len(texts):
-        raise ValueError(
-            "`words` must be True, 'whitespace', or a list of words or spans for each text, "
-            f"{len(texts)}, got {words!r:.80}."
+        raise ArgumentError(
+            "words",
+            f"be True, 'whitespace', or a list of words or spans for each text, {len(texts)}",
+            got=f"{words!r:.80}",
         )
     checked = []
     for number, (of_text, text) in enumerate(zip(words, texts)):
         if isinstance(of_text, list | tuple) and all(isinstance(word, str) for word in of_text):
             try:
                 checked.append(find_words(text, of_text))
-            except ValueError as error:
-                raise ValueError(f"{error} It is the text at position {number}.") from None
+            except ArgumentError as error:
+                raise error.with_advice(f"It is the text at position {number}.") from None
         else:
             checked.append(check_spans_of("words", of_text, text, number))
     return checked
@@ -128,17 +128,19 @@ def find_words(text: str, words: Iterable[str]) -> list[Range]:
     for word in words:
         first = SPACE.match(text, place).end()
         if not word.strip() or not text.startswith(word, first):
-            raise ValueError(
-                f"`words` must be the words of the text in their order, but {word!r} does not "
-                f"follow at character {first}, where {text[first : first + 20]!r} stands. Give "
-                "spans of characters to leave parts of a text out."
+            raise ArgumentError(
+                "words",
+                f"be the words of the text in their order, but {word!r} does not follow at "
+                f"character {first}, where {text[first : first + 20]!r} stands",
+                advice="Give spans of characters to leave parts of a text out.",
             )
         place = first + len(word)
         spans.append((first, place))
     if text[place:].strip():
-        raise ValueError(
-            f"`words` must be all words of the text, but {text[place : place + 20]!r} comes after "
-            "the last one. Give spans of characters to leave parts of a text out."
+        raise ArgumentError(
+            "words",
+            f"be all words of the text, but {text[place : place + 20]!r} comes after the last one",
+            advice="Give spans of characters to leave parts of a text out.",
         )
     return spans
 
@@ -325,10 +327,15 @@ class WordScoring:
         """
         check_fast(model.tokenizer)
         if correction is not None and not model.gives_logits:
-            raise ValueError(
-                f"`word_correction` must be None with {model.description}, got {correction!r}: what "
-                "the space after a word costs is a sum over the vocabulary, which needs the logits "
-                "of all tokens. Pass word_correction=None for plain sums, or load the model itself."
+            raise ArgumentError(
+                "word_correction",
+                f"be None with {model.description}",
+                got=repr(correction),
+                why=(
+                    "what the space after a word costs is a sum over the vocabulary, which needs "
+                    "the logits of all tokens"
+                ),
+                advice="Pass `word_correction=None` for plain sums, or load the model itself.",
             )
         vocabulary = classify_vocabulary(model.tokenizer, model.vocabulary_size)
         return cls(spans, correction, vocabulary, model.gives_logits)

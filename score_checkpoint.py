@@ -21,6 +21,7 @@ import numpy as np
 import xxhash
 
 from .digests import probe_tolerance, same_probe
+from .errors import Wording
 from .model_interface import ScoredModel
 from .plan_windows import Pass
 from .score_measures import Columns, Measure
@@ -83,7 +84,9 @@ class Checkpoint:
             self._connect()
         except (sqlite3.Error, ValueError) as error:  # ValueError: NUL in the name
             self.close()
-            raise ValueError(f"`checkpoint`={self.path!r} cannot be used: {error}.") from error
+            raise ValueError(
+                Wording(f"`checkpoint`={self.path!r} cannot be used: {error}.")
+            ) from error
 
     def _connect(self) -> None:
         self.connection = sqlite3.connect(self.path, timeout=BUSY_TIMEOUT_S, isolation_level=None)
@@ -181,10 +184,12 @@ class Checkpoint:
             before, now = (np.asarray(c[column], np.float64) for c in (stored, repeated))
             if not agree(before, now, 3 * probe_tolerance(model.description)):
                 raise ValueError(
-                    f"`checkpoint`={self.path!r} must hold scores of this model, but {where}, which "
-                    f"it has as {before.mean():.6f} nats a token, come out as {now.mean():.6f}. Code "
-                    "of the model has changed, or something that its signature does not show. Name "
-                    "another file, or remove this one."
+                    Wording(
+                        f"`checkpoint`={self.path!r} must hold scores of this model, but {where}, "
+                        f"which it has as {before.mean():.6f} nats a token, come out as "
+                        f"{now.mean():.6f}. Code of the model has changed, or something that its "
+                        "signature does not show. Name another file, or remove this one."
+                    )
                 )
 
     def _find(self, model: ScoredModel) -> Found:
@@ -227,8 +232,10 @@ class Checkpoint:
             return self.connection.execute(query, values).fetchall()
         except (sqlite3.Error, OverflowError) as error:
             raise ValueError(
-                f"`checkpoint`={self.path!r} cannot be read: {error}. It is damaged: remove it, or name "
-                "another file."
+                Wording(
+                    f"`checkpoint`={self.path!r} cannot be read: {error}. It is damaged: remove "
+                    "it, or name another file."
+                )
             ) from error
 
     @contextmanager
@@ -243,9 +250,11 @@ class Checkpoint:
                 yield self.connection
         except (sqlite3.Error, OverflowError) as error:
             raise ValueError(
-                f"`checkpoint`={self.path!r} cannot be written: {error}. What it holds is intact: "
-                "free disk space or wait for the program that uses it, and repeat the call to resume. "
-                "Where the file is damaged, remove it."
+                Wording(
+                    f"`checkpoint`={self.path!r} cannot be written: {error}. What it holds is "
+                    "intact: free disk space or wait for the program that uses it, and repeat "
+                    "the call to resume. Where the file is damaged, remove it."
+                )
             ) from error
 
     def _key(self, text: str, pass_: Pass) -> tuple:
@@ -263,8 +272,11 @@ class Checkpoint:
         whole = [row for *row, digest in rows if digest == self._checksum(row)]
         if len(whole) < len(rows):
             warnings.warn(
-                f"`checkpoint`={self.path!r} is damaged: {len(rows) - len(whole)} of the "
-                f"{len(rows)} scores of a text are not what was stored. They are computed again.",
+                Wording(
+                    f"`checkpoint`={self.path!r} is damaged: {len(rows) - len(whole)} of the "
+                    f"{len(rows)} scores of a text are not what was stored. They are computed "
+                    "again."
+                ),
                 stacklevel=2,
             )
         columns: dict[tuple, Columns] = {}

@@ -15,6 +15,8 @@ from typing import NamedTuple
 import torch
 import xxhash
 
+from .errors import Wording
+
 # Below evaluate's own, so that evaluate.logging decides what is shown.
 logger = logging.getLogger("evaluate.perplexity_sliding")
 
@@ -123,7 +125,8 @@ class Processes:
         """Say at once that this process failed: the others learn of it at the next exchange."""
         if self.count > 1:
             logger.error(
-                f"Process {self.rank} of {self.count} failed: {error} The call ends once the others "
+                f"Process {self.rank} of {self.count} failed: {error} The call ends once the "
+                "others "
                 "have finished their shares."
             )
 
@@ -171,7 +174,7 @@ def _join() -> object:  # a PartialState; accelerate may be missing
         from accelerate import PartialState
     except ImportError:
         raise ValueError(
-            "`distributed=True` needs the package accelerate: pip install accelerate."
+            Wording("`distributed=True` needs the package accelerate: pip install accelerate.")
         ) from None
     # Without an accelerator, accelerate joins a group only when told to use the CPU.
     return PartialState(cpu=not torch.cuda.is_available(), timeout=PATIENCE)

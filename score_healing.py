@@ -9,6 +9,7 @@ given those before it, as far as one token reaches.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from .errors import ArgumentError
 from .model_interface import ScoredModel
 from .plan import Measurement
 from .plan_windows import Window
@@ -73,10 +74,11 @@ def plan_healing(model: ScoredModel, measurements: Sequence[Measurement]) -> Hea
     completions: Completions = {}
     for (target, tail), position in sorted(across.items()):
         if not texts[target].startswith(tail):
-            raise ValueError(
-                f"`boundary` must be 'joint' or 'separate' for the text at position {position}: "
-                f"its token across the edge stands for {texts[target]!r}, which does not begin "
-                f"with {tail!r} as the text does, so it cannot be healed."
+            raise ArgumentError(
+                "boundary",
+                f"be 'joint' or 'separate' for the text at position {position}: its token across "
+                f"the edge stands for {texts[target]!r}, which does not begin with {tail!r} as "
+                "the text does, so it cannot be healed",
             )
         completions.setdefault(target, {})[tail] = tuple(
             token

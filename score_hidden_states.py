@@ -21,6 +21,7 @@ import torch
 import xxhash
 
 from .digests import same_probe
+from .errors import ArgumentError, Wording
 from .model import LanguageModel
 from .model_interface import Batch, LogitBlocks, Prefix, ScoredModel
 from .model_logits import BodyThenHead
@@ -56,8 +57,10 @@ def store_reference(
     work = plan_work([reference], measurements)
     if not isinstance(reference.head, BodyThenHead):
         raise ValueError(
-            f"`reference['states']` needs a reference whose last hidden states can be had, but "
-            f"{reference.description} is built in another manner. Leave it out."
+            Wording(
+                "`reference['states']` needs a reference whose last hidden states can be had, "
+                f"but {reference.description} is built in another manner. Leave it out."
+            )
         )
     file = StatesFile(path, reference, work)
     if len(file.finished) < len(work.passes):
@@ -89,7 +92,7 @@ class Body:
         yield self.head.states(batch.ids, batch.scored, prefix), batch.targets
 
     def read_in_parts(self, length: int, refusal: str) -> None:
-        raise MemoryError(f"{refusal} `reference['states']` does not read in parts.")
+        raise MemoryError(Wording(f"{refusal} `reference['states']` does not read in parts."))
 
 
 class StatesFile:
@@ -145,9 +148,11 @@ class StatesFile:
     def _open(self) -> None:
         """Check what is there; begin anew where a kill has left nothing but a place for it."""
         if self.path.is_dir():
-            raise ValueError(
-                f"`reference['states']` must be a file, got the folder {str(self.path)!r}. Name a file "
-                "in it."
+            raise ArgumentError(
+                "reference['states']",
+                "be a file",
+                got=f"the folder {str(self.path)!r}",
+                advice="Name a file in it.",
             )
         head = b""
         if self.path.exists():
@@ -164,20 +169,26 @@ class StatesFile:
             stored = {}
         if not isinstance(stored, dict) or stored.get("format") != FORMAT:
             raise ValueError(
-                f"`reference['states']`={str(self.path)!r} must be a file of hidden states, or a new "
-                "one, but it holds something else."
+                Wording(
+                    f"`reference['states']`={str(self.path)!r} must be a file of hidden states, "
+                    "or a new one, but it holds something else."
+                )
             )
         differing = [name for name in self.header if not self._agrees(name, stored.get(name))]
         if differing:
             raise ValueError(
-                f"`reference['states']`={str(self.path)!r} was made for another {NAMES[differing[0]]}. Name "
-                "another file, or remove this one."
+                Wording(
+                    f"`reference['states']`={str(self.path)!r} was made for another "
+                    f"{NAMES[differing[0]]}. Name another file, or remove this one."
+                )
             )
         size = self.path.stat().st_size
         if size > self.num_bytes:
             raise ValueError(
-                f"`reference['states']`={str(self.path)!r} must have {self.num_bytes} bytes, got {size}: "
-                "something was added to it. Remove it."
+                Wording(
+                    f"`reference['states']`={str(self.path)!r} must have {self.num_bytes} bytes, "
+                    f"got {size}: something was added to it. Remove it."
+                )
             )
 
     def _agrees(self, name: str, stored: object) -> bool:
@@ -210,7 +221,8 @@ class StatesFile:
         finished = {number for number in written if self._is_whole(number, self._read(number))}
         if len(finished) < len(written):
             logger.warning(
-                f"`reference['states']`={str(self.path)!r} is damaged in {len(written) - len(finished)} of "
+                f"`reference['states']`={str(self.path)!r} is damaged in "
+                f"{len(written) - len(finished)} of "
                 f"{len(self.digests)} passes, which are computed again."
             )
         return finished
@@ -262,7 +274,10 @@ class StatesFile:
         data = self._read(number)
         if not self._is_whole(number, data):
             raise ValueError(
-                f"`reference['states']`={str(self.path)!r} was changed while it was read. Repeat the call."
+                Wording(
+                    f"`reference['states']`={str(self.path)!r} was changed while it was read. "
+                    "Repeat the call."
+                )
             )
         return torch.from_numpy(data).view(self.dtype).reshape(-1, self.header["states"])
 
@@ -324,8 +339,10 @@ class StoredReference(LanguageModel):
             number = self._numbers.get(row_key(lines[line, : scored_rows[-1] + 1], scored_rows))
             if number is None:
                 raise ValueError(
-                    "`reference['states']` cannot serve a model that scores a token otherwise in "
-                    "shorter passes than in longer ones. Leave it out."
+                    Wording(
+                        "`reference['states']` cannot serve a model that scores a token otherwise "
+                        "in shorter passes than in longer ones. Leave it out."
+                    )
                 )
             states.append(self.file.states(number))
         yield from self.head.blocks(torch.cat(states).to(self.device), batch.targets, block_rows)

@@ -14,14 +14,9 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from .model_interface import (
-    Batch,
-    LogitBlocks,
-    Prefix,
-    ScoredModel,
-    explain_failure,
-    is_out_of_memory,
-)
+from .errors import Wording
+from .model_failures import explain_failure, is_out_of_memory
+from .model_interface import Batch, LogitBlocks, Prefix, ScoredModel
 from .score_measures import Block, Columns, Measure
 
 # On a CPU: tokens in a forward pass, and rows of logits computed at once, beyond which more of them
@@ -271,8 +266,11 @@ class Scorer:
             torch.cuda.empty_cache()
         self.batch_tokens = (num_windows // 2) * length
         warnings.warn(
-            f"Out of memory with {num_windows} windows of {length} tokens in a batch; continuing "
-            f"with {num_windows // 2}. Pass a smaller `batch_size` to avoid the detour.",
+            Wording(
+                f"Out of memory with {num_windows} windows of {length} tokens in a batch; "
+                f"continuing with {num_windows // 2}. Pass a smaller `batch_size` to avoid the "
+                "detour."
+            ),
             stacklevel=2,
         )
 

@@ -14,7 +14,7 @@ from itertools import chain, islice
 import numpy as np
 from tqdm.auto import tqdm
 
-from .errors import name_positions
+from .errors import ArgumentError, Wording, name_positions
 from .model_interface import ScoredModel
 from .plan import Measurement
 from .plan_windows import (
@@ -259,9 +259,11 @@ def check_ids(model: ScoredModel, measurements: Sequence[Measurement]) -> None:
         start_id = measurement.plan.start_id or 0
         if beyond or start_id >= size:
             where = f"in the texts at {name_positions(beyond)}" if beyond else "as its start token"
-            raise ValueError(
-                f"`tokenizer` must give token ids below {size}, the size of the model's "
-                f"vocabulary, got {max(start_id, *largest)} {where}. It belongs to another model."
+            raise ArgumentError(
+                "tokenizer",
+                f"give token ids below {size}, the size of the model's vocabulary",
+                got=f"{max(start_id, *largest)} {where}",
+                advice="It belongs to another model.",
             )
 
 
@@ -516,7 +518,8 @@ class Runner:
         except PassError as error:
             pass_ = self.work.passes[share[error.number]]
             raise ValueError(
-                f"{error} It is the window over tokens {pass_.begin} to {pass_.end - 1} of the text "
+                f"{error} It is the window over tokens {pass_.begin} to {pass_.end - 1} of the "
+                "text "
                 f"at position {self.work.streams[pass_.stream].text}."
             ) from None
 
@@ -572,9 +575,12 @@ class Runner:
             broken = next(n for n, nlls in zip(numbers, values) if np.isnan(nlls).any())
             pass_ = self.work.passes[broken]
             raise ValueError(
-                f"The {who} gave NaN for the text at position {self.work.streams[pass_.stream].text}, "
-                f"in its tokens {pass_.targets[0][0]} to {pass_.end - 1}. Its weights hold NaN, or it "
-                "overflows in its dtype: load it with dtype='float32'."
+                Wording(
+                    f"The {who} gave NaN for the text at position "
+                    f"{self.work.streams[pass_.stream].text}, in its tokens {pass_.targets[0][0]} "
+                    f"to {pass_.end - 1}. Its weights hold NaN, or it overflows in its dtype: "
+                    "load it with `dtype='float32'`."
+                )
             )
 
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
-from .errors import TextsError, name_positions
+from .errors import ArgumentError, TextsError, Wording, name_positions
 from .text_tokenization import Chat, Range, TokenizedText, tokenize, untrimmed
 
 # A template that says itself what the model generates.
@@ -32,9 +32,11 @@ def separate_chats(predictions: object) -> tuple[object, list[Chat] | None]:
     if not chats:
         return predictions, None
     if len(chats) < len(predictions):
-        raise ValueError(
-            "`predictions` must be either texts or chats, all in one call, got both: "
-            f"{len(chats)} chats and {len(predictions) - len(chats)} texts."
+        raise ArgumentError(
+            "predictions",
+            "be either texts or chats, all in one call",
+            got="both",
+            why=f"{len(chats)} chats and {len(predictions) - len(chats)} texts",
         )
     for number, chat in enumerate(chats):
         check_messages(chat, number)
@@ -63,20 +65,24 @@ def check_messages(chat: Chat, number: int) -> None:
         if isinstance(role, str) and isinstance(content, str):
             continue
         if not isinstance(role, str):
-            problem = f"the role {role!r}. Name one, as 'user' or 'assistant'."
+            problem, advice = f"the role {role!r}", "Name one, as 'user' or 'assistant'."
         elif isinstance(content, Sequence):
-            problem = "its content in parts. Join their texts to one string."
+            problem, advice = "its content in parts", "Join their texts to one string."
         elif message.get("tool_calls"):
-            problem = (
-                f"tool calls beside the content {content!r}. Pass content='', and the template "
-                "writes the calls if it knows how, or write them out as text."
+            problem = f"tool calls beside the content {content!r}"
+            advice = (
+                "Pass content='', and the template writes the calls if it knows how, or write them "
+                "out as text."
             )
         else:
-            problem = f"the content {content!r}. Pass a string, '' for a turn without words."
+            problem = f"the content {content!r}"
+            advice = "Pass a string, '' for a turn without words."
         raise TextsError(
-            "`predictions` must hold chats of messages that have a role and a text, but message "
-            f"{turn} of the chat at position {number} has {problem}",
-            [number],
+            "predictions",
+            f"hold chats of messages that have a role and a text, but message {turn} of the chat at "
+            f"position {number} has {problem}",
+            advice=advice,
+            positions=[number],
         )
 
 
@@ -90,16 +96,19 @@ def write_chats(
             template does not write a chat, or not as the continuation of its beginning.
     """
     if not getattr(tokenizer, "chat_template", None):
-        raise ValueError(
-            "`tokenizer` must have a chat template to write messages out, got one without. Set "
-            "`tokenizer.chat_template`, or pass texts and `contexts`."
+        raise ArgumentError(
+            "tokenizer",
+            "have a chat template to write messages out",
+            got="one without",
+            advice="Set `tokenizer.chat_template`, or pass texts and `contexts`.",
         )
     unspoken = [n for n, chat in enumerate(chats) if all(m["role"] != "assistant" for m in chat)]
     if unspoken:
         raise TextsError(
-            "`predictions` must hold chats with a message of the role 'assistant', which is "
-            f"scored, got none at {name_positions(unspoken)}.",
-            unspoken,
+            "predictions",
+            "hold chats with a message of the role 'assistant', which is scored",
+            got="none",
+            positions=unspoken,
         )
     texts = [write(tokenizer, chat, number) for number, chat in enumerate(chats)]
     if marks_turns(tokenizer):
@@ -129,10 +138,11 @@ def write(
     except Exception as error:  # of the template, whatever it is
         reason = f"{type(error).__name__}: {error}".rstrip(".")
         raise TextsError(
-            "`predictions` must be chats that the tokenizer's template can write, but it fails at "
-            f"message {_first_unwritten(tokenizer, messages)} of the chat at position {number} "
-            f"({reason}). " + ("Change the chat or the template." if messages else BEGINS),
-            [number],
+            "predictions",
+            "be chats that the tokenizer's template can write, but it fails at message "
+            f"{_first_unwritten(tokenizer, messages)} of the chat at position {number} ({reason})",
+            advice=f"{'Change the chat or the template.' if messages else BEGINS}",
+            positions=[number],
         ) from error
 
 
@@ -196,10 +206,12 @@ def find_turns(
         goes_on = after.startswith(before) or after == before.rstrip()  # an empty turn
         if not (goes_on and text.startswith(after)):
             raise TextsError(
-                "`predictions` must be chats that the tokenizer's template writes as it writes "
-                f"their beginnings, but it writes the chat at position {number} up to its message "
-                f"{turn} in another way than the whole. {HOW_TO_MARK}, or pass texts and `contexts`.",
-                [number],
+                "predictions",
+                "be chats that the tokenizer's template writes as it writes their beginnings, "
+                f"but it writes the chat at position {number} up to its message {turn} in another "
+                "way than the whole",
+                advice=f"{HOW_TO_MARK}, or pass texts and `contexts`.",
+                positions=[number],
             )
         turns.append(Turn(number, turn, before, after[len(before) :]))
     return turns
@@ -215,10 +227,12 @@ def warn_of_headers(
         return
     first, written = foreign[0]
     warnings.warn(
-        f"The chat template takes no notice of `add_generation_prompt` and writes {written!r} into "
-        "the assistant's turns, where it is scored as if the assistant had said it, in the chats at "
-        f"{name_positions(sorted({turn.chat for turn, _ in foreign}))} (first: message "
-        f"{first.number}). {HOW_TO_MARK}.",
+        Wording(
+            f"The chat template takes no notice of `add_generation_prompt` and writes {written!r} "
+            "into the assistant's turns, where it is scored as if the assistant had said it, in "
+            f"the chats at {name_positions(sorted({turn.chat for turn, _ in foreign}))} (first: "
+            f"message {first.number}). {HOW_TO_MARK}."
+        ),
         stacklevel=2,
     )
 
@@ -281,9 +295,12 @@ def without_ends_of_turns(
     if silent:
         first = next(t for t, m in enumerate(chats[silent[0]]) if m["role"] == "assistant")
         raise TextsError(
-            "`predictions` must hold chats in which the assistant says something, got nothing but "
-            f"empty turns at {name_positions(silent)} (first: message {first}). Remove them.",
-            silent,
+            "predictions",
+            "hold chats in which the assistant says something",
+            got="nothing but empty turns",
+            why=f"the first is message {first}",
+            advice="Remove them.",
+            positions=silent,
         )
     return streams
 

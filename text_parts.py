@@ -4,8 +4,6 @@ The whole text is tokenized and read; its `ScoredPart` says which of its tokens 
 token reaches across the edge of the scored part, `boundary` says whose it is.
 """
 
-import re
-import unicodedata
 import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -13,32 +11,24 @@ from dataclasses import replace
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
-from .errors import name_positions
+from .errors import ArgumentError, Wording, name_positions
 from .plan_windows import Plan, Window, last_window, restrict_windows
 from .protocols import Protocol
 from .request_checks import check_choice, check_context_separator, check_contexts, check_spans
 from .text_chats import without_ends_of_turns, write_chats
+from .text_joins import runs_together
 from .text_tokenization import (
     Chat,
     Parts,
     Range,
     ScoredPart,
     TokenizedText,
+    check_fast,
     concatenate,
     start_token_id,
     tokenize,
     tokenize_each,
 )
-
-# How the names of characters begin in scripts that put no space between words.
-UNSPACED_SCRIPTS = (
-    *("CJK", "HIRAGANA", "KATAKANA", "HALFWIDTH", "FULLWIDTH", "IDEOGRAPHIC", "BOPOMOFO"),
-    *("THAI", "LAO", "KHMER", "MYANMAR", "TIBETAN", "YI", "JAVANESE", "BALINESE"),
-)
-# A context may end in these, and a text begin with them, without a space in between.
-JOINING = frozenset("'’/\\@#&*-‐‑–—_")
-OPENING_QUOTES = frozenset("\"'")
-CLITIC = re.compile(r"['’](?:d|ll|m|re|s|t|ve)\b", re.IGNORECASE)
 
 BOUNDARIES = ("joint", "separate", "healed")
 
@@ -61,19 +51,22 @@ def check_parts(
         raise ValueError(f"{names[0]} must be left out with {names[1]}, got both.")
     if not names:
         if boundary != "joint":
-            raise ValueError(
-                f"`boundary` must be left out without `contexts` or `score_spans`, got {boundary!r}."
+            raise ArgumentError(
+                "boundary", "be left out without `contexts` or `score_spans`", got=repr(boundary)
             )
         return None
     if boundary == "separate" and contexts is None:
-        raise ValueError(
-            f"`boundary` must be 'joint' or 'healed' with {names[0]}, got {boundary!r}: only a "
-            "context can be tokenized apart."
+        raise ArgumentError(
+            "boundary",
+            f"be 'joint' or 'healed' with {names[0]}",
+            got=repr(boundary),
+            why="only a context can be tokenized apart",
         )
     if separator is not None:
-        raise ValueError(
-            f"`separator` must be left out with {names[0]}, since parts of joined texts cannot be "
-            f"told apart, got {separator!r}."
+        raise ArgumentError(
+            "separator",
+            f"be left out with {names[0]}, since parts of joined texts cannot be told apart",
+            got=repr(separator),
         )
     contexts = check_contexts(contexts, len(texts))
     spans = check_spans("score_spans", score_spans, texts)
@@ -104,8 +97,10 @@ def warn_of_joins(
     if joined:
         first = contexts[joined[0]][-10:] + texts[joined[0]][:10]
         warnings.warn(
-            f"`predictions` {said} their `contexts` at {name_positions(joined)} (first: {first!r}). "
-            f"{hint}",
+            Wording(
+                f"`predictions` {said} their `contexts` at {name_positions(joined)} (first: "
+                f"{first!r}). {hint}"
+            ),
             stacklevel=2,
         )
 
@@ -119,20 +114,25 @@ def check_alone(arguments: dict[str, object], parts: Parts | None, words: object
     given = [name for name, value in arguments.items() if value is not None]
     if given and not (parts is None and words is False):
         name = "`words`" if parts is None else parts.describe()
-        raise ValueError(
-            f"`{given[0]}` must be left out with {name}: it is about whole texts and all their "
-            "tokens. Make a call for each."
+        raise ArgumentError(
+            f"{given[0]}",
+            f"be left out with {name}: it is about whole texts and all their tokens",
+            advice="Make a call for each.",
         )
 
 
 def check_beside_reference(boundary: str, words: object) -> None:
     """Refuse what has no counterpart in the comparison of two models."""
     if words is not False:
-        raise ValueError("`words` must be left out with a reference. Make a call for each model.")
+        raise ArgumentError(
+            "words", "be left out with a reference", advice="Make a call for each model."
+        )
     if boundary == "healed":
-        raise ValueError(
-            "`boundary` must be 'joint' or 'separate' with a reference, got 'healed': the predictions "
-            "that are compared are of whole tokens."
+        raise ArgumentError(
+            "boundary",
+            "be 'joint' or 'separate' with a reference",
+            got="'healed'",
+            why="the predictions that are compared are of whole tokens",
         )
 
 
@@ -264,29 +264,26 @@ def cut_by_lengths(
     return streams
 
 
-def check_fast(tokenizer: PreTrainedTokenizerBase) -> None:
-    """Refuse a tokenizer that does not tell the characters of its tokens."""
-    if not tokenizer.is_fast:
-        raise ValueError(
-            "`tokenizer` must be a fast one, which tells the characters of its tokens, to find a "
-            f"part of a text, got {type(tokenizer).__name__}. Load one with use_fast=True; "
-            "contexts can be tokenized apart with boundary='separate'."
-        )
-
-
 def check_scored(streams: Sequence[TokenizedText], protocol: Protocol) -> None:
     """Refuse texts of which no token is scored, naming them."""
     empty = [number for number, stream in enumerate(streams) if not stream.part.num_targets]
     if empty and protocol.pairs == "by lengths":
-        raise ValueError(
-            f"`predictions` must have more tokens after their contexts than these have alone with "
-            f"protocol={protocol.name!r}, got none at {name_positions(empty)}: a token reaches across "
-            "the join. Pass protocol='sliding', which tells them apart by characters."
+        raise ArgumentError(
+            "predictions",
+            "have more tokens after their contexts than these have alone with "
+            f"`protocol={protocol.name!r}`",
+            got="none",
+            positions=empty,
+            why="a token reaches across the join",
+            advice="Pass `protocol='sliding'`, which tells them apart by characters.",
         )
     if empty:
-        raise ValueError(
-            f"`predictions` must have at least 1 token in the part that is scored, got none at "
-            f"{name_positions(empty)}. Remove them."
+        raise ArgumentError(
+            "predictions",
+            "have at least 1 token in the part that is scored",
+            got="none",
+            positions=empty,
+            advice="Remove them.",
         )
 
 
@@ -298,11 +295,15 @@ def warn_of_spanning(texts: Sequence[str], streams: Sequence[TokenizedText]) -> 
     part, offsets = streams[spanning[0]].part, streams[spanning[0]].offsets
     begin = next(begin for (begin, _), tail in zip(part.targets, part.tails) if tail)
     first, end = offsets[begin].tolist()
+    places = f" in the texts at {name_positions(spanning)}" if len(texts) > 1 else ""
     warnings.warn(
-        f"A token reaches across the edge of the scored part in the texts at "
-        f"{name_positions(spanning)} (first: {texts[spanning[0]][first:end]!r}); it is scored as a "
-        "whole. Pass boundary='healed' to score it given its characters before the edge, or move "
-        "the edge.",
+        Wording(
+            f"A token reaches across the edge of the scored part{places} (first: "
+            f"{texts[spanning[0]][first:end]!r}); it is scored as a whole",
+            advice="Pass `boundary='healed'` to score it given its characters before the edge, or "
+            "move the edge.",
+            argument="boundary",
+        ),
         stacklevel=2,
     )
 
@@ -321,10 +322,12 @@ def windows_of_part(plan: Plan, stream: TokenizedText) -> list[Window]:
         return restrict_windows(plan.windows(len(stream)), part.targets)
     first, end = part.targets[0]
     if end - first > plan.max_length:
-        raise ValueError(
-            f"`predictions` must have at most max_length={plan.max_length} tokens after their "
-            f"contexts with protocol={plan.protocol.name!r}, got {end - first}. "
-            "Pass protocol='sliding', which takes any number."
+        raise ArgumentError(
+            "predictions",
+            f"have at most `max_length={plan.max_length}` tokens after their contexts with "
+            f"`protocol={plan.protocol.name!r}`",
+            got=f"{end - first}",
+            advice="Pass `protocol='sliding'`, which takes any number.",
         )
     return [last_window(end, first, plan.max_length, starts=first == 0)]
 
@@ -339,30 +342,3 @@ def border_windows(plan: Plan, stream: TokenizedText) -> list[Window]:
         return [last_window(end + 1, end, plan.max_length, starts=first == 0)]
     targets = ((0, len(stream)),) if stream.part is None else stream.part.targets
     return restrict_windows(plan.windows(len(stream) + 1), [(end, end + 1) for _, end in targets])
-
-
-# --- where a context and its text meet ------------------------------------------------------------
-
-
-def runs_together(context: str, text: str) -> bool:
-    """Return whether letters, digits or marks meet that white space keeps apart in their script."""
-    before, after = context[-1:], text[:1]
-    if not before or not after or _is_unspaced(before) or _is_unspaced(after):
-        return False
-    return _ends_word(before) and _begins_word(after) and not CLITIC.match(text)
-
-
-def _is_unspaced(character: str) -> bool:
-    return unicodedata.name(character, "").split(" ")[0].split("-")[0] in UNSPACED_SCRIPTS
-
-
-def _ends_word(character: str) -> bool:
-    """Letters, digits, and marks that close: a space follows them."""
-    kind = unicodedata.category(character)
-    return character not in JOINING and (kind[0] in "LMN" or kind in ("Pe", "Pf", "Po"))
-
-
-def _begins_word(character: str) -> bool:
-    """Letters, digits, and marks that open: a space comes before them."""
-    kind = unicodedata.category(character)
-    return kind[0] in "LN" or kind in ("Ps", "Pi", "Sc") or character in (*OPENING_QUOTES, "¿", "¡")

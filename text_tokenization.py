@@ -17,6 +17,8 @@ import xxhash
 from tokenizers import processors
 from transformers import PreTrainedTokenizerBase
 
+from .errors import ArgumentError, ArgumentTypeError, Wording
+
 Chat = Sequence[Mapping[str, object]]
 
 # Long words, which have many ways to be cut; a tokenizer that draws them cuts them alike by chance
@@ -204,8 +206,11 @@ def resolve_start(tokenizer: PreTrainedTokenizerBase, add_start_token: bool | st
         return "none"
     if tokenizer.bos_token_id is None:
         warnings.warn(
-            "The tokenizer has no start token (bos_token), so none is put before the texts and "
-            "their first tokens are not scored. Pass `add_start_token=False` to silence this.",
+            Wording(
+                "The tokenizer has no start token (bos_token), so none is put before the texts "
+                "and their first tokens are not scored. Pass `add_start_token=False` to silence "
+                "this."
+            ),
             stacklevel=2,
         )
         return "none"
@@ -308,9 +313,11 @@ def tokenize_lines(
         ValueError: the tokenizer has no such token.
     """
     if tokenizer.eos_token_id is None:
-        raise ValueError(
-            "`tokenizer` must have an end-of-text token (eos_token) with this protocol, which puts "
-            "it after every line, got one without."
+        raise ArgumentError(
+            "tokenizer",
+            "have an end-of-text token (eos_token) with this protocol, which puts it after every "
+            "line",
+            got="one without",
         )
     lines = text.splitlines(keepends=True) or [""]
     without_ends = [line.rstrip("\r\n") for line in lines]
@@ -350,6 +357,20 @@ def without_start_token(
     if not text.lstrip().startswith(written):
         return stream
     return stream.without_first(begin=text.index(written) + len(written))
+
+
+def check_fast(tokenizer: PreTrainedTokenizerBase) -> None:
+    """Refuse a tokenizer that does not tell the characters of its tokens."""
+    if not tokenizer.is_fast:
+        raise ArgumentError(
+            "tokenizer",
+            "be a fast one, which tells the characters of its tokens, to find a part of a text",
+            got=type(tokenizer).__name__,
+            advice=(
+                "Load one with use_fast=True; contexts can be tokenized apart with "
+                "`boundary='separate'`."
+            ),
+        )
 
 
 def stream_hash(ids: np.ndarray) -> str:
@@ -450,8 +471,8 @@ def check_tokenizer(tokenizer: object, argument: str = "tokenizer") -> None:
         ValueError: it draws at random, or has a part that nothing can identify.
     """
     if not callable(tokenizer) or not hasattr(tokenizer, "convert_ids_to_tokens"):
-        raise TypeError(
-            f"`{argument}` must be a transformers tokenizer, got {type(tokenizer).__name__}."
+        raise ArgumentTypeError(
+            argument, "be a transformers tokenizer", got=type(tokenizer).__name__
         )
     check_repeatable(tokenizer, f"`{argument}`")
 
@@ -470,7 +491,8 @@ def check_repeatable(tokenizer: PreTrainedTokenizerBase, name: str) -> None:
         setting = f"a {type(tokenizer).__name__} that cut one text in two ways"
     if setting is not None:
         raise ValueError(
-            f"{name} must cut a text in the same way every time, got {setting}: it draws at random, "
+            f"{name} must cut a text in the same way every time, got {setting}: it draws at "
+            "random, "
             "as in training, and no score could be repeated. Switch that off."
         )
     part = part_in_python(tokenizer)

@@ -11,6 +11,7 @@ import transformers
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from .call import compute
+from .errors import ArgumentTypeError
 from .request_checks import check_names
 from .text_tokenization import Chat
 
@@ -47,7 +48,7 @@ class PerplexityCallback(TrainerCallback):
         check_names(compute, settings)
         given = [name for name in settings if name in OF_THE_TRAINER]
         if given:
-            raise TypeError(f"`{given[0]}` must be left out: the Trainer has it.")
+            raise ArgumentTypeError(f"{given[0]}", "be left out: the Trainer has it")
         self.texts = list(texts)
         self.settings = settings
         self.results: dict | None = None

@@ -3,7 +3,6 @@
 import argparse
 import math
 import os
-import re
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -427,7 +426,7 @@ class Scoring:
             predictions = self.wordings([text], self.protocols[0])
             return self.metric.compute(predictions=predictions, **arguments)
         except ValueError as error:
-            return {"error": in_options(str(error))}
+            return {"error": in_options(error)}
 
     def count_bytes(self, texts: list[Text], wordings: list[str]) -> tuple[int, int]:
         """Count UTF-8 bytes of texts that were turned into prose, and of what they were."""
@@ -474,7 +473,7 @@ class Scoring:
                 self.report.num_forward_tokens += row["num_forward_tokens"]
                 self.keep_shown(self.report.scored, row.get("token_scores"), row)
             except (ValueError, TypeError) as error:
-                row["error"] = in_options(str(error))
+                row["error"] = in_options(error)
                 self.report.num_refused += 1
             self.progress.end_part()
             self.report.measurements.append(row)
@@ -525,7 +524,7 @@ class Scoring:
         except ValueError as error:
             if len(self.groups()) == 1:
                 raise
-            reason = in_options(str(error))
+            reason = in_options(error)
             return {p.name: [{"protocol": p.name, "error": reason}] for p in protocols}
         self.report.num_forward_tokens += result["num_forward_tokens"]
         written = result.pop("chats_as_written", None)
@@ -570,7 +569,7 @@ def with_original_bytes(result: dict, num_bytes: int, num_original: int) -> dict
 
 def without_positions(error: ValueError) -> str:
     """Return the reason for the row of a text, whose place among the others says nothing."""
-    return re.sub(r" at positions? [\d, ]+(?: and \d+ more)?", "", in_options(str(error)))
+    return in_options(error, positions=())
 
 
 def as_list(value) -> list:

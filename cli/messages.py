@@ -5,6 +5,8 @@ import sys
 import traceback
 from pathlib import Path
 
+from perplexity_sliding.errors import wording_of
+
 from .options import METRIC_ARGUMENTS, OF_REFERENCE, with_hyphens
 
 # What moves the cursor, changes colours or turns the direction of writing: controls but for tabs and
@@ -22,10 +24,12 @@ OTHER_NAMES = {
     "words": "--words",
 }
 # Entries of the metric's dictionaries that are options of their own.
-IN_DICTIONARIES = {("reference", key): name for name, key in OF_REFERENCE.items()}
-IN_DICTIONARIES |= {
-    ("key_tokens", "evaluator"): "evaluator",
-    ("reference", "tokenizer"): "tokenizer",
+OTHER_NAMES |= {
+    f"reference[{key!r}]": f"--{with_hyphens(name)}" for name, key in OF_REFERENCE.items()
+}
+OTHER_NAMES |= {
+    "key_tokens['evaluator']": "--evaluator",
+    "reference['tokenizer']": "--tokenizer",
 }
 
 
@@ -61,42 +65,37 @@ def harmless(text: str) -> str:
 
 def show_warning(message, *_) -> None:
     """Show a warning, in the place of `warnings.showwarning`."""
-    say(f"warning: {in_options(str(message))}")
+    say(f"warning: {in_options(message)}")
 
 
 def describe(error: BaseException) -> str:
     """Say what is wrong, with the names of options instead of those of arguments."""
     if isinstance(error, OSError) and error.filename:
         return f"{error.filename}: {error.strerror}"
-    return in_options(str(error) or type(error).__name__)
+    return in_options(error)
 
 
-def in_options(message: str) -> str:
-    """Write `max_length` as --max-length, and "pass dtype='float32'" as the option would be."""
-    message = re.sub(r"`(\w+)\['(\w+)'\]`", entry_name, message)
-    message = re.sub(r"`(\w+)`", lambda match: option_name(match[1]) or match[0], message)
-    return re.sub(
-        r"\b([Pp]ass(?:ing)?|with|add|load it with) (\w+)='?([\w.-]+?)'?(?=[\s.,;:)]|$)",
-        lambda match: (
-            f"{match[1]} {as_option(match[2], match[3])}" if option_name(match[2]) else match[0]
-        ),
-        message,
-    )
+def in_options(error: object, **others: object) -> str:
+    """Write an error, a warning or a sentence with options in the place of arguments.
+
+    Args:
+        others: parts of an error that are left out or said otherwise, see `Wording`.
+    """
+    return wording_of(error).said(as_option, **others)
 
 
-def as_option(argument: str, value: str) -> str:
-    """Write an argument with its value as the command line takes it."""
+def as_option(argument: str, value: str | None) -> str | None:
+    """Name the option of an argument, with its value as the command line takes it."""
+    name = option_name(argument)
     is_flag = METRIC_ARGUMENTS.get(argument, {}).get("action") == "store_true"
-    return option_name(argument) if is_flag else f"{option_name(argument)} {value.lower()}"
-
-
-def entry_name(entry: re.Match) -> str:
-    """Name the option that is an entry of one of the metric's dictionaries."""
-    name = IN_DICTIONARIES.get((entry[1], entry[2]))
-    return entry[0] if name is None else f"`{name}`"
+    if name is None or value in (None, "True") or is_flag:
+        return name
+    bare = value.strip("'")
+    return f"{name} {bare.lower() if bare.strip() else value}"
 
 
 def option_name(argument: str) -> str | None:
+    """Name the option of an argument, or of an entry of a dictionary; None where there is none."""
     if argument in OTHER_NAMES:
         return OTHER_NAMES[argument]
     return f"--{with_hyphens(argument)}" if argument in METRIC_ARGUMENTS else None

@@ -5,7 +5,7 @@ import itertools
 import json
 import re
 
-from perplexity_sliding.text_parts import runs_together
+from perplexity_sliding.text_joins import runs_together
 
 from .messages import say
 

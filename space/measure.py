@@ -1,7 +1,8 @@
 """Texts checked and scored with the metric, whose messages are put into the page's words."""
 
-import re
 import warnings
+
+from perplexity_sliding.errors import wording_of
 
 from views.markup import count
 
@@ -16,36 +17,23 @@ ALTERNATIVES = 5
 # Tokens of a batch are lost when a request stops, and seen only when it ends: keep them few.
 WINDOWS_AT_ONCE = 4
 TRIAL_TEXT = "The quick brown fox jumps over the lazy dog."
-# The metric's names for things, and the page's.
+# The page's names for arguments.
 PAGE_NAMES = {
-    r"`protocol` must be one that scores texts after .*: (.*) does not\. Pass .*": (
-        r"\1 scores no text after a context."
-    ),
-    r"`(\w+)` must be left out with texts after `contexts`.*": (
-        "This compares whole texts. Leave the context empty."
-    ),
-    r"at most max_length=(\d+) tokens after their contexts": (
-        r"at most \1 tokens, a window, after the context"
-    ),
-    # Before the next ones, which would make "a smaller the window" of them.
-    r"\b(smaller|larger|shorter|longer) `max_length`": r"\1 window",
-    r"\b(smaller|larger|shorter|longer) `stride`": r"\1 stride",
-    r"`predictions` must": "The text must",
-    r"`predictions`": "the text",
-    r"`max_length`": "the window",
-    r"max_length=": "a window of ",
-    r"`stride`": "the stride",
-    r"`add_start_token`": "the start token",
-    r"`model` must": "The model must",
-    r"`tokenizer` must": "The model's tokenizer must",
-    r" with protocol='([^']*)'": r" with the protocol \1",
-    r"\bprotocol='([^']*)' takes": r"The protocol \1 takes",
-    " in the texts at position 0": "",
-    "edge of the scored part": "edge between context and text",
-    r"Pass boundary='healed' .* or move the edge": (
-        "Begin the text with a space, and end the context without one"
-    ),
-    r"`": "",
+    "predictions": "the text",
+    "contexts": "a context",
+    "max_length": "the window",
+    "stride": "the stride",
+    "add_start_token": "the start token",
+    "model": "the model",
+    "tokenizer": "the model's tokenizer",
+    "protocol": "the protocol",
+    "boundary": "the edge between context and text",
+    "context_lengths": "the lengths of context",
+}
+# The page's own advice on an argument at fault, where that is not an input of the page.
+PAGE_ADVICE = {
+    "boundary": "Begin the text with a space, and end the context without one.",
+    "context_lengths": "Leave the context empty.",
 }
 
 
@@ -171,8 +159,19 @@ def check_tokens(loaded: LoadedModel, text: str, limits: Limits, job: Job) -> li
 
 
 def in_page_words(error: object) -> str:
-    """The metric's message, with the page's names for things."""
-    sentence = str(error)
-    for pattern, words in PAGE_NAMES.items():
-        sentence = re.sub(pattern, words, sentence)
-    return sentence
+    """Write the metric's error, warning or refusal with the page's names for things."""
+    wording = wording_of(error)
+    others = {"positions": ()}  # there is one text
+    if wording.argument in PAGE_ADVICE:
+        others["advice"] = PAGE_ADVICE[wording.argument]
+    said = wording.said(page_name, **others)
+    return said[:1].upper() + said[1:]
+
+
+def page_name(argument: str, value: str | None) -> str:
+    """Name an argument, or a setting, as the page does."""
+    name = PAGE_NAMES.get(argument, argument.replace("_", " "))
+    if value is None:
+        return name
+    bare = value.strip("'")
+    return f"a window of {bare}" if argument == "max_length" else f"{name} {bare}"

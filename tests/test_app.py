@@ -930,7 +930,7 @@ def test_every_protocol_is_shown_with_its_number_or_its_reason(service):
     assert len(sweep.scored) + len(sweep.failed) == len(service.protocols)
     reasons = {settings.protocol: reason for settings, reason in sweep.failed}
     assert "must have at least 128 tokens with the protocol llama.cpp" in reasons["llama.cpp"]
-    assert "Pass a smaller window or more text." in reasons["llama.cpp"]
+    assert "Lower the window, or pass more text." in reasons["llama.cpp"]
     assert all("`" not in reason for reason in reasons.values())
     assert all(escape(reason) in page for reason in reasons.values())
 
@@ -1303,7 +1303,8 @@ def test_a_protocol_that_joins_texts_says_that_it_has_no_words(service, protocol
 def test_a_protocol_without_contexts_says_so(service, protocol):
     settings = Settings(BUNDLED, 16, protocol=protocol, context="Before.")
     with pytest.raises(
-        Refused, match=f"The protocol {regex.escape(protocol)} scores no text after"
+        Refused,
+        match=f"The protocol must be one that scores texts after a context, got '{regex.escape(protocol)}'",
     ):
         service.score(STORY, settings, Job(60))
 
@@ -1314,8 +1315,8 @@ def test_tools_that_take_no_context_say_so_in_the_table(service):
         row.pairs == "by characters" for row in protocol_rows().values()
     )
     reasons = {settings.protocol: reason for settings, reason in sweep.failed}
-    assert "scores no text after a context." in reasons["llama.cpp"]
-    assert "at most 64 tokens, a window, after the context" in reasons["lm-eval"]
+    assert "scores texts after a context, got 'llama.cpp'" in reasons["llama.cpp"]
+    assert "at most a window of 64 tokens after their contexts" in reasons["lm-eval"]
     assert all("`" not in reason for reason in reasons.values())
     assert sweep.scored[0].num_context_tokens == len("Before.")
 
@@ -1344,7 +1345,7 @@ def test_a_token_across_the_join_is_said_in_the_pages_words(service, folders):
     )
     if tokens.result["notes"]:  # the bundled model cuts words into parts
         [note] = tokens.result["notes"]
-        assert "edge between context and text" in note and "Begin the text with a space" in note
+        assert "edge of the scored part (first: " in note and "Begin the text with a space" in note
         assert "boundary" not in note and "`" not in note
 
 
@@ -1835,7 +1836,10 @@ def test_the_api_compares_as_asked_or_not_at_all(url, arguments, said):
         ({"text": ["x"]}, "There is no text yet"),
         ({"text": "x", "context": {"a": 1}}, "The context must be a text"),
         ({"text": "x", "protocol": "gptq", "words": True}, "`words` must be left out"),
-        ({"text": "x", "protocol": "gptq", "context": "y"}, "scores no text after a context"),
+        (
+            {"text": "x", "protocol": "gptq", "context": "y"},
+            "must be one that scores texts after a context",
+        ),
     ],
 )
 def test_the_api_refuses_with_a_sentence(url, arguments, said):

@@ -324,3 +324,26 @@ def test_the_callback_hears_that_the_model_is_looked_at(compute, metric):
 
     compute(callback=Callback())
     assert heard[0] == "Looking at the model" and heard[-1] > 0
+
+
+# ---- the argument at fault is the one that was given
+
+
+def test_lengths_of_context_past_the_table_are_at_fault_themselves(metric, gpt2, tokenizer):
+    arguments = {"predictions": ["w5 w6 w7"], "model": gpt2, "tokenizer": tokenizer}
+    with pytest.raises(ValueError) as refused:
+        metric.compute(**arguments, context_lengths=[8, 2000])
+    assert str(refused.value).startswith("`context_lengths` must be between 2 and 16, the entries")
+    assert refused.value.wording.argument == "context_lengths"
+    with pytest.raises(ValueError, match="`max_length` must be between 2 and 16"):
+        metric.compute(**arguments, context_lengths="doubling", max_length=2000)
+
+
+def test_a_setting_that_a_tool_lacks_is_named_without_stray_quotes(metric, gpt2, tokenizer):
+    with pytest.raises(ValueError) as refused:
+        metric.compute(
+            predictions=["w5 w6 w7"], model=gpt2, tokenizer=tokenizer, protocol="gptq", stride=4
+        )
+    said = messages.describe(refused.value)
+    assert said.startswith("--stride must be left out with --protocol gptq: ")
+    assert "'" not in said.partition(":")[0] and "`" not in said

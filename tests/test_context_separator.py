@@ -4,7 +4,7 @@ import warnings
 
 import pytest
 from models import make_model
-from perplexity_sliding.text_parts import runs_together
+from perplexity_sliding.text_joins import runs_together
 from test_parts import make_merging_tokenizer
 
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import pickle
 import re
 import shutil
 import signal
@@ -13,6 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 from models import make_model, make_tokenizer, random_text
+from perplexity_sliding.errors import ArgumentError, TextsError
 
 from cli import helping, main, messages, options, values
 from cli.progress import Progress
@@ -221,19 +223,38 @@ def test_the_devices_of_max_memory_are_numbers():
     ("message", "shown"),
     [
         ("`max_length` must be 2.", "--max-length must be 2."),
-        ("Pass it as `tokenizer`, or add_start_token='once'.", None),
-        ("Lower it, or pass add_start_token='once'.", "Lower it, or pass --add-start-token once."),
-        ("load it with dtype='float32'.", "load it with --dtype float32."),
-        ("with protocol='gptq', which", "with --protocol gptq, which"),
-        ("Pass protocol='sliding'.", "Pass --protocol sliding."),
+        ("Pass it as `tokenizer`.", "Pass it as --tokenizer."),
+        (
+            "Lower it, or pass `add_start_token='once'`.",
+            "Lower it, or pass --add-start-token once.",
+        ),
+        ("load it with `dtype='float32'`.", "load it with --dtype float32."),
+        ("Pass `context_separator=' '`.", "Pass --context-separator ' '."),
         ("`words` must be left out.", "--words must be left out."),
-        ("in all processes with distributed=True.", "in all processes with --distributed."),
-        ("`hidden_size` is no option", "`hidden_size` is no option"),
+        ("in all processes with `distributed=True`.", "in all processes with --distributed."),
+        ("Name it by `reference['dtype']`.", "Name it by --reference-dtype."),
+        ("`hidden_size` is no option, `", "`hidden_size` is no option, `"),
     ],
 )
 def test_errors_name_options_instead_of_arguments(message, shown):
-    said = messages.in_options(message)
-    assert said == shown if shown else "--tokenizer" in said
+    assert messages.in_options(message) == shown
+
+
+def test_an_error_is_said_by_its_parts():
+    error = ArgumentError(
+        "stride", "be at most `max_length=8`", got="9", why="`carry`", advice="Pass `words=True`."
+    )
+    assert str(error) == "`stride` must be at most max_length=8, got 9: `carry`. Pass words=True."
+    said = "--stride must be at most --max-length 8, got 9: --carry. Pass --words."
+    assert messages.describe(error) == said
+    assert messages.describe(pickle.loads(pickle.dumps(error))) == said
+    assert messages.in_options(error, advice="") == said.removesuffix(" Pass --words.")
+
+
+def test_positions_of_texts_are_a_part_of_an_error():
+    error = TextsError("predictions", "hold a token", got="none", positions=[0, 2])
+    assert str(error) == "`predictions` must hold a token, got none at positions 0, 2."
+    assert messages.in_options(error, positions=()) == "the input must hold a token, got none."
 
 
 # ---- models

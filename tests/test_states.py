@@ -173,7 +173,9 @@ def state_bytes(state):
 @torch.inference_mode()
 @pytest.mark.parametrize("name", TABLES)
 def test_a_table_of_positions_is_refused(name):
-    with pytest.raises(ValueError, match=r"`carry` must be False with X: .* a table of 16 entries"):
+    with pytest.raises(
+        ValueError, match=r"`carry` must be left out with X: .* a table of 16 entries"
+    ):
         find_carrier(make_model(name), "X")
 
 

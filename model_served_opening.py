@@ -1,0 +1,207 @@
+"""Opening a model behind an address: what is served, with which tokenizer, and how it is asked."""
+
+import os
+from typing import NamedTuple
+from urllib.parse import urlsplit
+
+from transformers import PreTrainedTokenizerBase
+
+from .errors import ArgumentError, Wording
+from .model_digest import model_name
+from .model_interface import LARGEST_LIMIT, ContextLimit
+from .model_loading import load_tokenizer
+from .model_served import SHORT_PROMPT, ServedModel, ServedSource
+from .model_served_trial import Trial
+from .model_server import Server, ServerError, ServerSettings
+from .model_server_forms import FORMS, AnswerError, Form
+from .text_tokenization import check_tokenizer
+
+
+class Card(NamedTuple):
+    """What a server says of a model.
+
+    Attributes:
+        name: under which it is served.
+        root: its name on the Hub or its folder; None where the server does not say.
+        length: tokens that it takes; None where the server does not say.
+    """
+
+    name: str
+    root: str | None
+    length: int | None
+
+
+def open_served(
+    address: str,
+    tokenizer: PreTrainedTokenizerBase | None = None,
+    model_kwargs: dict | None = None,
+    tokenizer_kwargs: dict | None = None,
+    argument: str = "model_id",
+) -> ServedModel:
+    """Open a model behind an address, and find out how it is asked.
+
+    Args:
+        tokenizer: that of the served model; by default it is loaded by the name that the server
+            gives as the model's root.
+        model_kwargs: fields of `ServerSettings`.
+
+    Raises:
+        ServerError: there is no such server.
+        ValueError: it does not give the log-probabilities of a prompt, or its tokenizer is unknown.
+    """
+    settings = check_settings(model_kwargs or {})
+    check_address(address, settings, argument)
+    server = Server(address, settings)
+    description = f"`{argument}`={address!r}"
+    with server.connected():
+        card = find_card(server, description)
+        if tokenizer is None:
+            tokenizer = tokenizer_of(card, tokenizer_kwargs or {}, description)
+        check_tokenizer(tokenizer, "tokenizer")
+        source = find_source(server, card, tokenizer, description)
+        engine = engine_of(server, source.form)
+        limit = limit_of(card, source.form, tokenizer)
+    name = model_name(card.name, {})
+    return ServedModel(source, tokenizer, name, description, engine, limit)
+
+
+def check_address(address: str, settings: ServerSettings, argument: str) -> None:
+    """Refuse an address with a password or parameters in it, which would be shown.
+
+    Args:
+        argument: what an error calls it.
+    """
+    parts = urlsplit(address)
+    if not parts.hostname or "@" in parts.netloc or parts.query or parts.fragment:
+        raise ArgumentError(
+            argument,
+            "be an address such as 'http://host:8000/v1', without user, password or parameters",
+            advice=f"Put a key into the environment variable {settings.api_key_variable}.",
+        )
+
+
+def check_settings(model_kwargs: dict) -> ServerSettings:
+    """Check `model_kwargs` of a served model.
+
+    Raises:
+        ValueError: one of them means nothing there.
+    """
+    unknown = sorted(set(model_kwargs) - set(ServerSettings._fields))
+    if unknown:
+        raise ValueError(
+            Wording(
+                f"`model_kwargs` of a served model must hold {', '.join(ServerSettings._fields)}, "
+                f"got {unknown[0]!r}. How the model is loaded is said to the server."
+            )
+        )
+    settings = ServerSettings(**model_kwargs)
+    for name, low in (("requests_in_flight", 1), ("retries", 0)):
+        value = getattr(settings, name)
+        if not isinstance(value, int) or isinstance(value, bool) or value < low:
+            raise ArgumentError(name, f"be a whole number from {low} on", got=repr(value))
+    if not isinstance(settings.timeout, int | float) or not settings.timeout > 0:
+        raise ArgumentError("timeout", "be a number of seconds above 0", got=repr(settings.timeout))
+    return settings
+
+
+def find_card(server: Server, description: str) -> Card:
+    """Find the served model that is meant.
+
+    Raises:
+        ValueError: there is none of that name, or there are several and none is named.
+    """
+    named = server.settings.served_name
+    try:
+        listed = server.get("/v1/models")
+    except ServerError as error:
+        if error.status not in (404, 405) or named is None:
+            raise
+        return Card(named, None, None)
+    entries = listed.get("data") if isinstance(listed, dict) else None
+    cards = {str(e["id"]): e for e in entries or () if isinstance(e, dict) and "id" in e}
+    if named is None and len(cards) == 1:
+        named = next(iter(cards))
+    if named not in cards:
+        raise ValueError(
+            f"{description} serves {', '.join(map(repr, cards)) or 'no model'}: name one of them "
+            "by "
+            f"model_kwargs={{'served_name': …}}, got {named!r}."
+        )
+    root, length = cards[named].get("root"), cards[named].get("max_model_len")
+    return Card(named, root if isinstance(root, str) else None, length and int(length))
+
+
+def tokenizer_of(card: Card, tokenizer_kwargs: dict, description: str) -> PreTrainedTokenizerBase:
+    """Load the tokenizer of the model that a server names as its root.
+
+    Raises:
+        ValueError: it names none, or one that is not here.
+    """
+    root = card.root or card.name
+    if os.path.isabs(root) and not os.path.isdir(root):
+        raise ArgumentError(
+            "tokenizer",
+            f"be given for {description}: the server's model lies in {root!r}, which is not on "
+            "this machine",
+            advice="Pass a name or a folder.",
+        )
+    try:
+        return load_tokenizer(root, tokenizer_kwargs, {}, "tokenizer")
+    except ValueError as error:
+        raise ValueError(
+            Wording(
+                f"`tokenizer` must be given for {description}, whose model is {root!r}: {error}"
+            )
+        ) from error
+
+
+def find_source(
+    server: Server, card: Card, tokenizer: PreTrainedTokenizerBase, description: str
+) -> ServedSource:
+    """Find the form in which a server gives the values of a prompt.
+
+    Raises:
+        ValueError: there is none; it says what came back to each.
+    """
+    failures = []
+    for form in FORMS:
+        source = ServedSource(server, form, card.name)
+        prompt = Trial(source, tokenizer, min(SHORT_PROMPT, card.length or SHORT_PROMPT)).probe
+        try:
+            source.values([prompt])
+        except (AnswerError, ServerError) as error:
+            if isinstance(error, ServerError) and error.status in (None, 401, 403):
+                raise  # no form will help
+            failures.append(f"{form.name}: {error}")
+            continue
+        return source
+    raise ValueError(
+        Wording(
+            f"{description} must give the log-probability of every token of a prompt, and does so "
+            f"in none of the known forms. {len(prompt.ids)} token ids were sent in each: "
+            f"{'; '.join(failures)}. vLLM and SGLang do; llama.cpp's server does not: pass the "
+            "GGUF file itself as `model_id`."
+        )
+    )
+
+
+def engine_of(server: Server, form: Form) -> str:
+    """Name the program behind a server, with its version where it says so."""
+    for path in ("/version", "/get_server_info"):
+        try:
+            found = server.get(path)
+        except ServerError:
+            continue
+        if isinstance(found, dict) and isinstance(found.get("version"), str):
+            return f"{form.name} {found['version']}"
+    return form.name
+
+
+def limit_of(card: Card, form: Form, tokenizer: PreTrainedTokenizerBase) -> ContextLimit:
+    """Find how many tokens a window may have, and how many of them a request reads."""
+    length = card.length
+    if length is None:
+        stated = getattr(tokenizer, "model_max_length", LARGEST_LIMIT)
+        return ContextLimit(int(stated) if 0 < stated < LARGEST_LIMIT else None, None)
+    # One place is the answer's.  A token that is forced is the answer; others are read.
+    return ContextLimit(length, None, length - 1 if form.forces else length - 1 - form.num_new)
