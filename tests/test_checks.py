@@ -17,6 +17,8 @@ from models import (
     save,
 )
 
+from cli import messages
+
 TEXT = random_text(40)
 
 
