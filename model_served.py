@@ -24,7 +24,7 @@ from .model_served_trial import (
     differ,
     try_source,
 )
-from .model_server import Server
+from .model_server import Server, ServerError
 from .model_server_forms import AnswerError, Form, Prompt, TokenValues
 
 # Tokens of the prompt by which the form of a server is found.

@@ -12,6 +12,7 @@ from itertools import islice
 
 from transformers import PreTrainedTokenizerBase
 
+from .errors import ArgumentError
 from .model_digest import model_name
 from .model_interface import ContextLimit
 from .model_served import ServedModel
@@ -49,9 +50,10 @@ def adopt_vllm(
     check_tokenizer(tokenizer, tokenizer_argument)
     config = engine.llm_engine.model_config
     if config.runner_type != "generate":
-        raise ValueError(
-            f"`{argument}` must be a causal language model, got a vllm.LLM with "
-            f"runner={config.runner_type!r}."
+        raise ArgumentError(
+            argument,
+            "be a causal language model",
+            got=f"a vllm.LLM with runner={config.runner_type!r}",
         )
     length = int(config.max_model_len)
     return ServedModel(

@@ -80,7 +80,7 @@ def check_texts(texts: Iterable[str], name: str = "predictions") -> list[str]:
         raise ArgumentTypeError(
             name,
             "hold strings only",
-            got=f"{', '.join(kinds)}",
+            got=", ".join(kinds),
             positions=not_strings,
         )
     broken = [number for number, text in enumerate(texts) if not _is_unicode(text)]
