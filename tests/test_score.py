@@ -519,7 +519,7 @@ def test_a_stride_that_the_window_does_not_allow_is_a_row_and_exit_code_2(call, 
     outcome = call(files[0], "--stride=17,16", "--json")
     assert outcome.code == 2
     error = outcome.json["measurements"][0]["error"]
-    assert error.startswith("--stride must be between 1 and max_length=16, got 17")
+    assert error.startswith("--stride must be between 1 and --max-length 16, got 17")
 
 
 def test_windows_and_strides_at_once(run_json, files):
@@ -590,7 +590,7 @@ REFUSED = {
         r"unrecognized arguments: --strid=3 \(did you mean --stride\?\)\. See score",
     ),
     "stride no number": (["FILE", "--stride=few"], "'few' must be a whole number, or several"),
-    "stride too large": (["FILE", "--stride=17"], "--stride must be between 1 and max_length=16"),
+    "stride too large": (["FILE", "--stride=17"], "--stride must be between 1 and --max-length 16"),
     "window past the table": (["FILE", "--max_length=99"], "--max-length must be between 2 and 16"),
     "start token": (["FILE", "--add_start_token=no"], "'no' must be one of true, false, once"),
     "unknown protocol": (
