@@ -21,9 +21,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+import yaml
 from perplexity_sliding.protocols import PROTOCOLS
 
 from cli import main as score
+from cli.options import parse_arguments
 
 ROOT = Path(__file__).resolve().parent.parent
 README = ROOT / "README.md"
@@ -216,6 +218,15 @@ def test_the_tables_of_arguments_and_results_are_complete(metric):
     results = metric.inputs_description.split("Returns:")[1].split("Raises:")[0]
     keys = re.findall(r"^        (\w+(?:, \w+)*)(?: \([^)]*\))?: ", results, re.M)
     assert {key for line in keys for key in line.split(", ")} - named == set()
+
+
+def test_what_pipelines_run_is_what_the_command_line_takes():
+    """The steps of the GitHub Action and the pre-commit hook: YAML, with options that there are."""
+    shown = [b for page in PAGES for b in parse(page.read_text("utf-8")) if b.language == "yaml"]
+    parsed = "\n".join(str(yaml.safe_load(block.body)) for block in shown)
+    commands = re.findall(r"perplexity-sliding (\S*\.txt .+?)(?=\\n|')", parsed)
+    given = [parse_arguments(shlex.split(command)) for command in commands]
+    assert [(args.margin, args.fail_above) for args in given] == [(0.01, None), (None, 40)]
 
 
 def test_links_lead_somewhere():

@@ -93,6 +93,13 @@ def test_names_cannot_change_colours(at_terminal):
         assert "\x1b[31mred" not in shown and "\u202e" not in shown
 
 
+def test_neither_can_the_names_of_rows_that_are_refused(at_terminal):
+    Path("a.csv").write_text(f"id,text\n{ESCAPE},w3\nb,{TEXT}\n", "utf-8")
+    shown = at_terminal("a.csv", "--id-column=id", "--add-start-token=false")
+    assert "u202e: " in shown, "the row is named"
+    assert "\x1b[31mred" not in shown and "\u202e" not in shown
+
+
 def test_markup_stays_what_it_is(at_terminal):
     os.rename("a.txt", "[red]a[link=x].txt")
     assert "[red]a[link=x].txt" in at_terminal("[red]a[link=x].txt")
