@@ -229,6 +229,14 @@ class Totals:
                 f"{size:,} texts."
             )
 
+    def pooled(self) -> "Totals":
+        """Return what takes half the room: enough for `result`, not for `take` and `split`."""
+        return replace(
+            self,
+            squares=self.squares.sum(keepdims=True),
+            units=self.units.sum(axis=0, keepdims=True),
+        )
+
     def take(self, texts: Sequence[int], digests: Sequence[int]) -> "Totals":
         """Return the totals with the texts in another order.
 

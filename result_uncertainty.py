@@ -244,7 +244,7 @@ def degrees_of_freedom(shares: np.ndarray) -> float:
     Args:
         shares: each cluster's share in the whole (C,), adding up to 1.
     """
-    if len(shares) < 2 or max(shares) >= 1:
+    if len(shares) < 2 or shares.max() >= 1:
         return 0.0
     odds = shares / (1 - shares)
     squares = (odds**2).sum()
@@ -309,7 +309,7 @@ def jackknife(value: float, without: np.ndarray, shares: np.ndarray) -> Estimate
         shares: each cluster's share in the whole (C,), adding up to 1.
     """
     count, degrees = len(without), degrees_of_freedom(shares)
-    if degrees < FEWEST_DEGREES or not np.isfinite([value, *without]).all():
+    if degrees < FEWEST_DEGREES or not (np.isfinite(value) and np.isfinite(without).all()):
         return Estimate(value, None, None, None, None, count)
     moved = value - without
     stderr = math.sqrt((count - 1) / count * float((moved**2).sum()))

@@ -22,6 +22,7 @@ import shared
 import torch
 import transformers
 import two_models
+import whole_runs
 from cases import PLAIN, Case, Setup, large_batch, timed_cases
 from measure import agreement, peak_memory, peak_memory_apart, ratios, spread, time_in_turns
 from plot import draw
@@ -118,6 +119,14 @@ def all_parts(
         ]
         print_ways(results["first calls"])
 
+    def all_many_texts() -> None:
+        results["many texts"] = whole_runs.many_texts(100 if tiny else 10_000)
+        print_many_texts(results["many texts"])
+
+    def all_commands() -> None:
+        results["commands"] = [whole_runs.commands(options.repetitions)]
+        print_ways(results["commands"])
+
     def all_bookkeeping() -> None:
         results["bookkeeping"] = run_bookkeeping(tiny, results["cases"])
         print_bookkeeping(results["bookkeeping"])
@@ -134,6 +143,8 @@ def all_parts(
     yield "shared context", one_context
     yield "two models", all_two_models
     yield "first calls", all_first_calls
+    yield "many texts", all_many_texts
+    yield "commands", all_commands
     yield "bookkeeping", all_bookkeeping
     yield "memory", all_memory
 
@@ -254,6 +265,14 @@ def print_bookkeeping(runs: dict) -> None:
                 f"{point['seconds']:8.2f} s {point['seconds'] / point['tokens'] * 1e6:8.2f} µs a "
                 f"token, {point['share_of_plain']:.2%} of the plain passes"
             )
+    sys.stdout.flush()
+
+
+def print_many_texts(rows: list[dict]) -> None:
+    print("\nmany short texts")
+    for row in rows:
+        per_text = 1e6 * row["seconds"] / row["texts"]
+        print(f"  {row['texts']:,} {row['work']:28} {per_text:9.0f} µs a text")
     sys.stdout.flush()
 
 

@@ -62,6 +62,15 @@ def first_calls_table(results: dict) -> str:
     return markdown(["work", "", "time"], rows)
 
 
+def many_texts_table(results: dict) -> str:
+    """What a short text costs beside the model."""
+    rows = [
+        [f"{run['texts']:,} {run['work']}", f"{1e6 * run['seconds'] / run['texts']:.0f} µs"]
+        for run in results["many texts"]
+    ]
+    return markdown(["texts of ten tokens", "processor time a text"], rows)
+
+
 def _tokens(case: dict, label: str) -> str:
     """Tokens read by one over those read by another, as far as both tell."""
     read = [case["forward_tokens"].get(name) for name in label.split(" / ")]

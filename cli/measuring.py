@@ -234,6 +234,8 @@ class Scoring:
             self.progress.end_part()
             if result is not None:
                 shard_totals = result.pop("totals")
+                if self.part is None:
+                    shard_totals = shard_totals.pooled()
                 totals = shard_totals if totals is None else totals + shard_totals
                 self.report.corpus = result
         if self.part is not None:

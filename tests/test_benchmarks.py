@@ -98,6 +98,13 @@ def test_bookkeeping_grows_to_what_was_asked(outcome):
     assert all(point["share_of_plain"] > 0 for points in runs.values() for point in points)
 
 
+def test_texts_and_commands_are_counted_by_themselves(outcome):
+    for row in outcome[0]["many texts"]:
+        assert row["texts"] == 100 and row["seconds"] > 0
+    (case,) = outcome[0]["commands"]
+    assert all(len(seconds) == 3 and min(seconds) > 0.1 for seconds in case["seconds"].values())
+
+
 def test_measurements_in_one_call_read_fewer_tokens(outcome):
     strides, protocols = outcome[0]["shared passes"]
     read = strides["forward_tokens"]
@@ -364,6 +371,7 @@ def test_published_tables_are_of_the_published_results():
     details = (ROOT / "benchmarks" / "README.md").read_text()
     assert table.memory_table(results) in details
     assert table.bookkeeping_table(results) in details
+    assert table.many_texts_table(results) in details
     assert table.two_models_table(results) in details
     for part in ("shared context", "many lengths"):
         assert table.shared_table(results, part) in details

@@ -13,6 +13,7 @@ import pytest
 from models import make_model, random_text
 from perplexity_sliding.protocols import PROTOCOLS
 from perplexity_sliding.result_totals import Aggregation, Totals
+from perplexity_sliding.score_collector import without_collecting
 from test_results import text
 
 TEXTS = [random_text(length, length) for length in (40, 57, 64, 33, 120, 70)]
@@ -119,6 +120,39 @@ def test_the_garbage_collector_rests_and_is_put_back(measure, monkeypatch, enabl
         assert (seen, gc.isenabled()) == ([False], enabled)
     finally:
         gc.enable()
+
+
+def test_what_was_made_is_old_to_the_garbage_collector():
+    """Else it would go through all of it at once, and through a model's modules besides."""
+    kept = []
+    with without_collecting():
+        kept += [[] for _ in range(10_000)]
+    assert gc.get_count()[0] < 1_000
+
+
+def test_what_somebody_froze_stays_frozen():
+    gc.freeze()
+    try:
+        frozen = gc.get_freeze_count()
+        with without_collecting():
+            pass
+        assert gc.get_freeze_count() == frozen > 0
+    finally:
+        gc.unfreeze()
+
+
+def test_pooled_totals_give_the_same_result_in_less_room(measure):
+    """Text by text: pooled before they are added, as the command line does."""
+    shards = [measure([text], word_counts=[3])["totals"] for text in TEXTS]
+    whole, pooled = sum(shards), sum(totals.pooled() for totals in shards).pooled()
+    expected, result = whole.result(), pooled.result()
+    assert result.keys() == expected.keys()
+    for name, value in expected.items():
+        if isinstance(value, float):
+            assert result[name] == pytest.approx(value, rel=1e-12), name
+        else:
+            assert result[name] == value, name
+    assert len(pooled.to_json()) < len(whole.to_json()) - 20 * len(TEXTS)
 
 
 # ---- from process to process
