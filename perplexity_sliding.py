@@ -230,6 +230,7 @@ Returns:
             one after the other. That is refused where the protocol or `separator` joins texts, as
             two halves give another number than the whole. They pickle; `to_json()` writes them, and
             the metric's `totals_from_json` reads them.
+        text_totals (list): with `return_totals="texts"`, the same of each text by itself.
         probe (float): mean nll (nats a token) of a fixed made-up text of 256 tokens, scored as the
             texts are: equal signatures and equal probes (to 1e-4 in float32, 0.005 in float16, 0.03
             in bfloat16 or quantised) mean equal numbers.
