@@ -165,7 +165,8 @@ def merge(args: argparse.Namespace) -> Report:
     if args.carries_columns and len(totals.squares) > len(rows) - num_refused:
         raise ValueError(
             f"--format {args.format} has a row for every text, but parts keep none for the rows of "
-            "tables. Take text, markdown, latex or json."
+            "tables, whose other columns would make a part as large as its corpus. Take text, "
+            "markdown, latex or json, or score without --part."
         )
     num_bytes = [sum(sizes) for sizes in zip(*(part["num_bytes"] for part in parts))]
     corpus = with_original_bytes(totals.result(), *num_bytes)

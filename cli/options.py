@@ -481,6 +481,11 @@ def check_parts(args: argparse.Namespace) -> None:
         names = {name for options in GROUPS.values() for name in options} - {*IN_MERGING}
         names -= {"model_id"} if args.takes_bundled_model else set()
         given = sorted(name for name in names if getattr(args, name) != default_of(name))
+        if args.cite:
+            raise ValueError(
+                "--merge must be without --cite, which names the checksum of every file and where "
+                "the model is found: parts keep neither. Cite the signature, which they do."
+            )
         if given:
             raise ValueError(
                 f"--merge must be without --{with_hyphens(given[0])}: the parts say how they were "
