@@ -25,7 +25,7 @@ from .model_served_trial import (
     try_source,
 )
 from .model_server import Server, ServerError
-from .model_server_forms import AnswerError, Form, Prompt, TokenValues
+from .model_server_forms import AnswerError, Form, Prompt, TokenValues, shown
 
 # Tokens of the prompt by which the form of a server is found.
 SHORT_PROMPT = 8
@@ -55,7 +55,7 @@ class ServedSource:
             ServerError: there is none.
         """
         body = self.form.body(self.served_name, prompts, num_likeliest, **sampling)
-        return self.form.read(self.server.post(self.form.path, body), prompts, num_likeliest)
+        return self._read(self.server.post(self.form.path, body), prompts, num_likeliest)
 
     def values_of_all(
         self, requests: Iterable[Sequence[Prompt]], num_likeliest: int
@@ -71,9 +71,22 @@ class ServedSource:
 
         for number, reply in self.server.post_all(bodies()):
             try:
-                yield number, self.form.read(reply, sent.pop(number), num_likeliest)
+                yield number, self._read(reply, sent.pop(number), num_likeliest)
             except AnswerError as error:
                 yield number, error
+
+    def _read(
+        self, reply: object, prompts: Sequence[Prompt], num_likeliest: int
+    ) -> list[TokenValues]:
+        """Read an answer.
+
+        Raises:
+            AnswerError: it does not hold what was asked for, or has parts of another kind.
+        """
+        try:
+            return self.form.read(reply, prompts, num_likeliest)
+        except (AttributeError, LookupError, TypeError) as error:
+            raise AnswerError(f"parts of another kind ({error}): {shown(reply)}") from None
 
     def tokenize(self, text: str) -> list[int] | None:
         """Return the ids that the server cuts a text into; None where it does not say."""

@@ -128,7 +128,11 @@ def find_card(server: Server, description: str) -> Card:
             f"model_kwargs={{'served_name': …}}, got {named!r}."
         )
     root, length = cards[named].get("root"), cards[named].get("max_model_len")
-    return Card(named, root if isinstance(root, str) else None, length and int(length))
+    return Card(
+        named,
+        root if isinstance(root, str) else None,
+        length if isinstance(length, int) and length > 1 else None,
+    )
 
 
 def tokenizer_of(card: Card, tokenizer_kwargs: dict, description: str) -> PreTrainedTokenizerBase:

@@ -27,6 +27,12 @@ MOST_SHIFT = 0.03
 TOO_LONG = {400, 413, 422}
 # Sampling that an answer is drawn with, and that a prompt's values must not know of.
 OTHER_SAMPLING = {"temperature": 0.5, "top_p": 0.5}
+# Nats by which values of one and the same computation may differ.
+EXACTLY = 1e-5
+# Prompts beside the probe in one request.
+COMPANY = 14
+# Share of made-up tokens with one and the same value from which on it is a floor, and fewest.
+FLOOR_SHARE, FEWEST_AT_FLOOR = 0.05, 4
 # Likeliest tokens to ask for.
 NUM_LIKELIEST = 2
 # Share of made-up tokens whose text may differ, as tokenizers write fragments of characters.
@@ -154,6 +160,7 @@ class Trial:
         self.check_values(first)
         self.check_names(first)
         self.check_order(first.nll)
+        self.check_start()
         self.check_repeats()
         self.check_sampling(first.nll)
         if self.source.form.forces:
@@ -162,13 +169,25 @@ class Trial:
         return Identity(self.probe, first.nll, self.canary, canary.nll)
 
     def check_values(self, values: TokenValues) -> None:
-        """Refuse probabilities of 0, and likeliest tokens that are not."""
+        """Refuse probabilities of 0, floors, sums, and likeliest tokens that are not."""
         impossible = np.flatnonzero(np.isinf(values.nll))
         if len(impossible):
             raise Refusal(
                 f"it finds {len(impossible)} of {len(values.nll)} made-up tokens impossible, so its "
                 "values are of a distribution cut by top-p or top-k, not of the model's. "
                 + self.advice_on_sampling()
+            )
+        same, counts = np.unique(values.nll, return_counts=True)
+        if counts.max(initial=0) >= max(FEWEST_AT_FLOOR, FLOOR_SHARE * len(values.nll)):
+            raise Refusal(
+                f"it gave {counts.max()} of {len(values.nll)} made-up tokens one log-probability, "
+                f"{-same[counts.argmax()]:.4f}: it knows the likeliest tokens alone, and the others "
+                "have a floor."
+            )
+        if len(values.nll) >= FEWEST_AT_FLOOR and (np.diff(values.nll) >= 0).all():
+            raise Refusal(
+                f"its log-probabilities never rise, from {-values.nll[0]:.4f} to "
+                f"{-values.nll[-1]:.4f}: they are sums over all tokens so far."
             )
         for nll, top in zip(values.nll, values.top):
             if sum(np.exp(value) for _, value in top) > 1.01 or (
@@ -197,15 +216,30 @@ class Trial:
 
     def check_order(self, alone: np.ndarray) -> None:
         """Refuse a server that mixes up the answers to several prompts, or their influence."""
-        other = [
-            Prompt(self.make_up(n, seed)) for seed, n in ((2, self.length), (3, self.length // 2))
-        ]
-        company = self.source.values([other[0], self.probe, other[1]])[1].nll
+        sizes = [self.length, self.length // 2, *[min(self.length, CANARY_LENGTH)] * COMPANY]
+        other = [Prompt(self.make_up(size, seed)) for seed, size in enumerate(sizes, 2)]
+        half = len(other) // 2
+        company = self.source.values([*other[:half], self.probe, *other[half:]])[half].nll
         if differ(company, alone):
             raise Refusal(
                 "a prompt gets other values in company than alone: "
                 f"{in_numbers(alone, company)} It mixes up its answers, or its batches change them. "
                 "vLLM: start it with --no-enable-prefix-caching."
+            )
+
+    def check_start(self) -> None:
+        """Refuse a server that puts a start token before prompts that have none."""
+        start = self.tokenizer.bos_token_id
+        if start is None:
+            return
+        ids = self.make_up(min(self.length, CANARY_LENGTH) - 1, seed=4)
+        bare = self.source.values([Prompt(ids)])[0].nll
+        after_start = self.source.values([Prompt([start, *ids])])[0].nll[1:]
+        if np.allclose(bare, after_start, rtol=0, atol=EXACTLY):
+            raise Refusal(
+                f"{len(ids)} tokens get the same values with a start token (id {start}) before them "
+                "as without: it puts one there itself, also where a window begins in the middle of a "
+                "text. Switch that off."
             )
 
     def check_repeats(self) -> None:

@@ -186,9 +186,10 @@ def answered(running: dict[Future, Hashable]) -> Iterator[tuple[Hashable, object
 def seconds_asked_for(reply: httpx.Response) -> float | None:
     """Return how long a busy server asks to be left alone."""
     try:
-        return float(reply.headers.get("retry-after", ""))
+        seconds = float(reply.headers.get("retry-after", ""))
     except ValueError:  # a date, or nothing
         return None
+    return seconds if seconds >= 0 else None  # nor what is no number
 
 
 def sentence_of(reply: httpx.Response) -> str:

@@ -314,7 +314,7 @@ def choices_of(reply: object, prompts: Sequence[Prompt]) -> list[dict]:
     numbers = [choice.get("index") for choice in choices]
     if sorted(map(str, numbers)) != sorted(map(str, range(len(prompts)))):
         raise AnswerError(f"choices numbered {shown(numbers)} to {len(prompts)} prompts")
-    return sorted(choices, key=lambda choice: choice["index"])
+    return sorted(choices, key=lambda choice: int(choice["index"]))
 
 
 def check_length(

@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 
 import numpy as np
+from measure import peak_memory
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from perplexity_sliding.result_totals import Aggregation, TextScores, Totals
@@ -37,6 +38,11 @@ def part_of(number: int, parts: int, texts: int, length: int) -> str:
     return sum(totals).to_json()
 
 
+def merge(written: list[str]) -> dict:
+    """Read the totals of all parts, add them up, and report."""
+    return sum(map(Totals.from_json, written)).result()
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--texts", type=int, default=10_000)
@@ -50,9 +56,9 @@ def main() -> None:
         part_of(number, arguments.parts, arguments.texts, arguments.length)
         for number in range(1, arguments.parts)
     ]
+    memory = peak_memory(lambda: merge(written))
     began = time.perf_counter()
-    merged = sum(map(Totals.from_json, written))
-    result = merged.result()
+    result = merge(written)
     seconds = time.perf_counter() - began
     size = sum(map(len, written))
     print(
@@ -62,7 +68,7 @@ def main() -> None:
     print(
         f"size of all totals as JSON: {size / 2**20:.1f} MiB, {size / arguments.texts:,.0f} bytes a text"
     )
-    print(f"reading, adding up and reporting: {seconds:.2f} s")
+    print(f"reading, adding up and reporting: {seconds:.2f} s, {memory / 2**20:.0f} MiB")
 
 
 if __name__ == "__main__":

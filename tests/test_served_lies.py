@@ -126,7 +126,68 @@ class Reordered(FakeServer):
         return choices
 
 
+class Mixed(FakeServer):
+    """From the fourth on, prompts of a request are answered by another model."""
+
+    def complete(self, body):
+        self.number = 0
+        return super().complete(body)
+
+    def distributions(self, ids, body):
+        self.number += 1
+        return super().distributions(ids, body) * (1 + 0.1 * (self.number > 3))
+
+
+class AddingStart(FakeServer):
+    """A start token is put before prompts that have none, and not shown."""
+
+    def values(self, ids, body):
+        start = self.tokenizer.bos_token_id
+        if ids[0] == start:
+            return super().values(ids, body)
+        values, after = super().values([start, *ids][: self.length], body)
+        values = [None, *values[2:]]
+        return [*values, values[-1]][: len(ids)], after[1:]
+
+
+class Floor(FakeServer):
+    """Tokens that are not among the likeliest get a value that is none."""
+
+    def values(self, ids, body):
+        values, after = super().values(ids, body)
+        return [v if v is None or v > -4 else -100.0 for v in values], after
+
+
+class Cumulative(FakeServer):
+    """Each value is the sum of those so far."""
+
+    def values(self, ids, body):
+        values, after = super().values(ids, body)
+        return [None, *np.cumsum(values[1:]).tolist()], after
+
+
+class NumbersAsText(FakeServer):
+    """The choices are numbered by strings, and "10" stands before "2"; that is no lie."""
+
+    def ordered(self, choices):
+        return sorted(({**c, "index": str(c["index"])} for c in choices), key=lambda c: c["index"])
+
+
+class OtherParts(FakeServer):
+    """An answer of the right size, whose parts are of another kind."""
+
+    def entry(self, value, before, token, number):
+        return None if value is None else {str(token): value}
+
+
 LIARS = [
+    (Mixed, "openai", "other values in company than alone"),
+    (AddingStart, "vllm", "it puts one there itself"),
+    (AddingStart, "openai", "it puts one there itself"),
+    (Floor, "vllm", r"one log-probability, -100\.0000|values stand at other tokens"),
+    (Floor, "openai", r"one log-probability, -100\.0000|values stand at other tokens"),
+    (Cumulative, "openai", "sums over all tokens so far"),
+    (OtherParts, "vllm", "parts of another kind"),
     (GeneratedOnly, "openai", "values of [01] tokens to 8"),
     (ShiftedLeft, "vllm", "values stand at other tokens"),
     (ShiftedLeft, "openai", "values stand at other tokens"),
@@ -153,6 +214,14 @@ def test_no_lying_server_gets_a_number_out(metric, gpt2, tokenizer, liar, form, 
     server = liar(gpt2, tokenizer, (form,))
     with running(server) as address, pytest.raises(ValueError, match=reason):
         metric.compute(predictions=TEXTS, model_id=address, tokenizer=tokenizer, max_length=12)
+
+
+def test_numbers_of_answers_may_be_text(metric, gpt2, tokenizer):
+    texts, arguments = [random_text(200)], {"tokenizer": tokenizer, "max_length": 9}
+    with running(NumbersAsText(gpt2, tokenizer, ("openai",))) as address:
+        found = metric.compute(predictions=texts, model_id=address, **arguments)
+    expected = metric.compute(predictions=texts, model=gpt2, **arguments)
+    assert found["total_nll"] == pytest.approx(expected["total_nll"], rel=1e-6)
 
 
 def test_long_prompts_that_are_cut_short(metric, tokenizer):
