@@ -26,8 +26,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from perplexity_sliding.model_server import Server, ServerSettings
+from perplexity_sliding.protocols import PROTOCOLS
 
-from perplexity_sliding import PROTOCOLS, PerplexitySliding
+from perplexity_sliding import PerplexitySliding
 
 ROOT = Path(__file__).resolve().parent.parent
 DEMO = str(ROOT / "demo_model")
