@@ -453,6 +453,7 @@ TEXTS = [
 CAUSAL = "must be a causal language model"
 MODELS = [
     model_row("a model's name in the place of a model", lambda: "gpt2", Refused(TypeError, "`model` must be a loaded torch model or a vllm.LLM, got str.*`model_id`")),
+    model_row("an object that is called like a model, as optimum's are", lambda: lambda **inputs: None, Refused(TypeError, "`model` must be a loaded torch model or a vllm.LLM, got function")),
     model_row("a class instead of a model", lambda: transformers.GPT2LMHeadModel, Refused(TypeError, "`model` must be a loaded torch model or a vllm.LLM, got type")),
     model_row("a module that is no language model", NoForward, Refused(ValueError, CAUSAL)),
     model_row("a linear layer", lambda: torch.nn.Linear(4, 4), Refused(ValueError, CAUSAL)),
