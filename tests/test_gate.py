@@ -19,7 +19,7 @@ from safetensors.torch import load_file, save_file
 from space_models import BYTES, byte_model, word_model
 
 from space import downloads, gate, models
-from space.deadline import within
+from space.deadline import Countdown, within
 from space.jobs import Job, Stopped
 from space.limits import Limits, Refused
 from space.measure import check_tokens
@@ -250,6 +250,14 @@ def test_a_configuration_that_builds_for_ever_is_left_in_time(monkeypatch):
     config = transformers.GPT2Config(n_layer=10**6, n_embd=8, n_head=2)
     with pytest.raises(Refused, match="describes more parts than any small model has"):
         models.build_shapes(config, Limits())
+
+
+def test_a_configuration_of_too_many_parts_is_left_though_there_is_time():
+    with Countdown(3, 60.0):
+        tensors = [torch.ones(1) for _ in range(3)]
+    with pytest.raises(Refused, match="more parts"), Countdown(len(tensors) - 1, 60.0):
+        for _ in tensors:
+            torch.ones(1)
 
 
 def test_a_model_that_takes_for_ever_to_open_is_left(hub, folders, monkeypatch):

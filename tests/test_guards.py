@@ -306,19 +306,29 @@ def test_contexts_are_not_shared_where_code_may_act_on_rare_tokens(metric, plain
     assert apart["num_forward_tokens"] == shared["num_forward_tokens"] + 19 * 30
 
 
-def test_a_hook_of_all_modules_that_acts_on_rare_tokens(metric, plain_probes):
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_hook_of_all_modules_that_acts_on_rare_tokens(metric, plain_probes, when):
     model = make_model("gpt2", n_positions=LONG)
 
-    def hook(module, arguments):
+    def before(module, arguments):
         return (remap(arguments[0]),) if module is model and arguments else None
 
-    handle = torch.nn.modules.module.register_module_forward_pre_hook(hook)
+    def after(module, arguments, output):
+        if module is model and arguments:
+            output.logits[remap(arguments[0]) != arguments[0]] *= 0.5
+
+    hooks = torch.nn.modules.module
+    if when == "before":
+        handle = hooks.register_module_forward_pre_hook(before)
+    else:
+        handle = hooks.register_module_forward_hook(after)
     try:
         result = metric.compute(predictions=TEXTS, model=model, tokenizer=make_tokenizer())
         expected = [naive_perplexity(ByPlace(model), text, LONG, LONG // 2) for text in TEXTS]
+        plain = [naive_perplexity(model, text, LONG, LONG // 2) for text in TEXTS]
     finally:
         handle.remove()
-    assert result["perplexities"] == pytest.approx(expected, rel=1e-5)
+    assert result["perplexities"] == pytest.approx(expected, rel=1e-5) != plain
     assert "+modified|" in result["signature"]
 
 

@@ -18,7 +18,7 @@ from models import (
     random_text,
     save,
 )
-from perplexity_sliding.score_hidden_states import PAGE_BYTES, StatesFile, drop_body
+from perplexity_sliding.score_hidden_states import PAGE_BYTES, StatesFile, allocate, drop_body
 
 TEXTS = [random_text(length, seed=length) for length in range(20, 30)]
 
@@ -201,6 +201,14 @@ def test_there_is_room_for_all_or_none_is_taken(compare, path):
         signal.signal(signal.SIGXFSZ, handler)
     assert raised.value.filename == str(path)
     assert not path.exists()
+
+
+@pytest.mark.skipif(not hasattr(os, "posix_fallocate"), reason="the system has no call for it")
+def test_the_room_is_taken_and_not_just_promised(path):
+    """A file with a hole ends a program by SIGBUS where the disk is full."""
+    with open(path, "wb") as file:
+        allocate(file.fileno(), 2**20)
+    assert path.stat().st_size == 2**20 <= path.stat().st_blocks * 512
 
 
 def test_a_disk_that_fills_up_keeps_what_is_there(compare, path, stored, monkeypatch):
