@@ -86,8 +86,9 @@ _KWARGS_DESCRIPTION = """
 Args:
     predictions (list of str): the texts; or chats, lists of messages (dicts with role and content):
         the tokenizer's chat template writes them out, and the assistant's messages are scored.
-    model_id (str): a causal language model on the Hub, or a folder. Also taken from the
-        configuration name: `evaluate.load("user/perplexity_sliding", "openai-community/gpt2")`.
+    model_id (str): a causal language model on the Hub, a folder, a GGUF file, or the address of a
+        server such as vLLM's, "http://host:8000/v1". Also taken from the configuration name:
+        `evaluate.load("user/perplexity_sliding", "openai-community/gpt2")`.
     batch_size (int): windows of `max_length` tokens in one forward pass; shorter windows share
         their room. On a CPU, where more would be slower, a pass takes 1,024 tokens at most, or one
         window. Defaults to 16.
@@ -99,7 +100,7 @@ Args:
     max_length (int or list of int): tokens in a window, the model's limit by default.
     stride (int or list of int): tokens from one window to the next, 1 to `max_length`; half the
         window by default. Smaller strides give each token more context and cost more.
-    model (torch.nn.Module): a live model instead of `model_id`; left as it was found.
+    model (torch.nn.Module or vllm.LLM): a live model instead of `model_id`; left as it was found.
     tokenizer: the tokenizer of `model`, or one to use instead of that of `model_id`.
     dtype (str or torch.dtype): what to load the weights in: "float32" (the default), "bfloat16",
         "float16", or "auto" for that of the checkpoint.
