@@ -26,6 +26,7 @@ PATTERNS = (
     "LICENSE",
     "requirements.txt",
     "docs/*.md",
+    "docs/*.ipynb",
     "samples/*.txt",
     "samples/README.md",
     "demo_model/*.json",

@@ -53,6 +53,7 @@ def project(tmp_path):
         "demo_model/train.py": "",
         "docs/picture.png": "",
         "docs/python.md": "",
+        "docs/notebook.ipynb": "",
         "docs/other.png": "",
         "tests/test_app.py": "",
     }
@@ -77,6 +78,7 @@ EXPECTED = [
     "demo_model/config.json",
     "demo_model/halve.py",
     "demo_model/model.safetensors",
+    "docs/notebook.ipynb",
     "docs/picture.png",
     "docs/python.md",
     "perplexity_sliding.py",
