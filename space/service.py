@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from views.comparison import Pair
-from views.reading import telling
 
 from .jobs import Job, OverBudget
 from .limits import Limits, Refused
@@ -32,6 +31,7 @@ from .settings import Settings, check_settings
 STRIDES_SET = ("stride", "protocol")
 TOOLS_SET = ("stride", "start", "protocol")
 ENOUGH = 0.9  # of what the best setting gains: the cheapest that reaches it is the knee
+WIDEST = 10  # an interval from a number to over ten times as much says nothing
 # What a small machine reads, for the order in the line alone.
 CHARACTERS_A_SECOND = 10_000
 STRIDES_READ = 16  # times the text that the strides of a trade-off read, about
@@ -72,7 +72,8 @@ class Scored:
     @property
     def interval(self) -> Sequence[float] | None:
         """The 95 % interval of the perplexity; None where there is none that says anything."""
-        return telling(self.result["perplexity_interval"])
+        interval = self.result["perplexity_interval"]
+        return None if interval is None or interval[1] > WIDEST * interval[0] else interval
 
 
 @dataclass(frozen=True)

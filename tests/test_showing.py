@@ -84,6 +84,10 @@ def test_a_report_has_the_text_with_the_scores_of_the_metric(call, tiny):
         windows = [[w["begin"], w["first"], w["end"]] for w in tokens["windows"]]
         assert [window[:3] for window in data["windows"]] == windows
     assert result["signature"] in page.said and f"{result['probe']:.6f}" in page.said
+    for name, perplexity in zip(("a.txt", "b.txt"), result["perplexities"]):
+        assert f"{name}: {perplexity:.4g}" in page.said
+    low, high = result["perplexity_interval"]
+    assert f"95 % interval {result['interval_scope']} {low:.4g} to {high:.4g}" in page.said
     assert "score.py a.txt b.txt" in page.said and "--html" not in page.said
 
 

@@ -1,10 +1,9 @@
 """What a view is made of: a text as a model read it, and what the metric found."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 SHOWN = 200_000  # characters of all texts that are coloured
-WIDEST = 10  # an interval from a number to over ten times as much says nothing
 
 
 @dataclass(frozen=True)
@@ -51,11 +50,6 @@ class Reading:
         ]
         text = self.whole[: offsets[kept - 1][1]] if kept else ""
         return replace(self, whole=text, tokens=columns | {"windows": windows})
-
-
-def telling(interval: Sequence[float] | None) -> Sequence[float] | None:
-    """Return a 95 % interval, or None where there is none that says anything."""
-    return None if interval is None or interval[1] > WIDEST * interval[0] else interval
 
 
 def within(readings: Iterable[Reading], most: int = SHOWN) -> Iterator[Reading]:

@@ -2,13 +2,14 @@
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 
 from .assets import HERE, SCRIPTS, STYLE, joined
 from .comparison import Pair, comparison_view
 from .curves import NAMES, STRIDE, WINDOW, context_curve, setting_curve
 from .markup import change, count, escape, number, payload
 from .numbers import FEWEST, TOO_SHORT, few_tokens, meaning, story
-from .reading import Reading, telling
+from .reading import Reading
 from .text_box import detail_box, text_box
 from .tokens import piece_colour, surprise_legend, text_segments, token_data
 from .window_picture import KEY, pictured_tokens, window_picture
@@ -70,7 +71,7 @@ def report(
         [
             headline(result, readings, model, notes),
             measurements(result.get("measurements", ())),
-            *_each(readings, reading_view),
+            *_each(_with_numbers(readings, result), reading_view),
             *_each(pairs, _comparison),
             contexts(result.get("by_context_length")),
             repeat(result, citation, command),
@@ -82,6 +83,17 @@ def _model(readings: Sequence[Reading], pairs: Sequence[Pair]) -> str:
     return pairs[0].names[0] if pairs else readings[0].model if readings else "the model"
 
 
+def _with_numbers(readings: Sequence[Reading], result: dict) -> list[Reading]:
+    """Name texts by their own perplexities too, where there are several."""
+    own = result["perplexities"]
+    if len(own) < 2 or len(own) < len(readings):
+        return list(readings)
+    return [
+        replace(reading, name=f"{reading.name}: {number(perplexity)}")
+        for reading, perplexity in zip(readings, own)
+    ]
+
+
 def _each(shown: Sequence, write: Callable[..., str]) -> Iterator[str]:
     """Write what is shown of each text, numbered, so that pieces of it can be named."""
     return (write(one, place) for place, one in enumerate(shown, 1))
@@ -91,7 +103,7 @@ def headline(result: dict, readings: Sequence[Reading], model: str, notes: Seque
     """The number in words, its interval, and how it was measured; of a few tokens, each of them."""
     said = "".join(f'<p class="ps-note">{escape(note)}</p>' for note in notes)
     recipe = f'<p class="ps-recipe">{escape(" · ".join(_recipe(result)))}</p>'
-    if result["num_tokens"] < FEWEST:
+    if _is_short(result):
         tables = "".join(few_tokens(reading) for reading in readings)
         return (
             f"<header><h1>{count(result['num_tokens'], 'token')} scored by <bdi>{model}</bdi></h1>"
@@ -105,8 +117,13 @@ def headline(result: dict, readings: Sequence[Reading], model: str, notes: Seque
     )
 
 
+def _is_short(result: dict) -> bool:
+    """Tell whether there are too few tokens for a number to speak of."""
+    return result["num_tokens"] < FEWEST
+
+
 def _interval(result: dict) -> str:
-    interval = telling(result["perplexity_interval"])
+    interval = result["perplexity_interval"]
     if interval is None:
         return "No interval: there is too little text to tell how far another part would differ."
     low, high = map(number, interval)
@@ -122,7 +139,7 @@ def _recipe(result: dict) -> list[str]:
         f"protocol {result['protocol']}",
         f"window {result['max_length']:,}",
         *([] if stride is None else [f"stride {stride:,}"]),
-        f"{number(result['bits_per_byte'])} bits per byte",
+        *([] if _is_short(result) else [f"{number(result['bits_per_byte'])} bits per byte"]),
     ]
 
 
@@ -134,17 +151,18 @@ def reading_view(reading: Reading, place: int) -> str:
     colours = [piece_colour(nll, segment, piece) for segment, piece in zip(segments, pieces)]
     data = token_data(reading, segments)
     title = f"<h2><bdi>{escape(reading.name)}</bdi></h2>" if reading.name else ""
+    legend = f'<div class="ps-legend"><ul>{surprise_legend()}</ul></div>' if place == 1 else ""
     return (
         f'{title}<section class="ps-view" id="text-{place}" data-view="reading" data-payload={payload(data)}>'
-        f'{story(reading)}<div class="ps-legend"><ul>{surprise_legend()}</ul></div>'
+        f"{story(reading)}{legend}"
         f'<div class="ps-pair">{text_box(pieces, colours, "token")}'
         f"{detail_box('what the model expected there')}</div>{_windows(reading)}</section>"
     )
 
 
 def _windows(reading: Reading) -> str:
-    if not reading.tokens["windows"]:
-        return ""
+    if len(reading.tokens["windows"]) < 2:
+        return '<p class="ps-note">It fits in one window: the stride makes no difference to it.</p>'
     reach, length = pictured_tokens(reading), len(reading.tokens["tokens"])
     part = (
         "" if reach >= length else f" The first {reach:,} tokens; the last line is the whole text."
