@@ -103,7 +103,7 @@ def test_a_dry_run_names_them_and_asks_nobody(project, capsys, monkeypatch):
     assert publish.main(["user/name", "--dry-run"], project) == 0
     printed = capsys.readouterr().out
     assert [line.split()[1] for line in printed.splitlines()[:-1]] == EXPECTED
-    assert "22 files for user/name; nothing was uploaded." in printed
+    assert "23 files for user/name; nothing was uploaded." in printed
 
 
 class RecordingHub:
