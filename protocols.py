@@ -8,8 +8,7 @@ an attribute of `Protocol` for what no other tool does.
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from types import UnionType
-from typing import Literal, Union, get_args, get_origin, get_type_hints
+from typing import Literal
 
 Start = Literal["none", "once", "every", "replace"]
 
@@ -108,8 +107,7 @@ class Protocol:
         count_words: how the tool counts the words of a text.
         detokenize: how the tool turns WikiText's word-level form into prose, if it does.
 
-    Raises:
-        TypeError: an attribute has a value that nothing in this project knows.
+    The types say which values the project knows; `mypy protocols.py` holds the rows to them.
     """
 
     name: str
@@ -136,14 +134,6 @@ class Protocol:
     count_words: Callable = count_words
     detokenize: Callable | None = None
 
-    def __post_init__(self) -> None:
-        for attribute, hint in get_type_hints(type(self)).items():
-            value = getattr(self, attribute)
-            if not _is_of(value, hint):
-                raise TypeError(
-                    f"`{attribute}` of protocol {self.name!r} must be {hint}, got {value!r}."
-                )
-
     def usual_stride(self, max_length: int, starts_every_window: bool = False) -> int:
         """Return the stride in tokens that the tool takes by itself.
 
@@ -160,18 +150,6 @@ class Protocol:
     def scores_each_text(self) -> bool:
         """Whether every text is scored on its own, so that a corpus may come in shards."""
         return self.join is None
-
-
-def _is_of(value: object, hint: object) -> bool:
-    """Return whether a value is of a type, as far as the attributes of `Protocol` need it."""
-    parts = get_args(hint)
-    if get_origin(hint) is Literal:
-        return any(value is part or (value == part and type(value) is type(part)) for part in parts)
-    if get_origin(hint) in (Union, UnionType):
-        return any(_is_of(value, part) for part in parts)
-    if get_origin(hint) is tuple:
-        return isinstance(value, tuple) and all(_is_of(item, parts[0]) for item in value)
-    return isinstance(value, hint) and (hint is bool or not isinstance(value, bool))
 
 
 def protocol_table(*protocols: Protocol) -> dict[str, Protocol]:
