@@ -55,7 +55,7 @@ def what_was_written(report: Report, args: argparse.Namespace) -> str:
     """Name the file, how many rows it has, and what was left out."""
     said = [f"wrote {args.output}"]
     if args.format in (*TIDY, "parquet"):
-        said.append(plural(sum(1 for _ in tidy_rows(report, args)), "row"))
+        said.append(plural(count_rows(report, args), "row"))
     if report.num_empty:
         said.append(f"{plural(report.num_empty, 'empty text')} left out")
     if report.num_refused:
@@ -122,9 +122,20 @@ def tidy_rows(report: Report, args: argparse.Namespace) -> Iterable[dict]:
         return Rows(lambda: part_rows(report, args.unit))
     if report.compared:
         return rows.of_measurements(report.measurements)
-    joined = rows.flat({"name": "all together"} | report.corpus)
-    more = [joined] if report.joined or not report.texts else []
+    more = [rows.flat({"name": "all together"} | report.corpus)] if has_row(report) else []
     return rows.of_texts(Rows(lambda: chain(report.texts, more)))
+
+
+def has_row(report: Report) -> bool:
+    """Tell whether all texts together have a row, beside those of single texts."""
+    return report.joined or not report.texts
+
+
+def count_rows(report: Report, args: argparse.Namespace) -> int:
+    """Count the tidy rows; those of texts without making them again."""
+    if args.unit or report.compared:
+        return sum(1 for _ in tidy_rows(report, args))
+    return len(report.texts) + has_row(report)
 
 
 def part_rows(report: Report, unit: str) -> Iterator[dict]:
