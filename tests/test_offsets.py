@@ -12,6 +12,7 @@ from models import (
     make_byte_tokenizer,
     make_model,
     make_tokenizer,
+    random_text,
 )
 from perplexity_sliding.result_report import measure_span
 from perplexity_sliding.text_tokenization import prepends_start_token, tokenize
@@ -373,6 +374,16 @@ def test_a_start_token_at_the_head_is_in_no_part(metric, gpt2, tokenizer, spans)
     result = metric.compute(predictions=["<bos> w3 w4 w5"], score_spans=[spans], **kwargs)
     for name in ("num_tokens", "total_nll", "bits_per_byte", "bits_per_character"):
         assert result[name] == pytest.approx(expected[name]), name
+
+
+@pytest.mark.parametrize("protocol, stride", [("longlora", 4), ("gptq", None), ("sliding", 4)])
+def test_offsets_that_are_asked_for_change_no_number(metric, gpt2, tokenizer, protocol, stride):
+    """Tokens that are scored several times, not at all, and once."""
+    kwargs = {"predictions": [random_text(30)], "model": gpt2, "tokenizer": tokenizer}
+    kwargs |= {"protocol": protocol, "max_length": 12, "stride": stride}
+    result = metric.compute(**kwargs)
+    shown = metric.compute(return_token_scores=True, **kwargs)
+    assert {name: shown[name] for name in result} == result
 
 
 @pytest.mark.parametrize("make_processor", PROCESSORS)

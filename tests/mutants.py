@@ -1,0 +1,146 @@
+"""Break one module on purpose, a place at a time, and list what its tests do not notice.
+
+    pip install mutmut
+    python tests/mutants.py digests              # all mutants of a module
+    python tests/mutants.py model_probes 120     # 120 of them, the same ones each time
+
+mutmut works on a copy laid out as in the wheel.  Conditions are also held true and false, which takes a
+guard away; words, messages and annotations are left alone.  MUTANTS.md keeps the outcome.
+"""
+
+import json
+import os
+import random
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+
+import libcst as cst
+
+ROOT = Path(__file__).resolve().parent.parent
+# The tests that concern each module, the fast ones.
+TESTS = {
+    "digests": "test_signature.py",
+    "model_code": "test_signature.py test_guards.py",
+    "model_digest": "test_signature.py",
+    "model_probes": "test_guards.py",
+    "model_source": "test_reference.py test_guards.py",
+    "model_states": "test_states.py test_carrying.py",
+    "plan_windows": "test_windows.py test_passes.py test_parts.py test_long_protocols.py",
+    "result_comparison": "test_comparison.py test_identity.py",
+    "result_pairs": "test_reference.py test_comparison.py",
+    "result_uncertainty": "test_uncertainty.py",
+    "result_words": "test_words.py",
+    "score_checkpoint": "test_checkpoint.py",
+    "score_runner": "test_scoring.py test_checkpoint.py test_shared_contexts.py",
+    "text_parts": "test_parts.py test_contexts.py",
+}
+FASTEST = 40
+CONFIG = """[mutmut]
+source_paths =
+    perplexity_sliding
+only_mutate =
+    perplexity_sliding/{module}.py
+also_copy =
+{copied}
+pytest_add_cli_args =
+    -x
+    -q
+pytest_add_cli_args_test_selection =
+{tests}
+track_dependencies = False
+timeout_constant = 20.0
+"""
+
+
+def lay_out(module: str, folder: Path) -> None:
+    """Copy the project as it lies in the wheel, with its tests beside it, and configure mutmut."""
+    package = folder / "perplexity_sliding"
+    without = shutil.ignore_patterns("__pycache__", ".*")
+    shutil.copytree(ROOT, folder, ignore=without, dirs_exist_ok=True)
+    for path in ROOT.glob("*.py"):
+        shutil.copy(path, package)
+    for name in ("cli", "space", "views", "demo_model"):
+        shutil.copytree(ROOT / name, package / name, ignore=without)
+    beside = sorted(path.name for path in folder.iterdir() if path.name != "perplexity_sliding")
+    tests = [f"tests/{name}" for name in TESTS[module].split()]
+    lines = {"copied": beside, "tests": tests}
+    lines = {key: "\n".join(f"    {value}" for value in values) for key, values in lines.items()}
+    (folder / "setup.cfg").write_text(CONFIG.format(module=module, **lines))
+
+
+def choose_operators() -> None:
+    """Leave out what guards nothing, and add conditions that are held true or false."""
+    from mutmut.mutation import file_mutation, mutators
+
+    def held(node: cst.If | cst.CompIf) -> list:
+        return list(mutators.operator_if_exp(node))
+
+    def without_argument(node: cst.Call) -> list:
+        return [m for m in mutators.operator_arg_removal(node) if len(m.args) < len(node.args)]
+
+    crashing = {
+        mutators.operator_string,
+        mutators.operator_arg_removal,
+        mutators.operator_assignment,
+    }
+    kept = [pair for pair in mutators.mutation_operators if pair[1] not in crashing]
+    mutators.mutation_operators[:] = [
+        *kept, (cst.If, held), (cst.CompIf, held), (cst.Call, without_argument),
+    ]  # fmt: skip
+    skip = file_mutation.MutationVisitor._skip_node_and_children
+
+    def skips(visitor: object, node: cst.CSTNode) -> bool:
+        told = isinstance(node, cst.Call) and "warn" in cst.Module([]).code_for_node(node.func)
+        return told or isinstance(node, cst.Raise | cst.FormattedString) or skip(visitor, node)
+
+    file_mutation.MutationVisitor._skip_node_and_children = skips
+
+
+def keep_fast_tests(mutmut: object) -> None:
+    """Try each mutant with the fastest of the tests that reach its function."""
+    collect = mutmut.collect_or_load_stats
+
+    def collects(*args: object, **kwargs: object) -> None:
+        collect(*args, **kwargs)
+        state = mutmut.state()
+        for name, tests in state.tests_by_mangled_function_name.items():
+            fastest = sorted(tests, key=lambda test: state.duration_by_test[test])[:FASTEST]
+            state.tests_by_mangled_function_name[name] = set(fastest)
+
+    mutmut.collect_or_load_stats = collects
+
+
+def main(module: str, count: str = "") -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        lay_out(module, Path(folder))
+        os.chdir(folder)
+        sys.path.insert(0, folder)
+        from mutmut import __main__ as mutmut
+        from mutmut.mutation.diff_apply import get_diff_for_mutant
+
+        choose_operators()
+        keep_fast_tests(mutmut)
+        meta = Path("mutants", "perplexity_sliding", f"{module}.py.meta")
+        Path("mutants").mkdir()
+        mutmut.copy_src_dir()
+        mutmut.copy_also_copy_files()
+        mutmut.setup_source_paths()
+        mutmut.create_mutants(1)
+        names = sorted(json.loads(meta.read_text())["exit_code_by_key"])
+        chosen = random.Random(0).sample(names, min(len(names), int(count or len(names))))
+        mutmut._run(chosen, 1)
+        codes = json.loads(meta.read_text())["exit_code_by_key"]
+        survived = [name for name in sorted(chosen) if codes[name] == 0]
+        unseen = [name for name in sorted(chosen) if codes[name] == 33]
+        for name in survived + unseen:
+            print(get_diff_for_mutant(name), flush=True)
+        print(f"{module}: {len(names)} mutants, {len(chosen)} tried, {len(survived)} survived, "
+              f"{len(unseen)} reached by no test")  # fmt: skip
+        others = {name: codes[name] for name in chosen if codes[name] not in (0, 1, 33)}
+        print("neither killed by a failed test nor survived:", others or "none")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
