@@ -233,8 +233,8 @@ Returns:
             the metric's `totals_from_json` reads them.
         text_totals (list): with `return_totals="texts"`, the same of each text by itself.
         probe (float): mean nll (nats a token) of a fixed made-up text of 256 tokens, scored as the
-            texts are: equal signatures and equal probes (to 1e-4 in float32, 0.005 in float16, 0.03
-            in bfloat16 or quantised) mean equal numbers.
+            texts are: equal signatures and equal probes (to 1e-4 in float32, 0.005 in float16, 0.01
+            in bfloat16, 0.03 quantised) mean equal numbers.
         texts_digest (str): of the texts, in their order; of chats, as the template writes them.
         comparison (dict): with a reference, what separates the model from it; intervals are of 95 %
             confidence, from texts or parts of texts, None where the text is too little:
