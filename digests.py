@@ -34,7 +34,7 @@ def probe_tolerance(signature: str) -> float:
     precision; what is quantised or runs elsewhere may round more coarsely.
     """
     number_format = re.search(r"(?:^|\|)dtype:([^|]*)", signature)
-    return TOLERANCES.get(number_format and number_format[1], COARSEST)
+    return TOLERANCES.get(number_format[1], COARSEST) if number_format else COARSEST
 
 
 def same_probe(probe: float, other: float, signature: str) -> bool:
