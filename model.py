@@ -42,8 +42,8 @@ from .model_loading import (
     unwrapped,
 )
 from .model_logits import (
-    BUILT_OTHERWISE,
     OTHER_SHAPE,
+    UNSUPPORTED_ERRORS,
     Head,
     describe_head,
     has_forward_of_transformers,
@@ -435,7 +435,7 @@ class LanguageModel:
         try:
             kept = self.head.read_prefix(ids[0]).copy(2)
             shared = self._collect(ids[1].repeat(2, 1), rows + len(following), targets, kept)
-        except BUILT_OTHERWISE:
+        except UNSUPPORTED_ERRORS:
             return False
         whole = self._collect(torch.cat(ids, 1), rows + len(prefix), targets)
         return torch.allclose(shared, whole, rtol=1e-4, atol=1e-4)

@@ -67,7 +67,7 @@ def describe_class(kind: type) -> list:
     return [kind.__qualname__, members, parents]
 
 
-def is_set(module: torch.nn.Module, name: str) -> bool:
+def differs_from_class(module: torch.nn.Module, name: str) -> bool:
     """Whether a module has another value than its class; replaced methods do not count."""
     of_class, value = getattr(type(module), name, None), vars(module)[name]
     is_same = isinstance(value, bool | int | float | str) and value == of_class
@@ -76,10 +76,10 @@ def is_set(module: torch.nn.Module, name: str) -> bool:
 
 def is_known(function: Callable) -> bool:
     """Whether a function belongs to a package whose code the digests cover."""
-    return package_of(written_in(function)) in KNOWN_PACKAGES
+    return package_of(defining_module(function)) in KNOWN_PACKAGES
 
 
-def written_in(function: Callable) -> str:
+def defining_module(function: Callable) -> str:
     """Name the module in which a function, or another callable, was written.
 
     Wrappers of a library are looked through, somebody's own are not, as they may do anything.
@@ -131,7 +131,7 @@ def _is_of_library(module: str) -> bool:
 
 def _describe_function(function: FunctionType, inside: Callable) -> object:
     """A pinned function by its name, any other by its code and the values that it holds."""
-    if package_of(written_in(function)) in PINNED_PACKAGES:
+    if package_of(defining_module(function)) in PINNED_PACKAGES:
         return function.__qualname__
     held = [function.__defaults__, function.__kwdefaults__]
     for cell in function.__closure__ or ():

@@ -17,8 +17,8 @@ from .model_code import (
     PINNED_PACKAGES,
     describe,
     describe_class,
+    differs_from_class,
     is_known,
-    is_set,
     package_of,
     plain_tensors,
     tensor_bytes,
@@ -184,7 +184,7 @@ def check_identifiable(model: torch.nn.Module, argument: str = "checkpoint") -> 
         raise ArgumentError(
             argument,
             f"be left out with a model whose code was changed ({places[0]}): what it computes "
-            "cannot be told by looking at it, and the file may hold another model's scores",
+            "cannot be verified, and the file may hold another model's scores",
             advice=f"Remove the change, or leave out `{argument}`.",
         )
 
@@ -345,7 +345,7 @@ def _attributes(module: torch.nn.Module) -> dict[str, object]:
         return {}
     kinds = TORCH_SETTINGS if package_of(type(module).__module__) == "torch" else SETTINGS
     names = [n for n, v in vars(module).items() if _has_effect(n) and isinstance(v, kinds)]
-    return {name: _shown(vars(module)[name]) for name in names if is_set(module, name)}
+    return {name: _shown(vars(module)[name]) for name in names if differs_from_class(module, name)}
 
 
 def _shown(value: object) -> object:

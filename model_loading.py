@@ -151,7 +151,7 @@ def _read_tokenizer(name: str, kwargs: dict) -> PreTrainedTokenizerBase:
     tokenizer = AutoTokenizer.from_pretrained(name, **kwargs)
     if len(tokenizer.get_vocab()) <= len(tokenizer.all_special_tokens):
         # Made up from the architecture's name where a folder holds none.
-        raise ValueError("there is none beside the model, or it is empty")
+        raise ValueError("no tokenizer files found, or an empty vocabulary")
     return tokenizer
 
 

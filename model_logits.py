@@ -40,8 +40,8 @@ ROW_WISE = (
     torch.nn.SiLU,
     torch.nn.Tanh,
 )
-# What a way to the logits raises where the model is built in another manner.
-BUILT_OTHERWISE = (TypeError, AttributeError, RuntimeError, ValueError, IndexError, KeyError)
+# What a way to the logits raises where it does not support the architecture.
+UNSUPPORTED_ERRORS = (TypeError, AttributeError, RuntimeError, ValueError, IndexError, KeyError)
 
 
 class Head(Protocol):
@@ -117,7 +117,7 @@ class BodyThenHead:
 class WholeForward:
     """Run the model's forward as it is, asking for no more rows of logits than it lets one.
 
-    For models that are built in another manner.  Rows are asked for by index where the model takes
+    For models of any other architecture.  Rows are asked for by index where the model takes
     `logits_to_keep` so, else all are computed and the rest dropped.
     """
 

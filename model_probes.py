@@ -17,9 +17,9 @@ from .model_digest import GROWING_ROTARY, grows_frequencies, modifications, prec
 from .model_failures import explain_failure, is_out_of_memory
 from .model_interface import Batch, MadeUpText
 from .model_logits import (
-    BUILT_OTHERWISE,
     OTHER_SHAPE,
     SAME_SHAPE,
+    UNSUPPORTED_ERRORS,
     Head,
     differ,
     has_forward_of_transformers,
@@ -214,7 +214,7 @@ def gives_logits(head: Head, ids: torch.Tensor, expected: torch.Tensor, toleranc
     targets = ids.flatten()[: len(scored)]
     try:
         logits = torch.cat([rows.clone() for rows, _ in head(Batch(ids, scored, targets), length)])
-    except BUILT_OTHERWISE:
+    except UNSUPPORTED_ERRORS:
         return False
     wanted = expected[:, length // 2 :].flatten(0, 1)
     return logits.shape == wanted.shape and not differ(logits, wanted, tolerance)
@@ -254,7 +254,7 @@ def look_quickly(model: torch.nn.Module, name: str, limit: int | None) -> QuickL
     for number, make in enumerate(head_makers(model)):
         try:
             rows, probe = read_made_up_text(make(), batch, count)
-        except BUILT_OTHERWISE as error:
+        except UNSUPPORTED_ERRORS as error:
             if is_out_of_memory(error):
                 raise
             continue

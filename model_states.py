@@ -14,8 +14,8 @@ from .errors import ArgumentError
 from .model_digest import grows_frequencies, precision
 from .model_interface import Batch, LogitBlocks, Prefix
 from .model_logits import (
-    BUILT_OTHERWISE,
     OTHER_SHAPE,
+    UNSUPPORTED_ERRORS,
     Head,
     differ,
     has_forward_of_transformers,
@@ -144,7 +144,7 @@ def find_reader(model: torch.nn.Module) -> StateReader | None:
         try:
             parts = [reader.logits(ids[:rows, a:b]) for a, b in reader.chunks(length, 5)]
             logits = torch.cat(parts, 1)
-        except BUILT_OTHERWISE:
+        except UNSUPPORTED_ERRORS:
             continue
         if logits.shape == expected[:rows].shape and not differ(
             logits, expected[:rows], OTHER_SHAPE[precision(model)]
@@ -245,7 +245,7 @@ def sees_distances_only(model: torch.nn.Module) -> bool:
     places = torch.arange(PROBE_LENGTH, device=ids.device)[None]
     try:
         moved = model(ids, position_ids=places + PROBE_SHIFT).logits
-    except BUILT_OTHERWISE:
+    except UNSUPPORTED_ERRORS:
         return False
     return not differ(moved, model(ids, position_ids=places).logits, OTHER_SHAPE[precision(model)])
 
@@ -288,7 +288,7 @@ def steady_rotations(model: torch.nn.Module) -> dict[torch.nn.Module, Callable]:
             pairs = zip(called[module](*args, **kwargs), output, strict=True)
             if all(torch.allclose(steady, plain, atol=1e-2) for steady, plain in pairs):
                 agreed.append(module)
-        except BUILT_OTHERWISE:
+        except UNSUPPORTED_ERRORS:
             pass
 
     hooks = [

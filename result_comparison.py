@@ -175,7 +175,9 @@ def in_words(word: str, ratio: float | None, interval: Interval, what: str) -> s
         return f"The model's {what} or the reference's is infinite, and no ratio can be given."
     change = f"its {what} is {change_in_words(ratio)}"
     if interval is None:
-        return f"The model against the reference: {change}. There is too little text to tell whether that is chance."
+        return (
+            f"The model against the reference: {change}. There is not enough text for an interval."
+        )
     low, high = (change_in_words(bound) for bound in interval)
     sure = f"{change} (95 % interval: {low} to {high})."
     if word in ("better", "worse"):

@@ -59,7 +59,7 @@ def store_reference(
         raise ValueError(
             Wording(
                 "`reference['states']` needs a reference whose last hidden states can be had, "
-                f"but {reference.description} is built in another manner. Leave it out."
+                f"but {reference.description} has an unsupported architecture. Leave it out."
             )
         )
     file = StatesFile(path, reference, work)

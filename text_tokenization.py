@@ -364,7 +364,7 @@ def check_fast(tokenizer: PreTrainedTokenizerBase) -> None:
     if not tokenizer.is_fast:
         raise ArgumentError(
             "tokenizer",
-            "be a fast one, which tells the characters of its tokens, to find a part of a text",
+            "be a fast tokenizer (offsets are needed) to find a part of a text",
             got=type(tokenizer).__name__,
             advice=(
                 "Load one with use_fast=True; contexts can be tokenized apart with "

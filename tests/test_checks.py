@@ -157,7 +157,7 @@ def test_what_the_model_and_the_tokenizer_cannot_do(compute, tokenizer, tmp_path
     with pytest.raises(ValueError, match="`checkpoint` must be left out"):
         arguments = {"model": hooked, "checkpoint": str(tmp_path / "run.sqlite")}
         compute(tokenizer=never_given(make_tokenizer(), TEXT), **arguments)
-    with pytest.raises(ValueError, match="`tokenizer` must be a fast one"):
+    with pytest.raises(ValueError, match="`tokenizer` must be a fast tokenizer"):
         compute(tokenizer=never_given(SlowTokenizer(), TEXT), words=True)
     bare = never_given(make_tokenizer(bos=False, eos=False), TEXT)
     with pytest.raises(ValueError, match="`tokenizer` must have a start token"):

@@ -316,8 +316,8 @@ def test_verdict(interval, margin, expected):
             1.5,
             None,
             0.01,
-            "The model against the reference: its perplexity is 50 % higher. There is too little "
-            "text to tell whether that is chance.",
+            "The model against the reference: its perplexity is 50 % higher. There is not "
+            "enough text for an interval.",
         ),
         (
             INF,

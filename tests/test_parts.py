@@ -318,7 +318,7 @@ def test_slow_tokenizers_score_contexts_apart(metric, gpt2, tokenizer):
     fast = metric.compute(tokenizer=tokenizer, **kwargs)
     slow = metric.compute(tokenizer=SlowTokenizer(), boundary="separate", **kwargs)
     assert slow["total_nll"] == close(fast["total_nll"])
-    with pytest.raises(ValueError, match="`tokenizer` must be a fast one"):
+    with pytest.raises(ValueError, match="`tokenizer` must be a fast tokenizer"):
         metric.compute(tokenizer=SlowTokenizer(), **kwargs)
 
 

@@ -630,7 +630,7 @@ def test_arguments(metric, gpt2, tokenizer, error, arguments, message):
 
 
 def test_slow_tokenizers_tell_no_words(metric, gpt2):
-    with pytest.raises(ValueError, match="`tokenizer` must be a fast one"):
+    with pytest.raises(ValueError, match="`tokenizer` must be a fast tokenizer"):
         metric.compute(predictions=["w3"], model=gpt2, tokenizer=SlowTokenizer(), words=True)
 
 
