@@ -132,7 +132,7 @@ REFUSALS = [
     ({"context_lengths": 16}, TypeError, "`context_lengths` must be 'doubling' or a list"),
     ({"context_lengths": [1]}, ValueError, "`context_lengths` must be at least 2, got 1"),
     ({"context_lengths": [8, 9.5]}, TypeError, "`context_lengths` must be a whole number"),
-    ({"context_lengths": [8, 17]}, ValueError, "`max_length` must be between 2 and 16"),
+    ({"context_lengths": [8, 17]}, ValueError, "`context_lengths` must be between 2 and 16"),
     ({"context_lengths": [4, 16], "stride": 5}, ValueError, "`stride` must be between 1 and max"),
     ({"context_lengths": [4, 8], "max_length": 16}, ValueError, "`max_length` must be left out"),
     ({"context_lengths": [4, 8], "protocol": "lm-eval"}, ValueError, "no such setting"),
