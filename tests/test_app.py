@@ -78,6 +78,7 @@ from views.segments import cut
 from views.tokens import text_segments
 from views.window_picture import window_picture
 
+PATIENT = {"timeout": 120}  # of an answer on a busy machine
 STORY = "It was late, and the lamp had gone out again. Nobody went to light it. " * 12
 MANY = "Ça, c’est naïve: 你好 e\u0301 👩‍👩‍👧 🇩🇪! <script>alert(1)</script> & \"'`${x} {{y}}\n\tend"
 
@@ -320,17 +321,17 @@ def test_the_comparison_is_the_metrics_own_of_the_copy_with_the_full_model(servi
 @pytest.mark.parametrize("pair", [(ROUNDED, BUNDLED), ("owner/words", "owner/bytes")])
 def test_each_of_two_models_reads_the_text_once(service, pair):
     text, read = words([5, 9, 4] * 500), []
-    loaded = [service.load(name, Job(60)).model for name in pair]
+    loaded = [service.load(name, Job(600)).model for name in pair]
     hooks = [
         model.transformer.wte.register_forward_pre_hook(
             lambda module, given: read.append(given[0].numel())
         )
         for model in loaded
     ]
-    compared = service.compare(text, Settings(pair[0]), pair[1], Job(60))
+    compared = service.compare(text, Settings(pair[0]), pair[1], Job(600))
     for hook in hooks:
         hook.remove()
-    alone = [service.score(text, Settings(name, 16), Job(60)).result for name in pair]
+    alone = [service.score(text, Settings(name, 16), Job(600)).result for name in pair]
     once = sum(result["num_forward_tokens"] for result in alone)
     if compared.by_tokens:
         once = 2 * compared.scored.result["num_forward_tokens"]
@@ -1696,7 +1697,9 @@ def url(folders, hub):
 
 
 def test_the_api_has_two_functions_with_types_and_words(url):
-    told = Client(url, verbose=False).view_api(return_format="dict", print_info=False)
+    told = Client(url, httpx_kwargs=PATIENT, verbose=False).view_api(
+        return_format="dict", print_info=False
+    )
     named = told["named_endpoints"]
     assert set(named) == {"/score", "/compare"}
     parameters = {p["parameter_name"]: p for p in named["/score"]["parameters"]}
@@ -1716,7 +1719,9 @@ def test_the_api_has_two_functions_with_types_and_words(url):
 
 
 def test_the_api_gives_the_metrics_number(url, folders, metric):
-    result = Client(url, verbose=False).predict(STORY, stride=16, api_name="/score")
+    result = Client(url, httpx_kwargs=PATIENT, verbose=False).predict(
+        STORY, stride=16, api_name="/score"
+    )
     expected = metric.compute(predictions=[STORY], model_id=folders["bundled"], stride=16)
     assert result["perplexity"] == pytest.approx(expected["perplexity"], rel=1e-6)
     assert result["num_windows"] == expected["num_windows"]
@@ -1726,7 +1731,9 @@ def test_the_api_gives_the_metrics_number(url, folders, metric):
 
 
 def test_the_api_gives_tokens_and_words_to_quote(url):
-    result = Client(url, verbose=False).predict(STORY, tokens=True, api_name="/score")
+    result = Client(url, httpx_kwargs=PATIENT, verbose=False).predict(
+        STORY, tokens=True, api_name="/score"
+    )
     assert sum(row["nll"] for row in result["tokens"]) == pytest.approx(result["total_nll"])
     assert STORY[result["tokens"][4]["start"] : result["tokens"][4]["end"]].strip()
     assert result["text_sha256"] == hashlib.sha256(STORY.encode()).hexdigest()
@@ -1735,7 +1742,7 @@ def test_the_api_gives_tokens_and_words_to_quote(url):
 
 
 def test_the_api_gives_words_after_a_context(url):
-    result = Client(url, verbose=False).predict(
+    result = Client(url, httpx_kwargs=PATIENT, verbose=False).predict(
         " was kind.", context="The old man", words=True, api_name="/score"
     )
     assert [row["word"] for row in result["words"]] == ["was", "kind."]
@@ -1754,13 +1761,15 @@ def test_what_json_has_no_number_for_is_said_in_words():
 
 def test_a_language_model_gets_json(url):
     """Gradio's own header says that a tool was called through MCP."""
-    client = Client(url, verbose=False, headers={"x-gradio-user": "mcp"})
+    client = Client(url, httpx_kwargs=PATIENT, verbose=False, headers={"x-gradio-user": "mcp"})
     answer = client.predict("Some text.", api_name="/score")
     assert json.loads(answer)["perplexity"] > 1
 
 
 def test_the_api_compares(url, folders):
-    result = Client(url, verbose=False).predict(STORY * 3, tokens=True, api_name="/compare")
+    result = Client(url, httpx_kwargs=PATIENT, verbose=False).predict(
+        STORY * 3, tokens=True, api_name="/compare"
+    )
     comparison, rows = result["comparison"], result["tokens"]
     assert result["signature"].startswith("model:demo_model-4bit|")
     assert comparison["reference_signature"].startswith("model:demo_model|")
@@ -1781,7 +1790,7 @@ def test_the_api_compares(url, folders):
 
 
 def test_the_api_compares_models_with_other_tokens_by_bytes(url):
-    result = Client(url, verbose=False).predict(
+    result = Client(url, httpx_kwargs=PATIENT, verbose=False).predict(
         STORY * 3, "demo_model", "owner/bytes", tokens=True, api_name="/compare"
     )
     comparison, pieces = result["comparison"], result["tokens"]
@@ -1806,7 +1815,9 @@ def test_the_api_compares_models_with_other_tokens_by_bytes(url):
 )
 def test_the_api_compares_as_asked_or_not_at_all(url, arguments, said):
     with pytest.raises(Exception, match=said):
-        Client(url, verbose=False).predict(STORY, **arguments, api_name="/compare")
+        Client(url, httpx_kwargs=PATIENT, verbose=False).predict(
+            STORY, **arguments, api_name="/compare"
+        )
 
 
 @pytest.mark.parametrize(
@@ -1844,7 +1855,7 @@ def test_the_api_compares_as_asked_or_not_at_all(url, arguments, said):
 )
 def test_the_api_refuses_with_a_sentence(url, arguments, said):
     with pytest.raises(Exception, match=said):
-        Client(url, verbose=False).predict(**arguments, api_name="/score")
+        Client(url, httpx_kwargs=PATIENT, verbose=False).predict(**arguments, api_name="/score")
 
 
 def test_faults_reach_no_caller(url, monkeypatch):
@@ -1853,7 +1864,7 @@ def test_faults_reach_no_caller(url, monkeypatch):
 
     monkeypatch.setattr(Service, "score", fail)
     with pytest.raises(Exception, match="Something went wrong on this page's side"):
-        Client(url, verbose=False).predict("x", api_name="/score")
+        Client(url, httpx_kwargs=PATIENT, verbose=False).predict("x", api_name="/score")
 
 
 def test_parallel_visitors_each_get_their_own_answer(url, folders, metric):
@@ -1862,7 +1873,7 @@ def test_parallel_visitors_each_get_their_own_answer(url, folders, metric):
     with ThreadPoolExecutor(8) as pool:
         results = list(
             pool.map(
-                lambda text, stride: Client(url, verbose=False).predict(
+                lambda text, stride: Client(url, httpx_kwargs=PATIENT, verbose=False).predict(
                     text, stride=stride, api_name="/score"
                 ),
                 texts,
@@ -1984,7 +1995,7 @@ def test_without_the_middleware_nobody_seems_to_leave():
 def test_too_many_requests_are_turned_away_with_a_sentence(served):
     service, url = served
     with service.line.turn(Job(60)):
-        callers = [Client(url, verbose=False) for _ in range(6)]
+        callers = [Client(url, httpx_kwargs=PATIENT, verbose=False) for _ in range(6)]
         jobs = [caller.submit("Some text.", api_name="/score") for caller in callers]
         refused, waiting = futures.wait(jobs, timeout=60, return_when=futures.FIRST_COMPLETED)
         while len(waiting) > 4:
@@ -2023,7 +2034,9 @@ def test_a_program_of_this_machine_cannot_choose_its_address(served, monkeypatch
     seen = []
     monkeypatch.setattr(endpoints, "address", lambda request: seen.append(address(request)))
     headers = {"x-forwarded-for": "9.9.9.9"}
-    Client(url, verbose=False, headers=headers).predict("Some text.", api_name="/score")
+    Client(url, httpx_kwargs=PATIENT, verbose=False, headers=headers).predict(
+        "Some text.", api_name="/score"
+    )
     assert seen == ["127.0.0.1"]
 
 

@@ -58,7 +58,7 @@ def test_the_last_of_many_clicks_counts(page):
 
 
 def test_who_waits_sees_the_place_and_leaves_at_once(page, url):
-    program = Client(url, verbose=False)
+    program = Client(url, httpx_kwargs={"timeout": 120}, verbose=False)
     running = program.submit("word " * 15000, stride=1, api_name="/score")  # ends after 6 seconds
     press_score(page)
     page.until(lambda: "You are next in line" in page.status, "the page does not tell the place")
