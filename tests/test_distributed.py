@@ -391,7 +391,7 @@ def test_torchrun_on_the_command_line(torchrun, call):
 def test_a_refusal_under_torchrun_is_printed_once(torchrun):
     _, done = torchrun
     assert done.returncode != 0
-    assert done.stderr.count("must be between 1 and max_length=16, got 99") == 1
+    assert done.stderr.count("must be between 1 and --max-length 16, got 99") == 1
 
 
 def test_a_program_that_a_process_of_torchrun_runs_is_not_one_of_its_processes(torchrun):
