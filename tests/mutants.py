@@ -30,7 +30,7 @@ TESTS = {
     "plan_windows": "test_windows.py test_passes.py test_parts.py test_long_protocols.py",
     "result_comparison": "test_comparison.py test_identity.py",
     "result_pairs": "test_reference.py test_comparison.py",
-    "result_uncertainty": "test_uncertainty.py",
+    "result_uncertainty": "test_uncertainty.py test_totals.py test_parts_of_runs.py",
     "result_words": "test_words.py",
     "score_checkpoint": "test_checkpoint.py",
     "score_runner": "test_scoring.py test_checkpoint.py test_shared_contexts.py",

@@ -373,6 +373,7 @@ def test_published_tables_are_of_the_published_results():
     assert table.bookkeeping_table(results) in details
     assert table.many_texts_table(results) in details
     assert table.first_calls_table(results) in details
+    assert table.first_calls_table(results) in readme
     assert table.two_models_table(results) in details
     for part in ("shared context", "many lengths"):
         assert table.shared_table(results, part) in details

@@ -335,6 +335,12 @@ def test_the_interval_of_a_skewed_mean_is_symmetric_in_its_logarithm():
     assert estimate_ratio([0.0, 0.0, 0.0, 0.0], np.ones(4)).logarithm().interval is None
 
 
+def test_the_logarithm_of_nothing_is_no_large_number():
+    nothing = estimate_ratio(np.zeros(12), np.ones(12)).logarithm()
+    assert nothing.value == -math.inf
+    assert nothing.interval is None
+
+
 def test_jackknife_of_a_ratio_is_that_of_estimate_ratio():
     terms, weights = np.random.default_rng(6).gamma(2.0, 1.0, (2, 12))
     without = (terms.sum() - terms) / (weights.sum() - weights)
