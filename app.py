@@ -34,7 +34,7 @@ def create_app(
 
 
 def is_private() -> bool:
-    """Whether only people at this machine see the page, so that they may name its folders."""
+    """Return whether only people at this machine see the page and may name its folders."""
     outside = ("SPACE_ID", "GRADIO_SERVER_NAME", "GRADIO_SHARE", "GRADIO_ROOT_PATH")
     return not any(os.environ.get(name) for name in outside)
 

@@ -147,7 +147,7 @@ def _compute(
     dtype: str | torch.dtype | None,
     **asked: object,
 ) -> dict:
-    """Compute: check, open, read, plan, score, sum up."""
+    """Check the request, open the model, read, plan, score and sum up."""
     if predictions is None:
         raise ArgumentError(
             "predictions",

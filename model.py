@@ -232,7 +232,7 @@ class LanguageModel:
         return lock_of(self.model)
 
     def signature_fields(self) -> dict[str, object]:
-        """What the model's scores of given tokens depend on, by name, in the signature's order."""
+        """Return what the scores of given tokens depend on, by name, in the signature's order."""
         adapters = active_adapters(self.model)
         return {
             "model": self.name + ("+modified" if self.modifications() else ""),
@@ -345,7 +345,7 @@ class LanguageModel:
         return Findings(state, False, number, expected.shape[-1], expected.shape[1])
 
     def _takes_long_passes(self, length: int, num_tokens: int) -> bool:
-        """Whether passes of this length are to be tried before texts are scored in such."""
+        """Return whether to try passes of this length before any text is scored with them."""
         return not self.findings.is_known or num_tokens >= LONG_RUN * length
 
     def _try_long_passes(self, length: int) -> None:

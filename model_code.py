@@ -68,14 +68,14 @@ def describe_class(kind: type) -> list:
 
 
 def differs_from_class(module: torch.nn.Module, name: str) -> bool:
-    """Whether a module has another value than its class; replaced methods do not count."""
+    """Return whether an attribute differs from its class's; replaced methods do not count."""
     of_class, value = getattr(type(module), name, None), vars(module)[name]
     is_same = isinstance(value, bool | int | float | str) and value == of_class
     return not callable(of_class) and not is_same
 
 
 def is_known(function: Callable) -> bool:
-    """Whether a function belongs to a package whose code the digests cover."""
+    """Return whether a function belongs to a package whose code the digests cover."""
     return package_of(defining_module(function)) in KNOWN_PACKAGES
 
 
@@ -105,7 +105,7 @@ def package_of(module: str) -> str:
 
 
 def plain_tensors(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
-    """A tensor, or those that a quantised one is made of: codes and scales."""
+    """Yield a tensor, or those that make up a quantised one: codes and scales."""
     if hasattr(tensor, "__tensor_flatten__"):
         for name in tensor.__tensor_flatten__()[0]:
             yield from plain_tensors(getattr(tensor, name))
@@ -121,7 +121,7 @@ def plain_tensors(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
 
 
 def tensor_bytes(tensor: torch.Tensor) -> np.ndarray:
-    """The numbers of a tensor as bytes (N,)."""
+    """Return the numbers of a tensor as bytes (N,)."""
     return tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy()
 
 
@@ -130,7 +130,7 @@ def _is_of_library(module: str) -> bool:
 
 
 def _describe_function(function: FunctionType, inside: Callable) -> object:
-    """A pinned function by its name, any other by its code and the values that it holds."""
+    """Describe a pinned function by its name, any other by its code and the values it holds."""
     if package_of(defining_module(function)) in PINNED_PACKAGES:
         return function.__qualname__
     held = [function.__defaults__, function.__kwdefaults__]
@@ -141,12 +141,12 @@ def _describe_function(function: FunctionType, inside: Callable) -> object:
 
 
 def _describe_code(code: CodeType) -> list:
-    """What a function does, without the place where it is written."""
+    """Describe what a function does, without the place where it is written."""
     return [code.co_code.hex(), code.co_names, [_describe_constant(c) for c in code.co_consts]]
 
 
 def _describe_constant(value: object) -> object:
-    """A constant of a function; sets in an order that is the same in every process."""
+    """Describe a constant of a function; sets in an order that is the same in every process."""
     if isinstance(value, CodeType):
         return _describe_code(value)
     if isinstance(value, frozenset):
@@ -155,7 +155,7 @@ def _describe_constant(value: object) -> object:
 
 
 def _describe_object(value: object, inside: Callable) -> object:
-    """An object by its class; somebody's own by what it does and holds as well."""
+    """Describe an object by its class; one of a user's class also by what it does and holds."""
     kind = type(value)
     if isinstance(value, bytes | complex):
         return str(value)

@@ -84,7 +84,7 @@ TORCH_SETTINGS = (*SETTINGS, tuple)
 
 
 def model_name(name: str, model_kwargs: dict) -> str:
-    """A model's name on the Hub, or its folder's without the path, which is this machine's own."""
+    """Return a model's name on the Hub, or the last part of its folder's path."""
     local = os.path.isabs(name) or name.startswith(".") or os.path.isdir(name)
     shown = os.path.basename(os.path.abspath(name)) if local else name
     parts = [model_kwargs.get(key) for key in ("subfolder", "variant", "gguf_file")]
@@ -92,7 +92,7 @@ def model_name(name: str, model_kwargs: dict) -> str:
 
 
 def model_revision(model: torch.nn.Module, commit: str | None) -> str:
-    """The commit that the weights came from, else a digest of them; and one of how it is built.
+    """Return the commit or digest of the weights, and a digest of the model's structure.
 
     A model that was passed live may have been trained since it was loaded: its commit says nothing,
     and neither does that of an adapter about the model below it.
@@ -126,7 +126,7 @@ def weights_digest(model: torch.nn.Module) -> str:
 
 
 def structure(model: torch.nn.Module) -> list:
-    """How a model is built, beside its configuration, which may have been changed since.
+    """Describe how a model is built, apart from its configuration, which may have changed since.
 
     By the names of its classes and functions and the numbers that its modules keep; what somebody's
     own code does with them is measured, by the probe.
@@ -138,7 +138,7 @@ def structure(model: torch.nn.Module) -> list:
 
 
 def _class_name(kind: type) -> str:
-    """A class by where a library keeps it; somebody's own may lie anywhere."""
+    """Name a class by where its library keeps it; one of a user's by its own name alone."""
     is_pinned = package_of(kind.__module__) in PINNED_PACKAGES
     return f"{kind.__module__}.{kind.__qualname__}" if is_pinned else kind.__qualname__
 
@@ -163,7 +163,7 @@ def modifications(model: torch.nn.Module) -> list[str]:
 
 
 def _attention_function(model: torch.nn.Module) -> Callable:
-    """What is registered under the name of the attention that a model asks for."""
+    """Return the function registered under the name of the attention that a model asks for."""
     registered = getattr(transformers.modeling_utils, "ALL_ATTENTION_FUNCTIONS", {})
     name = getattr(getattr(model, "config", None), "_attn_implementation", None)
     function = registered.get(name) if isinstance(name, str) else None
@@ -190,7 +190,7 @@ def check_identifiable(model: torch.nn.Module, argument: str = "checkpoint") -> 
 
 
 def active_adapters(model: torch.nn.Module) -> str | None:
-    """Names of the adapters (LoRA and its kin) in use, "none" if switched off; None without any."""
+    """Name the adapters (LoRA and its kin) in use: "none" if switched off, None without any."""
     states = [state for module in model.modules() if (state := _adapter_state(module))]
     if not states:
         return None
@@ -217,7 +217,7 @@ def number_format(model: torch.nn.Module) -> str:
 
 
 def matmul_precision() -> str:
-    """How exactly float32 matrices are multiplied: "highest" unless somebody has allowed less."""
+    """Return how exactly float32 matrices are multiplied: "highest" unless set otherwise."""
     try:
         return torch.get_float32_matmul_precision()
     except RuntimeError:  # torch refuses where it was set by the names that it has since 2.9
@@ -262,7 +262,7 @@ def tokenizer_digest(tokenizer: transformers.PreTrainedTokenizerBase) -> str:
 
 
 def _own_code(tokenizer: transformers.PreTrainedTokenizerBase) -> list:
-    """What somebody's own class does around a tokenizer, and methods that were replaced on it."""
+    """Describe the methods of a user's class around a tokenizer, and those replaced on it."""
     kind = type(tokenizer)
     replaced = [
         [name, describe(value)]
@@ -280,7 +280,7 @@ def _own_code(tokenizer: transformers.PreTrainedTokenizerBase) -> list:
 
 
 def _names_used(kind: type) -> set[str]:
-    """Names in the code of a class, but for what it has from transformers."""
+    """Return the names that the code of a class uses, except what it has from transformers."""
     return {
         name
         for c in kind.__mro__
@@ -306,13 +306,13 @@ def _replaced_methods(module: torch.nn.Module) -> list[str]:
 
 
 def _is_compiled(value: object, module: torch.nn.Module, name: str) -> bool:
-    """Whether a function is what torch.compile made of a module's own method."""
+    """Return whether torch.compile made this function from the module's own method."""
     original = getattr(value, "_torchdynamo_orig_callable", None)
     return original is not None and original == getattr(type(module), name).__get__(module)
 
 
 def _has_other_forward(kind: type) -> bool:
-    """Whether a class of a library, or of somebody's own over one, runs another forward than it had."""
+    """Return whether the forward of a library's class, or of one over it, was replaced."""
     writers = [c for c in kind.__mro__ if "forward" in vars(c)]
     if package_of(kind.__module__) == "transformers_modules" or not writers:
         return False
@@ -323,7 +323,7 @@ def _has_other_forward(kind: type) -> bool:
 
 
 def _with_effect(settings: dict) -> dict:
-    """A configuration without entries that have no part in the logits, nested ones too."""
+    """Drop the entries of a configuration that have no part in the logits, nested ones too."""
     return {
         key: _with_effect(value) if isinstance(value, dict) else value
         for key, value in settings.items()
@@ -340,7 +340,7 @@ def _has_effect(name: str) -> bool:
 
 
 def _attributes(module: torch.nn.Module) -> dict[str, object]:
-    """What a module keeps beside its weights: numbers and names, functions by theirs."""
+    """Return what a module keeps beside its weights: numbers, names, functions by name."""
     if isinstance(module, torch.nn.modules.dropout._DropoutNd):
         return {}
     kinds = TORCH_SETTINGS if package_of(type(module).__module__) == "torch" else SETTINGS
@@ -349,14 +349,14 @@ def _attributes(module: torch.nn.Module) -> dict[str, object]:
 
 
 def _shown(value: object) -> object:
-    """A plain value as it is, a function by its name."""
+    """Return a plain value as it is, a function by its name."""
     if callable(value):
         return getattr(value, "__qualname__", type(value).__qualname__)
     return value
 
 
 def _adapter_state(module: torch.nn.Module) -> tuple | None:
-    """(names of active adapters, switched off, merged ones, their scales) of a PEFT layer."""
+    """Return (active adapters, switched off, merged adapters, their scales) of a PEFT layer."""
     if not hasattr(module, "active_adapters") or not hasattr(module, "disable_adapters"):
         return None
     if isinstance(module, transformers.PreTrainedModel) or callable(module.disable_adapters):
@@ -370,7 +370,7 @@ def _adapter_state(module: torch.nn.Module) -> tuple | None:
 
 
 def _tensors(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-    """Every tensor of a model with a name; offloaded ones as they are brought in.
+    """Yield every tensor of a model with its name; offloaded ones as they are brought in.
 
     Tied ones come under each of their names: offloaded, they are no longer the same object.
     """
@@ -385,7 +385,7 @@ def _tensors(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def _quantised_tensors(prefix: str, module: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-    """Weights of layers that torch.ao has quantised, which are no parameters."""
+    """Yield the weights of layers quantised by torch.ao, which are not parameters."""
     for name in ("weight", "bias"):
         getter = getattr(module, name, None)
         value = getter() if callable(getter) else None
@@ -394,7 +394,7 @@ def _quantised_tensors(prefix: str, module: torch.nn.Module) -> Iterator[tuple[s
 
 
 def _stays(module: torch.nn.Module, buffer: str) -> bool:
-    """Whether a buffer is the same after a forward pass."""
+    """Return whether a forward pass leaves a buffer as it is."""
     if buffer not in module._non_persistent_buffers_set:
         return True
     grows = any(kind in str(getattr(module, "rope_type", "")) for kind in GROWING_ROTARY)

@@ -244,7 +244,7 @@ class GGUFModel:
             library.llama_batch_free(batch)
 
     def read_in_parts(self, length: int, refusal: str) -> None:
-        """Refuse: llama.cpp reads in parts already."""
+        """Raise MemoryError: llama.cpp reads in parts already."""
         raise MemoryError(refusal)
 
     def shares_prefixes(self, prefix: np.ndarray, following: np.ndarray) -> bool:
@@ -252,7 +252,7 @@ class GGUFModel:
         return False
 
     def signature_fields(self) -> dict[str, object]:
-        """What its scores of given tokens depend on, by name, in the signature's order."""
+        """Return what the scores of given tokens depend on, by name, in the signature's order."""
         given = {k: v for k, v in self.settings.items() if not k.startswith(WITHOUT_EFFECT)}
         options = ",".join(f"{key}={given[key]}" for key in sorted(given))
         return {
@@ -277,7 +277,7 @@ class GGUFModel:
         return []
 
     def check_identifiable(self, argument: str = "checkpoint") -> None:
-        """Accept: the file is told by its digest, and nothing can be put over it."""
+        """Accept any file: its digest identifies it, and nothing can be put over it."""
 
 
 # Architectures whose table of positions ends where they were trained to.

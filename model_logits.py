@@ -85,7 +85,7 @@ class BodyThenHead:
         self.body_kwargs = forward_kwargs(body)
 
     def __call__(self, batch: Batch, block_rows: int, prefix: Prefix | None = None) -> LogitBlocks:
-        """As `Head`."""
+        """Yield blocks of logits, as `Head` does."""
         return self.blocks(self.states(batch.ids, batch.scored, prefix), batch.targets, block_rows)
 
     def states(
@@ -129,7 +129,7 @@ class WholeForward:
         self.kwargs = forward_kwargs(model)
 
     def __call__(self, batch: Batch, block_rows: int, prefix: Prefix | None = None) -> LogitBlocks:
-        """As `Head`, but for memory: a whole window's logits exist at once."""
+        """Yield blocks of logits, as `Head` does, with a whole window's in memory at once."""
         ids, scored, targets = batch
         if prefix is not None:
             logits = self.model(ids, **after_prefix(self.kwargs, prefix)).logits.flatten(0, 1)
@@ -174,7 +174,7 @@ class AlignedProduct:
         self.buffer = linear.weight.new_empty(0)
 
     def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Logits (..., V) for hidden states (..., D), which the next call overwrites."""
+        """Return logits (..., V) for hidden states (..., D); the next call overwrites them."""
         rows = hidden.flatten(0, -2)  # (R, D)
         weight, bias = self.linear.weight, self.linear.bias
         if len(rows) > len(self.buffer):
@@ -202,7 +202,7 @@ class ScoredRows:
         self.scored = torch.empty(0, dtype=torch.long)
 
     def __call__(self, *states: torch.Tensor) -> torch.Tensor:
-        """The layer's output (B, T, D) for its inputs, each (B, T, D)."""
+        """Return the layer's output (B, T, D) for its inputs, each (B, T, D)."""
         shape = states[0].shape[:2]
         if len(self.scored) == shape.numel():
             return self.plain_forward(*states)

@@ -122,7 +122,7 @@ def _text_config(model: torch.nn.Module) -> PretrainedConfig | None:
 
 
 def input_embeddings(model: torch.nn.Module) -> torch.nn.Module | None:
-    """The table of a model's token embeddings, where it says which that is."""
+    """Return a model's table of token embeddings, or None where it does not say which that is."""
     try:
         return model.get_input_embeddings()
     except (AttributeError, NotImplementedError):

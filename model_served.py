@@ -225,7 +225,7 @@ class ServedModel:
         return self.source.tokenize(text)
 
     def read_in_parts(self, length: int, refusal: str) -> None:
-        """Refuse: what a server's memory takes is its own affair."""
+        """Raise MemoryError: a server manages its own memory."""
         raise MemoryError(refusal)
 
     @property
@@ -244,7 +244,7 @@ class ServedModel:
             raise changed_model(self.description)
 
     def signature_fields(self) -> dict[str, object]:
-        """What its scores of given tokens depend on, as far as it is known here."""
+        """Return what the scores of given tokens depend on, as far as the server tells."""
         dtype = {} if self.dtype is None else {"dtype": self.dtype}
         return {"model": self.name, "revision": self.revision, **dtype, "engine": self.engine}
 
@@ -252,7 +252,7 @@ class ServedModel:
         return []
 
     def check_identifiable(self, argument: str = "checkpoint") -> None:
-        """Accept: the scores that are kept are told apart by the probe."""
+        """Accept any server: the probe tells apart the scores that are kept."""
 
     def shares_prefixes(self, prefix: np.ndarray, following: np.ndarray) -> bool:
         """Return False: what a server keeps of a context is its own affair."""

@@ -354,7 +354,7 @@ class WithoutAdapter(LanguageModel):
 
     @contextmanager
     def in_use(self) -> Iterator[None]:
-        """As `LanguageModel.in_use`; the state that is kept is that without the adapters."""
+        """Keep the model as `LanguageModel.in_use` does, in its state without the adapters."""
         with lock_of(self.model), ExitStack() as stack:
             with self.as_scored():
                 stack.enter_context(super().in_use())
@@ -373,7 +373,7 @@ class WithoutAdapter(LanguageModel):
             super().read_in_parts(length, refusal)
 
     def logits(self, batch: Batch, block_rows: int, prefix: Prefix | None = None) -> LogitBlocks:
-        """As `LanguageModel.logits`; between the blocks the model has its adapters again."""
+        """Yield logits as `LanguageModel.logits` does; between blocks the adapters are back on."""
         blocks = super().logits(batch, block_rows, prefix)
         while True:
             with self.as_scored():

@@ -170,7 +170,7 @@ class HeadInParts:
         self.by_blocks = head.by_blocks
 
     def __call__(self, batch: Batch, block_rows: int, prefix: Prefix | None = None) -> LogitBlocks:
-        """As `Head`; what follows a prefix is read whole."""
+        """Yield blocks of logits, as `Head` does; what follows a prefix is read whole."""
         ids, scored, targets = batch
         length = ids.shape[1]
         if length <= self.part or prefix is not None:
@@ -264,7 +264,7 @@ class SteadyRotation:
     def __call__(
         self, x: torch.Tensor, position_ids: torch.Tensor, *args: object, **kwargs: object
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Cosines and sines (B, T, D) for places (B, T), in the dtype of x."""
+        """Return cosines and sines (B, T, D) for positions (B, T), in the dtype of x."""
         exact = x[..., :1].float()  # only its dtype and device matter to the embedding
         first = position_ids[:, :1]
         cosines, sines = self.forward(exact, position_ids - first, *args, **kwargs)
@@ -278,7 +278,7 @@ class SteadyRotation:
 
 
 def steady_rotations(model: torch.nn.Module) -> dict[torch.nn.Module, Callable]:
-    """Exact forwards for those rotary embeddings that a pass calls and that they agree with."""
+    """Return exact forwards for rotary embeddings that a pass calls and that agree with them."""
     called: dict[torch.nn.Module, Callable] = {}
     agreed: list[torch.nn.Module] = []
 

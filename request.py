@@ -82,7 +82,7 @@ class Request:
         return [TextsDigest.of([line]) for line in lines]
 
     def digests_as_read(self, measurement: Measurement) -> list[TextsDigest]:
-        """Digests of the texts; of chats, as the tokenizer's template has written them out."""
+        """Return digests of the texts; of chats, as the tokenizer's template wrote them out."""
         if self.parts is None or self.parts.chats is None:
             return self.text_digests
         written = zip(measurement.texts, measurement.streams)

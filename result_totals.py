@@ -67,14 +67,14 @@ class TextScores:
 
 
 def nll_interval(estimate: Estimate, cap: float = math.inf) -> list[float] | None:
-    """The interval of a mean nll in nats: none is below 0, nor above the cap."""
+    """Return the interval of a mean nll in nats, with bounds between 0 and the cap."""
     if estimate.interval is None:
         return None
     return [min(max(0.0, bound), cap) for bound in estimate.interval]
 
 
 def perplexity_interval(estimate: Estimate, cap: float = math.inf) -> list[float] | None:
-    """The interval of a perplexity, of whose logarithm this is the estimate: none is below 1."""
+    """Return the interval of a perplexity, none below 1, from the estimate of its logarithm."""
     bounds = nll_interval(estimate, cap)
     return None if bounds is None else [exp(bound) for bound in bounds]
 
@@ -198,7 +198,7 @@ class Totals:
         )
 
     def _is_measured_as(self, other: "Totals") -> bool:
-        """Whether both say the same of what was measured, and how; probes may round otherwise."""
+        """Return whether both measured the same in the same way; probes may round otherwise."""
         identities = [{**totals.identity, "probe": None} for totals in (self, other)]
         probes = [totals.identity.get("probe") for totals in (self, other)]
         if (self.aggregation, identities[0]) != (other.aggregation, identities[1]):

@@ -324,13 +324,13 @@ class StoredReference(LanguageModel):
         drop_body(reference.model, reference.head.body)
 
     def prepare(self, length: int = 0, num_tokens: int = 0) -> None:
-        """It was prepared when it was whole."""
+        """Do nothing: the model was prepared when it was whole."""
 
     def read_in_parts(self, length: int, refusal: str) -> None:
         raise MemoryError(refusal)
 
     def logits(self, batch: Batch, block_rows: int, prefix: Prefix | None = None) -> LogitBlocks:
-        """As `LanguageModel.logits`, for passes that are in the file."""
+        """Yield logits as `LanguageModel.logits` does, for passes that are in the file."""
         length = batch.ids.shape[1]
         lines, rows = batch.ids.cpu().numpy(), batch.scored.cpu().numpy()
         states = []
@@ -349,7 +349,7 @@ class StoredReference(LanguageModel):
 
 
 def row_key(inputs: np.ndarray, scored: np.ndarray) -> str:
-    """What tells a pass from others: what it reads, and which rows are scored."""
+    """Return a digest that identifies a pass by the tokens it reads and the rows it scores."""
     digest = xxhash.xxh3_128(np.ascontiguousarray(inputs, np.int64).tobytes())
     digest.update(b"|")
     digest.update(np.ascontiguousarray(scored, np.int64).tobytes())

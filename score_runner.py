@@ -129,7 +129,7 @@ class Work:
         return pass_.num_inputs
 
     def stands_alone(self, number: int) -> bool:
-        """Whether a pass can be scored by itself."""
+        """Return whether a pass can be scored by itself."""
         return True
 
     def share(self, processes: Processes) -> list[int]:

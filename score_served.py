@@ -135,7 +135,7 @@ class ServedScorer:
         return groups
 
     def _is_full(self, length: int) -> bool:
-        """Whether a pass fills the model, so that its last target cannot be read as well."""
+        """Return whether a pass fills the model, so that its last target cannot be read as well."""
         readable = self.model.limit.readable
         return self.model.source.form.forces and length == readable
 

@@ -60,7 +60,7 @@ def describe_measurement(
 
 
 def _model_fields(model: ScoredModel) -> dict[str, object]:
-    """What a model says of itself, with the version of the metric before those of the libraries."""
+    """Return what a model says of itself, the metric's version before those of the libraries."""
     fields = model.signature_fields()
     libraries = {name: fields.pop(name) for name in LIBRARIES if name in fields}
     return fields | {"version": VERSION} | libraries
@@ -71,5 +71,5 @@ def _line(fields: dict[str, object]) -> str:
 
 
 def _shown(value: object) -> str:
-    """A field's value on one line, without the sign that ends it."""
+    """Write a field's value on one line, without the sign that ends it."""
     return str(value).encode("unicode_escape").decode("ascii").replace("|", r"\x7c")

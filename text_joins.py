@@ -30,12 +30,12 @@ def _is_unspaced(character: str) -> bool:
 
 
 def _ends_word(character: str) -> bool:
-    """Letters, digits, and marks that close: a space follows them."""
+    """Return whether a space follows a character: a letter, a digit, or a mark that closes."""
     kind = unicodedata.category(character)
     return character not in JOINING and (kind[0] in "LMN" or kind in ("Pe", "Pf", "Po"))
 
 
 def _begins_word(character: str) -> bool:
-    """Letters, digits, and marks that open: a space comes before them."""
+    """Return whether a space comes before a character: a letter, a digit, or a mark that opens."""
     kind = unicodedata.category(character)
     return kind[0] in "LN" or kind in ("Ps", "Pi", "Sc") or character in (*OPENING_QUOTES, "¿", "¡")

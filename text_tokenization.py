@@ -62,7 +62,7 @@ class ScoredPart:
         return "".join(text[first:end] for first, end in self.spans)
 
     def without_first(self, begin: int) -> "ScoredPart":
-        """The same in a text without its first token, which stands for `begin` characters."""
+        """Return the part without the text's first token, which stands for `begin` characters."""
         moved = [(max(first - 1, 0), end - 1) for first, end in self.targets]
         kept = [number for number, (first, end) in enumerate(moved) if first < end]
         return ScoredPart(
@@ -96,7 +96,7 @@ class TokenizedText:
         return len(self.ids)
 
     def without_first(self, begin: int) -> "TokenizedText":
-        """The same without its first token, which stands for `begin` characters."""
+        """Return the text without its first token, which stands for `begin` characters."""
         return TokenizedText(
             self.ids[1:],
             None if self.offsets is None else self.offsets[1:],

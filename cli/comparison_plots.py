@@ -53,7 +53,7 @@ def draw_comparison(report: dict) -> Figure:
 
 
 def scored_columns(report: dict) -> tuple[np.ndarray, ...]:
-    """nll, the reference's nll and divergence of the scored tokens (N,) each."""
+    """Return nll, the reference's nll and divergence of the scored tokens, each (N,), in nats."""
     names = ("nll", "reference_nll", "kl")
     columns = [
         np.array([v for scores in report["token_scores"] for v in scores[name] if v is not None])

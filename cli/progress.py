@@ -86,7 +86,7 @@ class Progress:
         )
 
     def _seconds_left(self, share: float) -> float | None:
-        """Foretell the rest; nobody knows after the first batch: the model was loaded before it."""
+        """Estimate the seconds left; None until a second batch: the first includes loading."""
         begin, before = self.first
         return (self.clock() - begin) / (share - before) * (1 - share) if share > before else None
 

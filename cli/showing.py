@@ -71,7 +71,7 @@ def print_texts(readings: Sequence[Reading]) -> None:
 
 
 def _lines(reading: Reading, in_colour: bool) -> Iterator[Text]:
-    """The lines of a text; a space before a word has no colour."""
+    """Yield the lines of a text; a space before a word has no colour."""
     segments, text = text_segments(reading)
     line = Text()
     for segment in segments:
@@ -96,7 +96,7 @@ def _legend() -> Text:
 
 
 def _sentence(word: Surprise, reading: Reading) -> str:
-    """`raised: 15.7 bits, 1 in 53,300. The model expected “and” (12 %).`"""
+    """Say how surprising a word was: `raised: 15.7 bits, 1 in 53,300. The model expected …`"""
     _, text = text_segments(reading)
     before, piece, after = around(text, word.segment)
     at = f" (at “{piece}”)" if before or after else ""

@@ -16,7 +16,7 @@ OPTIONS = {"context_separator": "context-separator"}
 
 
 def python_call(scored: Scored, reference: LoadedModel | None = None) -> str:
-    """Python that computes the same number from the text in text.txt, or compares with a reference."""
+    """Write Python that computes the same number from text.txt, or compares with a reference."""
     imports, lines, arguments = _model_lines(scored.loaded)
     wanted = 'results["perplexity"]'
     if reference is not None:
@@ -51,14 +51,14 @@ def python_call(scored: Scored, reference: LoadedModel | None = None) -> str:
 
 
 def _read(text: str, name: str, file: str) -> tuple[str, list[str]]:
-    """A text as Python: itself, or a name after the lines that read it from a file."""
+    """Write a text as Python: itself, or a name after the lines that read it from a file."""
     if len(text) <= INLINE_CHARACTERS:
         return literal(text), []
     return name, [f'{name} = open("{file}", encoding="utf-8", newline="").read()']
 
 
 def _model_lines(loaded: LoadedModel) -> tuple[list[str], list[str], dict[str, str]]:
-    """Imports and lines before the call, and the arguments of the model, as Python."""
+    """Write the imports and lines before the call, and the model's arguments, as Python."""
     if loaded.name not in (BUNDLED, ROUNDED):
         return [], [], {name: literal(value) for name, value in _named(loaded).items()}
     imports, lines, folder = [], [], literal(BUNDLED)
@@ -77,7 +77,7 @@ def _model_lines(loaded: LoadedModel) -> tuple[list[str], list[str], dict[str, s
 
 
 def shell_call(scored: Scored, reference: LoadedModel | None = None) -> str:
-    """Commands that print the same number for the text in text.txt, or compare with a reference."""
+    """Write commands that print the same number from text.txt, or compare with a reference."""
     before = []
     if space():
         folder = space().split("/")[-1]
@@ -104,28 +104,28 @@ def shell_call(scored: Scored, reference: LoadedModel | None = None) -> str:
 
 
 def literal(value) -> str:
-    """Python for a value, strings in double quotes."""
+    """Write a value as Python, strings in double quotes."""
     return repr(value) if isinstance(value, bool | int) else json.dumps(value, ensure_ascii=False)
 
 
 def space() -> str | None:
-    """The Space that this page runs on, such as user/perplexity_sliding."""
+    """Return the Space that this page runs on, such as user/perplexity_sliding; None elsewhere."""
     return os.environ.get("SPACE_ID")
 
 
 def metric_address() -> str:
-    """Where to load the metric from: this Space, or the folder of the app."""
+    """Return where to load the metric from: this Space, or the folder of the app."""
     return space() or "./perplexity_sliding.py"
 
 
 def _named(loaded: LoadedModel) -> dict:
-    """The metric's arguments for a model with a name, its version included."""
+    """Return the metric's arguments for a model with a name, its version included."""
     version = {} if loaded.commit is None else {"model_kwargs": {"revision": loaded.commit}}
     return {"model_id": loaded.name} | version
 
 
 def _arguments(scored: Scored) -> dict:
-    """The metric's other arguments, less those at their default."""
+    """Return the metric's other arguments, without those at their default."""
     defaults = {"add_start_token": True, "protocol": "sliding"}
     arguments = scored.settings.arguments()
     return {name: value for name, value in arguments.items() if defaults.get(name) != value}

@@ -55,7 +55,7 @@ def card(scored: Scored) -> str:
 
 
 def page_colours() -> dict[int, tuple[str, str]]:
-    """Background and ink of each level of surprise, as the page has them in the light."""
+    """Read background and ink of each level of surprise from the page's light style."""
     style = STYLE.read_text(encoding="utf-8")
     inks = dict(re.findall(r"--ps-on-b(\d): (#\w+)", style)[::-1])
     grounds = dict(re.findall(r"--ps-b(\d): (#\w+)", style)[::-1])  # the first ones are light
@@ -63,7 +63,7 @@ def page_colours() -> dict[int, tuple[str, str]]:
 
 
 def _lay_out(scored: Scored) -> tuple[list[list[tuple[str, int, int | None]]], bool]:
-    """Lines of (text, column, level of surprise or None), and whether all of the text is there."""
+    """Lay out lines of (text, column, level of surprise or None); say whether all the text fits."""
     rows, directions, column = [[]], [None], 0
     for word in _words(scored):
         wide = sum(columns(text) for text, _ in word)
@@ -84,13 +84,13 @@ def _lay_out(scored: Scored) -> tuple[list[list[tuple[str, int, int | None]]], b
 
 
 def _direction(word: Word) -> str | None:
-    """L (to the right) or R (to the left), as Unicode has it of its first letter with a direction."""
+    """Return the direction of the first letter that has one: "L" (to the right) or "R"."""
     kinds = (unicodedata.bidirectional(character) for text, _ in word for character in text)
     return next(({"AL": "R"}.get(kind, kind) for kind in kinds if kind in ("L", "R", "AL")), None)
 
 
 def _place(row: list[Word], base: str) -> list[tuple[str, int, int | None]]:
-    """Pieces of a line with their columns, in a paragraph that runs in the direction `base`."""
+    """Place the pieces of a line in columns, in a paragraph that runs in the direction `base`."""
     ordered = [piece for word in _visual_order(row, base) for piece in word]
     wide = [columns(text) for text, _ in ordered]
     begin = COLUMNS - sum(wide) if base == "R" else 0
@@ -99,7 +99,7 @@ def _place(row: list[Word], base: str) -> list[tuple[str, int, int | None]]:
 
 
 def _visual_order(row: list[Word], base: str) -> list[Word]:
-    """Words from left to right; what has no direction goes with its neighbours, if they agree.
+    """Order words from left to right; one without a direction joins neighbours that agree.
 
     A number goes with what stands before it.
     """
@@ -120,7 +120,7 @@ def _visual_order(row: list[Word], base: str) -> list[Word]:
 
 
 def _words(scored: Scored) -> Iterator[Word]:
-    """Words as pieces (text, level of surprise) that each fit a line; spaces and line ends alone."""
+    """Yield words as pieces (text, level of surprise) that each fit a line; white space alone."""
     word = []
     for text, level in _pieces(scored):
         wide = sum(columns(piece) for piece, _ in word)
@@ -136,7 +136,7 @@ def _words(scored: Scored) -> Iterator[Word]:
 
 
 def _pieces(scored: Scored) -> Iterator[tuple[str, int | None]]:
-    """The text cut at tokens and spaces, with the level of surprise of each piece."""
+    """Cut the text at tokens and spaces; yield each piece with its level of surprise."""
     segments, text = text_segments(scored)
     for segment in segments:
         if segment.end <= len(scored.settings.context):
@@ -148,7 +148,7 @@ def _pieces(scored: Scored) -> Iterator[tuple[str, int | None]]:
 
 
 def _chunks(part: str) -> Iterator[str]:
-    """Pieces of a long word that each fit a line."""
+    """Cut a long word into pieces that each fit a line."""
     piece = ""
     for character in regex.findall(r"\X", part):
         if columns(piece + character) > COLUMNS:
@@ -159,7 +159,7 @@ def _chunks(part: str) -> Iterator[str]:
 
 
 def columns(text: str) -> int:
-    """Places that a text takes in a monospaced font."""
+    """Count the columns that a text takes in a monospaced font."""
     return sum(
         2 if unicodedata.east_asian_width(character[0]) in "WF" else 1
         for character in regex.findall(r"\X", text)
@@ -233,5 +233,5 @@ def _text(text: str, x: float, y: float, ink: str, looks: str) -> str:
 
 
 def _quote(text: str) -> str:
-    """Text for XML, which has no control characters even as entities."""
+    """Escape a text for XML, which allows no control characters even as entities."""
     return html.escape(re.sub(r"[\x00-\x08\x0b-\x1f\x7f\ufffe\uffff]", "\ufffd", text))

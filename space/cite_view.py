@@ -31,7 +31,7 @@ def _code(words: str) -> str:
 
 
 def picture_view(scored: Scored) -> str:
-    """The card to look at and to save; the script turns it into pixels, in the visitor's own fonts."""
+    """Show the card; the script saves it as pixels, in the visitor's own fonts."""
     of = f"{scored.loaded.name}, perplexity {number(scored.result['perplexity'])}"
     return (
         f'<div class="ps-view" data-view="picture" data-payload={payload({"card": card(scored)})}>'

@@ -8,7 +8,7 @@ from .service import Compared
 
 
 def compare_view(compared: Compared) -> str:
-    """What the reference's place on the page adds to the view: a mark of what was asked."""
+    """Show a comparison, with a mark of the settings that it was asked for."""
     # The page's model is the reference here, and its sliders may ask for more than both take.
     asked = replace(compared.asked, model=compared.reference.name)
     return comparison_view(compared.pair, asked.mark(compared.scored.text))

@@ -108,7 +108,7 @@ class Downloads:
 
     @contextlib.contextmanager
     def folder(self, admission: Admission, job: Job) -> Iterator[Path]:
-        """The folder with a model's files, which stays as long as it is used."""
+        """Yield the folder with a model's files, which stays while it is used."""
         download = self._join(admission)
         try:
             with self.line.turn(job):
@@ -136,7 +136,7 @@ class Downloads:
 
 
 def counting_bar(count: Callable[[float], None]) -> type:
-    """A progress bar for huggingface_hub that draws nothing and counts bytes."""
+    """Make a progress bar for huggingface_hub that draws nothing and counts bytes."""
 
     class Bar(tqdm):
         def __init__(self, *args, **kwargs):

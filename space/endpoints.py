@@ -125,7 +125,7 @@ def read_arguments(
     context: str = "",
     words: bool = False,
 ) -> Settings:
-    """Settings from a caller's arguments; those that would be dropped are refused.
+    """Read settings from a caller's arguments; refuse those that would be dropped.
 
     Raises:
         gr.Error: with a sentence for the caller.
@@ -152,7 +152,7 @@ def read_arguments(
 
 
 def read_name(argument: str, model: str) -> str:
-    """The name of a model, or a refusal that names the argument."""
+    """Return the name of a model; refuse anything else, naming the argument."""
     if not isinstance(model, str) or not model.strip():
         raise _error(
             f'`{argument}` must be the name of a model, such as "{BUNDLED}", not {model!r}.'
@@ -161,7 +161,7 @@ def read_name(argument: str, model: str) -> str:
 
 
 def score_summary(scored: Scored, with_tokens: bool = False) -> dict:
-    """The metric's result, words to quote it and calls to repeat it, as plain values."""
+    """Return the metric's result, words to quote it and calls to repeat it, as plain values."""
     result = _without_tokens(scored) | {
         "sentence": sentence(scored),
         "link": link(scored.settings, scored.text),
@@ -176,7 +176,7 @@ def score_summary(scored: Scored, with_tokens: bool = False) -> dict:
 
 
 def compare_summary(compared: Compared, with_tokens: bool = False) -> dict:
-    """The metric's result with its comparison, and calls to repeat it, as plain values."""
+    """Return the metric's result with its comparison, and calls to repeat it, as plain values."""
     scored, reference = compared.scored, compared.reference
     result = _without_tokens(scored) | {
         "python": python_call(scored, reference),
@@ -190,7 +190,7 @@ def compare_summary(compared: Compared, with_tokens: bool = False) -> dict:
 
 
 def comparison_table(compared: Compared) -> list[dict]:
-    """One row for each token, or for each piece of text that both models cut and score."""
+    """Return one row for each token, or for each piece of text that both models cut and score."""
     columns = {name: column for name, column in compared.scores.items() if name != "windows"}
     offsets = [offset or (None, None) for offset in columns.pop("offsets")]
     names = ["token" if name == "tokens" else name for name in columns]
@@ -207,7 +207,7 @@ def _without_tokens(scored: Scored) -> dict:
 
 
 def plain(value: object) -> object:
-    """A value as JSON has it; what JSON has no number for becomes "inf" or "nan"."""
+    """Convert a value to what JSON can hold; infinity and NaN become "inf" and "nan"."""
     if isinstance(value, dict):
         return {key: plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -216,7 +216,7 @@ def plain(value: object) -> object:
 
 
 def answer(request: gr.Request, result: dict) -> dict | str:
-    """JSON for whoever asks: gradio would hand a language model Python's way of writing a dict."""
+    """Return the result, to a language model as JSON: gradio would write it as a Python dict."""
     if request.headers.get("x-gradio-user") == "mcp":
         return json.dumps(result, ensure_ascii=False, allow_nan=False)
     return result

@@ -36,7 +36,7 @@ class Gain:
 
 
 def gain_view(trade_off: TradeOff) -> str:
-    """What the narrowest stride gains on the widest: in all, for which tokens most, and where."""
+    """Show what the narrowest stride gains on the widest: in all, by token and by place."""
     if len(trade_off.strides) < 2:
         return ""
     if trade_off.fits_one_window:
@@ -68,7 +68,7 @@ def gain_view(trade_off: TradeOff) -> str:
 
 
 def headline(trade_off: TradeOff) -> str:
-    """What the best stride changes, whether that may be chance, and what it costs."""
+    """Say what the best stride changes, whether that may be chance, and what it costs."""
     wide, best, ratio = trade_off.wide, trade_off.best, trade_off.ratio
     before, after = (scored.result["perplexity"] for scored in (wide, best))
     if not math.isfinite(before) or not math.isfinite(after):
@@ -86,7 +86,7 @@ def headline(trade_off: TradeOff) -> str:
 
 
 def _judged(trade_off: TradeOff) -> str:
-    """What follows from the interval, and the stride that is worth its cost."""
+    """Say what follows from the interval, and which stride is worth its cost."""
     best, knee = trade_off.best, trade_off.knee
     if trade_off.ratio["interval"] is None:
         return "The text is too short to tell whether that is chance."
@@ -127,7 +127,7 @@ def measure_gains(wide: Scored, narrow: Scored, segments: Sequence[Segment]) -> 
 
 
 def repeated_before(words: Sequence[str], token: int, context: tuple[int, int]) -> int | None:
-    """How far back the same word stands in the context that only the narrow stride shows.
+    """Count the tokens back to the same word in the context that only the narrow stride shows.
 
     Args:
         words: the text of each token; spaces, case, signs and single letters don't count.
@@ -188,5 +188,5 @@ def _colour(gain: Gain | None) -> str:
 
 
 def _columns(gain: Gain | None) -> list | None:
-    """What the script shows: bits under either stride, context under either."""
+    """Return what the script shows: bits under either stride, context under either."""
     return gain and [*(round(bits, 2) for bits in gain.bits), *gain.context]

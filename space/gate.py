@@ -69,7 +69,7 @@ def admit(name: str, limits: Limits, endpoint: str | None = None) -> Admission:
 
 
 def check_name(name: str) -> None:
-    """Only `owner/name` as the Hub has them, and nothing that is a folder here."""
+    """Refuse a name unless it is `owner/name` as the Hub has them, and no folder here."""
     if not NAME.fullmatch(name) or ".." in name or "--" in name:
         raise Refused(
             "That is not the name of a model. Names on the Hugging Face Hub look like "
@@ -129,7 +129,7 @@ def check_code(name: str, info: ModelInfo) -> None:
 
 
 def check_architecture(name: str, info: ModelInfo) -> None:
-    """Only models that say of themselves that they predict the next token."""
+    """Refuse a model unless its architectures say that they predict the next token."""
     architectures = (info.config or {}).get("architectures") or ["unknown"]
     if not all(str(a).endswith(CAUSAL_ENDINGS) for a in architectures):
         raise Refused(

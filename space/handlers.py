@@ -71,18 +71,18 @@ class Handlers:
     # Quick ones
 
     def begin(self, request: gr.Request):
-        """A visitor asked for something: stop what they asked before, show the Stop button."""
+        """Begin a visitor's request: stop their earlier one, enable the Stop button."""
         self.jobs.new(request.session_hash)
         return status("Asked."), gr.Button(interactive=True)
 
     def idle(self, request: gr.Request):
-        """A request ended: nothing is left to stop, unless a newer one runs."""
+        """End a request: disable the Stop button, unless a newer request runs."""
         return (
             gr.skip() if self.jobs.is_busy(request.session_hash) else gr.Button(interactive=False)
         )
 
     def turned_away(self, request: gr.Request):
-        """A request was refused before it reached any handler: say so, and be idle."""
+        """Report a request that was refused before it reached a handler, and be idle."""
         self.jobs.forget(request.session_hash)
         return alert(TURNED_AWAY), gr.Button(interactive=False)
 
@@ -96,7 +96,7 @@ class Handlers:
         return gr.skip() if name == adopted else asked + 1
 
     def asking(self, tab: str, but: Sequence[str]) -> Callable:
-        """A handler that counts a tab's requests: open, it neither shows nor measures what it asks for.
+        """Make a handler that counts an open tab's requests, except for what it shows or measures.
 
         Args:
             but: see `measured_of`.
@@ -110,7 +110,7 @@ class Handlers:
         return ask
 
     def noting(self, tab: str, run: Callable, but: Sequence[str]) -> Callable:
-        """A handler that also yields what the views that it fills are of, and notes it while it runs.
+        """Make a handler that yields what its views are of as well, and notes it while it runs.
 
         Args:
             but: see `measured_of`.
@@ -130,7 +130,7 @@ class Handlers:
         return run_and_note
 
     def making(self, run: Callable) -> Callable:
-        """A handler that yields its status line, and what it has made, to be shown, once it is there."""
+        """Make a handler that yields its status line, and what it has made once it is there."""
 
         def run_and_make(request: gr.Request, *values) -> Iterator:
             made = None
@@ -159,7 +159,7 @@ class Handlers:
         return self.samples.get(name, gr.skip())
 
     def name_sample(self, name: str | None, text: str):
-        """A sample's name goes as soon as the text is another."""
+        """Clear a sample's name as soon as the text differs from it."""
         return gr.skip() if name is None or self.samples.get(name) == text else None
 
     def upload(self, path: str):
@@ -171,7 +171,7 @@ class Handlers:
         return text, status("The file is in the text box. Press Score.")
 
     def move_window(self, window: float, wanted: float, protocol: str):
-        """The stride may not pass the window; in a wider one the stride that was wanted is back."""
+        """Move the window; keep the stride within it, or as wanted where it fits."""
         window, stride = typed_sliders(window, wanted)
         return gr.Slider(maximum=window, value=stride), sketch(window, stride, protocol)
 
@@ -374,7 +374,7 @@ class Handlers:
             yield alert(FAULT), *unchanged
 
     def _folder(self, request: gr.Request) -> Path:
-        """Where a visitor's files are; the page made up its own name, so that is no path."""
+        """Return the folder of a visitor's files, named by a digest: the page chose its own name."""
         return Path(self._files.name) / hashlib.sha256(request.session_hash.encode()).hexdigest()
 
     def _stride_controls(self, settings: Settings):
@@ -409,14 +409,14 @@ def chosen_settings(
     context: str = "",
     words: bool = False,
 ) -> Settings:
-    """Settings from the components' values."""
+    """Read settings from the components' values."""
     stride = whole(stride) if guide(protocol).stride else None
     name = (model or "").strip()
     return Settings(name, whole(window), stride, start, protocol, context or "", bool(words))
 
 
 def measured_of(tab: str, values: Sequence, but: Sequence[str]) -> list:
-    """What a tab's measurement is of: the values of a request that make a difference to it.
+    """Return what a tab's measurement is of: the values of a request that affect it.
 
     Args:
         tab: its name.
@@ -430,7 +430,7 @@ def measured_of(tab: str, values: Sequence, but: Sequence[str]) -> list:
 
 
 def read_kept(kept: str) -> dict[str, str]:
-    """`TEXT` and `CONTEXT` that a browser kept over a reload, as far as they are there."""
+    """Read `TEXT` and `CONTEXT` that a browser kept over a reload, as far as they are there."""
     try:
         values = json.loads(kept or "{}")
     except ValueError:
@@ -440,19 +440,19 @@ def read_kept(kept: str) -> dict[str, str]:
 
 
 def whole(typed: object) -> int | None:
-    """The whole number in a slider's field; None where there is none."""
+    """Return the whole number in a slider's field; None where there is none."""
     is_number = isinstance(typed, int | float) and math.isfinite(typed)
     return int(typed) if is_number else None
 
 
 def typed_sliders(window: object, stride: object) -> tuple[int, int]:
-    """A window and a stride that can be drawn, whatever is being typed into their fields."""
+    """Return a window and a stride that can be drawn, whatever is being typed into their fields."""
     window = max(2, whole(window) or 0)
     return window, min(max(1, whole(stride) or window), window)
 
 
 def start_choice(protocol: str, start: str):
-    """The start-token choices that a protocol has."""
+    """Offer the start-token choices that a protocol has."""
     starts = guide(protocol).starts
     return gr.Radio(
         choices=[(START_NAMES[name], name) for name in starts or START_CHOICES],
@@ -463,7 +463,7 @@ def start_choice(protocol: str, start: str):
 
 
 def used_sliders(scored: Scored):
-    """Window and stride as they were used, within what the model takes."""
+    """Set window and stride as they were used, within what the model takes."""
     settings = scored.settings
     stride = {} if settings.stride is None else {"value": settings.stride}
     return (
@@ -481,12 +481,12 @@ def scored_words(scored: Scored) -> str:
 
 
 def to_share(scored: Scored) -> Scored:
-    """A result that can be kept with a visitor's page without keeping the model."""
+    """Copy a result without the model, so that a visitor's page can keep it."""
     return replace(scored, loaded=replace(scored.loaded, model=None, tokenizer=None))
 
 
 def score_outputs(scored: Scored) -> tuple[str, ...]:
-    """The values of `SCORE_OUTPUTS`."""
+    """Render the values of `SCORE_OUTPUTS`."""
     return tuple(render(scored) for render in SCORE_OUTPUTS.values())
 
 

@@ -145,7 +145,7 @@ class Job:
 
 
 def describe(step: str, progress) -> str:
-    """A sentence for the metric's progress; what is read for another number has no perplexity."""
+    """Describe the metric's progress, without a perplexity where none is known."""
     so_far = f", perplexity so far {progress.perplexity:,.1f}"
     known = "" if math.isnan(progress.perplexity) else so_far
     return f"{step}: {progress.done:,} of {progress.total:,} tokens read{known}."
@@ -225,7 +225,7 @@ class Jobs:
             return job
 
     def is_busy(self, visitor: str) -> bool:
-        """Whether the visitor's latest job is announced or running."""
+        """Return whether the visitor's latest job is announced or running."""
         with self._lock:
             return visitor in self._jobs and not self._jobs[visitor].finished
 

@@ -50,7 +50,7 @@ def whole_characters(text: str, name: str) -> str:
 
 
 def duration(seconds: float) -> str:
-    """`12 seconds`, `3 minutes`."""
+    """Write seconds as words: `12 seconds`, `3 minutes`."""
     value, unit = (seconds / 60, "minute") if seconds >= 100 else (seconds, "second")
     value = max(1, round(value))
     return f"{value:,} {unit}" + ("" if value == 1 else "s")

@@ -110,7 +110,7 @@ class Line:
         return ticket
 
     def _in_order(self) -> list[Ticket]:
-        """Those who wait, the next one first."""
+        """List those who wait, the next one first."""
         return sorted((t for t in self._tickets if t.begun is None), key=self._due)
 
     def _due(self, ticket: Ticket) -> float:
@@ -148,13 +148,13 @@ class Line:
             self._changed.notify_all()
 
     def _describe(self, place: int) -> str:
-        """A sentence about one's place: 1 for who is next."""
+        """Describe a place in the line: 1 is next."""
         where = f"You are {ORDINALS.get(place, f'{place}th')} in line"
         seconds = self._expected_wait(place)
         return f"{where}." if seconds is None else f"{where}: about {duration(seconds)} to wait."
 
     def _expected_wait(self, place: int) -> float | None:
-        """Seconds until a turn, from what the last ones took; None while nothing is known."""
+        """Estimate the seconds until a turn from recent ones; None while there are none."""
         if not self._lengths:
             return None
         typical = statistics.fmean(self._lengths)

@@ -20,7 +20,7 @@ MOST_CHARACTERS = 4096
 
 
 def link(settings: Settings, text: str) -> str:
-    """The address of the page with these settings, and with text and context if they fit."""
+    """Write the address of the page with these settings, and with text and context if they fit."""
     space = os.environ.get("SPACE_ID")
     # A Space is shown inside the Hub's page, and that one has the address to share.
     page = f"https://huggingface.co/spaces/{space}" if space else ""
@@ -32,18 +32,18 @@ def link(settings: Settings, text: str) -> str:
 
 
 def has_text(address: str) -> bool:
-    """Whether a link carries its text."""
+    """Return whether a link carries its text."""
     return f"#{TEXT}=" in address
 
 
 def pack(text: str) -> str:
-    """A text in the letters, digits, - and _ that every link may have."""
+    """Compress a text into letters, digits, - and _, which every link may have."""
     squeezed = zlib.compress(text.encode(), 9, wbits=-15)
     return base64.urlsafe_b64encode(squeezed).decode().rstrip("=")
 
 
 def unpack(behind: str, limits: Limits) -> dict[str, str]:
-    """`TEXT` and `CONTEXT` of what stands behind the # of a link, as far as they are there.
+    """Read `TEXT` and `CONTEXT` from what stands behind the # of a link, where present.
 
     Raises:
         Refused: it was cut or changed, or a text is too long for the page.

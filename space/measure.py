@@ -38,7 +38,7 @@ PAGE_ADVICE = {
 
 
 def find_window(model, tokenizer, limits: Limits) -> int:
-    """The longest window of a model, by the metric's own rules, capped by what the page offers.
+    """Find a model's longest window in tokens, by the metric's own rules and the page's limit.
 
     Scoring a sentence also has the metric refuse a model that looks ahead or gives no numbers.
     """

@@ -10,17 +10,17 @@ METRIC = Path(__file__).resolve().parent.parent / "perplexity_sliding.py"
 
 
 def new_metric() -> evaluate.Metric:
-    """A fresh instance: one can serve one request at a time."""
+    """Make a fresh instance: one can serve one request at a time."""
     return type(_loaded())()
 
 
 @functools.cache
 def _loaded() -> evaluate.Metric:
-    """The metric as `evaluate.load` gives it, which reads and copies all sources each time."""
+    """Load the metric with `evaluate.load`, which reads and copies all sources each time."""
     return evaluate.load(str(METRIC))
 
 
 @functools.cache
 def protocol_rows() -> Mapping[str, object]:
-    """The metric's protocols by name, each with what it does and which settings it has."""
+    """Return the metric's protocols by name, each with what it does and which settings it has."""
     return _loaded().protocols

@@ -122,7 +122,7 @@ class Shelf:
 
     @contextlib.contextmanager
     def fetched(self, name: str, job: Job) -> Iterator[Source]:
-        """What it takes to open a model, downloaded if need be; waits for no one who computes.
+        """Yield what it takes to open a model, downloading it if need be, outside the line.
 
         Raises:
             Refused: the model may not come in.
@@ -266,7 +266,7 @@ def load_folder(folder: Path, attention: str) -> tuple[torch.nn.Module, object]:
 
 
 def _first_sentence(error: Exception, folder: Path) -> str:
-    """The first line of an error, in which the folder is called the model."""
+    """Return the first line of an error, with the folder called the model."""
     lines = str(error).strip().splitlines() or [""]
     line = lines[0].replace(f"`model_id`={str(folder)!r}", "the model")
     return f"{type(error).__name__}: {line[:200]}".rstrip(".: ")

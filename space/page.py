@@ -128,7 +128,7 @@ def build(service: Service) -> gr.Blocks:
 
 
 def launch_options() -> dict:
-    """How to launch the page: its looks, with nothing fetched from elsewhere, and its limits."""
+    """Return the options to launch the page: its looks, all served from here, and its limits."""
     # Uvicorn believes forwarded addresses from any program on this machine, unless it is told otherwise.
     os.environ.setdefault("FORWARDED_ALLOW_IPS", "")
     style = joined((STYLE, HERE / "page.css"))
@@ -146,7 +146,7 @@ def launch_options() -> dict:
 
 
 def theme() -> gr.themes.Base:
-    """Fonts of the visitor's own system, and greys that are dark enough to read."""
+    """Choose the fonts of the visitor's system, and greys that are dark enough to read."""
     return gr.themes.Base(
         primary_hue="indigo",
         neutral_hue="slate",
@@ -308,7 +308,7 @@ def lay_out_share(filled: dict) -> dict:
 
 
 def view(value: str = "", elem_id: str | None = None, js_on_load: str | None = None) -> gr.HTML:
-    """A place for one of the views, which bring their own looks."""
+    """Make a place for one of the views, which bring their own looks."""
     return gr.HTML(
         value, elem_id=elem_id, js_on_load=js_on_load, apply_default_css=False, padding=False
     )
@@ -339,14 +339,14 @@ def window_fields(settings: Settings) -> dict:
 
 
 def quotable(value: str, label: str) -> gr.Textbox:
-    """Words to copy, with a button that does so."""
+    """Make a box of words with a button that copies them."""
     return gr.Textbox(value, label=label, interactive=False, lines=2, max_lines=8, buttons=["copy"])
 
 
 def connect_settings(
     page: gr.Blocks, handlers: Handlers, controls: Controls, results: Results
 ) -> None:
-    """Controls that change other controls."""
+    """Connect controls that change other controls."""
     c, status_line = controls, results.status
     latest = QUICK | RAW | {"trigger_mode": "always_last"}
     c.sample.input(handlers.choose_sample, c.sample, c.text, **QUICK)
@@ -436,12 +436,12 @@ def run_and_show(
 
 
 def put_files_away() -> tuple:
-    """Files of an earlier result would stand beside the sentence of the present one."""
+    """Hide the files of an earlier result, which would stand beside the present one's sentence."""
     return gr.Files(visible=False), ""
 
 
 def connect_measurements(handlers: Handlers, controls: Controls, results: Results) -> None:
-    """Buttons that compute: begin, run in the one line, and be idle again."""
+    """Connect the buttons that compute: begin, run in the one line, and be idle again."""
     c, r = controls, results
 
     def on(trigger, run, inputs, outputs):

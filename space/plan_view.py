@@ -6,7 +6,7 @@ from .protocols import guide
 
 
 def sketch(window: int, stride: int | None, protocol: str = "sliding") -> str:
-    """What window and stride mean for any long text; for another tool's protocol, its idea."""
+    """Show what window and stride mean for a long text, or the idea of a tool's protocol."""
     if not guide(protocol).slides:
         idea = escape(guide(protocol).idea)
         return f'<p class="ps-view ps-sketch"><b>{escape(protocol)}.</b> {idea}</p>'

@@ -38,7 +38,7 @@ class Guide:
 
 
 def guide(protocol: str) -> Guide:
-    """The guide to a protocol; an empty one for a name that no protocol has."""
+    """Return the guide to a protocol; an empty one for a name that no protocol has."""
     row = protocol_rows().get(protocol)
     if row is None:
         return Guide(protocol, "")
@@ -55,7 +55,7 @@ def guide(protocol: str) -> Guide:
 
 
 def usual_stride(protocol: str, window: int) -> int:
-    """The stride that a tool takes by itself for a window, in tokens."""
+    """Return the stride in tokens that a tool takes by itself for a window."""
     return protocol_rows()[protocol].usual_stride(window, guide(protocol).starts_every_window)
 
 

@@ -57,7 +57,7 @@ def list_files(root: Path = ROOT) -> list[str]:
 
 
 def with_imports(root: Path, programs: Iterable[str]) -> set[str]:
-    """The programs and every module of the repository that they import, directly or not."""
+    """Return the programs and every module of the repository that they import, directly or not."""
     known, waiting = set(), list(programs)
     while waiting:
         file = waiting.pop()
@@ -76,7 +76,7 @@ def with_imports(root: Path, programs: Iterable[str]) -> set[str]:
 
 
 def imported_names(source: str) -> set[str]:
-    """The modules that a source imports; `from .windows` counts as windows."""
+    """Return the modules that a source imports; `from .windows` counts as windows."""
     names = set()
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
@@ -96,7 +96,7 @@ def package_files(root: Path, package: str) -> set[str]:
 
 
 def pictures(root: Path) -> list[str]:
-    """Pictures that the README shows."""
+    """List the pictures that the README shows."""
     named = PICTURE.findall((root / "README.md").read_text(encoding="utf-8"))
     missing = [name for name in named if not (root / name).exists()]
     if missing:
@@ -120,14 +120,14 @@ def check_card(root: Path = ROOT) -> None:
 
 
 def uncommitted(files: Iterable[str], root: Path = ROOT) -> list[str]:
-    """Those of the files that git does not have as they are."""
+    """List those of the files that git does not have as they are."""
     command = ["git", "status", "--porcelain", "--ignored", "-z", "--", *files]
     output = subprocess.run(command, cwd=root, capture_output=True, text=True, check=True).stdout
     return [entry[3:] for entry in output.split("\0") if entry]
 
 
 def operations(files: Iterable[str], published: Iterable[str], root: Path = ROOT) -> list:
-    """What turns the published files into these."""
+    """List the operations that turn the published files into these."""
     files = list(files)
     gone = sorted(set(published) - set(files) - KEPT)
     added = [CommitOperationAdd(path_in_repo=file, path_or_fileobj=root / file) for file in files]

@@ -20,7 +20,7 @@ TOO_LARGE = 1e6  # for anybody to read anything into it
 
 
 def score_view(scored: Scored) -> str:
-    """The card with the perplexity."""
+    """Show the card with the perplexity."""
     result, settings = scored.result, scored.settings
     data = {
         "perplexity": min(result["perplexity"], ENDLESS),
@@ -44,7 +44,7 @@ def is_short(scored: Scored) -> bool:
 
 
 def _short(scored: Scored) -> str:
-    """The surprise of each token instead of a number for all, and what was expected there."""
+    """Show the surprise of each token in place of one number, and what was expected there."""
     said = f"{count(scored.result['num_tokens'], 'token')} scored"
     return (
         f'<div class="ps-headline"><p class="ps-label">{said} by {escape(scored.loaded.name)}</p>'
@@ -54,7 +54,7 @@ def _short(scored: Scored) -> str:
 
 
 def _large(scored: Scored) -> str:
-    """The number with one line under it, the story that it tells, and the rest folded."""
+    """Show the number with one line under it, the story that it tells, and the rest folded."""
     result = scored.result
     vocabulary = getattr(scored.loaded.model.config, "vocab_size", None)
     return (
@@ -69,7 +69,7 @@ def _large(scored: Scored) -> str:
 
 
 def recipe(scored: Scored) -> list[str]:
-    """How the number was made: without it, it can't be quoted."""
+    """Say how the number was made: without that, it can't be quoted."""
     settings = scored.settings
     begins = [bool(window["start_token"]) for window in scored.tokens["windows"]]
     start = "no start token"

@@ -222,18 +222,18 @@ def affordable(strides: list[int], needed: float, remaining: float) -> list[int]
 
 
 def is_gain(interval: Sequence[float] | None) -> bool:
-    """Whether a ratio of perplexities is surely below 1."""
+    """Return whether the interval of a ratio of perplexities lies below 1."""
     return interval is not None and interval[1] < 1
 
 
 def find_knee(perplexities: Sequence[float]) -> int:
-    """The place of the first perplexity that reaches most of what the lowest gains on the first."""
+    """Find the first perplexity that reaches most of what the lowest gains on the first."""
     shares = (gain_share(perplexity, perplexities) for perplexity in perplexities)
     return next(place for place, share in enumerate(shares) if share >= ENOUGH)
 
 
 def gain_share(perplexity: float, perplexities: Sequence[float]) -> float:
-    """How much of the lowest one's gain on the first a perplexity reaches, in bits per token."""
+    """Return a perplexity's share of the lowest one's gain on the first, in log-perplexity."""
     first, lowest = math.log(perplexities[0]), math.log(min(perplexities))
     return (first - math.log(perplexity)) / (first - lowest)
 
@@ -283,7 +283,7 @@ class Service:
 
     @contextlib.contextmanager
     def _opened(self, names: Sequence[str], job: Job) -> Iterator[list[LoadedModel]]:
-        """Models ready to score, and the machine to oneself.
+        """Open models for scoring, and hold the machine for oneself.
 
         They are downloaded first, so that nobody in the line waits for another's download.
         """
@@ -406,7 +406,7 @@ class Service:
     def _gather(
         self, text: str, settings: Settings, entries: Sequence[dict], loaded: LoadedModel
     ) -> Sweep:
-        """What came of several settings, those that the metric refused apart."""
+        """Gather the results of several settings, those that the metric refused apart."""
         scored, failed = [], []
         for entry in entries:
             protocol = entry["protocol"]

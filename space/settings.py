@@ -69,7 +69,7 @@ class Settings:
         return replace(self, window=window, stride=min(stride, longest_stride))
 
     def arguments(self) -> dict:
-        """The metric's arguments, as far as the protocol has them."""
+        """Return the metric's arguments, as far as the protocol has them."""
         known = guide(self.protocol)
         arguments = {"max_length": self.window, "protocol": self.protocol}
         if known.stride:
@@ -84,7 +84,7 @@ class Settings:
         return arguments
 
     def mark(self, text: str, but: Sequence[str] = ()) -> str:
-        """JSON by which the page's script sees whether a result is of what is chosen now.
+        """Write JSON by which the page's script sees whether a result is of the present settings.
 
         Args:
             but: names of settings that make no difference to the result.
@@ -94,14 +94,14 @@ class Settings:
         return json.dumps([fingerprint(text), *chosen, fingerprint(self.context)])
 
     def link(self) -> str:
-        """A link to the page with these settings; what is read has its place behind the #."""
+        """Write a link to the page with these settings; texts are added behind the #."""
         chosen = {key: value for key, value in asdict(self).items() if value is not None}
         del chosen["context"], chosen["words"]
         return "?" + urlencode(chosen)
 
 
 def fingerprint(text: str) -> int:
-    """A number by which the page's script sees that a text changed."""
+    """Return a number by which the page's script sees that a text changed."""
     return zlib.adler32(text.encode())
 
 

@@ -26,12 +26,12 @@ SHORT_COMMIT = 8
 
 
 def digest(text: str) -> str:
-    """SHA-256 of a text in UTF-8, as `sha256sum text.txt` prints it."""
+    """Return the SHA-256 of a text in UTF-8, as `sha256sum text.txt` prints it."""
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 def sentence(scored: Scored) -> str:
-    """A number in a sentence that says all it takes to compare and to repeat it."""
+    """State a number in a sentence with all it takes to compare and to repeat it."""
     result, loaded = scored.result, scored.loaded
     within = "" if scored.interval is None else f" ({interval_words(scored.interval)})"
     model = loaded.name + (f" at {loaded.commit[:SHORT_COMMIT]}" if loaded.commit else "")
@@ -45,7 +45,7 @@ def sentence(scored: Scored) -> str:
 
 
 def bibtex(scored: Scored) -> str:
-    """An entry for the metric, with the signature of this number as its note."""
+    """Write a BibTeX entry for the metric, with the signature of this number as its note."""
     signature = scored.result["signature"]
     version = re.search(r"\|version:([^|]+)", signature)[1]
     note = re.sub(r"([_#%&$])", r"\\\1", signature)
@@ -57,7 +57,7 @@ def bibtex(scored: Scored) -> str:
 
 
 def token_table(scored: Scored) -> list[dict]:
-    """One row for each token: `COLUMNS`; what was not scored has no nll and no rank.
+    """Return one row for each token: `COLUMNS`; nll and rank are None where it was not scored.
 
     The nll is in nats, start and end are characters of the text (those of a context before it are
     negative), an impossible token has the nll "inf", because JSON has no infinity.
@@ -87,7 +87,7 @@ def token_table(scored: Scored) -> list[dict]:
 
 
 def word_table(scored: Scored) -> list[dict]:
-    """One row for each word: `WORD_COLUMNS`, in bits; what was not scored has none.
+    """Return one row for each word: `WORD_COLUMNS`, in bits; None where it was not scored.
 
     The surprisal has the space booked on the word that it ends, `plain_bits` is the plain sum over the
     tokens. start and end are characters of the text, which begins after the context.
@@ -125,7 +125,7 @@ def as_csv(columns: Sequence[str], table: Sequence[dict]) -> str:
 
 
 def as_json(scored: Scored, name: str, table: Sequence[dict]) -> str:
-    """The whole result: numbers, signature, digest of the text, windows and a table."""
+    """Write the whole result as JSON: numbers, signature, text digest, windows and a table."""
     tables = ("token_scores", "word_scores")
     result = {key: value for key, value in scored.result.items() if key not in tables}
     whole = {
@@ -138,7 +138,7 @@ def as_json(scored: Scored, name: str, table: Sequence[dict]) -> str:
 
 
 def files(scored: Scored) -> dict[str, str]:
-    """All files about a result, by name."""
+    """Return all files about a result, by name."""
     context = scored.settings.context
     made = {TEXT_FILE: scored.text}
     if context:

@@ -6,7 +6,7 @@ from .jobs import Update
 
 
 def status(sentence: str, share: float | None = None) -> str:
-    """A sentence; with a share, it changes many times a second, and is not read out each time."""
+    """Show a sentence; one with a share changes often, and is not read out each time."""
     if share is None:
         return f'<div class="ps-status" role="status"><p>{escape(sentence)}</p></div>'
     return (
@@ -20,5 +20,5 @@ def progress(update: Update) -> str:
 
 
 def alert(sentence: str) -> str:
-    """A refusal, announced at once."""
+    """Show a refusal, announced at once."""
     return f'<div class="ps-status" role="alert"><p class="ps-alert">{escape(sentence)}</p></div>'

@@ -16,7 +16,7 @@ MARGIN = 0.04  # of the axis, left free at either end
 
 
 def trade_off_view(trade_off: TradeOff) -> str:
-    """Perplexity against stride with its cost, and of the same tokens with less and less context."""
+    """Show perplexity and cost against stride, and the same tokens with ever less context."""
     if trade_off.fits_one_window:
         return ""
     wide = trade_off.wide
@@ -123,7 +123,7 @@ def _dots(scored: Scored, first: Scored, axis) -> str:
 
 
 def _difference(result: dict) -> str:
-    """The paired difference in per cent, in words."""
+    """Say the paired difference in per cent."""
     ratio = result.get("ratio_to_first")
     if ratio is None:
         return "what the others are compared with"
@@ -157,14 +157,14 @@ def _change(scored: Scored) -> str:
 
 
 def _least_context(scored: Scored) -> str:
-    """The fewest tokens that a token scored after the first window sees."""
+    """Count the fewest tokens that a token scored after the first window sees."""
     contexts = scored.tokens["context_length"]
     later = [contexts[window["first"]] for window in scored.tokens["windows"][1:]]
     return f"{min(later):,}" if later else "–"
 
 
 def _contexts(trade_off: TradeOff) -> str:
-    """How far back the model looks: the same tokens with windows of several lengths."""
+    """Show how far back the model looks: the same tokens with windows of several lengths."""
     rows = trade_off.by_context
     if not rows:
         return ""

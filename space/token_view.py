@@ -37,7 +37,7 @@ def text_view(scored: Scored) -> str:
 
 
 def legends() -> str:
-    """What the colours mean, for each choice of them."""
+    """Explain the colours, for each choice of them."""
     by_rank = "".join(
         f'<li><span class="ps-box b{n}">{label}</span></li>' for n, label in enumerate(RANKS)
     )
@@ -52,7 +52,7 @@ def legends() -> str:
 
 
 def _choices(scored: Scored) -> str:
-    """What the pieces are, what to colour them by, and what the lines under them mean."""
+    """Offer the kinds of pieces and of colours, and explain the lines under them."""
     refused = words_refused(scored)
     off = f' disabled title="{escape(refused)}"' if refused else ""
     return (
@@ -65,7 +65,7 @@ def _choices(scored: Scored) -> str:
 
 
 def words_refused(scored: Scored) -> str | None:
-    """Why the words of this text cannot be scored; None if they can."""
+    """Say why the words of this text cannot be scored; None if they can."""
     if not guide(scored.settings.protocol).words:
         return f"No words here: {scored.settings.protocol} joins all texts before it scores them."
     if None in scored.tokens["offsets"]:

@@ -11,7 +11,7 @@ from .service import Scored
 
 
 def word_data(scored: Scored) -> dict | None:
-    """What the script shows of each word, as columns; None where no words were scored.
+    """Return what the script shows of each word, as columns; None where no words were scored.
 
     `scores` are bits: surprisal, the plain sum over the tokens, and the entropy before the word.
     """
@@ -35,7 +35,7 @@ def word_data(scored: Scored) -> dict | None:
 
 
 def word_segments(scored: Scored) -> list[Segment]:
-    """Words with their tokens, and what stands between them, which has none."""
+    """Return words with their tokens, and what stands between them, which has none."""
     [words] = scored.result["word_scores"]
     starts = [first for first, _ in scored.tokens["offsets"]]
     segments, reached = [], 0
@@ -52,7 +52,7 @@ def word_segments(scored: Scored) -> list[Segment]:
 
 
 def _colour(scores: tuple[float | None, ...] | None, piece: str) -> str | None:
-    """The class of a piece: white space cannot be pointed at, a context has its own."""
+    """Return the class of a piece; None for white space, which cannot be pointed at."""
     if scores is None:
         return "out" if piece.strip() else None
     surprisal = scores[0]

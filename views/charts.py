@@ -129,7 +129,7 @@ def density_chart(
 
 
 def bar(share: float) -> str:
-    """A bar in a table's cell."""
+    """Draw a bar in a table's cell; `share` is its length, from 0 to 1."""
     return f'<i class="ps-bar" style="width:{max(0.0, min(1.0, share)):.1%}"></i>'
 
 
@@ -151,7 +151,7 @@ def _figure(
     over: str,
     words: str | None = None,
 ) -> str:
-    """The frame of every chart.
+    """Draw the frame of a chart.
 
     Args:
         shapes: SVG in units of `SIZE`; hidden from screen readers, which are told `words`, or what
@@ -171,7 +171,7 @@ def _figure(
 
 
 def _error_bar(x: float, ends: Sequence[float]) -> str:
-    """An upright line between two places, 0 to 1 from the top, with a stroke across either end."""
+    """Draw an upright line between two ends, 0 to 1 from the top, with a stroke across either."""
     left, width = (x - CAP) * SIZE, 2 * CAP * SIZE
     across = "".join(f"M{left:.2f} {end * SIZE:.2f}h{width:.2f}" for end in ends)
     low, high = (f"{end * SIZE:.2f}" for end in ends)
@@ -186,7 +186,7 @@ def _grid(values: Sequence[float], up) -> str:
 
 
 def _power(power: int) -> str:
-    """A power of ten, small and large ones with an exponent."""
+    """Write a power of ten, small and large ones with an exponent."""
     if -4 < power < 5:
         return f"{10.0**power:,.4g}"
     return f"10{str(power).translate(EXPONENTS)}"

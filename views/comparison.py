@@ -80,7 +80,7 @@ class Change:
 
 
 def comparison_view(pair: Pair, mark: str = "") -> str:
-    """The verdict, the numbers, the text coloured by what changed, and where it changed most.
+    """Show the verdict, the numbers, the text coloured by what changed, and where it changed most.
 
     Args:
         mark: by which the page sees whether it is of what is chosen now.
@@ -122,7 +122,7 @@ def _folded(name: str, title: str, content: str) -> str:
 
 
 def verdict(pair: Pair) -> str:
-    """The metric's sentence, with the models' names."""
+    """Write the metric's sentence with the models' names."""
     names = {"model": pair.names[0], "reference": pair.names[1]}
     words = re.split(r"\b[Tt]he (model|reference)\b", pair.comparison["summary"])
     return "".join(
@@ -153,7 +153,7 @@ def measure_changes(pair: Pair, segments: Sequence[Segment]) -> list[Change]:
 
 
 def change_colour(change: Change | None) -> str:
-    """w where the model does better, v where it does worse, and how much: 1 to 3."""
+    """Return the class of a change: "w" where the model does better, "v" worse, and 1 to 3."""
     if change is None:
         return "out"
     step = bisect.bisect_right(CHANGE_EDGES, abs(change.change))
@@ -161,7 +161,7 @@ def change_colour(change: Change | None) -> str:
 
 
 def kl_colour(change: Change | None) -> str:
-    """The colours of surprise, for divergence."""
+    """Return the class of a divergence, from the colours of surprise."""
     return "out" if change is None else f"b{bisect.bisect_right(KL_EDGES, change.kl)}"
 
 
@@ -172,7 +172,7 @@ def _segments(pair: Pair) -> tuple[list[Segment], str]:
 
 
 def _columns(change: Change | None) -> list | None:
-    """What the script shows: bits under the model and the reference, divergence, likeliest tokens."""
+    """Return what the script shows: bits under either model, divergence, likeliest tokens."""
     if change is None:
         return None
     bits = [round(min(bits, ENDLESS), 2) for bits in (change.bits, change.reference_bits)]
@@ -194,7 +194,7 @@ def _table(pair: Pair) -> str:
 
 
 def _cells(cells: Sequence[str]) -> str:
-    """Cells of a row; what belongs to both models takes the place of all."""
+    """Write the cells of a row; a value of both models spans all of them."""
     *of_models, change = cells
     span = "" if of_models else ' colspan="3"'
     return "".join(f"<td>{cell}</td>" for cell in of_models) + f"<td{span}>{change}</td>"
@@ -265,7 +265,7 @@ def _signed(bits: float) -> str:
 
 
 def _within(interval: Sequence[float] | None, write) -> str:
-    """An interval in small letters, or that there is none."""
+    """Write an interval in small letters, or that there is none."""
     if interval is None:
         return "<small>too little text for an interval</small>"
     low, high = map(write, interval)
@@ -273,7 +273,7 @@ def _within(interval: Sequence[float] | None, write) -> str:
 
 
 def _remarks(pair: Pair) -> str:
-    """What a reader has to know to read the numbers rightly."""
+    """Write what a reader has to know to read the numbers rightly."""
     comparison, window = pair.comparison, pair.reading.window
     said = [f"Both read {count(window, 'token')} at a time."]
     said += [f"{name} could read up to {longest:,}." for name, longest in pair.longer_windows]
@@ -324,7 +324,7 @@ def _boxes(entries: Sequence[tuple[str, str, str]]) -> str:
 
 
 def _worst(changes: Sequence[Change], segments: Sequence[Segment], text: str) -> str:
-    """The pieces that lost most, and those whose predictions changed most, each a way to the text."""
+    """List the pieces that lost most and those whose predictions changed most, with links."""
     lost = sorted(
         (change for change in changes if change.change > 0), key=lambda change: -change.change
     )
@@ -359,7 +359,7 @@ def _moved(change: Change) -> tuple[str, str]:
 
 
 def _charts(pair: Pair, changes: Sequence[Change]) -> str:
-    """Where predictions change: by length of context, over all tokens, and token against token."""
+    """Chart changed predictions: by length of context, over all tokens, token against token."""
     finite = [c for c in changes if math.isfinite(c.bits) and math.isfinite(c.reference_bits)]
     if len(finite) < 2:
         return ""
@@ -429,7 +429,7 @@ def _pair_chart(pair: Pair, changes: Sequence[Change]) -> str:
 
 
 def _per_cent(log_ratio: float) -> float:
-    """A mean change in nats as a change of perplexity."""
+    """Convert a mean change in nats to a change of perplexity in per cent."""
     return 100 * math.expm1(log_ratio)
 
 
@@ -451,7 +451,7 @@ def _bounds(interval: Sequence[float] | None, write, unit: str) -> str:
 
 
 def _chance(bits: float) -> str:
-    """A surprisal as a probability."""
+    """Write a surprisal in bits as a probability."""
     if math.isinf(bits):
         return "none"
     share = 100 * 2.0**-bits

@@ -85,7 +85,7 @@ def _context_point(row: dict, longest: dict, is_knee: bool) -> Point:
 
 
 def bars_note(points: Sequence[Point], reference: str, clear: str) -> str:
-    """How to read error bars that are of differences to one of the points.
+    """Explain error bars that show differences from one of the points.
 
     Args:
         clear: what a bar says that does not reach the line of that point.

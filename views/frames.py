@@ -44,7 +44,7 @@ def to_frame(results: dict, of: str | None = None) -> "pandas.DataFrame":
 
 
 def _parts(results: dict, unit: str) -> Iterator[dict]:
-    """Rows of the tokens or words of each text, which is named by its number."""
+    """Yield rows of the tokens or words of each text, which is named by its number."""
     for number, columns in enumerate(results[UNITS[f"{unit}s"]]):
         for row in rows.of_parts(ReadText(str(number), None), columns, unit):
             yield {"text": number} | {key: row[key] for key in row if key not in ("name", "piece")}

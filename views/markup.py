@@ -17,7 +17,7 @@ def escape(text: object) -> str:
 
 
 def payload(data: object) -> str:
-    """JSON as the value of a data-attribute, which the page's script reads back.
+    """Write JSON as the value of a data-attribute, which the page's script reads back.
 
     In single quotes, because JSON is full of double ones: escaped, they were a third of a long text's.
     """
@@ -26,7 +26,7 @@ def payload(data: object) -> str:
 
 
 def number(value: float, digits: int = 4) -> str:
-    """A number for people: grouped thousands, `digits` significant ones, zeros among them.
+    """Write a number for people: grouped thousands, `digits` significant digits, zeros included.
 
     From a thousand million on, as a power of ten.
     """
@@ -41,23 +41,23 @@ def number(value: float, digits: int = 4) -> str:
 
 
 def count(value: int, noun: str) -> str:
-    """`1 window`, `2,000 windows`."""
+    """Write a count with its noun: `1 window`, `2,000 windows`."""
     return f"{value:,} {noun}" + ("" if value == 1 else "s")
 
 
 def interval_words(interval: Sequence[float]) -> str:
-    """`95 % interval within this text 8.000 to 79.00`: the page scores one text at a time."""
+    """Write `95 % interval within this text 8.000 to 79.00`: the page scores one text at a time."""
     low, high = map(number, interval)
     return f"95 % interval within this text {low} to {high}"
 
 
 def per_cent(ratio: float) -> str:
-    """A ratio as a change: 1.02 as "+2.0"."""
+    """Write a ratio as a change in per cent: 1.02 as "+2.0"."""
     return f"{100 * (ratio - 1):+.1f}".replace("-", "−")
 
 
 def change(ratio: dict) -> str:
-    """A ratio of perplexities and its paired interval, as the metric gives them, in per cent."""
+    """Write a ratio of perplexities and its paired interval in per cent."""
     said = f"{per_cent(ratio['ratio'])} %"
     if ratio["interval"] is None:
         return said

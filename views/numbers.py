@@ -37,7 +37,7 @@ class Surprise:
 
 
 def meaning(perplexity: float, vocabulary: int | None) -> str:
-    """What a perplexity says, as HTML.
+    """Explain what a perplexity says, as HTML.
 
     Args:
         vocabulary: how many tokens the model knows, if that is known.
@@ -79,7 +79,7 @@ def most_surprising(reading: Reading, most: int) -> list[Surprise]:
 
 
 def _begin_of_word(text: str, segment: Segment) -> int:
-    """Where the word of a piece begins; the piece itself where words have no end, as in Chinese."""
+    """Find where a piece's word begins; the piece itself where words have no end, as in Chinese."""
     if not text[segment.start].isalnum():
         return segment.start
     before = re.search(r"\w*$", text[max(0, segment.start - LONGEST_WORD) : segment.start])[0]
@@ -121,7 +121,7 @@ def odds(nll: float) -> str:
 
 
 def few_tokens(reading: Reading) -> str:
-    """A table of the surprise of each token of a short text, and of what was expected there."""
+    """Tabulate the surprise of each token of a short text, and what was expected there."""
     tokens, rows = reading.tokens, []
     names = token_texts(reading)
     for place, nll in enumerate(tokens["nll"]):

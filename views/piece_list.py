@@ -29,13 +29,13 @@ def piece_list(
 
 
 def in_word(text: str, segment: Segment) -> str:
-    """A piece as HTML, with the rest of the word that it is a part of in pale letters."""
+    """Write a piece as HTML, with the rest of its word in pale letters."""
     before, piece, after = map(escape, around(text, segment))
     return f"<i>{before}</i><span>{piece}</span><i>{after}</i>"
 
 
 def around(text: str, segment: Segment) -> tuple[str, str, str]:
-    """A piece, and the rest of its word before it and after it."""
+    """Return a piece with the rest of its word before and after it: (before, piece, after)."""
     before = AT_END.search(text[max(0, segment.start - LONGEST) : segment.start])[0]
     after = AT_BEGIN.search(text[segment.end : segment.end + LONGEST])[0]
     piece = text[segment.start : segment.end]
@@ -47,5 +47,5 @@ def around(text: str, segment: Segment) -> tuple[str, str, str]:
 
 
 def shown(piece: str) -> str:
-    """A piece without the spaces around it, or spaces alone made visible."""
+    """Strip the spaces around a piece; make spaces alone visible."""
     return piece.strip() or piece.replace("\n", "↵").replace(" ", "·").replace("\t", "⇥")

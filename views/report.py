@@ -100,7 +100,7 @@ def _each(shown: Sequence, write: Callable[..., str]) -> Iterator[str]:
 
 
 def headline(result: dict, readings: Sequence[Reading], model: str, notes: Sequence[str]) -> str:
-    """The number in words, its interval, and how it was measured; of a few tokens, each of them."""
+    """Write the number in words, its interval, and how it was measured; a few tokens one by one."""
     said = "".join(f'<p class="ps-note">{escape(note)}</p>' for note in notes)
     recipe = f'<p class="ps-recipe">{escape(" · ".join(_recipe(result)))}</p>'
     if _is_short(result):
@@ -131,7 +131,7 @@ def _interval(result: dict) -> str:
 
 
 def _recipe(result: dict) -> list[str]:
-    """How the number was made: without it, it can't be quoted."""
+    """List how the number was made: without that, it can't be quoted."""
     stride = result["stride"]
     return [
         count(len(result["perplexities"]), "text"),
@@ -144,7 +144,7 @@ def _recipe(result: dict) -> list[str]:
 
 
 def reading_view(reading: Reading, place: int) -> str:
-    """A text coloured by the surprisal of its tokens, their panel, and its windows."""
+    """Show a text coloured by the surprisal of its tokens, their panel, and its windows."""
     segments, text = text_segments(reading)
     pieces = [text[segment.start : segment.end] for segment in segments]
     nll = reading.tokens["nll"]
@@ -181,7 +181,7 @@ def _comparison(pair: Pair, place: int) -> str:
 
 
 def measurements(results: Sequence[dict]) -> str:
-    """A table of what was measured in several ways, and a curve where it is of one number."""
+    """Tabulate what was measured in several ways, with a curve where one number varies."""
     if not results:
         return ""
     good = [result for result in results if "error" not in result]
@@ -218,7 +218,7 @@ def contexts(rows: Sequence[dict] | None) -> str:
 
 
 def repeat(result: dict, citation: str, command: str) -> str:
-    """What pins the number down: the command, then citation, signature and probe."""
+    """Show what pins the number down: the command, then citation, signature and probe."""
     typed = f"<p>The command that repeats it:</p><pre>{escape(command)}</pre>" if command else ""
     quoted = citation or (
         f"{result['signature']}\nprobe: {result['probe']:.6f} nats a token\n"

@@ -36,7 +36,7 @@ def cut(text: str, offsets: Sequence[Sequence[int]]) -> list[Segment]:
 
 
 def segment_data(segments: Sequence[Segment]) -> list[list[int] | None]:
-    """First and last token of each segment for the page's script, None where it has none."""
+    """Return first and last token of each segment for the page's script, None where it has none."""
     return [None if s.first is None else [s.first, s.last] for s in segments]
 
 
@@ -57,7 +57,7 @@ def _merge_overlaps(offsets: Sequence[Sequence[int]]) -> Iterator[Segment]:
 
 
 def _character_starts(text: str) -> set[int]:
-    """Where characters begin, as people see them: a letter with its accents, a whole emoji."""
+    """Find where characters begin as people see them: a letter with its accents, a whole emoji."""
     return {match.start() for match in regex.finditer(r"\X", text)} | {len(text)}
 
 

@@ -90,7 +90,7 @@ def _as_read(
 
 
 def _join(signature: str) -> str | None:
-    """What texts were joined by, as the signature has it: None, tokens, or a string in quotes."""
+    """Read what texts were joined by from the signature: None, tokens (""), or a string."""
     field = re.search(r"\|join:([^|]*)", signature)
     value = "None" if field is None else field[1].encode("ascii").decode("unicode_escape")
     return (
@@ -126,7 +126,7 @@ def _name(number: int, of: int) -> str:
 
 
 def _split(readings: list[Reading], results: dict) -> tuple[list[Reading], list[Pair]]:
-    """Readings of one model; or, of two models, pairs."""
+    """Return the readings of one model, or else pairs of two models'."""
     if "comparison" not in results:
         return readings, []
     by_tokens = results["comparison"]["compared"] == "tokens"

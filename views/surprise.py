@@ -19,10 +19,10 @@ SCRIPT_DIGITS = 3
 
 
 def in_bits(nll: float) -> float:
-    """Nats as bits for the page's script."""
+    """Convert nats to bits for the page's script."""
     return round(nll / math.log(2), SCRIPT_DIGITS) if math.isfinite(nll) else ENDLESS
 
 
 def bits_colour(bits: float) -> str:
-    """The colour class of so much surprise."""
+    """Return the colour class of a surprisal in bits."""
     return f"b{max(0, bisect.bisect_right(EDGES, bits) - 1)}"

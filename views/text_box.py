@@ -9,7 +9,7 @@ GAP = "-"  # of what is shown, but cannot be pointed at
 
 
 def text_box(pieces: Sequence[str], colours: Sequence[str | None], unit: str) -> str:
-    """A text whose pieces can be pointed at.
+    """Show a text whose pieces can be pointed at.
 
     The page's script makes elements of those in sight only: tens of thousands would stop a browser
     that serves a screen reader for many seconds.
@@ -27,12 +27,12 @@ def text_box(pieces: Sequence[str], colours: Sequence[str | None], unit: str) ->
 
 
 def text_label(unit: str) -> str:
-    """What a screen reader calls the text."""
+    """Name the text for screen readers."""
     return f"The text, {unit} by {unit}. Arrow keys move from {unit} to {unit}."
 
 
 def piece_columns(pieces: Sequence[str], colours: Sequence[str | None]) -> dict:
-    """Lengths of the pieces, as the script counts characters, and their classes with spaces between."""
+    """Return the pieces' lengths as the script counts characters, and their classes."""
     return {
         "lengths": [utf16_length(piece) for piece in pieces],
         "classes": " ".join(GAP if colour is None else colour or PLAIN for colour in colours),
@@ -45,7 +45,7 @@ def utf16_length(text: str) -> int:
 
 
 def detail_box(shown: str) -> str:
-    """Where the script writes about the selected piece of a text."""
+    """Make the box where the script writes about the selected piece of a text."""
     return (
         '<div class="ps-detail" role="status"><p class="ps-hint">Point at a piece of the text, or move '
         f"with the arrow keys, to see {shown}.</p></div>"

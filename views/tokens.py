@@ -10,7 +10,7 @@ from .surprise import LABELS, ODDS, bits_colour, in_bits
 
 
 def text_segments(reading: Reading) -> tuple[list[Segment], str]:
-    """Segments and the text they cut; where a tokenizer gives no places, its tokens in a row."""
+    """Return segments and the text they cut; without offsets, the tokens' names in a row."""
     offsets = reading.tokens["offsets"]
     if None not in offsets:
         return cut(reading.whole, offsets), reading.whole
@@ -22,7 +22,7 @@ def text_segments(reading: Reading) -> tuple[list[Segment], str]:
 
 
 def token_data(reading: Reading, segments: list[Segment]) -> dict:
-    """What the script shows of each token, as columns."""
+    """Return what the script shows of each token, as columns."""
     tokens = reading.tokens
     return {
         "names": token_texts(reading),
@@ -41,7 +41,7 @@ def token_data(reading: Reading, segments: list[Segment]) -> dict:
 
 
 def token_texts(reading: Reading) -> list[str]:
-    """What each token stands for in the text; its own name where the tokenizer gives no place."""
+    """Return the text of each token; its name where the tokenizer gives no offsets."""
     tokens = reading.tokens
     return [
         name if offset is None else reading.whole[slice(*offset)]
@@ -50,14 +50,14 @@ def token_texts(reading: Reading) -> list[str]:
 
 
 def window_data(reading: Reading) -> list[list[int]]:
-    """Windows as [first token read, first scored, one past the last, start token]."""
+    """Return windows as [first token read, first scored, one past the last, start token]."""
     return [
         [w["begin"], w["first"], w["end"], int(w["start_token"])] for w in reading.tokens["windows"]
     ]
 
 
 def piece_colour(nll: list[float | None], segment: Segment, piece: str) -> str | None:
-    """The colour class of a segment: by the sum of its tokens' surprisal."""
+    """Return the colour class of a segment, by the sum of its tokens' surprisal."""
     if segment.first is None:
         return "" if piece.strip() else None
     own = nll[segment.first : segment.last + 1]
@@ -65,7 +65,7 @@ def piece_colour(nll: list[float | None], segment: Segment, piece: str) -> str |
 
 
 def surprise_legend() -> str:
-    """What the colours of surprise mean, as entries of a list."""
+    """Explain the colours of surprise, as entries of a list."""
     return "".join(
         f'<li><span class="ps-box b{n}">{label}</span><small>{odds}</small></li>'
         for n, (label, odds) in enumerate(zip(LABELS, ODDS))
@@ -73,7 +73,7 @@ def surprise_legend() -> str:
 
 
 def colour_choice(names: Sequence[str], group: str) -> str:
-    """What to colour a text by; the script shows the legend of what is chosen.
+    """Offer what to colour a text by; the script shows the legend of the choice.
 
     Args:
         group: of the radio buttons, one for each view.

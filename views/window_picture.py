@@ -15,7 +15,7 @@ KEY = (
 
 
 def window_picture(reading: Reading) -> str:
-    """How the windows lie over this text: what they read, what they score, what nobody scores.
+    """Draw the windows over this text: what they read, what they score, what nobody scores.
 
     The windows are drawn over the beginning of a long text; below, what is scored over all of it.
     """
@@ -44,7 +44,7 @@ def window_picture(reading: Reading) -> str:
 
 
 def pictured_tokens(reading: Reading) -> int:
-    """Tokens of the text over which windows are drawn: all of a short one."""
+    """Count the tokens of the text over which windows are drawn: all of a short one."""
     return max(1, min(len(reading.tokens["tokens"]), PICTURED * reading.window))
 
 
@@ -62,7 +62,7 @@ def _window_bars(windows: Sequence[dict]) -> Iterator[str]:
 
 
 def _runs(nll: Sequence[float | None]) -> Iterator[tuple[str, int, int]]:
-    """Stretches of tokens that are scored, or lost, as (class, begin, end)."""
+    """Yield stretches of tokens that are scored, or lost, as (class, begin, end)."""
     begin = 0
     for place in range(1, len(nll) + 1):
         if place == len(nll) or (nll[place] is None) != (nll[begin] is None):
