@@ -55,7 +55,7 @@ def project(tmp_path):
         "docs/python.md": "",
         "docs/notebook.ipynb": "",
         "docs/other.png": "",
-        "tests/test_app.py": "",
+        "tests/test_package.py": "",
     }
     for name, text in files.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)

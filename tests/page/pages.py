@@ -1,0 +1,82 @@
+"""Texts for the page, a visitor to it, and readers of what its views show."""
+
+import html
+import json
+from html.parser import HTMLParser
+from types import SimpleNamespace
+
+import regex
+
+PATIENT = {"timeout": 120}  # of an answer on a busy machine
+STORY = "It was late, and the lamp had gone out again. Nobody went to light it. " * 12
+MANY = "Ça, c’est naïve: 你好 e\u0301 👩‍👩‍👧 🇩🇪! <script>alert(1)</script> & \"'`${x} {{y}}\n\tend"
+
+
+def visitor(name="visitor", **query):
+    return SimpleNamespace(session_hash=name, query_params=query)
+
+
+class Reader(HTMLParser):
+    """Collects the tags, attributes and text of a page."""
+
+    def __init__(self, page):
+        super().__init__()
+        self.tags, self.attributes, self.text = set(), set(), []
+        self.feed(page)
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.add(tag)
+        self.attributes |= {name for name, _ in attrs}
+
+    def handle_data(self, data):
+        self.text.append(data)
+
+
+OWN_TAGS = {
+    *(
+        "a",
+        "b",
+        "button",
+        "code",
+        "dd",
+        "div",
+        "dl",
+        "dt",
+        "fieldset",
+        "details",
+        "summary",
+        "em",
+        "figcaption",
+        "figure",
+        "h3",
+    ),
+    *("i", "label", "legend"),
+    *(
+        "input",
+        "li",
+        "ol",
+        "output",
+        "p",
+        "path",
+        "polygon",
+        "polyline",
+        "small",
+        "span",
+        "svg",
+        "table",
+    ),
+    *("rect", "tbody", "td", "th", "thead", "tr", "ul", "progress"),
+}
+
+
+def data_of(page):
+    [data] = regex.findall(r"data-payload='([^']*)'", page)
+    return json.loads(html.unescape(data))
+
+
+def pieces_of(page):
+    """What a page hands its script to draw a text of: text, lengths and classes."""
+    found = regex.findall(r"data-pieces='([^']*)'", page)
+    if found:
+        return json.loads(html.unescape(found[0]))
+    return data_of(page)["pieces"]

@@ -1,0 +1,173 @@
+"""Callers of the served app: who leaves, who is one too many, and from which address."""
+
+import asyncio
+import time
+from concurrent import futures
+from types import SimpleNamespace
+
+import pytest
+from gradio_client import Client
+from pages import PATIENT, STORY, visitor
+
+from space import endpoints, listeners
+from space.addresses import address
+from space.jobs import (
+    Job,
+)
+from space.limits import Limits
+from space.models import BUNDLED
+from space.page import build, launch_options
+from space.service import Service
+
+
+@pytest.fixture
+def served(folders):
+    """A service with a short line whose model reads bytes, and the address where it is served."""
+    service = Service(folders["bytes"], Limits(waiting=4))
+    page = build(service)
+    _, url, _ = page.launch(**launch_options(), prevent_thread_lock=True, quiet=True)
+    yield service, url
+    page.close()
+
+
+def ask(url, **headers):
+    """Ask for a score as a program does that does not wait for it; return where the answer will be."""
+    import httpx
+
+    call = f"{url}gradio_api/call/score"
+    data = [STORY, BUNDLED, None, None, "automatic", "sliding", False, "", False]
+    asked = httpx.post(call, json={"data": data}, headers=headers, timeout=60)
+    return f"{call}/{asked.json()['event_id']}"
+
+
+def until(condition):
+    end = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
+def test_what_nobody_waits_for_is_not_computed(served, monkeypatch):
+    """A hundred such requests kept the next visitor waiting for two minutes."""
+    service, url = served
+    monkeypatch.setattr(listeners, "PATIENCE", 3.0)
+    with service.line.turn(Job(60)):  # nobody gets a turn
+        for n in range(3):
+            ask(url, **{"x-forwarded-for": f"9.9.9.{n}"})
+        until(lambda: len(service.line) > 1)
+        until(lambda: len(service.line) == 1)
+
+
+def test_a_request_ends_when_its_caller_leaves(served, monkeypatch):
+    import httpx
+
+    service, url = served
+    monkeypatch.setattr(listeners, "PATIENCE", 2.0)
+    with service.line.turn(Job(60)):
+        answer = ask(url)
+        with httpx.stream("GET", answer, timeout=60):
+            time.sleep(3)
+            assert len(service.line) == 2  # somebody waits for it
+        until(lambda: len(service.line) == 1)
+
+
+def test_a_tool_call_ends_when_its_caller_leaves(served, monkeypatch):
+    """Through MCP a client in the Space's own process listens, and would to the end."""
+    pytest.importorskip("mcp", reason="the mcp package is not installed")
+    import httpx
+
+    service, url = served
+    monkeypatch.setattr(listeners, "PATIENCE", 2.0)
+    tools = httpx.get(f"{url}gradio_api/mcp/schema").json()
+    [score] = [tool for tool in tools if tool["name"].endswith("score")]
+    call = {"name": score["name"], "arguments": {"text": STORY}}
+    request = {
+        "json": {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": call},
+        "headers": {"Accept": "application/json, text/event-stream"},
+        "timeout": 60,
+    }
+    with service.line.turn(Job(60)):
+        with httpx.stream("POST", f"{url}gradio_api/mcp/", **request):
+            until(lambda: len(service.line) == 2)
+            time.sleep(3)
+            assert len(service.line) == 2  # somebody waits for it
+        until(lambda: len(service.line) == 1)
+
+
+def test_a_tool_call_has_a_key_of_its_own(monkeypatch):
+    """Whatever the caller writes into the header; what is no call of a tool is left as it is."""
+    headers = [(b"accept", b"*/*"), (b"X-Perplexity-Caller", b"mine")]
+    scope = {"type": "http", "method": "POST", "path": "/gradio_api/mcp/", "headers": headers}
+    seen = []
+
+    async def app(scope, receive, send):
+        told = dict(scope["headers"])
+        key = told[listeners.CALLER.encode()].decode()
+        served = SimpleNamespace(scope=scope)
+        caller = {listeners.CALLER: key}
+        watched = SimpleNamespace(session_hash="open", headers=caller, request=served)
+        seen.append((key, counted.listens(key), listeners.watch(watched)))
+        assert len(scope["headers"]) == 2 and told[b"accept"] == b"*/*"
+
+    counted = listeners.Listeners(app)
+    asyncio.run(counted(scope, None, None))
+    [(key, listened, has_left)] = seen
+    assert listened and key != "mine" and not counted.listens(key)
+    counted._count("open", 1)  # the stream of the client in this process
+    assert not has_left()
+    monkeypatch.setattr(listeners, "PATIENCE", -1.0)
+    assert has_left()
+    other = {"method": "POST", "path": "/gradio_api/call/score", "headers": headers}
+    assert listeners.mark_tool_call(other) is None and other["headers"] is headers
+
+
+def test_without_the_middleware_nobody_seems_to_leave():
+    assert not listeners.watch(visitor())()
+
+
+def test_too_many_requests_are_turned_away_with_a_sentence(served):
+    service, url = served
+    with service.line.turn(Job(60)):
+        callers = [Client(url, httpx_kwargs=PATIENT, verbose=False) for _ in range(6)]
+        jobs = [caller.submit("Some text.", api_name="/score") for caller in callers]
+        refused, waiting = futures.wait(jobs, timeout=60, return_when=futures.FIRST_COMPLETED)
+        while len(waiting) > 4:
+            done, waiting = futures.wait(waiting, 60, return_when=futures.FIRST_COMPLETED)
+            refused |= done
+    assert all("no room" in str(job.exception(timeout=60)) for job in refused)
+    assert all(job.result(timeout=60)["num_tokens"] == 10 for job in waiting)
+
+
+@pytest.mark.parametrize(
+    "space, forwarded, expected",
+    [
+        (None, "9.9.9.9", "10.1.1.1"),  # nobody vouches for it
+        ("user/space", "9.9.9.9", "9.9.9.9"),
+        ("user/space", "6.6.6.6, 9.9.9.9, 10.0.0.7", "9.9.9.9"),  # forged, seen, a proxy
+        ("user/space", "6.6.6.6,2001:4860::8", "2001:4860::8"),
+        ("user/space", "nonsense, 127.0.0.1", "10.1.1.1"),
+        ("user/space", "", "10.1.1.1"),
+    ],
+)
+def test_forwarded_addresses_are_believed_from_the_proxy_of_a_space(
+    monkeypatch, space, forwarded, expected
+):
+    monkeypatch.delenv("SPACE_ID", raising=False)
+    if space:
+        monkeypatch.setenv("SPACE_ID", space)
+    request = SimpleNamespace(
+        client=SimpleNamespace(host="10.1.1.1"), headers={"x-forwarded-for": forwarded}
+    )
+    assert address(request) == expected
+
+
+def test_a_program_of_this_machine_cannot_choose_its_address(served, monkeypatch):
+    """Uvicorn takes what such a program forwards for the address of the connection."""
+    _, url = served
+    seen = []
+    monkeypatch.setattr(endpoints, "address", lambda request: seen.append(address(request)))
+    headers = {"x-forwarded-for": "9.9.9.9"}
+    Client(url, httpx_kwargs=PATIENT, verbose=False, headers=headers).predict(
+        "Some text.", api_name="/score"
+    )
+    assert seen == ["127.0.0.1"]

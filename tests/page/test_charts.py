@@ -1,0 +1,68 @@
+"""Charts draw every value where it belongs."""
+
+import itertools
+
+import pytest
+import regex
+
+from views.charts import Point, density_chart, distribution_chart, line_chart, round_levels
+
+
+@pytest.mark.parametrize("low, high", [(338.3, 348.9), (0.1, 0.2), (5, 5), (1, 1000)])
+def test_grid_levels_are_round_and_inside(low, high):
+    levels = round_levels(low, high)
+    assert all(low <= level <= high for level in levels)
+    assert len(levels) <= 8
+    assert low == high or len(levels) >= 2
+
+
+def places_of(chart, name):
+    return [float(left) for left in regex.findall(rf'class="{name}" [^>]*?left:([\d.]+)%', chart)]
+
+
+def test_a_line_has_error_bars_only_where_it_has_intervals():
+    points = [
+        Point(2.0**n, 1.0 + n, str(2**n), f"point {n}", None if n == 2 else (0.5 + n, 1.5 + n))
+        for n in range(5)
+    ]
+    chart = line_chart(points, "x", "y")
+    lefts = places_of(chart, "ps-mark")
+    tops = [float(top) for top in regex.findall(r'class="ps-mark"[^>]*?top:([\d.]+)%', chart)]
+    bars = [
+        [float(end) for end in bar]
+        for bar in regex.findall(r'class="ps-error" d="[^"]*M([\d.]+) ([\d.]+)V([\d.]+)"', chart)
+    ]
+    assert [bar[0] for bar in bars] == pytest.approx([lefts[n] for n in (0, 1, 3, 4)], abs=0.01)
+    half = (tops[0] - tops[4]) / 8  # a point is 1 above the one before
+    for (_, low, high), n in zip(bars, (0, 1, 3, 4)):
+        assert [low - tops[n], tops[n] - high] == pytest.approx([half, half], abs=0.02)
+    steps = [after - before for before, after in itertools.pairwise(lefts)]
+    assert steps == pytest.approx([steps[0]] * 4, abs=0.1)  # logarithmic
+
+
+def test_a_line_chart_shows_its_base():
+    points = [Point(1, 5.0, "1", "a", None), Point(2, 6.0, "2", "b", None)]
+    chart = line_chart(points, "x", "y", base=0)
+    [level] = regex.findall(r'<path class="ps-base" d="M0 ([\d.]+)h', chart)
+    lowest = max(float(top) for top in regex.findall(r'ps-mark"[^>]*top:([\d.]+)%', chart))
+    assert float(level) > lowest and "<b>0</b>" in chart
+
+
+def test_a_distribution_counts_every_value():
+    values = [0.001] * 5 + [0.1] * 10 + [10.0]
+    chart = distribution_chart(values, [(0.1, "half"), (10.0, "largest")], "KL", "Tokens")
+    heights = [float(h) for h in regex.findall(r'height="([\d.]+)"', chart)]
+    assert [round(10 * h / max(heights)) for h in heights if h] == [5, 10, 1]
+    assert "16 values" in chart and places_of(chart, "ps-line-mark")[1] == pytest.approx(94, abs=1)
+
+
+def test_a_density_lies_on_the_line_where_both_are_equal():
+    values = [0.5 * n for n in range(20)]
+    chart = density_chart(values, values, "x", "y", "All on the line.")
+    cells = regex.findall(r'<rect x="([\d.]+)" y="([\d.]+)" width="([\d.]+)"', chart)
+    assert cells and all(
+        float(x) + float(y) + float(w) == pytest.approx(100, abs=0.1) for x, y, w in cells
+    )
+    worse = density_chart([1.0] * 9, [3.0] * 9, "x", "y", "Above.")
+    [(x, y)] = regex.findall(r'<rect x="([\d.]+)" y="([\d.]+)"', worse)
+    assert float(y) < 100 - float(x) - 20  # above the line

@@ -1,0 +1,204 @@
+"""Two models on one text: the metric's own numbers, and what the page shows of them."""
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from models import words
+from pages import OWN_TAGS, STORY, Reader
+
+from space.compare_view import compare_view
+from space.endpoints import compare_summary
+from space.jobs import Job
+from space.limits import Refused
+from space.measure import measure_pair
+from space.metric import new_metric
+from space.models import BUNDLED, ROUNDED
+from space.settings import Settings
+from views.comparison import Change, change_colour, kl_colour, measure_changes
+from views.markup import number
+from views.segments import cut
+from views.tokens import text_segments
+
+EVIL = "\"><img src=x onerror=alert(1)>${alert(2)} <b>bold</b> & 'more' {{x}}\n" * 12
+
+
+@pytest.fixture(scope="module")
+def quantised(service):
+    """What rounding the bundled model's weights does to a text."""
+    return service.compare(EVIL, Settings(ROUNDED), BUNDLED, Job(60))
+
+
+@pytest.fixture(scope="module")
+def apart(service):
+    """Words against bytes."""
+    text = words([5, 9, 4, 33, 71, 8] * 20)
+    return service.compare(text, Settings("owner/words"), "owner/bytes", Job(60))
+
+
+def test_the_comparison_is_the_metrics_own_of_the_copy_with_the_full_model(service, quantised):
+    model, reference = quantised.scored.loaded, quantised.reference
+    assert (model.name, reference.name) == (ROUNDED, BUNDLED)
+    expected = new_metric().compute(
+        predictions=[EVIL],
+        model=model.model,
+        tokenizer=model.tokenizer,
+        reference={"model": reference.model, "tokenizer": reference.tokenizer},
+        **quantised.scored.settings.arguments(),
+    )["comparison"]
+    found = quantised.comparison
+    assert found["compared"] == "tokens" and found.keys() == expected.keys()
+    assert found["perplexity_ratio"]["ratio"] == pytest.approx(
+        expected["perplexity_ratio"]["ratio"], rel=1e-4
+    )
+    for name in ("kl", "kl_interval", "same_top"):
+        assert found[name] == pytest.approx(expected[name], rel=1e-4)
+    full, copy = (
+        service.score(EVIL, Settings(name), Job(60)).result["perplexity"]
+        for name in (BUNDLED, ROUNDED)
+    )
+    assert found["perplexity_ratio"]["ratio"] == pytest.approx(copy / full, rel=1e-6)
+
+
+@pytest.mark.parametrize("pair", [(ROUNDED, BUNDLED), ("owner/words", "owner/bytes")])
+def test_each_of_two_models_reads_the_text_once(service, pair):
+    text, read = words([5, 9, 4] * 500), []
+    loaded = [service.load(name, Job(600)).model for name in pair]
+    hooks = [
+        model.transformer.wte.register_forward_pre_hook(
+            lambda module, given: read.append(given[0].numel())
+        )
+        for model in loaded
+    ]
+    compared = service.compare(text, Settings(pair[0]), pair[1], Job(600))
+    for hook in hooks:
+        hook.remove()
+    alone = [service.score(text, Settings(name, 16), Job(600)).result for name in pair]
+    once = sum(result["num_forward_tokens"] for result in alone)
+    if compared.by_tokens:
+        once = 2 * compared.scored.result["num_forward_tokens"]
+    assert once <= sum(read) < 1.3 * once  # with what is tried out beforehand
+
+
+def test_changes_are_the_differences_of_two_runs(service, quantised):
+    segments, _ = text_segments(quantised.scored)
+    changes = measure_changes(quantised, segments)
+    alone = [service.score(EVIL, Settings(name), Job(60)).tokens for name in (ROUNDED, BUNDLED)]
+    assert len(changes) == len(EVIL)  # a byte is a piece
+    for own in changes:
+        token = segments[own.piece].first
+        nll, reference_nll = (side["nll"][token] / math.log(2) for side in alone)
+        assert own.bits == pytest.approx(nll, rel=1e-4)
+        assert own.change == pytest.approx(nll - reference_nll, abs=1e-4)
+        assert own.kl == quantised.scored.tokens["kl"][token] >= 0
+    largest = max(changes, key=lambda own: own.kl)
+    assert largest.kl == pytest.approx(quantised.comparison["worst_tokens"][0]["kl"])
+
+
+def test_pieces_add_up_to_both_models_totals(service, apart):
+    assert not apart.by_tokens
+    pieces = apart.scores
+    changes = measure_changes(apart, cut(apart.scored.text, pieces["offsets"]))
+    for own, name in (("bits", "owner/words"), ("reference_bits", "owner/bytes")):
+        settings = replace(apart.scored.settings, model=name)
+        alone = service.score(apart.scored.text, settings, Job(60)).result
+        total = sum(getattr(change, own) for change in changes)
+        assert total == pytest.approx(alone["total_nll"] / math.log(2), rel=1e-6)
+    per_byte = sum(change.change for change in changes) / len(apart.scored.text)
+    assert apart.comparison["bits_per_byte_change"] == pytest.approx(per_byte, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    "bits, colour",
+    [
+        (None, "out"),
+        (0.05, ""),
+        (-0.05, ""),
+        (0.11, "v1"),
+        (-0.3, "w1"),
+        (1.5, "v2"),
+        (-1.9, "w2"),
+        (2.0, "v3"),
+        (-math.inf, "w3"),
+        (math.nan, ""),  # impossible for both
+    ],
+)
+def test_the_colour_of_a_change_tells_worse_from_better(bits, colour):
+    if bits is None:
+        assert change_colour(None) == colour
+        return
+    both = (math.inf, math.inf) if math.isnan(bits) else (10 + bits, 10)
+    both = (10, math.inf) if bits == -math.inf else both
+    assert change_colour(Change(0, *both)) == colour
+
+
+def test_the_colours_of_divergence_grow_with_it():
+    levels = [kl_colour(Change(0, 1, 1, kl)) for kl in (0, 0.001, 0.02, 0.3, 1, 9, math.inf)]
+    assert levels == ["b0", "b1", "b2", "b3", "b4", "b5", "b5"]
+    assert kl_colour(None) == "out"
+
+
+def test_the_view_of_two_models_says_what_the_metric_says(quantised, apart):
+    own = quantised.comparison
+    hostile = {"token": "<img src=x onerror=alert(1)>", "top": "${x}", "reference_top": "<script>"}
+    tokens = quantised.scored.tokens
+    worst = tokens["kl"].index(max(value for value in tokens["kl"] if value is not None))
+    tops = {name: [*tokens[name]] for name in ("top", "reference_top")}
+    for name, column in tops.items():
+        column[worst] = hostile[name]
+    result = quantised.scored.result | {"token_scores": [tokens | tops]}
+    page = compare_view(replace(quantised, scored=replace(quantised.scored, result=result)))
+    reader = Reader(page)
+    assert reader.tags <= OWN_TAGS and not set(page) & set("{}$`")
+    shown = "".join(reader.text)
+    assert hostile["top"] in shown and hostile["reference_top"] in shown
+    sentence = own["summary"].replace("The model", ROUNDED).replace("the reference", BUNDLED)
+    assert sentence in shown
+    for value in (f"× {own['perplexity_ratio']['ratio']:.4f}", f"{number(own['kl'])} nats a token"):
+        assert value in shown
+    assert f"{100 * own['same_top']:.1f} % if the likeliest is taken" in shown
+    of_bytes = "".join(Reader(compare_view(apart)).text)
+    assert "compared over the pieces of text that both cut" in of_bytes
+    assert f"{apart.comparison['bits_per_byte']:.4g}"[:4] in of_bytes and "KL" not in of_bytes
+    assert "owner/bytes could read up to 64" in of_bytes
+
+
+def test_models_with_other_start_tokens_are_compared_without_one(service, monkeypatch):
+    def refuse_starts(loaded, reference, text, settings, callback):
+        if settings.start != "none":
+            raise Refused("The start tokens differ.")
+        return measure_pair(loaded, reference, text, settings, callback)
+
+    monkeypatch.setattr("space.service.measure_pair", refuse_starts)
+    compared = service.compare(STORY, Settings(ROUNDED), BUNDLED, Job(60))
+    assert compared.scored.tokens["nll"][0] is None
+    assert "compared without one" in compare_view(compared)
+    assert "compared without one" in compare_summary(compared)["notes"][-1]
+
+
+def test_a_window_too_long_for_one_of_two_models_is_refused_or_shortened(service):
+    with pytest.raises(Refused, match="between 2 and 16 tokens with owner/words, but it is 64"):
+        service.compare(STORY, Settings(BUNDLED, 64), "owner/words", Job(60))
+    shortened = service.compare(STORY, Settings(BUNDLED, 64), "owner/words", Job(60), clip=True)
+    assert shortened.scored.settings == Settings(BUNDLED, 16, 8)
+    assert "demo_model could read up to 64" in compare_view(shortened)
+
+
+def test_a_model_is_not_compared_with_itself(service):
+    with pytest.raises(Refused, match="two different models"):
+        service.compare(STORY, Settings(BUNDLED), BUNDLED, Job(60))
+
+
+def test_the_rounded_copy_has_weights_of_4_bits_and_its_own_number(quantised):
+    copy, full = quantised.scored, quantised.reference
+    assert quantised.comparison["reference_perplexity"] != copy.result["perplexity"]
+    assert copy.result["signature"].startswith("model:demo_model-4bit|")
+    weight = copy.loaded.model.transformer.h[0].mlp.c_fc.weight
+    original = full.model.transformer.h[0].mlp.c_fc.weight
+    for group, source in zip(weight[0].split(32), original[0].split(32)):
+        step = source.abs().max() / 7
+        assert torch.allclose(group, torch.round(source / step) * step, atol=1e-7)
+        assert len(set(group.tolist())) <= 15
+    tables = [loaded.model.transformer.wte.weight for loaded in (copy.loaded, full)]
+    assert torch.equal(*tables)  # tables of tokens are left alone

@@ -1,0 +1,128 @@
+"""The page's handlers, as its components call them."""
+
+import math
+
+import gradio as gr
+import pytest
+from pages import STORY, visitor
+
+from space.handlers import SCORE_OUTPUTS
+from space.models import BUNDLED
+
+
+def test_scoring_fills_every_place(handlers):
+    handlers.begin(visitor())
+    steps = list(handlers.score(visitor(), STORY, BUNDLED, 64, 32, "automatic", "sliding"))
+    assert all(len(step) == 4 + len(SCORE_OUTPUTS) for step in steps)
+    assert any("progress" in str(step[0]) for step in steps)
+    assert "Scored with demo_model" in steps[-1][0]
+    assert "ps-big" in steps[-1][4]
+
+
+def test_refusals_are_announced_and_change_nothing_else(handlers):
+    [step] = handlers.score(visitor(), "", BUNDLED, 64, 32, "automatic", "sliding")
+    assert 'role="alert"' in step[0] and "There is no text yet" in step[0]
+    assert all(value == gr.skip() for value in step[1:])
+
+
+@pytest.mark.parametrize("measure", ["trade_off", "every_protocol"])
+def test_a_refusal_stands_in_the_view_that_it_concerns(handlers, measure):
+    """The view stayed empty, and the reason stood below the screen."""
+    asked = ("", BUNDLED, 64, 32, "automatic", "sliding", "")
+    run = handlers.noting("a view", getattr(handlers, measure), ())
+    *_, (line, first, *_, measured) = run(visitor(), *asked)
+    assert 'role="alert"' in line and "There is no text yet" in first
+    assert measured == gr.skip()  # so that it is asked for again
+
+
+def test_faults_are_not_shown_to_visitors(handlers, monkeypatch, caplog):
+    def fail(*args, **kwargs):
+        raise RuntimeError("secret detail")
+
+    monkeypatch.setattr(handlers.service, "score", fail)
+    [step] = handlers.score(visitor(), STORY, BUNDLED, 64, 32, "automatic", "sliding")
+    assert "Something went wrong" in step[0] and "secret" not in step[0]
+    assert "secret detail" in caplog.text
+
+
+def test_the_stop_button_ends_the_visitors_own_request(handlers):
+    handlers.begin(visitor())
+    steps = handlers.score(visitor(), STORY, BUNDLED, 64, 1, "automatic", "sliding")
+    next(steps)
+    handlers.stop(visitor("neighbour"))
+    next(steps)
+    # Its answer could arrive behind the job's last word, so the job itself says "Stopping…".
+    assert handlers.stop(visitor()) is None
+    last = list(steps)[-1]
+    assert "Stopped." in last[0]
+
+
+def test_sliders_follow_the_model(handlers):
+    steps = list(handlers.adopt_model(visitor(), "owner/words", 32, "sliding"))
+    _, name, window, stride, picture = steps[-1]
+    assert name == "owner/words"
+    assert (window.value, window.maximum) == (16, 16)
+    assert (stride.value, stride.maximum) == (8, 16)
+    assert "<b>8 to 15 tokens</b> of context" in picture
+
+
+def test_the_stride_follows_the_window(handlers):
+    stride, _ = handlers.move_window(16, 48, "sliding")
+    assert (stride.value, stride.maximum) == (16, 16)
+
+
+@pytest.mark.parametrize(
+    "window, stride, taken",
+    [
+        (16, 48, (16, 16)),
+        (999999, 4, (999999, 4)),
+        (-5, 0, (2, 2)),
+        (None, None, (2, 2)),
+        (7.9, math.nan, (7, 7)),
+        (math.inf, "3", (2, 2)),
+    ],
+)
+def test_whatever_is_typed_into_the_sliders_can_be_drawn(handlers, window, stride, taken):
+    slider, drawn = handlers.move_window(window, stride, "sliding")
+    assert (slider.maximum, slider.value) == taken
+    assert handlers.move_stride(window, stride, "sliding") == (drawn, taken[1])
+
+
+@pytest.mark.parametrize(
+    "window, stride, said",
+    [
+        (999999, 4, "Scored with"),  # as long as the model takes
+        (None, None, "Scored with"),
+        (-5, 4, "The window must be between 2 and 64"),
+        (32, 0, "The stride must be between 1 and"),
+    ],
+)
+def test_whatever_is_typed_is_scored_or_refused_with_a_sentence(handlers, window, stride, said):
+    *_, last = handlers.score(visitor(), STORY, BUNDLED, window, stride, "automatic", "sliding")
+    assert said in last[0]
+
+
+def test_a_protocol_without_a_stride_switches_the_slider_off(handlers):
+    stride, start, *_ = handlers.choose_protocol("llama.cpp", 64, "once")
+    assert stride.interactive is False
+    assert stride.value == 64  # the tool's own
+    assert start.interactive is False
+    stride, *_ = handlers.choose_protocol("megatron", 64, "once")
+    assert (stride.interactive, stride.value) == (True, 32)
+
+
+def test_each_protocol_begins_with_its_usual_stride(handlers):
+    """The stride of the protocol before stayed, and with it the number was another."""
+    *_, wanted = handlers.choose_protocol("fairseq", 64, "once")
+    assert wanted == 64
+    stride, *_, wanted = handlers.choose_protocol("sliding", 64, "once")
+    assert stride.value == wanted == 32
+
+
+def test_an_address_without_its_text_says_so(handlers):
+    long = "".join(map(chr, range(300, 2300)))
+    asked = (BUNDLED, 64, 64, "automatic", "sliding")
+    *_, (line, *_) = handlers.score(visitor(), long, *asked)
+    assert "too long for a link" in line
+    *_, (line, *_) = handlers.score(visitor(), STORY, *asked)
+    assert "too long" not in line

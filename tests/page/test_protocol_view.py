@@ -1,0 +1,82 @@
+"""All protocols side by side: their numbers or reasons, and pictures of their windows."""
+
+import regex
+from pages import STORY
+
+from space.jobs import Job
+from space.models import BUNDLED
+from space.settings import Settings
+from space.sweep_view import group_equal, protocol_view
+from views.markup import escape, number
+from views.window_picture import window_picture
+
+
+def test_every_protocol_is_shown_with_its_number_or_its_reason(service):
+    sweep = service.every_protocol("A short text.", Settings(BUNDLED, 64, 32), Job(60))
+    page = protocol_view(sweep)
+    assert len(sweep.scored) + len(sweep.failed) == len(service.protocols)
+    reasons = {settings.protocol: reason for settings, reason in sweep.failed}
+    assert "must have at least 128 tokens with the protocol llama.cpp" in reasons["llama.cpp"]
+    assert "Lower the window, or pass more text." in reasons["llama.cpp"]
+    assert all("`" not in reason for reason in reasons.values())
+    assert all(escape(reason) in page for reason in reasons.values())
+
+
+def bars(picture, kind):
+    """Places (begin, width) of the bars of a kind, in tokens."""
+    found = regex.findall(
+        rf'class="{kind}" x="(\d+)" y="\d+" width="(\d+)" height="(?:1|0.8)"', picture
+    )
+    return [(int(begin), int(width)) for begin, width in found]
+
+
+def test_pictures_of_protocols_show_what_is_thrown_away(service):
+    sweep = service.every_protocol(STORY, Settings(BUNDLED, 64), Job(60))
+    length = len(sweep.scored[0].tokens["tokens"])
+    for one in sweep.scored:
+        windows, coverage = window_picture(one).split("</svg>")[:2]
+        assert f'viewBox="0 0 {len(one.tokens["tokens"])} 1"' in coverage  # the whole text
+        lost = one.tokens["nll"].count(None)
+        assert sum(width for _, width in bars(coverage, "ps-lost")) == lost
+        drawn = [(w["first"], w["end"] - w["first"]) for w in one.tokens["windows"]]
+        reach = [new for new in drawn if new[0] < 640]
+        assert bars(windows, "ps-new")[:3] == reach[:3]
+    cut = {one.settings.protocol: one.tokens["nll"].count(None) for one in sweep.scored}
+    assert cut["stock"] == length - 63 and cut["sliding"] == 0
+    title = "How the first 640 tokens are split" if length > 640 else "How the text is split"
+    assert title in protocol_view(sweep)
+
+
+def test_windows_that_would_hide_each_other_are_not_all_drawn(service):
+    one = service.score(STORY, Settings(BUNDLED, 64, 4), Job(60))
+    picture = window_picture(one)
+    assert "1 in 6 drawn" in picture
+    starts = [begin for begin, _ in bars(picture.split("</svg>")[0], "ps-new")]
+    expected = [w["first"] for w in one.tokens["windows"][::6] if w["begin"] < 640]
+    assert starts == expected
+
+
+def test_protocols_stand_in_order_on_one_axis_with_their_difference(service):
+    sweep = service.every_protocol(STORY, Settings(BUNDLED, 64), Job(60))
+    page = protocol_view(sweep)
+    numbers = sorted(one.result["perplexity"] for one in sweep.scored)
+    assert f"Same model, same text: {number(numbers[0])} to {number(numbers[-1])}" in page
+    places = [float(left) for left in regex.findall(r'<b style="left:([\d.]+)%"', page)]
+    assert places == sorted(places) and places[0] == 4 and places[-1] == 96
+    ratio = sweep.scored[4].result["ratio_to_first"]
+    shown = f"{100 * (ratio['ratio'] - 1):+.1f} %".replace("-", "−")
+    assert shown in page
+    assert "what the others are compared with" in page
+
+
+def test_tools_of_equal_results_are_one_row(service):
+    sweep = service.every_protocol(STORY, Settings(BUNDLED, 64), Job(60))
+    groups = group_equal(sweep.scored)
+    assert sum(map(len, groups)) == len(sweep.scored) > len(groups)
+    for group in groups:
+        assert len({number(one.result["perplexity"]) for one in group}) == 1
+    page = protocol_view(sweep)
+    assert page.count("<summary>") == len(groups)
+    assert page.count("data-protocol=") == len(sweep.scored)
+    names = [one.settings.protocol for one in max(groups, key=len)]
+    assert f'<span class="ps-names">{", ".join(names)}</span>' in page

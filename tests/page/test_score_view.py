@@ -1,0 +1,114 @@
+"""What the page shows of a score: its number in words, its colours and its story."""
+
+import math
+from dataclasses import replace
+
+import pytest
+from pages import STORY, pieces_of
+
+from space.card import card
+from space.handlers import SCORE_OUTPUTS
+from space.jobs import Job
+from space.models import BUNDLED
+from space.score_view import recipe, score_view
+from space.service import Service
+from space.settings import Settings
+from space.sharing import sentence
+from views.markup import number
+from views.numbers import odds, story
+from views.segments import cut
+
+
+def test_a_text_of_one_window_has_its_start_token_once(service):
+    scored = service.score("A gull.", Settings(BUNDLED, 64, 16), Job(60))
+    assert "start:once" in scored.result["signature"]
+    assert "start token once" in recipe(scored)
+
+
+@pytest.mark.parametrize(
+    "value, shown",
+    [
+        (27.314, "27.31"),
+        (1e6, "1,000,000"),
+        (0.01234, "0.01234"),
+        (math.inf, "∞"),
+        (999.96, "1000"),
+        (191.0, "191.0"),
+        (8.5, "8.500"),
+        (999_999_999.0, "999,999,999"),
+        (5.88623e23, "5.886 × 10²³"),
+        (9.99999e9, "1.000 × 10¹⁰"),
+    ],
+)
+def test_numbers_for_people(value, shown):
+    assert number(value) == shown
+
+
+@pytest.mark.parametrize("text, short", [("a", True), ("Hello world", True), (STORY, False)])
+def test_a_few_tokens_have_no_perplexity_and_no_verdict(folders, text, short):
+    """“a” had 877,518 and was “unlike anything it was trained on”."""
+    scored = Service(folders["bundled"]).score(text, Settings(BUNDLED), Job(60))
+    page = score_view(scored)
+    assert ("ps-big" not in page) == short == ("Too short for a perplexity" in page)
+    assert "unlike anything" not in page
+    if short:
+        bits = [nll / math.log(2) for nll in scored.tokens["nll"] if nll is not None]
+        assert all(f"{value:.1f} bits" in page for value in bits)
+        assert page.count("<tr>") == len(bits) and "expected" in page
+
+
+def test_words_of_a_number_that_nobody_can_read(scored):
+    huge = replace(scored, result=scored.result | {"word_perplexity": 1.462e53})
+    assert "over a million" in score_view(huge) and "10⁵³" not in score_view(huge)
+
+
+@pytest.mark.parametrize("perplexity, blind", [(258.0, False), (260.0, True), (1e9, True)])
+def test_a_perplexity_above_the_vocabulary_is_no_choice_among_tokens(scored, perplexity, blind):
+    page = SCORE_OUTPUTS["score"](
+        replace(scored, result=scored.result | {"perplexity": perplexity})
+    )
+    assert ("Worse than guessing blindly among the 259 tokens" in page) == blind
+    assert ("equally likely ones" in page) != blind
+
+
+@pytest.mark.parametrize(
+    "interval, shown", [((8.0, 79.0), True), ((8.0, 81.0), False), (None, False)]
+)
+def test_an_interval_that_says_nothing_is_not_shown(scored, interval, shown):
+    result = scored.result | {"perplexity": 20.0, "perplexity_interval": interval}
+    page, *others = (show(replace(scored, result=result)) for show in (score_view, sentence, card))
+    for view in (page, *others):
+        assert ("95 % interval within this text 8.000 to 79.00" in view) == shown
+    assert ("No interval: the text is too short" in page) != shown
+
+
+def test_colours_follow_the_legend(scored):
+    page = SCORE_OUTPUTS["text"](scored)
+    edges = [0, 1, 3, 6, 10, 15, math.inf]
+    text = scored.text
+    expected = []
+    for segment in cut(text, scored.tokens["offsets"]):
+        own = scored.tokens["nll"][segment.first : segment.last + 1]
+        bits = sum(own) / math.log(2)
+        expected.append(next(n for n in range(6) if edges[n] <= bits < edges[n + 1]))
+    assert pieces_of(page)["classes"].split() == [f"b{colour}" for colour in expected]
+    assert pieces_of(page)["text"] == text
+
+
+def test_the_story_is_of_the_most_surprising_word(folders):
+    scored = Service(folders["bundled"]).score(STORY, Settings(BUNDLED), Job(60))
+    told = story(scored)
+    offsets, nll = scored.tokens["offsets"], scored.tokens["nll"]
+    words_ = [n for n, (a, b) in enumerate(offsets) if any(map(str.isalpha, STORY[a:b]))]
+    worst = max((n for n in words_ if nll[n] is not None), key=nll.__getitem__)
+    assert STORY[slice(*offsets[worst])].strip() in told and odds(nll[worst]) in told
+    assert scored.tokens["alternatives"][worst][0][0].strip() in told
+
+
+@pytest.mark.parametrize(
+    "one_in, said",
+    [(1.2, "1 in 1"), (53_318, "1 in 53,300"), (812.4, "1 in 812"), (1e12, "1 in a billion")],
+)
+def test_odds_for_people(one_in, said):
+    assert said in odds(math.log(one_in))
+    assert "no chance" in odds(math.inf)
