@@ -86,4 +86,4 @@ def test_a_protocol_without_contexts_refuses_with_a_sentence(page):
     page.open("settings")
     page.write("Context", "Before it.")
     page.choose("Protocol", "llama.cpp")
-    page.until(lambda: "scores texts after a context, got 'llama.cpp'" in page.status)
+    page.until(lambda: "llama.cpp scores no text after a context" in page.status)

@@ -179,7 +179,7 @@ def test_the_api_compares_as_asked_or_not_at_all(url, arguments, said):
         ({"text": "x", "protocol": "gptq", "words": True}, "`words` must be left out"),
         (
             {"text": "x", "protocol": "gptq", "context": "y"},
-            "must be one that scores texts after a context",
+            "scores no text after a context",
         ),
     ],
 )

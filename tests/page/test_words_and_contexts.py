@@ -110,8 +110,7 @@ def test_a_protocol_that_joins_texts_says_that_it_has_no_words(service, protocol
 def test_a_protocol_without_contexts_says_so(service, protocol):
     settings = Settings(BUNDLED, 16, protocol=protocol, context="Before.")
     with pytest.raises(
-        Refused,
-        match=f"The protocol must be one that scores texts after a context, got '{regex.escape(protocol)}'",
+        Refused, match=f"The protocol {regex.escape(protocol)} scores no text after a context"
     ):
         service.score(STORY, settings, Job(60))
 
