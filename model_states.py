@@ -231,8 +231,8 @@ def why_not_carried(model: torch.nn.Module, reader: StateReader | None) -> str |
         return "its layers have an attention window of their own, whose keys cannot be dropped here"
     if reader.keeps_keys and not sees_distances_only(model):
         return (
-            "its attention depends on the places of tokens, not only on how far apart they are, so "
-            "keys cannot be kept while the text goes on"
+            "its attention uses absolute positions, so keys cannot be kept from one segment to the "
+            "next"
         )
     return None
 

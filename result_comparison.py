@@ -28,8 +28,8 @@ FEWEST = 8
 # the reference wavers itself, any change moves much; where it is sure, only damage does.
 CONFIDENCE_BOUNDS = (0.0, 0.25, 0.5, 0.75, 0.95, 1.0)
 PERCENTILES = (0, 0.1, 1, 5, 10, 25, 50, 75, 90, 95, 99, 99.9, 100)
-# Mean probability of the ids that only one of the models has, beyond which the ids that both have
-# tell too little.
+# Mean probability of the ids that only one of the models has, beyond which the models are not
+# comparable over the ids that both have.
 MOST_OUTSIDE = 1e-3
 
 Interval = list[float] | None
@@ -537,7 +537,7 @@ def judge_identity(differences: np.ndarray, rounding: np.ndarray, contexts: np.n
         f"reference in bfloat16 from itself in float32 by {rms_rounding:.2g}"
     )
     if same is not None:
-        verb = "is" if same == "float32" else "cannot be told from"
+        verb = "is" if same == "float32" else "cannot be distinguished from"
         summary = f"The model {verb} the reference up to the rounding of {same}: {numbers}."
     else:
         looks = describe_pattern(distance, allowed, contexts)

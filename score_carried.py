@@ -3,7 +3,7 @@
 With a recurrent model every token is scored with everything before it, at one reading a token.
 Attention keeps the keys of the last `memory` tokens between segments.  This is Transformer-XL's
 evaluation (Dai et al. 2019): keys of deeper layers have themselves seen tokens before them, so a
-token is told more than the window's tokens could, and the number is not the sliding window's::
+token sees more than the window's tokens, and the number is not the sliding window's::
 
     segment      0 0 0 0 1 1 1 1 2 2 2 2
     row of 6             m m . #            m  key that was kept, memory 2

@@ -64,8 +64,8 @@ class Work:
     Args:
         prefixes_agree: whether the model gives a token the same score in shorter and in longer
             passes.
-        num_shown: measurements, from the first one on, whose tokens make up the perplexity that a
-            callback is told; None for all of them.
+        num_shown: measurements, from the first one on, whose tokens make up the perplexity that
+            is reported to the callback; None for all of them.
 
     Attributes:
         streams: the tokens to read.
@@ -73,7 +73,7 @@ class Work:
         lengths: tokens that each pass reads.
         shared: passes that begin with the same tokens, which are read once.
         costs: tokens that each pass reads, those that are shared in the first of them.
-        shown: for each pass, where the scores are whose perplexity a callback is told.
+        shown: for each pass, where the scores are whose perplexity is reported to the callback.
     """
 
     def __init__(
@@ -381,7 +381,7 @@ class Session:
         """Plan the passes of measurements, and score them under a model, or it and its reference.
 
         Args:
-            num_shown: measurements, from the first one on, whose perplexity the callback is told.
+            num_shown: measurements, from the first one on, whose perplexity is reported.
         """
         with self.looking():
             work = plan_work(models, measurements, num_shown)

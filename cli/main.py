@@ -264,5 +264,5 @@ def is_told_by_another_process(error: Exception, args: argparse.Namespace | None
 def how_to_go_on(args: argparse.Namespace | None) -> str:
     """Say what someone who ended the run wants to know."""
     if args is not None and args.checkpoint:
-        return f"interrupted. The same command goes on from {args.checkpoint}."
-    return "interrupted. Nothing was kept; with --checkpoint FILE the same command would go on."
+        return f"interrupted. Run the same command again to resume from {args.checkpoint}."
+    return "interrupted. Nothing was kept; with --checkpoint FILE the same command would resume."

@@ -520,7 +520,7 @@ def check_companions(args: argparse.Namespace) -> None:
         if getattr(args, name) is not None and not args.context_column:
             raise ValueError(f"--{with_hyphens(name)} must be left out without --context-column.")
     if args.evaluator and not args.key_tokens:
-        raise ValueError("--evaluator must go with --key-tokens, which it finds.")
+        raise ValueError("--evaluator must go with --key-tokens.")
 
 
 def resolve_format(args: argparse.Namespace) -> str:

@@ -18,7 +18,7 @@ DATA = ("json", *TIDY)
 # So many times the bits per byte of most texts, and a text is of another kind.
 FAR_ABOVE = 1.75
 LOWER = "Lower is better."
-BUNDLED = "The model is the small bundled one, for trying things out: --model NAME takes another."
+BUNDLED = "Using the bundled demo model: --model NAME takes another."
 # Tables below that of the texts, by the key of the result.
 CURVES = {"by_context_length": tables.of_contexts, "by_position": tables.of_positions}
 
@@ -209,7 +209,7 @@ def guide(report: Report, args: argparse.Namespace, explains: bool) -> list[str]
     """Say what somebody who sees such a table for the first time must know.
 
     Args:
-        explains: also say what is measured, while the model is the one for trying things out.
+        explains: also say what is measured, while the bundled demo model is used.
     """
     if report.corpus is None or args.unit:
         return []

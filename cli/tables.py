@@ -139,7 +139,7 @@ def of_texts(rows: list[dict], corpus: dict) -> Table:
 def why_there_is_none(corpus: dict) -> tuple[str, ...]:
     """Say why there is no interval, unless the number is infinite, which says it."""
     is_finite = math.isfinite(corpus["perplexity"])
-    return ("No 95 % interval: too little text to tell.",) if is_finite else ()
+    return ("No 95 % interval: not enough text for one.",) if is_finite else ()
 
 
 def what_intervals_speak_of(rows: list[dict]) -> tuple[str, ...]:
@@ -364,7 +364,7 @@ def fitted(what: Table, width: int) -> Table:
     kept, dropped = fit(what, width)
     notes = what.notes
     if dropped:
-        notes += (f"No room here for: {', '.join(dropped)} (--format csv has everything).",)
+        notes += (f"Hidden columns: {', '.join(dropped)} (--format csv has everything).",)
     titles = [what.titles[n] for n in kept]
     lines = [[line[n] for n in kept] if len(line) > 1 else line for line in what.lines]
     fits = replace(what, titles=titles, lines=lines, notes=notes)

@@ -258,7 +258,7 @@ def test_a_table_fits_into_80_columns_and_says_what_it_left_out(call, monkeypatc
     for argv in (["--protocol=all"], ["--stride=16,8,4"], [], ["--tokens", "--num-alternatives=9"]):
         printed = call(name, *argv).out
         assert max(wcswidth(line) for line in printed.splitlines()) <= 80, argv
-    assert "No room here for: word perplexity (--format csv" in call(name).out
+    assert "Hidden columns: word perplexity (--format csv" in call(name).out
     monkeypatch.setenv("COLUMNS", "200")
     assert "word perplexity" in call(name).out.splitlines()[0]
 

@@ -187,7 +187,7 @@ def test_the_bundled_model_is_called_what_it_is(capsys):
     """Beside the number, where a reader of it looks."""
     assert main.main(["a.txt", "--quiet"]) == 0
     printed = capsys.readouterr()
-    assert "small bundled one, for trying things out: --model" in printed.out.replace("\n", " ")
+    assert "Using the bundled demo model: --model" in printed.out.replace("\n", " ")
     assert printed.err == ""
 
 
@@ -420,8 +420,14 @@ def test_exit_codes_are_documented(capsys):
 @pytest.mark.parametrize(
     ("more", "said"),
     [
-        ([], "interrupted. Nothing was kept; with --checkpoint FILE the same command would go on."),
-        (["--checkpoint=run.sqlite"], "interrupted. The same command goes on from run.sqlite."),
+        (
+            [],
+            "interrupted. Nothing was kept; with --checkpoint FILE the same command would resume.",
+        ),
+        (
+            ["--checkpoint=run.sqlite"],
+            "interrupted. Run the same command again to resume from run.sqlite.",
+        ),
     ],
 )
 def test_a_terminated_run_says_how_to_go_on(call, monkeypatch, more, said):
@@ -528,7 +534,7 @@ def test_a_run_that_was_interrupted_goes_on(call, monkeypatch, tiny):
     monkeypatch.setattr(main, "measure", interrupted)
     stopped = call("a.txt", "--checkpoint=run.sqlite")
     assert (stopped.code, stopped.out) == (130, "")
-    assert "The same command goes on from run.sqlite." in stopped.err
+    assert "Run the same command again to resume from run.sqlite." in stopped.err
     monkeypatch.setattr(main, "measure", plain)
     shutil.copy("a.txt", "b.txt")
     assert call("a.txt", "--checkpoint=run.sqlite").out == call("a.txt").out

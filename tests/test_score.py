@@ -675,7 +675,7 @@ def test_an_interruption_ends_with_its_own_code_and_says_how_to_go_on(monkeypatc
     assert score.main(["-"]) == 130
     assert "Nothing was kept; with --checkpoint FILE" in capsys.readouterr().err
     assert score.main(["-", "--checkpoint=run.sqlite"]) == 130
-    assert "The same command goes on from run.sqlite." in capsys.readouterr().err
+    assert "Run the same command again to resume from run.sqlite." in capsys.readouterr().err
 
 
 def test_a_warning_is_one_line(capsys, tmp_path, files):

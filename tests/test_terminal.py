@@ -118,4 +118,4 @@ def test_who_tries_it_out_is_told_what_it_measures(capsys, monkeypatch, root):
     assert shown.count("how many equally likely tokens the model would have to guess") == 1
     assert "windows of 64 tokens that move by a stride of 32" in shown
     assert shown.count("ower is better") == 1
-    assert "No room here for" not in shown
+    assert "Hidden columns" not in shown

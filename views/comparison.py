@@ -267,7 +267,7 @@ def _signed(bits: float) -> str:
 def _within(interval: Sequence[float] | None, write) -> str:
     """Write an interval in small letters, or that there is none."""
     if interval is None:
-        return "<small>too little text for an interval</small>"
+        return "<small>not enough text for an interval</small>"
     low, high = map(write, interval)
     return f"<small>{low} to {high}</small>"
 

@@ -125,7 +125,7 @@ def _is_short(result: dict) -> bool:
 def _interval(result: dict) -> str:
     interval = result["perplexity_interval"]
     if interval is None:
-        return "No interval: there is too little text to tell how far another part would differ."
+        return "No interval: not enough text to estimate how far another part would differ."
     low, high = map(number, interval)
     return f"95 % interval {result['interval_scope']} {low} to {high}."
 
