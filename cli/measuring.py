@@ -375,16 +375,18 @@ class Scoring:
             return [ReadText(t.name, wording, 0, t.carried) for t, wording in zip(texts, written)]
         if any(text.chat for text in texts):
             return []  # nothing is shown of them
-        if not self.joins or len(texts) == 1:
+        first = self.protocols[0]  # whose scores are shown, whatever others join
+        alone = first.scores_each_text and self.args.separator is None
+        if alone or len(texts) == 1:
             between = self.args.context_separator or ""
             contexts = [text.context + between if text.context else "" for text in texts]
             return [
                 ReadText(text.name, context + wording, len(context), text.carried)
                 for text, context, wording in zip(texts, contexts, wordings)
             ]
-        join = self.protocols[0].join if self.args.separator is None else self.args.separator
-        size = self.protocols[0].texts_joined or len(wordings)
-        parts = [wordings[first : first + size] for first in range(0, len(wordings), size)]
+        join = first.join if self.args.separator is None else self.args.separator
+        size = first.texts_joined or len(wordings)
+        parts = [wordings[at : at + size] for at in range(0, len(wordings), size)]
         joined = [("" if join == "tokens" else join).join(part) for part in parts]
         return [ReadText("all together", text) for text in joined]
 

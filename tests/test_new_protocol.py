@@ -58,7 +58,7 @@ def copy(root, tmp_path_factory):
     folder = tmp_path_factory.mktemp("project")
     for module in root.glob("*.py"):
         shutil.copy(module, folder)
-    for name in ("cli", "space", "samples", "demo_model", "perplexity_sliding"):
+    for name in ("cli", "space", "views", "samples", "demo_model", "perplexity_sliding"):
         shutil.copytree(root / name, folder / name)
     protocols = folder / "protocols.py"
     table = "PROTOCOLS = protocol_table(\n"
@@ -92,7 +92,7 @@ def test_a_new_row_works_in_python_on_the_command_line_and_on_the_page(copy):
 
 def test_no_protocol_is_asked_for_by_name(root):
     """What a protocol does differently is an attribute of its row."""
-    files = [*root.glob("*.py"), *(root / "cli").glob("*.py"), *(root / "space").glob("*.py")]
+    files = [path for room in (".", "cli", "space", "views") for path in (root / room).glob("*.py")]
     asked = [
         f"{path.name}:{node.lineno} {ast.unparse(node)}"
         for path in files

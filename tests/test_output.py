@@ -384,7 +384,7 @@ def test_what_could_not_be_scored_is_said_on_stderr_too(call):
         assert outcome.code == 2
         assert outcome.err.startswith("score.py: error: bad.txt is not UTF-8 text: ")
         assert "(1 more could not be scored)" in outcome.err
-    assert call("a.txt", "--stride=17,16").err.count("must be between 1 and max_length=16") == 1
+    assert call("a.txt", "--stride=17,16").err.count("must be between 1 and --max-length 16") == 1
 
 
 def test_cite_prints_a_sentence_with_interval_and_signature_and_bibtex(call):
