@@ -30,11 +30,11 @@ TESTS = {
     "plan_windows": "test_windows.py test_passes.py test_parts.py test_long_protocols.py",
     "result_comparison": "test_comparison.py test_identity.py",
     "result_pairs": "test_reference.py test_comparison.py",
-    "result_uncertainty": "test_uncertainty.py test_totals.py test_parts_of_runs.py",
+    "result_uncertainty": "test_uncertainty.py test_comparison.py",
     "result_words": "test_words.py",
     "score_checkpoint": "test_checkpoint.py",
     "score_runner": "test_scoring.py test_checkpoint.py test_shared_contexts.py",
-    "text_parts": "test_parts.py test_contexts.py",
+    "text_parts": "test_parts.py test_contexts.py test_context_separator.py test_chats.py",
 }
 FASTEST = 40
 CONFIG = """[mutmut]
