@@ -699,6 +699,7 @@ def start_in_terminal(*argv: str, cwd: Path) -> tuple[subprocess.Popen, int]:
         cwd=cwd,
         stdout=subprocess.PIPE,
         stderr=stderr,
+        env={**os.environ, "COLUMNS": "300"},  # however deep the checkout lies, names stay whole
     )
     os.close(stderr)
     return process, terminal
