@@ -230,7 +230,7 @@ class TokenBorders:
         # Decoders that put a space between any two words do so where the text has none.
         spaced = [any(map(str.isspace, text[a:b])) for a, b in itertools.pairwise(ends.tolist())]
         at_start = np.append(True, np.cumsum(offsets[:, 0] >= 0) == 0)
-        opens = vocabulary.begins[ids] & (np.array(spaced, dtype=bool) | at_start[:-1])
+        opens = vocabulary.begins[ids] & (np.array(spaced) | at_start[:-1])
         return cls(
             opens=np.append(opens | vocabulary.special[ids], True),
             passed=np.append(False, vocabulary.ends[ids]),

@@ -4,6 +4,7 @@ Knows tokenizers, not models.  Arrays are numpy's: ids (N,), offsets (N, 2) in c
 original text, the white space that a token stands for among them.
 """
 
+import io
 import json
 import threading
 import warnings
@@ -319,7 +320,8 @@ def tokenize_lines(
             "line",
             got="one without",
         )
-    lines = text.splitlines(keepends=True) or [""]
+    # As a file is read: other characters that Python takes for the end of a line are none there.
+    lines = list(io.StringIO(text, newline="")) or [""]
     without_ends = [line.rstrip("\r\n") for line in lines]
     parts = []
     for line, part in zip(

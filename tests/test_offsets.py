@@ -246,6 +246,13 @@ def test_the_end_of_a_line_is_one_token_however_it_is_written(end):
     assert stream.added.tolist() == [False, True, False, True]
 
 
+@pytest.mark.parametrize("other", ["\x0b", "\x0c", "\x1c", "\x85", "\u2028", "\u2029"])
+def test_a_line_ends_where_a_file_has_the_end_of_one(other):
+    """Python's `splitlines` knows more ends of lines than what reads a file."""
+    [stream] = tokenize(make_byte_tokenizer(), [f"a{other}b\nc"], "lines")
+    assert stream.added.sum() == 2
+
+
 class Adding(SlowTokenizer):
     """A slow tokenizer that puts two tokens before a text and one after it."""
 
