@@ -245,6 +245,13 @@ def make_plan(
     if cap == "tokenizer or 1024":
         cap = trainer_block(tokenizer, limit)
     max_length = resolve_max_length(limit, setting, cap, longest)
+    if protocol.scores == "second half" and max_length < 3:
+        raise ArgumentError(
+            setting.window_argument,
+            f"be at least 3 with `protocol={protocol.name!r}`",
+            got=str(max_length),
+            why="the second half of a window is scored, but for its first token",
+        )
     stride = setting.stride
     if stride is None:
         stride = protocol.usual_stride(max_length, start == "every")

@@ -77,7 +77,7 @@ def plan_windows(
 
     Args:
         num_tokens: N, without the start token.
-        max_length: places in a window, from 2 on.
+        max_length: places in a window, from 2 on; from 3 on where second halves are scored.
         stride: 1 to `max_length`; with `start="every"`, to `max_length - 1`.
         start: "none"; "once", before the text; "every", at the head of each window; "replace",
             in the place of each window's first token.
@@ -106,7 +106,6 @@ def plan_windows(
         spans = ((begin, begin + 1, end) for begin, _, end in spans)
     if protocol.scores == "second half":
         spans = ((begin, begin + max_length // 2 + 1, end) for begin, _, end in spans)
-        spans = (span for span in spans if span[1] < span[2])
     replaced = start == "replace"
     return (Window(begin + replaced, first, end, replaced) for begin, first, end in spans)
 

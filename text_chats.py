@@ -97,10 +97,13 @@ def write_chats(
     """
     if not getattr(tokenizer, "chat_template", None):
         raise ArgumentError(
-            "tokenizer",
-            "have a chat template to write messages out",
-            got="one without",
-            advice="Set `tokenizer.chat_template`, or pass texts and `contexts`.",
+            "predictions",
+            "be texts where the tokenizer has no chat template, which writes messages out",
+            got="chats",
+            advice=(
+                "Take a model that has one, put one under 'chat_template' in `tokenizer_kwargs` "
+                "(or into a tokenizer's attribute of that name), or pass texts and `contexts`."
+            ),
         )
     unspoken = [n for n, chat in enumerate(chats) if all(m["role"] != "assistant" for m in chat)]
     if unspoken:

@@ -108,6 +108,15 @@ def test_too_little_text_for_protocols_that_drop_what_does_not_fill_a_window(
     )
 
 
+def test_the_second_half_of_a_window_begins_with_a_token_that_is_not_scored(compute):
+    """As llama-perplexity counts: of a window of 2 tokens it would divide by nothing."""
+    message = r"`max_length` must be at least 3 with protocol='llama.cpp', got 2: the second half"
+    with pytest.raises(ValueError, match=message):
+        compute(protocol="llama.cpp", max_length=2)
+    result = compute(predictions=[random_text(9)], protocol="llama.cpp", max_length=3)
+    assert (result["num_tokens"], result["num_windows"]) == (3, 3)
+
+
 # ---- before the texts are tokenized
 
 

@@ -148,6 +148,16 @@ def test_white_space_is_the_token_s_though_offsets_leave_it_out(metric, byte_mod
     assert f'"trim_offsets":{str(trim_offsets).lower()}' in processor.__getstate__().decode()
 
 
+def test_of_several_texts_those_with_a_token_across_the_edge_are_named(metric, byte_model, merging):
+    with pytest.warns(UserWarning, match="scored part in the texts at position 1 .first: ' old'"):
+        metric.compute(
+            predictions=[" old", "old"],
+            contexts=["The", "The "],
+            model=byte_model,
+            tokenizer=merging,
+        )
+
+
 # --- conditional scores ---------------------------------------------------------------------------
 
 
@@ -512,7 +522,11 @@ def render(template, messages):
     "template, chats, message",
     [
         (THINKING_TEMPLATE, [CHAT], "up to its message 1 in another way than the whole"),
-        (None, [CHAT], "`tokenizer` must have a chat template"),
+        (
+            None,
+            [CHAT],
+            "be texts where the tokenizer has no chat template.*'chat_template' in `tok",
+        ),
         (PLAIN_TEMPLATE, [CHAT, CHAT[:1]], "role 'assistant', .* got none at position 1"),
         (
             FORGETFUL_TEMPLATE,
@@ -593,6 +607,11 @@ def test_what_is_no_chat(value):
             "has no such setting",
         ),
         (ValueError, {"contexts": "a", "separator": " "}, "`separator` must be left out with"),
+        (
+            ValueError,
+            {"contexts": "a", "positions": [0, 1]},
+            "`positions` must be left out with texts after `contexts`: it is about whole texts",
+        ),
     ],
 )
 def test_arguments(metric, gpt2, tokenizer, error, arguments, message):

@@ -569,6 +569,14 @@ def test_words_after_a_context(metric, speller, spelling):
     )
 
 
+def test_words_after_a_context_that_is_told_by_its_length(metric, speller, spelling):
+    """Where all fits into one window, no plan makes a difference."""
+    kwargs = {"model": speller, "tokenizer": spelling, "texts": [" ab aab"], "contexts": "a ba"}
+    sliding = words_of(metric, add_start_token=False, **kwargs)
+    assert words_of(metric, protocol="lm-eval", **kwargs) == sliding
+    assert None not in sliding[0]["surprisal"]
+
+
 def test_every_protocol_that_scores_texts_alone(metric, gpt2, tokenizer):
     """Whole-word tokens end where the word ends: surprisal is the plain sum, in any windows."""
     for protocol in metric.protocols.values():
