@@ -3,6 +3,7 @@
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from inspect import signature
 
 import torch
@@ -31,6 +32,7 @@ from .plan_settings import Corpus, plan_settings
 from .protocols import DEFAULT_PROTOCOL
 from .request import Request, check_request
 from .request_checks import (
+    EVALUATOR_ROLE,
     Setting,
     check_flag,
     check_margin,
@@ -38,12 +40,19 @@ from .request_checks import (
     check_running,
     check_texts,
 )
+from .result_context_totals import (
+    ContextTotals,
+    KeyTokenTotals,
+    LongContextTotals,
+    PositionTotals,
+)
 from .result_contexts import (
     check_offsets,
     expand_settings,
     find_key_characters,
-    report_curves,
-    report_key_tokens,
+    total_contexts,
+    total_key_tokens,
+    total_positions,
 )
 from .result_pairs import score_pair
 from .result_report import Comparison, Report, list_reports
@@ -169,7 +178,8 @@ def _compute(
         session = Session(int(batch_size), int(logits_memory), store, processes, callback)
         models, session = open_all(open_models, source, second, session, request)
         scored = score_request(session, models, request)
-        return report_request(request, scored, session, models[0], source)
+        evaluator = partial(open_evaluator, open_models, request, models[0], source)
+        return report_request(request, scored, session, evaluator)
 
 
 def agree_on_texts(processes: Processes, texts: Sequence[str]) -> None:
@@ -409,9 +419,13 @@ def _score(
 
 
 def report_request(
-    request: Request, scored: Scored, session: Session, model: ScoredModel, source: ModelSource
+    request: Request, scored: Scored, session: Session, evaluator: Callable[[], ScoredModel]
 ) -> dict:
-    """Build what the call returns; see the metric's documentation."""
+    """Build what the call returns; see the metric's documentation.
+
+    Args:
+        evaluator: opens the model that finds key tokens.
+    """
     reports, extras = scored.reports, request.extras
     if request.gives_list:
         with without_collecting():
@@ -421,22 +435,48 @@ def report_request(
         return first | together | {"measurements": measurements}
     with without_collecting():
         result = reports[0].result(extras)
-    result |= report_curves(reports, request.long_context, scored.num_forward_tokens)
-    if request.key_rule is None:
+    totals = total_long_contexts(request, scored, session, evaluator)
+    if totals is None:
         return result
-    measurement = reports[0].measurement
-    check_offsets(measurement.streams, "`tokenizer`")
-    evaluator, rule = open_evaluator(request, model, source), request.key_rule
-    characters = find_key_characters(session, evaluator, measurement.texts, rule)
-    result |= report_key_tokens(reports[0], characters)
-    return result | {"longppl_signature": describe_key_tokens(evaluator, rule.describe())}
+    if extras.with_totals:
+        result["long_context_totals"] = totals
+    if totals.are_enough or not extras.with_totals:
+        result |= totals.result()
+    return result
 
 
-def open_evaluator(request: Request, model: ScoredModel, source: ModelSource) -> ScoredModel:
+def total_long_contexts(
+    request: Request, scored: Scored, session: Session, evaluator: Callable[[], ScoredModel]
+) -> LongContextTotals | None:
+    """Sum up what was asked of long contexts, if anything was."""
+    asked, rule, reports = request.long_context, request.key_rule, scored.reports
+    parts: list[ContextTotals | PositionTotals | KeyTokenTotals] = []
+    identity = reports[0].totals.identity | {"probe": None}
+    if asked.context_lengths is not None:
+        parts.append(total_contexts(reports, scored.num_forward_tokens))
+        identity["context_lengths"] = parts[-1].context_lengths
+    if asked.positions is not None:
+        parts.append(total_positions(reports[0], asked.positions))
+        identity["positions"] = asked.positions
+    if rule is not None:
+        measurement = reports[0].measurement
+        check_offsets(measurement.streams, "`tokenizer`")
+        finder = evaluator()
+        characters = find_key_characters(session, finder, measurement.texts, rule)
+        signature = describe_key_tokens(finder, rule.describe())
+        parts.append(total_key_tokens(reports[0], characters, signature))
+        identity["key_tokens"] = signature
+    return LongContextTotals(parts, identity) if parts else None
+
+
+def open_evaluator(
+    open_models: OpenModels, request: Request, model: ScoredModel, source: ModelSource
+) -> ScoredModel:
     """Open the model that finds key tokens: the one given, or the one that is measured."""
     evaluator = request.evaluator
     if evaluator is None:
+        open_models.close(EVALUATOR_ROLE)
         return model
     if evaluator.model_id is not None:
         evaluator = replace(evaluator, device=source.device, dtype=source.dtype)
-    return evaluator.open()
+    return open_models.open(evaluator)

@@ -46,7 +46,8 @@ from .protocols import DEFAULT_PROTOCOL, PROTOCOLS, Protocol
 from .request import Request as Request
 from .request_checks import check_texts
 from .result_comparison import PairedScores as PairedScores
-from .result_contexts import report_curves as report_curves
+from .result_context_totals import LongContextTotals as LongContextTotals
+from .result_contexts import total_contexts as total_contexts
 from .result_pairs import score_pair as score_pair
 from .result_report import Report as Report
 from .result_totals import Totals
@@ -232,6 +233,9 @@ Returns:
             two halves give another number than the whole. They pickle; `to_json()` writes them, and
             the metric's `totals_from_json` reads them.
         text_totals (list): with `return_totals="texts"`, the same of each text by itself.
+        long_context_totals: with `return_totals`, what the keys of `context_lengths`, `positions` and
+            `key_tokens` are computed from; they add up likewise. Where no text is as long as the
+            longest context, they are in the place of these keys: other shards may have longer ones.
         probe (float): mean nll (nats a token) of a fixed made-up text of 256 tokens, scored as the
             texts are: equal signatures and equal probes (to 1e-4 in float32, 0.005 in float16, 0.01
             in bfloat16, 0.03 quantised) mean equal numbers.

@@ -13,21 +13,20 @@ context.  Key tokens of one tokenizer become characters, and these the tokens of
 package `longppl` 0.3.0 does it.
 """
 
-import itertools
 from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 
-from .errors import ArgumentError, Wording
+from .errors import Wording
 from .model_interface import UNLIMITED_WINDOW, ContextLimit, ScoredModel
 from .plan import contexts_by_token, nlls_by_token
 from .plan_settings import Corpus, plan_measurement
 from .protocols import Protocol
 from .request_checks import EVALUATOR_ROLE, KeyTokenRule, LongContext, Setting
+from .result_context_totals import ContextTotals, KeyTokenTotals, PositionTotals
 from .result_report import Report
-from .result_totals import nll_interval, perplexity_interval
-from .result_uncertainty import Blocks, Estimate, as_ratio, estimate_ratio, exp
+from .result_uncertainty import Blocks
 from .score_measures import NegativeLogLikelihood
 from .score_runner import Session
 from .text_tokenization import TokenizedText
@@ -43,10 +42,6 @@ EVALUATOR = Protocol(
 
 # Times that "doubling" halves the longest context, unless the stride sets an end before.
 MOST_HALVINGS = 3
-
-# The in-context learning score of Olsson et al. (In-context Learning and Induction Heads, 2022):
-# the loss of the 500th token less that of the 50th.
-EARLY_TOKEN, LATE_TOKEN = 50, 500
 
 # --- what is planned ------------------------------------------------------------------------------
 
@@ -100,182 +95,29 @@ def doubling_edges(longest: int) -> list[int]:
     return edges
 
 
-# --- reports --------------------------------------------------------------------------------------
+# --- what is summed up ----------------------------------------------------------------------------------
 
 
-def report_curves(
-    reports: Sequence[Report], long_context: LongContext, num_forward_tokens: int
-) -> dict:
-    """Build the keys of a result that answer what was asked; the first report is the result's."""
-    result: dict[str, object] = {}
-    if long_context.context_lengths is not None:
-        result["by_context_length"] = report_contexts(reports)
-        result["num_forward_tokens"] = num_forward_tokens
-    if long_context.positions is not None:
-        result |= report_positions(reports[0], long_context.positions)
-    return result
-
-
-def report_contexts(reports: Sequence[Report]) -> list[dict]:
-    """Report the perplexity of the same tokens by length of context, shortest first.
-
-    Raises:
-        ValueError: no text is as long as the longest context.
-    """
+def total_contexts(reports: Sequence[Report], num_forward_tokens: int) -> ContextTotals:
+    """Sum up the same tokens by length of context, shortest first."""
     ascending = reports[::-1]
-    plan = ascending[-1].measurement.plan
-    nlls = [nlls_by_token(report.measurement, report.scores) for report in ascending]
-    contexts = contexts_by_token(ascending[-1].measurement)
-    if not any((seen >= plan.max_length - plan.stride).any() for seen in contexts):
-        longest = max(len(seen) for seen in contexts)
-        raise ArgumentError(
-            "context_lengths",
-            "hold lengths that a text reaches",
-            got=f"{plan.max_length} for texts of at most {longest} tokens",
-            advice="Pass shorter ones, or longer texts.",
-        )
-    lengths = [report.measurement.plan.max_length for report in ascending]
-    return summarize_contexts(lengths, nlls, contexts, plan.stride)
+    return ContextTotals.of(
+        [report.measurement.plan.max_length for report in ascending],
+        [nlls_by_token(report.measurement, report.scores) for report in ascending],
+        contexts_by_token(ascending[-1].measurement),
+        ascending[-1].measurement.plan.stride,
+        num_forward_tokens,
+    )
 
 
-def report_positions(report: Report, positions: list[int] | str) -> dict:
-    """Build the keys `by_position` and `in_context_score` of a result."""
+def total_positions(report: Report, positions: list[int] | str) -> PositionTotals:
+    """Sum up tokens by place in the text."""
     nlls = nlls_by_token(report.measurement, report.scores)
-    contexts = contexts_by_token(report.measurement)
     edges = positions
     if edges == "doubling":
         edges = doubling_edges(max(len(nll) for nll in nlls))
-    return {
-        "by_position": summarize_positions(edges, nlls, report.measurement.plan.max_length),
-        "in_context_score": in_context_score(nlls, contexts),
-    }
-
-
-# --- floats: no model, no text --------------------------------------------------------------------
-
-
-def summarize_contexts(
-    context_lengths: Sequence[int],
-    nlls: Sequence[Sequence[np.ndarray]],
-    contexts: Sequence[np.ndarray],
-    stride: int,
-) -> list[dict]:
-    """Estimate the perplexity of the same tokens by length of context.
-
-    The tokens are those that the longest context can serve: they see between `longest - stride` and
-    `longest - 1` tokens under it, and as many less under a shorter one as it is shorter.
-
-    Args:
-        context_lengths: window lengths, ascending.
-        nlls: for each length and each text the nlls of its tokens in nats (N,), NaN where unscored.
-        contexts: for each text how many tokens each of its tokens sees under the longest (N,).
-        stride: tokens from one window to the next.
-
-    Returns:
-        for each length a dict; all but the longest with the ratio of its perplexity to the
-        longest's, paired token by token.
-    """
-    longest = context_lengths[-1]
-    served = [np.flatnonzero(seen >= longest - stride) for seen in contexts]
-    texts = np.repeat(np.arange(len(served)), [len(places) for places in served])
-    places = np.concatenate(served)
-    columns = [
-        np.concatenate([nll[tokens] for nll, tokens in zip(of_texts, served)]) for of_texts in nlls
-    ]
-    blocks = Blocks.of(
-        [len(seen) for seen in contexts], texts, places, [np.ones(len(places)), *columns]
-    )
-    clusters = blocks.clusters(longest)
-    tokens, *sums = clusters.sums.T
-    summaries = []
-    for length, nll in zip(context_lengths, sums):
-        estimate = estimate_ratio(nll, tokens)
-        summaries.append({"context_length": length, **as_perplexity(estimate, len(places))})
-        if length != longest:
-            difference = estimate_ratio(nll - sums[-1], tokens)
-            summaries[-1]["ratio_to_longest"] = as_ratio(difference, clusters.sample)
-    return summaries
-
-
-def summarize_positions(
-    edges: Sequence[int], nlls: Sequence[np.ndarray], block_tokens: int
-) -> list[dict]:
-    """Estimate the mean nll by place in the text, and of all tokens up to there.
-
-    Args:
-        edges: first places of the bins, ascending, and one past the last; 0 is a text's first token.
-        nlls: for each text the nlls of its tokens in nats (N,), NaN where unscored.
-        block_tokens: fewest tokens in a cluster.
-
-    Returns:
-        for each bin with a scored token a dict: `first` and `last` place, `nll` and its `interval`,
-        `cumulative_nll` of all tokens from the first edge to `last`, `num_tokens`, `num_texts`.
-    """
-    scored = [np.flatnonzero(~np.isnan(nll)) for nll in nlls]
-    texts = np.repeat(np.arange(len(scored)), [len(places) for places in scored])
-    places = np.concatenate(scored)
-    values = np.concatenate([nll[tokens] for nll, tokens in zip(nlls, scored)])
-    lengths = [len(nll) for nll in nlls]
-    summaries, total, count = [], 0.0, 0
-    for first, end in itertools.pairwise(edges):
-        inside = (places >= first) & (places < end)
-        if not inside.any():
-            continue
-        total, count = total + float(values[inside].sum()), count + int(inside.sum())
-        columns = [np.ones(inside.sum()), values[inside]]
-        blocks = Blocks.of(lengths, texts[inside], places[inside], columns)
-        tokens, nll = blocks.clusters(block_tokens).sums.T
-        estimate = estimate_ratio(nll, tokens)
-        summaries.append(
-            {
-                "first": int(first),
-                "last": int(places[inside].max()),
-                "nll": estimate.value,
-                "interval": nll_interval(estimate),
-                "cumulative_nll": total / count,
-                "num_tokens": int(inside.sum()),
-                "num_texts": len(np.unique(texts[inside])),
-            }
-        )
-    return summaries
-
-
-def in_context_score(nlls: Sequence[np.ndarray], contexts: Sequence[np.ndarray]) -> dict | None:
-    """Estimate how much better the 500th token of a text is predicted than the 50th, in nats.
-
-    The mean over texts in which both are scored with all tokens before them in sight; None where
-    there is no such text.  Negative where the model learns from the context.
-
-    Args:
-        nlls: for each text the nlls of its tokens in nats (N,), NaN where unscored.
-        contexts: for each text how many tokens each of its tokens sees (N,).
-    """
-    early, late = EARLY_TOKEN - 1, LATE_TOKEN - 1
-    differences = np.array(
-        [
-            nll[late] - nll[early]
-            for nll, seen in zip(nlls, contexts)
-            if len(nll) > late and seen[late] >= late and not np.isnan(nll[[early, late]]).any()
-        ]
-    )
-    if not len(differences):
-        return None
-    estimate = estimate_ratio(differences, np.ones(len(differences)))
-    return {
-        "nll_difference": estimate.value,
-        "interval": None if estimate.interval is None else list(estimate.interval),
-        "num_texts": len(differences),
-    }
-
-
-def as_perplexity(estimate: Estimate, num_tokens: int) -> dict:
-    """Describe a mean nll, with its perplexity."""
-    return {
-        "perplexity": exp(estimate.value),
-        "interval": perplexity_interval(estimate),
-        "nll": estimate.value,
-        "num_tokens": num_tokens,
-    }
+    contexts = contexts_by_token(report.measurement)
+    return PositionTotals.of(edges, nlls, contexts, report.measurement.plan.max_length)
 
 
 # --- LongPPL --------------------------------------------------------------------------------------
@@ -315,36 +157,24 @@ def find_key_characters(
     ]
 
 
-def report_key_tokens(report: Report, spans: Sequence[np.ndarray]) -> dict:
-    """Build the keys of a result that say how well key tokens are predicted.
+def total_key_tokens(report: Report, spans: Sequence[np.ndarray], signature: str) -> KeyTokenTotals:
+    """Sum up the key tokens of texts.
 
     Args:
         spans: characters of the key tokens of each text.
+        signature: by what rule and which evaluator these were found.
     """
     nlls = nlls_by_token(report.measurement, report.scores)
     places = [
         np.flatnonzero(tokens_inside(stream.offsets, of_text) & ~stream.added & ~np.isnan(nll))
         for stream, nll, of_text in zip(report.measurement.streams, nlls, spans)
     ]
-    of_keys = [nll[inside] for nll, inside in zip(nlls, places)]
     texts = np.repeat(np.arange(len(places)), [len(inside) for inside in places])
-    result = {
-        "num_key_tokens": len(texts),
-        "longppls": [exp(float(nll.mean())) if len(nll) else None for nll in of_keys],
-        "longppl": None,
-        "longppl_interval": None,
-    }
-    if not len(texts):
-        return result
+    values = np.concatenate([nll[inside] for nll, inside in zip(nlls, places)])
     lengths = [len(nll) for nll in nlls]
-    columns = [np.ones(len(texts)), np.concatenate(of_keys)]
+    columns = [np.ones(len(texts)), values]
     blocks = Blocks.of(lengths, texts, np.concatenate(places), columns)
-    tokens, nll = blocks.clusters(1).sums.T
-    estimate = estimate_ratio(nll, tokens)
-    return result | {
-        "longppl": exp(estimate.value),
-        "longppl_interval": perplexity_interval(estimate),
-    }
+    return KeyTokenTotals(blocks, signature)
 
 
 def check_offsets(streams: Sequence[TokenizedText], name: str) -> None:

@@ -177,6 +177,12 @@ class Blocks:
         """
         return self.cut(self.num_parts(block_tokens))
 
+    def uncut(self, block_tokens: float) -> "Blocks":
+        """Return what gives the same `clusters`: texts that these never cut are one block."""
+        most = np.round(self.by_text()[:, 0] / block_tokens)
+        per_text = np.where(most > 1, self.per_text, 1)
+        return Blocks(self._merged(per_text), per_text, self.lengths)
+
     def num_parts(self, block_tokens: float) -> np.ndarray:
         """Choose how many clusters each text makes (T,)."""
         if (self.per_text == 1).all():

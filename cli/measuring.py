@@ -210,8 +210,7 @@ class Scoring:
     @property
     def shard_size(self) -> float:
         """Return the characters in a shard: no limit where all texts are needed at once."""
-        curves = self.args.context_lengths or self.args.positions or self.args.key_tokens
-        if self.joins or curves:
+        if self.joins or self.args.context_lengths == "doubling":  # of the longest text's length
             return math.inf
         if self.args.shard_characters is not None:
             return self.args.shard_characters
@@ -222,7 +221,7 @@ class Scoring:
 
     def score(self, texts: Iterator[Text]) -> Report:
         """Score shard after shard; report on their texts as if they had been scored in one piece."""
-        totals = None
+        totals = long_totals = None
         texts = self.without_empty(texts)
         if self.args.word_counts:
             texts = self.with_counts(list(texts))
@@ -238,6 +237,8 @@ class Scoring:
                 if self.part is None:
                     shard_totals = shard_totals.pooled()
                 totals = shard_totals if totals is None else totals + shard_totals
+                of_shard = result.pop("long_context_totals", None)
+                long_totals = of_shard if long_totals is None else long_totals + of_shard
                 self.report.corpus = result
         if self.part is not None:
             return self.report_part(totals)
@@ -245,6 +246,8 @@ class Scoring:
             error = next((row["error"] for row in self.report.texts if "error" in row), None)
             raise ValueError(error or "There is no text in it that isn't empty.")
         self.report.corpus |= with_original_bytes(totals.result(), *self.num_bytes)
+        if long_totals is not None:
+            self.report.corpus |= long_totals.result()
         self.report.num_forward_tokens = self.report.corpus["num_forward_tokens"]
         return self.report
 

@@ -286,3 +286,12 @@ def guide_loop(model, ids, max_length, stride):
 def mean(values) -> float:
     values = list(values)
     return math.fsum(values) / len(values)
+
+
+def flat(result, name: str = "") -> dict:
+    """Values of nested lists and dictionaries, by their path."""
+    if not isinstance(result, dict | list):
+        return {name: result}
+    pairs = result.items() if isinstance(result, dict) else enumerate(result)
+    parts = (flat(value, f"{name}.{key}") for key, value in pairs)
+    return {key: value for of_part in parts for key, value in of_part.items()}

@@ -6,13 +6,24 @@ import numpy as np
 import pytest
 import reference
 from perplexity_sliding.plan_windows import PlannedWindow, count_inputs, merge_windows, plan_windows
-from perplexity_sliding.result_contexts import (
-    doubling_edges,
-    doubling_lengths,
+from perplexity_sliding.result_context_totals import (
+    ContextTotals,
+    LongContextTotals,
+    PositionTotals,
+    in_context_gains,
     in_context_score,
-    summarize_contexts,
-    summarize_positions,
 )
+from perplexity_sliding.result_contexts import doubling_edges, doubling_lengths
+from perplexity_sliding.result_uncertainty import Blocks
+
+
+def summarize_contexts(lengths, nlls, contexts, stride):
+    return ContextTotals.of(lengths, nlls, contexts, stride, 0).result()["by_context_length"]
+
+
+def summarize_positions(edges, nlls, block_tokens):
+    contexts = [np.arange(len(nll)) for nll in nlls]
+    return PositionTotals.of(edges, nlls, contexts, block_tokens).result()["by_position"]
 
 
 def contexts_of(num_tokens, length, stride):
@@ -164,11 +175,71 @@ def test_no_interval_is_below_what_a_loss_can_be():
 def test_in_context_score_takes_the_50th_and_the_500th_token():
     nll = np.arange(600.0)
     texts = [nll, 3 * nll, nll[:499]]  # the last one is too short
-    score = in_context_score(texts, [np.arange(len(text)) for text in texts])
+    score = in_context_score(in_context_gains(texts, [np.arange(len(text)) for text in texts]))
     assert score == {"nll_difference": 900.0, "interval": None, "num_texts": 2}
 
 
 @pytest.mark.parametrize("seen", [np.arange(499), np.minimum(np.arange(600), 498)])
 def test_in_context_score_needs_the_context(seen):
     """With a window of fewer than 500 tokens, or in shorter texts, there is no such score."""
-    assert in_context_score([np.zeros(len(seen))], [seen]) is None
+    assert in_context_score(in_context_gains([np.zeros(len(seen))], [seen])) is None
+
+
+# --- what adds up ---------------------------------------------------------------------------------
+
+
+def totals_of(texts, lengths=(8, 16), edges=(0, 4, 60), **identity):
+    contexts = [contexts_of(len(nll), lengths[-1], 4) for nll in texts]
+    nlls = [[nll + n for nll in texts] for n in range(len(lengths))]
+    parts = [
+        ContextTotals.of(list(lengths), nlls, contexts, 4, len(texts)),
+        PositionTotals.of(edges, texts, contexts, lengths[-1]),
+    ]
+    return LongContextTotals(parts, identity)
+
+
+@pytest.mark.parametrize("sizes", [(60,) * 3, (300, 20, 7, 55, 90), (12, 30) * 8], ids=str)
+def test_totals_of_texts_add_up_to_those_of_all(sizes):
+    """Few long texts, whose parts are independent, and many, which are so as a whole."""
+    generator = np.random.default_rng(0)
+    texts = [generator.gamma(2, 1, size) for size in sizes]
+    whole = totals_of(texts, edges=doubling_edges(max(sizes)))
+    each = [totals_of([text], edges=doubling_edges(len(text))) for text in texts]
+    added, expected = (reference.flat(totals.result()) for totals in (sum(each), whole))
+    assert added.keys() == expected.keys()
+    for name, value in expected.items():
+        same = value if isinstance(value, str | None) else pytest.approx(value, rel=1e-9)
+        assert added[name] == same, name
+    assert added[".num_forward_tokens"] == len(texts)
+
+
+def test_a_text_that_is_too_short_has_totals_and_no_result():
+    texts = [np.ones(5), np.ones(60)]
+    short, long = (totals_of([text]) for text in texts)
+    assert not short.are_enough and long.are_enough
+    with pytest.raises(ValueError, match="got 16 for texts of at most 5 tokens"):
+        short.result()
+    assert (short + long).result() == totals_of(texts).result()
+
+
+def test_totals_of_other_settings_are_not_added():
+    texts = [np.ones(60)]
+    with pytest.raises(ValueError, match="only be added where model, protocol and settings are"):
+        totals_of(texts, positions=[0, 4]) + totals_of(texts, positions=[0, 5])
+
+
+@pytest.mark.parametrize("sizes", [(60,) * 3, (300, 20, 7, 55, 90), (12, 30) * 8, (25,)], ids=str)
+def test_texts_that_are_never_cut_are_kept_as_one_block(sizes):
+    """So that short texts stay small; what is taken as independent stays the same."""
+    texts = np.repeat(np.arange(len(sizes)), sizes)
+    places = np.concatenate([np.arange(size) for size in sizes])
+    nlls = np.random.default_rng(0).gamma(2, 1, len(texts))
+    blocks = Blocks.of(sizes, texts, places, [np.ones(len(texts)), nlls])
+    for block_tokens in (1, 8, 16, 40):
+        uncut = blocks.uncut(block_tokens)
+        expected = blocks.clusters(block_tokens)
+        assert uncut.clusters(block_tokens).sums == pytest.approx(expected.sums, rel=1e-12)
+        assert uncut.clusters(block_tokens).sample == expected.sample
+        short = np.array(sizes) < 1.5 * block_tokens
+        assert (uncut.per_text[short] == 1).all()
+        assert (uncut.per_text[~short] == blocks.per_text[~short]).all()

@@ -8,7 +8,7 @@ import torch
 from models import SlowTokenizer, make_byte_tokenizer, make_model, make_tokenizer, random_text
 from perplexity_sliding.plan_windows import Window
 from perplexity_sliding.request_checks import KeyTokenRule
-from perplexity_sliding.result_contexts import merge_spans, report_key_tokens, tokens_inside
+from perplexity_sliding.result_contexts import merge_spans, tokens_inside, total_key_tokens
 from perplexity_sliding.text_tokenization import TokenizedText
 
 
@@ -47,7 +47,7 @@ def test_the_interval_is_not_below_one():
     measurement = SimpleNamespace(streams=streams, windows=[[Window(0, 0, 60, True)]] * 12)
     scores = [[{"nll": np.full(60, mean)}] for mean in [0.01] * 11 + [2.0]]
     report = SimpleNamespace(measurement=measurement, scores=scores)
-    result = report_key_tokens(report, [np.array([[0, 60]])] * 12)
+    result = total_key_tokens(report, [np.array([[0, 60]])] * 12, "rule").result()
     low, high = result["longppl_interval"]
     assert low == 1 < result["longppl"] < high
 
@@ -61,7 +61,7 @@ def test_only_tokens_of_the_text_that_have_a_loss_are_key():
     report = SimpleNamespace(
         measurement=measurement, scores=[[{"nll": np.array([1.0, 2.0, 100.0, 4.0])}]]
     )
-    result = report_key_tokens(report, [np.array([[0, 2], [3, 4]])])
+    result = total_key_tokens(report, [np.array([[0, 2], [3, 4]])], "rule").result()
     assert result["num_key_tokens"] == 2  # the second and the last
     assert result["longppls"] == [pytest.approx(np.exp((1.0 + 4.0) / 2))]
     assert result["longppl"] == pytest.approx(np.exp((1.0 + 4.0) / 2))

@@ -28,7 +28,7 @@ def results() -> list[dict]:
         {"protocol": "llama.cpp", "max_length": 8, "word_counts": [40, 40], "num_alternatives": 1, "return_totals": "texts", "return_token_scores": ["entropy"]},
         {"words": True, "contexts": "w3 w4 "},
         {"predictions": [CHAT], "tokenizer": of_chats, "return_token_scores": True},
-        {"context_lengths": [4, 8], "positions": [0, 2, 99]},
+        {"context_lengths": [4, 8], "positions": [0, 2, 99], "return_totals": True},
         {"key_tokens": rule},
         {"stride": [4, 8]},
         {"reference": other, "margin": 0.01, "return_token_scores": True},

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import datasets
 import pytest
+import reference
 import torch
 from models import make_model, make_tokenizer, random_text
 
@@ -160,6 +161,52 @@ def test_shards_give_the_numbers_of_one_piece(run, scored, dataset, options, cha
     assert_same(result["corpus"], expected["corpus"])
 
 
+RULE = '{"short_context": 4, "stride": 2, "gain": 0.01, "largest_nll": 9}'
+LONG_CONTEXTS = {
+    # no token of the texts of 3 and 7 sees so many
+    "lengths of context": ["--context-lengths=4,8,16", "--stride=2"],
+    "places": ["--positions=0,2,9,70"],
+    "places that double": ["--positions=doubling", "--max-length=8"],
+    "key tokens": [f"--key-tokens={RULE}"],
+    "all of it": ["--context-lengths=8,12", "--positions=doubling", f"--key-tokens={RULE}"],
+}
+
+
+@pytest.mark.parametrize("options", LONG_CONTEXTS.values(), ids=LONG_CONTEXTS)
+@pytest.mark.parametrize("characters", [1, 200])
+def test_shards_give_the_curves_of_one_piece(run, scored, dataset, options, characters):
+    """Down to intervals, paired ratios, and the texts that a shard has too short a one of."""
+    expected = run(dataset, *options)["corpus"]
+    assert len(scored) == 1
+    scored.clear()
+    result = run(dataset, *options, f"--shard-characters={characters}")["corpus"]
+    assert len(scored) > 1
+    added = {"by_context_length", "by_position", "in_context_score", "longppl", "longppls"}
+    assert added & expected.keys()
+    assert_same(reference.flat(result), reference.flat(expected))
+
+
+def test_an_evaluator_is_loaded_once_for_all_shards(run, dataset, model_id, monkeypatch):
+    from perplexity_sliding import model_source
+
+    loaded = []
+    plain = model_source.ModelSource.open
+    monkeypatch.setattr(
+        model_source.ModelSource, "open", lambda self: loaded.append(self.role) or plain(self)
+    )
+    run(dataset, f"--key-tokens={RULE}", f"--evaluator={model_id}", "--shard-characters=1")
+    assert len(loaded) == len(set(loaded)) == 2
+
+
+def test_no_shard_has_a_text_as_long_as_the_longest_context(call, tmp_path, model_id):
+    (tmp_path / "a.csv").write_text("text\nw5 w6 w7\nw8 w9\n")
+    options = ["--context-lengths=4,16", "--shard-characters=1", "--add-start-token=false"]
+    outcome = call(tmp_path / "a.csv", *options, model=model_id)
+    assert outcome.code == 2
+    said = "--context-lengths must hold lengths that a text reaches, got 16 for texts of at most 3"
+    assert said in " ".join(outcome.err.split())
+
+
 FORMATS = ["text", "json", "jsonl", "csv", "tsv", "markdown", "latex", "parquet"]
 UNITS = {
     "texts": [],
@@ -302,6 +349,7 @@ def test_a_shard_of_a_single_text_that_is_refused_costs_no_other(tmp_path, call,
         ["--protocol=transformers-docs"],
         ["--separator=\\n"],
         ["--stride=8,4"],
+        ["--context-lengths=doubling"],
         ["--protocol=sliding,stock"],
     ],
     ids=lambda options: options[0].lstrip("-"),
