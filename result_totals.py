@@ -339,7 +339,7 @@ class Totals:
         """
         tokens, nlls, _, _ = self.of_texts.T
         perplexities = self.perplexities()
-        mean_perplexity = float(np.mean(perplexities))
+        mean_perplexity = float(np.add.reduce(perplexities)) / len(perplexities)
         total, count = float(nlls.sum()), int(tokens.sum())
         estimate, clusters = self.estimate()
         mean_of_texts = self.aggregation.average == "texts"
@@ -372,9 +372,11 @@ class Totals:
 
     def perplexities(self) -> list[float]:
         """Compute the perplexity of each text; NaN where the tool gives all its tokens weight 0."""
-        _, _, weights, terms = self.of_texts.T
-        values = np.divide(terms, weights, out=np.full_like(terms, np.nan), where=weights > 0)
-        return [exp(value) for value in np.minimum(values, self.aggregation.cap).tolist()]
+        cap = self.aggregation.cap
+        return [
+            exp(min(term / weight, cap)) if weight > 0 else math.nan
+            for _, _, weight, term in self.of_texts.tolist()
+        ]
 
     def estimate(self) -> tuple[Estimate, Clusters]:
         """Estimate the log perplexity, uncapped; and return the sample."""
@@ -383,7 +385,9 @@ class Totals:
         estimate = estimate_ratio(terms, weights)
         if self.aggregation.average == "texts":
             estimate = estimate.logarithm()
-        return replace(estimate, value=min(estimate.value, self.aggregation.cap)), clusters
+        if estimate.value > self.aggregation.cap:
+            estimate = replace(estimate, value=self.aggregation.cap)
+        return estimate, clusters
 
     def _clusters(self) -> Clusters:
         if self.aggregation.average == "texts":

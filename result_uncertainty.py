@@ -164,9 +164,14 @@ class Blocks:
         within = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
         return Blocks(self.sums[np.repeat(first, counts) + within], counts, self.lengths[texts])
 
+    @property
+    def _are_whole(self) -> bool:
+        """Whether each block is a text, as those of short texts are."""
+        return len(self.sums) == len(self.per_text)
+
     def by_text(self) -> np.ndarray:
         """Sum the columns over each text (T, columns)."""
-        return self._merged(np.ones_like(self.per_text))
+        return self.sums if self._are_whole else self._merged(np.ones_like(self.per_text))
 
     def clusters(self, block_tokens: float) -> Clusters:
         """Choose what is taken as independent.
@@ -185,7 +190,7 @@ class Blocks:
 
     def num_parts(self, block_tokens: float) -> np.ndarray:
         """Choose how many clusters each text makes (T,)."""
-        if (self.per_text == 1).all():
+        if self._are_whole:
             return self.per_text  # too short to be cut
         tokens = self.by_text()[:, 0]
         shares = tokens[tokens > 0] / tokens.sum()
@@ -213,7 +218,7 @@ class Blocks:
 
     def _merged(self, per_text: np.ndarray) -> np.ndarray:
         """Sum over fewer blocks a text, at least one (per_text.sum(), columns)."""
-        if np.array_equal(per_text, self.per_text):  # as of most short texts
+        if per_text is self.per_text:
             return self.sums
         first = np.repeat(np.cumsum(self.per_text) - self.per_text, per_text)
         blocks, parts = np.repeat(self.per_text, per_text), np.repeat(per_text, per_text)
@@ -265,6 +270,8 @@ def estimate_ratio(terms: np.ndarray, weights: np.ndarray) -> Estimate:
     ratio of perplexities.
     """
     terms, weights = np.asarray(terms, np.float64), np.asarray(weights, np.float64)
+    if len(terms) == 1 and weights[0] > 0:  # one text by itself, of which a table has many
+        return Estimate(float(terms[0]) / float(weights[0]), None, None, None, None, 1)
     counted = weights > 0
     terms, weights = terms[counted], weights[counted]
     total = float(weights.sum())

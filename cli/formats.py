@@ -10,6 +10,7 @@ from itertools import chain, islice
 from .spooling import Rows, Spool
 
 BATCH_ROWS = 10_000  # of Parquet at a time
+NESTED = (dict, list, tuple)
 
 
 def to_json(value) -> str:
@@ -65,7 +66,7 @@ def to_csv(rows: Iterable[dict], delimiter: str = ",") -> Iterator[str]:
 
 
 def to_cell(value):
-    return to_json(value) if isinstance(value, dict | list | tuple) else value
+    return to_json(value) if isinstance(value, NESTED) else value
 
 
 def to_text(value) -> str:
@@ -118,6 +119,8 @@ def batched(rows: Iterable[dict]) -> Iterator[list[dict]]:
 
 def column_names(rows: Iterable[dict]) -> list[str]:
     """List the columns of all rows, in the order in which they come up."""
+    if isinstance(rows, Rows) and rows.columns is not None:
+        return rows.columns
     names: dict[str, None] = {}
     for row in rows:
         names |= dict.fromkeys(row)

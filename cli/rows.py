@@ -19,16 +19,19 @@ NOT_COLUMNS = {
     "mean_perplexity",
     "total_nll",
 }
+PLAIN = (bool, int, float, str)
 # Lists of a text's parts that are not columns of them.
 NOT_OF_PARTS = {"windows"}
 
 
-def of_texts(results: Iterable[dict]) -> Iterable[dict]:
+def of_texts(results: Iterable[dict]) -> Rows[dict]:
     """Make one row of a flat result: its name, what was carried along, then its numbers."""
-    taken: set[str] = set()  # in a row without an error too
+    kinds: dict[tuple, dict] = {}  # one result of those that have the same keys
     for result in results:
-        taken |= result.keys() - {"carried"}
-    return Rows(lambda: (with_carried(row, taken) for row in results))
+        kinds.setdefault((*result, *result.get("carried", ())), result)
+    taken = set().union(*kinds.values()) - {"carried"}  # in a row without an error too
+    columns = dict.fromkeys(key for result in kinds.values() for key in with_carried(result, taken))
+    return Rows(lambda: (with_carried(row, taken) for row in results), list(columns))
 
 
 def with_carried(row: dict, taken: Collection[str]) -> dict:
@@ -60,7 +63,7 @@ def flat(result: dict) -> dict:
             row |= {f"{stem}low": low, f"{stem}high": high}
         elif isinstance(value, dict):
             row |= {f"{key}_{name}": of_key for name, of_key in flat(value).items()}
-        elif value is None or isinstance(value, bool | int | float | str):
+        elif value is None or isinstance(value, PLAIN):
             row[key] = value
     if "total_nll" in result:
         row |= in_both_units(result["total_nll"])

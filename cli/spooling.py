@@ -14,10 +14,12 @@ class Rows(Generic[T]):
 
     Args:
         make: begins with the first.
+        columns: keys of all rows, in the order in which they come up; None where nobody knows yet.
     """
 
-    def __init__(self, make: Callable[[], Iterator[T]]) -> None:
+    def __init__(self, make: Callable[[], Iterator[T]], columns: list[str] | None = None) -> None:
         self._make = make
+        self.columns = columns
 
     def __iter__(self) -> Iterator[T]:
         return self._make()
