@@ -4,8 +4,8 @@
     python -m space.publish user/perplexity_sliding
 
 The Space is the metric, for `evaluate.load("user/perplexity_sliding")`, and the page beside it.
-What is uploaded is what is committed; files of an earlier version that are gone are removed.  Log in
-with `hf auth login` first.
+What is uploaded is what is committed; files of an earlier version that are gone are removed.  The
+weights stay in git, so that a clone needs no git-lfs.  Log in with `hf auth login` first.
 """
 
 import argparse
@@ -21,7 +21,9 @@ from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, me
 ROOT = Path(__file__).resolve().parent.parent
 # Programs of the Space; the modules that they import come along.
 PROGRAMS = ("app.py", "perplexity_sliding.py", "score.py")
+ATTRIBUTES = ".gitattributes"
 PATTERNS = (
+    ATTRIBUTES,
     "README.md",
     "LICENSE",
     "requirements.txt",
@@ -35,8 +37,7 @@ PATTERNS = (
 )
 PACKAGE_PATTERNS = ("*.py", "*.css", "*.js")
 PICTURE = re.compile(r"""[("'](docs/[\w./-]+\.(?:png|svg|gif))[)"']""")
-# The Hub writes this one by itself.
-KEPT = {".gitattributes"}
+LARGEST_FILE = 10_000_000  # bytes that the Hub takes into git
 SHORT_DESCRIPTION = 60  # characters that the Hub shows
 
 
@@ -119,6 +120,16 @@ def check_card(root: Path = ROOT) -> None:
         )
 
 
+def check_sizes(files: Iterable[str], root: Path = ROOT) -> None:
+    """Refuse a file that git on the Hub would not take."""
+    for file in files:
+        if (size := (root / file).stat().st_size) > LARGEST_FILE:
+            raise ValueError(
+                f"`{file}` must have at most {LARGEST_FILE:,} bytes, so that a clone needs no git-lfs, "
+                f"got {size:,}."
+            )
+
+
 def uncommitted(files: Iterable[str], root: Path = ROOT) -> list[str]:
     """List those of the files that git does not have as they are."""
     command = ["git", "status", "--porcelain", "--ignored", "-z", "--", *files]
@@ -129,15 +140,23 @@ def uncommitted(files: Iterable[str], root: Path = ROOT) -> list[str]:
 def operations(files: Iterable[str], published: Iterable[str], root: Path = ROOT) -> list:
     """List the operations that turn the published files into these."""
     files = list(files)
-    gone = sorted(set(published) - set(files) - KEPT)
+    gone = sorted(set(published) - set(files))
     added = [CommitOperationAdd(path_in_repo=file, path_or_fileobj=root / file) for file in files]
     return added + [CommitOperationDelete(path_in_repo=file) for file in gone]
 
 
 def publish(space: str, files: list[str], private: bool, root: Path = ROOT) -> str:
-    """Upload in one commit; return its address."""
+    """Upload in one commit, and before it what says which files go to LFS; return its address."""
     api = HfApi()
     api.create_repo(space, repo_type="space", space_sdk="gradio", private=private, exist_ok=True)
+    # The Hub decides by the attributes that are there when a file arrives.  Its own name *.safetensors.
+    api.upload_file(
+        path_or_fileobj=root / ATTRIBUTES,
+        path_in_repo=ATTRIBUTES,
+        repo_id=space,
+        repo_type="space",
+        commit_message="Keep every file in git",
+    )
     published = api.list_repo_files(space, repo_type="space")
     version = subprocess.run(
         ["git", "rev-parse", "--short", "HEAD"],
@@ -153,6 +172,13 @@ def publish(space: str, files: list[str], private: bool, root: Path = ROOT) -> s
         repo_type="space",
     )
     return commit.commit_url
+
+
+def in_lfs(space: str, files: list[str]) -> list[str]:
+    """List those of the published files that a clone without git-lfs has as pointers."""
+    return [
+        info.path for info in HfApi().get_paths_info(space, files, repo_type="space") if info.lfs
+    ]
 
 
 def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
@@ -171,6 +197,7 @@ def main(argv: list[str] | None = None, root: Path = ROOT) -> int:
     try:
         check_card(root)
         files = list_files(root)
+        check_sizes(files, root)
         changed = uncommitted(files, root)
         if changed and not args.dry_run:
             raise ValueError(f"Commit first: {', '.join(changed)} differ from what git has.")
@@ -184,6 +211,9 @@ def main(argv: list[str] | None = None, root: Path = ROOT) -> int:
         print(f"{len(files)} files for {args.space}; nothing was uploaded.")
     else:
         print(publish(args.space, files, args.private, root))
+        if pointers := in_lfs(args.space, files):
+            named = ", ".join(pointers)
+            print(f"warning: a clone needs git-lfs: the Hub keeps {named} there.", file=sys.stderr)
     return 0
 
 

@@ -1,5 +1,6 @@
-"""Publishing the Space: exactly the right files, in one commit."""
+"""Publishing the Space: exactly the right files, in one commit, and in git itself."""
 
+import os
 import shutil
 import subprocess
 import sys
@@ -25,6 +26,7 @@ short_description: {}
 def project(tmp_path):
     """A small copy of the project under git, with files around it that are nobody's business."""
     files = {
+        ".gitattributes": "",
         "README.md": CARD.format("short"),
         "LICENSE": "",
         "requirements.txt": "",
@@ -68,6 +70,7 @@ def project(tmp_path):
 
 
 EXPECTED = [
+    ".gitattributes",
     "LICENSE",
     "README.md",
     "app.py",
@@ -103,16 +106,26 @@ def test_a_dry_run_names_them_and_asks_nobody(project, capsys, monkeypatch):
     assert publish.main(["user/name", "--dry-run"], project) == 0
     printed = capsys.readouterr().out
     assert [line.split()[1] for line in printed.splitlines()[:-1]] == EXPECTED
-    assert "23 files for user/name; nothing was uploaded." in printed
+    assert "24 files for user/name; nothing was uploaded." in printed
 
 
 class RecordingHub:
     """Stands in for the Hub's client and keeps what it was asked to do."""
 
     calls: ClassVar[list] = []
+    pointers: ClassVar[set] = set()
 
     def create_repo(self, *args, **kwargs):
         self.calls.append(("create_repo", args, kwargs))
+
+    def upload_file(self, **kwargs):
+        self.calls.append(("upload_file", (), kwargs))
+
+    def get_paths_info(self, name, files, repo_type):
+        assert (name, repo_type) == ("user/name", "space")
+        return [
+            SimpleNamespace(path=f, lfs={"size": 1} if f in self.pointers else None) for f in files
+        ]
 
     def list_repo_files(self, *args, **kwargs):
         return [".gitattributes", "app.py", "old_module.py", "samples/old.txt"]
@@ -126,14 +139,33 @@ def test_publishing_is_one_commit_that_also_removes_old_files(project, capsys, m
     monkeypatch.setattr(publish, "HfApi", RecordingHub)
     monkeypatch.setattr(RecordingHub, "calls", [])
     assert publish.main(["user/name"], project) == 0
-    created, committed = RecordingHub.calls
+    created, attributes, committed = RecordingHub.calls
     assert created[1] == ("user/name",)
     assert created[2]["repo_type"] == "space" and created[2]["space_sdk"] == "gradio"
+    assert attributes[0] == "upload_file"  # before the weights come
+    assert attributes[2]["path_or_fileobj"] == project / ".gitattributes"
+    assert attributes[2]["path_in_repo"] == ".gitattributes"
     added = [o.path_in_repo for o in committed[2] if isinstance(o, publish.CommitOperationAdd)]
     removed = [o.path_in_repo for o in committed[2] if isinstance(o, publish.CommitOperationDelete)]
     assert added == EXPECTED
     assert removed == ["old_module.py", "samples/old.txt"]
-    assert "https://example.com/commit" in capsys.readouterr().out
+    printed = capsys.readouterr()
+    assert "https://example.com/commit" in printed.out and not printed.err
+
+
+def test_what_the_hub_keeps_in_lfs_all_the_same_is_told(project, capsys, monkeypatch):
+    monkeypatch.setattr(publish, "HfApi", RecordingHub)
+    monkeypatch.setattr(RecordingHub, "calls", [])
+    monkeypatch.setattr(RecordingHub, "pointers", {"demo_model/model.safetensors"})
+    assert publish.main(["user/name"], project) == 0
+    said = capsys.readouterr().err
+    assert "a clone needs git-lfs: the Hub keeps demo_model/model.safetensors there" in said
+
+
+def test_a_file_too_large_for_git_is_refused(project, capsys, monkeypatch):
+    monkeypatch.setattr(publish, "LARGEST_FILE", 1)
+    assert publish.main(["user/name", "--dry-run"], project) == 2
+    assert "`README.md` must have at most 1 bytes" in capsys.readouterr().err
 
 
 def test_what_is_not_committed_is_not_published(project, capsys, monkeypatch):
@@ -188,3 +220,59 @@ def test_the_files_are_enough_to_run_the_space(tmp_path):
     )
     assert done.returncode == 0, done.stderr
     assert "note.txt" in done.stdout
+
+
+POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:{}\nsize {}\n"
+BY_THE_HUB = "*.safetensors filter=lfs diff=lfs merge=lfs -text\n"
+
+
+def clone_without_lfs(attributes, tmp_path):
+    """What a clone without git-lfs brings of the published files, under these attributes.
+
+    The Hub keeps a pointer for each file that the attributes send to LFS.
+    """
+    hub, clone = tmp_path / "hub", tmp_path / "clone"
+    for file in publish.list_files(ROOT):
+        (hub / file).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / file, hub / file)
+    (hub / ".gitattributes").write_text(attributes, "utf-8")
+    environment = os.environ | {"GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_NOSYSTEM": "1"}
+
+    def git(*arguments, **kwargs):
+        command = ["git", "-c", "user.name=T", "-c", "user.email=t@example.com", *arguments]
+        done = subprocess.run(
+            command, cwd=hub, env=environment, capture_output=True, text=True, check=True, **kwargs
+        )
+        return done.stdout
+
+    git("init", "-q")
+    paths = "\n".join(publish.list_files(ROOT))
+    for line in git("check-attr", "filter", "--stdin", input=paths).splitlines():
+        file, _, value = line.split(": ")
+        if value == "lfs":
+            size = (hub / file).stat().st_size
+            (hub / file).write_text(POINTER.format("0" * 64, size), "utf-8")
+    git("add", "-A")
+    git("commit", "-qm", "Publish")
+    git("clone", "-q", str(hub), str(clone))
+    return clone
+
+
+def score_the_note(folder):
+    command = [sys.executable, "score.py", "samples/note.txt", "--quiet"]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+
+
+def test_a_clone_without_lfs_scores(tmp_path):
+    clone = clone_without_lfs((ROOT / ".gitattributes").read_text("utf-8"), tmp_path)
+    weights = "demo_model/model.safetensors"
+    assert (clone / weights).read_bytes() == (ROOT / weights).read_bytes()
+    done = score_the_note(clone)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == score_the_note(ROOT).stdout
+
+
+def test_the_attributes_of_the_hub_would_bring_a_pointer(tmp_path):
+    clone = clone_without_lfs(BY_THE_HUB, tmp_path)
+    assert (clone / "demo_model/model.safetensors").read_text("utf-8").startswith("version https")
+    assert score_the_note(clone).returncode == 2
