@@ -42,6 +42,8 @@ CREATE TABLE IF NOT EXISTS scores (
 ) WITHOUT ROWID;
 """
 NO_START_TOKEN = -1
+# What Python's sqlite3 raises of a damaged file: numbers too large, and names that are no UTF-8, too.
+FILE_ERRORS = (sqlite3.Error, OverflowError, UnicodeDecodeError)
 
 
 class Found(NamedTuple):
@@ -230,7 +232,7 @@ class Checkpoint:
         """
         try:
             return self.connection.execute(query, values).fetchall()
-        except (sqlite3.Error, OverflowError) as error:
+        except FILE_ERRORS as error:
             raise ValueError(
                 Wording(
                     f"`checkpoint`={self.path!r} cannot be read: {error}. It is damaged: remove "
@@ -248,7 +250,7 @@ class Checkpoint:
         try:
             with _transaction(self.connection):
                 yield self.connection
-        except (sqlite3.Error, OverflowError) as error:
+        except FILE_ERRORS as error:
             raise ValueError(
                 Wording(
                     f"`checkpoint`={self.path!r} cannot be written: {error}. What it holds is "

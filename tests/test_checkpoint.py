@@ -223,6 +223,22 @@ def test_a_flipped_bit_never_gives_a_wrong_number(metric, arguments, path, first
     assert outcomes["same"] > outcomes["refused"]
 
 
+@pytest.mark.parametrize("name", [b"dtype TEXT", b"probe REAL"])
+def test_a_column_s_name_that_is_no_text_any_more(metric, arguments, path, name):
+    """Python's sqlite3 decodes it itself, and raises no error of SQLite's."""
+    metric.compute(predictions=TEXTS, checkpoint=path, **arguments)
+    path.write_bytes(path.read_bytes().replace(name, bytes([name[0] ^ 128]) + name[1:]))
+    with pytest.raises(ValueError, match=r"`checkpoint`='.*run\.sqlite' cannot be (read|written)"):
+        metric.compute(predictions=TEXTS, checkpoint=path, **arguments)
+
+
+def test_a_model_whose_probe_is_no_number_any_more_is_not_known(metric, arguments, path):
+    expected = metric.compute(predictions=TEXTS, checkpoint=path, **arguments)
+    with sqlite3.connect(path) as connection:
+        connection.execute("UPDATE models SET probe = 'x'")
+    assert metric.compute(predictions=TEXTS, checkpoint=path, **arguments) == expected
+
+
 def test_a_model_is_not_taken_for_the_one_that_had_its_number(metric, arguments, path):
     """As where the row of a model is lost: its scores are of no model any more."""
     metric.compute(predictions=TEXTS, checkpoint=path, **arguments)
