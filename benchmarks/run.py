@@ -124,7 +124,11 @@ def all_parts(
         print_many_texts(results["many texts"])
 
     def all_commands() -> None:
-        results["commands"] = [whole_runs.commands(options.repetitions)]
+        sizes = (64, 16, 1) if tiny else (2048, 512, options.repetitions)
+        results["commands"] = [
+            whole_runs.note(sizes[-1]),
+            whole_runs.article(options.shape, *sizes),
+        ]
         print_ways(results["commands"])
 
     def all_bookkeeping() -> None:

@@ -1,5 +1,6 @@
 """What a text costs beside the model: many short ones in one call, rows of a table, a whole command."""
 
+import os
 import resource
 import subprocess
 import sys
@@ -7,6 +8,7 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
+import torch
 from bookkeeping import SHORT_TEXT, VOCABULARY, FreeRun
 from cases import ROOT
 from measure import now, ratio
@@ -16,6 +18,17 @@ sys.path.insert(0, str(ROOT))
 from cli import main as command_line
 
 SCORE, IMPORT = "score.py samples/note.txt", 'python -c "import evaluate"'
+ARTICLE, GUIDE = "score.py article.txt", "a script with the guide's loop"
+GUIDE_SCRIPT = """
+import sys
+sys.path.insert(0, "benchmarks")
+import transformers
+from peers import guide_loop
+folder, article, max_length, stride = sys.argv[1:]
+model = transformers.AutoModelForCausalLM.from_pretrained(folder).eval()
+tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+print(guide_loop(model, tokenizer, open(article).read(), int(max_length), int(stride)))
+"""
 
 
 def many_texts(number: int) -> list[dict]:
@@ -49,24 +62,49 @@ def time_table(texts: list[str]) -> float:
         return timed(lambda: score(texts)) - timed(lambda: score(texts[:1]))
 
 
-def commands(repetitions: int) -> dict:
-    """Processor time of whole commands, in turns: a note under the bundled model, and an import."""
+def note(repetitions: int) -> dict:
+    """Time a note under the bundled model, beside an import."""
     runs = {
         SCORE: [sys.executable, *SCORE.split()],
         IMPORT: [sys.executable, "-c", "import evaluate"],
     }
+    return {"name": "a note, as a whole command", **time_commands(runs, repetitions)}
+
+
+def article(shape: str, num_tokens: int, stride: int, repetitions: int) -> dict:
+    """Time an article under a model of some shape, beside the guide's loop started the same way."""
+    model = make_model(shape)
+    vocabulary, context = model.config.vocab_size, model.config.n_positions
+    with tempfile.TemporaryDirectory() as folder:
+        model.save_pretrained(folder)
+        make_tokenizer(vocabulary).save_pretrained(folder)
+        path = str(Path(folder, "article.txt"))
+        Path(path).write_text(make_text(num_tokens, vocabulary))
+        runs = {
+            ARTICLE: [
+                *(sys.executable, "score.py", path, "--model", folder),
+                *("--stride", str(stride), "--quiet"),
+            ],
+            GUIDE: [sys.executable, "-c", GUIDE_SCRIPT, folder, path, str(context), str(stride)],
+        }
+        timed = time_commands(runs, repetitions)
+    return {"name": f"an article of {num_tokens:,} tokens, as a whole command", **timed}
+
+
+def time_commands(runs: dict[str, list[str]], repetitions: int) -> dict:
+    """Measure processor time of whole commands, in turns; the ratio is of the first to the second."""
     seconds: dict[str, list[float]] = {name: [] for name in runs}
+    environment = os.environ | {"OMP_NUM_THREADS": str(torch.get_num_threads())}
     for turn in range(repetitions + 1):
         for name, command in runs.items():
             before = seconds_of_children()
-            subprocess.run(command, cwd=ROOT, stdout=subprocess.DEVNULL, check=True)
+            subprocess.run(
+                command, cwd=ROOT, env=environment, stdout=subprocess.DEVNULL, check=True
+            )
             if turn:  # the first is a warm-up
                 seconds[name].append(seconds_of_children() - before)
-    return {
-        "name": "a whole command",
-        "seconds": seconds,
-        "ratios": {f"{SCORE} / {IMPORT}": ratio(seconds, [SCORE], [IMPORT])},
-    }
+    ours, other = runs
+    return {"seconds": seconds, "ratios": {f"{ours} / {other}": ratio(seconds, [ours], [other])}}
 
 
 def seconds_of_children() -> float:
