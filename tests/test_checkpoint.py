@@ -11,6 +11,7 @@ import sqlite3
 import sys
 import tempfile
 import time
+import warnings
 from collections import Counter
 from functools import partial
 from pathlib import Path
@@ -248,6 +249,20 @@ def test_a_model_is_not_taken_for_the_one_that_had_its_number(metric, arguments,
     with pytest.warns(UserWarning, match="is damaged"):
         result = metric.compute(predictions=TEXTS, checkpoint=path, **changed)
     assert result == metric.compute(predictions=TEXTS, **changed)
+
+
+def test_nothing_is_said_of_a_checkpoint_that_is_whole(metric, arguments, path):
+    expected = metric.compute(predictions=TEXTS, checkpoint=path, **arguments)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert metric.compute(predictions=TEXTS, checkpoint=path, **arguments) == expected
+
+
+def test_a_writer_waits_for_another_one_longer_than_sqlite_does(path):
+    checkpoint = Checkpoint(path)
+    [milliseconds] = checkpoint.connection.execute("PRAGMA busy_timeout").fetchone()
+    checkpoint.close()
+    assert milliseconds == 60_000
 
 
 def test_an_impossible_path_is_refused(metric, arguments, tmp_path):

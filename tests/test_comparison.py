@@ -11,6 +11,7 @@ from perplexity_sliding.result_comparison import (
     by_tokens_seen,
     common_pieces,
     compare,
+    correlation,
     judge,
     plain_interval,
     positive_interval,
@@ -200,6 +201,20 @@ def test_the_same_model():
     assert got["correlation"] == pytest.approx(1)
     assert got["perplexity_ratio"]["pvalue"] == 1
     assert got["verdict"] == "no clear difference"
+
+
+@pytest.mark.parametrize(
+    "nlls, reference_nlls, expected",
+    [
+        ([1, 3], [2, 5], 1),
+        ([1, 3], [5, 2], -1),
+        ([1], [2], None),
+        ([1, 1], [2, 3], None),
+        ([1, math.inf], [2, 3], None),
+    ],
+)
+def test_correlation(nlls, reference_nlls, expected):
+    assert correlation(np.array(nlls), np.array(reference_nlls)) == pytest.approx(expected)
 
 
 def test_infinite_divergences_are_counted():
