@@ -56,32 +56,36 @@ class Measurement:
         }
 
 
+def lay_out(windows: Sequence[Window], values: Sequence, over: list | np.ndarray) -> None:
+    """Lay what windows say of their targets over the tokens of a text.
+
+    Of several values a token has that with the most context, which is its first window's.
+
+    Args:
+        values: of each window, as many as it has targets.
+        over: what tokens have that are in no window (N,); it is overwritten.
+    """
+    for window, of_window in zip(reversed(windows), reversed(values), strict=True):
+        over[window.first : window.end] = of_window
+
+
 def nlls_by_token(
     measurement: Measurement, scores: Sequence[Sequence[Columns]]
 ) -> list[np.ndarray]:
     """Lay out the nll of each token of each text in nats (N,), NaN where it has none.
 
-    Of several it has that with the most context.
-
     Args:
         scores: of the windows of each text.
     """
-    of_texts = []
-    for stream, windows, columns_of in zip(measurement.streams, measurement.windows, scores):
-        nlls = np.full(len(stream), np.nan)
-        for window, columns in zip(reversed(windows), reversed(columns_of)):
-            nlls[window.first : window.end] = columns["nll"]
-        of_texts.append(nlls)
+    of_texts = [np.full(len(stream), np.nan) for stream in measurement.streams]
+    for windows, columns_of, nlls in zip(measurement.windows, scores, of_texts):
+        lay_out(windows, [columns["nll"] for columns in columns_of], nlls)
     return of_texts
 
 
 def contexts_by_token(measurement: Measurement) -> list[np.ndarray]:
     """Count the tokens that each prediction sees, for each text (N,), 0 where unscored."""
-    of_texts = []
-    for stream, windows in zip(measurement.streams, measurement.windows):
-        seen = np.zeros(len(stream), dtype=np.int64)
-        for window in reversed(windows):
-            targets = np.arange(window.first, window.end)
-            seen[targets] = window.context_length(targets)
-        of_texts.append(seen)
+    of_texts = [np.zeros(len(stream), dtype=np.int64) for stream in measurement.streams]
+    for windows, seen in zip(measurement.windows, of_texts):
+        lay_out(windows, [window.context_lengths() for window in windows], seen)
     return of_texts

@@ -59,6 +59,10 @@ class Window(NamedTuple):
         """Count the tokens that the prediction of x[target] sees, the start token included."""
         return target - self.begin + self.start_token
 
+    def context_lengths(self) -> range:
+        """Count the tokens that the prediction of each of its targets sees."""
+        return range(self.context_length(self.first), self.context_length(self.end))
+
 
 def plan_windows(
     num_tokens: int,

@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerBase
 from .digests import TextsDigest
 from .errors import wording_of
 from .model_interface import ScoredModel
-from .plan import Measurement
+from .plan import Measurement, lay_out
 from .plan_windows import (
     PlannedWindow,
     Window,
@@ -297,41 +297,34 @@ def token_scores(
     windows: list[Window],
     scores: list[Columns],
 ) -> dict[str, list]:
-    """List every token of a text with its score, `None` where it has none.
-
-    Of several scores it has that with the most context.
-    """
+    """List every token of a text with its score, `None` where it has none."""
     offsets = [None] * len(stream) if stream.offsets is None else stream.offsets.tolist()
     columns = {
         "tokens": tokenizer.convert_ids_to_tokens(stream.ids.tolist()),
         "offsets": offsets,
-        "nll": [None] * len(stream),
-        "context_length": [0] * len(stream),
     }
-    plain = [name for name in TOKEN_MEASURES if name in scores[0]]
-    with_alternatives = "top_ids" in scores[0]
-    columns |= {name: [None] * len(stream) for name in plain}
-    if with_alternatives:
-        columns["alternatives"] = [None] * len(stream)
     decoded = cache(lambda number: tokenizer.decode([number]))  # most tops are a few tokens
-    with_reference = "kl" in scores[0]
-    if with_reference:
-        columns |= {name: [None] * len(stream) for name in REFERENCE_COLUMNS}
-    for window, of_window in reversed(list(zip(windows, scores))):
-        scored = slice(window.first, window.end)
-        columns["nll"][scored] = of_window["nll"].tolist()
-        columns["context_length"][scored] = map(
-            window.context_length, range(window.first, window.end)
+
+    def add(name: str, values: Sequence[Sequence], unscored: object = None) -> None:
+        columns[name] = [unscored] * len(stream)
+        lay_out(windows, values, columns[name])
+
+    add("nll", [of_window["nll"].tolist() for of_window in scores])
+    add("context_length", [window.context_lengths() for window in windows], 0)
+    for name in TOKEN_MEASURES:
+        if name in scores[0]:
+            add(name, [of_window[name].tolist() for of_window in scores])
+    if "top_ids" in scores[0]:
+        likeliest = (zip(w["top_ids"].tolist(), w["top_nll"].tolist()) for w in scores)
+        add(
+            "alternatives",
+            [
+                [[[decoded(top), nll] for top, nll in zip(*of_token)] for of_token in of_window]
+                for of_window in likeliest
+            ],
         )
-        for name in plain:
-            columns[name][scored] = of_window[name].tolist()
-        if with_alternatives:
-            columns["alternatives"][scored] = [
-                [[decoded(top), nll] for top, nll in zip(ids, nlls)]
-                for ids, nlls in zip(of_window["top_ids"].tolist(), of_window["top_nll"].tolist())
-            ]
-        if with_reference:
-            for name in REFERENCE_COLUMNS:
-                values = of_window[name].tolist()
-                columns[name][scored] = map(decoded, values) if "top" in name else values
+    if "kl" in scores[0]:  # there is a reference
+        for name in REFERENCE_COLUMNS:
+            values = [of_window[name].tolist() for of_window in scores]
+            add(name, [list(map(decoded, v)) for v in values] if "top" in name else values)
     return columns | {"windows": [window._asdict() for window in windows]}

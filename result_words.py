@@ -28,11 +28,11 @@ from transformers import PreTrainedTokenizerBase
 
 from .errors import ArgumentError, name_positions
 from .model_interface import ScoredModel
-from .plan import Measurement
+from .plan import Measurement, lay_out
 from .plan_windows import Window
 from .request_checks import check_spans_of
 from .score_measures import Columns, Entropy, Measure, SetMass
-from .text_tokenization import Range, TokenizedText, check_fast, token_texts
+from .text_tokenization import Range, TokenizedText, check_fast, vocabulary_texts
 
 CORRECTIONS = ("pimentel", "oh", None)
 
@@ -77,8 +77,7 @@ def classify_vocabulary(tokenizer: PreTrainedTokenizerBase, size: int) -> Vocabu
         size: V, the logits that the model gives; more than the tokenizer has tokens where a model
             pads its vocabulary, and these stand for no text.
     """
-    tokens = [token or "" for token in tokenizer.convert_ids_to_tokens(range(len(tokenizer)))]
-    texts = (token_texts(tokenizer, tokens) + [""] * size)[:size]
+    texts = (vocabulary_texts(tokenizer) + [""] * size)[:size]
     numbers = np.arange(size)
     return Vocabulary(
         begins=np.array([text[:1].isspace() for text in texts], dtype=bool),
@@ -370,8 +369,8 @@ class WordScoring:
             spans = self._words_of(measurement, number)
             tokens = TokenArrays.of(
                 len(stream),
-                zip(measurement.windows[number], scores[number]),
-                zip(measurement.borders[number], borders[number]),
+                (measurement.windows[number], scores[number]),
+                (measurement.borders[number], borders[number]),
             )
             words = assign_tokens(text, word_offsets(stream), spans)
             results.append(self._score(text, stream, spans, words, tokens))
@@ -443,30 +442,31 @@ class TokenArrays:
     def of(
         cls,
         num_tokens: int,
-        scored: Iterable[tuple[Window, Columns]],
-        borders: Iterable[tuple[Window, Columns]],
+        scored: tuple[Sequence[Window], Sequence[Columns]],
+        borders: tuple[Sequence[Window], Sequence[Columns]],
     ) -> "TokenArrays":
         """Lay the columns of windows out over the text.
 
         Args:
-            scored, borders: (window, its columns) pairs; of borders only what says whether a word
-                ends there.
+            scored, borders: windows, and the columns of each; of borders only what says whether a
+                word ends there.
         """
         arrays = cls(
             *(np.full(num_tokens + 1, np.nan) for _ in range(4)),
             np.zeros(num_tokens + 1, dtype=np.int64),
         )
-        for window, columns in borders:
-            arrays._lay(window, columns, ("boundary", "interior"))
-        for window, columns in scored:
-            arrays._lay(window, columns, ("nll", "boundary", "interior", "entropy"))
-            places = np.arange(window.first, window.end)
-            arrays.context_length[places] = window.context_length(places)
+        arrays._lay(*borders, ("boundary", "interior"))
+        arrays._lay(*scored, ("nll", "boundary", "interior", "entropy"))
+        windows, _ = scored
+        lay_out(windows, [w.context_lengths() for w in windows], arrays.context_length)
         return arrays
 
-    def _lay(self, window: Window, columns: Columns, names: Sequence[str]) -> None:
-        for name in columns.keys() & set(names):
-            getattr(self, name)[window.first : window.end] = columns[name]
+    def _lay(
+        self, windows: Sequence[Window], columns: Sequence[Columns], names: Sequence[str]
+    ) -> None:
+        for name in names:
+            if columns and name in columns[0]:
+                lay_out(windows, [of_window[name] for of_window in columns], getattr(self, name))
 
 
 def word_offsets(stream: TokenizedText) -> np.ndarray:

@@ -25,7 +25,7 @@ from .plan import Measurement
 from .plan_windows import Pass, Place, Plan, Window
 from .score_distributed import Processes
 from .score_measures import Block, Columns, Measure
-from .score_passes import CPU_BATCH_TOKENS, to_device
+from .score_passes import CPU_BATCH_TOKENS, count_rows, to_device
 from .score_runner import Session, Work, check_ids
 
 
@@ -155,8 +155,7 @@ class CarryingScorer:
         self.reader = reader
         self.measures = measures
         self.memory = memory
-        # A row of logits exists in the model's dtype, in float32, and once more inside the loss.
-        self.rows = max(1, logits_memory // (model.vocabulary_size * 12))
+        self.rows = count_rows(logits_memory, [model])
         if model.device.type == "cpu":
             self.rows = min(self.rows, CPU_BATCH_TOKENS)
         self.batch_size = 1 if reader.alone else min(batch_size, self.rows)

@@ -14,7 +14,7 @@ from .model_interface import ScoredModel
 from .plan import Measurement
 from .plan_windows import Window
 from .score_measures import Columns, Measure, TailMass
-from .text_tokenization import TokenizedText, token_texts
+from .text_tokenization import TokenizedText, vocabulary_texts
 
 # For a token across an edge, by the characters before the edge: all tokens that begin with them.
 Completions = dict[int, dict[str, tuple[int, ...]]]
@@ -68,9 +68,7 @@ def plan_healing(model: ScoredModel, measurements: Sequence[Measurement]) -> Hea
     }
     if not across:
         return Healing({})
-    tokenizer = model.tokenizer
-    tokens = [token or "" for token in tokenizer.convert_ids_to_tokens(range(len(tokenizer)))]
-    texts = token_texts(tokenizer, tokens)
+    texts = vocabulary_texts(model.tokenizer)
     completions: Completions = {}
     for (target, tail), position in sorted(across.items()):
         if not texts[target].startswith(tail):

@@ -59,6 +59,14 @@ class Launched(NamedTuple):
     copied: torch.cuda.Event | None
 
 
+def count_rows(logits_memory: int, models: Sequence[ScoredModel]) -> int:
+    """Count the rows of logits, at least one, that models may make at once.
+
+    A row exists in the model's dtype, in float32, and once more inside the loss.
+    """
+    return max(1, logits_memory // sum(3 * 4 * model.vocabulary_size for model in models))
+
+
 class Scorer:
     """Scores of passes under a model, or under a model and its reference.
 
@@ -82,9 +90,8 @@ class Scorer:
         self.device = models[0].device
         self.batch_tokens = batch_tokens
         self.padding = PADDING
-        # A row of logits exists in the model's dtype, in float32, and once more inside the loss.
         self.cache_memory = logits_memory
-        self.block_rows = max(1, logits_memory // sum(m.vocabulary_size * 12 for m in models))
+        self.block_rows = count_rows(logits_memory, models)
         self.loss_rows = self.block_rows
         if self.device.type == "cpu":
             self.batch_tokens = min(batch_tokens, CPU_BATCH_TOKENS)

@@ -434,6 +434,12 @@ def _keep_all(settings: dict) -> dict:
     return settings | {"trim_offsets": False} if "trim_offsets" in settings else settings
 
 
+def vocabulary_texts(tokenizer: PreTrainedTokenizerBase) -> list[str]:
+    """Decode every token of a tokenizer, in the order of their ids; an id without one is ""."""
+    tokens = tokenizer.convert_ids_to_tokens(range(len(tokenizer)))
+    return token_texts(tokenizer, [token or "" for token in tokens])
+
+
 def token_texts(tokenizer: PreTrainedTokenizerBase, tokens: Sequence[str]) -> list[str]:
     """Decode each token as in the middle of a text, with its white space.
 
