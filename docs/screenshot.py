@@ -59,7 +59,7 @@ def open_page(browser, url: str, size: tuple[int, int], theme: str = "light") ->
         {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 500},
     )
     browser.get(f"{url}?__theme={theme}")
-    wait(browser, ".ps-mirror [data-n]")
+    wait(browser, ".ps-whole .ps-mirror [data-n]")
     time.sleep(1)  # the window on the text
 
 

@@ -70,7 +70,13 @@ function openDrawer(id, button) {
   opener = button;
   drawer.inert = false;
   drawer.classList.add("ps-open");
-  setTimeout(() => drawer.querySelector("[data-close]")?.focus(), 50); // it can't be focused while it is inert
+  focusInto(drawer);
+}
+/* Gradio lets what it draws fade in, and nothing that is still hidden takes the focus. */
+function focusInto(drawer) {
+  if (!drawer.matches(".ps-open") || drawer.contains(document.activeElement)) return;
+  drawer.querySelector("[data-close]")?.focus();
+  requestAnimationFrame(() => focusInto(drawer));
 }
 function closeDrawers() {
   for (const drawer of document.querySelectorAll(".ps-drawer")) { drawer.classList.remove("ps-open"); drawer.inert = true; }

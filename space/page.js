@@ -118,6 +118,13 @@ document.addEventListener("toggle", ({ newState, target }) => {
 const unfolded = {};
 document.addEventListener("toggle", ({ target }) => { if (target.dataset?.keep) unfolded[target.dataset.keep] = target.open; }, true);
 
+/* What the first screen is made of; gradio draws each as soon as its own script is there. */
+const FIRST_SCREEN = [".ps-intro", "#samples label", "#upload", "#model input", "#open-settings button", ".ps-mirror [data-n]", ".ps-card", "#window input", "#stride input", "#score", "#status .ps-status"];
+const LATEST_MS = 30_000; // if a part never comes, those that did are shown
+const root = document.documentElement;
+function showWhole() { root.classList.add("ps-whole"); }
+setTimeout(showWhole, LATEST_MS);
+
 const VIEWS = { text: editorView, compare: compareView, gain: gainView, card: cardView, picture: pictureView };
 
 function wake() {
@@ -134,6 +141,7 @@ function wake() {
   for (const figure of document.querySelectorAll(".ps-chart:not(:has(.ps-save))")) offerChart(figure);
   tellOpen();
   if (news) compareWithRequest();
+  if (!root.matches(".ps-whole") && FIRST_SCREEN.every((part) => document.querySelector(part))) showWhole();
 }
-new MutationObserver(wake).observe(document.documentElement, { childList: true, subtree: true });
+new MutationObserver(wake).observe(root, { childList: true, subtree: true });
 wake();

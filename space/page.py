@@ -135,7 +135,7 @@ def launch_options() -> dict:
     script = joined((*PIECES, *(HERE / name for name in SCRIPTS)))
     return {
         "theme": theme(),
-        "head": f'<style>{style}</style><script>(() => {{ "use strict";\n{script}}})();</script>',
+        "head": f'<style>:root {{ --ps-title: "{TITLE}" }}\n{style}</style><script>(() => {{ "use strict";\n{script}}})();</script>',
         "max_file_size": "2mb",
         "ssr_mode": False,
         "footer_links": ["api"],

@@ -6,9 +6,10 @@ import pytest
 from fake_hub import FakeHub
 from space_models import bundled_model, byte_model
 
-import app
+from space.jobs import Job
 from space.limits import Limits
-from space.page import launch_options
+from space.page import build, launch_options
+from space.service import Service
 
 
 @pytest.fixture(scope="session")
@@ -18,19 +19,43 @@ def bundled(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
-def url(tmp_path_factory, bundled):
+def hub(tmp_path_factory):
     base = tmp_path_factory.mktemp("models")
     hub = FakeHub()
     hub.add("owner/bytes", byte_model(base / "bytes", context=32))
     hub.add("owner/code", base / "bytes", tags=["custom_code"])
     hub.add("owner/slow", base / "bytes")
     hub.gates["owner/slow"] = threading.Event()  # its weights never come
-    page = app.create_app(bundled, Limits(), hub.endpoint)
+    yield hub
+    hub.gates["owner/slow"].set()
+    hub.close()
+
+
+@pytest.fixture(scope="session")
+def service(bundled, hub):
+    """What computes for the page's visitors."""
+    return Service(bundled, Limits(), hub.endpoint)
+
+
+@pytest.fixture(scope="session")
+def url(service):
+    page = build(service)
     _, url, _ = page.launch(**launch_options(), prevent_thread_lock=True, quiet=True)
     yield url
     page.close()
-    hub.gates["owner/slow"].set()
-    hub.close()
+
+
+@pytest.fixture
+def held(monkeypatch):
+    """A long text that is being scored waits at its first line of progress, until it is stopped."""
+    say = Job.say
+
+    def say_and_wait(job, sentence, share=None):
+        say(job, sentence, share)
+        if share is not None and share < 1:
+            job._stop.wait(90)
+
+    monkeypatch.setattr(Job, "say", say_and_wait)
 
 
 @pytest.fixture(scope="session")

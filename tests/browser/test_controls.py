@@ -35,13 +35,12 @@ def test_a_result_says_when_it_is_not_of_the_present_text(page):
     """Old numbers stood beside new texts without a sign."""
     page.fill("A text that nobody has scored yet, " * 600)
     page.until(lambda: page.all(".ps-card.ps-stale"))
-    time.sleep(2)  # it fades in, and makes room for itself
-    [note] = [note for note in page.all(".ps-stale-note") if note.is_displayed()]
-    assert "out of date" in note.text
+    note = page.one(".ps-card .ps-stale-note")
+    assert "out of date" in note.get_property("textContent")
     assert note.get_attribute("role") == "status"
-    assert (
-        note.rect["y"] + note.rect["height"] <= page.one(".ps-label").rect["y"]
-    )  # it covers nothing
+    # It fades in, makes room for itself, and covers nothing.
+    page.until(lambda: note.rect["height"] > 20)
+    page.until(lambda: note.rect["y"] + note.rect["height"] <= page.one(".ps-label").rect["y"])
     page.score()
     page.until(lambda: not page.all(".ps-stale"))
 
@@ -89,7 +88,7 @@ def test_a_model_with_code_is_refused_with_a_sentence(page):
     assert page.all('#status [role="alert"]')
 
 
-def test_stop_stops(page):
+def test_stop_stops(page, held):
     page.fill("Again the tide came in and went out. " * 1500)
     page.until(lambda: page.labelled("Score"))
     page.press("Score")

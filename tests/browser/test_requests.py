@@ -3,9 +3,9 @@
 import json
 
 import visitor  # skips where there is no browser
-from gradio_client import Client
 from selenium.webdriver.common.keys import Keys
 
+from space.jobs import Job
 from space.links import link, pack
 from space.models import BUNDLED
 from space.settings import Settings
@@ -37,7 +37,7 @@ def is_idle(page):
     return stop is None or not stop.is_enabled()
 
 
-def test_a_second_score_scores_the_second_text(page):
+def test_a_second_score_scores_the_second_text(page, held):
     page.fill(LONG)
     press_score(page)
     page.until(lambda: "tokens read, perplexity so far" in page.status)
@@ -57,16 +57,15 @@ def test_the_last_of_many_clicks_counts(page):
     page.until(lambda: is_idle(page))
 
 
-def test_who_waits_sees_the_place_and_leaves_at_once(page, url):
-    program = Client(url, httpx_kwargs={"timeout": 120}, verbose=False)
-    running = program.submit("word " * 15000, stride=1, api_name="/score")  # ends after 6 seconds
-    press_score(page)
-    page.until(lambda: "You are next in line" in page.status, "the page does not tell the place")
-    page.press("Stop")
-    page.until(lambda: page.status.startswith("Stopped."))
-    assert not running.done()
-    page.until(lambda: is_idle(page))
-    running.exception(timeout=60)
+def test_who_waits_sees_the_place_and_leaves_at_once(page, service):
+    with service.line.turn(Job(60)):  # as while somebody else's text is scored
+        press_score(page)
+        page.until(
+            lambda: "You are next in line" in page.status, "the page does not tell the place"
+        )
+        page.press("Stop")
+        page.until(lambda: page.status.startswith("Stopped."))
+        page.until(lambda: is_idle(page))
 
 
 def test_stop_is_felt_during_a_download(page):

@@ -1,7 +1,10 @@
 """A visitor for the browser tests: a headless Chromium that types, chooses, scores and points."""
 
+import contextlib
+import json
 import shutil
 import time
+import zlib
 
 import pytest
 
@@ -58,13 +61,29 @@ def ask_for_motion(browser, wish):
     browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [feature]})
 
 
+@contextlib.contextmanager
+def slowed(browser, rate=3, seconds=0.05):
+    """Let the browser compute more slowly, get every answer later, and keep nothing of an earlier visit."""
+    late = {"offline": False, "downloadThroughput": -1, "uploadThroughput": -1}
+    browser.execute_cdp_cmd("Network.enable", {})
+    browser.execute_cdp_cmd("Network.setCacheDisabled", {"cacheDisabled": True})
+    browser.execute_cdp_cmd("Network.emulateNetworkConditions", late | {"latency": 1000 * seconds})
+    browser.execute_cdp_cmd("Emulation.setCPUThrottlingRate", {"rate": rate})
+    try:
+        yield
+    finally:
+        browser.execute_cdp_cmd("Emulation.setCPUThrottlingRate", {"rate": 1})
+        browser.execute_cdp_cmd("Network.emulateNetworkConditions", late | {"latency": 0})
+        browser.execute_cdp_cmd("Network.setCacheDisabled", {"cacheDisabled": False})
+
+
 class Page:
     """What a visitor does, by the words on the page."""
 
     def __init__(self, browser, url):
         self.browser = browser
         browser.get(url)
-        self.until(lambda: self.all(".ps-card") and self.all(".ps-mirror [data-n]"))
+        self.until(lambda: self.all(".ps-whole"), "the page was not drawn")
 
     def until(self, condition, message="the page did not get there"):
         wait = WebDriverWait(self.browser, PATIENCE, INTERVAL, [StaleElementReferenceException])
@@ -162,10 +181,16 @@ class Page:
             if button is not None and not pressed:  # pressed again, it would begin again
                 self.script("arguments[0].click()", button)
                 pressed.append(button)
-            return "Scored with" in self.status and not self.all(".ps-card.ps-stale")
+            done = "Scored with" in self.status and not self.all(".ps-card.ps-stale")
+            return done and self._scored_mark == zlib.adler32(self.text.encode())
 
-        time.sleep(0.3)  # for the first sign that the result is an old one
+        time.sleep(0.3)  # for the first sign that other settings make the result an old one
         self.until(scored, "the text was not scored")
+
+    @property
+    def _scored_mark(self):
+        """The fingerprint of the text that the number is of."""
+        return json.loads(self.one(".ps-card").get_attribute("data-of"))[0]
 
     def script(self, source, *arguments):
         return self.browser.execute_script(source, *arguments)

@@ -62,11 +62,13 @@ def test_a_request_ends_when_its_caller_leaves(served, monkeypatch):
     import httpx
 
     service, url = served
-    monkeypatch.setattr(listeners, "PATIENCE", 2.0)
+    monkeypatch.setattr(listeners, "PATIENCE", 60.0)
     with service.line.turn(Job(60)):
         answer = ask(url)
         with httpx.stream("GET", answer, timeout=60):
-            time.sleep(3)
+            until(lambda: len(service.line) == 2)
+            monkeypatch.setattr(listeners, "PATIENCE", 1.0)
+            time.sleep(2)
             assert len(service.line) == 2  # somebody waits for it
         until(lambda: len(service.line) == 1)
 
@@ -77,7 +79,7 @@ def test_a_tool_call_ends_when_its_caller_leaves(served, monkeypatch):
     import httpx
 
     service, url = served
-    monkeypatch.setattr(listeners, "PATIENCE", 2.0)
+    monkeypatch.setattr(listeners, "PATIENCE", 60.0)
     tools = httpx.get(f"{url}gradio_api/mcp/schema").json()
     [score] = [tool for tool in tools if tool["name"].endswith("score")]
     call = {"name": score["name"], "arguments": {"text": STORY}}
@@ -89,7 +91,8 @@ def test_a_tool_call_ends_when_its_caller_leaves(served, monkeypatch):
     with service.line.turn(Job(60)):
         with httpx.stream("POST", f"{url}gradio_api/mcp/", **request):
             until(lambda: len(service.line) == 2)
-            time.sleep(3)
+            monkeypatch.setattr(listeners, "PATIENCE", 1.0)
+            time.sleep(2)
             assert len(service.line) == 2  # somebody waits for it
         until(lambda: len(service.line) == 1)
 
