@@ -1,7 +1,7 @@
 """The Space: perplexity of a text, window by window, in the browser.
 
 `python app.py` serves it on this machine, with the bundled model and no internet.  The functions
-`score` and `compare` are also an API and, where the `mcp` package is installed, MCP tools.
+`score` and `compare` are also an API and, after `pip install "gradio[mcp]"`, MCP tools.
 """
 
 import os

@@ -259,8 +259,10 @@ class Handlers:
 
     # Those that compute
 
-    def adopt_model(self, request: gr.Request, name: str, stride: float, protocol: str) -> Iterator:
-        """Fetch a model and set the sliders to what it takes."""
+    def adopt_model(
+        self, request: gr.Request, name: str, stride: float, protocol: str, adopted: str
+    ) -> Iterator:
+        """Fetch a model and set the fields to what it takes; go back to the one before if it is refused."""
 
         def controls(loaded):
             settings = Settings(name, loaded.window, protocol=protocol).for_model(loaded.window)
@@ -276,7 +278,12 @@ class Handlers:
             return f"{loaded.name} is ready. It reads up to {loaded.window:,} tokens at once."
 
         yield from self._run(
-            request, lambda job: self.service.load(name or "", job), controls, 4, done
+            request,
+            lambda job: self.service.load(name or "", job),
+            controls,
+            4,
+            done,
+            refused=lambda sentence: (adopted, *[gr.skip()] * 3),
         )
 
     def score(self, request: gr.Request, text: str, *chosen) -> Iterator:

@@ -51,7 +51,8 @@ def colours() -> str:
         f'<li><span class="ps-box b{n}" title="{label}">{odds}</span></li>'
         for n, (label, odds) in enumerate(zip(LABELS, ODDS))
     )
-    return f'<ul class="ps-colours" aria-label="Colours: how likely a token was">{boxes}</ul>'
+    lead = '<li class="ps-colours-lead" aria-hidden="true">The model\'s chance of a token:</li>'
+    return f'<ul class="ps-colours" aria-label="Colours: how likely a token was">{lead}{boxes}</ul>'
 
 
 def term(name: str, shown: str | None = None) -> str:

@@ -80,6 +80,31 @@ function cardView(view, data) {
   change.textContent = parts.join(", ");
 }
 
+/* Over HTTP/1.1 a browser keeps six connections to one address: every open tab holds one of them, a score
+   needs two more, and a tab that finds none would wait without a word. */
+const MOST_TABS = 4, ASK_MS = 2000;
+function countTabs() {
+  if (performance.getEntriesByType("navigation")[0]?.nextHopProtocol !== "http/1.1") return;
+  const channel = new BroadcastChannel(KEPT), own = Math.random(), note = make("p", "ps-view ps-crowded");
+  let others = 0;
+  note.setAttribute("role", "alert");
+  channel.addEventListener("message", ({ data: { asked, answered } }) => {
+    if (asked) channel.postMessage({ answered: asked });
+    others += answered === own;
+  });
+  function ask() {
+    const tabs = others + 1;
+    others = 0;
+    channel.postMessage({ asked: own });
+    note.textContent = `This page is open in ${tabs} tabs, and a browser keeps too few connections to one address for that. Close some of them, else this one may wait.`;
+    if (tabs > MOST_TABS) document.body.append(note);
+    else note.remove();
+    setTimeout(ask, ASK_MS);
+  }
+  ask();
+}
+countTabs();
+
 /* Gradio's tabs and its accordion, for a keyboard and a screen reader. */
 document.addEventListener("keydown", (event) => {
   const tabs = [...event.target.closest?.("[role=tablist]")?.querySelectorAll("[role=tab]") ?? []], at = tabs.indexOf(event.target);
@@ -104,6 +129,20 @@ document.addEventListener("focus", ({ target }) => {
 document.addEventListener("blur", ({ target }) => {
   if (!target.matches?.("input[type=number]") || target.value) return;
   target.value = target.dataset.before;
+  target.dispatchEvent(new Event("input", { bubbles: true }));
+}, true);
+
+/* A number that cannot be used is replaced by the nearest that can, and a sentence says so. */
+const corrected = make("p", "ps-view ps-corrected");
+corrected.setAttribute("role", "status");
+document.addEventListener("change", ({ target }) => {
+  if (!target.matches?.("#sizes input[type=number]") || !target.value) return;
+  const typed = Number(target.value), name = target.closest("#window") ? "window" : "stride", low = Number(target.min), high = Number(target.max);
+  const used = clamp(Math.trunc(typed), low, high), out = typed < low || typed > high;
+  if (used === typed) return corrected.remove();
+  corrected.textContent = `The ${name} is ${out ? `between ${fmt(low)} and ${tokens(high)}` : "a whole number of tokens"}: ${typed.toLocaleString("en")} became ${fmt(used)}.`;
+  document.getElementById("sizes").append(corrected);
+  target.value = used;
   target.dispatchEvent(new Event("input", { bubbles: true }));
 }, true);
 

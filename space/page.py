@@ -1,12 +1,13 @@
 """The interface: what stands where on the page, and which handler answers it."""
 
-import importlib.util
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 
 import gradio as gr
+from packaging.requirements import Requirement
 from starlette.middleware import Middleware
 
 from views.assets import SCRIPTS as PIECES
@@ -141,8 +142,18 @@ def launch_options() -> dict:
         "footer_links": ["api"],
         "max_threads": THREADS,
         "app_kwargs": {"middleware": [Middleware(Listeners)]},
-        "mcp_server": importlib.util.find_spec("mcp") is not None,
+        "mcp_server": serves_tools(),
     }
+
+
+def serves_tools() -> bool:
+    """Tell whether `gradio[mcp]` is installed: another version of `mcp` would fail while it is served."""
+    wanted = [Requirement(line) for line in requires("gradio")]
+    try:
+        installed = version("mcp")
+    except PackageNotFoundError:
+        return False
+    return all(one.specifier.contains(installed) for one in wanted if one.name == "mcp")
 
 
 def theme() -> gr.themes.Base:
@@ -461,7 +472,7 @@ def connect_measurements(handlers: Handlers, controls: Controls, results: Result
     adopted = on(
         asked.change,
         handlers.adopt_model,
-        [c.model, c.stride, c.protocol],
+        [c.model, c.stride, c.protocol, c.adopted],
         [c.model, c.window, c.stride, c.sketch],
     )
     adopted.then(lambda stride: stride, c.stride, c.wanted, **QUICK, **RAW)

@@ -300,9 +300,9 @@ def _legends(model: str) -> str:
     low, middle, high = (f"{edge:g}" for edge in CHANGE_EDGES)
     spans = (f"by over {high} bits", f"{middle}–{high} bits", f"{low}–{middle}")
     by_change = [
-        *zip(("w3", "w2", "w1"), (f"{model} better", "better", "better"), spans),
+        *zip(("w3", "w2", "w1"), (f"better with {model}", "better", "better"), spans),
         ("", "about the same", f"under {low} bits"),
-        *zip(("v1", "v2", "v3"), ("worse", "worse", f"{model} worse"), spans[::-1]),
+        *zip(("v1", "v2", "v3"), ("worse", "worse", f"worse with {model}"), spans[::-1]),
     ]
     ends = [f"{edge:g}" for edge in KL_EDGES]
     by_kl = [

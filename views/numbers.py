@@ -4,7 +4,7 @@ import math
 import re
 from dataclasses import dataclass
 
-from .markup import escape, number
+from .markup import escape, number, percent
 from .piece_list import in_word, shown
 from .reading import Reading
 from .segments import Segment
@@ -133,7 +133,7 @@ def few_tokens(reading: Reading) -> str:
             hit = tokens["rank"][place] == 1
             top = escape(shown(expected[0]))
             said = "what it expected" if hit else f"it expected <code>{top}</code>"
-            said += f" ({math.exp(-expected[1]):.0%})"
+            said += f" ({percent(math.exp(-expected[1]))})"
         rows.append(
             f'<tr><th scope="row"><code>{escape(shown(names[place]))}</code></th>'
             f'<td><span class="ps-box {bits_colour(nll / math.log(2))}">'

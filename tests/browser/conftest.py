@@ -5,6 +5,7 @@ import threading
 import pytest
 from fake_hub import FakeHub
 from space_models import bundled_model, byte_model
+from transformers import AutoConfig
 
 from space.jobs import Job
 from space.limits import Limits
@@ -16,6 +17,12 @@ from space.service import Service
 def bundled(tmp_path_factory):
     """The folder of the model that the page has at hand."""
     return bundled_model(tmp_path_factory.mktemp("bundled"))
+
+
+@pytest.fixture(scope="session")
+def longest(bundled):
+    """The tokens that the bundled model reads at once; the page begins with half of that as its stride."""
+    return AutoConfig.from_pretrained(bundled).max_position_embeddings
 
 
 @pytest.fixture(scope="session")

@@ -23,12 +23,14 @@ def test_a_visitor_types_a_text_and_scores_it(page):
     assert "interval" in page.told(".ps-interval")
 
 
-def test_the_card_says_how_its_number_was_made(page):
+def test_the_card_says_how_its_number_was_made(page, longest):
     page.open("settings")
     page.choose("Protocol", "llama.cpp")
     page.score()
     page.until(lambda: "llama.cpp" in page.told(".ps-recipe"))
-    assert "window 64" in page.told(".ps-recipe") and "start token" in page.told(".ps-recipe")
+    assert f"window {longest}" in page.told(".ps-recipe") and "start token" in page.told(
+        ".ps-recipe"
+    )
 
 
 def test_a_result_says_when_it_is_not_of_the_present_text(page):
@@ -41,7 +43,7 @@ def test_a_result_says_when_it_is_not_of_the_present_text(page):
     # It fades in, makes room for itself, and covers nothing.
     page.until(lambda: note.rect["height"] > 20)
     page.until(lambda: note.rect["y"] + note.rect["height"] <= page.one(".ps-label").rect["y"])
-    page.score()
+    page.fill("A short text in its place.")
     page.until(lambda: not page.all(".ps-stale"))
 
 
@@ -50,6 +52,25 @@ def test_the_call_to_copy_is_there(page):
     page.until(lambda: any("metric.compute" in code.text for code in page.all(".cm-content")))
     assert any("python score.py" in code.text for code in page.all(".cm-content"))
     assert "protocol:sliding" in page.told(".ps-signature")
+
+
+def test_numbers_that_cannot_be_used_are_corrected_with_a_word(page, longest):
+    """A window of 3.7 stood there while 3 was scored, and one of 1000 became 64 in silence."""
+    for name, typed, used, said in (
+        ("window", "1000", str(longest), f"between 2 and {longest} tokens: 1,000 became {longest}"),
+        ("window", "0", "2", f"between 2 and {longest} tokens: 0 became 2"),
+        ("window", "40.7", "40", "a whole number of tokens: 40.7 became 40"),
+        ("stride", "50", "40", "between 1 and 40 tokens: 50 became 40"),
+    ):
+        field = page.number(name)
+        field.send_keys(Keys.CONTROL, "a")
+        field.send_keys(typed + Keys.TAB)
+        page.until(lambda field=field, used=used: field.get_property("value") == used)
+        assert said in page.one(".ps-corrected").text
+    page.until(lambda: "window 40 · stride 40" in page.told(".ps-recipe"))
+    page.number("stride").send_keys(Keys.CONTROL, "a")
+    page.number("stride").send_keys("20" + Keys.TAB)
+    page.until(lambda: not page.all(".ps-corrected"))
 
 
 def test_a_file_is_uploaded(page, tmp_path):
@@ -86,6 +107,7 @@ def test_a_model_with_code_is_refused_with_a_sentence(page):
     page.write("Model", "owner/code\n")
     page.until(lambda: "program code of its own" in page.status)
     assert page.all('#status [role="alert"]')
+    page.until(lambda: page.one("#model input").get_property("value").startswith("demo_model"))
 
 
 def test_stop_stops(page, held):

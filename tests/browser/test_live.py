@@ -26,7 +26,7 @@ def scored_text(page):
     return page.told(".ps-recipe")
 
 
-def test_a_moved_slider_scores_again_and_says_what_changed(page, metric, bundled):
+def test_a_moved_slider_scores_again_and_says_what_changed(page, metric, bundled, longest):
     before = page.one(".ps-big output").text
     page.script("arguments[0].focus()", page.labelled("Handle of the stride"))
     page.keys(Keys.HOME, *[Keys.ARROW_RIGHT] * 7)
@@ -34,8 +34,8 @@ def test_a_moved_slider_scores_again_and_says_what_changed(page, metric, bundled
     page.until(lambda: not page.all(".ps-card.ps-stale"))
     [text, *_] = samples().values()
     results = [
-        metric.compute(predictions=[text], model_id=bundled, max_length=64, stride=stride)
-        for stride in (32, 8)
+        metric.compute(predictions=[text], model_id=bundled, max_length=longest, stride=stride)
+        for stride in (longest // 2, 8)
     ]
     after = page.one(".ps-big output").text
     assert float(after) == pytest.approx(results[1]["perplexity"], rel=1e-3)
@@ -45,7 +45,7 @@ def test_a_moved_slider_scores_again_and_says_what_changed(page, metric, bundled
     assert f"{work:.1f} × the work" in change
 
 
-def test_a_change_of_what_is_scored_is_said_beside_the_number(page):
+def test_a_change_of_what_is_scored_is_said_beside_the_number(page, longest):
     """Without its first token, a text looked better predicted."""
     page.open("settings")
     page.choose("Protocol", "llama.cpp")
@@ -53,7 +53,7 @@ def test_a_change_of_what_is_scored_is_said_beside_the_number(page):
     assert page.one(".ps-change").text.split(", ")[-1].startswith("not comparable:")
     page.choose("Protocol", "sliding")
     page.until(lambda: "sliding" in scored_text(page))
-    assert "stride 32" in scored_text(page)  # as it was before
+    assert f"stride {longest // 2}" in scored_text(page)  # as it was before
 
 
 def test_a_short_text_scores_itself_while_it_is_typed(page):

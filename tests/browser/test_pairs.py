@@ -26,7 +26,7 @@ def compared(browser, url):
 
 
 @pytest.fixture(scope="module")
-def compare(bundled):
+def compare(bundled, longest):
     """The metric's result of the rounded copy, with the full model as its reference."""
     [text, *_] = samples().values()
     model, tokenizer = load_rounded(bundled)
@@ -35,15 +35,15 @@ def compare(bundled):
         model=model,
         tokenizer=tokenizer,
         reference=bundled,
-        max_length=64,
+        max_length=longest,
         stride=stride,
         return_token_scores=True,
     )
 
 
 @pytest.fixture(scope="module")
-def comparison(compare):
-    return compare(stride=32)
+def comparison(compare, longest):
+    return compare(stride=longest // 2)
 
 
 def legends(page):
@@ -131,8 +131,8 @@ def test_a_worst_token_leads_to_its_place_with_the_keyboard(compared):
     assert after != lit
 
 
-def test_where_it_changes_is_drawn(compared, compare):
-    apart = compare(stride=64)["comparison"]  # without overlap, so that contexts differ
+def test_where_it_changes_is_drawn(compared, compare, longest):
+    apart = compare(stride=longest)["comparison"]  # without overlap, so that contexts differ
     charts = compared.all(f"{VIEW} .ps-chart")
     assert len(charts) == 4
     groups = [group for group in apart["by_tokens_seen"] if group["num_tokens"] >= 30]
@@ -159,10 +159,13 @@ def test_another_model_is_compared_as_soon_as_it_is_chosen(page):
     page.until(lambda: "owner/bytes:" in page.one(f"{VIEW} .ps-detail").text)
 
 
-def test_strides_and_contexts_say_what_the_metric_says(page, metric, bundled):
+def test_strides_and_contexts_say_what_the_metric_says(page, metric, bundled, longest):
     [text, *_] = samples().values()
     entries = metric.compute(
-        predictions=[text], model_id=bundled, max_length=64, stride=[64, 32, 16, 8, 4]
+        predictions=[text],
+        model_id=bundled,
+        max_length=longest,
+        stride=[longest >> n for n in range(5)],
     )["measurements"]
     best = min(entries, key=lambda entry: entry["perplexity"])
     low, high = (100 * (end - 1) for end in best["ratio_to_first"]["interval"])
@@ -170,10 +173,10 @@ def test_strides_and_contexts_say_what_the_metric_says(page, metric, bundled):
     page.until(lambda: "Done." in page.status)
     said = page.one("[data-view=gain] .ps-verdict").text
     ends = [f"{entry['perplexity']:#.4g}" for entry in (entries[0], best)]
-    assert f"Stride {best['stride']} instead of 64: perplexity {ends[0]} → {ends[1]}" in said
+    assert f"Stride {best['stride']} instead of {longest}: perplexity {ends[0]} → {ends[1]}" in said
     assert f"(95 % interval {low:+.1f} to {high:+.1f} %)".replace("-", "−") in said
     contexts = metric.compute(
-        predictions=[text], model_id=bundled, max_length=64, context_lengths="doubling"
+        predictions=[text], model_id=bundled, max_length=longest, context_lengths="doubling"
     )["by_context_length"]
     marks = [mark.get_attribute("aria-label") for mark in page.all(".ps-mark")]
     told = [label for label in marks if label.startswith("a window of")]

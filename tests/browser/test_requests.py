@@ -111,7 +111,7 @@ def test_files_are_made_of_what_is_shown(page):
     assert names >= {"text.txt", "tokens.csv", "tokens.json", "card.svg"}
 
 
-def test_a_number_that_is_only_deleted_comes_back(page):
+def test_a_number_that_is_only_deleted_comes_back(page, longest):
     """Gradio puts the lowest in its place: a stride of 1, the dearest of all."""
     field = page.number("stride")
     field.send_keys(Keys.CONTROL, "a")
@@ -121,5 +121,23 @@ def test_a_number_that_is_only_deleted_comes_back(page):
     page.until(lambda: field.get_attribute("value") != "")
     page.script("document.getElementById('score').click()")
     page.until(lambda: "Scored with" in page.status)
-    assert field.get_attribute("value") == "32"
-    assert "stride 32 " in page.told(".ps-recipe")
+    assert field.get_attribute("value") == str(longest // 2)
+    assert f"stride {longest // 2} " in page.told(".ps-recipe")
+
+
+def test_a_tab_too_many_says_why_it_waits(page, url):
+    """The sixth one stayed at "Loading…": every open tab holds one of a browser's six connections."""
+    browser, first = page.browser, page.browser.current_window_handle
+    try:
+        for _ in range(4):
+            browser.switch_to.new_window("tab")
+            browser.get(url)
+        page.until(lambda: "5 tabs" in page.one(".ps-crowded").text)
+        browser.close()
+        browser.switch_to.window(first)
+        page.until(lambda: not page.all(".ps-crowded"), "a tab is closed")
+    finally:
+        for handle in set(browser.window_handles) - {first}:
+            browser.switch_to.window(handle)
+            browser.close()
+        browser.switch_to.window(first)

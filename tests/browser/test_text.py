@@ -100,13 +100,13 @@ def test_the_first_screen_of_a_phone_has_text_and_number(url, tmp_path):
         browser.quit()
 
 
-def test_the_colours_are_those_of_the_metric(page, metric, bundled):
+def test_the_colours_are_those_of_the_metric(page, metric, bundled, longest):
     result = metric.compute(
         predictions=[page.text],
         model_id=bundled,
         return_token_scores=True,
-        max_length=64,
-        stride=32,
+        max_length=longest,
+        stride=longest // 2,
     )
     [scores] = result["token_scores"]
     data = data_of(page)
@@ -187,13 +187,13 @@ def test_the_most_surprising_word_leads_to_its_place(page):
     assert page.one('.ps-mirror [aria-selected="true"]').text.strip() in word.text
 
 
-def test_the_handles_are_dragged_and_turned(page, metric, bundled):
+def test_the_handles_are_dragged_and_turned(page, metric, bundled, longest):
     before = page.one(".ps-big output").text
     handle = page.one(".ps-handle-window")
     ActionChains(page.browser).click_and_hold(handle).move_by_offset(-160, -8).perform()
     page.until(lambda: says(page).startswith("Window ") and "scored here" in says(page))
     ActionChains(page.browser).release().perform()
-    page.until(lambda: field(page, "window") < 64, "the field does not follow")
+    page.until(lambda: field(page, "window") < longest, "the field does not follow")
     page.script("arguments[0].focus()", page.one(".ps-handle-stride"))
     page.keys(Keys.HOME, *[Keys.ARROW_RIGHT] * 7)
     page.until(lambda: field(page, "stride") == 8)

@@ -20,8 +20,6 @@ def expected_words(metric, bundled, text, context=None):
         predictions=[text],
         contexts=None if context is None else [context],
         model_id=bundled,
-        max_length=64,
-        stride=32,
         words=True,
     )
     return result, result["word_scores"][0]

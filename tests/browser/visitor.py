@@ -31,7 +31,7 @@ FLAGS = [
     "--disable-sync",
 ]
 PHONE = {"width": 390, "height": 844, "pixelRatio": 2}
-PATIENCE, INTERVAL = 90, 0.25  # seconds until a condition is given up, between two looks at it
+PATIENCE, INTERVAL = 180, 0.25  # seconds until a condition is given up, between two looks at it
 # Controls whose name may contain some words: what names them does, or is elsewhere.
 MENTIONING = """
 return [...document.querySelectorAll("textarea, input, button, [role=listbox]")].filter((control) => {

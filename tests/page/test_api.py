@@ -4,6 +4,7 @@ import hashlib
 import json
 import math
 from concurrent.futures import ThreadPoolExecutor
+from importlib.metadata import PackageNotFoundError
 
 import pytest
 import regex
@@ -13,7 +14,7 @@ from pages import PATIENT, STORY
 import app
 from space.endpoints import plain
 from space.metric import new_metric
-from space.page import launch_options
+from space.page import launch_options, serves_tools
 from space.service import Service
 
 
@@ -250,3 +251,16 @@ def test_the_tools_of_the_mcp_server(url):
     [data] = regex.findall(r"data: (.*)", reply.text)
     [content] = json.loads(data)["result"]["content"]
     assert json.loads(content["text"])["perplexity"] > 1
+
+
+@pytest.mark.parametrize("installed, served", [("1.27.1", True), ("2.0.0", False), (None, False)])
+def test_tools_are_served_only_with_the_mcp_that_gradio_takes(monkeypatch, installed, served):
+    """With another one, every call of a tool failed in the server's log."""
+
+    def version(name):
+        if installed is None:
+            raise PackageNotFoundError(name)
+        return installed
+
+    monkeypatch.setattr("space.page.version", version)
+    assert serves_tools() is served

@@ -58,12 +58,19 @@ def test_the_stop_button_ends_the_visitors_own_request(handlers):
 
 
 def test_sliders_follow_the_model(handlers):
-    steps = list(handlers.adopt_model(visitor(), "owner/words", 32, "sliding"))
+    steps = list(handlers.adopt_model(visitor(), "owner/words", 32, "sliding", BUNDLED))
     _, name, window, stride, picture = steps[-1]
     assert name == "owner/words"
     assert (window.value, window.maximum) == (16, 16)
     assert (stride.value, stride.maximum) == (8, 16)
     assert "<b>8 to 15 tokens</b> of context" in picture
+
+
+def test_a_refused_model_leaves_the_one_before(handlers):
+    """Its name stood over the window and stride of the model before."""
+    last = list(handlers.adopt_model(visitor(), "owner/nothing", 32, "sliding", BUNDLED))[-1]
+    assert "no public model called owner/nothing" in last[0]
+    assert last[1] == BUNDLED and all(value == gr.skip() for value in last[2:])
 
 
 def test_the_stride_follows_the_window(handlers):

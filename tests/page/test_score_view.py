@@ -14,9 +14,16 @@ from space.score_view import recipe, score_view
 from space.service import Service
 from space.settings import Settings
 from space.sharing import sentence
-from views.markup import number
+from views.markup import number, percent
 from views.numbers import odds, story
 from views.segments import cut
+
+
+@pytest.mark.parametrize(
+    "share, shown", [(0.41, "41 %"), (0.0153, "1.5 %"), (0.001, "0.1 %"), (0.0009, "< 0.1 %")]
+)
+def test_a_chance_is_written_in_one_way(share, shown):
+    assert percent(share) == shown
 
 
 def test_a_text_of_one_window_has_its_start_token_once(service):

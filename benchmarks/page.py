@@ -1,0 +1,190 @@
+"""Measure the page in a browser: what it weighs, what moves, how much of it is text, how fast it is.
+
+    python benchmarks/page.py
+
+Serves the app with the bundled model and, beside it, a bare gradio page with one text box that tells its
+length; opens both in a headless Chromium (Debian's `chromium` and `chromium-driver`, and the `selenium`
+package), in turns and each time in a new profile, as on a first visit.  Times are printed in seconds
+and as the median of the ratios of a turn, which a busy machine changes less.
+"""
+
+import argparse
+import shutil
+import statistics
+import sys
+import tempfile
+from pathlib import Path
+
+import gradio as gr
+from selenium import webdriver
+from selenium.webdriver.support.ui import WebDriverWait
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+import app  # noqa: E402
+from space.page import launch_options  # noqa: E402
+from space.samples import samples  # noqa: E402
+
+SIZES = {"1280 × 800": (1280, 800), "390 × 844": (390, 844)}
+SLOWED = 4  # times, where layout shift is measured: parts arrive one by one
+CHARACTERS = 2000  # about 500 tokens
+PATIENCE = 300  # seconds
+FLAGS = ("--headless=new", "--no-sandbox", "--disable-gpu", "--no-first-run", "--hide-scrollbars")
+WATCH = """
+window.shift = 0;
+new PerformanceObserver((list) => { for (const { value } of list.getEntries()) window.shift += value; })
+  .observe({type: "layout-shift", buffered: true});
+const seen = new MutationObserver(() => {
+  if (!document.querySelector(".ps-whole, #bare-text textarea")) return;
+  window.drawn = performance.now();
+  seen.disconnect();
+});
+seen.observe(document, {childList: true, subtree: true, attributes: true});
+"""
+VISIT = """
+const resources = performance.getEntriesByType("resource");
+const [arrival] = performance.getEntriesByType("navigation"), [paint] = performance.getEntriesByName("first-contentful-paint");
+return {
+  shift: window.shift, first: paint.startTime / 1000, drawn: window.drawn / 1000,
+  bytes: [arrival, ...resources].reduce((sum, { transferSize }) => sum + transferSize, 0),
+};
+"""
+TEXT = """
+const area = document.querySelector("#text textarea"), box = area.getBoundingClientRect(), style = getComputedStyle(area);
+const height = Math.min(box.bottom, innerHeight) - box.top;
+return {
+  share: height * box.width / (innerWidth * innerHeight),
+  lines: Math.floor((height - parseFloat(style.paddingTop)) / parseFloat(style.lineHeight)),
+};
+"""
+# The time from a letter that is typed until the answer to it is drawn.
+ANSWER = """
+const [letter, bare, done] = arguments, area = document.querySelector("#text textarea, #bare-text textarea");
+const answered = () => bare ? document.querySelector("#bare-answer").textContent.trim() === String(area.value.length)
+  : JSON.parse(document.querySelector("[data-view=text]").dataset.payload).pieces.text === area.value;
+area.value += letter;
+const begun = performance.now();
+area.dispatchEvent(new Event("input", {bubbles: true}));
+const look = () => answered() ? done((performance.now() - begun) / 1000) : setTimeout(look, 5);
+look();
+"""
+
+
+def bare_page(text: str) -> gr.Blocks:
+    """Build the least that gradio can answer a typed letter with."""
+    with gr.Blocks(analytics_enabled=False) as page:
+        box = gr.Textbox(text, lines=12, elem_id="bare-text")
+        answer = gr.HTML(str(len(text)), elem_id="bare-answer")
+        box.change(lambda text: str(len(text)), box, answer, show_progress="hidden")
+    return page
+
+
+def visit(url: str, size: tuple[int, int], slowed: int, look) -> object:
+    """Open a page as on a first visit, and return what `look` finds there."""
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
+        options = webdriver.ChromeOptions()
+        options.binary_location = shutil.which("chromium") or shutil.which("chromium-browser")
+        for flag in (*FLAGS, f"--user-data-dir={profile}"):
+            options.add_argument(flag)
+        service = webdriver.ChromeService(executable_path=shutil.which("chromedriver"))
+        browser = webdriver.Chrome(options=options, service=service)
+        try:
+            browser.set_script_timeout(PATIENCE)
+            screen = {"width": size[0], "height": size[1], "mobile": size[0] < 500}
+            browser.execute_cdp_cmd(
+                "Emulation.setDeviceMetricsOverride", {**screen, "deviceScaleFactor": 1}
+            )
+            browser.execute_cdp_cmd("Emulation.setCPUThrottlingRate", {"rate": slowed})
+            browser.execute_cdp_cmd("Page.addScriptToEvaluateOnNewDocument", {"source": WATCH})
+            browser.get(url)
+            WebDriverWait(browser, PATIENCE, 0.2).until(
+                lambda _: browser.execute_script("return window.drawn !== undefined")
+            )
+            return look(browser)
+        finally:
+            browser.quit()
+
+
+def first_visit(browser) -> dict:
+    return browser.execute_script(VISIT)
+
+
+def type_letter(browser, text: str | None) -> float:
+    """Return the seconds until a typed letter is answered; no text where the page is the bare one."""
+    if text is not None:
+        fill = "document.querySelector('#text textarea').value = arguments[0]"
+        browser.execute_script(fill, text)
+    browser.execute_async_script(ANSWER, "a", text is None)  # the answer to all of the text
+    return browser.execute_async_script(ANSWER, "b", text is None)
+
+
+def turn(url: str, bare: str, text: str) -> tuple[dict, dict]:
+    """Visit both pages and type a letter into both."""
+    return tuple(
+        visit(
+            address,
+            SIZES["1280 × 800"],
+            1,
+            lambda browser, own=own: {
+                **first_visit(browser),
+                "letter": type_letter(browser, own),
+            },
+        )
+        for address, own in ((url, text), (bare, None))
+    )
+
+
+def measure(url: str, bare: str, text: str, turns: int) -> dict[str, list[str]]:
+    """Return the rows of the table: both sizes of the page, and the bare page where it has such a thing."""
+    rows = {}
+    moved = [visit(url, size, SLOWED, first_visit) for size in SIZES.values()]
+    rows[f"layout shift, the browser slowed {SLOWED} times"] = [
+        f"{one['shift']:.4f}" for one in moved
+    ]
+    seen = [
+        visit(url, size, 1, lambda browser: browser.execute_script(TEXT)) for size in SIZES.values()
+    ]
+    rows["share of the first screen that is text"] = [f"{100 * one['share']:.0f} %" for one in seen]
+    rows["lines of text on the first screen"] = [str(one["lines"]) for one in seen]
+    ours, theirs = zip(*(turn(url, bare, text) for _ in range(turns)))
+    weights = (ours[0]["bytes"], moved[1]["bytes"], theirs[0]["bytes"])
+    rows["bytes of a first visit"] = [f"{value:,}" for value in weights]
+    for name, key in (
+        ("first paint", "first"),
+        ("until all of it is drawn", "drawn"),
+        ("from a key stroke to the colours, 500 tokens", "letter"),
+    ):
+        rows[name] = timed([one[key] for one in ours], [one[key] for one in theirs])
+    return rows
+
+
+def timed(ours: list[float], theirs: list[float]) -> list[str]:
+    """Write times of the page and of the bare one, and the median of their ratios."""
+    ratio = statistics.median(one / other for one, other in zip(ours, theirs))
+    return [
+        f"{statistics.median(ours):.2f} s: {ratio:.1f} ×",
+        "",
+        f"{statistics.median(theirs):.2f} s",
+    ]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--turns", type=int, default=5, help="of each time, 5 by default")
+    args = parser.parse_args()
+    text = next(iter(samples().values()))[:CHARACTERS]
+    page, bare = app.create_app(), bare_page(text)
+    _, url, _ = page.launch(**launch_options(), prevent_thread_lock=True, quiet=True)
+    _, bare_url, _ = bare.launch(prevent_thread_lock=True, quiet=True, ssr_mode=False)
+    rows = measure(url, bare_url, text, args.turns)
+    print(f"| | {' | '.join(SIZES)} | a bare gradio page |")
+    print("| --- | --- | --- | --- |")
+    for name, cells in rows.items():
+        print(f"| {name} | {' | '.join([*cells, '', ''][:3])} |")
+    bare.close()
+    page.close()
+
+
+if __name__ == "__main__":
+    main()
