@@ -24,7 +24,7 @@ ROOT = Path(__file__).resolve().parent.parent
 TESTS = {
     "digests": "test_verifying.py test_signature.py::test_digests_of_parts_add_up "
     "test_signature.py::test_the_texts_have_a_digest_of_their_own",
-    "model_code": "test_signature.py",
+    "model_code": "test_descriptions.py test_signature.py::test_an_edited_tokenizer",
     "model_digest": "test_signature.py",
     "model_probes": "test_guards.py",
     "model_source": "test_reference.py",
@@ -35,7 +35,7 @@ TESTS = {
     "result_uncertainty": "test_uncertainty.py",
     "result_words": "test_words.py",
     "score_checkpoint": "test_checkpoint.py",
-    "score_runner": "test_scoring.py test_shared_contexts.py",
+    "score_runner": "test_scoring.py test_shared_contexts.py test_passes.py test_checkpoint.py",
     "text_parts": "test_parts.py test_contexts.py test_context_separator.py test_chats.py",
 }
 FASTEST = 15  # of these, for each function

@@ -164,6 +164,14 @@ def test_a_list_of_strides_gives_the_single_results(metric, architecture):
     assert together["num_forward_tokens"] < sum(single["num_forward_tokens"] for single in singles)
 
 
+def test_each_of_two_strides_costs_what_it_costs_alone(metric):
+    given = arguments("gpt2")
+    entries = metric.compute(stride=[8, 4], **given)["measurements"]
+    alone = [metric.compute(stride=stride, **given) for stride in (8, 4)]
+    name = "num_forward_tokens"
+    assert [entry[name] for entry in entries] == [single[name] for single in alone]
+
+
 @pytest.mark.parametrize("architecture", ["gpt2", "llama", "mamba"])
 def test_all_protocols_give_their_single_results(metric, architecture):
     given = arguments(architecture) | {"predictions": [TEXTS[0]]}
