@@ -113,6 +113,11 @@ def compute(
     `PerplexitySliding.inputs_description`.  A model that is given by name is loaded for this call;
     a `PerplexitySliding` keeps it for the next.
 
+    Raises:
+        TypeError, ValueError: an argument is unknown, or not what the documentation says; the model
+            or its tokenizer cannot be loaded, or cannot be scored with.
+        MemoryError: a single window does not fit.
+
     >>> from perplexity_sliding import compute
     >>> results = compute(["She closed the door."], model_id="demo_model")
     """

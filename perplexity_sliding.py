@@ -367,6 +367,9 @@ class PerplexitySliding(evaluate.Metric):
 
         Args:
             prediction: the text. `predictions` is accepted as well, as `evaluate` itself does.
+
+        Raises:
+            TypeError: it is not a string.
         """
         texts = check_texts([prediction if predictions is None else predictions])
         with self._in_one_thread(adding=True):
@@ -379,6 +382,10 @@ class PerplexitySliding(evaluate.Metric):
 
         Args:
             predictions: the texts.
+
+        Raises:
+            TypeError: they are no list, or one of them is not a string.
+            ValueError: the list is empty.
         """
         texts = check_texts(predictions)
         with self._in_one_thread(adding=True):
@@ -397,6 +404,11 @@ class PerplexitySliding(evaluate.Metric):
 
         Args:
             predictions: the texts; or chats, lists of messages, all of them in one call.
+
+        Raises:
+            TypeError, ValueError: an argument is unknown, or not what the documentation says; the
+                model or its tokenizer cannot be loaded, or cannot be scored with.
+            MemoryError: a single window does not fit.
         """
         if references is not None:
             raise ArgumentError(

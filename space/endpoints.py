@@ -40,7 +40,7 @@ def make_score(service: Service) -> Callable:
         words: bool = False,
         request: gr.Request = None,
     ) -> dict:
-        """Perplexity of a text under a causal language model, with a sliding window.
+        """Compute the perplexity of a text under a causal language model, with a sliding window.
 
         Args:
             text: the text to score, up to 20,000 tokens.
