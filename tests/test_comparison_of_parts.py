@@ -16,6 +16,7 @@ from models import (
     random_text,
     save,
 )
+from perplexity_sliding.result_pairs import with_edges
 from test_parts import CHAT, MARKED_TEMPLATE, PLAIN_TEMPLATE
 
 CONTEXTS = [random_text(length, seed=length) for length in range(4, 30, 2)]
@@ -192,3 +193,19 @@ def test_what_has_no_counterpart_is_refused(compute, other):
         compute(**arguments, boundary="healed")
     with pytest.raises(ValueError, match="`words` must be left out with a reference"):
         compute(**arguments, words=True)
+
+
+@pytest.mark.parametrize(
+    "edges, expected",
+    [
+        ([0], [[0, 5], [6, 11]]),
+        ([5], [[0, 5], [6, 11]]),  # a token ends there, and another part may have scored it
+        ([6], [[0, 5], [5, 6], [6, 11]]),
+        ([0, 6], [[0, 5], [5, 6], [6, 11]]),
+        ([8], [[0, 5], [6, 11]]),  # within a token
+    ],
+)
+def test_what_no_token_has_before_an_edge_is_unscored(edges, expected):
+    offsets, nll = with_edges(edges, np.array([[0, 5], [6, 11]]), np.array([1.0, 2.0]))
+    assert offsets.tolist() == expected
+    assert np.isnan(nll).tolist() == [pair == [5, 6] for pair in expected]
