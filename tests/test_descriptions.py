@@ -1,5 +1,6 @@
 """What somebody's own code and values are described by: equal ones alike, any other one otherwise."""
 
+from contextlib import contextmanager
 from functools import partial, wraps
 from types import SimpleNamespace
 
@@ -11,9 +12,10 @@ from perplexity_sliding.model_code import (
     describe,
     describe_class,
     differs_from_class,
+    is_known,
     plain_tensors,
 )
-from transformers import PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizer, PreTrainedTokenizerFast
 
 
 class Cutter:
@@ -106,18 +108,25 @@ def test_code_of_the_libraries_goes_by_its_name():
 
 def test_a_class_is_described_by_what_is_its_own():
     def make(value, base=PreTrainedTokenizerFast):
-        return type("Own", (base,), {"cut": holding(value), "width": 3, "__doc__": str(value)})
+        members = {"cut": holding(value), "width": 3, "__call__": holding(3), "__doc__": str(value)}
+        return type("Own", (base,), members)
 
     assert describe_class(make(1)) == describe_class(make(1))
     assert describe_class(make(1)) != describe_class(make(2))
-    assert describe_class(make(1)) != describe_class(make(1, base=Cutter))
+    assert describe_class(make(1)) != describe_class(make(1, base=PreTrainedTokenizer))
+    assert [name for name, _ in describe_class(make(1))[1]] == ["__call__", "cut", "width"]
 
 
 def test_a_wrapper_of_somebody_s_own_is_not_looked_through():
-    assert defining_module(torch.no_grad()(torch.nn.Linear.forward)).startswith("torch")
-    assert defining_module(partial(torch.nn.Linear.forward)).startswith("torch")
-    own = wraps(torch.nn.Linear.forward)(holding(1))
+    forward = torch.nn.Linear.forward
+    wrappers = [forward, torch.no_grad()(forward), partial(forward), contextmanager(forward)]
+    for function in (*wrappers, torch.nn.ReLU()):
+        assert defining_module(function).startswith("torch"), function
+        assert is_known(function)
+    own = wraps(forward)(holding(1))
     assert defining_module(own) == defining_module(partial(own)) == __name__
+    assert defining_module(len) == "builtins"
+    assert not is_known(own) and not is_known(len)
 
 
 class Module(torch.nn.Module):
@@ -158,7 +167,8 @@ def test_the_tensors_that_make_up_a_quantised_one():
     one, two, three = torch.ones(1), torch.ones(2), torch.ones(3)
     assert list(plain_tensors(Quantised(Quantised(one, two), three))) == [one, two, three]
     # as bitsandbytes has it in four bits, and in eight
-    state = SimpleNamespace(as_dict=lambda packed: {"absmax": two, "shape": (1,), "all": packed})
+    packed_state = {"absmax": two, "shape": (1,)}
+    state = SimpleNamespace(as_dict=lambda packed: {True: packed_state, False: {}}[packed])
     coded = torch.ones(1)
     coded.quant_state = state
     assert [len(tensor) for tensor in plain_tensors(coded)] == [1, 2]
