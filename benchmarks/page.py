@@ -13,6 +13,7 @@ import shutil
 import statistics
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import gradio as gr
@@ -135,28 +136,27 @@ def turn(url: str, bare: str, text: str) -> tuple[dict, dict]:
     )
 
 
-def measure(url: str, bare: str, text: str, turns: int) -> dict[str, list[str]]:
-    """Return the rows of the table: both sizes of the page, and the bare page where it has such a thing."""
-    rows = {}
-    moved = [visit(url, size, SLOWED, first_visit) for size in SIZES.values()]
-    rows[f"layout shift, the browser slowed {SLOWED} times"] = [
-        f"{one['shift']:.4f}" for one in moved
-    ]
-    seen = [
-        visit(url, size, 1, lambda browser: browser.execute_script(TEXT)) for size in SIZES.values()
-    ]
-    rows["share of the first screen that is text"] = [f"{100 * one['share']:.0f} %" for one in seen]
-    rows["lines of text on the first screen"] = [str(one["lines"]) for one in seen]
+def measure(url: str, bare: str, text: str, turns: int) -> Iterator[tuple[str, list[str]]]:
+    """Yield the rows of the table: both sizes of the page, and the bare page where it has such a thing."""
+
+    def both(slowed: int, look) -> list[dict]:
+        return [visit(url, size, slowed, look) for size in SIZES.values()]
+
+    seen = both(1, lambda browser: {**first_visit(browser), **browser.execute_script(TEXT)})
+    yield "share of the first screen that is text", [f"{100 * one['share']:.0f} %" for one in seen]
+    yield "lines of text on the first screen", [str(one["lines"]) for one in seen]
+    moved = both(SLOWED, first_visit)
+    named = f"layout shift, the browser slowed {SLOWED} times"
+    yield named, [f"{one['shift']:.4f}" for one in moved]
     ours, theirs = zip(*(turn(url, bare, text) for _ in range(turns)))
-    weights = (ours[0]["bytes"], moved[1]["bytes"], theirs[0]["bytes"])
-    rows["bytes of a first visit"] = [f"{value:,}" for value in weights]
+    weights = (seen[0]["bytes"], seen[1]["bytes"], theirs[0]["bytes"])
+    yield "bytes of a first visit", [f"{value:,}" for value in weights]
     for name, key in (
         ("first paint", "first"),
         ("until all of it is drawn", "drawn"),
         ("from a key stroke to the colours, 500 tokens", "letter"),
     ):
-        rows[name] = timed([one[key] for one in ours], [one[key] for one in theirs])
-    return rows
+        yield name, timed([one[key] for one in ours], [one[key] for one in theirs])
 
 
 def timed(ours: list[float], theirs: list[float]) -> list[str]:
@@ -177,11 +177,10 @@ def main() -> None:
     page, bare = app.create_app(), bare_page(text)
     _, url, _ = page.launch(**launch_options(), prevent_thread_lock=True, quiet=True)
     _, bare_url, _ = bare.launch(prevent_thread_lock=True, quiet=True, ssr_mode=False)
-    rows = measure(url, bare_url, text, args.turns)
     print(f"| | {' | '.join(SIZES)} | a bare gradio page |")
     print("| --- | --- | --- | --- |")
-    for name, cells in rows.items():
-        print(f"| {name} | {' | '.join([*cells, '', ''][:3])} |")
+    for name, cells in measure(url, bare_url, text, args.turns):
+        print(f"| {name} | {' | '.join([*cells, '', ''][:3])} |", flush=True)
     bare.close()
     page.close()
 

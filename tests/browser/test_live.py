@@ -3,7 +3,7 @@
 import time
 
 import pytest
-from visitor import Keys
+from visitor import Keys, Page, ask_for_motion
 
 from space.samples import samples
 
@@ -91,6 +91,18 @@ window.fetch = async (address, ...more) => {
 };
 addEventListener("click", () => { window.clicked = true; }, true);
 """
+
+
+def test_a_tab_that_is_opened_before_the_page_is_ready_is_filled(browser, url):
+    """What opening it asked for was forgotten by the first answers."""
+    ask_for_motion(browser, "reduce")
+    script = browser.execute_cdp_cmd("Page.addScriptToEvaluateOnNewDocument", {"source": LATE})
+    try:
+        page = Page(browser, url)
+        page.tab("another model")
+        page.until(lambda: page.all(".ps-verdict"), "opening the tab compared nothing")
+    finally:
+        browser.execute_cdp_cmd("Page.removeScriptToEvaluateOnNewDocument", script)
 
 
 def test_the_comparison_is_there_when_its_tab_is_opened(page):

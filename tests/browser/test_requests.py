@@ -68,6 +68,14 @@ def test_who_waits_sees_the_place_and_leaves_at_once(page, service):
         page.until(lambda: is_idle(page))
 
 
+def test_what_is_refused_before_it_begins_says_so(page):
+    page.script(REFUSE)
+    press_score(page)
+    page.until(lambda: "turned away before it began" in page.status)
+    page.until(lambda: is_idle(page))
+    assert page.all('#status [role="alert"]')
+
+
 def test_stop_is_felt_during_a_download(page):
     window = page.number("window").get_attribute("max")
     page.write("Model", "owner/slow\n")

@@ -279,6 +279,10 @@ def test_a_long_text_is_scored_drawn_where_it_is_seen_and_has_a_map(page):
     page.until(lambda: "Scored with" in page.status)
     page.until(lambda: page.shown == text)
     assert len(page.all(PIECES)) < TOO_MANY
+    tree = page.browser.execute_cdp_cmd("Accessibility.getFullAXTree", {})["nodes"]
+    heard = [node["role"]["value"] for node in tree if not node["ignored"]]
+    # Beside the lines of the text box: nothing of the coloured pieces behind it.
+    assert 50 < len([role for role in heard if role != "InlineTextBox"]) < TOO_MANY
     assert page.one(".ps-strip").is_displayed()
     page.script("arguments[0].scrollTop = arguments[0].scrollHeight", page.one("#text textarea"))
     page.until(lambda: int(page.all(PIECES)[-1].get_attribute("data-n")) > 11_000)
