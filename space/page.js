@@ -141,7 +141,7 @@ document.addEventListener("change", ({ target }) => {
   const used = clamp(Math.trunc(typed), low, high), out = typed < low || typed > high;
   if (used === typed) return corrected.remove();
   corrected.textContent = `The ${name} is ${out ? `between ${fmt(low)} and ${tokens(high)}` : "a whole number of tokens"}: ${typed.toLocaleString("en")} became ${fmt(used)}.`;
-  document.getElementById("sizes").append(corrected);
+  document.getElementById("sizes").after(corrected);
   target.value = used;
   target.dispatchEvent(new Event("input", { bubbles: true }));
 }, true);
