@@ -22,8 +22,7 @@ import libcst as cst
 ROOT = Path(__file__).resolve().parent.parent
 # The tests that concern each module, the fast ones.
 TESTS = {
-    "digests": "test_verifying.py test_signature.py::test_digests_of_parts_add_up "
-    "test_signature.py::test_the_texts_have_a_digest_of_their_own",
+    "digests": "test_digests.py test_verifying.py test_signature.py::test_digests_of_parts_add_up",
     "model_code": "test_descriptions.py test_signature.py::test_an_edited_tokenizer",
     "model_digest": "test_signature.py",
     "model_probes": "test_guards.py",

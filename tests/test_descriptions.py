@@ -15,6 +15,7 @@ from perplexity_sliding.model_code import (
     is_known,
     plain_tensors,
 )
+from perplexity_sliding.model_digest import precision
 from transformers import PreTrainedTokenizer, PreTrainedTokenizerFast
 
 
@@ -151,6 +152,19 @@ def test_an_attribute_that_differs_from_its_class_s(name, value, differs):
     module = Module()
     vars(module)[name] = value
     assert differs_from_class(module, name) == differs
+
+
+@pytest.mark.parametrize(
+    "dtypes, coarsest",
+    [
+        ([torch.float32], torch.float32),
+        ([torch.float64], torch.float32),  # logits are no finer
+        ([torch.float32, torch.float16], torch.float16),
+        ([torch.float16, torch.bfloat16], torch.bfloat16),
+    ],
+)
+def test_the_coarsest_dtype_decides_what_may_be_rounding(dtypes, coarsest):
+    assert precision(torch.nn.ModuleList(torch.nn.Linear(1, 1).to(d) for d in dtypes)) == coarsest
 
 
 class Quantised:

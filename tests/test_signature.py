@@ -746,6 +746,8 @@ def test_adapters(measure):
         if isinstance(vars(layer).get("scaling"), dict):
             layer.scaling["prose"] *= 2
     assert measure(model=model)["signature"] != named["prose"]["signature"]
+    model.merge_adapter(["law"])
+    assert fields(measure(model=model))["adapters"] == "prose+law"
     assert "adapters" not in fields(measure())
 
 
