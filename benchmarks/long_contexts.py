@@ -1,10 +1,9 @@
 """What long contexts cost, and what they give: curves, and keys that are carried.
 
     python benchmarks/long_contexts.py novel --text TEXT
-    python benchmarks/long_contexts.py carried --text TEXT --rotary MODEL
+    python benchmarks/long_contexts.py carried --text TEXT
 
-TEXT is a long plain text, MODEL a small model with rotary positions and 128 tokens of context, such
-as `python demo_model/train.py --positions rotary` makes.  Prints the tables of benchmarks/README.md;
+TEXT is a long plain text, and the model the bundled one.  Prints the tables of benchmarks/README.md;
 ratios of processor time, of one thread.
 """
 
@@ -39,7 +38,7 @@ def print_novel(text: Path, repetitions: int) -> None:
     """One command that draws a curve, beside one that scores the longest of its lengths alone."""
     with tempfile.TemporaryDirectory() as folder:
         curve = (str(text), "--context-lengths", "doubling", "--plot", f"{folder}/curve.png")
-        # The bundled model's window is 64; its shortest length is 8, by a stride of half of it.
+        # The bundled model's window is 128; the shortest length is 8, by a stride of half of it.
         commands = {"curve": curve, "longest": (str(text), "--stride", "4")}
         seconds: dict[str, list[float]] = {name: [] for name in commands}
         for _ in range(repetitions):
@@ -117,7 +116,6 @@ def main() -> None:
     parser.add_argument("table", choices=("novel", "carried"))
     parser.add_argument("--text", type=Path, required=True)
     parser.add_argument("--characters", type=int, default=50_000, help="of TEXT, for carried")
-    parser.add_argument("--rotary", help="a folder")
     parser.add_argument("--repetitions", type=int, default=3)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
@@ -126,7 +124,7 @@ def main() -> None:
         print_novel(arguments.text, arguments.repetitions)
     else:
         text = arguments.text.read_text("utf-8")[: arguments.characters]
-        print_carried(text, arguments.rotary)
+        print_carried(text, str(ROOT / "demo_model"))
 
 
 if __name__ == "__main__":

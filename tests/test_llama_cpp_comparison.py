@@ -1,12 +1,14 @@
 """llama.cpp's `--kl-divergence` for the bundled model with rounded weights, every line that it prints.
 
 How the lines were made stands in tests/llama_cpp/README.md.  The tool keeps the reference's
-log-probabilities in 16 bits, so its figures are met twice: to every printed digit from logits that
+log-probabilities in 16 bits, so its figures are met twice: to 3e-6 or the last digit from logits that
 went through the same 16 bits here, and by the metric, which keeps them all, to what 16 bits cost.
 """
 
+import json
 import math
 import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -20,8 +22,8 @@ NUMBER = r"(-?[\d.]+)"
 LINE = re.compile(rf"^(.+?): +{NUMBER}%?(?: ± +{NUMBER} ?%?)?$")
 PERCENTILES = {"Maximum": 1, "Median": 0.5, "Minimum": 0}
 # What decode_logits.py finds in the tool's file.
-DECODED_MEAN = 3.619002137
-DECODED_FIRST = [1.707382, 1.488452, 2.901072, 6.706156, 0.927481, 8.038387, 2.746898, 3.007980]
+FILE = Path(__file__).parent / "llama_cpp" / "printed.json"
+DECODED = json.loads(FILE.read_text("utf-8"))["reference nlls"]
 
 
 def printed_lines(root, bits) -> tuple[dict[str, tuple], np.ndarray]:
@@ -142,11 +144,14 @@ def test_every_printed_line_through_16_bits(root, rows, log_q, bits):
     for name, (value, error) in printed.items():
         digits = 3e-6 if "PPL" in name or "KLD" in name else 1.1e-3
         digits = 1.1e-2 if name.startswith("Cor") else digits
+        digits = 1e-4 if name.endswith("PPL(Q)-PPL(base)") else digits  # 3e-6 of either
         if name.endswith(" KLD") and not name.startswith("Mean"):
-            digits = 3e-5  # one token's: another processor's logit may fall to the next of 16 bits
-        assert computed[name][0] == pytest.approx(value, rel=1e-6, abs=digits), name
+            digits = 1e-4  # one token's: another processor's logit may fall to the next of 16 bits
+        if name.endswith(" Δp") and not name.startswith(("Mean", "RMS")):
+            digits = 5e-3  # likewise, in percent
+        assert computed[name][0] == pytest.approx(value, rel=3e-6, abs=digits), name
         if error is not None:
-            assert computed[name][1] == pytest.approx(error, rel=1e-6, abs=digits), name
+            assert computed[name][1] == pytest.approx(error, rel=3e-6, abs=digits), name
 
 
 @pytest.fixture(scope="module")
@@ -239,5 +244,5 @@ def test_what_the_tool_wrote_of_the_reference(rows):
     """The nlls that were decoded from its file, to half a step of the 16 bits."""
     logits, targets = rows
     nll = -logits.double().log_softmax(1)[torch.arange(len(targets)), targets]
-    assert nll[:8].tolist() == pytest.approx(DECODED_FIRST, abs=1.3e-4)
-    assert nll.mean().item() == pytest.approx(DECODED_MEAN, abs=1e-5)
+    assert nll[:8].tolist() == pytest.approx(DECODED["first"], abs=1.3e-4)
+    assert nll.mean().item() == pytest.approx(DECODED["mean"], abs=1e-5)

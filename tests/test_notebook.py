@@ -59,7 +59,7 @@ def test_what_it_says_is_so(ran):
     assert names["helped"]["saved"].max() > 3
     least = names["slid"]["measurements"][2]["token_scores"][0]
     later = [least["context_length"][w["first"]] for w in least["windows"][1:]]
-    assert min(later) >= 48
+    assert min(later) >= 96
     low, high = names["ratio"]["interval"]
     assert high < 1 or low > 1
 

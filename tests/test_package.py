@@ -97,7 +97,7 @@ def run(command: list, cwd: Path) -> str:
 def test_the_installed_command_scores_with_the_bundled_model(installed, tmp_path, capsys):
     sample = ROOT / "samples" / "note.txt"
     command = run([installed / "perplexity-sliding", sample], cwd=tmp_path)
-    assert re.search(r"^ppl\|sliding\|L64\|S32\|[0-9a-f]{12}$", command, re.M)
+    assert re.search(r"^ppl\|sliding\|L128\|S64\|[0-9a-f]{12}$", command, re.M)
     assert score.main([str(sample)]) == 0
     assert capsys.readouterr().out == command, "as in a clone"
     module = run([installed / "python", "-m", "perplexity_sliding", "--version"], cwd=tmp_path)

@@ -1,181 +1,41 @@
-"""Every snippet of the README and of docs/, run as a reader would run it.
+"""Every snippet of the README and of docs/, run as a reader would run it (docs/snippets.py)."""
 
-Python blocks run in a namespace of their own, with the repository as working directory; shell
-blocks run in bash there, those of R where it is installed with lme4.  A `text` block that follows is what they print, as far as it isn't left
-out with "..."; numbers may differ in their fourth digit, as they do between machines.  A block that
-cannot be run has a comment right before it: <!-- not run: the reason -->.
-"""
-
-import contextlib
-import doctest
 import inspect
-import io
-import os
 import re
 import shlex
-import shutil
-import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 import yaml
 from perplexity_sliding.protocols import PROTOCOLS
 
-from cli import main as score
 from cli.options import parse_arguments
 
 ROOT = Path(__file__).resolve().parent.parent
-README = ROOT / "README.md"
 sys.path.insert(0, str(ROOT / "docs"))
+import renew  # noqa: E402
 from protocol_table import protocol_table, replace_table  # noqa: E402
-
-PAGES = [README, *sorted((ROOT / "docs").glob("*.md"))]
-PYTHON = ("python", "py")
-SHELL = ("bash", "sh", "shell")
-SHELL_SIGNS = set("*?$`<>&;|~")
-SHOWN = ("text", "yaml", "bibtex")
-BLOCK = re.compile(
-    r"(?:^<!-- not run: (?P<reason>[^>]+?) -->\n+)?"
-    r"^(?P<fence>`{3,})(?P<language>\w*)[^\n]*\n(?P<body>.*?)^(?P=fence)[ \t]*$",
-    re.MULTILINE | re.DOTALL,
+from snippets import (  # noqa: E402
+    PAGES,
+    PYTHON,
+    README,
+    SHELL,
+    NotInstalled,
+    parse,
+    printed_by,
+    runnable,
+    same,
 )
-NUMBER = re.compile(r"(?<![\w.])-?\d+\.\d+(?:e[+-]?\d+)?")
-LENIENT = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 
 
-class Block(NamedTuple):
-    """A fenced block: where it is, what it says, and what is shown as its output."""
-
-    page: str
-    line: int
-    language: str
-    body: str
-    reason: str | None
-    output: str | None
-
-
-def parse(markdown: str, page: str = "README.md") -> list[Block]:
-    matches = list(BLOCK.finditer(markdown))
-    blocks = []
-    for match, after in zip(matches, [*matches[1:], None]):
-        follows = after is not None and not markdown[match.end() : after.start()].strip()
-        shown = follows and after["language"] == "text"
-        line = markdown.count("\n", 0, match.start("fence")) + 1
-        output = after["body"] if shown else None
-        blocks.append(Block(page, line, match["language"], match["body"], match["reason"], output))
-    return blocks
-
-
-def runnable(markdown: str, page: str = "README.md") -> list[Block]:
-    return [b for b in parse(markdown, page) if b.language not in SHOWN and b.reason is None]
-
-
-def same(expected: str, printed: str) -> bool:
-    """Whether a text is as shown: word by word, numbers with a decimal point to 0.1 %.
-
-    "..." stands for anything.
-    """
-    if doctest.OutputChecker().check_output(expected, printed, LENIENT):
-        return True
-    match = re.fullmatch(pattern_of(expected), printed, re.DOTALL)
-    numbers = zip(NUMBER.findall(expected), match.groups() if match else ())
-    return match is not None and all(
-        float(a) == pytest.approx(float(b), rel=1e-3) for a, b in numbers
-    )
-
-
-def pattern_of(expected: str) -> str:
-    """A regular expression for texts as shown, with a group for every number."""
-    pieces = re.split(rf"({NUMBER.pattern}|\.\.\.|\s+)", expected.strip())
-    signs = [
-        f"({NUMBER.pattern})"
-        if NUMBER.fullmatch(piece)
-        else {"...": ".*?", "": ""}.get(piece, r"\s+" if piece.isspace() else re.escape(piece))
-        for piece in pieces
-    ]
-    return rf"\s*{''.join(signs)}\s*"
-
-
-class Checker(doctest.OutputChecker):
-    def check_output(self, want, got, optionflags):
-        return same(want, got)
-
-
-def run_examples(block: Block) -> None:
-    """Run a block with prompts; what follows them is its output."""
-    test = doctest.DocTestParser().get_doctest(block.body, {}, "README", block.page, block.line)
-    failures = []
-    doctest.DocTestRunner(Checker(), optionflags=LENIENT).run(test, out=failures.append)
-    assert not failures, "".join(failures)
-
-
-def run_python(block: Block) -> str:
-    printed = io.StringIO()
-    code = compile(block.body, f"{block.page}, line {block.line}", "exec")
-    with contextlib.redirect_stdout(printed):
-        exec(code, {"__name__": "__main__"})
-    return printed.getvalue()
-
-
-def run_shell(block: Block) -> str:
-    assert "pytest" not in block.body, "the tests don't run themselves: mark the block"
-    return "".join(map(run_line, block.body.replace("\\\n", "").splitlines()))
-
-
-def run_r(block: Block) -> str:
-    r = ["Rscript", "--vanilla", "-e"]
-    if (
-        not shutil.which("Rscript")
-        or subprocess.run([*r, "library(lme4)"], capture_output=True).returncode
-    ):
-        pytest.skip("R with lme4 is not installed")
-    return subprocess.run([*r, block.body], capture_output=True, text=True, check=True).stdout
-
-
-def run_line(line: str) -> str:
-    """What a line of a shell block prints.
-
-    The program's lines are run in this process, by the words that a shell would make of them: its
-    imports take most of the time of a start.  What follows behind a pipe is left to the shell.
-    """
-    command, _, behind = line.partition(" | ")
-    if not command.startswith("python score.py ") or set(command) & SHELL_SIGNS:
-        return run_in_shell(line)
-    output = io.TextIOWrapper(io.BytesIO(), "utf-8", write_through=True)
-    with contextlib.redirect_stdout(output):
-        assert score.main(shlex.split(command)[2:]) == 0, command
-    printed = output.buffer.getvalue().decode()
-    return run_in_shell(behind, printed) if behind else printed
-
-
-def run_in_shell(command: str, given: str = "") -> str:
-    path = os.path.dirname(sys.executable) + os.pathsep + os.environ["PATH"]
-    done = subprocess.run(
-        ["bash", "-euo", "pipefail", "-c", command],
-        input=given,
-        cwd=ROOT,
-        env=os.environ | {"PATH": path},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
-def run(block: Block) -> None:
-    assert block.language in [*PYTHON, *SHELL, "r"], (
-        f"a block of {block.language or 'no'} language is neither run nor marked as not to be"
-    )
-    if block.language in PYTHON and ">>>" in block.body:
-        run_examples(block)
-        return
-    runs = dict.fromkeys(PYTHON, run_python) | dict.fromkeys(SHELL, run_shell) | {"r": run_r}
-    printed = runs[block.language](block)
-    if block.output is not None:
+def run(block):
+    try:
+        printed = printed_by(block)
+    except NotInstalled as missing:
+        pytest.skip(str(missing))
+    if printed is not None and block.output is not None:
         assert same(block.output, printed), f"shown:\n{block.output}\nprinted:\n{printed}"
 
 
@@ -314,3 +174,49 @@ def test_snippets_fail_that_should(markdown, error, message):
 )
 def test_what_counts_as_the_same_output(expected, printed, alike):
     assert same(expected, printed) == alike
+
+
+# ---- what docs/renew.py writes
+
+SHOWN = """\
+text   perplexity
+a.txt       36.39
+...
+ppl|sliding|L64|...
+b,4.9556...,1
+"""
+PRINTED = """\
+text   perplexity
+a.txt      120.50
+more
+and more
+ppl|sliding|L128|S64|0123
+b,5.12345678,1
+"""
+
+
+def test_an_output_is_renewed_with_what_it_leaves_out():
+    expected = PRINTED.replace("more\nand more", "...").replace("S64|0123", "...")
+    assert renew.renewed(SHOWN, PRINTED) == expected.replace("5.12345678", "5.1234...")
+
+
+def test_an_output_that_reads_otherwise_is_not_guessed():
+    with pytest.raises(renew.NotRenewed, match="another thing"):
+        renew.renewed("a word...\n", "another thing\n")
+    assert renew.renewed("a word\n", "another thing\n") == "another thing\n"
+
+
+def test_a_page_is_renewed_in_place(tmp_path):
+    page = tmp_path / "page.md"
+    old = "Text 2.5.\n\n```sh\necho 3.5\n```\n```text\n{}\n```\n\n```sh\necho 4.5\n```\n"
+    page.write_text(old.format("2.5"), "utf-8")
+    assert renew.renew_page(page) == ["page.md line 3"]
+    assert page.read_text("utf-8") == old.format("3.5")
+    assert renew.renew_page(page) == []
+
+
+def test_a_table_is_renewed_between_its_marks(tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text("A\n<!-- table of: printf '| a |\\n| 2 |\\n' -->\n| a |\n| 1 |\n\nB\n", "utf-8")
+    assert renew.renew_tables(page) == ["page.md: printf '| a |\\n| 2 |\\n'"]
+    assert page.read_text("utf-8").endswith("-->\n| a |\n| 2 |\n\nB\n")

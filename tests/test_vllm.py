@@ -25,8 +25,8 @@ from test_served import assert_same
 ROOT = Path(__file__).resolve().parent.parent
 DEMO = ROOT / "demo_model"
 STORY = (ROOT / "samples" / "story.txt").read_text("utf-8")
-TEXTS = [STORY[:900], STORY[900:1000], "A note. It is short."]
-WINDOW = 64
+TEXTS = [STORY[:1800], STORY[1800:1900], "A note. It is short."]
+WINDOW = 128  # the bundled model's
 # Seconds that a server is given to start.
 PATIENCE = 600
 needs_vllm = pytest.mark.skipif(
@@ -129,7 +129,7 @@ def both(metric, engine, demo):
 
 
 def test_every_protocol(both):
-    """All that windows of 63 tokens allow; those that read as many as they hold are of that size."""
+    """All that windows of 127 tokens allow; those that read as many as they hold are of that size."""
     by_vllm, expected = both(protocol="all", max_length=WINDOW - 1)
     for of_engine, of_model in zip(by_vllm["measurements"], expected["measurements"]):
         assert ("error" in of_engine) == ("error" in of_model), of_engine
@@ -138,7 +138,7 @@ def test_every_protocol(both):
     assert sum("error" not in row for row in by_vllm["measurements"]) >= 5
 
 
-@pytest.mark.parametrize("stride", [7, 63])
+@pytest.mark.parametrize("stride", [7, WINDOW - 1])
 def test_full_windows_to_the_last_target(both, stride):
     assert_same(*both(max_length=WINDOW, stride=stride))
 
@@ -146,7 +146,7 @@ def test_full_windows_to_the_last_target(both, stride):
 def test_contexts_spans_and_curves(both):
     assert_same(*both(contexts=[STORY[-200:-100] + "\n", "", "Once upon\n"]))
     assert_same(*both(score_spans=[[(0, 20), (40, 60)], [(4, 9)], [(3, 8)]]))
-    assert_same(*both(context_lengths=[8, 16, 64], stride=8))
+    assert_same(*both(context_lengths=[8, 16, WINDOW], stride=8))
 
 
 def test_tokens_ranks_and_alternatives(metric, both, engine):
@@ -176,10 +176,10 @@ def test_what_it_cannot_give(metric, engine, demo):
         metric.compute(return_token_scores=["entropy"], **arguments)
     with pytest.raises(ValueError, match="`carry` needs a model of transformers"):
         metric.compute(carry=True, stride=8, **arguments)
-    with pytest.raises(ValueError, match="`max_length` must be at most 64"):
-        metric.compute(max_length=65, **arguments)
-    with pytest.raises(ValueError, match="`max_length` must be at most 63"):
-        metric.compute(max_length=64, protocol="lm-eval", **arguments)
+    with pytest.raises(ValueError, match=f"`max_length` must be at most {WINDOW}"):
+        metric.compute(max_length=WINDOW + 1, **arguments)
+    with pytest.raises(ValueError, match=f"`max_length` must be at most {WINDOW - 1}"):
+        metric.compute(max_length=WINDOW, protocol="lm-eval", **arguments)
 
 
 # --- what only a fake does -----------------------------------------------------------------------

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Convert a local Hugging Face GPT-2 folder to an f32 GGUF file for llama.cpp.
+"""Convert a local Hugging Face Llama folder to an f32 GGUF file for llama.cpp.
 
 The folder holds config.json, model.safetensors (any float dtype) and a
 byte-level BPE tokenizer.json with the GPT-2 pre-tokenizer, whose
@@ -8,8 +8,7 @@ byte-level BPE tokenizer.json with the GPT-2 pre-tokenizer, whose
     convert_gguf.py MODEL_DIR OUT.gguf [--add-bos {0,1}]
 
 llama.cpp's own convert_hf_to_gguf.py does not take such a model as it is: it
-wants `n_ctx` in config.json (transformers 5 no longer writes it) and knows
-pre-tokenizers only by a hash over the whole tokenizer.
+knows pre-tokenizers only by a hash over the whole tokenizer.
 """
 
 import argparse
@@ -21,60 +20,65 @@ import torch
 from gguf import GGUFWriter, LlamaFileType, TokenType
 from safetensors.torch import load_file
 
-# Hugging Face -> llama.cpp (LLM_ARCH_GPT2) names; per-layer ones without prefix.
-GLOBAL = {
-    "wte.weight": "token_embd.weight",
-    "wpe.weight": "position_embd.weight",
-    "ln_f.weight": "output_norm.weight",
-    "ln_f.bias": "output_norm.bias",
-}
+# Hugging Face -> llama.cpp (LLM_ARCH_LLAMA) names; per-layer ones without prefix.
+GLOBAL = {"embed_tokens": "token_embd", "norm": "output_norm"}
 LAYER = {
-    "ln_1": "attn_norm",
-    "attn.c_attn": "attn_qkv",
-    "attn.c_proj": "attn_output",
-    "ln_2": "ffn_norm",
-    "mlp.c_fc": "ffn_up",
-    "mlp.c_proj": "ffn_down",
+    "input_layernorm": "attn_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "post_attention_layernorm": "ffn_norm",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
 }
-CONV1D = ("attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj")
 EOT = "<|endoftext|>"
 
 
 def tensors(folder, config):
     """Yield (llama.cpp name, float32 array) for every weight of the model."""
     state = load_file(folder / "model.safetensors")
-    state = {name.removeprefix("transformer."): t for name, t in state.items()}
-    # Old checkpoints carry the causal mask as a buffer; llama.cpp has its own.
-    state = {n: t for n, t in state.items() if not n.endswith((".attn.bias", ".attn.masked_bias"))}
+    state = {name.removeprefix("model."): t for name, t in state.items()}
 
-    def take(name, transpose=False):
-        t = state.pop(name).to(torch.float32)
-        return np.ascontiguousarray((t.T if transpose else t).numpy())
+    def take(name):
+        return state.pop(f"{name}.weight").to(torch.float32).numpy()
 
     # Without an output.weight llama.cpp takes token_embd.weight: tied weights.
     head = state.pop("lm_head.weight", None)
-    if head is not None and not torch.equal(head, state["wte.weight"]):
+    if head is not None and not torch.equal(head, state["embed_tokens.weight"]):
         yield "output.weight", head.to(torch.float32).numpy()
     for source, target in GLOBAL.items():
-        yield target, take(source)
-    for i in range(config["n_layer"]):
+        yield f"{target}.weight", take(source)
+    for i in range(config["num_hidden_layers"]):
         for source, target in LAYER.items():
-            # Conv1D stores (in, out); ggml, like torch.nn.Linear, (out, in).
-            yield f"blk.{i}.{target}.weight", take(f"h.{i}.{source}.weight", source in CONV1D)
-            yield f"blk.{i}.{target}.bias", take(f"h.{i}.{source}.bias")
+            array = take(f"layers.{i}.{source}")
+            if target in ("attn_q", "attn_k"):
+                array = beside_each_other(array, config["num_attention_heads"])
+            yield f"blk.{i}.{target}.weight", array
     if state:
         raise ValueError(f"tensors of no known place: {sorted(state)}")
 
 
+def beside_each_other(matrix, heads):
+    """Bring the two rows that a rotation turns beside each other, as llama.cpp has them.
+
+    Hugging Face has the first of all pairs of a head before the second ones.
+    """
+    halves = matrix.reshape(heads, 2, -1, matrix.shape[1])
+    return np.ascontiguousarray(halves.swapaxes(1, 2)).reshape(matrix.shape)
+
+
 def check(config, tokenizer):
-    """Refuse what llama.cpp's GPT-2 graph or tokenizer would compute differently."""
+    """Refuse what llama.cpp's Llama graph or tokenizer would compute differently."""
     model, pre = tokenizer["model"], tokenizer["pre_tokenizer"]
     same = {
-        "a GPT-2 architecture": config["model_type"] == "gpt2",
-        "a tanh GELU": config["activation_function"] in ("gelu_new", "gelu_pytorch_tanh"),
-        "plainly scaled attention": config.get("scale_attn_weights", True)
-        and not config.get("scale_attn_by_inverse_layer_idx"),
-        "no cross-attention": not config.get("add_cross_attention"),
+        "a Llama architecture": config["model_type"] == "llama",
+        "a SiLU": config["hidden_act"] == "silu",
+        "no biases": not config["attention_bias"] and not config["mlp_bias"],
+        "as many heads of keys as of queries": config["num_key_value_heads"]
+        == config["num_attention_heads"],
+        "plain rotary positions": config["rope_parameters"]["rope_type"] == "default",
         "a BPE tokenizer": model["type"] == "BPE" and not model.get("ignore_merges"),
         "no normaliser": tokenizer["normalizer"] is None,
         "GPT-2's pre-tokenizer": pre["type"] == "ByteLevel"
@@ -114,16 +118,20 @@ def main():
         raise ValueError("the token ids have gaps")
     merges = [m if isinstance(m, str) else " ".join(m) for m in tokenizer["model"]["merges"]]
 
-    n_embd = config["n_embd"]
-    writer = GGUFWriter(args.out, "gpt2")
+    heads = config["num_attention_heads"]
+    writer = GGUFWriter(args.out, "llama")
     writer.add_name(args.model.resolve().name)
     writer.add_file_type(LlamaFileType.ALL_F32)
-    writer.add_block_count(config["n_layer"])
-    writer.add_context_length(config["n_positions"])
-    writer.add_embedding_length(n_embd)
-    writer.add_feed_forward_length(config.get("n_inner") or 4 * n_embd)
-    writer.add_head_count(config["n_head"])
-    writer.add_layer_norm_eps(config["layer_norm_epsilon"])
+    writer.add_vocab_size(config["vocab_size"])
+    writer.add_block_count(config["num_hidden_layers"])
+    writer.add_context_length(config["max_position_embeddings"])
+    writer.add_embedding_length(config["hidden_size"])
+    writer.add_feed_forward_length(config["intermediate_size"])
+    writer.add_head_count(heads)
+    writer.add_head_count_kv(heads)
+    writer.add_rope_dimension_count(config["hidden_size"] // heads)
+    writer.add_rope_freq_base(config["rope_parameters"]["rope_theta"])
+    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
 
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("gpt-2")
