@@ -16,6 +16,7 @@ from perplexity_sliding.model_code import (
     plain_tensors,
 )
 from perplexity_sliding.model_digest import precision
+from perplexity_sliding.model_probes import state_kept
 from transformers import PreTrainedTokenizer, PreTrainedTokenizerFast
 
 
@@ -189,3 +190,12 @@ def test_the_tensors_that_make_up_a_quantised_one():
     coded = torch.ones(1)
     coded.SCB = three
     assert [len(tensor) for tensor in plain_tensors(coded)] == [1, 3]
+
+
+@pytest.mark.parametrize("value, other", [(1, 2), (1.0, 2.0), ("a", "b"), (1, True)])
+def test_a_setting_that_changes_while_a_model_is_looked_at_is_given_back(value, other):
+    model = torch.nn.Linear(2, 2)
+    model.setting = value
+    with state_kept(model):
+        model.setting = other
+    assert model.setting is value

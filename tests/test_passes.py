@@ -286,6 +286,17 @@ def test_length_dependent_positions_are_measured_by_the_windows_length(metric):
         assert entry["total_nll"] == pytest.approx(single["total_nll"], rel=1e-6)
 
 
+def test_frequencies_that_somebody_set_are_meant(metric):
+    model = make_model("llama")
+    model.model.rotary_emb.inv_freq.mul_(0.25)
+    text = random_text(12)
+    given = {"model": model, "tokenizer": make_tokenizer(), "add_start_token": False}
+    result = metric.compute(predictions=[text], **given)
+    assert result["perplexity"] == pytest.approx(naive_perplexity(model, text), rel=1e-5)
+    untouched = naive_perplexity(make_model("llama"), text)
+    assert result["perplexity"] != pytest.approx(untouched, rel=1e-3)
+
+
 def rotary_model(kind: str):
     scaling = {"rope_type": kind, "factor": 4.0}
     if kind == "longrope":
