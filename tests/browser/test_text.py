@@ -81,17 +81,20 @@ def test_the_first_screen_of_a_phone_has_text_and_number(url, tmp_path):
         assert is_whole(page, tip) and "bits of surprise" in tip.text
         # A finger takes the handle of the window to another word.
         before, handle = field(page, "window"), page.one(".ps-handle-window")
+        # The text scrolls in its box, which shows fewer words than the window has.
+        page.script("arguments[0].scrollTop = 200", page.one("#text textarea"))
+        page.until(handle.is_displayed)
         x, y = page.script(
             "const r = arguments[0].getBoundingClientRect(); return [r.x + r.width / 2, r.bottom]",
             handle,
         )
-        for kind, dx in (
-            ("touchStart", 0),
-            ("touchMove", -60),
-            ("touchMove", -90),
+        for kind, up in (  # the lines above hold earlier words, wherever in its line the handle is
+            ("touchStart", 4),
+            ("touchMove", 60),
+            ("touchMove", 90),
             ("touchEnd", 0),
         ):
-            points = [] if kind == "touchEnd" else [{"x": x + dx, "y": y - 4}]
+            points = [] if kind == "touchEnd" else [{"x": x, "y": y - up}]
             browser.execute_cdp_cmd(
                 "Input.dispatchTouchEvent", {"type": kind, "touchPoints": points}
             )
