@@ -234,9 +234,8 @@ def test_a_text_that_the_model_does_not_read_is_pointed_out(metric, tmp_path):
 
 def test_the_samples_in_another_language_are_pointed_out(capsys, root):
     assert main.main([str(root / "samples" / name) for name in ("deutsch.txt", "story.txt")]) == 0
-    assert "deutsch.txt (5.13): bits per byte far above" in capsys.readouterr().out.replace(
-        "\n", ""
-    )
+    shown = " ".join(capsys.readouterr().out.split())
+    assert re.search(r"deutsch\.txt ?\(\d\.\d\d\): bits per byte far above", shown)
 
 
 @pytest.mark.parametrize("name", ["scores.csv", "scores.parquet", "scores.jsonl"])

@@ -110,12 +110,13 @@ def test_who_tries_it_out_is_told_what_it_measures(capsys, monkeypatch, root):
     from cli import main
 
     note = str(root / "samples" / "note.txt")
-    assert main.main([note, "--quiet"]) == 0
-    assert "windows of 64" not in capsys.readouterr().out
+    command = [note, "--quiet", "--max-length", "32"]  # shorter than the text
+    assert main.main(command) == 0
+    assert "windows of" not in capsys.readouterr().out
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
-    assert main.main([note, "--quiet"]) == 0
+    assert main.main(command) == 0
     shown = " ".join(words(capsys.readouterr().out))
     assert shown.count("how many equally likely tokens the model would have to guess") == 1
-    assert "windows of 64 tokens that move by a stride of 32" in shown
+    assert "windows of 32 tokens that move by a stride of 16" in shown
     assert shown.count("ower is better") == 1
     assert "Hidden columns" not in shown

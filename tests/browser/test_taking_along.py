@@ -32,7 +32,7 @@ def downloads(page, tmp_path):
 
 def test_the_address_follows_text_and_settings(page):
     assert not page.script("return location.hash")  # nothing was asked yet
-    page.write("Text", "A text for the address bar. " * 12)
+    page.write("Text", "A text for the address bar. " * 30)
     page.until(lambda: unpack(page.script("return location.hash"), Limits()).get(TEXT) == page.text)
     handle = page.until(lambda: page.labelled("Handle of the stride"))
     page.script("arguments[0].focus()", handle)

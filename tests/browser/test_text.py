@@ -5,7 +5,7 @@ import math
 import time
 
 import pytest
-from visitor import PHONE, ActionChains, Keys, Page, slowed, start_browser
+from visitor import PATIENCE, PHONE, ActionChains, Keys, Page, slowed, start_browser
 
 HOSTILE = "<img src=x onerror=\"window.hacked=1\"> ${window.hacked=2} {{hacked}} <b>bold</b> 'end'"
 CHARACTERS = "Ça naïve, 你好 👩‍👩‍👧 e\u0301 end."
@@ -290,7 +290,7 @@ def test_a_long_text_is_scored_drawn_where_it_is_seen_and_has_a_map(page):
     page.script("arguments[0].scrollTop = arguments[0].scrollHeight", page.one("#text textarea"))
     page.until(lambda: int(page.all(PIECES)[-1].get_attribute("data-n")) > 11_000)
     page.tab("another stride")
-    page.until(lambda: "Done." in page.status)
+    page.until(lambda: "Done." in page.status, patience=2 * PATIENCE)
     assert page.all("[data-view=gain] .ps-verdict")
 
 

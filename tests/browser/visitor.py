@@ -85,8 +85,8 @@ class Page:
         browser.get(url)
         self.until(lambda: self.all(".ps-whole"), "the page was not drawn")
 
-    def until(self, condition, message="the page did not get there"):
-        wait = WebDriverWait(self.browser, PATIENCE, INTERVAL, [StaleElementReferenceException])
+    def until(self, condition, message="the page did not get there", patience=PATIENCE):
+        wait = WebDriverWait(self.browser, patience, INTERVAL, [StaleElementReferenceException])
         return wait.until(lambda _: condition(), message)
 
     def all(self, selector):
