@@ -9,6 +9,10 @@ books.  Its context of 128 tokens is short on purpose: texts of ordinary length 
 so the effect of the stride shows.
 
 One book is held out entirely and only used to report the loss.
+
+    python demo_model/train.py --books BOOKS --output demo_model --weights demo_model --peak 0.6
+
+goes on from weights that are there, at 0.6 of the learning rates: another --seed draws other windows.
 """
 
 import argparse
@@ -186,7 +190,10 @@ def bits_per_byte(model, tokenizer, text: str) -> float:
 
 def train(model, sampler, arguments, report) -> None:
     optimizers = build_optimizers(model)
-    peaks = [[group["lr"] for group in optimizer.param_groups] for optimizer in optimizers]
+    peaks = [
+        [arguments.peak * group["lr"] for group in optimizer.param_groups]
+        for optimizer in optimizers
+    ]
     for step in range(arguments.steps):
         windows = sampler.batch(arguments.batch_size)
         loss = model(windows, labels=windows).loss
@@ -205,7 +212,9 @@ def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--books", type=Path, required=True, help="folder of .txt novels")
     parser.add_argument("--output", type=Path, required=True, help="folder for the model")
+    parser.add_argument("--weights", type=Path, help="folder of a model to go on from")
     parser.add_argument("--steps", type=int, default=4000)
+    parser.add_argument("--peak", type=float, default=1.0, help="share of the learning rates")
     parser.add_argument("--batch-size", type=int, default=16, help="windows per step")
     parser.add_argument("--report-every", type=int, default=400)
     parser.add_argument("--seed", type=int, default=0)
@@ -219,7 +228,11 @@ def main() -> None:
     books, held_out = read_books(arguments.books)
     tokenizer = train_tokenizer(books)
     save_tokenizer(tokenizer, arguments.output)
-    model = build_model(tokenizer.token_to_id(START_TOKEN))
+    if arguments.weights is None:
+        model = build_model(tokenizer.token_to_id(START_TOKEN))
+    else:
+        model = LlamaForCausalLM.from_pretrained(arguments.weights, dtype=torch.float32)
+    model.train()
     sampler = WindowSampler(books, tokenizer, arguments.seed)
     began = time.monotonic()
 
