@@ -13,7 +13,6 @@ from .digests import TextsDigest
 from .errors import ArgumentError, Wording
 from .model import LanguageModel
 from .model_interface import ContextLimit, ScoredModel
-from .model_own_tokenizer import compare_tokenizers
 from .model_source import (
     FreedModel,
     ModelSource,
@@ -22,6 +21,7 @@ from .model_source import (
     WithoutAdapter,
     check_model_source,
     check_reference,
+    compare_tokenizers,
     in_use_together,
     read_alike,
     smallest_limit,
@@ -59,12 +59,11 @@ from .result_report import Comparison, Report, list_reports
 from .result_words import WordScoring
 from .score_carried import score_carried
 from .score_checkpoint import open_checkpoint
-from .score_collector import without_collecting
 from .score_distributed import Processes
 from .score_healing import plan_healing
 from .score_hidden_states import store_reference
 from .score_measures import Columns, Measure
-from .score_runner import Progress, Session, Work
+from .score_runner import Progress, Session, Work, without_collecting
 from .signature import describe_key_tokens
 from .text_chats import separate_chats
 from .text_tokenization import Chat, Range

@@ -27,7 +27,6 @@ from .model_digest import (
     number_format,
     precision,
 )
-from .model_failures import explain_failure, is_out_of_memory
 from .model_interface import Batch, ContextLimit, LogitBlocks, MadeUpText, Prefix
 from .model_loading import (
     check_decoder,
@@ -46,8 +45,10 @@ from .model_logits import (
     UNSUPPORTED_ERRORS,
     Head,
     describe_head,
+    explain_failure,
     has_forward_of_transformers,
     head_makers,
+    is_out_of_memory,
 )
 from .model_module import evaluating, input_device, input_embeddings, num_embeddings
 from .model_probes import (

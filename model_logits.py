@@ -15,6 +15,7 @@ import torch
 from transformers.activations import NewGELUActivation
 from transformers.pytorch_utils import Conv1D
 
+from .errors import Wording
 from .model_code import PINNED_PACKAGES, is_known, package_of
 from .model_interface import Batch, LogitBlocks, Prefix
 from .model_module import forward_kwargs, forward_parameters
@@ -40,6 +41,7 @@ ROW_WISE = (
     torch.nn.SiLU,
     torch.nn.Tanh,
 )
+OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "not enough memory")
 # What a way to the logits raises where it does not support the architecture.
 UNSUPPORTED_ERRORS = (TypeError, AttributeError, RuntimeError, ValueError, IndexError, KeyError)
 
@@ -433,3 +435,31 @@ def centred(logits: torch.Tensor) -> torch.Tensor:
 
 def root_mean_square(values: torch.Tensor) -> float:
     return values.square().mean().sqrt().item() if values.numel() else 0.0
+
+
+# --- a forward pass that failed -------------------------------------------------------------------
+
+
+def explain_failure(
+    error: Exception, num_windows: int, length: int, device: torch.device
+) -> Exception:
+    """Return the error to raise in place of the one that a forward pass ended with."""
+    if is_out_of_memory(error):
+        return MemoryError(
+            Wording(
+                f"One window of {length} tokens does not fit in the memory of {device}: lower "
+                "`max_length`, load the model in a smaller `dtype`, or lower `logits_memory`."
+            )
+        )
+    return ValueError(
+        Wording(
+            f"`model` failed on {num_windows} windows of {length} tokens: "
+            f"{error or type(error).__name__}."
+        )
+    )
+
+
+def is_out_of_memory(error: Exception) -> bool:
+    return isinstance(error, MemoryError | torch.OutOfMemoryError) or any(
+        phrase in str(error).lower() for phrase in OUT_OF_MEMORY
+    )

@@ -14,7 +14,6 @@ import torch
 from .errors import Wording
 from .model_code import KNOWN_PACKAGES, is_known, package_of
 from .model_digest import GROWING_ROTARY, grows_frequencies, modifications, precision, quantisation
-from .model_failures import explain_failure, is_out_of_memory
 from .model_interface import Batch, MadeUpText
 from .model_logits import (
     OTHER_SHAPE,
@@ -22,8 +21,10 @@ from .model_logits import (
     UNSUPPORTED_ERRORS,
     Head,
     differ,
+    explain_failure,
     has_forward_of_transformers,
     head_makers,
+    is_out_of_memory,
     root_mean_square,
 )
 from .model_module import forward_kwargs, input_device, num_embeddings, position_table, probe_ids

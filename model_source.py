@@ -1,5 +1,6 @@
 """The models of a call: named or live, opened, kept open for the next call, and used together."""
 
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -13,17 +14,21 @@ from transformers.utils import is_peft_available
 
 from .errors import ArgumentError, ArgumentTypeError, Wording
 from .model import LanguageModel, lock_of
-from .model_gguf import is_gguf, open_gguf
+from .model_gguf import GGUFModel, is_gguf, open_gguf
 from .model_interface import Batch, ContextLimit, LogitBlocks, Prefix, ScoredModel
 from .model_loading import files_state, resolve_device, resolve_dtype, snapshot
+from .model_served import ServedModel
 from .model_served_opening import open_served
 from .model_server import is_address
 from .model_vllm import adopt_vllm, is_vllm
 from .request_checks import WITHOUT_ADAPTER
-from .text_tokenization import check_tokenizer
+from .text_tokenization import check_tokenizer, tokenize
 
 # What a dictionary may hold that is passed as `reference`.
 REFERENCE_KEYS = ("model_id", "model", "tokenizer", "dtype", "model_kwargs", "states")
+# Characters of the texts whose tokens are compared, at most; and tokens that a warning shows.
+MOST_CHARACTERS = 10**6
+SHOWN_TOKENS = 5
 
 
 def open_model(
@@ -475,3 +480,34 @@ def same_vocabulary(
         for each in tokenizers
     )
     return tokens == reference_tokens
+
+
+def compare_tokenizers(model: GGUFModel | ServedModel, texts: Sequence[str]) -> None:
+    """Warn of a model whose engine cuts texts into other tokens by itself.
+
+    An engine that reads ids does not mind which tokenizer they come from, but users of the engine
+    see other numbers then.
+    """
+    text = "\n".join(texts)[:MOST_CHARACTERS]
+    own = model.tokenize(text)
+    if own is None:
+        return
+    own, ids = np.asarray(own), tokenize(model.tokenizer, [text])[0].ids
+    if np.array_equal(own, ids):
+        return
+    common = min(len(own), len(ids))
+    place = int(np.argmax([*(own[:common] != ids[:common]), True]))
+    by_itself, given = (
+        [
+            model.tokenizer.decode([token])
+            for token in of_text[place : place + SHOWN_TOKENS].tolist()
+        ]
+        for of_text in (own, ids)
+    )
+    warnings.warn(
+        f"{model.description} cuts the texts in another way than the tokenizer: into {len(own):,} "
+        f"tokens and not {len(ids):,}, from token {place + 1:,} on {by_itself} where the tokenizer "
+        f"gives {given}. What the tokenizer gives is scored; whoever uses the model by itself gets "
+        "the other. Files that were converted long ago hold an old tokenizer.",
+        stacklevel=2,
+    )

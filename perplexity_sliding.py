@@ -23,13 +23,11 @@ from .errors import ArgumentError
 from .model import LanguageModel
 from .model_code import describe as describe
 from .model_digest import modifications as modifications
-from .model_failures import explain_failure as explain_failure
 from .model_gguf import GGUFModel as GGUFModel
 from .model_interface import ContextLimit as ContextLimit
 from .model_loading import check_exists as check_exists
 from .model_logits import Head as Head
 from .model_module import input_device as input_device
-from .model_own_tokenizer import compare_tokenizers as compare_tokenizers
 from .model_probes import KeptState as KeptState
 from .model_served import ServedModel as ServedModel
 from .model_served_opening import Card as Card
@@ -55,7 +53,6 @@ from .result_uncertainty import estimate_ratio_of_text
 from .result_words import Vocabulary as Vocabulary
 from .score_carried import score_carried as score_carried
 from .score_checkpoint import Checkpoint as Checkpoint
-from .score_collector import without_collecting as without_collecting
 from .score_distributed import Processes as Processes
 from .score_healing import plan_healing as plan_healing
 from .score_hidden_states import store_reference as store_reference

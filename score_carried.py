@@ -18,8 +18,8 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from .model_failures import explain_failure
 from .model_interface import ScoredModel
+from .model_logits import explain_failure
 from .model_states import StateReader
 from .plan import Measurement
 from .plan_windows import Pass, Place, Plan, Window

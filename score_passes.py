@@ -15,8 +15,8 @@ import numpy as np
 import torch
 
 from .errors import Wording
-from .model_failures import explain_failure, is_out_of_memory
 from .model_interface import Batch, LogitBlocks, Prefix, ScoredModel
+from .model_logits import explain_failure, is_out_of_memory
 from .score_measures import Block, Columns, Measure
 
 # On a CPU: tokens in a forward pass, and rows of logits computed at once, beyond which more of them

@@ -4,6 +4,7 @@ Equal texts are one stream of tokens, and windows that begin at the same token a
 that are not in the checkpoint are shared out between processes and scored, with progress.
 """
 
+import gc
 import math
 import sys
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence, Set
@@ -28,7 +29,6 @@ from .plan_windows import (
 )
 from .result_uncertainty import exp
 from .score_checkpoint import Checkpoint
-from .score_collector import without_collecting
 from .score_distributed import Processes
 from .score_measures import Columns, Measure
 from .score_passes import Row, Scorer
@@ -604,3 +604,21 @@ def bars_hidden() -> Iterator[None]:
         yield
     finally:
         _HIDDEN.pop()
+
+
+@contextmanager
+def without_collecting() -> Iterator[None]:
+    """Pause the garbage collector, where millions of plans and results are made, and no garbage.
+
+    What was made meanwhile is old to it afterwards: else it would go through all of that at once.
+    """
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            if not gc.get_freeze_count():  # else somebody froze objects, who means them to stay so
+                gc.freeze()
+                gc.unfreeze()
+            gc.enable()

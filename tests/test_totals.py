@@ -13,7 +13,7 @@ import pytest
 from models import make_model, random_text
 from perplexity_sliding.protocols import PROTOCOLS
 from perplexity_sliding.result_totals import Aggregation, Totals
-from perplexity_sliding.score_collector import without_collecting
+from perplexity_sliding.score_runner import without_collecting
 from test_results import text
 
 TEXTS = [random_text(length, length) for length in (40, 57, 64, 33, 120, 70)]
