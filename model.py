@@ -24,8 +24,6 @@ from .model_digest import (
     model_name,
     model_revision,
     modifications,
-    number_format,
-    precision,
 )
 from .model_interface import Batch, ContextLimit, LogitBlocks, MadeUpText, Prefix
 from .model_loading import (
@@ -50,7 +48,14 @@ from .model_logits import (
     head_makers,
     is_out_of_memory,
 )
-from .model_module import evaluating, input_device, input_embeddings, num_embeddings
+from .model_module import (
+    evaluating,
+    input_device,
+    input_embeddings,
+    num_embeddings,
+    number_format,
+    precision,
+)
 from .model_probes import (
     KeptState,
     check_causal,

@@ -1,27 +1,27 @@
 """Digests of models and tokenizers: whatever a forward pass depends on, and nothing else."""
 
+import json
 import os
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import partial
-from types import BuiltinFunctionType, FunctionType, MethodType
+from types import BuiltinFunctionType, CodeType, FunctionType, MethodType
 
+import numpy as np
 import torch
 import transformers
 import xxhash
 
 from .digests import DIGITS, digest_of
 from .errors import ArgumentError
-from .model_code import (
+from .model_module import (
+    GROWING_ROTARY,
     KNOWN_PACKAGES,
     PINNED_PACKAGES,
-    describe,
-    describe_class,
-    differs_from_class,
+    defining_module,
     is_known,
+    is_of_library,
     package_of,
-    plain_tensors,
-    tensor_bytes,
 )
 
 # Configuration entries that say where a model came from, how it was trained or how it generates;
@@ -72,8 +72,6 @@ WITHOUT_EFFECT = {
 WITHOUT_EFFECT_PARTS = ("dropout", "pdrop", "layerdrop", "initializer", "summary_", "cached")
 # Buffers that models write while they run, and compute anew.
 WRITTEN_WHILE_RUNNING = ("_cached", "_cache")
-# Kinds of rotary embeddings whose frequencies depend on the length of the pass.
-GROWING_ROTARY = ("dynamic", "longrope")
 # Settings of a tokenizer that say where it came from, or how its owner pads and cuts.
 TOKENIZER_PROVENANCE = ("name_or_path", "file", "padding", "pad_token", "truncation", "max_length")
 # Kinds of values that decide what a module of the libraries computes.
@@ -81,6 +79,8 @@ SETTINGS = (bool, int, float, str, FunctionType, BuiltinFunctionType, partial, M
 # In a layer of torch tuples as well; transformers keeps them as a configuration has them, which is
 # as lists where it was read from a file.
 TORCH_SETTINGS = (*SETTINGS, tuple)
+# How deep the values that a function or an object holds are looked into.
+DEPTH = 5
 
 
 def model_name(name: str, model_kwargs: dict) -> str:
@@ -202,95 +202,6 @@ def active_adapters(model: torch.nn.Module) -> str | None:
     return "+".join(names) or "none"
 
 
-def number_format(model: torch.nn.Module) -> str:
-    """Describe what a model computes in: quantisation, dtypes, autocast, products of fewer bits."""
-    dtypes = {p.dtype for p in model.parameters() if p.is_floating_point()}
-    names = [str(dtype).removeprefix("torch.") for dtype in dtypes] or ["float32"]
-    parts = [*quantisation(model), *sorted(names)]
-    for device in ("cpu", "cuda"):
-        if torch.is_autocast_enabled(device):
-            dtype = str(torch.get_autocast_dtype(device)).removeprefix("torch.")
-            parts.append(f"autocast({device},{dtype})")
-    if matmul_precision() != "highest":
-        parts.append(f"matmul({matmul_precision()})")
-    return "+".join(parts)
-
-
-def matmul_precision() -> str:
-    """Return how exactly float32 matrices are multiplied: "highest" unless set otherwise."""
-    try:
-        return torch.get_float32_matmul_precision()
-    except RuntimeError:  # torch refuses where it was set by the names that it has since 2.9
-        return torch.backends.cuda.matmul.fp32_precision
-
-
-def quantisation(model: torch.nn.Module) -> list[str]:
-    """Name the methods that a model's weights are quantised by, with the bits."""
-    settings = getattr(getattr(model, "config", None), "quantization_config", None)
-    if hasattr(settings, "to_dict"):
-        settings = settings.to_dict()
-    if settings:
-        method = str(getattr(settings.get("quant_method"), "value", settings.get("quant_method")))
-        bits = settings.get("bits") or settings.get("w_bit")
-        for size in (4, 8):
-            bits = size if settings.get(f"load_in_{size}bit") else bits
-        kind = settings.get("bnb_4bit_quant_type") if bits == 4 else settings.get("quant_type")
-        return ["-".join(str(part) for part in (method, bits and f"{bits}bit", kind) if part)]
-    kinds = {type(p.data).__name__ for p in model.parameters()} - {"Tensor", "Parameter"}
-    if any(".quantized." in type(module).__module__ for module in model.modules()):
-        kinds.add("torch.ao")
-    return sorted(kinds)
-
-
-def tokenizer_digest(tokenizer: transformers.PreTrainedTokenizerBase) -> str:
-    """Digest whatever decides how a tokenizer encodes; padding and truncation do not."""
-    backend = getattr(tokenizer, "backend_tokenizer", None)
-    if hasattr(backend, "to_str"):
-        # JSON of which truncation and padding come first; half a megabyte is not parsed for them.
-        state = [backend.to_str().split('"added_tokens":', 1)[-1]]
-        state.append(getattr(tokenizer, "split_special_tokens", False))
-    else:
-        settings = getattr(tokenizer, "init_kwargs", {})
-        kept = {
-            key: settings[key]
-            for key in settings
-            if not any(word in key for word in TOKENIZER_PROVENANCE)
-        }
-        state = [type(tokenizer).__name__, sorted(tokenizer.get_vocab().items()), kept]
-    special = {k: v for k, v in tokenizer.special_tokens_map.items() if k != "pad_token"}
-    return digest_of([state, special, _own_code(tokenizer)])
-
-
-def _own_code(tokenizer: transformers.PreTrainedTokenizerBase) -> list:
-    """Describe the methods of a user's class around a tokenizer, and those replaced on it."""
-    kind = type(tokenizer)
-    replaced = [
-        [name, describe(value)]
-        for name, value in sorted(vars(tokenizer).items())
-        if callable(value) and callable(getattr(kind, name, None))
-    ]
-    if package_of(kind.__module__) in KNOWN_PACKAGES:
-        return replaced
-    settings = {
-        name: value
-        for name, value in vars(tokenizer).items()
-        if name in _names_used(kind) and not any(word in name for word in TOKENIZER_PROVENANCE)
-    }
-    return [*replaced, describe_class(kind), describe(settings)]
-
-
-def _names_used(kind: type) -> set[str]:
-    """Return the names that the code of a class uses, except what it has from transformers."""
-    return {
-        name
-        for c in kind.__mro__
-        if package_of(c.__module__) not in (*KNOWN_PACKAGES, "builtins")
-        for function in vars(c).values()
-        if isinstance(function, FunctionType)
-        for name in function.__code__.co_names
-    }
-
-
 def _replaced_methods(module: torch.nn.Module) -> list[str]:
     """List methods of a module's class that the module itself overrides."""
     return [
@@ -346,6 +257,13 @@ def _attributes(module: torch.nn.Module) -> dict[str, object]:
     kinds = TORCH_SETTINGS if package_of(type(module).__module__) == "torch" else SETTINGS
     names = [n for n, v in vars(module).items() if _has_effect(n) and isinstance(v, kinds)]
     return {name: _shown(vars(module)[name]) for name in names if differs_from_class(module, name)}
+
+
+def differs_from_class(module: torch.nn.Module, name: str) -> bool:
+    """Return whether an attribute differs from its class's; replaced methods do not count."""
+    of_class, value = getattr(type(module), name, None), vars(module)[name]
+    is_same = isinstance(value, bool | int | float | str) and value == of_class
+    return not callable(of_class) and not is_same
 
 
 def _shown(value: object) -> object:
@@ -412,27 +330,161 @@ def _brought_in(module: torch.nn.Module) -> AbstractContextManager:
     return align_module_device(module, "cpu")
 
 
-def precision(model: torch.nn.Module) -> torch.dtype:
-    """Return the coarsest of the dtypes that a model computes in.
+def plain_tensors(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
+    """Yield a tensor, or those that make up a quantised one: codes and scales."""
+    if hasattr(tensor, "__tensor_flatten__"):
+        for name in tensor.__tensor_flatten__()[0]:
+            yield from plain_tensors(getattr(tensor, name))
+        return
+    yield tensor
+    for attribute in ("quant_state", "SCB"):  # bitsandbytes
+        state = getattr(tensor, attribute, None)
+        if isinstance(state, torch.Tensor):
+            yield state
+        elif hasattr(state, "as_dict"):
+            values = state.as_dict(packed=True).values()
+            yield from (value for value in values if isinstance(value, torch.Tensor))
 
-    Quantised layers that round a whole batch to one scale count as bfloat16.
-    """
-    for device in ("cpu", "cuda"):
-        if torch.is_autocast_enabled(device):
-            return torch.get_autocast_dtype(device)
-    dtypes = {p.dtype for p in model.parameters() if p.is_floating_point()}
-    if quantisation(model) or torch.bfloat16 in dtypes:
-        return torch.bfloat16
-    return torch.float16 if torch.float16 in dtypes else torch.float32
+
+def tensor_bytes(tensor: torch.Tensor) -> np.ndarray:
+    """Return the numbers of a tensor as bytes (N,)."""
+    return tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy()
 
 
-def grows_frequencies(model: torch.nn.Module) -> bool:
-    """Return whether rotary frequencies depend on how far a pass reaches, as the configuration says."""
-    config = getattr(model, "config", None)
-    settings = (getattr(config, name, None) for name in ("rope_parameters", "rope_scaling"))
-    return any(
-        str(kind) in GROWING_ROTARY
-        for rotary in settings
-        for kind in (rotary or {}).values()
-        if not isinstance(kind, dict)
-    )
+# --- of tokenizers --------------------------------------------------------------------------------
+
+
+def tokenizer_digest(tokenizer: transformers.PreTrainedTokenizerBase) -> str:
+    """Digest whatever decides how a tokenizer encodes; padding and truncation do not."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if hasattr(backend, "to_str"):
+        # JSON of which truncation and padding come first; half a megabyte is not parsed for them.
+        state = [backend.to_str().split('"added_tokens":', 1)[-1]]
+        state.append(getattr(tokenizer, "split_special_tokens", False))
+    else:
+        settings = getattr(tokenizer, "init_kwargs", {})
+        kept = {
+            key: settings[key]
+            for key in settings
+            if not any(word in key for word in TOKENIZER_PROVENANCE)
+        }
+        state = [type(tokenizer).__name__, sorted(tokenizer.get_vocab().items()), kept]
+    special = {k: v for k, v in tokenizer.special_tokens_map.items() if k != "pad_token"}
+    return digest_of([state, special, _own_code(tokenizer)])
+
+
+def _own_code(tokenizer: transformers.PreTrainedTokenizerBase) -> list:
+    """Describe the methods of a user's class around a tokenizer, and those replaced on it."""
+    kind = type(tokenizer)
+    replaced = [
+        [name, describe(value)]
+        for name, value in sorted(vars(tokenizer).items())
+        if callable(value) and callable(getattr(kind, name, None))
+    ]
+    if package_of(kind.__module__) in KNOWN_PACKAGES:
+        return replaced
+    settings = {
+        name: value
+        for name, value in vars(tokenizer).items()
+        if name in _names_used(kind) and not any(word in name for word in TOKENIZER_PROVENANCE)
+    }
+    return [*replaced, describe_class(kind), describe(settings)]
+
+
+def _names_used(kind: type) -> set[str]:
+    """Return the names that the code of a class uses, except what it has from transformers."""
+    return {
+        name
+        for c in kind.__mro__
+        if package_of(c.__module__) not in (*KNOWN_PACKAGES, "builtins")
+        for function in vars(c).values()
+        if isinstance(function, FunctionType)
+        for name in function.__code__.co_names
+    }
+
+
+# --- what somebody's own code does and holds -------------------------------------------------------
+
+# The same in every process.  Functions and classes of torch and transformers are described by their
+# names, others by their code and by the values that the code finds in them.
+
+
+def describe(value: object, depth: int = DEPTH) -> object:
+    """Describe a value, for JSON."""
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if depth == 0:
+        return type(value).__qualname__
+    inside = partial(describe, depth=depth - 1)
+    if isinstance(value, list | tuple):
+        return [inside(item) for item in value]
+    if isinstance(value, set | frozenset):
+        return ["set", *sorted(json.dumps(inside(item)) for item in value)]
+    if isinstance(value, dict):
+        return ["dict", *([str(key), inside(value[key])] for key in sorted(value, key=str))]
+    if isinstance(value, partial):
+        return ["partial", *map(inside, (value.func, value.args, value.keywords))]
+    if isinstance(value, MethodType):
+        return ["method", inside(value.__self__), inside(value.__func__)]
+    if isinstance(value, staticmethod | classmethod):
+        return ["method", inside(value.__func__)]
+    if isinstance(value, property):
+        return ["property", inside(value.fget)]
+    if isinstance(value, FunctionType):
+        return _describe_function(value, inside)
+    if isinstance(value, type | BuiltinFunctionType):
+        return value.__qualname__
+    return _describe_object(value, inside)
+
+
+def describe_class(kind: type) -> list:
+    """Describe a class: its name, with what those hold that are no part of torch or transformers."""
+    if package_of(kind.__module__) in PINNED_PACKAGES:
+        return [f"{kind.__module__}.{kind.__qualname__}"]
+    foreign = [c for c in kind.__mro__ if package_of(c.__module__) not in PINNED_PACKAGES]
+    members = [
+        [name, describe(value)]
+        for c in foreign
+        for name, value in sorted(vars(c).items())
+        if isinstance(value, FunctionType) or not name.startswith("__")
+    ]
+    parents = [f"{c.__module__}.{c.__qualname__}" for c in kind.__mro__ if c not in foreign]
+    return [kind.__qualname__, members, parents]
+
+
+def _describe_function(function: FunctionType, inside: Callable) -> object:
+    """Describe a pinned function by its name, any other by its code and the values it holds."""
+    if package_of(defining_module(function)) in PINNED_PACKAGES:
+        return function.__qualname__
+    held = [function.__defaults__, function.__kwdefaults__]
+    for cell in function.__closure__ or ():
+        with suppress(ValueError):  # nothing is in it yet
+            held.append(cell.cell_contents)
+    return [_describe_code(function.__code__), *map(inside, held)]
+
+
+def _describe_code(code: CodeType) -> list:
+    """Describe what a function does, without the place where it is written."""
+    return [code.co_code.hex(), code.co_names, [_describe_constant(c) for c in code.co_consts]]
+
+
+def _describe_constant(value: object) -> object:
+    """Describe a constant of a function; sets in an order that is the same in every process."""
+    if isinstance(value, CodeType):
+        return _describe_code(value)
+    if isinstance(value, frozenset):
+        return ["set", *sorted(map(repr, value))]
+    return [_describe_constant(item) for item in value] if isinstance(value, tuple) else repr(value)
+
+
+def _describe_object(value: object, inside: Callable) -> object:
+    """Describe an object by its class; one of a user's class also by what it does and holds."""
+    kind = type(value)
+    if isinstance(value, bytes | complex):
+        return str(value)
+    if isinstance(value, np.ndarray | np.generic):
+        return [str(value.dtype), value.tolist()]
+    if is_of_library(kind.__module__):
+        return kind.__qualname__
+    methods = {name: m for name, m in vars(kind).items() if isinstance(m, FunctionType)}
+    return [kind.__qualname__, inside(methods), inside(getattr(value, "__dict__", {}))]

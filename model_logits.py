@@ -16,9 +16,8 @@ from transformers.activations import NewGELUActivation
 from transformers.pytorch_utils import Conv1D
 
 from .errors import Wording
-from .model_code import PINNED_PACKAGES, is_known, package_of
 from .model_interface import Batch, LogitBlocks, Prefix
-from .model_module import forward_kwargs, forward_parameters
+from .model_module import PINNED_PACKAGES, forward_kwargs, forward_parameters, is_known, package_of
 
 # Largest difference, as a share of the logits' spread, that rounding explains in a dtype: of two
 # passes of the same shape, and of passes of different shapes or through other kernels.

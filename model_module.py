@@ -1,6 +1,10 @@
-"""What a torch module says of itself: where its inputs go, its tables, what its forward takes."""
+"""What a torch module says of itself: where its inputs go, its tables, what its forward takes.
+
+And what it computes in, and whose code it runs.
+"""
 
 import inspect
+import sys
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -9,6 +13,13 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import PretrainedConfig
 
+# Kinds of rotary embeddings whose frequencies depend on the length of the pass.
+GROWING_ROTARY = ("dynamic", "longrope")
+# Packages whose versions the signature names, so that a name says what their code does.
+PINNED_PACKAGES = ("torch", "transformers")
+# Packages whose hooks and wrappers compute from nothing but what the digests cover.
+KNOWN_PACKAGES = (*PINNED_PACKAGES, "peft", "accelerate")
+LIBRARIES = frozenset({*KNOWN_PACKAGES, *sys.stdlib_module_names})
 # Tokens of the forward pass that shows which tables hold a model's positions.
 TABLE_PROBE = 3
 # Found position tables, by the model and the sizes of its embeddings.
@@ -147,3 +158,109 @@ def probe_ids(model: torch.nn.Module, length: int, first: int = 1) -> torch.Tens
     size = num_embeddings(model) or length + 1
     spread = torch.arange(first, first + length) * max(1, size // (length + 2)) % size
     return spread.to(input_device(model))
+
+
+# --- what it computes in --------------------------------------------------------------------------
+
+
+def number_format(model: torch.nn.Module) -> str:
+    """Describe what a model computes in: quantisation, dtypes, autocast, products of fewer bits."""
+    dtypes = {p.dtype for p in model.parameters() if p.is_floating_point()}
+    names = [str(dtype).removeprefix("torch.") for dtype in dtypes] or ["float32"]
+    parts = [*quantisation(model), *sorted(names)]
+    for device in ("cpu", "cuda"):
+        if torch.is_autocast_enabled(device):
+            dtype = str(torch.get_autocast_dtype(device)).removeprefix("torch.")
+            parts.append(f"autocast({device},{dtype})")
+    if matmul_precision() != "highest":
+        parts.append(f"matmul({matmul_precision()})")
+    return "+".join(parts)
+
+
+def matmul_precision() -> str:
+    """Return how exactly float32 matrices are multiplied: "highest" unless set otherwise."""
+    try:
+        return torch.get_float32_matmul_precision()
+    except RuntimeError:  # torch refuses where it was set by the names that it has since 2.9
+        return torch.backends.cuda.matmul.fp32_precision
+
+
+def quantisation(model: torch.nn.Module) -> list[str]:
+    """Name the methods that a model's weights are quantised by, with the bits."""
+    settings = getattr(getattr(model, "config", None), "quantization_config", None)
+    if hasattr(settings, "to_dict"):
+        settings = settings.to_dict()
+    if settings:
+        method = str(getattr(settings.get("quant_method"), "value", settings.get("quant_method")))
+        bits = settings.get("bits") or settings.get("w_bit")
+        for size in (4, 8):
+            bits = size if settings.get(f"load_in_{size}bit") else bits
+        kind = settings.get("bnb_4bit_quant_type") if bits == 4 else settings.get("quant_type")
+        return ["-".join(str(part) for part in (method, bits and f"{bits}bit", kind) if part)]
+    kinds = {type(p.data).__name__ for p in model.parameters()} - {"Tensor", "Parameter"}
+    if any(".quantized." in type(module).__module__ for module in model.modules()):
+        kinds.add("torch.ao")
+    return sorted(kinds)
+
+
+def precision(model: torch.nn.Module) -> torch.dtype:
+    """Return the coarsest of the dtypes that a model computes in.
+
+    Quantised layers that round a whole batch to one scale count as bfloat16.
+    """
+    for device in ("cpu", "cuda"):
+        if torch.is_autocast_enabled(device):
+            return torch.get_autocast_dtype(device)
+    dtypes = {p.dtype for p in model.parameters() if p.is_floating_point()}
+    if quantisation(model) or torch.bfloat16 in dtypes:
+        return torch.bfloat16
+    return torch.float16 if torch.float16 in dtypes else torch.float32
+
+
+def grows_frequencies(model: torch.nn.Module) -> bool:
+    """Return whether rotary frequencies depend on how far a pass reaches, as the configuration says."""
+    config = getattr(model, "config", None)
+    settings = (getattr(config, name, None) for name in ("rope_parameters", "rope_scaling"))
+    return any(
+        str(kind) in GROWING_ROTARY
+        for rotary in settings
+        for kind in (rotary or {}).values()
+        if not isinstance(kind, dict)
+    )
+
+
+# --- whose code it runs ---------------------------------------------------------------------------
+
+
+def is_known(function: Callable) -> bool:
+    """Return whether a function belongs to a package whose code the digests cover."""
+    return package_of(defining_module(function)) in KNOWN_PACKAGES
+
+
+def defining_module(function: Callable) -> str:
+    """Name the module in which a function, or another callable, was written.
+
+    Wrappers of a library are looked through, somebody's own are not, as they may do anything.
+    """
+    modules = list(_modules_of(function))
+    foreign = [module for module in modules if not is_of_library(module)]
+    known = [module for module in modules if package_of(module) in KNOWN_PACKAGES]
+    return [*foreign, *known, *modules][0]
+
+
+def _modules_of(function: Callable) -> Iterator[str]:
+    """Yield the modules of a function and of those that it wraps, the outermost first."""
+    while function is not None:
+        while hasattr(function, "func"):  # functools.partial
+            function = function.func
+        module = getattr(function, "__globals__", {}).get("__name__")
+        yield module or getattr(function, "__module__", None) or type(function).__module__
+        function = getattr(function, "__wrapped__", None)
+
+
+def is_of_library(module: str) -> bool:
+    return package_of(module) in LIBRARIES
+
+
+def package_of(module: str) -> str:
+    return module.partition(".")[0]

@@ -12,8 +12,7 @@ from typing import NamedTuple
 import torch
 
 from .errors import Wording
-from .model_code import KNOWN_PACKAGES, is_known, package_of
-from .model_digest import GROWING_ROTARY, grows_frequencies, modifications, precision, quantisation
+from .model_digest import modifications
 from .model_interface import Batch, MadeUpText
 from .model_logits import (
     OTHER_SHAPE,
@@ -27,7 +26,20 @@ from .model_logits import (
     is_out_of_memory,
     root_mean_square,
 )
-from .model_module import forward_kwargs, input_device, num_embeddings, position_table, probe_ids
+from .model_module import (
+    GROWING_ROTARY,
+    KNOWN_PACKAGES,
+    forward_kwargs,
+    grows_frequencies,
+    input_device,
+    is_known,
+    num_embeddings,
+    package_of,
+    position_table,
+    precision,
+    probe_ids,
+    quantisation,
+)
 
 # Values of `model_type`.
 SWEPT = frozenset(

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator
 import torch
 
 from .errors import ArgumentError
-from .model_digest import grows_frequencies, precision
 from .model_interface import Batch, LogitBlocks, Prefix
 from .model_logits import (
     OTHER_SHAPE,
@@ -21,7 +20,14 @@ from .model_logits import (
     has_forward_of_transformers,
     replaced_forwards,
 )
-from .model_module import forward_kwargs, forward_parameters, position_table, probe_ids
+from .model_module import (
+    forward_kwargs,
+    forward_parameters,
+    grows_frequencies,
+    position_table,
+    precision,
+    probe_ids,
+)
 
 # Names under which forwards take and give what they keep between calls.
 STATE_NAMES = ("past_key_values", "cache_params", "state")

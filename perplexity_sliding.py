@@ -21,7 +21,6 @@ from .call import compute, compute_with
 from .digests import TextsDigest as TextsDigest
 from .errors import ArgumentError
 from .model import LanguageModel
-from .model_code import describe as describe
 from .model_digest import modifications as modifications
 from .model_gguf import GGUFModel as GGUFModel
 from .model_interface import ContextLimit as ContextLimit

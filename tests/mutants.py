@@ -23,8 +23,8 @@ ROOT = Path(__file__).resolve().parent.parent
 # The tests that concern each module, the fast ones.
 TESTS = {
     "digests": "test_digests.py test_verifying.py test_signature.py::test_digests_of_parts_add_up",
-    "model_code": "test_descriptions.py test_signature.py::test_an_edited_tokenizer",
-    "model_digest": "test_signature.py",
+    "model_digest": "test_descriptions.py test_signature.py",
+    "model_module": "test_descriptions.py test_loading.py test_signature.py",
     "model_probes": "test_guards.py",
     "model_source": "test_reference.py",
     "model_states": "test_states.py test_carrying.py",

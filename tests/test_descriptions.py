@@ -7,15 +7,13 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from perplexity_sliding.model_code import (
-    defining_module,
+from perplexity_sliding.model_digest import (
     describe,
     describe_class,
     differs_from_class,
-    is_known,
     plain_tensors,
 )
-from perplexity_sliding.model_digest import precision
+from perplexity_sliding.model_module import defining_module, is_known, precision
 from perplexity_sliding.model_probes import state_kept
 from transformers import PreTrainedTokenizer, PreTrainedTokenizerFast
 

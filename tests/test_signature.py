@@ -20,9 +20,9 @@ from models import (
     save,
 )
 from perplexity_sliding.digests import TextsDigest, same_probe
-from perplexity_sliding.model_code import describe
-from perplexity_sliding.model_digest import number_format, structure, weights_digest
+from perplexity_sliding.model_digest import describe, structure, weights_digest
 from perplexity_sliding.model_interface import MadeUpText
+from perplexity_sliding.model_module import number_format
 from tokenizers import normalizers
 
 TEXTS = [random_text(60), random_text(33, seed=1)]
