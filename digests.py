@@ -66,6 +66,3 @@ class TextsDigest(NamedTuple):
 
     def __str__(self) -> str:
         return hashlib.sha256(f"{self.count} {self.value}".encode()).hexdigest()[:DIGITS]
-
-
-# --- JSON that notices damage ---------------------------------------------------------------------

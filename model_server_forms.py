@@ -78,7 +78,7 @@ class Form:
     Attributes:
         name: for messages and the signature.
         path: where requests go.
-        gives_ranks, gives_ids: whether its answers name the rank of a token, and ids.
+        gives_ranks: whether its answers name the rank of a token.
         forces: whether a token after the last that is read can be asked for.
         num_new: tokens that the server must answer with.
         tokenizer_path: where it says how it cuts a text; empty where it does not.
@@ -88,7 +88,6 @@ class Form:
     path: str
     tokenizer_path = ""
     gives_ranks = False
-    gives_ids = True
     forces = False
     num_new = 1
 
@@ -237,7 +236,6 @@ class OpenAI(Form):
     """
 
     name, path = "OpenAI", "/v1/completions"
-    gives_ids = False
 
     def __init__(self, num_new: int = 0) -> None:
         self.num_new = num_new

@@ -105,17 +105,6 @@ class Aggregation:
         return MEGATRON_CAP if self.average == "capped" else math.inf
 
 
-def summarize(
-    texts: Sequence[TextScores],
-    aggregate: Aggregate = "tokens",
-    error: ToolError | None = None,
-    block_tokens: int = 1,
-    word_counts_given: bool = False,
-) -> dict:
-    """Compute every number of the result in one step; see `Aggregation` and `Totals.result`."""
-    return Totals.of(texts, Aggregation(aggregate, error, block_tokens, word_counts_given)).result()
-
-
 @dataclass(frozen=True, eq=False)
 class Totals:
     """All that a result needs of a corpus: at most 32 blocks of sums a text, and a few counts.

@@ -14,6 +14,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import chain
 
+from perplexity_sliding.digests import probe_tolerance
+
 from . import advice, verifying
 from .checks import check_model, check_path, check_writable
 from .measuring import Report, as_list, load_metric, measure, merge
@@ -77,8 +79,6 @@ def run(args: argparse.Namespace) -> int:
 
 def verify(report: Report, args: argparse.Namespace) -> int:
     """Print whether the stored result has come out again; return the exit code."""
-    from perplexity_sliding.digests import probe_tolerance  # with torch, which is slow
-
     tolerance = probe_tolerance(args.stored["signature"])
     outcome = verifying.compare(args.stored, report.corpus, tolerance)
     sys.stdout.write(verifying.describe(outcome))

@@ -17,8 +17,12 @@ from perplexity_sliding.result_totals import (
     Totals,
     exp,
     ratio_of_perplexities,
-    summarize,
 )
+
+
+def summarize(texts, *average, **others) -> dict:
+    """Return the result of texts; see `Aggregation`."""
+    return Totals.of(texts, Aggregation(*average, **others)).result()
 
 
 def text(*windows, weights=None, **units) -> TextScores:

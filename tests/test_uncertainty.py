@@ -11,7 +11,7 @@ import math
 import numpy as np
 import pytest
 from models import random_text
-from perplexity_sliding.result_totals import TextScores, summarize
+from perplexity_sliding.result_totals import Aggregation, TextScores, Totals
 from perplexity_sliding.result_uncertainty import (
     Blocks,
     degrees_of_freedom,
@@ -25,6 +25,11 @@ from perplexity_sliding.result_uncertainty import (
 CORPORA = 1000
 MEAN_NLL = 3.0
 NORMAL_QUANTILE = 1.959964
+
+
+def summarize(texts, *average, **others) -> dict:
+    """Return the result of texts; see `Aggregation`."""
+    return Totals.of(texts, Aggregation(*average, **others)).result()
 
 
 def text(nlls, ends=(), length=None, first=0, **units):
