@@ -60,10 +60,10 @@ from .result_words import WordScoring
 from .score_carried import score_carried
 from .score_checkpoint import open_checkpoint
 from .score_distributed import Processes
-from .score_healing import plan_healing
+from .score_healing import Healing, plan_healing
 from .score_hidden_states import store_reference
-from .score_measures import Columns, Measure
-from .score_runner import Progress, Session, Work, without_collecting
+from .score_measures import Measure
+from .score_runner import Progress, Session, without_collecting
 from .signature import describe_key_tokens
 from .text_chats import separate_chats
 from .text_tokenization import Chat, Range
@@ -123,67 +123,84 @@ def compute(
     return compute_with(OpenModels(), locals())
 
 
-def compute_with(models: OpenModels, arguments: dict) -> dict:
-    """Compute as `compute` does, in all processes that share the work.
+def compute_with(open_models: OpenModels, arguments: dict) -> dict:
+    """Check, open, read and score, sum up; in all processes that share the work.
 
     Args:
-        models: those that are open, and stay so.
+        open_models: those that are open, and stay so.
         arguments: of `compute`, by name.
 
     Raises:
         TypeError, ValueError: an argument is unknown, or not what the documentation says.
     """
     processes = Processes(check_flag("distributed", arguments.get("distributed", False)))
-    try:
-        check_names(compute, arguments)
-        call = signature(compute).bind(**arguments)
-        call.apply_defaults()
-        return _compute(models, processes, **call.arguments)
-    except Exception as error:
-        processes.fail(error)
-        raise
+    with processes.failing_together():
+        asked = complete(arguments)
+        request, source, second = check(processes, asked)
+        with open_checkpoint(asked["checkpoint"]) as store:
+            # numpy's integers overflow
+            sizes = int(asked["batch_size"]), int(asked["logits_memory"])
+            session = Session(*sizes, store, processes, asked["callback"])
+            models, session = open_all(open_models, source, second, session, request)
+            scored = score_request(session, models, request)
+            evaluator = partial(open_evaluator, open_models, request, models[0], source)
+            return report_request(request, scored, session, evaluator)
 
 
-def _compute(
-    open_models: OpenModels,
-    processes: Processes,
-    *,
-    predictions: Iterable[str] | Sequence[Chat],
-    batch_size: int,
-    logits_memory: int,
-    callback: Callable[[Progress], None] | None,
-    checkpoint: str | os.PathLike | None,
-    distributed: bool,
-    margin: float | None,
-    reference: object,
-    device: str | torch.device | None,
-    dtype: str | torch.dtype | None,
-    **asked: object,
-) -> dict:
-    """Check the request, open the model, read, plan, score and sum up."""
-    if predictions is None:
+# --- check ----------------------------------------------------------------------------------------
+
+# Arguments that say what scores, and how it runs; all others are of the request.
+OF_SOURCE = (
+    "model_id",
+    "model",
+    "tokenizer",
+    "device",
+    "dtype",
+    "model_kwargs",
+    "tokenizer_kwargs",
+)
+OF_RUN = ("batch_size", "logits_memory", "callback", "checkpoint", "distributed")
+
+
+def complete(arguments: dict) -> dict:
+    """Return all arguments of `compute`, those that were not given with their defaults.
+
+    Raises:
+        TypeError, ValueError: one is unknown.
+    """
+    check_names(compute, arguments)
+    call = signature(compute).bind(**arguments)
+    call.apply_defaults()
+    return call.arguments
+
+
+def check(
+    processes: Processes, asked: Mapping
+) -> tuple[Request, ModelSource, ReferenceSource | None]:
+    """Check the arguments; return what is asked for, of which model, and beside which other."""
+    if asked["predictions"] is None:
         raise ArgumentError(
             "predictions",
             "be given: a list of at least one text, or add texts with `add_batch` first",
         )
-    texts, chats = separate_chats(predictions)
+    texts, chats = separate_chats(asked["predictions"])
     texts = check_texts(texts)
     agree_on_texts(processes, texts)
-    check_running(batch_size, logits_memory, asked["num_alternatives"], callback, checkpoint)
-    of_model = ("model_id", "model", "tokenizer", "model_kwargs", "tokenizer_kwargs")
-    named = {name: asked.pop(name) for name in of_model}
-    request = check_request(texts, chats, reference=reference, margin=margin, **asked)
+    check_running(
+        asked["batch_size"],
+        asked["logits_memory"],
+        asked["num_alternatives"],
+        asked["callback"],
+        asked["checkpoint"],
+    )
+    others = ("predictions", *OF_SOURCE, *OF_RUN)
+    of_request = {name: value for name, value in asked.items() if name not in others}
+    request = check_request(texts, chats, **of_request)
     agree_on_request(processes, request)
-    source = check_model_source(ModelSource(**named, device=device, dtype=dtype))
-    second = check_reference(reference, source, distributed)
-    check_margin(margin, second is not None)
-    with open_checkpoint(checkpoint) as store:
-        # numpy's integers overflow
-        session = Session(int(batch_size), int(logits_memory), store, processes, callback)
-        models, session = open_all(open_models, source, second, session, request)
-        scored = score_request(session, models, request)
-        evaluator = partial(open_evaluator, open_models, request, models[0], source)
-        return report_request(request, scored, session, evaluator)
+    source = check_model_source(ModelSource(**{name: asked[name] for name in OF_SOURCE}))
+    second = check_reference(asked["reference"], source, asked["distributed"])
+    check_margin(asked["margin"], second is not None)
+    return request, source, second
 
 
 def agree_on_texts(processes: Processes, texts: Sequence[str]) -> None:
@@ -333,53 +350,96 @@ class Scored:
 
 def score_request(session: Session, models: Sequence[ScoredModel], request: Request) -> Scored:
     """Read the texts and score what a request asks for, under a model or it and its reference."""
-    model = models[0]
     with in_use_together(models):
-        with session.looking():
-            for language_model in models:
-                language_model.prepare()
-                if session.checkpoint is not None:
-                    language_model.check_identifiable()
-        word_scoring = carrier = None
-        if request.words:
-            word_scoring = WordScoring.of(model, request.word_spans, request.word_correction)
-        if request.long_context.carry:
-            check_carries(model)
-            carrier = find_carrier(model.model, model.description)
-        # pieces of text that both models cut are found by their characters
-        with_offsets = request.reads_characters or len(models) > 1
-        corpus = Corpus(model.tokenizer, request.texts, with_offsets, request.parts)
-        planned = plan_request(request, corpus, smallest_limit(models))
-        measured = without_refusals(planned)
-        for language_model in models:
-            if hasattr(language_model, "tokenize"):
-                compare_tokenizers(language_model, next(iter(measured.values())).texts)
-        if not model.gives_logits:  # which tell what could follow a scored part
-            measured = {s: replace(m, borders=[[]] * len(m.borders)) for s, m in measured.items()}
-        measures = request.measures()
-        if word_scoring is not None:
-            measures += [m for m in word_scoring.measures() if m not in measures]
-        healing = plan_healing(model, measured.values())
-        measures += healing.measures()
-        work, scores, comparisons = _score(session, models, carrier, request, measured, measures)
+        prepare_all(session, models)
+        task = read_and_plan(models, request)
+        measurements, measures = list(task.measured.values()), task.measures
+        comparisons: Sequence[Comparison | None] = [None] * len(measurements)
+        if task.carrier is not None:
+            work, scores = score_carried(session, models[0], task.carrier, *measurements, measures)
+        elif len(models) == 1:
+            # a curve of context lengths is about the tokens of the first, the longest
+            num_shown = None if request.gives_list else 1
+            work, scores = session.score(models, measurements, measures, num_shown)
+        else:
+            tokenizer, limit = models[1].tokenizer, smallest_limit(models)
+            of_reference = plan_reference(request, task.measured, tokenizer, limit)
+            pairs = list(zip(measurements, of_reference))
+            work, scores, comparisons = score_pair(session, models, pairs, measures, request.margin)
     with without_collecting():
         outcomes = zip(work.by_measurement(scores), work.of_borders(scores), comparisons)
         reports = [
             Report(
-                model,
+                models[0],
                 measurement,
-                healing.heal(measurement, of_windows),
+                task.healing.heal(measurement, of_windows),
                 cost,
                 request.word_counts,
                 request.digests_as_read(measurement),
                 comparison,
                 of_borders,
-                word_scoring,
+                task.words,
                 request.detokenizer,
             )
             for (measurement, of_windows, cost), of_borders, comparison in outcomes
         ]
-    return Scored(planned, reports, sum(work.costs))
+    return Scored(task.planned, reports, sum(work.costs))
+
+
+def prepare_all(session: Session, models: Sequence[ScoredModel]) -> None:
+    """Look at the models before anything is scored."""
+    with session.looking():
+        for model in models:
+            model.prepare()
+            if session.checkpoint is not None:
+                model.check_identifiable()
+
+
+@dataclass(frozen=True)
+class Task:
+    """What there is to score of a request.
+
+    Attributes:
+        planned: the measurements, and what was refused.
+        measured: those that were not.
+        measures: what to measure of each token.
+        healing: of the tokens that reach across the edge of a scored part.
+        words: how words are scored; None where they are not.
+        carrier: carries the model's state; None where every window begins anew.
+    """
+
+    planned: Planned
+    measured: dict[Setting, Measurement]
+    measures: list[Measure]
+    healing: Healing
+    words: WordScoring | None
+    carrier: StateReader | None
+
+
+def read_and_plan(models: Sequence[ScoredModel], request: Request) -> Task:
+    """Read the texts as the models do, and plan what a request asks for."""
+    model = models[0]
+    words = carrier = None
+    if request.words:
+        words = WordScoring.of(model, request.word_spans, request.word_correction)
+    if request.long_context.carry:
+        check_carries(model)
+        carrier = find_carrier(model.model, model.description)
+    # pieces of text that both models cut are found by their characters
+    with_offsets = request.reads_characters or len(models) > 1
+    corpus = Corpus(model.tokenizer, request.texts, with_offsets, request.parts)
+    planned = plan_request(request, corpus, smallest_limit(models))
+    measured = without_refusals(planned)
+    for language_model in models:
+        if hasattr(language_model, "tokenize"):
+            compare_tokenizers(language_model, next(iter(measured.values())).texts)
+    if not model.gives_logits:  # which tell what could follow a scored part
+        measured = {s: replace(m, borders=[[]] * len(m.borders)) for s, m in measured.items()}
+    measures = request.measures()
+    if words is not None:
+        measures += [m for m in words.measures() if m not in measures]
+    healing = plan_healing(model, measured.values())
+    return Task(planned, measured, measures + healing.measures(), healing, words, carrier)
 
 
 def check_carries(model: ScoredModel) -> None:
@@ -396,27 +456,6 @@ def check_carries(model: ScoredModel) -> None:
                 "`carry`."
             )
         )
-
-
-def _score(
-    session: Session,
-    models: Sequence[ScoredModel],
-    carrier: StateReader | None,
-    request: Request,
-    measured: dict[Setting, Measurement],
-    measures: Sequence[Measure],
-) -> tuple[Work, list[Columns], Sequence[Comparison | None]]:
-    """Score measurements: carried, alone, or beside the reference."""
-    measurements = list(measured.values())
-    if carrier is not None:
-        return *score_carried(session, models[0], carrier, *measurements, measures), [None]
-    if len(models) == 1:
-        # a curve of context lengths is about the tokens of the first, the longest
-        num_shown = None if request.gives_list else 1
-        return *session.score(models, measurements, measures, num_shown), [None] * len(measured)
-    of_reference = plan_reference(request, measured, models[1].tokenizer, smallest_limit(models))
-    pairs = list(zip(measurements, of_reference))
-    return score_pair(session, models, pairs, measures, request.margin)
 
 
 # --- sum up ---------------------------------------------------------------------------------------

@@ -26,7 +26,7 @@ from .plan_windows import Pass, Place, Plan, Window
 from .score_distributed import Processes
 from .score_measures import Block, Columns, Measure
 from .score_passes import CPU_BATCH_TOKENS, count_rows, to_device
-from .score_runner import Session, Work, check_ids
+from .score_runner import Runner, Session, Work, check_ids
 
 
 class Segment(NamedTuple):
@@ -109,7 +109,7 @@ def score_carried(
     scorer = CarryingScorer(
         model, reader, measures, memory, session.batch_size, session.logits_memory
     )
-    return work, session.run(scorer, work, [model], measures, scorer.key_prefix)
+    return work, Runner(session, scorer, work).run([model], measures, scorer.key_prefix)
 
 
 def plan_segments(num_tokens: int, plan: Plan, memory: int | None) -> Iterator[Window]:

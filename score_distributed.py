@@ -8,7 +8,8 @@ all learn of the error there, and all are in step again for the call after it.
 import heapq
 import logging
 import pickle
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import NamedTuple
 
@@ -130,13 +131,18 @@ class Processes:
                 "have finished their shares."
             )
 
-    def fail(self, error: Exception) -> None:
-        """Tell the others of an error that happened between two exchanges; raise it in all.
+    @contextmanager
+    def failing_together(self) -> Iterator[None]:
+        """Raise an error that happens in one process between two exchanges in all of them.
 
         An error that came by an exchange is known to all already.
         """
-        if self.count > 1 and not getattr(error, "is_shared", False):
-            self.exchange(None, error)
+        try:
+            yield
+        except Exception as error:
+            if self.count > 1 and not getattr(error, "is_shared", False):
+                self.exchange(None, error)
+            raise
 
 
 def share_out(costs: Sequence[int], num_parts: int) -> list[list[int]]:

@@ -241,7 +241,15 @@ class Scorer:
         num_rows = len(batch[2])
         columns: dict[str, torch.Tensor] = {}
         done = 0
-        for blocks in self._blocks(batch, prefixes):
+        streams = [
+            model.logits(
+                Batch(*(to_device(array, model.device) for array in batch)), self.block_rows, prefix
+            )
+            for model, prefix in zip(self.models, prefixes)
+        ]
+        for parts in same_rows(streams, self.loss_rows):
+            device = parts[0][0].device
+            blocks = [Block(logits.to(device), labels.to(device)) for logits, labels in parts]
             count = len(blocks[0].targets)
             for measure in self.measures:
                 for name, values in measure(blocks).items():
@@ -252,20 +260,6 @@ class Scorer:
                     columns[name][done : done + count] = values
             done += count
         return columns
-
-    def _blocks(
-        self, batch: tuple[np.ndarray, ...], prefixes: Sequence[Prefix | None]
-    ) -> Iterator[list[Block]]:
-        """Yield the logits of a batch under all models, `loss_rows` rows at a time, on one device."""
-        streams = [
-            model.logits(
-                Batch(*(to_device(array, model.device) for array in batch)), self.block_rows, prefix
-            )
-            for model, prefix in zip(self.models, prefixes)
-        ]
-        for parts in same_rows(streams, self.loss_rows):
-            device = parts[0][0].device
-            yield [Block(logits.to(device), labels.to(device)) for logits, labels in parts]
 
     def _lower_batch(self, num_windows: int, length: int) -> None:
         """Halve the batch for the rest, after memory ran out."""

@@ -338,7 +338,9 @@ class Session:
     Attributes:
         batch_size: windows of the longest length in one forward pass.
         logits_memory: bytes that logits and the losses over them may take.
-        checkpoint, processes, callback: see `Runner`.
+        checkpoint: keeps the scores of finished passes, and has those of an earlier run.
+        processes: who shares the work.
+        callback: called after every batch.
     """
 
     batch_size: int
@@ -390,29 +392,7 @@ class Session:
             scorer = Scorer(models, measures, batch_tokens, self.logits_memory)
         else:
             scorer = ServedScorer(models[0], measures, self.batch_size, batch_tokens)
-        return work, self.run(scorer, work, models, measures)
-
-    def run(
-        self,
-        scorer: Scorer | ServedScorer,
-        work: Work,
-        models: Sequence[ScoredModel],
-        measures: Sequence[Measure],
-        key_prefix: str = "",
-    ) -> list[Columns]:
-        """Score the passes of a work that all processes agree on.
-
-        Args:
-            key_prefix: tells apart scores that depend on more than what a pass reads.
-        """
-        self.processes.agree(
-            lambda: key_prefix + describe_all(models, work.measurements, measures),
-            "model and settings",
-            "Pass the same models, tokenizers and arguments to every process.",
-        )
-        if self.checkpoint is not None:
-            self.checkpoint.use(models, measures, key_prefix)
-        return Runner(scorer, work, self.checkpoint, self.processes, self.callback).run()
+        return work, Runner(self, scorer, work).run(models, measures)
 
 
 def describe_all(
@@ -429,25 +409,35 @@ def describe_all(
     return repr((signatures, [measure.key for measure in measures]))
 
 
-@dataclass(frozen=True)
 class Runner:
-    """Scores the passes of a work.
+    """Scores the passes of a work as a session says.
 
-    Attributes:
-        checkpoint: keeps the scores of finished passes, and has those of an earlier run.
-        processes: who shares the work.
-        callback: called after every batch.
+    Args:
+        scorer: of the session's models.
     """
 
-    scorer: Scorer | ServedScorer
-    work: Work
-    checkpoint: Checkpoint | None
-    processes: Processes
-    callback: Callable[[Progress], None] | None
+    def __init__(self, session: Session, scorer: Scorer | ServedScorer, work: Work) -> None:
+        self.session, self.scorer, self.work = session, scorer, work
+        self.checkpoint, self.processes = session.checkpoint, session.processes
 
-    def run(self) -> list[Columns]:
-        """Return the scores of every pass, in all processes."""
-        finished = self._load_finished()
+    def run(
+        self, models: Sequence[ScoredModel], measures: Sequence[Measure], key_prefix: str = ""
+    ) -> list[Columns]:
+        """Return the scores of every pass, in all processes.
+
+        Args:
+            models, measures: of the scorer; all processes must have the same.
+            key_prefix: tells apart scores that depend on more than what a pass reads.
+        """
+        self.processes.agree(
+            lambda: key_prefix + describe_all(models, self.work.measurements, measures),
+            "model and settings",
+            "Pass the same models, tokenizers and arguments to every process.",
+        )
+        finished: dict[int, Columns] = {}
+        if self.checkpoint is not None:
+            self.checkpoint.use(models, measures, key_prefix)
+            finished = self._load_finished()
         # Each process may have a checkpoint of its own: the first that has a pass hands it over.
         holders: dict[int, int] = {}
         for rank, numbers in enumerate(self.processes.exchange(list(finished))):
@@ -476,14 +466,16 @@ class Runner:
         estimate = RunningEstimate(sum(costs))
         known_here = [share[place] for place in finished]
         estimate.add(self._shown(known_here, scores), sum(costs[place] for place in finished))
-        with progress_bar(
+        hidden = True if self.processes.rank else None
+        bar = progress_bar(
             total=estimate.total,
             initial=estimate.done,
             unit="token",
             desc="Scoring",
-            disable=True if self.processes.rank else None,
-        ) as bar:
-            for places, batch in self._score(share, finished):
+            disable=hidden,
+        )
+        with bar, self._naming_text(share):
+            for places, batch in self._batches(share, finished):
                 numbers = [share[place] for place in places]
                 self._check_numbers(numbers, batch)
                 scores.update(zip(numbers, batch))
@@ -492,29 +484,41 @@ class Runner:
                 self._save(numbers, batch)
                 bar.set_postfix(perplexity=f"{estimate.perplexity:.2f}", refresh=False)
                 bar.update(cost)
-                if self.callback is not None:
-                    self.callback(Progress(estimate.done, estimate.total, estimate.perplexity))
+                if self.session.callback is not None:
+                    self.session.callback(
+                        Progress(estimate.done, estimate.total, estimate.perplexity)
+                    )
 
-    def _score(
+    def _batches(
         self, share: Sequence[int], finished: Container[int]
     ) -> Iterator[tuple[list[int], list[Columns]]]:
-        """Score the passes of a share, by place, those that share a context first."""
+        """Iterate over the scores of a share, by place, those that share a context first."""
         place_of = {number: place for place, number in enumerate(share)}
+        after_prefix = []
         shared: set[int] = set()
         for group in self.work.shared:
             places = [place_of[number] for number in group.numbers if number in place_of]
             shared.update(places)
             unfinished = [place for place in places if place not in finished]
             if unfinished:
-                yield from self.scorer.score_after_prefix(
-                    lambda place: self.work.row(share[place]), unfinished, group.length
-                )
+                after_prefix.append((unfinished, group.length))
+
+        def row_of(place: int) -> Row:
+            return self.work.row(share[place])
+
+        lengths = [self.work.lengths[number] for number in share]
+        return chain(
+            chain.from_iterable(
+                self.scorer.score_after_prefix(row_of, *group) for group in after_prefix
+            ),
+            self.scorer.score(row_of, lengths, shared.union(finished)),
+        )
+
+    @contextmanager
+    def _naming_text(self, share: Sequence[int]) -> Iterator[None]:
+        """Say which tokens of which text a pass of a share has, where it is refused."""
         try:
-            yield from self.scorer.score(
-                lambda place: self.work.row(share[place]),
-                [self.work.lengths[number] for number in share],
-                shared.union(finished),
-            )
+            yield
         except PassError as error:
             pass_ = self.work.passes[share[error.number]]
             raise ValueError(
@@ -534,8 +538,6 @@ class Runner:
 
     def _load_finished(self) -> dict[int, Columns]:
         """Load the scores that an earlier run left in this process's checkpoint, by pass."""
-        if self.checkpoint is None:
-            return {}
         digests = [stream.digest for stream in self.work.streams]
         return self.checkpoint.load([(digests[pass_.stream], pass_) for pass_ in self.work.passes])
 

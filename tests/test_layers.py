@@ -1,15 +1,19 @@
-"""The engine's rooms: every import points downwards, and there are at most eight floors."""
+"""The engine's rooms: every import points downwards, there are at most eight floors, and few calls deep."""
 
 import ast
+import traceback
 from pathlib import Path
 
 import pytest
+
+from perplexity_sliding import compute
 
 ROOT = Path(__file__).resolve().parent.parent
 FACE = "perplexity_sliding"
 # Doors: programs and the callback for Trainer.  Nothing of the engine imports them.
 DOORS = {"app", "score", "training"}
 MOST_FLOORS = 8
+MOST_CALLS = 14
 
 
 def imports_of(path: Path) -> set[str]:
@@ -55,3 +59,17 @@ def test_the_face_imports_every_room(engine):
 def test_no_import_is_for_annotations_alone():
     paths = [path for folder in ("", "cli") for path in (ROOT / folder).glob("*.py")]
     assert [path.name for path in paths if "TYPE_CHECKING" in path.read_text("utf-8")] == []
+
+
+def test_few_calls_lie_between_compute_and_the_model(gpt2, tokenizer):
+    depths = []
+
+    def look(module, inputs):
+        frames = traceback.extract_stack()
+        calls = [f for f in frames if Path(f.filename).parent == ROOT and f.name != "<listcomp>"]
+        depths.append(len(calls))
+
+    handle = gpt2.transformer.register_forward_pre_hook(look)
+    compute(["w3 w4 w5 w6"] * 3, model=gpt2, tokenizer=tokenizer, batch_size=1)
+    handle.remove()
+    assert 0 < depths[-1] <= MOST_CALLS  # the last passes are those that are scored
