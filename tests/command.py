@@ -1,4 +1,4 @@
-"""What the tests of the command line share: a tiny model in a folder, and running it in place."""
+"""What the tests of the command line share: running it in place."""
 
 import json
 from dataclasses import dataclass
@@ -23,17 +23,6 @@ class Outcome:
     @property
     def warnings(self) -> list[str]:
         return [line for line in self.err.splitlines() if ": warning: " in line]
-
-
-@pytest.fixture(scope="session")
-def tiny(tmp_path_factory) -> str:
-    """A folder with a tiny GPT-2 of context 16 and a tokenizer whose tokens are words."""
-    from models import make_model, make_tokenizer
-
-    folder = tmp_path_factory.mktemp("models") / "tiny"
-    make_model("gpt2").save_pretrained(folder)
-    make_tokenizer().save_pretrained(folder)
-    return str(folder)
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # What takes seconds to import is imported in the fixtures: the process that hands the tests out to
 # others needs none of it.
 import pytest  # noqa: E402
-from command import call, tiny  # noqa: E402, F401
+from command import call  # noqa: E402, F401
 from hypothesis import settings  # noqa: E402
 
 settings.register_profile("repeatable", derandomize=True, deadline=None, max_examples=200)
@@ -62,6 +62,21 @@ def tokenizer():
     from models import make_tokenizer
 
     return make_tokenizer()
+
+
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory) -> str:
+    """A folder with a tiny GPT-2 of context 16 and a tokenizer whose tokens are words.  Not to be changed."""
+    from models import make_model, make_tokenizer, save
+
+    folder = tmp_path_factory.mktemp("models") / "tiny"
+    return save(folder, make_model("gpt2"), make_tokenizer())
+
+
+@pytest.fixture
+def folder(tiny, tmp_path):
+    """A folder with the tiny model of the test's own."""
+    return str(shutil.copytree(tiny, tmp_path / "checkpoint"))
 
 
 @pytest.fixture

@@ -14,7 +14,6 @@ from models import (
     make_model,
     make_tokenizer,
     random_text,
-    save,
 )
 
 from cli import messages
@@ -257,10 +256,9 @@ def test_what_evaluate_does_not_know_is_not_added(metric):
             add(texts=["w5"])
 
 
-def test_a_callback_may_compute_on_its_own_metric(compute, metric, tmp_path):
+def test_a_callback_may_compute_on_its_own_metric(compute, metric, tiny):
     """And add: what it adds is there for the next call."""
-    folder = save(tmp_path / "model", make_model("gpt2"), make_tokenizer())
-    settings = {"model": None, "tokenizer": None, "model_id": folder, "batch_size": 1}
+    settings = {"model": None, "tokenizer": None, "model_id": tiny, "batch_size": 1}
     expected = compute(predictions=["w5 w6", TEXT], **settings)
     inner = []
 

@@ -738,11 +738,10 @@ def test_an_offloaded_model_gives_the_same_numbers(metric, tmp_path, placement, 
 
 
 @pytest.mark.parametrize("device_map", ["cpu", {"": "cpu"}, "auto", "layers on disk"])
-def test_a_device_map_gives_the_same_numbers(metric, tmp_path, monkeypatch, device_map):
+def test_a_device_map_gives_the_same_numbers(metric, tiny, tmp_path, monkeypatch, device_map):
     pytest.importorskip("accelerate")
-    folder = save(tmp_path / "model", make_model("gpt2"), make_tokenizer())
     arguments = {"predictions": [TEXT, "w5 w6"], "stride": 3}
-    expected = metric.compute(model_id=folder, device="cpu", **arguments)
+    expected = metric.compute(model_id=tiny, device="cpu", **arguments)
     monkeypatch.setattr(transformers.GPT2LMHeadModel, "to", not_to_be_moved)
     model_kwargs = {"device_map": device_map}
     if device_map == "layers on disk":
@@ -752,7 +751,7 @@ def test_a_device_map_gives_the_same_numbers(metric, tmp_path, monkeypatch, devi
             "device_map": on_cpu | {"transformer.h.1": "disk"},
             "offload_folder": str(tmp_path / "offloaded"),
         }
-    result = metric.compute(model_id=folder, model_kwargs=model_kwargs, **arguments)
+    result = metric.compute(model_id=tiny, model_kwargs=model_kwargs, **arguments)
     assert result["perplexities"] == pytest.approx(expected["perplexities"], rel=1e-6)
     assert result["num_tokens"] == 42
 

@@ -22,11 +22,6 @@ TINY = {
 VISION = TINY | {"image_size": 32, "patch_size": 8}  # 16 patches
 
 
-@pytest.fixture
-def folder(tmp_path):
-    return save(tmp_path / "checkpoint", make_model("gpt2"), make_tokenizer())
-
-
 # ---- how many tokens a model takes
 
 

@@ -3,7 +3,6 @@
 import re
 
 import pytest
-from command import call, tiny  # noqa: F401
 from models import random_text
 
 
@@ -15,7 +14,7 @@ def files(tmp_path):
     return paths
 
 
-def test_one_command_draws_perplexity_against_context(call, files, tmp_path):  # noqa: F811
+def test_one_command_draws_perplexity_against_context(call, files, tmp_path):
     path = tmp_path / "curve.png"
     result = call(
         *files, "--context-lengths=doubling", "--positions=0,8,90", f"--plot={path}", "-q"
@@ -27,7 +26,7 @@ def test_one_command_draws_perplexity_against_context(call, files, tmp_path):  #
     assert path.read_bytes().startswith(b"\x89PNG")
 
 
-def test_json_holds_the_curves_of_all_texts(call, files):  # noqa: F811
+def test_json_holds_the_curves_of_all_texts(call, files):
     result = call(*files, "--context-lengths=8,16", "--positions=doubling", "--json", "--quiet")
     printed = result.json
     lengths = [row["context_length"] for row in printed["corpus"]["by_context_length"]]
@@ -40,13 +39,13 @@ def test_json_holds_the_curves_of_all_texts(call, files):  # noqa: F811
     assert sum(counts) == printed["corpus"]["num_tokens"]
 
 
-def test_longppl_is_said(call, files):  # noqa: F811
+def test_longppl_is_said(call, files):
     rule = '{"short_context": 4, "stride": 2, "gain": 0.1, "largest_nll": 9}'
     result = call(files[0], f"--key-tokens={rule}", "--quiet")
     assert re.search(r"LongPPL: \d+\.\d{4} over \d+ key tokens\.", result.out)
 
 
-def test_refusals(call, files):  # noqa: F811
+def test_refusals(call, files):
     for arguments, message in (
         (
             ["--context-lengths=8", "--stride=4,8"],

@@ -65,8 +65,8 @@ def test_what_was_downloaded_before_needs_no_hub(nobody, monkeypatch):
     check_exists("me/model", {}, "model_id")
 
 
-def test_a_model_on_the_hub_is_found(hub, tmp_path):
-    hub.add("me/model", save(tmp_path / "m", make_model("gpt2"), make_tokenizer()))
+def test_a_model_on_the_hub_is_found(hub, tiny):
+    hub.add("me/model", tiny)
     check_exists("me/model", {}, "model_id")
     assert asked_of_models(hub) == ["/api/models/me/model"]
 

@@ -47,15 +47,6 @@ PARTS_OF_ARGUMENTS = {*options.OF_REFERENCE, "evaluator"} - {"reference"}
 SHORT_SIGNATURE = re.compile(r"ppl\|\S+\|L\d+\|S\d+\|[0-9a-f]{12}")
 
 
-@pytest.fixture(scope="module")
-def model_id(tmp_path_factory):
-    """A folder with a tiny GPT-2 of context 16 and a tokenizer whose tokens are words."""
-    folder = tmp_path_factory.mktemp("models") / "tiny"
-    make_model("gpt2").save_pretrained(folder)
-    make_tokenizer().save_pretrained(folder)
-    return str(folder)
-
-
 @pytest.fixture
 def files(tmp_path):
     """Two text files, of 50 and of 40 tokens."""
@@ -71,7 +62,7 @@ def texts(files):
 
 
 @pytest.fixture
-def run(capsys, monkeypatch, model_id):
+def run(capsys, monkeypatch, tiny):
     """Run the command line with the tiny model; return what it printed, after exit code 0.
 
     The terminal is wide enough for all columns.
@@ -80,7 +71,7 @@ def run(capsys, monkeypatch, model_id):
     monkeypatch.setenv("COLUMNS", "200")
 
     def run(*argv: str) -> str:
-        code = score.main([*argv, f"--model_id={model_id}"])
+        code = score.main([*argv, f"--model_id={tiny}"])
         printed = capsys.readouterr()
         assert code == 0, printed.err
         return printed.out
@@ -102,12 +93,12 @@ def run_json(run):
 
 
 @pytest.fixture
-def refuse(capsys, model_id):
+def refuse(capsys, tiny):
     """Run the command line with the tiny model; return its one line on stderr, after exit code 2."""
 
     def refuse(*argv: str) -> str:
         named = any(word.startswith("--model_id=") for word in argv)
-        code = score.main([*([] if named else [f"--model_id={model_id}"]), *argv])
+        code = score.main([*([] if named else [f"--model_id={tiny}"]), *argv])
         printed = capsys.readouterr()
         assert (code, printed.out) == (2, "")
         assert printed.err.startswith("score.py: error: ")
@@ -118,11 +109,9 @@ def refuse(capsys, model_id):
 
 
 @pytest.fixture
-def expected(metric, model_id):
+def expected(metric, tiny):
     """What the metric itself gives."""
-    return lambda texts, **arguments: metric.compute(
-        predictions=texts, model_id=model_id, **arguments
-    )
+    return lambda texts, **arguments: metric.compute(predictions=texts, model_id=tiny, **arguments)
 
 
 COST = ("num_forward_tokens", "seconds", "tokens_per_second", "peak_memory_bytes")
@@ -571,10 +560,10 @@ def test_infinite_perplexities_cannot_be_drawn(tmp_path):
 
 @pytest.mark.parametrize(("rank", "prints"), [("0", True), ("1", False)])
 def test_only_the_first_process_of_a_torchrun_prints(
-    capsys, monkeypatch, files, model_id, rank, prints
+    capsys, monkeypatch, files, tiny, rank, prints
 ):
     monkeypatch.setenv("RANK", rank)
-    arguments = {"model_id": model_id}
+    arguments = {"model_id": tiny}
     monkeypatch.setattr(measuring, "metric_arguments", lambda args: dict(arguments))
     assert score.main([files[0], "--distributed"]) == 0
     assert bool(capsys.readouterr().out) == prints
@@ -727,8 +716,8 @@ def test_the_bundled_model_scores_a_sample_from_anywhere(tmp_path):
     assert "Scoring: 100 %" in shown
 
 
-def test_nothing_is_shown_when_quiet_not_even_that_the_reader_has_gone(model_id, files, tmp_path):
-    argv = [files[0], f"--model_id={model_id}", "--tokens", "--quiet"]
+def test_nothing_is_shown_when_quiet_not_even_that_the_reader_has_gone(tiny, files, tmp_path):
+    argv = [files[0], f"--model_id={tiny}", "--tokens", "--quiet"]
     process, terminal = start_in_terminal(*argv, cwd=tmp_path)
     process.stdout.close()  # as head does when it has seen enough
     shown = read_to_the_end(terminal)

@@ -33,20 +33,12 @@ OPTIONS = {
 }
 
 
-@pytest.fixture(scope="module")
-def model_id(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("models") / "tiny"
-    make_model("gpt2").save_pretrained(folder)
-    make_tokenizer().save_pretrained(folder)
-    return str(folder)
-
-
 @pytest.fixture
-def run(capsys, model_id):
+def run(capsys, tiny):
     """Run the command line; return its JSON after exit code 0."""
 
     def run(*argv: str) -> dict:
-        code = score.main([*argv, f"--model_id={model_id}", "--json"])
+        code = score.main([*argv, f"--model_id={tiny}", "--json"])
         printed = capsys.readouterr()
         assert code == 0, printed.err
         return json.loads(printed.out)
@@ -186,7 +178,7 @@ def test_shards_give_the_curves_of_one_piece(run, scored, dataset, options, char
     assert_same(reference.flat(result), reference.flat(expected))
 
 
-def test_an_evaluator_is_loaded_once_for_all_shards(run, dataset, model_id, monkeypatch):
+def test_an_evaluator_is_loaded_once_for_all_shards(run, dataset, tiny, monkeypatch):
     from perplexity_sliding import model_source
 
     loaded = []
@@ -194,14 +186,14 @@ def test_an_evaluator_is_loaded_once_for_all_shards(run, dataset, model_id, monk
     monkeypatch.setattr(
         model_source.ModelSource, "open", lambda self: loaded.append(self.role) or plain(self)
     )
-    run(dataset, f"--key-tokens={RULE}", f"--evaluator={model_id}", "--shard-characters=1")
+    run(dataset, f"--key-tokens={RULE}", f"--evaluator={tiny}", "--shard-characters=1")
     assert len(loaded) == len(set(loaded)) == 2
 
 
-def test_no_shard_has_a_text_as_long_as_the_longest_context(call, tmp_path, model_id):
+def test_no_shard_has_a_text_as_long_as_the_longest_context(call, tmp_path):
     (tmp_path / "a.csv").write_text("text\nw5 w6 w7\nw8 w9\n")
     options = ["--context-lengths=4,16", "--shard-characters=1", "--add-start-token=false"]
-    outcome = call(tmp_path / "a.csv", *options, model=model_id)
+    outcome = call(tmp_path / "a.csv", *options)
     assert outcome.code == 2
     said = "--context-lengths must hold lengths that a text reaches, got 16 for texts of at most 3"
     assert said in " ".join(outcome.err.split())
@@ -324,18 +316,18 @@ def test_infinite_perplexities_stay_infinite(tmp_path, files, capsys):
 
 
 @pytest.mark.parametrize("refused", [0, len(TEXTS)], ids=["first", "last"])
-def test_a_shard_of_a_single_text_that_is_refused_costs_no_other(tmp_path, call, model_id, refused):
+def test_a_shard_of_a_single_text_that_is_refused_costs_no_other(tmp_path, call, refused):
     """Of a single token here, which nothing predicts."""
     texts = [*TEXTS[:refused], "w5", *TEXTS[refused:]]
     table = tmp_path / "table.jsonl"
     table.write_text("\n".join(json.dumps({"text": text}) for text in texts), "utf-8")
     options = ("--shard_characters=1", "--add_start_token=false", "--format=csv")
-    outcome = call(table, *options, model=model_id)
+    outcome = call(table, *options)
     assert outcome.code == 2
     rows = list(csv.DictReader(outcome.out.splitlines()))
     assert "at least 2 tokens" in rows.pop(refused)["error"]
     assert [int(row["num_tokens"]) for row in rows] == [length - 1 for length in LENGTHS]
-    (row,) = call(table, *options[:2], "--json", model=model_id).json["refused_rows"]
+    (row,) = call(table, *options[:2], "--json").json["refused_rows"]
     assert row["row"] == refused and "at least 2 tokens" in row["error"]
 
 
@@ -358,10 +350,10 @@ def test_all_texts_are_read_at_once_where_they_must(run, dataset, options):
     assert_same_numbers(run(dataset, *options, "--shard_characters=1"), run(dataset, *options))
 
 
-def test_protocols_that_take_each_text_on_its_own(metric, model_id):
+def test_protocols_that_take_each_text_on_its_own(metric, tiny):
     """The rows say so truly."""
     for name, protocol in metric.protocols.items():
-        result = metric.compute(predictions=TEXTS, model_id=model_id, protocol=name, max_length=8)
+        result = metric.compute(predictions=TEXTS, model_id=tiny, protocol=name, max_length=8)
         each = len(result["perplexities"]) == len(TEXTS)
         assert each == protocol.scores_each_text, name
 

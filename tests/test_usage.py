@@ -22,12 +22,6 @@ TEXTS = [random_text(length, seed=length) for length in (40, 7, 21)]
 
 
 @pytest.fixture
-def folder(tmp_path):
-    """A checkpoint of the test's own."""
-    return save(tmp_path / "checkpoint", make_model("gpt2"), make_tokenizer())
-
-
-@pytest.fixture
 def loaded_models(monkeypatch):
     """Weak references to the models that were loaded during the test."""
     models = []
