@@ -8,10 +8,9 @@ https://github.com/ggml-org/llama.cpp/blob/master/include/llama.h
 import ctypes
 import os
 import re
-import threading
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from functools import cache
 from types import ModuleType
 
@@ -22,9 +21,8 @@ from transformers import PreTrainedTokenizerBase
 
 from .digests import DIGITS
 from .errors import ArgumentError, Wording
-from .model_interface import Batch, ContextLimit, LogitBlocks, MadeUpText, Prefix
+from .model_interface import Batch, ContextLimit, EngineModel, LogitBlocks, MadeUpText, Prefix
 from .model_loading import load_tokenizer
-from .text_tokenization import check_tokenizer
 
 # Tokens that llama.cpp decodes at a time: its own default.
 PART = 512
@@ -67,7 +65,7 @@ def _SILENT(level: int, text: bytes, data: object) -> None:
     """Drop what llama.cpp has to say."""
 
 
-class GGUFModel:
+class GGUFModel(EngineModel):
     """A GGUF file under llama.cpp; otherwise as `LanguageModel`.
 
     Args:
@@ -79,12 +77,8 @@ class GGUFModel:
         ValueError: the file cannot be loaded, or there is no such setting.
     """
 
-    variant = ""
     gives_logits = True
     by_blocks = True
-    prefixes_agree = True
-    device = torch.device("cpu")
-    model = None
 
     def __init__(
         self,
@@ -93,12 +87,11 @@ class GGUFModel:
         settings: dict | None = None,
         argument: str = "model_id",
     ) -> None:
+        super().__init__()
         self.library = load_library(argument)
         self.tokenizer, self.name = tokenizer, os.path.basename(path)
         self.description = f"`{argument}`={path!r}"
         self.settings = dict(settings or {})
-        self.lock = threading.RLock()
-        self.probe: float | None = None
         self._context, self._places = None, 0
         self._free: Callable[[], object] = lambda: None
         params = self.library.llama_model_default_params()
@@ -143,9 +136,6 @@ class GGUFModel:
             self._vocabulary, raw, len(raw), tokens, len(tokens), False, True
         )
         return list(tokens[: max(0, count)])
-
-    def as_scored(self) -> AbstractContextManager:
-        return nullcontext()
 
     @contextmanager
     def in_use(self) -> Iterator[None]:
@@ -243,14 +233,6 @@ class GGUFModel:
         finally:
             library.llama_batch_free(batch)
 
-    def read_in_parts(self, length: int, refusal: str) -> None:
-        """Raise MemoryError: llama.cpp reads in parts already."""
-        raise MemoryError(refusal)
-
-    def shares_prefixes(self, prefix: np.ndarray, following: np.ndarray) -> bool:
-        """Return False: every pass is read from its beginning."""
-        return False
-
     def signature_fields(self) -> dict[str, object]:
         """Return what the scores of given tokens depend on, by name, in the signature's order."""
         given = {k: v for k, v in self.settings.items() if not k.startswith(WITHOUT_EFFECT)}
@@ -272,12 +254,6 @@ class GGUFModel:
             if kind != name and number == str(int(getattr(self.library, name))):
                 return kind.removeprefix("MOSTLY_").removeprefix("ALL_")
         return "unknown"
-
-    def modifications(self) -> list[str]:
-        return []
-
-    def check_identifiable(self, argument: str = "checkpoint") -> None:
-        """Accept any file: its digest identifies it, and nothing can be put over it."""
 
 
 # Architectures whose table of positions ends where they were trained to.
@@ -307,7 +283,6 @@ def open_gguf(
         folder, file = os.path.split(os.path.abspath(path))
         kwargs = {"gguf_file": file} | (tokenizer_kwargs or {})
         tokenizer = load_tokenizer(folder, kwargs, {}, argument)
-    check_tokenizer(tokenizer, "tokenizer")
     return GGUFModel(path, tokenizer, model_kwargs, argument)
 
 

@@ -13,8 +13,9 @@ opened or adopted, prepared, and used::
 
 import copy
 import random
+import threading
 from collections.abc import Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -176,6 +177,40 @@ class ScoredModel(Protocol):
     def check_identifiable(self, argument: str = "checkpoint") -> None:
         """Refuse to keep scores of a model that may change under the same signature."""
         ...
+
+
+class EngineModel:
+    """What models of other engines than transformers have in common.
+
+    Each pass is read from its beginning, in the memory that the engine has, by a model that nothing
+    can be put over.
+
+    Attributes:
+        model: no torch module.
+        lock: what whoever runs the model holds.
+    """
+
+    model = None
+    device = torch.device("cpu")
+    prefixes_agree = True  # `prepare` refuses any other
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+        self.probe: float | None = None
+
+    def as_scored(self) -> AbstractContextManager:
+        return nullcontext()
+
+    def read_in_parts(self, length: int, refusal: str) -> None:
+        """Raise MemoryError: an engine manages its own memory."""
+        raise MemoryError(refusal)
+
+    def shares_prefixes(self, prefix: np.ndarray, following: np.ndarray) -> bool:
+        """Return False: what an engine keeps of a context is its own affair."""
+        return False
+
+    def check_identifiable(self, argument: str = "checkpoint") -> None:
+        """Accept any: a digest of the file, or the probe, tells apart the scores that are kept."""
 
 
 class MadeUpText(NamedTuple):

@@ -5,16 +5,13 @@ interface, an engine in this process.  It stands beside the models whose logits 
 asked for columns of scores in their place.
 """
 
-import threading
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 
-import numpy as np
-import torch
 from transformers import PreTrainedTokenizerBase
 
 from .errors import Wording
-from .model_interface import ContextLimit, MadeUpText
+from .model_interface import ContextLimit, EngineModel, MadeUpText
 from .model_served_trial import (
     CANARY_LENGTH,
     Identity,
@@ -100,7 +97,7 @@ class ServedSource:
         return found.get("tokens") if isinstance(found, dict) else None
 
 
-class ServedModel:
+class ServedModel(EngineModel):
     """A model that gives columns of scores; otherwise as `LanguageModel`.
 
     Attributes:
@@ -112,13 +109,9 @@ class ServedModel:
         probe: mean nll of the made-up text in nats a token; after `prepare`.
     """
 
-    variant = ""
     gives_logits = False
-    prefixes_agree = True  # as the trial shows
     num_embeddings = None
     by_blocks = False
-    device = torch.device("cpu")
-    model = None
 
     def __init__(
         self,
@@ -130,12 +123,11 @@ class ServedModel:
         limit: ContextLimit,
         dtype: str | None = None,
     ) -> None:
+        super().__init__()
         self.source, self.tokenizer = source, tokenizer
         self.name, self.description, self.engine = name, description, engine
         self.limit, self.dtype = limit, dtype
-        self.lock = threading.RLock()
         self.vocabulary_size = int(max(tokenizer.get_vocab().values())) + 1
-        self.probe: float | None = None
         self._identity: Identity | None = None
         self._tried = 0  # tokens of the longest prompt that was tried
 
@@ -148,9 +140,6 @@ class ServedModel:
     def revision(self) -> str:
         """What identifies the model, as far as asking it can: its loss on made-up tokens."""
         return f"measured({self.identity.mean:.3f})"
-
-    def as_scored(self) -> AbstractContextManager:
-        return nullcontext()
 
     @contextmanager
     def in_use(self) -> Iterator[None]:
@@ -224,10 +213,6 @@ class ServedModel:
         """Return the ids that the engine cuts a text into; None where it does not say."""
         return self.source.tokenize(text)
 
-    def read_in_parts(self, length: int, refusal: str) -> None:
-        """Raise MemoryError: a server manages its own memory."""
-        raise MemoryError(refusal)
-
     @property
     def _longest_prompt(self) -> int | None:
         """Tokens that the server takes as a prompt."""
@@ -247,13 +232,3 @@ class ServedModel:
         """Return what the scores of given tokens depend on, as far as the server tells."""
         dtype = {} if self.dtype is None else {"dtype": self.dtype}
         return {"model": self.name, "revision": self.revision, **dtype, "engine": self.engine}
-
-    def modifications(self) -> list[str]:
-        return []
-
-    def check_identifiable(self, argument: str = "checkpoint") -> None:
-        """Accept any server: the probe tells apart the scores that are kept."""
-
-    def shares_prefixes(self, prefix: np.ndarray, following: np.ndarray) -> bool:
-        """Return False: what a server keeps of a context is its own affair."""
-        return False

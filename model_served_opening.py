@@ -14,7 +14,6 @@ from .model_served import SHORT_PROMPT, ServedModel, ServedSource
 from .model_served_trial import Trial
 from .model_server import Server, ServerError, ServerSettings
 from .model_server_forms import FORMS, AnswerError, Form
-from .text_tokenization import check_tokenizer
 
 
 class Card(NamedTuple):
@@ -57,7 +56,6 @@ def open_served(
         card = find_card(server, description)
         if tokenizer is None:
             tokenizer = tokenizer_of(card, tokenizer_kwargs or {}, description)
-        check_tokenizer(tokenizer, "tokenizer")
         source = find_source(server, card, tokenizer, description)
         engine = engine_of(server, source.form)
         limit = limit_of(card, source.form, tokenizer)

@@ -14,10 +14,9 @@ from transformers.utils import is_peft_available
 
 from .errors import ArgumentError, ArgumentTypeError, Wording
 from .model import LanguageModel, lock_of
-from .model_gguf import GGUFModel, is_gguf, open_gguf
-from .model_interface import Batch, ContextLimit, LogitBlocks, Prefix, ScoredModel
+from .model_gguf import is_gguf, open_gguf
+from .model_interface import Batch, ContextLimit, EngineModel, LogitBlocks, Prefix, ScoredModel
 from .model_loading import files_state, resolve_device, resolve_dtype, snapshot
-from .model_served import ServedModel
 from .model_served_opening import open_served
 from .model_server import is_address
 from .model_vllm import adopt_vllm, is_vllm
@@ -482,7 +481,7 @@ def same_vocabulary(
     return tokens == reference_tokens
 
 
-def compare_tokenizers(model: GGUFModel | ServedModel, texts: Sequence[str]) -> None:
+def compare_tokenizers(model: EngineModel, texts: Sequence[str]) -> None:
     """Warn of a model whose engine cuts texts into other tokens by itself.
 
     An engine that reads ids does not mind which tokenizer they come from, but users of the engine
