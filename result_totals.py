@@ -327,10 +327,10 @@ class Totals:
             plain Python numbers; nats for `total_nll`, bits where the name says so.
         """
         tokens, nlls, _, _ = self.of_texts.T
-        perplexities = self.perplexities()
-        mean_perplexity = float(np.add.reduce(perplexities)) / len(perplexities)
         total, count = float(nlls.sum()), int(tokens.sum())
         estimate, clusters = self.estimate()
+        perplexities = self.perplexities()  # lists take room, which the estimate has given back
+        mean_perplexity = float(np.add.reduce(perplexities)) / len(perplexities)
         mean_of_texts = self.aggregation.average == "texts"
         perplexity = mean_perplexity if mean_of_texts else exp(estimate.value)
         has_interval = estimate.interval is not None
@@ -364,7 +364,7 @@ class Totals:
         cap = self.aggregation.cap
         return [
             exp(min(term / weight, cap)) if weight > 0 else math.nan
-            for _, _, weight, term in self.of_texts.tolist()
+            for _, _, weight, term in map(np.ndarray.tolist, self.of_texts)
         ]
 
     def estimate(self) -> tuple[Estimate, Clusters]:
