@@ -5,8 +5,8 @@ interface, an engine in this process.  It stands beside the models whose logits 
 asked for columns of scores in their place.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from transformers import PreTrainedTokenizerBase
 
@@ -21,80 +21,7 @@ from .model_served_trial import (
     differ,
     try_source,
 )
-from .model_server import Server, ServerError
-from .model_server_forms import AnswerError, Form, Prompt, TokenValues, shown
-
-# Tokens of the prompt by which the form of a server is found.
-SHORT_PROMPT = 8
-
-
-class ServedSource:
-    """A server that is asked in one form.
-
-    Attributes:
-        served_name: which of its models answers.
-    """
-
-    def __init__(self, server: Server, form: Form, served_name: str) -> None:
-        self.server, self.form, self.served_name = server, form, served_name
-
-    def connected(self) -> AbstractContextManager:
-        """Keep connections for the time of the context."""
-        return self.server.connected()
-
-    def values(
-        self, prompts: Sequence[Prompt], num_likeliest: int = 0, **sampling: float
-    ) -> list[TokenValues]:
-        """Ask for the values of prompts in one request.
-
-        Raises:
-            AnswerError: the answer does not hold them.
-            ServerError: there is none.
-        """
-        body = self.form.body(self.served_name, prompts, num_likeliest, **sampling)
-        return self._read(self.server.post(self.form.path, body), prompts, num_likeliest)
-
-    def values_of_all(
-        self, requests: Iterable[Sequence[Prompt]], num_likeliest: int
-    ) -> Iterator[tuple[int, Sequence[TokenValues] | AnswerError]]:
-        """Send requests, several in flight; yield (number, values or what is wrong) as they come."""
-        sent: dict[int, Sequence[Prompt]] = {}
-
-        def bodies() -> Iterator[tuple[int, str, dict]]:
-            for number, prompts in enumerate(requests):
-                sent[number] = prompts
-                body = self.form.body(self.served_name, prompts, num_likeliest)
-                yield number, self.form.path, body
-
-        for number, reply in self.server.post_all(bodies()):
-            try:
-                yield number, self._read(reply, sent.pop(number), num_likeliest)
-            except AnswerError as error:
-                yield number, error
-
-    def _read(
-        self, reply: object, prompts: Sequence[Prompt], num_likeliest: int
-    ) -> list[TokenValues]:
-        """Read an answer.
-
-        Raises:
-            AnswerError: it does not hold what was asked for, or has parts of another kind.
-        """
-        try:
-            return self.form.read(reply, prompts, num_likeliest)
-        except (AttributeError, LookupError, TypeError) as error:
-            raise AnswerError(f"parts of another kind ({error}): {shown(reply)}") from None
-
-    def tokenize(self, text: str) -> list[int] | None:
-        """Return the ids that the server cuts a text into; None where it does not say."""
-        if not self.form.tokenizer_path:
-            return None
-        body = {"model": self.served_name, "prompt": text, "add_special_tokens": False}
-        try:
-            found = self.server.post(self.form.tokenizer_path, body)
-        except ServerError:
-            return None
-        return found.get("tokens") if isinstance(found, dict) else None
+from .model_server_forms import AnswerError, Prompt
 
 
 class ServedModel(EngineModel):

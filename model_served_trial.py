@@ -14,8 +14,7 @@ import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from .model_interface import PROBE_TOKENS, MadeUpText
-from .model_server import ServerError
-from .model_server_forms import AnswerError, Form, Prompt, TokenValues, shown
+from .model_server_forms import AnswerError, Form, Prompt, ServerError, TokenValues, shown
 
 # Tokens of the prompt that stands beside the texts in every request.
 CANARY_LENGTH = 16

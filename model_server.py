@@ -12,6 +12,8 @@ import anyio
 import httpx
 from anyio.from_thread import start_blocking_portal
 
+from .model_server_forms import ServerError
+
 logger = logging.getLogger("evaluate.perplexity_sliding")
 
 # What a server says when it is busy or broken for the moment.
@@ -23,18 +25,6 @@ LONGEST_WAIT_S = 30.0
 SHOWN = 300
 # Where vLLM's own server has its key from.
 KEY_VARIABLE = "VLLM_API_KEY"
-
-
-class ServerError(ValueError):
-    """A server could not be reached, refused a request, or sent what is no answer to it.
-
-    Attributes:
-        status: of HTTP; None where there was no answer.
-    """
-
-    def __init__(self, message: str, status: int | None = None) -> None:
-        super().__init__(message)
-        self.status = status
 
 
 class ServerSettings(NamedTuple):
@@ -53,11 +43,6 @@ class ServerSettings(NamedTuple):
     requests_in_flight: int = 8
     timeout: float = 600.0
     retries: int = 6
-
-
-def is_address(model_id: object) -> bool:
-    """Return whether the name of a model is the address of a server."""
-    return isinstance(model_id, str) and model_id.lower().startswith(("http://", "https://"))
 
 
 class Server:

@@ -25,6 +25,18 @@ TOKEN_ID = "token_id:"
 SHOWN_VALUES = 6
 
 
+class ServerError(ValueError):
+    """A server could not be reached, refused a request, or sent what is no answer to it.
+
+    Attributes:
+        status: of HTTP; None where there was no answer.
+    """
+
+    def __init__(self, message: str, status: int | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+
+
 class AnswerError(ValueError):
     """An answer does not hold what was asked for.
 

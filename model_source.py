@@ -17,8 +17,6 @@ from .model import LanguageModel, lock_of
 from .model_gguf import is_gguf, open_gguf
 from .model_interface import Batch, ContextLimit, EngineModel, LogitBlocks, Prefix, ScoredModel
 from .model_loading import files_state, resolve_device, resolve_dtype, snapshot
-from .model_served_opening import open_served
-from .model_server import is_address
 from .model_vllm import adopt_vllm, is_vllm
 from .request_checks import WITHOUT_ADAPTER
 from .text_tokenization import check_tokenizer, tokenize
@@ -43,13 +41,25 @@ def open_model(
 
     See `LanguageModel.open`, `open_served` and `open_gguf`.
     """
-    opener = open_served if is_address(model_id) else open_gguf if is_gguf(model_id) else None
-    if opener is not None:
+    if is_address(model_id) or is_gguf(model_id):
         check_elsewhere(model_id, device, dtype)
+        opener = open_address if is_address(model_id) else open_gguf
         return opener(model_id, tokenizer, model_kwargs, tokenizer_kwargs, argument)
     return LanguageModel.open(
         model_id, tokenizer, device, dtype, model_kwargs, tokenizer_kwargs, argument
     )
+
+
+def is_address(model_id: object) -> bool:
+    """Return whether the name of a model is the address of a server."""
+    return isinstance(model_id, str) and model_id.lower().startswith(("http://", "https://"))
+
+
+def open_address(*arguments: object) -> ScoredModel:
+    """Open a model behind an address; what speaks HTTP is imported for that alone."""
+    from .model_server_opening import open_served
+
+    return open_served(*arguments)
 
 
 def check_elsewhere(

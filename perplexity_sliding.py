@@ -29,10 +29,10 @@ from .model_logits import Head as Head
 from .model_module import input_device as input_device
 from .model_probes import KeptState as KeptState
 from .model_served import ServedModel as ServedModel
-from .model_served_opening import Card as Card
 from .model_served_trial import Identity as Identity
 from .model_server import Server as Server
 from .model_server_forms import Prompt as Prompt
+from .model_server_opening import Card as Card
 from .model_source import ModelSource, OpenModels, check_model_source
 from .model_states import StateReader as StateReader
 from .model_vllm import adopt_vllm as adopt_vllm

@@ -61,6 +61,23 @@ def test_no_import_is_for_annotations_alone():
     assert [path.name for path in paths if "TYPE_CHECKING" in path.read_text("utf-8")] == []
 
 
+def imported_with(name: str) -> set[str]:
+    """The modules that are imported as soon as one of them is."""
+    found, waiting = set(), [name]
+    while waiting:
+        found.add(name := waiting.pop())
+        body = ast.parse((ROOT / f"{name}.py").read_text("utf-8")).body
+        below = {n.module for n in body if isinstance(n, ast.ImportFrom) and n.level == 1}
+        waiting += below - found
+    return found
+
+
+def test_http_is_imported_for_a_server_alone():
+    """It would delay every call with another model."""
+    assert {"call", "model_source"} <= imported_with("call")
+    assert imported_with("call") & {"model_server", "model_server_opening"} == set()
+
+
 def test_few_calls_lie_between_compute_and_the_model(gpt2, tokenizer):
     depths = []
 

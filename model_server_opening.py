@@ -1,6 +1,8 @@
 """Opening a model behind an address: what is served, with which tokenizer, and how it is asked."""
 
 import os
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
@@ -10,10 +12,13 @@ from .errors import ArgumentError, Wording
 from .model_digest import model_name
 from .model_interface import LARGEST_LIMIT, ContextLimit
 from .model_loading import load_tokenizer
-from .model_served import SHORT_PROMPT, ServedModel, ServedSource
+from .model_served import ServedModel
 from .model_served_trial import Trial
-from .model_server import Server, ServerError, ServerSettings
-from .model_server_forms import FORMS, AnswerError, Form
+from .model_server import Server, ServerSettings
+from .model_server_forms import FORMS, AnswerError, Form, Prompt, ServerError, TokenValues, shown
+
+# Tokens of the prompt by which the form of a server is found.
+SHORT_PROMPT = 8
 
 
 class Card(NamedTuple):
@@ -159,7 +164,7 @@ def tokenizer_of(card: Card, tokenizer_kwargs: dict, description: str) -> PreTra
 
 def find_source(
     server: Server, card: Card, tokenizer: PreTrainedTokenizerBase, description: str
-) -> ServedSource:
+) -> "ServedSource":
     """Find the form in which a server gives the values of a prompt.
 
     Raises:
@@ -207,3 +212,72 @@ def limit_of(card: Card, form: Form, tokenizer: PreTrainedTokenizerBase) -> Cont
         return ContextLimit(int(stated) if 0 < stated < LARGEST_LIMIT else None, None)
     # One place is the answer's.  A token that is forced is the answer; others are read.
     return ContextLimit(length, None, length - 1 if form.forces else length - 1 - form.num_new)
+
+
+class ServedSource:
+    """A server that is asked in one form.
+
+    Attributes:
+        served_name: which of its models answers.
+    """
+
+    def __init__(self, server: Server, form: Form, served_name: str) -> None:
+        self.server, self.form, self.served_name = server, form, served_name
+
+    def connected(self) -> AbstractContextManager:
+        """Keep connections for the time of the context."""
+        return self.server.connected()
+
+    def values(
+        self, prompts: Sequence[Prompt], num_likeliest: int = 0, **sampling: float
+    ) -> list[TokenValues]:
+        """Ask for the values of prompts in one request.
+
+        Raises:
+            AnswerError: the answer does not hold them.
+            ServerError: there is none.
+        """
+        body = self.form.body(self.served_name, prompts, num_likeliest, **sampling)
+        return self._read(self.server.post(self.form.path, body), prompts, num_likeliest)
+
+    def values_of_all(
+        self, requests: Iterable[Sequence[Prompt]], num_likeliest: int
+    ) -> Iterator[tuple[int, Sequence[TokenValues] | AnswerError]]:
+        """Send requests, several in flight; yield (number, values or what is wrong) as they come."""
+        sent: dict[int, Sequence[Prompt]] = {}
+
+        def bodies() -> Iterator[tuple[int, str, dict]]:
+            for number, prompts in enumerate(requests):
+                sent[number] = prompts
+                body = self.form.body(self.served_name, prompts, num_likeliest)
+                yield number, self.form.path, body
+
+        for number, reply in self.server.post_all(bodies()):
+            try:
+                yield number, self._read(reply, sent.pop(number), num_likeliest)
+            except AnswerError as error:
+                yield number, error
+
+    def _read(
+        self, reply: object, prompts: Sequence[Prompt], num_likeliest: int
+    ) -> list[TokenValues]:
+        """Read an answer.
+
+        Raises:
+            AnswerError: it does not hold what was asked for, or has parts of another kind.
+        """
+        try:
+            return self.form.read(reply, prompts, num_likeliest)
+        except (AttributeError, LookupError, TypeError) as error:
+            raise AnswerError(f"parts of another kind ({error}): {shown(reply)}") from None
+
+    def tokenize(self, text: str) -> list[int] | None:
+        """Return the ids that the server cuts a text into; None where it does not say."""
+        if not self.form.tokenizer_path:
+            return None
+        body = {"model": self.served_name, "prompt": text, "add_special_tokens": False}
+        try:
+            found = self.server.post(self.form.tokenizer_path, body)
+        except ServerError:
+            return None
+        return found.get("tokens") if isinstance(found, dict) else None
