@@ -40,20 +40,14 @@ from .request_checks import (
     check_running,
     check_texts,
 )
-from .result_context_totals import (
-    ContextTotals,
-    KeyTokenTotals,
-    LongContextTotals,
-    PositionTotals,
-)
 from .result_contexts import (
-    check_offsets,
+    LongContextTotals,
+    PartTotals,
     expand_settings,
-    find_key_characters,
     total_contexts,
-    total_key_tokens,
     total_positions,
 )
+from .result_key_tokens import check_offsets, find_key_characters, total_key_tokens
 from .result_pairs import score_pair
 from .result_report import Comparison, Report, list_reports
 from .result_words import WordScoring
@@ -493,7 +487,7 @@ def total_long_contexts(
 ) -> LongContextTotals | None:
     """Sum up what was asked of long contexts, if anything was."""
     asked, rule, reports = request.long_context, request.key_rule, scored.reports
-    parts: list[ContextTotals | PositionTotals | KeyTokenTotals] = []
+    parts: list[PartTotals] = []
     identity = reports[0].totals.identity | {"probe": None}
     if asked.context_lengths is not None:
         parts.append(total_contexts(reports, scored.num_forward_tokens))

@@ -43,8 +43,8 @@ from .protocols import DEFAULT_PROTOCOL, PROTOCOLS, Protocol
 from .request import Request as Request
 from .request_checks import check_texts
 from .result_comparison import PairedScores as PairedScores
-from .result_context_totals import LongContextTotals as LongContextTotals
-from .result_contexts import total_contexts as total_contexts
+from .result_contexts import LongContextTotals as LongContextTotals
+from .result_key_tokens import KeyTokenTotals as KeyTokenTotals
 from .result_pairs import score_pair as score_pair
 from .result_report import Report as Report
 from .result_totals import Totals

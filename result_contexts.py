@@ -1,4 +1,4 @@
-"""How far back a model looks: perplexity by length of context, by place in the text, and LongPPL.
+"""How far back a model looks: perplexity by length of context, and by place in the text.
 
 By context, the same tokens are scored with windows of several lengths that slide by the same
 stride.  A shorter window is the head of a longer one that begins at the same token, so all of them
@@ -7,41 +7,30 @@ cost what the longest costs::
     begin              c0      c1          longest
     |------------------##------##----------##          # the new tokens of a window of each length
 
-LongPPL (Fang et al., ICLR 2025) is perplexity over the tokens that need a long context.  A token is
-key where an evaluator model, given the whole text, predicts it well and far better than from a short
-context.  Key tokens of one tokenizer become characters, and these the tokens of another.  As the
-package `longppl` 0.3.0 does it.
+Nlls are in nats.
 """
 
+import itertools
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Protocol
 
 import numpy as np
 
-from .errors import Wording
-from .model_interface import UNLIMITED_WINDOW, ContextLimit, ScoredModel
+from .errors import ArgumentError
+from .model_interface import UNLIMITED_WINDOW, ContextLimit
 from .plan import contexts_by_token, nlls_by_token
 from .plan_settings import Corpus, plan_measurement
-from .protocols import Protocol
-from .request_checks import EVALUATOR_ROLE, KeyTokenRule, LongContext, Setting
-from .result_context_totals import ContextTotals, KeyTokenTotals, PositionTotals
+from .request_checks import LongContext, Setting
 from .result_report import Report
-from .result_uncertainty import Blocks
-from .score_measures import NegativeLogLikelihood
-from .score_runner import Session
-from .text_tokenization import TokenizedText
-
-# How the evaluator of the package `longppl` reads a text.
-EVALUATOR = Protocol(
-    "longppl evaluator",
-    source="longppl",
-    description="The tokenizer's own special tokens and no others; every token is scored once.",
-    encoding="default",
-    knobs=("max_length", "stride"),
-)
+from .result_totals import nll_interval, perplexity_interval
+from .result_uncertainty import Blocks, Estimate, as_ratio, estimate_ratio, exp
 
 # Times that "doubling" halves the longest context, unless the stride sets an end before.
 MOST_HALVINGS = 3
+# The in-context learning score of Olsson et al. (In-context Learning and Induction Heads, 2022):
+# the loss of the 500th token less that of the 50th.
+EARLY_TOKEN, LATE_TOKEN = 50, 500
 
 # --- what is planned ------------------------------------------------------------------------------
 
@@ -95,7 +84,246 @@ def doubling_edges(longest: int) -> list[int]:
     return edges
 
 
-# --- what is summed up ----------------------------------------------------------------------------------
+# --- what is summed up ----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class ContextTotals:
+    """Sums over the same tokens by length of context.
+
+    The tokens are those that the longest context can serve: they see between `longest - stride` and
+    `longest - 1` tokens under it, and as many less under a shorter one as it is shorter.
+
+    Attributes:
+        context_lengths: window lengths, ascending.
+        blocks: of these tokens: their number, and the nll under each length.
+        longest_text: tokens of it.
+        num_forward_tokens: what was read for all lengths.
+    """
+
+    context_lengths: Sequence[int]
+    blocks: Blocks
+    longest_text: int
+    num_forward_tokens: int
+
+    @classmethod
+    def of(
+        cls,
+        context_lengths: Sequence[int],
+        nlls: Sequence[Sequence[np.ndarray]],
+        contexts: Sequence[np.ndarray],
+        stride: int,
+        num_forward_tokens: int,
+    ) -> "ContextTotals":
+        """Sum up the tokens of texts.
+
+        Args:
+            nlls: for each length and each text the nlls of its tokens in nats (N,), NaN where
+                unscored.
+            contexts: for each text how many tokens each of its tokens sees under the longest (N,).
+            stride: tokens from one window to the next.
+        """
+        longest = context_lengths[-1]
+        served = [np.flatnonzero(seen >= longest - stride) for seen in contexts]
+        texts = np.repeat(np.arange(len(served)), [len(places) for places in served])
+        places = np.concatenate(served)
+        columns = [
+            np.concatenate([nll[tokens] for nll, tokens in zip(of_texts, served)])
+            for of_texts in nlls
+        ]
+        lengths = [len(seen) for seen in contexts]
+        blocks = Blocks.of(lengths, texts, places, [np.ones(len(places)), *columns])
+        return cls(context_lengths, blocks.uncut(longest), max(lengths), num_forward_tokens)
+
+    @property
+    def are_enough(self) -> bool:
+        """Whether a text is as long as the longest context."""
+        return bool(self.blocks.sums[:, 0].any())
+
+    def __add__(self, other: "ContextTotals") -> "ContextTotals":
+        return ContextTotals(
+            self.context_lengths,
+            self.blocks + other.blocks,
+            max(self.longest_text, other.longest_text),
+            self.num_forward_tokens + other.num_forward_tokens,
+        )
+
+    def result(self) -> dict:
+        """Estimate the perplexity at each length.
+
+        Returns:
+            `by_context_length`: for each length a dict; all but the longest with the ratio of its
+            perplexity to the longest's, paired token by token.
+
+        Raises:
+            ValueError: no text is as long as the longest context.
+        """
+        longest = self.context_lengths[-1]
+        if not self.are_enough:
+            raise ArgumentError(
+                "context_lengths",
+                "hold lengths that a text reaches",
+                got=f"{longest} for texts of at most {self.longest_text} tokens",
+                advice="Pass shorter ones, or longer texts.",
+            )
+        clusters = self.blocks.clusters(longest)
+        tokens, *sums = clusters.sums.T
+        summaries = []
+        for length, nll in zip(self.context_lengths, sums):
+            estimate = estimate_ratio(nll, tokens)
+            summary = {"context_length": length, **as_perplexity(estimate, int(tokens.sum()))}
+            if length != longest:
+                difference = estimate_ratio(nll - sums[-1], tokens)
+                summary["ratio_to_longest"] = as_ratio(difference, clusters.sample)
+            summaries.append(summary)
+        return {"by_context_length": summaries, "num_forward_tokens": self.num_forward_tokens}
+
+
+@dataclass(frozen=True, eq=False)
+class Bin:
+    """Sums over the tokens between two places of all texts.
+
+    Attributes:
+        last: the last place with a token.
+        blocks: of the texts with a token there: the number of these, and their nll.
+    """
+
+    last: int
+    blocks: Blocks
+
+    def __add__(self, other: "Bin") -> "Bin":
+        return Bin(max(self.last, other.last), self.blocks + other.blocks)
+
+
+@dataclass(frozen=True, eq=False)
+class PositionTotals:
+    """Sums over the tokens of texts by their place.
+
+    Attributes:
+        bins: those with a scored token, by first place and one past the last; 0 is a text's first
+            token.
+        gains: nll of the 500th token less that of the 50th, in nats, of each text that has both
+            scored with all tokens before them in sight.
+        block_tokens: fewest tokens in a cluster.
+    """
+
+    bins: dict[tuple[int, int], Bin]
+    gains: np.ndarray
+    block_tokens: int
+    are_enough = True
+
+    @classmethod
+    def of(
+        cls,
+        edges: Sequence[int],
+        nlls: Sequence[np.ndarray],
+        contexts: Sequence[np.ndarray],
+        block_tokens: int,
+    ) -> "PositionTotals":
+        """Sum up the tokens of texts.
+
+        Args:
+            edges: first places of the bins, ascending, and one past the last.
+            nlls: for each text the nlls of its tokens in nats (N,), NaN where unscored.
+            contexts: for each text how many tokens each of its tokens sees (N,).
+        """
+        scored = [np.flatnonzero(~np.isnan(nll)) for nll in nlls]
+        texts = np.repeat(np.arange(len(scored)), [len(places) for places in scored])
+        places = np.concatenate(scored)
+        values = np.concatenate([nll[tokens] for nll, tokens in zip(nlls, scored)])
+        lengths = np.array([len(nll) for nll in nlls])
+        bins = {}
+        for first, end in itertools.pairwise(edges):
+            inside = (places >= first) & (places < end)
+            if not inside.any():
+                continue
+            present, number = np.unique(texts[inside], return_inverse=True)
+            columns = [np.ones(len(number)), values[inside]]
+            blocks = Blocks.of(lengths[present], number, places[inside], columns)
+            last = int(places[inside].max())
+            bins[int(first), int(end)] = Bin(last, blocks.uncut(block_tokens))
+        return cls(bins, in_context_gains(nlls, contexts), block_tokens)
+
+    def __add__(self, other: "PositionTotals") -> "PositionTotals":
+        bins = dict(self.bins)
+        for edges, of_other in other.bins.items():
+            bins[edges] = bins[edges] + of_other if edges in bins else of_other
+        gains = np.concatenate([self.gains, other.gains])
+        return PositionTotals(dict(sorted(bins.items())), gains, self.block_tokens)
+
+    def result(self) -> dict:
+        """Estimate the mean nll by place in the text, and of all tokens up to there.
+
+        Returns:
+            `by_position`: for each bin a dict: `first` and `last` place, `nll` and its `interval`,
+            `cumulative_nll` of all tokens from the first edge to `last`, `num_tokens`, `num_texts`;
+            and `in_context_score`.
+        """
+        summaries, total, count = [], 0.0, 0
+        for (first, _), of_bin in self.bins.items():
+            tokens, nll = of_bin.blocks.clusters(self.block_tokens).sums.T
+            estimate = estimate_ratio(nll, tokens)
+            num_tokens = int(tokens.sum())
+            total, count = total + float(nll.sum()), count + num_tokens
+            summaries.append(
+                {
+                    "first": first,
+                    "last": of_bin.last,
+                    "nll": estimate.value,
+                    "interval": nll_interval(estimate),
+                    "cumulative_nll": total / count,
+                    "num_tokens": num_tokens,
+                    "num_texts": len(of_bin.blocks.lengths),
+                }
+            )
+        return {"by_position": summaries, "in_context_score": in_context_score(self.gains)}
+
+
+def in_context_gains(nlls: Sequence[np.ndarray], contexts: Sequence[np.ndarray]) -> np.ndarray:
+    """Subtract the nll of the 50th token from that of the 500th, in nats, of each text (T,).
+
+    Of the texts in which both are scored with all tokens before them in sight.
+
+    Args:
+        nlls: for each text the nlls of its tokens in nats (N,), NaN where unscored.
+        contexts: for each text how many tokens each of its tokens sees (N,).
+    """
+    early, late = EARLY_TOKEN - 1, LATE_TOKEN - 1
+    return np.array(
+        [
+            nll[late] - nll[early]
+            for nll, seen in zip(nlls, contexts)
+            if len(nll) > late and seen[late] >= late and not np.isnan(nll[[early, late]]).any()
+        ]
+    )
+
+
+def in_context_score(gains: np.ndarray) -> dict | None:
+    """Estimate how much better the 500th token of a text is predicted than the 50th, in nats.
+
+    Negative where the model learns from the context; None where there is no text to tell.
+
+    Args:
+        gains: of each text (T,).
+    """
+    if not len(gains):
+        return None
+    estimate = estimate_ratio(gains, np.ones(len(gains)))
+    return {
+        "nll_difference": estimate.value,
+        "interval": None if estimate.interval is None else list(estimate.interval),
+        "num_texts": len(gains),
+    }
+
+
+def as_perplexity(estimate: Estimate, num_tokens: int) -> dict:
+    """Describe a mean nll, with its perplexity."""
+    return {
+        "perplexity": exp(estimate.value),
+        "interval": perplexity_interval(estimate),
+        "nll": estimate.value,
+        "num_tokens": num_tokens,
+    }
 
 
 def total_contexts(reports: Sequence[Report], num_forward_tokens: int) -> ContextTotals:
@@ -120,91 +348,65 @@ def total_positions(report: Report, positions: list[int] | str) -> PositionTotal
     return PositionTotals.of(edges, nlls, contexts, report.measurement.plan.max_length)
 
 
-# --- LongPPL --------------------------------------------------------------------------------------
+class PartTotals(Protocol):
+    """What the keys of one kind are computed from; it adds up over shards.
 
-
-def find_key_characters(
-    session: Session, evaluator: ScoredModel, texts: list[str], rule: KeyTokenRule
-) -> list[np.ndarray]:
-    """Find the characters of key tokens: for each text spans (first, one past the last) (M, 2).
-
-    The long context is the whole text, or as much as the evaluator takes, slid over by half of it.
-
-    Raises:
-        ValueError: the evaluator cannot be scored with, or does not say which characters its
-            tokens stand for.
+    Attributes:
+        are_enough: whether there is a result.
     """
-    with evaluator.in_use():
-        evaluator.prepare()
-        corpus = Corpus(evaluator.tokenizer, texts, with_offsets=True)
-        _, streams = corpus.read(EVALUATOR, None)
-        check_offsets(streams, f"`{EVALUATOR_ROLE}`")
-        longest = max(2, *(len(stream) for stream in streams))
-        longest = min(longest, evaluator.limit.length or max(longest, UNLIMITED_WINDOW))
-        settings = [
-            Setting(EVALUATOR, longest, max(1, longest // 2)),
-            Setting(EVALUATOR, min(rule.window, longest), min(rule.stride, longest)),
-        ]
-        measurements = [plan_measurement(corpus, evaluator.limit, setting) for setting in settings]
-        work, scores = session.score([evaluator], measurements, [NegativeLogLikelihood()])
-    full, short = (
-        nlls_by_token(measurement, of_measurement)
-        for measurement, of_measurement, _ in work.by_measurement(scores)
-    )
-    return [
-        merge_spans(stream.offsets[rule.key_tokens(short_nlls, full_nlls)])
-        for stream, short_nlls, full_nlls in zip(streams, short, full)
-    ]
+
+    @property
+    def are_enough(self) -> bool: ...
+
+    def __add__(self, other: "PartTotals") -> "PartTotals": ...
+
+    def result(self) -> dict: ...
 
 
-def total_key_tokens(report: Report, spans: Sequence[np.ndarray], signature: str) -> KeyTokenTotals:
-    """Sum up the key tokens of texts.
+@dataclass(frozen=True, eq=False)
+class LongContextTotals:
+    """All that a result needs for its keys about long contexts; like `Totals` it adds up over shards.
 
-    Args:
-        spans: characters of the key tokens of each text.
-        signature: by what rule and which evaluator these were found.
+    Attributes:
+        parts: what the keys of each kind are computed from.
+        identity: what must be the same for all shards.
     """
-    nlls = nlls_by_token(report.measurement, report.scores)
-    places = [
-        np.flatnonzero(tokens_inside(stream.offsets, of_text) & ~stream.added & ~np.isnan(nll))
-        for stream, nll, of_text in zip(report.measurement.streams, nlls, spans)
-    ]
-    texts = np.repeat(np.arange(len(places)), [len(inside) for inside in places])
-    values = np.concatenate([nll[inside] for nll, inside in zip(nlls, places)])
-    lengths = [len(nll) for nll in nlls]
-    columns = [np.ones(len(texts)), values]
-    blocks = Blocks.of(lengths, texts, np.concatenate(places), columns)
-    return KeyTokenTotals(blocks, signature)
 
+    parts: Sequence[PartTotals]
+    identity: dict[str, object]
 
-def check_offsets(streams: Sequence[TokenizedText], name: str) -> None:
-    if any(stream.offsets is None for stream in streams):
-        raise ValueError(
-            Wording(
-                f"{name} must have a fast tokenizer with `key_tokens`, which says which "
-                "characters a token stands for, got a slow one."
+    @property
+    def are_enough(self) -> bool:
+        """Whether there is a result: of a shard of short texts, only other shards may have one."""
+        return all(part.are_enough for part in self.parts)
+
+    def __add__(self, other: "LongContextTotals") -> "LongContextTotals":
+        """Return the totals of both corpora, one after the other.
+
+        Raises:
+            ValueError: they were measured in different ways.
+        """
+        if not isinstance(other, LongContextTotals):
+            return NotImplemented
+        if self.identity != other.identity:
+            raise ValueError(
+                "Totals can only be added where model, protocol and settings are the same, got "
+                f"{self.identity} and {other.identity}."
             )
-        )
+        parts = [one + another for one, another in zip(self.parts, other.parts, strict=True)]
+        return LongContextTotals(parts, self.identity)
 
+    def __radd__(self, other: object) -> "LongContextTotals":
+        """Begin a `sum`, which adds the first to 0."""
+        return self if other == 0 else NotImplemented
 
-def merge_spans(offsets: np.ndarray) -> np.ndarray:
-    """Merge spans of characters (K, 2) that touch: (first, one past the last) of each (M, 2)."""
-    if not len(offsets):
-        return offsets.reshape(0, 2)
-    apart = offsets[1:, 0] != offsets[:-1, 1]
-    firsts = offsets[np.concatenate([[True], apart]), 0]
-    ends = offsets[np.concatenate([apart, [True]]), 1]
-    return np.stack([firsts, ends], axis=1)
+    def result(self) -> dict:
+        """Compute the keys of the result.
 
-
-def tokens_inside(offsets: np.ndarray, spans: np.ndarray) -> np.ndarray:
-    """Tell which tokens (N,) have all their characters in one of the spans.
-
-    Args:
-        offsets: first and one-past-last character of each token (N, 2).
-        spans: ascending spans of characters (M, 2), apart from each other.
-    """
-    if not len(spans):
-        return np.zeros(len(offsets), dtype=bool)
-    number = np.searchsorted(spans[:, 0], offsets[:, 0], side="right") - 1
-    return (number >= 0) & (offsets[:, 1] <= spans[number, 1])
+        Raises:
+            ValueError: no text is as long as the longest context.
+        """
+        result: dict[str, object] = {}
+        for part in self.parts:
+            result |= part.result()
+        return result

@@ -6,14 +6,15 @@ import numpy as np
 import pytest
 import reference
 from perplexity_sliding.plan_windows import PlannedWindow, count_inputs, merge_windows, plan_windows
-from perplexity_sliding.result_context_totals import (
+from perplexity_sliding.result_contexts import (
     ContextTotals,
     LongContextTotals,
     PositionTotals,
+    doubling_edges,
+    doubling_lengths,
     in_context_gains,
     in_context_score,
 )
-from perplexity_sliding.result_contexts import doubling_edges, doubling_lengths
 from perplexity_sliding.result_uncertainty import Blocks
 
 

@@ -8,7 +8,7 @@ import torch
 from models import SlowTokenizer, make_byte_tokenizer, make_model, make_tokenizer, random_text
 from perplexity_sliding.plan_windows import Window
 from perplexity_sliding.request_checks import KeyTokenRule
-from perplexity_sliding.result_contexts import merge_spans, tokens_inside, total_key_tokens
+from perplexity_sliding.result_key_tokens import merge_spans, tokens_inside, total_key_tokens
 from perplexity_sliding.text_tokenization import TokenizedText
 
 
