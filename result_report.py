@@ -115,15 +115,19 @@ class Report:
         counts = [
             {
                 "windows": len(windows),
-                "forward tokens": self._cost_alone(windows),
+                "forward tokens": self._cost_alone([*windows, *borders]),
                 "context tokens": text.num_context,
             }
-            for text, windows in zip(self.texts, self.measurement.windows)
+            for text, windows, borders in zip(
+                self.texts, self.measurement.windows, self.measurement.borders
+            )
         ]
         return self.totals.split(counts, self.text_digests)
 
     def _cost_alone(self, windows: list[Window]) -> int:
         """Count the tokens that a text's windows read by themselves."""
+        if self.measurement.plan.carries != "nothing":
+            return sum(window.num_targets for window in windows)
         start_id = self.measurement.plan.start_id
         planned = [PlannedWindow(0, w, start_id if w.start_token else None) for w in windows]
         return count_inputs(merge_windows(planned, self.model.prefixes_agree)[0])

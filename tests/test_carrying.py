@@ -44,6 +44,7 @@ def test_attention_keeps_the_window_less_a_stride(
         stride=stride,
         add_start_token=start,
         return_token_scores=True,
+        return_totals="texts",
     )
     length, stride = max_length or CONTEXT, stride or CONTEXT // 2
     expected = carried_reference(llama, tokenizer, TEXTS, stride, length - stride, start)
@@ -51,6 +52,8 @@ def test_attention_keeps_the_window_less_a_stride(
         assert ours == pytest.approx(theirs, abs=1e-4)
     count = sum(map(len, expected))
     assert result["num_tokens"] == result["num_forward_tokens"] == count
+    costs = [totals.result()["num_forward_tokens"] for totals in result["text_totals"]]
+    assert costs == list(map(len, expected))
     assert result["perplexity"] == pytest.approx(np.exp(sum(map(sum, expected)) / count), rel=1e-5)
     carried = f"carry:keys({length - stride})"
     assert f"|window:{length}|stride:{stride}|{carried}|" in result["signature"]

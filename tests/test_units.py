@@ -219,6 +219,15 @@ def test_a_list_has_the_paired_ratio_to_its_first(measure):
         assert 0 <= ratio["pvalue"] <= 1
 
 
+@pytest.mark.parametrize("arguments", [{}, {"words": True}, {"stride": 16}], ids=str)
+def test_each_text_costs_what_it_costs_alone(measure, arguments):
+    texts = [random_text(length, length) for length in (50, 7, 40)]
+    whole = measure(texts, return_totals="texts", **arguments)
+    costs = [totals.result()["num_forward_tokens"] for totals in whole["text_totals"]]
+    assert costs == [measure([text], **arguments)["num_forward_tokens"] for text in texts]
+    assert sum(costs) == whole["num_forward_tokens"]
+
+
 @pytest.mark.parametrize(
     "arguments",
     [{}, {"protocol": "stock"}, {"protocol": "lm-eval"}, {"add_start_token": False, "stride": 3}],
