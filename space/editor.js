@@ -2,7 +2,7 @@
 
    Behind the text box lies a mirror with the same lines, whose pieces have colours; the letters of the box
    itself are invisible.  What is typed keeps the colours around it until the next result is there. */
-const PLAY_MS = 20000, STEP_MS = [60, 900], MOST_BARS = 300, TALLEST = 16, SEND_MS = 150, TIP_GAP = 6;
+const PLAY_MS = 20000, STEP_MS = [60, 900], MOST_BARS = 300, TALLEST = 16, SEND_MS = 150, TIP_GAP = 6, DOT = 9, DOCKS = { window: 48, stride: 150 };
 let unit = "tokens"; // what a visitor chose outlives a result
 let stage = null, drawn = null; // the box with what lies around it; the result that colours it
 
@@ -194,11 +194,14 @@ function editorView(view, data) {
 
   /* The window on the text, with its two handles */
   const rects = (token) => [...elementOf(pieceOf[clamp(token, 0, length - 1)])?.getClientRects() ?? []];
-  function put(element, rect, x) {
-    const box = over.getBoundingClientRect();
-    element.hidden = !rect || rect.bottom < box.top + 4 || rect.top > box.bottom - 4;
+  /* `docked`: pixels from the right, where a handle waits while its place lies below what the box shows. */
+  function put(element, rect, x, docked = 0) {
+    const box = over.getBoundingClientRect(), below = rect && rect.top > box.bottom - 4, waits = Boolean(below && docked);
+    element.hidden = !rect || rect.bottom < box.top + 4 || (below && !docked);
+    element.classList.toggle("ps-docked", waits);
     if (element.hidden) return;
-    element.style.transform = `translate(${(x - box.left).toFixed(1)}px, ${(rect.top - box.top).toFixed(1)}px)`;
+    const left = waits ? box.width - docked : x - box.left, top = waits ? box.height - rect.height - DOT : rect.top - box.top;
+    element.style.transform = `translate(${left.toFixed(1)}px, ${top.toFixed(1)}px)`;
     element.style.height = `${rect.height}px`;
   }
   function placed() {
@@ -208,8 +211,9 @@ function editorView(view, data) {
     const after = preview ? from + stride : windows[now + 1]?.[0] ?? from + stride;
     const left = rects(from)[0], right = rects(end - 1).at(-1), next = rects(after - 1).at(-1);
     put(begin, left, left?.left ?? 0);
-    put(handles.window, windows.length && data.slides ? right : null, right?.right ?? 0);
-    put(handles.stride, windows.length > 1 && data.slides ? next : null, next?.right ?? 0);
+    const begins = left && left.top < over.getBoundingClientRect().bottom - 4; // above, or in sight
+    put(handles.window, windows.length && data.slides ? right : null, right?.right ?? 0, begins && DOCKS.window);
+    put(handles.stride, windows.length > 1 && data.slides ? next : null, next?.right ?? 0, begins && DOCKS.stride);
     for (const [name, value] of [["window", fieldOf("window")?.value], ["stride", stride]]) {
       const handle = handles[name], field = fieldOf(name);
       const most = name === "window" ? field?.max || value : fieldOf("window")?.value;

@@ -38,10 +38,10 @@ MEANINGS = {
 def intro_view() -> str:
     """Write the title, one sentence, and the colours."""
     return (
-        f'<div class="ps-view ps-intro"><h1>{TITLE}</h1><p>Redder words surprised it more; '
-        f"{term('perplexity')} sums that up. It reads a {term('window')} of "
-        f"{term('token', 'tokens')}, moves on by a {term('stride')}, and knows a token's "
-        f"{term('context')}.</p>{colours()}{''.join(map(_meaning, MEANINGS))}</div>"
+        f'<div class="ps-view ps-intro"><h1>{TITLE}</h1><p>The redder a word, the less the model expected it; '
+        f"{term('perplexity')} sums that up. It sees one {term('window')} of "
+        f"{term('token', 'tokens')} as {term('context')}, then moves on by a {term('stride')}."
+        f"</p>{colours()}{''.join(map(_meaning, MEANINGS))}</div>"
     )
 
 

@@ -81,9 +81,9 @@ def test_the_first_screen_of_a_phone_has_text_and_number(url, tmp_path):
         assert is_whole(page, tip) and "bits of surprise" in tip.text
         # A finger takes the handle of the window to another word.
         before, handle = field(page, "window"), page.one(".ps-handle-window")
-        # The text scrolls in its box, which shows fewer words than the window has.
-        page.script("arguments[0].scrollTop = 200", page.one("#text textarea"))
-        page.until(handle.is_displayed)
+        # The box shows fewer words than the window has: the handle waits at its lower edge.
+        assert page.all(".ps-handle-window.ps-docked") and handle.is_displayed()
+        assert page.script(BOX, handle)[3] < page.script(BOX, page.one("#text textarea"))[3]
         x, y = page.script(
             "const r = arguments[0].getBoundingClientRect(); return [r.x + r.width / 2, r.bottom]",
             handle,
