@@ -206,9 +206,11 @@ def test_the_metric_gives_every_line(root, compared, bits):
     """To what the tool's 16 bits cost: steps of up to 2.4e-4 nats."""
     lines = metric_lines(compared)
     for name, (value, error) in printed_lines(root, bits)[0].items():
-        cost = (
-            1.1e-2 if name.startswith("Cor") else 1.2e-4 if "PPL" in name or "KLD" in name else 4e-3
-        )
+        cost = 1.2e-4 if "PPL" in name or "KLD" in name else 4e-3
+        if name.startswith("Cor"):
+            cost = 1.1e-2
+        elif name.endswith(" KLD") and not name.startswith("Mean"):
+            cost = 2.4e-4  # of one token, by as much as a step
         assert lines[name][0] == pytest.approx(value, rel=5e-5, abs=cost), name
         if error is not None:
             assert lines[name][1] == pytest.approx(error, rel=1e-4, abs=1.1e-3), name
@@ -241,7 +243,8 @@ def test_the_running_values_of_every_window(root, compared, bits):
     ends = np.arange(1, len(table) + 1) * (WINDOW - FIRST) - 1
     expected = table[:, [1, 3, 5, 7, 9]]
     got = np.stack([np.exp(a), a - b, kl, rms, 100 * same], 1)[ends]
-    np.testing.assert_allclose(got[:, 0], expected[:, 0], rtol=2e-6, atol=6e-5)
+    # 2 bits answer badly to rounding: float32 and float64 differ by 8e-6 over the first window.
+    np.testing.assert_allclose(got[:, 0], expected[:, 0], rtol=8e-6, atol=6e-5)
     np.testing.assert_allclose(got[:, 1:3], expected[:, 1:3], atol=7e-5)
     np.testing.assert_allclose(got[:, 3:], expected[:, 3:], atol=6e-3)
 
