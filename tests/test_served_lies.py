@@ -1,5 +1,6 @@
 """Servers that lie, each in one way: none gets a number out, and the reason is said."""
 
+import signal
 import threading
 import time
 
@@ -412,7 +413,15 @@ def own_threads():
     return [thread for thread in threading.enumerate() if not thread.daemon]
 
 
-def test_interrupts_end_at_once_and_leave_no_thread(metric, gpt2, tokenizer):
+@pytest.fixture
+def interruptible():
+    """Python as it is at a terminal: a shell has its jobs in the background ignore Ctrl-C."""
+    handler = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, handler)
+
+
+def test_interrupts_end_at_once_and_leave_no_thread(metric, gpt2, tokenizer, interruptible):
     """Ctrl-C while requests wait for an answer."""
     import _thread
 
