@@ -98,15 +98,22 @@ def story(reading: Reading) -> str:
     if worst is None:
         return ""
     _, text = text_segments(reading)
-    expected = (
-        f" The model expected <em>{escape(shown(worst.expected[0]))}</em>."
-        if worst.expected
-        else ""
-    )
+    expected = ""
+    if worst.expected:
+        word = _as_it_went_on(text, worst.segment, worst.expected[0])
+        expected = f" The model expected <em>{escape(shown(word))}</em>."
     return (
         '<p class="ps-story">Most surprising word: <button type="button" class="ps-word" '
         f'data-piece="{worst.piece}">{in_word(text, worst.segment)}</button>, {odds(worst.nll)}.{expected}</p>'
     )
+
+
+def _as_it_went_on(text: str, segment: Segment, expected: str) -> str:
+    """Write what was expected in the place of a piece; within a word, behind what stands of it."""
+    if not (text[segment.start].isalnum() and expected[:1].isalnum()):
+        return expected
+    begun = re.search(r"\w*$", text[max(0, segment.start - LONGEST_WORD) : segment.start])[0]
+    return f"{begun}{expected}…" if begun else expected
 
 
 def odds(nll: float) -> str:

@@ -16,6 +16,7 @@ from space.settings import Settings
 from space.sharing import sentence
 from views.markup import number, percent
 from views.numbers import odds, story
+from views.reading import Reading
 from views.segments import cut
 
 
@@ -110,6 +111,24 @@ def test_the_story_is_of_the_most_surprising_word(folders):
     worst = max((n for n in words_ if nll[n] is not None), key=nll.__getitem__)
     assert STORY[slice(*offsets[worst])].strip() in told and odds(nll[worst]) in told
     assert scored.tokens["alternatives"][worst][0][0].strip() in told
+
+
+@pytest.mark.parametrize(
+    "begins, expected, said",
+    [("ia", "h", "Josh…"), ("ia", ", ", ","), ("ia", " the", "the"), ("Jos", "Al", "Al")],
+)
+def test_what_was_expected_within_a_word_is_said_with_its_beginning(begins, expected, said):
+    text = "“Josian"
+    offsets = [[0, 1], [1, 4], [4, 6], [6, 7]]
+    place = offsets.index([text.index(begins), text.index(begins) + len(begins)])
+    tokens = {
+        "offsets": offsets,
+        "nll": [9.0 if number == place else 1.0 for number in range(len(offsets))],
+        "tokens": [text[a:b] for a, b in offsets],
+        "alternatives": [[(expected, 0.1)]] * len(offsets),
+    }
+    told = story(Reading(text, tokens, {}, "model"))
+    assert f"The model expected <em>{said}</em>." in told
 
 
 @pytest.mark.parametrize(
