@@ -82,9 +82,14 @@ def _begin_of_word(text: str, segment: Segment) -> int:
     """Find where a piece's word begins; the piece itself where words have no end, as in Chinese."""
     if not text[segment.start].isalnum():
         return segment.start
-    before = re.search(r"\w*$", text[max(0, segment.start - LONGEST_WORD) : segment.start])[0]
+    before = _letters_before(text, segment)
     # Before its word stands the space that a token begins with.
     return segment.start - (len(before) + 1 if len(before) < LONGEST_WORD else 0)
+
+
+def _letters_before(text: str, segment: Segment) -> str:
+    """Return what stands of a word before a piece of it."""
+    return re.search(r"\w*$", text[max(0, segment.start - LONGEST_WORD) : segment.start])[0]
 
 
 def _expected(tokens: dict, place: int) -> tuple[str, float] | None:
@@ -112,7 +117,7 @@ def _as_it_went_on(text: str, segment: Segment, expected: str) -> str:
     """Write what was expected in the place of a piece; within a word, behind what stands of it."""
     if not (text[segment.start].isalnum() and expected[:1].isalnum()):
         return expected
-    begun = re.search(r"\w*$", text[max(0, segment.start - LONGEST_WORD) : segment.start])[0]
+    begun = _letters_before(text, segment)
     return f"{begun}{expected}…" if begun else expected
 
 
