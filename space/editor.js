@@ -4,6 +4,7 @@
    itself are invisible.  What is typed keeps the colours around it until the next result is there. */
 const PLAY_MS = 20000, STEP_MS = [60, 900], MOST_BARS = 300, TALLEST = 16, SEND_MS = 150, TIP_GAP = 6, DOT = 9, DOCKS = { window: 48, stride: 150 };
 let unit = "tokens"; // what a visitor chose outlives a result
+const fieldOf = (name) => document.querySelector(`#${name} input[type=number]`);
 let stage = null, drawn = null; // the box with what lies around it; the result that colours it
 
 function makeStage(area) {
@@ -222,7 +223,6 @@ function editorView(view, data) {
     }
     drawStrip();
   }
-  const fieldOf = (name) => document.querySelector(`#${name} input[type=number]`);
   const strideNow = () => Number(fieldOf("stride")?.value || 1);
   let sending = null;
   function choose(name, value, wait = 0) {

@@ -170,15 +170,9 @@ class Handlers:
             return gr.skip(), alert(str(refusal))
         return text, status("The file is in the text box. Press Score.")
 
-    def move_window(self, window: float, wanted: float, protocol: str):
-        """Move the window; keep the stride within it, or as wanted where it fits."""
-        window, stride = typed_sliders(window, wanted)
-        return gr.Slider(maximum=window, value=stride), sketch(window, stride, protocol)
-
-    def move_stride(self, window: float, stride: float, protocol: str):
-        """Draw the stride, and remember it as the one that is wanted."""
-        window, stride = typed_sliders(window, stride)
-        return sketch(window, stride, protocol), stride
+    def draw(self, window: float, stride: float, protocol: str):
+        """Draw what a window and a stride do."""
+        return sketch(*typed_sliders(window, stride), protocol)
 
     def choose_protocol(self, protocol: str, window: float, start: str):
         """Offer only the settings that the protocol's tool has, and begin with its usual stride."""
@@ -243,7 +237,7 @@ class Handlers:
             settings.context,
             settings.model,
             gr.Slider(value=settings.window, maximum=longest),
-            *self._stride_controls(settings),
+            *self._stride_controls(settings, maximum=longest),
             settings.protocol,
             sketch(settings.window, settings.stride, settings.protocol),
             status(line),
@@ -292,7 +286,11 @@ class Handlers:
             request,
             # The sliders may still be those of another model.
             lambda job: self.service.score(text, settings, job, clip=True),
-            lambda scored: (*used_sliders(scored), to_share(scored), *score_outputs(scored)),
+            lambda scored: (
+                *used_sliders(scored, settings),
+                to_share(scored),
+                *score_outputs(scored),
+            ),
             3 + len(SCORE_OUTPUTS),
             scored_words,
         )
@@ -384,15 +382,15 @@ class Handlers:
         """Return the folder of a visitor's files, named by a digest: the page chose its own name."""
         return Path(self._files.name) / hashlib.sha256(request.session_hash.encode()).hexdigest()
 
-    def _stride_controls(self, settings: Settings):
+    def _stride_controls(self, settings: Settings, **limits):
         known = guide(settings.protocol)
         stride = settings.stride or usual_stride(settings.protocol, settings.window)
         return (
             gr.Slider(
                 value=stride,
-                maximum=settings.window,
                 interactive=known.stride,
                 visible=known.stride,
+                **limits,
             ),
             start_choice(settings.protocol, settings.start),
         )
@@ -469,13 +467,16 @@ def start_choice(protocol: str, start: str):
     )
 
 
-def used_sliders(scored: Scored):
-    """Set window and stride as they were used, within what the model takes."""
-    settings = scored.settings
-    stride = {} if settings.stride is None else {"value": settings.stride}
-    return (
-        gr.Slider(value=settings.window, maximum=scored.loaded.window),
-        gr.Slider(maximum=settings.window, **stride),
+def used_sliders(scored: Scored, asked: Settings) -> tuple:
+    """Set window and stride as they were used where that is not as asked, within what the model takes.
+
+    Where it is as asked, another number may have been typed since.
+    """
+    used, longest = scored.settings, scored.loaded.window
+    pairs = ((used.window, asked.window), (used.stride, asked.stride))
+    return tuple(
+        gr.Slider(maximum=longest, **({} if value in (None, typed) else {"value": value}))
+        for value, typed in pairs
     )
 
 

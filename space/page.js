@@ -137,7 +137,8 @@ const corrected = make("p", "ps-view ps-corrected");
 corrected.setAttribute("role", "status");
 document.addEventListener("change", ({ target }) => {
   if (!target.matches?.("#sizes input[type=number]") || !target.value) return;
-  const typed = Number(target.value), name = target.closest("#window") ? "window" : "stride", low = Number(target.min), high = Number(target.max);
+  const typed = Number(target.value), name = target.closest("#window") ? "window" : "stride", low = Number(target.min);
+  const high = Number(name === "window" ? target.max : fieldOf("window").value);
   const used = clamp(Math.trunc(typed), low, high), out = typed < low || typed > high;
   if (used === typed) return corrected.remove();
   corrected.textContent = `The ${name} is ${out ? `between ${fmt(low)} and ${tokens(high)}` : "a whole number of tokens"}: ${typed.toLocaleString("en")} became ${fmt(used)}.`;

@@ -40,6 +40,8 @@ OPENED = """() => {
   const names = [...document.querySelectorAll("#results [role=tab][aria-selected=true]")].map((tab) => tab.textContent.trim());
   return [names[0] === "Compare" ? names[1] : names[0]];
 }"""
+STRIDE_WITHIN = "(window, wanted) => window === null ? wanted : Math.max(1, Math.min(wanted, Math.trunc(window)))"
+STRIDE_WANTED = "(stride, wanted) => stride ?? wanted"
 ASKED = "(...values) => { window.perplexityAsked(...values); return []; }"
 SCRIPTS = ("editor.js", "game.js", "save.js", "page.js")
 # Everybody in the service's lines holds a thread, and clicks need some too.
@@ -71,7 +73,7 @@ class Controls:
     words: gr.Checkbox
     score: gr.Button
     adopted: gr.State
-    wanted: gr.State
+    wanted: gr.Number
     visits: gr.State
     remark: gr.HTML
 
@@ -211,7 +213,8 @@ def lay_out(service: Service, handlers: Handlers, scored: Scored) -> tuple[Contr
     # Switched by the page's script, with the choice beside the text.
     parts["words"] = gr.Checkbox(label="Score words", elem_id="words")
     parts["adopted"] = gr.State(BUNDLED)  # whose window the fields show
-    parts["wanted"] = gr.State(scored.settings.stride)  # a narrow window shortens it
+    # A stride that a narrow window shortens for as long as it is that narrow.
+    parts["wanted"] = gr.Number(scored.settings.stride, visible=False)
     parts["visits"] = gr.State(0)  # counted up by a link, or a tool of the table, to be scored
     views = {"score": score_view, "text": text_view, **shared.pop("views")}
     kept = gr.State(to_share(scored), time_to_live=RESULTS_KEPT)
@@ -365,12 +368,15 @@ def connect_settings(
         handlers.name_sample, [c.sample, c.text], c.sample, trigger_mode="always_last", **QUICK
     )
     c.upload.upload(handlers.upload, c.upload, [c.text, status_line], **QUICK)
+    # In the browser alone: an answer that comes late would undo what was typed after it was asked for.
+    sizes = [
+        c.window.input(None, [c.window, c.wanted], c.stride, js=STRIDE_WITHIN, **QUICK),
+        c.stride.input(None, [c.stride, c.wanted], c.wanted, js=STRIDE_WANTED, **QUICK),
+    ]
     moves = [
-        c.window.input(
-            handlers.move_window, [c.window, c.wanted, c.protocol], [c.stride, c.sketch], **latest
-        ),
-        c.stride.input(
-            handlers.move_stride, [c.window, c.stride, c.protocol], [c.sketch, c.wanted], **latest
+        *(
+            size.then(handlers.draw, [c.window, c.stride, c.protocol], c.sketch, **latest)
+            for size in sizes
         ),
         c.protocol.input(
             handlers.choose_protocol,

@@ -4,6 +4,8 @@ import time
 
 from visitor import Keys, Page
 
+from space import handlers
+
 
 def test_tabbing_past_the_samples_leaves_ones_own_text_alone(page):
     page.write("Text", "I typed this with care.")
@@ -71,6 +73,30 @@ def test_numbers_that_cannot_be_used_are_corrected_with_a_word(page, longest):
     page.number("stride").send_keys(Keys.CONTROL, "a")
     page.number("stride").send_keys("20" + Keys.TAB)
     page.until(lambda: not page.all(".ps-corrected"))
+
+
+def test_a_slow_answer_undoes_no_number(page, longest, monkeypatch):
+    """What stood in the fields before was put back by the answer to a letter typed before it."""
+    real = handlers.typed_sliders
+    monkeypatch.setattr(handlers, "typed_sliders", lambda *typed: time.sleep(1) or real(*typed))
+
+    def enter(name, typed):
+        page.number(name).send_keys(Keys.CONTROL, "a")
+        page.number(name).send_keys(typed + Keys.TAB)
+
+    def sizes():
+        return [page.number(name).get_property("value") for name in ("window", "stride")]
+
+    enter("window", "40")
+    enter("stride", "50")
+    page.until(lambda: sizes() == ["40", "40"])
+    enter("stride", "30")
+    enter("window", "10")
+    page.until(lambda: sizes() == ["10", "10"], "the stride follows the window")
+    enter("window", "100")
+    page.until(lambda: "window 100 · stride 30 " in page.told(".ps-recipe"))
+    time.sleep(1.5)  # for an answer that must not come
+    assert sizes() == ["100", "30"], "and comes back with it"
 
 
 def test_a_file_is_uploaded(page, tmp_path):
