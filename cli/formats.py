@@ -1,11 +1,11 @@
 """Writing: JSON, tidy rows as JSON lines, CSV, TSV and Parquet."""
 
 import csv
-import io
 import json
 import math
 from collections.abc import Iterable, Iterator
-from itertools import chain, islice
+from itertools import islice
+from types import SimpleNamespace
 
 from .spooling import Rows, Spool
 
@@ -56,17 +56,12 @@ def to_jsonl(rows: Iterable[dict]) -> Iterator[str]:
 def to_csv(rows: Iterable[dict], delimiter: str = ",") -> Iterator[str]:
     """Write CSV or TSV with a header; lists as JSON, nothing for None."""
     names = column_names(rows)
-    line = io.StringIO()
-    writer = csv.writer(line, delimiter=delimiter, lineterminator="\n")
-    for cells in chain([names], ([to_cell(row.get(name)) for name in names] for row in rows)):
-        line.seek(0)
-        line.truncate()
-        writer.writerow(cells)
-        yield line.getvalue()
-
-
-def to_cell(value):
-    return to_json(value) if isinstance(value, NESTED) else value
+    # `writerow` returns what the `write` of its file does.
+    writer = csv.writer(SimpleNamespace(write=str), delimiter=delimiter, lineterminator="\n")
+    yield writer.writerow(names)
+    for row in rows:
+        values = map(row.get, names)
+        yield writer.writerow([to_json(v) if isinstance(v, NESTED) else v for v in values])
 
 
 def to_text(value) -> str:

@@ -57,13 +57,15 @@ def flat(result: dict) -> dict:
     for key, value in result.items():
         if key in NOT_COLUMNS:
             continue
-        if key.endswith("interval"):
+        if isinstance(value, PLAIN):  # most are
+            row[key] = value
+        elif key.endswith("interval"):
             low, high = value or (None, None)
             stem = key.removesuffix("interval")
             row |= {f"{stem}low": low, f"{stem}high": high}
         elif isinstance(value, dict):
             row |= {f"{key}_{name}": of_key for name, of_key in flat(value).items()}
-        elif value is None or isinstance(value, PLAIN):
+        elif value is None:
             row[key] = value
     if "total_nll" in result:
         row |= in_both_units(result["total_nll"])

@@ -7,6 +7,7 @@ from typing import Generic, TypeVar
 
 T = TypeVar("T")
 IN_MEMORY_BYTES = 2**24
+TOGETHER = 32  # items, of which each may be large
 
 
 class Rows(Generic[T]):
@@ -26,17 +27,24 @@ class Rows(Generic[T]):
 
 
 class Spool(Generic[T]):
-    """A list to append to and to go through; on the disk once it is large, and gone with the run."""
+    """A list to append to and to go through; on the disk once it is large, and gone with the run.
+
+    An item must not change once it is appended, nor anything be appended while one goes through it.
+    """
 
     def __init__(self) -> None:
         self._file = SpooledTemporaryFile(IN_MEMORY_BYTES)  # noqa: SIM115
+        self._latest: list[T] = []  # those that are not in the file yet: together they take less
         self._end = self._num_items = 0
 
     def append(self, item: T) -> None:
-        self._file.seek(self._end)
-        pickle.dump(item, self._file, pickle.HIGHEST_PROTOCOL)
-        self._end = self._file.tell()
+        self._latest.append(item)
         self._num_items += 1
+        if len(self._latest) == TOGETHER:
+            self._file.seek(self._end)
+            pickle.dump(self._latest, self._file, pickle.HIGHEST_PROTOCOL)
+            self._end = self._file.tell()
+            self._latest = []
 
     def __len__(self) -> int:
         return self._num_items
@@ -45,6 +53,7 @@ class Spool(Generic[T]):
         place = 0
         while place < self._end:
             self._file.seek(place)
-            item = pickle.load(self._file)
+            items = pickle.load(self._file)
             place = self._file.tell()
-            yield item
+            yield from items
+        yield from self._latest
