@@ -124,10 +124,10 @@ def all_parts(
         print_many_texts(results["many texts"])
 
     def all_commands() -> None:
-        sizes = (64, 16, 1) if tiny else (2048, 512, options.repetitions)
+        sizes = (64, 16) if tiny else (2048, 512)
         results["commands"] = [
-            whole_runs.note(sizes[-1]),
-            whole_runs.article(options.shape, *sizes),
+            whole_runs.note(options.repetitions),
+            whole_runs.article(options.shape, *sizes, options.repetitions),
         ]
         print_ways(results["commands"])
 

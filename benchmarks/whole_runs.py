@@ -79,22 +79,22 @@ def note(repetitions: int) -> dict:
 
 def article(shape: str, num_tokens: int, stride: int, repetitions: int) -> dict:
     """Time an article under a model of some shape, beside the guide's loop started the same way."""
+    with tempfile.TemporaryDirectory() as folder:
+        timed = time_commands(article_commands(folder, shape, num_tokens, stride), repetitions)
+    return {"name": f"an article of {num_tokens:,} tokens, as a whole command", **timed}
+
+
+def article_commands(folder: str, shape: str, num_tokens: int, stride: int) -> dict[str, list[str]]:
+    """Put a model and an article into a folder; return the commands that score it."""
     model = make_model(shape)
     vocabulary, context = model.config.vocab_size, model.config.n_positions
-    with tempfile.TemporaryDirectory() as folder:
-        model.save_pretrained(folder)
-        make_tokenizer(vocabulary).save_pretrained(folder)
-        path = str(Path(folder, "article.txt"))
-        Path(path).write_text(make_text(num_tokens, vocabulary))
-        runs = {
-            ARTICLE: [
-                *(sys.executable, "score.py", path, "--model", folder),
-                *("--stride", str(stride), "--quiet"),
-            ],
-            GUIDE: [sys.executable, "-c", GUIDE_SCRIPT, folder, path, str(context), str(stride)],
-        }
-        timed = time_commands(runs, repetitions)
-    return {"name": f"an article of {num_tokens:,} tokens, as a whole command", **timed}
+    model.save_pretrained(folder)
+    make_tokenizer(vocabulary).save_pretrained(folder)
+    path = str(Path(folder, "article.txt"))
+    Path(path).write_text(make_text(num_tokens, vocabulary))
+    ours = [sys.executable, "score.py", path, "--model", folder, "--stride", str(stride), "--quiet"]
+    guide = [sys.executable, "-c", GUIDE_SCRIPT, folder, path, str(context), str(stride)]
+    return {ARTICLE: ours, GUIDE: guide}
 
 
 def time_commands(runs: dict[str, list[str]], repetitions: int) -> dict:
