@@ -28,8 +28,10 @@ function makeStage(area) {
   }
   const begin = make("i", "ps-begin");
   over.append(begin);
-  mirror.addEventListener("scroll", () => { if (Math.abs(area.scrollTop - mirror.scrollTop) > 1) area.scrollTop = mirror.scrollTop; });
-  area.addEventListener("scroll", () => { mirror.scrollTop = area.scrollTop; drawn?.placed(); });
+  // The mirror follows the box, and leads it only where something else scrolled it, as a search in the page does.
+  let followed = 0;
+  mirror.addEventListener("scroll", () => { if (Math.abs(mirror.scrollTop - followed) > 1) area.scrollTop = mirror.scrollTop; });
+  area.addEventListener("scroll", () => { mirror.scrollTop = area.scrollTop; followed = mirror.scrollTop; drawn?.placed(); });
   area.addEventListener("input", () => { tip.hidden = true; drawn?.lay(); });
   area.addEventListener("pointermove", (event) => { if (event.pointerType === "mouse") drawn?.point(event.clientX, event.clientY); });
   area.addEventListener("pointerleave", () => drawn?.leave());
@@ -44,7 +46,7 @@ function makeStage(area) {
 function keepStage() {
   const area = document.querySelector("#text textarea");
   if (area && stage?.area !== area) stage = makeStage(area);
-  if (area && drawn && drawn.text() !== area.value) drawn.lay();
+  if (area && drawn && drawn.text() !== area.value) drawn.begin(); // another text, which nobody typed
 }
 setInterval(keepStage, 200);
 
@@ -285,10 +287,10 @@ function editorView(view, data) {
     slider.value = now + 1;
     const words = `Window ${fmt(now + 1)} of ${fmt(windows.length)}`;
     slider.setAttribute("aria-valuetext", `${words}: tokens ${fmt(from + 1)} to ${fmt(end)}`);
-    const most = before + scored - 1, seen = before === most ? tokens(most) : `${fmt(before)} to ${tokens(most)}`;
-    says.textContent = end - from === 1 ? `${words} reads and scores 1 token, with ${seen} of context.` :
-      `${words} reads ${tokens(end - from)} and scores ${scored === end - from ? "all" : fmt(scored)}, with ${seen} of context.` +
-      (counts[end] < 20 ? "" : ` Perplexity so far: ${number(soFar(end))}.`);
+    const most = before + scored - 1, seen = before === most ? fmt(most) : `${fmt(before)} to ${fmt(most)}`;
+    const guessed = end - from === 1 ? "it" : scored === end - from ? `all ${fmt(scored)}` : scored === 1 ? "the last one" : `the last ${fmt(scored)}`;
+    says.textContent = `${words}: ${start ? "the start marker and " : ""}${tokens(end - from)}. The model guesses ${guessed}, ` +
+      `${scored === 1 ? "" : "each "}from the ${seen} before it.${counts[end] < 20 ? "" : ` Perplexity so far: ${number(soFar(end))}.`}`;
     if (timer) grow(number(soFar(end)));
   }
   const big = () => document.querySelector(".ps-card .ps-big output");
@@ -346,10 +348,14 @@ function editorView(view, data) {
     seenPart.style.height = `${100 * share}%`;
     seenPart.style.top = `${100 * area.scrollTop / whole}%`;
   }
-  strip.addEventListener("click", (event) => {
+  function scrollTo({ clientY }) {
     const box = strip.getBoundingClientRect();
-    area.scrollTop = (event.clientY - box.top) / box.height * area.scrollHeight - area.clientHeight / 2;
-  }, life);
+    area.scrollTop = (clientY - box.top) / box.height * area.scrollHeight - area.clientHeight / 2;
+  }
+  strip.addEventListener("pointerdown", (event) => { strip.setPointerCapture(event.pointerId); scrollTo(event); }, life);
+  strip.addEventListener("pointermove", (event) => { if (strip.hasPointerCapture(event.pointerId)) scrollTo(event); }, life);
+  // It stands in the label of the box: a press would put the focus there, and bring its caret in sight.
+  for (const type of ["mousedown", "click"]) strip.addEventListener(type, (event) => event.preventDefault(), life);
 
   /* Tokens, or words: those are scored when they are first asked for. */
   function chooseUnit(choice) {
@@ -360,6 +366,7 @@ function editorView(view, data) {
   }
   drawn = {
     lay, placed, point, hold, follow, release, text: () => written,
+    begin: () => { stop(); area.scrollTop = 0; lay(); if (windows.length) show(0); },
     leave: () => { if (!held) release(); }, anchor: () => span()[0],
     end: () => stop(), reveal: (n) => { area.focus({ preventScroll: true }); bring(n); select(n, true); showWindowOf(n); }, data, windowOf,
   };

@@ -1,6 +1,7 @@
 /* The game: a word of the text is hidden, the visitor guesses it, and the model has guessed it too. */
 const ROUNDS = 5, LONGEST_GUESS = 40, FEWEST_BEFORE = 8, SHOWN_BEFORE = 220;
 const GAME_WORD = /^\s?\p{L}{3,}$/u;
+const bare = (guess) => guess.replace(/^\P{L}+|\P{L}+$/gu, "").toLocaleLowerCase(); // a full stop is no other word
 
 /* Words of one token, with some text before them and after: five of them, in the order of the text. */
 function hiddenWords({ names, bits, alternatives, context, segments }) {
@@ -14,14 +15,15 @@ function hiddenWords({ names, bits, alternatives, context, segments }) {
 function playGame(dialog) {
   const data = drawn?.data, words = data ? hiddenWords(data) : [];
   const body = dialog.querySelector(".ps-game-body"), rounds = [];
+  if (document.querySelector(".ps-card.ps-stale")) return body.replaceChildren(make("p", "", "Your text has changed and is not scored yet. Close this, and begin once its number is there."));
   if (words.length < ROUNDS) return body.replaceChildren(make("p", "", "This text has too few whole words to hide. Take a longer one."));
   const heading = document.querySelector(".ps-card .ps-label")?.textContent.split(" for ").at(-1) ?? "the model";
   next();
 
   function next() {
     const token = words[rounds.length], line = make("p", "ps-game-text"), form = make("form", "ps-game-form"), field = make("input");
-    const before = data.names.slice(0, token).join("").slice(-SHOWN_BEFORE), go = make("button", "ps-button", "Guess"), pass = make("button", "ps-button", "No idea");
-    line.append(before.length === SHOWN_BEFORE ? "…" : "", before, " ", make("b", "ps-gap", "?"));
+    const told = data.names.slice(0, token).join(""), cut = told.length > SHOWN_BEFORE, go = make("button", "ps-button", "Guess"), pass = make("button", "ps-button", "No idea");
+    line.append(cut ? "… " : "", cut ? told.slice(-SHOWN_BEFORE).replace(/^\S*\s+/, "") : told, " ", make("b", "ps-gap", "?"));
     Object.assign(field, { type: "text", maxLength: LONGEST_GUESS, autocomplete: "off", autocapitalize: "off", spellcheck: false });
     field.setAttribute("aria-label", "Which word comes next?");
     go.type = "submit";
@@ -33,7 +35,7 @@ function playGame(dialog) {
     field.focus();
   }
   function reveal(token, guess) {
-    const word = data.names[token].trim(), rank = data.rank[token], same = (a, b) => a.toLocaleLowerCase() === b.toLocaleLowerCase();
+    const word = data.names[token].trim(), rank = data.rank[token], same = (a, b) => bare(a) === bare(b);
     rounds.push({ you: same(guess, word), model: rank === 1 });
     const said = guess === "" ? `It was “${word}”.` : same(guess, word) ? `Yes: “${word}”.` : `You said “${guess}”; it was “${word}”.`;
     const on = make("button", "ps-button", rounds.length === ROUNDS ? "See the result" : "Next word");

@@ -1,7 +1,7 @@
 /* What happens between the parts: results that are out of date, and what a change has changed. */
 const SAME_CHANGE_MS = 2500; // results that follow each other faster belong to one drag of a slider
 const SETTINGS = ["model", "window", "stride", "start", "protocol"]; // of an address
-let request = null, before = null;
+let request = null, before = null, blank = false; // blank: no text but spaces
 
 /* Texts outlive a reload of the page, in this tab alone; some browsers allow a page within another none. */
 const KEPT = "perplexity-sliding";
@@ -26,8 +26,9 @@ function digest(text) {
   return b * 65536 + a;
 }
 
+const OUT_OF_DATE = "These results are out of date. Press Score to update them.", NO_TEXT = "No text is there to score: write or paste one, or choose a sample.";
 function staleNote() {
-  const note = make("p", "ps-stale-note", "These results are out of date. Press Score to update them.");
+  const note = make("p", "ps-stale-note", blank ? NO_TEXT : OUT_OF_DATE);
   note.setAttribute("role", "status");
   return note;
 }
@@ -43,6 +44,7 @@ function compareWithRequest() {
     if (stale) noted.add(tab);
     if (stale && isFirst && !note) view.prepend(staleNote());
     if (!stale || !isFirst) note?.remove();
+    else if (note) note.textContent = blank ? NO_TEXT : OUT_OF_DATE;
   }
 }
 
@@ -51,6 +53,7 @@ window.perplexityAsked = (text, ...settings) => {
   const context = settings.pop();
   const whole = settings.map((value) => typeof value === "number" ? Math.trunc(value) : value?.trim()); // as it is scored
   request = [digest(text ?? ""), ...whole, digest(context ?? "")];
+  blank = !text?.trim();
   keep(text, context);
   compareWithRequest();
 };

@@ -190,6 +190,7 @@ def lay_out(service: Service, handlers: Handlers, scored: Scored) -> tuple[Contr
                     label="Text",
                     lines=12,
                     max_lines=12,
+                    autoscroll=False,
                     elem_id="text",
                     placeholder="Write or paste a text.",
                 )
@@ -373,6 +374,9 @@ def connect_settings(
         c.window.input(None, [c.window, c.wanted], c.stride, js=STRIDE_WITHIN, **QUICK),
         c.stride.input(None, [c.stride, c.wanted], c.wanted, js=STRIDE_WANTED, **QUICK),
     ]
+    # In the browser alone: results that are not of the present choice are dimmed.  The first to follow a
+    # change: what stands after a measurement waits until that is done.
+    gr.on([part.change for part in c.request], None, c.request, None, js=ASKED, **QUICK)
     moves = [
         *(
             size.then(handlers.draw, [c.window, c.stride, c.protocol], c.sketch, **latest)
@@ -417,8 +421,6 @@ def connect_settings(
     arrived.then(lambda name: name, c.model, c.adopted, **QUICK)
     arrived.then(lambda stride: stride, c.stride, c.wanted, **QUICK, **RAW)
     page.unload(handlers.leave)
-    # In the browser alone: results that are not of the present choice are dimmed.
-    gr.on([part.change for part in c.request], None, c.request, None, js=ASKED, **QUICK)
 
 
 def run_and_show(

@@ -49,7 +49,10 @@ def meaning(perplexity: float, vocabulary: int | None) -> str:
             f"Worse than guessing blindly among the {vocabulary:,} tokens that it knows: it was trained on "
             "nothing like this text."
         )
-    return f"As unsure of each token as if it guessed among <b>{number(perplexity)}</b> equally likely ones."
+    return (
+        f"The model was as unsure as if it had to pick each next token from <b>{number(perplexity)}</b> "
+        "equally likely ones."
+    )
 
 
 def most_surprising(reading: Reading, most: int) -> list[Surprise]:
@@ -106,7 +109,8 @@ def story(reading: Reading) -> str:
     expected = ""
     if worst.expected:
         word = _as_it_went_on(text, worst.segment, worst.expected[0])
-        expected = f" The model expected <em>{escape(shown(word))}</em>."
+        stop = "" if word.endswith("…") else "."
+        expected = f" The model expected <em>{escape(shown(word))}</em>{stop}"
     return (
         '<p class="ps-story">Most surprising word: <button type="button" class="ps-word" '
         f'data-piece="{worst.piece}">{in_word(text, worst.segment)}</button>, {odds(worst.nll)}.{expected}</p>'
@@ -135,7 +139,7 @@ def odds(nll: float) -> str:
 def few_tokens(reading: Reading) -> str:
     """Tabulate the surprise of each token of a short text, and what was expected there."""
     tokens, rows = reading.tokens, []
-    names = token_texts(reading)
+    names, parts = token_texts(reading), _parts_of_characters(reading)
     for place, nll in enumerate(tokens["nll"]):
         if nll is None:
             continue
@@ -147,11 +151,22 @@ def few_tokens(reading: Reading) -> str:
             said = "what it expected" if hit else f"it expected <code>{top}</code>"
             said += f" ({percent(math.exp(-expected[1]))})"
         rows.append(
-            f'<tr><th scope="row"><code>{escape(shown(names[place]))}</code></th>'
+            f'<tr><th scope="row"><code>{escape(shown(names[place]))}</code>{parts.get(place, "")}</th>'
             f'<td><span class="ps-box {bits_colour(nll / math.log(2))}">'
             f"{bits_words(nll / math.log(2))}</span></td><td>{said}</td></tr>"
         )
     return f'<table class="ps-table ps-few"><tbody>{"".join(rows)}</tbody></table>'
+
+
+def _parts_of_characters(reading: Reading) -> dict[int, str]:
+    """Say of tokens that make up one character together which part of it each is."""
+    segments, _ = text_segments(reading)
+    return {
+        place: f" <small>part {place - segment.first + 1} of {segment.last - segment.first + 1}</small>"
+        for segment in segments
+        if segment.first is not None and segment.last > segment.first
+        for place in range(segment.first, segment.last + 1)
+    }
 
 
 def bits_words(bits: float) -> str:

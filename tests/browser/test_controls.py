@@ -45,8 +45,14 @@ def test_a_result_says_when_it_is_not_of_the_present_text(page):
     # It fades in, makes room for itself, and covers nothing.
     page.until(lambda: note.rect["height"] > 20)
     page.until(lambda: note.rect["y"] + note.rect["height"] <= page.one(".ps-label").rect["y"])
+    page.script("arguments[0].click()", page.one("[data-open=game]"))
+    assert "not scored yet" in page.one("#ps-game").text and not page.all(".ps-game-text")
+    page.keys(Keys.ESCAPE)
     page.fill("A short text in its place.")
     page.until(lambda: not page.all(".ps-stale"))
+    page.fill("  ")  # Score would lead nowhere
+    page.until(lambda: page.all(".ps-stale-note"))
+    assert "No text is there to score" in page.told(".ps-stale-note")
 
 
 def test_the_call_to_copy_is_there(page):

@@ -2,10 +2,14 @@
 
 import json
 import math
+import re
+import threading
 import time
 
 import pytest
 from visitor import PATIENCE, PHONE, ActionChains, Keys, Page, slowed, start_browser
+
+from space.service import Service
 
 HOSTILE = "<img src=x onerror=\"window.hacked=1\"> ${window.hacked=2} {{hacked}} <b>bold</b> 'end'"
 CHARACTERS = "Ça naïve, 你好 👩‍👩‍👧 e\u0301 end."
@@ -46,6 +50,11 @@ def says(page):
 
 def field(page, name):
     return int(page.one(f"#{name} input[type=number]").get_property("value"))
+
+
+def enter(page, name, value):
+    page.number(name).send_keys(Keys.CONTROL, "a")
+    page.number(name).send_keys(f"{value}" + Keys.TAB)
 
 
 def test_the_first_screen_is_the_text(browser, url):
@@ -99,6 +108,18 @@ def test_the_first_screen_of_a_phone_has_text_and_number(url, tmp_path):
                 "Input.dispatchTouchEvent", {"type": kind, "touchPoints": points}
             )
         page.until(lambda: field(page, "window") < before, "the finger moved nothing")
+        # As long as the window, the stride ends below the box too: each waits at a place of its own.
+        page.fill(page.text + " ")
+        enter(page, "window", before)
+        enter(page, "stride", before)
+        page.until(lambda: len(page.all(".ps-handle.ps-docked")) == 2)
+        boxes = sorted(page.script(BOX, one) for one in page.all(".ps-docked"))
+        assert boxes[0][2] <= boxes[1][0] and boxes[1][2] <= PHONE["width"]
+        # A long name ends before the arrow, and what was said leaves the story.
+        arrow, name = page.one("#model .icon-wrap"), page.one("#model input")
+        padding = "return parseFloat(getComputedStyle(arguments[0]).paddingRight)"
+        assert page.script(BOX, name)[2] - page.script(padding, name) <= page.script(BOX, arrow)[0]
+        page.until(lambda: not page.one(".ps-status").is_displayed(), patience=15)
     finally:
         browser.quit()
 
@@ -220,6 +241,7 @@ def test_the_window_is_drawn_on_the_text(page):
     page.press("Next window")
     assert "Window 3 of" in says(page)
     begin, first, end, _ = data["windows"][2]
+    assert f": {end - begin} tokens. The model guesses the last {end - first}, each" in says(page)
     lit = page.script(
         "return ['in-context', 'in-new'].map((name) =>"
         "[...document.querySelectorAll('.ps-mirror .' + name)].map((span) => Number(span.dataset.n)))"
@@ -287,7 +309,16 @@ def test_a_long_text_is_scored_drawn_where_it_is_seen_and_has_a_map(page):
     # Beside the lines of the text box: nothing of the coloured pieces behind it.
     assert 50 < len([role for role in heard if role != "InlineTextBox"]) < TOO_MANY
     assert page.one(".ps-strip").is_displayed()
-    page.script("arguments[0].scrollTop = arguments[0].scrollHeight", page.one("#text textarea"))
+    # The map is pressed and dragged: the box shows what lies there, and not where its caret is.
+    strip, area = page.one(".ps-strip"), page.one("#text textarea")
+    shown = "const a = arguments[0]; return (a.scrollTop + a.clientHeight / 2) / a.scrollHeight"
+    ActionChains(page.browser).click(strip).perform()
+    assert page.script(shown, area) == pytest.approx(0.5, abs=0.02)
+    down = round(0.4 * strip.rect["height"])
+    hand = ActionChains(page.browser).click_and_hold(strip).move_by_offset(0, down)
+    hand.release().perform()
+    assert page.script(shown, area) == pytest.approx(0.9, abs=0.02)
+    page.script("arguments[0].scrollTop = arguments[0].scrollHeight", area)
     page.until(lambda: int(page.all(PIECES)[-1].get_attribute("data-n")) > 11_000)
     page.tab("another stride")
     page.until(lambda: "Done." in page.status, patience=2 * PATIENCE)
@@ -327,18 +358,27 @@ def test_the_text_is_printed_whole(page):
 
 def test_the_game_is_played_to_its_end(page):
     data = data_of(page)
+    names = "".join(data["names"])
+    page.script("history.replaceState(null, '', '#text=' + 'x'.repeat(3000))")
     page.script("arguments[0].click()", page.one("[data-open=game]"))
     won = 0
     for number in range(5):
         page.until(lambda number=number: f"Round {number + 1} of 5" in page.one("#ps-game").text)
-        before = page.one(".ps-game-text").text.rstrip("?").strip()
-        assert before
-        page.one(".ps-game input").send_keys("the" + Keys.ENTER)
+        before = page.told(".ps-game-text").removesuffix(" ?")
+        part = before.removeprefix("… ")
+        at = names.index(part)
+        assert part and (before == part or names[at - 1].isspace()), "it begins with a whole word"
+        hidden = re.match(r"\s*(\w+)", names[at + len(part) :])[1]
+        guess = "the" if number else hidden.upper() + "."
+        page.one(".ps-game input").send_keys(Keys.ENTER)  # no guess yet, and no round lost
+        page.one(".ps-game input").send_keys(guess + Keys.ENTER)
+        assert number or page.one(".ps-game-said").text.startswith("Yes")
         said = page.one(".ps-game-said").text
         won += said.startswith("Yes")
         assert "“" in said and f"You {won}, demo_model " in page.one("#ps-game").text
         assert len(page.all(".ps-game .ps-guesses code")) >= 5
         page.keys(Keys.ENTER)  # the button that goes on has the focus
+    assert is_whole(page, page.one(".ps-game-said")), "a long link pushes the verdict out of sight"
     told = page.one(".ps-game-result").text
     assert f"I had {won} of 5" in told and told.count("🟩") + told.count("⬜") == 10
     firsts = [rank == 1 for rank in data["rank"]]
@@ -363,10 +403,31 @@ def test_drawers_open_close_and_give_the_focus_back(page):
             assert page.script("return document.activeElement.dataset.open") == name
 
 
-def test_a_sample_is_one_click(page):
-    for name in ("A limerick", "Nonsense"):
+def test_a_sample_is_one_click(page, monkeypatch):
+    real, may_score = Service.score, threading.Event()
+
+    def score_later(*arguments, **more):
+        may_score.wait(60)
+        return real(*arguments, **more)
+
+    def press(name):
         [chip] = [e for e in page.all("#samples label") if e.text.strip() == name]
         page.script("arguments[0].click()", chip)
+
+    monkeypatch.setattr(Service, "score", score_later)
+    page.press("Next window")
+    page.script("arguments[0].scrollTop = 99", page.one("#text textarea"))
+    try:
+        press("A long story")
+        # The number of the text before stood there, bright, until the new one was scored.
+        page.until(lambda: page.all(".ps-card.ps-stale"), patience=10)
+        # Another text begins at its beginning.
+        page.until(lambda: says(page).startswith("Window 1 of"), patience=10)
+        assert page.one("#text textarea").get_property("scrollTop") == 0
+    finally:
+        may_score.set()
+    for name in ("A limerick", "Nonsense"):
+        press(name)
     page.until(lambda: page.text.startswith("Purple eleven"))
     page.score()
     assert page.shown == page.text
