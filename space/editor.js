@@ -17,6 +17,8 @@ function makeStage(area) {
   tip.hidden = true;
   area.dir = "auto";
   area.spellcheck = false;
+  area.setSelectionRange(0, 0); // at its end, the caret would take who comes by Tab away from the window
+  mirror.tabIndex = -1; // Chromium has a stop at whatever scrolls
   const handles = {};
   for (const name of ["window", "stride"]) {
     const handle = handles[name] = make("button", `ps-handle ps-handle-${name}`);
@@ -366,7 +368,7 @@ function editorView(view, data) {
   }
   drawn = {
     lay, placed, point, hold, follow, release, text: () => written,
-    begin: () => { stop(); area.scrollTop = 0; lay(); if (windows.length) show(0); },
+    begin: () => { stop(); area.setSelectionRange(0, 0); area.scrollTop = 0; lay(); if (windows.length) show(0); },
     leave: () => { if (!held) release(); }, anchor: () => span()[0],
     end: () => stop(), reveal: (n) => { area.focus({ preventScroll: true }); bring(n); select(n, true); showWindowOf(n); }, data, windowOf,
   };

@@ -38,9 +38,9 @@ MEANINGS = {
 def intro_view() -> str:
     """Write the title, one sentence, and the colours."""
     return (
-        f'<div class="ps-view ps-intro"><h1>{TITLE}</h1><p>The stronger the colour, the less the model expected the word; '
-        f"{term('perplexity')} sums that up. It sees one {term('window')} of "
-        f"{term('token', 'tokens')} at a time as {term('context')} and moves on by a {term('stride')}."
+        f'<div class="ps-view ps-intro"><h1>{TITLE}</h1><p>Stronger colours mean bigger surprises; '
+        f"{term('perplexity')} sums them up. The model sees one {term('window')} of "
+        f"{term('token', 'tokens')} as {term('context')}, then moves on by a {term('stride')}."
         f"</p>{colours()}{''.join(map(_meaning, MEANINGS))}</div>"
     )
 

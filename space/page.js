@@ -26,10 +26,13 @@ function digest(text) {
   return b * 65536 + a;
 }
 
+const NOTE_MS = 1500; // the delay of its animation
 const OUT_OF_DATE = "These results are out of date. Press Score to update them.", NO_TEXT = "No text is there to score: write or paste one, or choose a sample.";
 function staleNote() {
-  const note = make("p", "ps-stale-note", blank ? NO_TEXT : OUT_OF_DATE);
+  const note = make("p", "ps-stale-note");
   note.setAttribute("role", "status");
+  // With the fading in: said at every pause of typing, it would talk over it.
+  setTimeout(() => { note.textContent = blank ? NO_TEXT : OUT_OF_DATE; }, NOTE_MS);
   return note;
 }
 
@@ -44,7 +47,7 @@ function compareWithRequest() {
     if (stale) noted.add(tab);
     if (stale && isFirst && !note) view.prepend(staleNote());
     if (!stale || !isFirst) note?.remove();
-    else if (note) note.textContent = blank ? NO_TEXT : OUT_OF_DATE;
+    else if (note?.textContent && blank !== (note.textContent === NO_TEXT)) note.textContent = blank ? NO_TEXT : OUT_OF_DATE;
   }
 }
 

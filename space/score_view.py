@@ -43,6 +43,14 @@ def is_short(scored: Scored) -> bool:
     return scored.result["num_tokens"] < FEWEST
 
 
+def warn_of_few(scored: Scored) -> str:
+    """Say what a comparison of perplexities of a short text is worth."""
+    words = (
+        f"Too short to judge by: over fewer than {FEWEST} tokens, a perplexity is mostly chance."
+    )
+    return f'<p class="ps-verdict">{words}</p>' if is_short(scored) else ""
+
+
 def _short(scored: Scored) -> str:
     """Show the surprise of each token in place of one number, and what was expected there."""
     said = f"{count(scored.result['num_tokens'], 'token')} scored"

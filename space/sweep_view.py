@@ -10,6 +10,7 @@ from views.markup import change, escape, number
 from views.window_picture import KEY, pictured_tokens, window_picture
 
 from .protocols import guide
+from .score_view import warn_of_few
 from .service import STRIDES_SET, TOOLS_SET, Scored, Sweep, TradeOff, gain_share
 
 MARGIN = 0.04  # of the axis, left free at either end
@@ -42,7 +43,7 @@ def protocol_view(sweep: Sweep) -> str:
     mark = escape(first.settings.mark(first.text, but=TOOLS_SET))
     low, high = (number(group[0].result["perplexity"]) for group in (groups[0], groups[-1]))
     return (
-        f'<div class="ps-view" data-of="{mark}"><h3>Same model, same text: {low} to {high}</h3>'
+        f'<div class="ps-view" data-of="{mark}">{warn_of_few(first)}<h3>Same model, same text: {low} to {high}</h3>'
         "<p>All of them are “the perplexity”. Tools split the text differently, drop different parts, or "
         "average in another way. So say which one you used. Open a row to see how, and to score your text "
         f'that way.</p><div class="ps-groups">{rows}</div>'

@@ -7,6 +7,17 @@ from visitor import Keys, Page
 from space import handlers
 
 
+def test_the_handles_are_reached_by_tab_from_the_text(page):
+    """The caret at the end of the text took the window out of sight, and with it both handles."""
+    page.script("arguments[0].focus()", page.labelled("Compare"))
+    stops = []
+    for _ in range(4):
+        page.keys(Keys.TAB)
+        stops.append(page.script("return document.activeElement.className"))
+    assert "ps-handle-window" in stops[1] and "ps-handle-stride" in stops[2]
+    assert page.script("return document.activeElement.dataset.step") == "play"
+
+
 def test_tabbing_past_the_samples_leaves_ones_own_text_alone(page):
     page.write("Text", "I typed this with care.")
     for _ in range(6):
@@ -40,7 +51,8 @@ def test_a_result_says_when_it_is_not_of_the_present_text(page):
     page.fill("A text that nobody has scored yet, " * 600)
     page.until(lambda: page.all(".ps-card.ps-stale"))
     note = page.one(".ps-card .ps-stale-note")
-    assert "out of date" in note.get_property("textContent")
+    assert note.get_property("textContent") == "", "it is read out at every pause of typing"
+    page.until(lambda: "out of date" in note.get_property("textContent"))
     assert note.get_attribute("role") == "status"
     # It fades in, makes room for itself, and covers nothing.
     page.until(lambda: note.rect["height"] > 20)
@@ -52,7 +64,7 @@ def test_a_result_says_when_it_is_not_of_the_present_text(page):
     page.until(lambda: not page.all(".ps-stale"))
     page.fill("  ")  # Score would lead nowhere
     page.until(lambda: page.all(".ps-stale-note"))
-    assert "No text is there to score" in page.told(".ps-stale-note")
+    page.until(lambda: "No text is there to score" in page.told(".ps-stale-note"))
 
 
 def test_the_call_to_copy_is_there(page):

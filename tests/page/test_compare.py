@@ -139,6 +139,12 @@ def test_the_colours_of_divergence_grow_with_it():
     assert kl_colour(None) == "out"
 
 
+def test_models_are_not_judged_by_a_few_tokens(service, quantised):
+    few = service.compare("Hello world", Settings(ROUNDED), BUNDLED, Job(60))
+    assert "Too short to judge by" in compare_view(few)
+    assert "Too short to judge by" not in compare_view(quantised)
+
+
 def test_the_view_of_two_models_says_what_the_metric_says(quantised, apart):
     own = quantised.comparison
     hostile = {"token": "<img src=x onerror=alert(1)>", "top": "${x}", "reference_top": "<script>"}

@@ -61,6 +61,8 @@ def test_protocols_stand_in_order_on_one_axis_with_their_difference(service):
     page = protocol_view(sweep)
     numbers = sorted(one.result["perplexity"] for one in sweep.scored)
     assert f"Same model, same text: {number(numbers[0])} to {number(numbers[-1])}" in page
+    few = service.every_protocol("Hello world", Settings(BUNDLED, 64), Job(60))
+    assert ("Too short to judge by" in protocol_view(few), "Too short" in page) == (True, False)
     places = [float(left) for left in regex.findall(r'<b style="left:([\d.]+)%"', page)]
     assert places == sorted(places) and places[0] == 4 and places[-1] == 96
     ratio = sweep.scored[4].result["ratio_to_first"]

@@ -4,6 +4,7 @@ import math
 from dataclasses import replace
 
 import pytest
+import regex
 from pages import STORY, pieces_of
 
 from space.card import card
@@ -63,6 +64,13 @@ def test_a_few_tokens_have_no_perplexity_and_no_verdict(folders, text, short):
         bits = [nll / math.log(2) for nll in scored.tokens["nll"] if nll is not None]
         assert all(f"{value:.1f} bits" in page for value in bits)
         assert page.count("<tr>") == len(bits) and "expected" in page
+
+
+def test_parts_of_one_character_are_told_apart(folders):
+    page = score_view(Service(folders["bundled"]).score("🦜", Settings(BUNDLED), Job(60)))
+    parts = regex.findall(r"part (\d+) of (\d+)", page)
+    assert [int(k) for k, _ in parts] == list(range(1, page.count("<tr>") + 1)) and len(parts) > 1
+    assert {int(n) for _, n in parts} == {len(parts)}
 
 
 def test_words_of_a_number_that_nobody_can_read(scored):
