@@ -12,6 +12,7 @@ import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 import xxhash
@@ -446,7 +447,7 @@ def token_texts(tokenizer: PreTrainedTokenizerBase, tokens: Sequence[str]) -> li
     A token is decoded between two others, since decoders strip what is at the ends.  Offsets would
     not do: some tokenizers trim them, others count a space that is not in the text.
     """
-    join = tokenizer.convert_tokens_to_string
+    join = partial(join_tokens, tokenizer)
     anchor = _anchor(tokenizer)
     if join([anchor, anchor]) == anchor + anchor:
         return [_cut(join([anchor, token, anchor]), anchor, anchor) for token in tokens]
@@ -455,6 +456,16 @@ def token_texts(tokenizer: PreTrainedTokenizerBase, tokens: Sequence[str]) -> li
     if all(text[:1].isspace() for text in texts):
         return [text.lstrip() + " " for text in texts]  # every token is a whole word
     return texts
+
+
+def join_tokens(tokenizer: PreTrainedTokenizerBase, tokens: list[str]) -> str:
+    """Decode tokens as one text; without a decoder they are words, which spaces part.
+
+    transformers 4.45 looks for the decoder that such a tokenizer does not have.
+    """
+    if tokenizer.is_fast and tokenizer.backend_tokenizer.decoder is None:
+        return " ".join(tokens)
+    return tokenizer.convert_tokens_to_string(tokens)
 
 
 def _anchor(tokenizer: PreTrainedTokenizerBase) -> str:

@@ -43,6 +43,7 @@ from models import (
     save,
     words,
 )
+from packaging.version import Version
 from tokenizers import Tokenizer, normalizers, pre_tokenizers
 from tokenizers import models as token_models
 
@@ -742,7 +743,10 @@ def test_a_device_map_gives_the_same_numbers(metric, tiny, tmp_path, monkeypatch
     pytest.importorskip("accelerate")
     arguments = {"predictions": [TEXT, "w5 w6"], "stride": 3}
     expected = metric.compute(model_id=tiny, device="cpu", **arguments)
-    monkeypatch.setattr(transformers.GPT2LMHeadModel, "to", not_to_be_moved)
+    if Version(transformers.__version__) >= Version(
+        "5"
+    ):  # before, accelerate moves it there itself
+        monkeypatch.setattr(transformers.GPT2LMHeadModel, "to", not_to_be_moved)
     model_kwargs = {"device_map": device_map}
     if device_map == "layers on disk":
         parts = ("transformer.wte", "transformer.wpe", "transformer.ln_f", "lm_head")

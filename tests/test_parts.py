@@ -277,7 +277,7 @@ def test_healed_tokens_are_found_in_whichever_window_scores_them(metric, byte_mo
         "return_token_scores": True,
     }
     [healed] = metric.compute(boundary="healed", **kwargs)["token_scores"]
-    assert not recwarn.list
+    assert not [warning for warning in recwarn if "edge" in str(warning.message)]
     with pytest.warns(UserWarning, match="across the edge of the scored part"):
         [joint] = metric.compute(boundary="joint", **kwargs)["token_scores"]
     ids = tokenizer(text)["input_ids"]

@@ -10,6 +10,7 @@ from typing import ClassVar
 import pytest
 from space_models import ROOT, byte_model
 
+from cli import main as score
 from space import publish
 
 CARD = """---
@@ -258,21 +259,21 @@ def clone_without_lfs(attributes, tmp_path):
     return clone
 
 
-def score_the_note(folder):
-    command = [sys.executable, "score.py", "samples/note.txt", "--quiet"]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
-
-
-def test_a_clone_without_lfs_scores(tmp_path):
+def test_a_clone_without_lfs_scores(tmp_path, capsys, monkeypatch):
     clone = clone_without_lfs((ROOT / ".gitattributes").read_text("utf-8"), tmp_path)
     weights = "demo_model/model.safetensors"
     assert (clone / weights).read_bytes() == (ROOT / weights).read_bytes()
-    done = score_the_note(clone)
+    command = [sys.executable, "score.py", "samples/note.txt", "--quiet"]
+    done = subprocess.run(command, cwd=clone, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert done.stdout == score_the_note(ROOT).stdout
+    monkeypatch.chdir(ROOT)
+    assert score.main(["samples/note.txt", "--quiet"]) == 0
+    assert done.stdout == capsys.readouterr().out
 
 
-def test_the_attributes_of_the_hub_would_bring_a_pointer(tmp_path):
+def test_the_attributes_of_the_hub_would_bring_a_pointer(tmp_path, capsys):
     clone = clone_without_lfs(BY_THE_HUB, tmp_path)
     assert (clone / "demo_model/model.safetensors").read_text("utf-8").startswith("version https")
-    assert score_the_note(clone).returncode == 2
+    note, model = clone / "samples/note.txt", clone / "demo_model"
+    assert score.main([str(note), f"--model={model}"]) == 2
+    assert "could not be loaded" in capsys.readouterr().err
