@@ -51,6 +51,7 @@ function keepStage() {
   if (area && drawn && drawn.text() !== area.value) drawn.begin(); // another text, which nobody typed
 }
 setInterval(keepStage, 200);
+for (const type of ["scroll", "resize"]) addEventListener(type, () => drawn?.placed(), { passive: true });
 
 /* Pieces of a scored text laid over what stands in the box now: those before and behind a change stay.
    Gives lengths and classes of what is to be shown, and which piece each of them is, -1 for none. */
@@ -199,13 +200,14 @@ function editorView(view, data) {
 
   /* The window on the text, with its two handles */
   const rects = (token) => [...elementOf(pieceOf[clamp(token, 0, length - 1)])?.getClientRects() ?? []];
-  /* `docked`: pixels from the right, where a handle waits while its place lies below what the box shows. */
+  /* `docked`: pixels from the right, where a handle waits while its place lies below what box and screen show. */
   function put(element, rect, x, docked = 0) {
-    const box = over.getBoundingClientRect(), below = rect && rect.top > box.bottom - 4, waits = Boolean(below && docked);
+    const box = over.getBoundingClientRect(), lowest = Math.min(box.bottom, innerHeight);
+    const below = rect && rect.top > lowest - 4, waits = Boolean(below && docked);
     element.hidden = !rect || rect.bottom < box.top + 4 || (below && !docked);
     element.classList.toggle("ps-docked", waits);
     if (element.hidden) return;
-    const left = waits ? box.width - docked : x - box.left, top = waits ? box.height - rect.height - DOT : rect.top - box.top;
+    const left = waits ? box.width - docked : x - box.left, top = waits ? Math.max(0, lowest - box.top - rect.height - DOT) : rect.top - box.top;
     element.style.transform = `translate(${left.toFixed(1)}px, ${top.toFixed(1)}px)`;
     element.style.height = `${rect.height}px`;
   }

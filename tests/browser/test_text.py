@@ -124,6 +124,28 @@ def test_the_first_screen_of_a_phone_has_text_and_number(url, tmp_path):
         browser.quit()
 
 
+def test_a_small_screen_has_the_handle_of_a_window_that_ends_below_it(browser, url):
+    """At twice the size, the box ended below the screen, and the handle waited there."""
+    size = {"width": 640, "height": 400, "deviceScaleFactor": 2, "mobile": False}
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+    try:
+        page = Page(browser, url)
+        page.fill(page.text + " It was a quiet evening by the sea." * 30)
+        page.score()
+        page.until(lambda: page.all(".ps-handle-window.ps-docked"))
+        box, handle = page.one("#text textarea"), page.one(".ps-handle-window")
+        for up in (200, 100):  # pixels from the lower edge of the screen to where the box begins
+            page.script(
+                "scrollBy(0, arguments[0].getBoundingClientRect().top - innerHeight + arguments[1])",
+                box,
+                up,
+            )
+            page.until(lambda: page.script(BOX, handle)[3] <= 400, "below the screen", patience=5)
+            assert page.script(BOX, box)[3] > 400 and page.script(BOX, handle)[3] > 360
+    finally:
+        browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+
+
 def test_the_colours_are_those_of_the_metric(page, metric, bundled, longest):
     result = metric.compute(
         predictions=[page.text],
@@ -361,6 +383,8 @@ def test_the_game_is_played_to_its_end(page):
     names = "".join(data["names"])
     page.script("history.replaceState(null, '', '#text=' + 'x'.repeat(3000))")
     page.script("arguments[0].click()", page.one("[data-open=game]"))
+    behind = "return getComputedStyle(arguments[0], '::backdrop').backdropFilter"
+    assert "blur" in page.script(behind, page.one("#ps-game")), "the text behind it tells the word"
     won = 0
     for number in range(5):
         page.until(lambda number=number: f"Round {number + 1} of 5" in page.one("#ps-game").text)
