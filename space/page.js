@@ -31,8 +31,9 @@ const OUT_OF_DATE = "These results are out of date. Press Score to update them."
 function staleNote() {
   const note = make("p", "ps-stale-note");
   note.setAttribute("role", "status");
-  // With the fading in: said at every pause of typing, it would talk over it.
-  setTimeout(() => { note.textContent = blank ? NO_TEXT : OUT_OF_DATE; }, NOTE_MS);
+  // With the fading in: said at every pause of typing, it would talk over it.  By then the next result may
+  // have made the paragraph one of its own, without this class.
+  setTimeout(() => { if (note.matches(".ps-stale-note")) note.textContent = blank ? NO_TEXT : OUT_OF_DATE; }, NOTE_MS);
   return note;
 }
 

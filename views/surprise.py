@@ -15,7 +15,7 @@ ODDS = (
     "rarer",
 )
 ENDLESS = 1e9  # JSON has no infinity
-SCRIPT_DIGITS = 3
+SCRIPT_DIGITS = 6  # the script shows two: rounded twice, 9.4955 bits would be 9.49
 
 
 def in_bits(nll: float) -> float:
