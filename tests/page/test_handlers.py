@@ -23,6 +23,13 @@ def test_scoring_fills_every_place(handlers, monkeypatch):
     assert "ps-big" in steps[-1][4]
 
 
+def test_a_score_sets_no_field_that_it_took_as_asked(handlers):
+    """Another number may have been typed while it was computed."""
+    asked = (BUNDLED, 48, 32, "automatic", "sliding")
+    *_, last = handlers.score(visitor(), STORY, *asked)
+    assert all("value" not in field._constructor_args[0] for field in last[1:3])
+
+
 def test_refusals_are_announced_and_change_nothing_else(handlers):
     [step] = handlers.score(visitor(), "", BUNDLED, 64, 32, "automatic", "sliding")
     assert 'role="alert"' in step[0] and "There is no text yet" in step[0]
