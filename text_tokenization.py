@@ -447,7 +447,7 @@ def token_texts(tokenizer: PreTrainedTokenizerBase, tokens: Sequence[str]) -> li
     A token is decoded between two others, since decoders strip what is at the ends.  Offsets would
     not do: some tokenizers trim them, others count a space that is not in the text.
     """
-    join = partial(join_tokens, tokenizer)
+    join = partial(_join, tokenizer)
     anchor = _anchor(tokenizer)
     if join([anchor, anchor]) == anchor + anchor:
         return [_cut(join([anchor, token, anchor]), anchor, anchor) for token in tokens]
@@ -458,7 +458,7 @@ def token_texts(tokenizer: PreTrainedTokenizerBase, tokens: Sequence[str]) -> li
     return texts
 
 
-def join_tokens(tokenizer: PreTrainedTokenizerBase, tokens: list[str]) -> str:
+def _join(tokenizer: PreTrainedTokenizerBase, tokens: list[str]) -> str:
     """Decode tokens as one text; without a decoder they are words, which spaces part.
 
     transformers 4.45 looks for the decoder that such a tokenizer does not have.

@@ -276,8 +276,9 @@ def test_healed_tokens_are_found_in_whichever_window_scores_them(metric, byte_mo
         "stride": 2,
         "return_token_scores": True,
     }
+    recwarn.clear()  # of transformers 4.45, as it makes a tokenizer
     [healed] = metric.compute(boundary="healed", **kwargs)["token_scores"]
-    assert not [warning for warning in recwarn if "edge" in str(warning.message)]
+    assert not recwarn.list
     with pytest.warns(UserWarning, match="across the edge of the scored part"):
         [joint] = metric.compute(boundary="joint", **kwargs)["token_scores"]
     ids = tokenizer(text)["input_ids"]
