@@ -154,6 +154,7 @@ def running(server):
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
+        disable_nagle_algorithm = True  # else a body waits 40 ms for the receipt of its head
 
         def do_GET(self):
             self.answer(*server.get(self.path))

@@ -24,6 +24,7 @@ class FakeHub:
 
         class Handler(BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
+            disable_nagle_algorithm = True  # else a file waits 40 ms for the receipt of its head
 
             def do_GET(self):
                 hub.answer(self, with_body=True)
