@@ -216,7 +216,7 @@ def _foot(scored: Scored, height: int, is_whole: bool) -> str:
     small = f'font-family="{PROPORTIONAL}" font-size="15"'
     signature = f'font-family="{MONOSPACED}" font-size="13"'
     return _text(said, MARGIN, height - 58, SOFT, small) + _text(
-        f"{result['signature_short']}  redder means more surprising",
+        f"{result['signature_short']}  stronger colours, bigger surprises",
         MARGIN,
         height - 32,
         SOFT,

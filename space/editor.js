@@ -235,7 +235,8 @@ function editorView(view, data) {
     clearTimeout(sending);
     sending = setTimeout(() => {
       const field = fieldOf(name);
-      if (!field || Number(field.value) === value) return;
+      if (!field) return;
+      if (Number(field.value) === value) return show(now); // back where it was: no result will follow
       field.value = value;
       field.dispatchEvent(new Event("input", { bubbles: true }));
     }, wait);

@@ -45,6 +45,8 @@ TURNED_AWAY = (
 )
 # What is scored again by itself: so many characters read, those read twice counted twice.
 QUICK_CHARACTERS = 40_000
+# Seconds in which it says nothing of its progress: the browser would draw each line in the same time.
+MOMENT = 1.0
 logger = logging.getLogger(__name__)
 
 
@@ -157,10 +159,6 @@ class Handlers:
 
     def choose_sample(self, name: str):
         return self.samples.get(name, gr.skip())
-
-    def name_sample(self, name: str | None, text: str):
-        """Clear a sample's name as soon as the text differs from it."""
-        return gr.skip() if name is None or self.samples.get(name) == text else None
 
     def upload(self, path: str):
         """Put a file into the text box, or say why not."""
@@ -302,12 +300,18 @@ class Handlers:
         """
         model, *sizes, start, protocol, context, words = chosen
         sizes = typed_sliders(*sizes)  # numbers that are still being typed
-        chosen = (model, *sizes, start, protocol, context, words)
-        if not self._is_quick(text, chosen_settings(*chosen)):
+        settings = chosen_settings(model, *sizes, start, protocol, context, words)
+        if not self._is_quick(text, settings):
             yield [gr.skip()] * (2 + len(SCORE_OUTPUTS))
             return
-        for line, _, _, *results in self.score(request, text, *chosen):
-            yield line, *results
+        yield from self._run(
+            request,
+            lambda job: self.service.score(text, settings, job, clip=True),
+            lambda scored: (to_share(scored), *score_outputs(scored)),
+            1 + len(SCORE_OUTPUTS),
+            scored_words,
+            silent=MOMENT,
+        )
 
     def _is_quick(self, text: str, settings: Settings) -> bool:
         window = settings.window or 1
@@ -354,16 +358,18 @@ class Handlers:
         width: int = 1,
         done: Callable[[object], str] = lambda result: "Done.",
         refused: Callable[[str], tuple] | None = None,
+        silent: float = 0.0,
     ) -> Iterator:
         """Run some work for a visitor; yield the status line and `width` rendered values.
 
         Args:
             refused: what the views say of a refusal; None where they keep what they show.
+            silent: seconds before the first line of progress.
         """
         unchanged = [gr.skip()] * width
         job = self.jobs.take(request.session_hash, address(request), watch(request))
         try:
-            for told in follow(job, work):
+            for told in follow(job, work, silent):
                 if not isinstance(told, Shown):
                     yield progress(told), *unchanged
                 else:

@@ -151,10 +151,15 @@ def describe(step: str, progress) -> str:
     return f"{step}: {progress.done:,} of {progress.total:,} tokens read{known}."
 
 
-def follow(job: Job, work: Callable[[Job], object]) -> Iterator[Update | Shown]:
+def follow(
+    job: Job, work: Callable[[Job], object], silent: float = 0.0
+) -> Iterator[Update | Shown]:
     """Run `work(job)` on a thread; yield what it tells, and last what it returns.
 
     Abandoning the iterator stops the work at its next batch.
+
+    Args:
+        silent: seconds before the first of what it tells.
     """
     outcome: dict = {}
 
@@ -170,7 +175,7 @@ def follow(job: Job, work: Callable[[Job], object]) -> Iterator[Update | Shown]:
     thread = threading.Thread(target=run, daemon=True)
     thread.start()
     try:
-        earliest = 0.0
+        earliest = time.monotonic() + silent
         while (told := newest(job.told, earliest)) is not None:
             earliest = time.monotonic() + TOLD_EVERY
             yield told

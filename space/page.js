@@ -26,6 +26,8 @@ function digest(text) {
   return b * 65536 + a;
 }
 
+window.perplexityMark = digest;
+
 const NOTE_MS = 1500; // the delay of its animation
 const OUT_OF_DATE = "These results are out of date. Press Score to update them.", NO_TEXT = "No text is there to score: write or paste one, or choose a sample.";
 function staleNote() {

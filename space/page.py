@@ -1,5 +1,6 @@
 """The interface: what stands where on the page, and which handler answers it."""
 
+import json
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -21,7 +22,7 @@ from .listeners import Listeners
 from .models import BUNDLED, ROUNDED, SUGGESTED
 from .plan_view import sketch
 from .service import STRIDES_SET, TOOLS_SET, Scored, Service
-from .settings import Settings
+from .settings import Settings, fingerprint
 from .status_view import status
 
 HERE = Path(__file__).resolve().parent
@@ -42,6 +43,8 @@ OPENED = """() => {
 }"""
 STRIDE_WITHIN = "(window, wanted) => window === null ? wanted : Math.max(1, Math.min(wanted, Math.trunc(window)))"
 STRIDE_WANTED = "(stride, wanted) => stride ?? wanted"
+# The sample's name, as long as the text is that sample.
+SAMPLE_OF = "(name, text) => ({})[name] === window.perplexityMark(text ?? '') ? name : null"
 ASKED = "(...values) => { window.perplexityAsked(...values); return []; }"
 SCRIPTS = ("editor.js", "game.js", "save.js", "page.js")
 # Everybody in the service's lines holds a thread, and clicks need some too.
@@ -365,8 +368,9 @@ def connect_settings(
     c, status_line = controls, results.status
     latest = QUICK | RAW | {"trigger_mode": "always_last"}
     c.sample.input(handlers.choose_sample, c.sample, c.text, **QUICK)
+    marks = {name: fingerprint(text) for name, text in handlers.samples.items()}
     c.text.change(
-        handlers.name_sample, [c.sample, c.text], c.sample, trigger_mode="always_last", **QUICK
+        None, [c.sample, c.text], c.sample, js=SAMPLE_OF.format(json.dumps(marks)), **QUICK
     )
     c.upload.upload(handlers.upload, c.upload, [c.text, status_line], **QUICK)
     # In the browser alone: an answer that comes late would undo what was typed after it was asked for.
@@ -394,14 +398,14 @@ def connect_settings(
     # `change` of the texts: their `input` is of typed letters only, not of what is pasted or deleted.
     changes = (c.text.change, c.context.change, c.start.input, *(move.then for move in moves))
     for changed in changes:
-        _, shown = run_and_show(
-            handlers,
-            changed,
+        shown = changed(
             handlers.rescore,
             c.scoring,
-            status_line,
-            [results.shared, *views],
-            "always_last",
+            [status_line, results.shared, *views],
+            trigger_mode="always_last",
+            **RAW,
+            **COMPUTING,
+            **QUIET,
         )
         shown.then(put_files_away, None, [results.files, results.picture], **QUICK)
         # It may have replaced a request that somebody had just made, and Stop stands there for that.

@@ -109,11 +109,11 @@ def story(reading: Reading) -> str:
     expected = ""
     if worst.expected:
         word = _as_it_went_on(text, worst.segment, worst.expected[0])
-        stop = "" if word.endswith("…") else "."
-        expected = f" The model expected <em>{escape(shown(word))}</em>{stop}"
+        expected = f" The model expected “<em>{escape(shown(word))}</em>”."
     return (
         '<p class="ps-story">Most surprising word: <button type="button" class="ps-word" '
-        f'data-piece="{worst.piece}">{in_word(text, worst.segment)}</button>, {odds(worst.nll)}.{expected}</p>'
+        f'data-piece="{worst.piece}"><span class="{bits_colour(worst.nll / math.log(2))}">'
+        f"{in_word(text, worst.segment)}</span></button>, {odds(worst.nll)}.{expected}</p>"
     )
 
 

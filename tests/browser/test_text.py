@@ -255,6 +255,11 @@ def test_the_handles_are_dragged_and_turned(page, metric, bundled, longest):
     handle = page.one(".ps-handle-stride")
     assert handle.get_attribute("role") == "slider"
     assert handle.get_attribute("aria-valuenow") == "8" and handle.accessible_name
+    # Turned and turned back before it is sent: nothing changes, so no preview of a change may stay.
+    page.script("arguments[0].focus()", handle)
+    shown = says(page)
+    page.keys(Keys.ARROW_RIGHT, Keys.ARROW_LEFT)
+    page.until(lambda: says(page) == shown, "the preview stays", patience=5)
 
 
 def test_the_window_is_drawn_on_the_text(page):
