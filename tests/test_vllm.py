@@ -25,7 +25,7 @@ from test_served import assert_same
 ROOT = Path(__file__).resolve().parent.parent
 DEMO = ROOT / "demo_model"
 STORY = (ROOT / "samples" / "story.txt").read_text("utf-8")
-TEXTS = [STORY[:1800], STORY[1800:1900], "A note. It is short."]
+TEXTS = [STORY[:1000], STORY[1000:1100], "A note. It is short."]
 WINDOW = 128  # the bundled model's
 # Seconds that a server is given to start.
 PATIENCE = 600
