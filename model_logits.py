@@ -13,6 +13,7 @@ from typing import Protocol
 
 import torch
 from transformers.activations import NewGELUActivation
+from transformers.cache_utils import DynamicCache
 from transformers.pytorch_utils import Conv1D
 
 from .errors import Wording
@@ -365,6 +366,8 @@ def read_prefix(module: torch.nn.Module, ids: torch.Tensor) -> Prefix:
         TypeError: it keeps nothing that can be copied for several continuations.
     """
     cache = getattr(module(ids, use_cache=True), "past_key_values", None)
+    if isinstance(cache, tuple):  # transformers before 4.48
+        cache = DynamicCache.from_legacy_cache(cache)
     if not hasattr(cache, "batch_repeat_interleave"):
         raise TypeError("the model keeps nothing of what it read that can be copied")
     return Prefix(cache)

@@ -8,7 +8,10 @@ import torch
 import transformers
 from tokenizers import Tokenizer, normalizers, pre_tokenizers, processors
 from tokenizers import models as token_models
+from transformers.cache_utils import Cache
 
+# Some of what is tested came with transformers 5.
+NEWEST = int(transformers.__version__.split(".")[0]) >= 5
 VOCABULARY = 80
 BOS, EOS, PAD = 0, 1, 2
 # The special tokens come first; word w7 has id 7.
@@ -204,3 +207,21 @@ def save(folder, model, tokenizer) -> str:
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return str(folder)
+
+
+def forget(model, num_tokens=range(1, 10**6)):
+    """Let a GPT-2 misread what follows its cache, where so many tokens are read at once."""
+
+    def spoil(module, args, kwargs):
+        kept = [value for value in (*args, *kwargs.values()) if isinstance(value, Cache | tuple)]
+        if any(map(num_kept, kept)) and args[0].shape[1] in num_tokens:
+            return (args[0].flip(-1), *args[1:]), kwargs
+        return args, kwargs
+
+    model.transformer.h[1].register_forward_pre_hook(spoil, with_kwargs=True)
+    return model
+
+
+def num_kept(cache):
+    """How many tokens a layer's cache holds: a tuple of keys and values before transformers 4.48."""
+    return cache[0].shape[-2] if isinstance(cache, tuple) else cache.get_seq_length(1)

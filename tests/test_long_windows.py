@@ -7,11 +7,8 @@ import sys
 
 import pytest
 import torch
-import transformers
-from models import make_model, random_text
-from transformers.cache_utils import Cache
+from models import NEWEST, forget, make_model, random_text
 
-NEWEST = int(transformers.__version__.split(".")[0]) >= 5
 LENGTH = 64
 TEXTS = [random_text(100), random_text(30, seed=1)]
 ROTARY = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
@@ -77,20 +74,6 @@ def with_a_forward_of_its_own():
     return model
 
 
-def forgetful():
-    """What follows a cache is read in another way."""
-    model = build("gpt2")
-
-    def spoil(module, args, kwargs):
-        caches = [value for value in (*args, *kwargs.values()) if isinstance(value, Cache)]
-        if caches and caches[0].get_seq_length(1):
-            return (args[0].flip(-1), *args[1:]), kwargs
-        return args, kwargs
-
-    model.transformer.h[1].register_forward_pre_hook(spoil, with_kwargs=True)
-    return model
-
-
 @pytest.mark.parametrize(
     "make, reason",
     [
@@ -99,7 +82,7 @@ def forgetful():
             "its rotary frequencies depend on the length",
         ),
         (with_a_forward_of_its_own, "code of its own in the forward may act on whole passes"),
-        (forgetful, "it gives other logits when it continues from the state"),
+        (lambda: forget(build("gpt2")), "it gives other logits when it continues from the state"),
     ],
 )
 def test_elsewhere_the_error_says_why_not(metric, tokenizer, make, reason):

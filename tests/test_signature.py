@@ -11,6 +11,7 @@ import reference
 import torch
 import transformers
 from models import (
+    NEWEST,
     VOCABULARY,
     SlowTokenizer,
     make_byte_tokenizer,
@@ -368,7 +369,7 @@ def test_a_model_with_a_compiled_forward_is_the_model(measure, tmp_path):
     assert after["signature"] == before["signature"]
 
 
-@pytest.mark.parametrize("kind", ["dynamic", "longrope"])
+@pytest.mark.parametrize("kind", ["dynamic", *(["longrope"] if NEWEST else [])])
 def test_frequencies_that_grow_while_running_are_not_part_of_it(measure, kind):
     scaling = {"rope_type": kind, "factor": 2.0}
     if kind == "longrope":
@@ -535,7 +536,8 @@ def test_what_no_signature_shows_is_measured(measure, monkeypatch, patch):
         if mode is not None:
             mode.__exit__(None, None, None)
     assert after["perplexity"] != pytest.approx(before["perplexity"], rel=1e-4)
-    assert after["signature"] == before["signature"]
+    if NEWEST:  # before, attention that is replaced was seen
+        assert after["signature"] == before["signature"]
     assert not same_probe(after["probe"], before["probe"], before["signature"])
 
 
@@ -576,6 +578,7 @@ def test_what_is_replaced_in_the_library_under_a_class_of_ones_own(measure, monk
     assert fields(after)["model"] == fields(before)["model"] + "+modified"
 
 
+@pytest.mark.skipif(not NEWEST, reason="there was no place to register one")
 def test_attention_of_ones_own(measure, monkeypatch):
     """Registered under the name that the configuration asks for."""
     registered = transformers.modeling_utils.ALL_ATTENTION_FUNCTIONS

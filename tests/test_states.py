@@ -6,7 +6,7 @@ import pytest
 import reference
 import torch
 import transformers
-from models import ARCHITECTURES, CONTEXT, enliven, make_model
+from models import ARCHITECTURES, CONTEXT, NEWEST, enliven, make_model
 from perplexity_sliding.model_states import (
     SteadyRotation,
     attention_layers,
@@ -15,7 +15,6 @@ from perplexity_sliding.model_states import (
     steady_rotations,
 )
 
-NEWEST = int(transformers.__version__.split(".")[0]) >= 5
 RELATIVE = ("llama", "gemma2", "bloom", "granite", "cohere", "mixtral", "falcon")
 RECURRENT = ("mamba", "rwkv")
 # transformers 4.45 gives no state that these could go on from, or none in chunks.

@@ -16,7 +16,7 @@ import datasets
 import evaluate
 import pytest
 import transformers
-from models import make_model, make_tokenizer, random_text, save
+from models import NEWEST, make_model, make_tokenizer, random_text, save
 
 TEXTS = [random_text(length, seed=length) for length in (40, 7, 21)]
 
@@ -117,7 +117,8 @@ def test_dtypes(metric, folder):
 
     assert dtype_of() == "float32"
     assert dtype_of(dtype="bfloat16") == "bfloat16"
-    assert dtype_of(model_kwargs={"dtype": "bfloat16"}) == "bfloat16"
+    name = "dtype" if NEWEST else "torch_dtype"
+    assert dtype_of(model_kwargs={name: "bfloat16"}) == "bfloat16"
     half = save(folder + "-half", make_model("gpt2").half(), make_tokenizer())
     result = metric.compute(predictions=TEXTS, model_id=half)
     assert "dtype:float32" in result["signature"], (
