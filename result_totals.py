@@ -105,6 +105,11 @@ class Aggregation:
         return MEGATRON_CAP if self.average == "capped" else math.inf
 
 
+def _sum(values: np.ndarray | list[float]) -> np.ndarray | float:
+    """Add up texts; of one by itself, as of each row of a table, a reduction would cost the most."""
+    return values[0] if len(values) == 1 else np.add.reduce(values)
+
+
 @dataclass(frozen=True, eq=False)
 class Totals:
     """All that a result needs of a corpus: at most 32 blocks of sums a text, and a few counts.
@@ -327,10 +332,10 @@ class Totals:
             plain Python numbers; nats for `total_nll`, bits where the name says so.
         """
         tokens, nlls, _, _ = self.of_texts.T
-        total, count = float(nlls.sum()), int(tokens.sum())
+        total, count = float(_sum(nlls)), int(_sum(tokens))
         estimate, clusters = self.estimate()
         perplexities = self.perplexities()  # lists take room, which the estimate has given back
-        mean_perplexity = float(np.add.reduce(perplexities)) / len(perplexities)
+        mean_perplexity = float(_sum(perplexities)) / len(perplexities)
         mean_of_texts = self.aggregation.average == "texts"
         perplexity = mean_perplexity if mean_of_texts else exp(estimate.value)
         has_interval = estimate.interval is not None
@@ -346,7 +351,7 @@ class Totals:
             "interval_scope": clusters.scope if has_interval else None,
             "total_nll": total,
             "num_tokens": count,
-            "scored_share": count / int(self.blocks.lengths.sum()),
+            "scored_share": count / int(_sum(self.blocks.lengths)),
             "num_windows": self.counts["windows"],
             "num_forward_tokens": self.counts["forward tokens"],
         }
@@ -391,7 +396,7 @@ class Totals:
         return terms, weights
 
     def _sum_units(self) -> dict[str, float]:
-        return dict(zip(UNITS, self.units.sum(axis=0).tolist()))
+        return dict(zip(UNITS, _sum(self.units).tolist()))
 
     def _per_unit(self) -> dict[str, float | None]:
         """Compute what does not depend on the tokenizer: per byte, character and word."""
