@@ -101,6 +101,8 @@ def time_commands(runs: dict[str, list[str]], repetitions: int) -> dict:
     """Measure processor time of whole commands, in turns; the ratio is of the first to the second."""
     seconds: dict[str, list[float]] = {name: [] for name in runs}
     environment = os.environ | {"OMP_NUM_THREADS": str(torch.get_num_threads())}
+    # Compiled once, as packages are when they are installed: a clone is at its first run.
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)
     for turn in range(repetitions + 1):
         for name, command in runs.items():
             before = seconds_of_children()
