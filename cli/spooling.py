@@ -29,7 +29,7 @@ class Rows(Generic[T]):
 class Spool(Generic[T]):
     """A list to append to and to go through; on the disk once it is large, and gone with the run.
 
-    An item must not change once it is appended, nor anything be appended while one goes through it.
+    An item must not change once it is appended.
     """
 
     def __init__(self) -> None:
@@ -50,10 +50,13 @@ class Spool(Generic[T]):
         return self._num_items
 
     def __iter__(self) -> Iterator[T]:
-        place = 0
-        while place < self._end:
+        place = given = 0  # in the file; of the items that come next there, which may still be latest
+        while place < self._end or given < len(self._latest):
+            if place == self._end:
+                given += 1
+                yield self._latest[given - 1]
+                continue
             self._file.seek(place)
-            items = pickle.load(self._file)
-            place = self._file.tell()
+            items = pickle.load(self._file)[given:]
+            place, given = self._file.tell(), 0
             yield from items
-        yield from self._latest

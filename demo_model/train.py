@@ -231,7 +231,10 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--batch-size", type=int, default=16, help="windows per step")
     parser.add_argument("--report-every", type=int, default=400)
     parser.add_argument("--seed", type=int, default=0)
-    return parser.parse_args()
+    arguments = parser.parse_args()
+    if arguments.average != 1 and arguments.weights is None:
+        parser.error("--average must be left out without --weights: it goes back towards those.")
+    return arguments
 
 
 def main() -> None:

@@ -256,8 +256,12 @@ def test_a_spool_is_a_list_on_the_disk(monkeypatch):
         spool.append(item)
     assert len(spool) == 100
     assert list(zip(spool, spool)) == list(zip(items, items)), "two go through it at once"
-    spool.append("more")
-    assert list(spool) == [*items, "more"]
+    more, seen = [*items, *range(70)], []
+    for item in spool:
+        seen.append(item)
+        if len(spool) < len(more):
+            spool.append(more[len(spool)])
+    assert seen == list(spool) == more, "what is appended meanwhile comes too"
 
 
 def test_tokens_are_scored_in_smaller_shards(call, dataset, scored, monkeypatch):
