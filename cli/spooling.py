@@ -50,7 +50,8 @@ class Spool(Generic[T]):
         return self._num_items
 
     def __iter__(self) -> Iterator[T]:
-        place = given = 0  # in the file; of the items that come next there, which may still be latest
+        # In the file; and of what comes next there, which may still be among the latest.
+        place = given = 0
         while place < self._end or given < len(self._latest):
             if place == self._end:
                 given += 1

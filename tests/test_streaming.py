@@ -259,7 +259,7 @@ def test_a_spool_is_a_list_on_the_disk(monkeypatch):
     more, seen = [*items, *range(70)], []
     for item in spool:
         seen.append(item)
-        if len(spool) < len(more):
+        if len(seen) == len(spool) < len(more):
             spool.append(more[len(spool)])
     assert seen == list(spool) == more, "what is appended meanwhile comes too"
 
