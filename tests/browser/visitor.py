@@ -181,7 +181,7 @@ class Page:
             if button is not None and not pressed:  # pressed again, it would begin again
                 self.script("arguments[0].click()", button)
                 pressed.append(button)
-            done = "Scored with" in self.status and not self.all(".ps-card.ps-stale")
+            done = "Scored with" in self.told("#status") and not self.all(".ps-card.ps-stale")
             return done and self._scored_mark == zlib.adler32(self.text.encode())
 
         time.sleep(0.3)  # for the first sign that other settings make the result an old one
