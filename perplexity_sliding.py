@@ -46,6 +46,7 @@ from .result_comparison import PairedScores as PairedScores
 from .result_contexts import LongContextTotals as LongContextTotals
 from .result_key_tokens import KeyTokenTotals as KeyTokenTotals
 from .result_pairs import score_pair as score_pair
+from .result_pooled import PooledTotals as PooledTotals
 from .result_report import Report as Report
 from .result_totals import Totals
 from .result_uncertainty import estimate_ratio_of_text
@@ -184,8 +185,8 @@ Returns:
         interval_scope (str or None): what the interval speaks of: "over texts" of this kind; else
             "within these texts" or "within this text", and others may differ by more.
         total_nll (float): negative log-likelihood in nats.
-        num_tokens, num_windows, num_forward_tokens (int): tokens scored, windows run, and the
-            tokens they read, which is the cost.
+        num_texts, num_tokens, num_windows, num_forward_tokens (int): texts, joined ones being one;
+            tokens scored; windows run, and the tokens they read, which is the cost.
         scored_share (float): tokens scored of all tokens there are, 0 to 1.
         bits_per_byte, byte_perplexity, bits_per_character, word_perplexity (float): independent
             of the tokenizer. Bytes and characters are those of the scored tokens, where the

@@ -11,7 +11,7 @@ import math
 import site
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from operator import itemgetter, methodcaller
 from pathlib import Path
@@ -132,8 +132,8 @@ class Totals:
     squares: np.ndarray
     units: np.ndarray
     counts: dict[str, int]
-    identity: dict[str, object] = field(default_factory=dict)
-    texts_digest: TextsDigest = field(default_factory=TextsDigest)
+    identity: dict[str, object]
+    texts_digest: TextsDigest
 
     @classmethod
     def of(
@@ -222,14 +222,6 @@ class Totals:
                 f"joined, got {count:,}. Score all of them in one call, or cut them into shards of "
                 f"{size:,} texts."
             )
-
-    def pooled(self) -> "Totals":
-        """Return what takes half the room: enough for `result`, not for `take` and `split`."""
-        return replace(
-            self,
-            squares=self.squares.sum(keepdims=True),
-            units=self.units.sum(axis=0, keepdims=True),
-        )
 
     def take(self, texts: Sequence[int], digests: Sequence[int]) -> "Totals":
         """Return the totals with the texts in another order.
@@ -334,16 +326,14 @@ class Totals:
         tokens, nlls, _, _ = self.of_texts.T
         total, count = float(_sum(nlls)), int(_sum(tokens))
         estimate, clusters = self.estimate()
-        perplexities = self.perplexities()  # lists take room, which the estimate has given back
-        mean_perplexity = float(_sum(perplexities)) / len(perplexities)
+        of_each = self._of_each_text()  # lists take room, which the estimate has given back
+        mean_perplexity = of_each["mean_perplexity"]
         mean_of_texts = self.aggregation.average == "texts"
         perplexity = mean_perplexity if mean_of_texts else exp(estimate.value)
         has_interval = estimate.interval is not None
         known = has_interval and math.isfinite(perplexity) and estimate.value < self.aggregation.cap
         result = {
-            "perplexities": perplexities,
-            "num_tokens_per_text": tokens.astype(int).tolist(),
-            "mean_perplexity": mean_perplexity,
+            **of_each,
             "perplexity": perplexity,
             "perplexity_stderr": perplexity * estimate.stderr if known else None,
             "perplexity_interval": perplexity_interval(estimate, self.aggregation.cap),
@@ -364,6 +354,16 @@ class Totals:
             result["tool_stderr"] = self._tool_stderr()
         return result | {"texts_digest": str(self.texts_digest)} | self.identity
 
+    def _of_each_text(self) -> dict:
+        """Compute the keys of the result that are lists of texts, their number and mean."""
+        perplexities = self.perplexities()
+        return {
+            "perplexities": perplexities,
+            "num_texts": len(perplexities),
+            "num_tokens_per_text": self.of_texts[:, 0].astype(int).tolist(),
+            "mean_perplexity": float(_sum(perplexities)) / len(perplexities),
+        }
+
     def perplexities(self) -> list[float]:
         """Compute the perplexity of each text; NaN where the tool gives all its tokens weight 0."""
         cap = self.aggregation.cap
@@ -375,18 +375,23 @@ class Totals:
     def estimate(self) -> tuple[Estimate, Clusters]:
         """Estimate the log perplexity, uncapped; and return the sample."""
         clusters = self._clusters()
-        terms, weights = self._terms_and_weights(clusters)
-        estimate = estimate_ratio(terms, weights)
+        estimate = self._estimate_ratio(clusters)
         if self.aggregation.average == "texts":
             estimate = estimate.logarithm()
         if estimate.value > self.aggregation.cap:
             estimate = replace(estimate, value=self.aggregation.cap)
         return estimate, clusters
 
+    def _estimate_ratio(self, clusters: Clusters) -> Estimate:
+        return estimate_ratio(*self._terms_and_weights(clusters))
+
     def _clusters(self) -> Clusters:
+        return self.blocks.cut(self._num_parts())
+
+    def _num_parts(self) -> np.ndarray:
         if self.aggregation.average == "texts":
-            return self.blocks.cut(np.ones_like(self.blocks.per_text))
-        return self.blocks.clusters(self.aggregation.block_tokens)
+            return np.ones_like(self.blocks.per_text)
+        return self.blocks.num_parts(self.aggregation.block_tokens)
 
     def _terms_and_weights(self, clusters: Clusters) -> tuple[np.ndarray, np.ndarray]:
         """Return of each cluster what adds up to the perplexity, or its logarithm, as a ratio."""

@@ -84,16 +84,18 @@ class Clusters:
     Attributes:
         sums: sums of the columns over each cluster (C, columns).
         num_texts: texts that they are of.
+        num_clusters: C; more where a row is the sum of several clusters.
     """
 
     sums: np.ndarray
     num_texts: int
+    num_clusters: int
 
     @property
     def sample(self) -> str:
         """What a cluster is, in words: "30 texts" or "20 parts of 3 texts"."""
         texts = f"{self.num_texts} text{'s' * (self.num_texts > 1)}"
-        return texts if self.are_texts else f"{len(self.sums)} parts of {texts}"
+        return texts if self.are_texts else f"{self.num_clusters} parts of {texts}"
 
     @property
     def scope(self) -> str:
@@ -105,7 +107,7 @@ class Clusters:
     @property
     def are_texts(self) -> bool:
         """Whether each cluster is a text."""
-        return len(self.sums) == self.num_texts
+        return self.num_clusters == self.num_texts
 
 
 @dataclass(frozen=True, eq=False)
@@ -188,20 +190,28 @@ class Blocks:
         per_text = np.where(most > 1, self.per_text, 1)
         return Blocks(self._merged(per_text), per_text, self.lengths)
 
-    def num_parts(self, block_tokens: float) -> np.ndarray:
-        """Choose how many clusters each text makes (T,)."""
+    def num_parts(self, block_tokens: float, counts: np.ndarray | None = None) -> np.ndarray:
+        """Choose how many clusters each text makes (T,).
+
+        Args:
+            counts: how many texts each row is the sum of, where they are grouped (T,).
+        """
         if self._are_whole:
             return self.per_text  # too short to be cut
         tokens = self.by_text()[:, 0]
-        shares = tokens[tokens > 0] / tokens.sum()
-        if len(shares) >= ENOUGH_TEXTS and degrees_of_freedom(shares) >= FEWEST_DEGREES:
+        counted = tokens > 0
+        counts = np.ones_like(tokens) if counts is None else counts
+        shares = (tokens / counts)[counted] / tokens.sum()
+        enough = counts[counted].sum() >= ENOUGH_TEXTS
+        if enough and degrees_of_freedom(shares, counts[counted]) >= FEWEST_DEGREES:
             return np.ones_like(self.per_text)
         parts = np.minimum(NUM_PARTS * tokens / tokens.sum(), tokens / block_tokens)
         return np.clip(np.round(parts).astype(np.int64), 1, self.per_text)
 
     def cut(self, num_parts: np.ndarray) -> Clusters:
         """Merge the blocks of each text into a number of parts (T,)."""
-        return Clusters(self._merged(num_parts), len(num_parts))
+        sums = self._merged(num_parts)
+        return Clusters(sums, len(num_parts), len(sums))
 
     def aligned(self, other: "Blocks") -> tuple["Blocks", "Blocks"]:
         """Return both with the same blocks, by position in the corpus.
@@ -244,7 +254,7 @@ def num_blocks(lengths: np.ndarray) -> np.ndarray:
     return 2 ** np.log2(most).astype(np.int64)
 
 
-def degrees_of_freedom(shares: np.ndarray) -> float:
+def degrees_of_freedom(shares: np.ndarray, counts: np.ndarray | int = 1) -> float:
     """Compute the degrees of freedom of the jackknife's variance of a mean of clusters.
 
     Those of the scaled χ² with the same mean and variance, where tokens are alike (Bell and
@@ -254,12 +264,14 @@ def degrees_of_freedom(shares: np.ndarray) -> float:
 
     Args:
         shares: each cluster's share in the whole (C,), adding up to 1.
+        counts: how many clusters have that share, where they are grouped (C,).
     """
-    if len(shares) < 2 or shares.max() >= 1:
+    if np.broadcast_to(counts, len(shares)).sum() < 2 or shares.max() >= 1:
         return 0.0
     odds = shares / (1 - shares)
-    squares = (odds**2).sum()
-    return float(odds.sum() ** 2 / (squares + squares**2 - (odds**4).sum()))
+    squares = (counts * odds**2).sum()
+    fourth = (counts * odds**4).sum()
+    return float((counts * odds).sum() ** 2 / (squares + squares**2 - fourth))
 
 
 def estimate_ratio(terms: np.ndarray, weights: np.ndarray) -> Estimate:
@@ -280,6 +292,30 @@ def estimate_ratio(terms: np.ndarray, weights: np.ndarray) -> Estimate:
         return Estimate(value, None, None, None, None, len(terms))
     moved = (terms - value * weights) / (total - weights)
     return jackknife(value, value - moved, weights / total)
+
+
+def estimate_ratio_of_groups(
+    terms: np.ndarray, weights: np.ndarray, counts: np.ndarray, spreads: np.ndarray
+) -> Estimate:
+    """Estimate Σ terms / Σ weights as `estimate_ratio` does, without a p-value.
+
+    Args:
+        terms, weights: summed over groups of clusters, each of clusters of one weight (G,).
+        counts: clusters in each group (G,).
+        spreads: squared deviations of the clusters' terms from the mean of their group, summed (G,).
+    """
+    counted = weights > 0
+    terms, weights, counts, spreads = (
+        values[counted] for values in (terms, weights, counts, spreads)
+    )
+    total, number = float(weights.sum()), int(counts.sum())
+    value = float(terms.sum()) / total if total else math.nan
+    each = weights / counts
+    degrees = degrees_of_freedom(each / total, counts)
+    if degrees < FEWEST_DEGREES or not np.isfinite(terms).all():
+        return Estimate(value, None, None, None, None, number)
+    moved = (spreads + (terms - value * weights) ** 2 / counts) / (total - each) ** 2
+    return _estimate(value, float(moved.sum()), degrees, number)
 
 
 def estimate_ratio_of_text(
@@ -325,15 +361,21 @@ def jackknife(value: float, without: np.ndarray, shares: np.ndarray) -> Estimate
     if degrees < FEWEST_DEGREES or not (np.isfinite(value) and np.isfinite(without).all()):
         return Estimate(value, None, None, None, None, count)
     moved = value - without
-    stderr = math.sqrt((count - 1) / count * float((moved**2).sum()))
-    margin = student_t(degrees) * stderr
+    estimate = _estimate(value, float((moved**2).sum()), degrees, count)
     if count < MANY_CLUSTERS:
         pvalue = sign_flip_pvalue(shares * value + (1 - shares) * moved)
-    elif stderr == 0:
+    elif estimate.stderr == 0:
         pvalue = float(value == 0)
     else:
-        pvalue = 2 * float(stdtr(degrees, -abs(value) / stderr))
-    return Estimate(value, stderr, degrees, (value - margin, value + margin), pvalue, count)
+        pvalue = 2 * float(stdtr(degrees, -abs(value) / estimate.stderr))
+    return replace(estimate, pvalue=pvalue)
+
+
+def _estimate(value: float, moved: float, degrees: float, count: int) -> Estimate:
+    """Make the estimate of how far a number moves without each cluster: the sum of the squares."""
+    stderr = math.sqrt((count - 1) / count * moved)
+    margin = student_t(degrees) * stderr
+    return Estimate(value, stderr, degrees, (value - margin, value + margin), None, count)
 
 
 def student_t(degrees: float, confidence: float = 0.95) -> float:

@@ -60,7 +60,7 @@ def sentence(result: dict, args, metric) -> str:
         perplexity=format_number(result["perplexity"]),
         interval=interval,
         tokens=result["num_tokens"],
-        texts=named_texts(args, len(result["perplexities"])),
+        texts=named_texts(args, result["num_texts"]),
         window=fields["window"],
         stride=fields["stride"],
         protocol=name,

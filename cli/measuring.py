@@ -208,6 +208,11 @@ class Scoring:
         return self.args.separator is not None or not each
 
     @property
+    def lists_texts(self) -> bool:
+        """Tell whether what is written has a number of each text of a table in a list."""
+        return self.part is not None or self.args.format == "json"
+
+    @property
     def shard_size(self) -> float:
         """Return the characters in a shard: no limit where all texts are needed at once."""
         if self.joins or self.args.context_lengths == "doubling":  # of the longest text's length
@@ -221,6 +226,8 @@ class Scoring:
 
     def score(self, texts: Iterator[Text]) -> Report:
         """Score shard after shard; report on their texts as if they had been scored in one piece."""
+        from perplexity_sliding.result_pooled import PooledTotals
+
         totals = long_totals = None
         texts = self.without_empty(texts)
         if self.args.word_counts:
@@ -234,8 +241,9 @@ class Scoring:
             self.progress.end_part()
             if result is not None:
                 shard_totals = result.pop("totals")
-                if self.part is None:
-                    shard_totals = shard_totals.pooled()
+                if not self.lists_texts:
+                    del result["perplexities"], result["num_tokens_per_text"]
+                    shard_totals = PooledTotals.of(shard_totals)
                 totals = shard_totals if totals is None else totals + shard_totals
                 of_shard = result.pop("long_context_totals", None)
                 long_totals = of_shard if long_totals is None else long_totals + of_shard

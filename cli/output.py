@@ -236,9 +236,7 @@ def notes_on(report: Report) -> list[str]:
         value, number = report.corpus["longppl"], report.corpus["num_key_tokens"]
         said.append(f"LongPPL: {value:.4f} over {number:,} key tokens.")
     files = [row for row in report.texts if "row" not in row and "error" not in row]
-    num_rows = (
-        0 if report.joined else len((report.corpus or {}).get("perplexities", ())) - len(files)
-    )
+    num_rows = 0 if report.joined else (report.corpus or {}).get("num_texts", 0) - len(files)
     if num_rows > 0:
         said.append(f"{num_rows:,} of the texts are rows of tables (--format csv has each).")
     said += far_above(files)

@@ -15,6 +15,7 @@ NOT_COLUMNS = {
     "row",
     "carried",
     "perplexities",
+    "num_texts",
     "num_tokens_per_text",
     "mean_perplexity",
     "total_nll",

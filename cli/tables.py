@@ -112,7 +112,7 @@ def common_signature(rows: list[dict]) -> str:
 
 def of_texts(rows: list[dict], corpus: dict) -> Table:
     """Tabulate texts and corpus: sizes, perplexity with its interval, and what no tokenizer decides."""
-    rows, several = list(rows), len(corpus["perplexities"]) > 1
+    rows, several = list(rows), corpus["num_texts"] > 1
     if several or len(rows) != 1:
         rows.append({"name": "all together"} | corpus)
     if several:

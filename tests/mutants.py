@@ -30,6 +30,7 @@ TESTS = {
     "model_states": "test_states.py test_carrying.py",
     "plan_windows": "test_windows.py test_passes.py test_parts.py test_long_protocols.py",
     "result_comparison": "test_comparison.py test_identity.py test_reference.py::test_other_tokenizers_are_compared_by_bytes",
+    "result_pooled": "test_pooled.py",
     "result_pairs": "test_reference.py test_comparison_of_parts.py",
     "result_uncertainty": "test_uncertainty.py",
     "result_words": "test_words.py",

@@ -405,6 +405,7 @@ ALWAYS = {
     "model",
     "perplexities",
     "mean_perplexity",
+    "num_texts",
     "perplexity",
     "perplexity_stderr",
     "perplexity_interval",

@@ -141,20 +141,6 @@ def test_what_somebody_froze_stays_frozen():
         gc.unfreeze()
 
 
-def test_pooled_totals_give_the_same_result_in_less_room(measure):
-    """Text by text: pooled before they are added, as the command line does."""
-    shards = [measure([text], word_counts=[3])["totals"] for text in TEXTS]
-    whole, pooled = sum(shards), sum(totals.pooled() for totals in shards).pooled()
-    expected, result = whole.result(), pooled.result()
-    assert result.keys() == expected.keys()
-    for name, value in expected.items():
-        if isinstance(value, float):
-            assert result[name] == pytest.approx(value, rel=1e-12), name
-        else:
-            assert result[name] == value, name
-    assert len(pooled.to_json()) < len(whole.to_json()) - 20 * len(TEXTS)
-
-
 # ---- from process to process
 
 
