@@ -131,6 +131,11 @@ document.addEventListener("keydown", (event) => {
   if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) document.getElementById("score")?.click();
 });
 
+/* Gradio opens a list at every key but Escape: at Tab too, once the field has been left. */
+document.addEventListener("keydown", (event) => {
+  if (event.key === "Tab" && event.target.matches?.("input[role=combobox]")) event.stopPropagation();
+}, true);
+
 /* A number that was only deleted comes back: gradio puts the lowest there, the dearest of all strides. */
 document.addEventListener("focus", ({ target }) => {
   if (target.matches?.("input[type=number]")) target.dataset.before = target.value;

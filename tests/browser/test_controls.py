@@ -1,7 +1,9 @@
 """What a visitor types, chooses and presses."""
 
+import io
 import time
 
+from PIL import Image
 from visitor import Keys, Page
 
 from space import handlers
@@ -24,6 +26,39 @@ def test_tabbing_past_the_samples_leaves_ones_own_text_alone(page):
         page.keys(Keys.TAB)
     time.sleep(1)  # for an answer that must not come
     assert page.text == "I typed this with care."
+
+
+def test_the_text_box_shows_that_it_has_the_focus(page):
+    """What was drawn around it lay out of sight."""
+
+    def edge():
+        """Colours along the upper edge of what a visitor sees of the box."""
+        picture = Image.open(io.BytesIO(page.one("#text textarea").screenshot_as_png))
+        middle = picture.width // 2
+        return {picture.convert("RGB").getpixel((middle, y)) for y in range(8)}
+
+    page.script("arguments[0].focus()", page.labelled("Compare"))
+    before = edge()
+    page.keys(Keys.TAB)
+    assert page.script("return document.activeElement.tagName") == "TEXTAREA"
+    page.until(lambda: edge() - before)
+    assert any(blue > 2 * red for red, _, blue in edge() - before)
+
+
+def test_a_list_closes_when_one_goes_on(page):
+    """Gradio opened it at every key, at Tab once more."""
+    page.labelled("Model").click()
+    page.until(lambda: page.all("ul[role=listbox]"))
+    page.keys(Keys.TAB)
+    assert page.script("return document.activeElement.dataset.open") == "settings"
+    page.until(lambda: not page.all("ul[role=listbox]"), patience=10)
+
+
+def test_a_sample_that_was_changed_is_no_longer_the_sample(page):
+    assert [chip.text for chip in page.all("#samples label.selected")] == ["A story"]
+    page.one("#text textarea").click()
+    page.keys("x")
+    page.until(lambda: not page.all("#samples label.selected"), patience=10)
 
 
 def test_a_visitor_types_a_text_and_scores_it(page):
