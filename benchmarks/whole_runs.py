@@ -20,7 +20,9 @@ sys.path.insert(0, str(ROOT))
 from cli import main as command_line
 
 SCORE, IMPORT = "score.py samples/note.txt", 'python -c "import evaluate"'
-ARTICLE, GUIDE = "score.py article.txt", "a script with the guide's loop"
+# The guide's windows: with a start token, the article's last token would have one of its own.
+GUIDES_WINDOWS = "--protocol=transformers-docs"
+ARTICLE, GUIDE = f"score.py article.txt {GUIDES_WINDOWS}", "a script with the guide's loop"
 GUIDE_SCRIPT = """
 import sys
 sys.path.insert(0, "benchmarks")
@@ -92,7 +94,8 @@ def article_commands(folder: str, shape: str, num_tokens: int, stride: int) -> d
     make_tokenizer(vocabulary).save_pretrained(folder)
     path = str(Path(folder, "article.txt"))
     Path(path).write_text(make_text(num_tokens, vocabulary))
-    ours = [sys.executable, "score.py", path, "--model", folder, "--stride", str(stride), "--quiet"]
+    options = [GUIDES_WINDOWS, "--model", folder, "--stride", str(stride), "--quiet"]
+    ours = [sys.executable, "score.py", path, *options]
     guide = [sys.executable, "-c", GUIDE_SCRIPT, folder, path, str(context), str(stride)]
     return {ARTICLE: ours, GUIDE: guide}
 

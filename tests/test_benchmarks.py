@@ -130,8 +130,7 @@ def test_whole_commands_are_timed_in_turns_behind_a_warm_up(tmp_path):
 def test_the_commands_on_an_article_give_one_number(tmp_path, capsys, monkeypatch):
     commands = whole_runs.article_commands(str(tmp_path), "tiny", 64, 16)
     _, script, *options = commands[whole_runs.ARTICLE]
-    options += ["--protocol=transformers-docs", "--json"]  # the mean of windows, as in that loop
-    assert script == "score.py" and command_line.main(options) == 0
+    assert script == "score.py" and command_line.main([*options, "--json"]) == 0
     score = json.loads(capsys.readouterr().out)
     _, _, program, *arguments = commands[whole_runs.GUIDE]
     monkeypatch.setattr(sys, "argv", ["-c", *arguments])
