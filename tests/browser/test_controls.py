@@ -92,6 +92,11 @@ def test_a_result_says_when_it_is_not_of_the_present_text(page):
     # It fades in, makes room for itself, and covers nothing.
     page.until(lambda: note.rect["height"] > 20)
     page.until(lambda: note.rect["y"] + note.rect["height"] <= page.one(".ps-label").rect["y"])
+    # The same note says so where there is no text, and takes it back.
+    page.fill("  ")
+    page.until(lambda: "No text is there" in note.get_property("textContent"), patience=10)
+    page.fill("A text that nobody has scored, " * 600)
+    page.until(lambda: "out of date" in note.get_property("textContent"), patience=10)
     page.script("arguments[0].click()", page.one("[data-open=game]"))
     assert "not scored yet" in page.one("#ps-game").text and not page.all(".ps-game-text")
     page.keys(Keys.ESCAPE)
