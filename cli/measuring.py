@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from perplexity_sliding.views.reading import SHOWN, Reading
+from perplexity_sliding.views.reading import SHOWN, Reading, own_perplexities
 
 from . import sharding, wikitext
 from .messages import in_options
@@ -366,9 +366,11 @@ class Scoring:
         if not (self.args.show or self.args.html):
             return
         [model] = short_names([self.args.model_id])
-        for text, tokens in zip(texts, token_scores or ()):
+        own = own_perplexities(result, len(texts))
+        for text, tokens, perplexity in zip(texts, token_scores or (), own):
             if self.room:
-                reading = Reading(text.wording, tokens, result, model, text.begin, text.name)
+                named = {"name": text.name, "perplexity": perplexity}
+                reading = Reading(text.wording, tokens, result, model, text.begin, **named)
                 self.report.shown.append(reading.beginning(self.room))
             self.report.has_more_texts |= len(text.wording) > self.room
             self.room = max(0, self.room - len(text.wording))

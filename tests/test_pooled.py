@@ -23,18 +23,21 @@ CORPORA = {
     "a long one at first": [5_000] + [20, 30] * 30,
     "long while few": [64, 300, 90, 31] + [250, 64] * 40,
     "as long as each other": [64] * 40,
+    "two long ones among many alike": [20] * 200 + [900] * 2,
+    "of one token": [1, 9, 1, 12] * 9,
     "all but one short": [9] * 30 + [3_000, 12, 9, 2_500, 7, 3_000],
 }
 
 
 def corpus(lengths, largest=8.0) -> list[TextScores]:
-    """Texts in windows of up to 25 scored tokens each."""
+    """Texts in windows of up to 25 scored tokens each, every third of them in smaller ones."""
     generator = np.random.default_rng(len(lengths))
     texts = []
-    for length in lengths:
+    for number, length in enumerate(lengths):
+        most = 25 if number % 3 else 4
         nlls = generator.gamma(2, generator.uniform(0.5, largest / 4), length)
-        windows = np.split(nlls, range(25, length, 25))
-        firsts = [25 * number for number in range(len(windows))]
+        windows = np.split(nlls, range(most, length, most))
+        firsts = [most * number for number in range(len(windows))]
         weights = [len(window) - 1 for window in windows]  # 0 for the last of 26 tokens, say
         texts.append(
             TextScores(
@@ -75,7 +78,7 @@ def test_its_room_is_that_of_the_different_lengths(number):
     totals = Totals.of(corpus([*range(2, 22), 500] * (number // 21)), Aggregation(block_tokens=16))
     pooled = PooledTotals.of(totals)
     assert len(pooled.num_texts) == 21 and pooled.num_texts.sum() == len(totals.squares)
-    assert len(pooled.blocks.sums) <= 21
+    assert len(pooled.blocks.sums) <= 21 and len(pooled.units) == 1
 
 
 def test_only_texts_that_may_be_cut_keep_their_blocks():
@@ -88,7 +91,7 @@ def test_only_texts_that_may_be_cut_keep_their_blocks():
 def test_an_impossible_token_and_an_overflow(aggregation):
     for largest in (np.inf, 3_000.0):
         texts = corpus([12] * 20)
-        texts[3].window_nlls[0][5] = largest
+        texts[4].window_nlls[0][5] = largest
         totals = Totals.of(texts, aggregation)
         assert_same(PooledTotals.of(totals), totals)
 

@@ -17,6 +17,7 @@ class Reading:
         model: what the model is called.
         begin: characters of the context.
         name: what the text is called.
+        perplexity: the text's own; None where texts were joined.
     """
 
     whole: str
@@ -25,6 +26,7 @@ class Reading:
     model: str
     begin: int = 0
     name: str = ""
+    perplexity: float | None = None
 
     @property
     def num_context_tokens(self) -> int:
@@ -59,3 +61,9 @@ def within(readings: Iterable[Reading], most: int = SHOWN) -> Iterator[Reading]:
             return
         yield reading.beginning(most)
         most -= len(reading.whole)
+
+
+def own_perplexities(result: dict, num_texts: int) -> list[float | None]:
+    """Return the perplexity of each text that is shown; None where texts were joined."""
+    own = result["perplexities"]
+    return own if len(own) == num_texts else [None] * num_texts

@@ -66,12 +66,13 @@ def report(
         notes: what a reader must know beside the number.
     """
     model = escape(_model(readings, pairs))
+    named = map(_with_number, readings) if result["num_texts"] > 1 else readings
     return page(
         f"Perplexity {number(result['perplexity'])}",
         [
             headline(result, readings, model, notes),
             measurements(result.get("measurements", ())),
-            *_each(_with_numbers(readings, result), reading_view),
+            *_each(named, reading_view),
             *_each(pairs, _comparison),
             contexts(result.get("by_context_length")),
             repeat(result, citation, command),
@@ -83,18 +84,14 @@ def _model(readings: Sequence[Reading], pairs: Sequence[Pair]) -> str:
     return pairs[0].names[0] if pairs else readings[0].model if readings else "the model"
 
 
-def _with_numbers(readings: Sequence[Reading], result: dict) -> list[Reading]:
-    """Name texts by their own perplexities too, where there are several."""
-    own = result["perplexities"]
-    if len(own) < 2 or len(own) < len(readings):
-        return list(readings)
-    return [
-        replace(reading, name=f"{reading.name}: {number(perplexity)}")
-        for reading, perplexity in zip(readings, own)
-    ]
+def _with_number(reading: Reading) -> Reading:
+    """Name a text by its own perplexity too."""
+    if reading.perplexity is None:
+        return reading
+    return replace(reading, name=f"{reading.name}: {number(reading.perplexity)}")
 
 
-def _each(shown: Sequence, write: Callable[..., str]) -> Iterator[str]:
+def _each(shown: Iterable, write: Callable[..., str]) -> Iterator[str]:
     """Write what is shown of each text, numbered, so that pieces of it can be named."""
     return (write(one, place) for place, one in enumerate(shown, 1))
 
@@ -134,7 +131,7 @@ def _recipe(result: dict) -> list[str]:
     """List how the number was made: without that, it can't be quoted."""
     stride = result["stride"]
     return [
-        count(len(result["perplexities"]), "text"),
+        count(result["num_texts"], "text"),
         f"{count(result['num_tokens'], 'token')} scored",
         f"protocol {result['protocol']}",
         f"window {result['max_length']:,}",

@@ -8,7 +8,7 @@ from perplexity_sliding.digests import TextsDigest
 
 from .comparison import Pair
 from .markup import escape
-from .reading import SHOWN, Reading, within
+from .reading import SHOWN, Reading, own_perplexities, within
 from .report import report
 
 HEIGHT = 720  # pixels that a notebook gives to it
@@ -64,9 +64,14 @@ def show(
     begins = [0] * len(wholes)
     if contexts is not None:
         begins = [len(whole) - len(text) for whole, text in zip(wholes, texts)]
+    own = own_perplexities(results, len(wholes))
     readings = [
-        Reading(whole, tokens, results, results["model"], begin, _name(number, len(wholes)))
-        for number, (whole, tokens, begin) in enumerate(zip(wholes, scores, begins), 1)
+        Reading(
+            whole, tokens, results, results["model"], begin, _name(number, len(wholes)), perplexity
+        )
+        for number, (whole, tokens, begin, perplexity) in enumerate(
+            zip(wholes, scores, begins, own), 1
+        )
     ]
     notes = []
     if sum(map(len, wholes)) > SHOWN:
