@@ -1,8 +1,8 @@
 """The result of a run of any number of texts, in bounded room.
 
-What an interval never cuts counts there by its tokens, its weight and its term alone.  Texts of the
-same tokens and weight are therefore one row, with the squared deviations from the row's mean; only
-texts of a fourteenth of the whole and more keep their blocks.
+What an interval never cuts counts there by its weight and its term alone.  Texts of the same weight
+are therefore one row, with the squared deviations from the row's mean; only texts of a fourteenth of
+the whole and more keep their blocks.
 """
 
 from dataclasses import dataclass, fields, replace
@@ -56,7 +56,7 @@ class PooledTotals(Totals):
             terms = self.perplexity_sums
         blocks = self.blocks.uncut(tokens.sum() / NUM_PARTS)
         own = np.where(blocks.per_text > 1, np.arange(len(tokens)), -1)
-        alike = np.stack([tokens / self.num_texts, weights / self.num_texts, own])
+        alike = np.stack([weights / self.num_texts, own])
         order = np.lexsort(alike)
         is_first = np.append(True, np.diff(alike[:, order]).any(axis=0))
         first, group = np.flatnonzero(is_first), np.cumsum(is_first) - 1
