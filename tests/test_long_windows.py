@@ -57,6 +57,34 @@ def test_scores_are_those_of_the_whole_window(metric, tokenizer, name):
     assert cost_in_parts == cost
 
 
+def adapted():
+    """A model with an adapter that moves its scores."""
+    peft = pytest.importorskip("peft")
+    settings = peft.LoraConfig(task_type="CAUSAL_LM", r=4, target_modules=["q_proj"])
+    model = peft.get_peft_model(build("llama"), settings)
+    generator = torch.Generator().manual_seed(7)
+    for name, parameter in model.named_parameters():
+        if "lora" in name:
+            torch.nn.init.normal_(parameter, std=0.3, generator=generator)
+    return model
+
+
+def test_a_model_without_its_adapter_reads_in_parts_too(metric, tokenizer):
+    def compare(model):
+        got = metric.compute(
+            predictions=TEXTS, model=model, tokenizer=tokenizer, max_length=LENGTH, stride=16,
+            reference="without adapter",
+        )  # fmt: skip
+        return [got["perplexity"], *(got["comparison"][n] for n in ("reference_perplexity", "kl"))]
+
+    expected = compare(adapted())
+    model = adapted()
+    cramp(model, most_tokens=48)
+    with pytest.warns(UserWarning, match="in parts of"):
+        assert compare(model) == pytest.approx(expected, rel=1e-4)
+    assert expected[2] > 1e-4
+
+
 def test_it_is_remembered(metric, tokenizer, recwarn):
     """The next call reads in parts at once."""
     model = build("llama")
