@@ -136,7 +136,7 @@ def check_request(
             "carry", "be left out with a reference", advice="Make a call for each model."
         )
     key_rule, evaluator = check_key_tokens(key_tokens, gives_list)
-    word_counts = check_word_counts(word_counts, len(texts))
+    word_counts = check_word_counts(word_counts, texts)
     check_detokenizer(detokenizer)
     parts = check_parts(contexts, score_spans, boundary, context_separator, separator, texts, chats)
     check_choice("word_correction", word_correction, CORRECTIONS)

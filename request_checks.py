@@ -309,18 +309,19 @@ def check_running(
         raise ArgumentTypeError("checkpoint", "be the path of a file", got=repr(checkpoint))
 
 
-def check_word_counts(word_counts: object, num_texts: int) -> list[int] | None:
+def check_word_counts(word_counts: object, texts: Sequence[str]) -> list[int] | None:
+    """Return the words of each text; there may be none in one of nothing but white space."""
     if word_counts is None:
         return None
     if isinstance(word_counts, str) or not isinstance(word_counts, Iterable):
         raise ArgumentTypeError("word_counts", "be a list of whole numbers", got=repr(word_counts))
     word_counts = list(word_counts)
-    if len(word_counts) != num_texts:
+    if len(word_counts) != len(texts):
         raise ArgumentError(
-            "word_counts", f"hold one number for each text, {num_texts}", got=str(len(word_counts))
+            "word_counts", f"hold one number for each text, {len(texts)}", got=str(len(word_counts))
         )
-    for count in word_counts:
-        check_whole_number("word_counts", count, 1)
+    for count, text in zip(word_counts, texts):
+        check_whole_number("word_counts", count, 1 if text.strip() else 0)
         if count > LARGEST_COUNT:
             raise ArgumentError("word_counts", f"be at most {LARGEST_COUNT}", got="a larger number")
     return [int(count) for count in word_counts]

@@ -61,10 +61,11 @@ def find_key_characters(
         nlls_by_token(measurement, of_measurement)
         for measurement, of_measurement, _ in work.by_measurement(scores)
     )
-    return [
-        merge_spans(stream.offsets[rule.key_tokens(short_nlls, full_nlls)])
-        for stream, short_nlls, full_nlls in zip(streams, short, full)
-    ]
+    spans = []
+    for stream, short_nlls, full_nlls in zip(streams, short, full):
+        key = rule.key_tokens(short_nlls, full_nlls)
+        spans.append(merge_spans(stream.offsets[key[~stream.added[key]]]))
+    return spans
 
 
 @dataclass(frozen=True, eq=False)

@@ -417,7 +417,7 @@ class Totals:
             "word_perplexity": exp(units["word nll"] / words) if words else None,
         }
 
-    def _adjusted_perplexity(self, mean_nll: float) -> float:
+    def _adjusted_perplexity(self, mean_nll: float) -> float | None:
         """Compute the perplexity per original word: exp(loss × tokens / words).
 
         "Evaluating and Comparing Language Models" calls loss × V1 / V2 the normalised loss.
@@ -427,6 +427,8 @@ class Totals:
         tokens, words = units["tokens"], units["words"]
         if self.aggregation.average == "capped":
             tokens, words = tokens - 1, max(1, words - 1)
+        if not words:  # nothing but white space
+            return None
         return exp(min(self.aggregation.cap, mean_nll * tokens / words))
 
     def _tool_stderr(self) -> float | None:

@@ -20,7 +20,7 @@ import itertools
 import re
 import warnings
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -144,15 +144,18 @@ def find_words(text: str, words: Iterable[str]) -> list[Range]:
     return spans
 
 
-def assign_tokens(text: str, offsets: np.ndarray, spans: Sequence[Range]) -> list[Range | None]:
+def assign_tokens(
+    text: str, offsets: np.ndarray, spans: Sequence[Range], begins: Collection[int] = ()
+) -> list[Range | None]:
     """Find the tokens of each word, as (first, one past the last).
 
-    White space that is a token of its own belongs to the word after it.
+    White space that is a token of its own belongs to the word after it, unless it is context.
 
     Args:
         offsets: characters of each token (N, 2); a token that stands for none of the text, such as
             a start token, has (-1, -1).
         spans: characters of each word.
+        begins: tokens with which scored parts begin.
 
     Returns:
         for each word its tokens, or None where a token reaches across the edge of the word.
@@ -173,7 +176,7 @@ def assign_tokens(text: str, offsets: np.ndarray, spans: Sequence[Range]) -> lis
     return [
         None
         if is_crossed or not members
-        else (_with_space_before(offsets, stripped, members[0]), members[-1] + 1)
+        else (_with_space_before(offsets, stripped, members[0], begins), members[-1] + 1)
         for is_crossed, members in zip(crossed, tokens)
     ]
 
@@ -187,10 +190,13 @@ def _without_space(text: str, first: int, end: int) -> Range:
     return first, first + len(stripped)
 
 
-def _with_space_before(offsets: np.ndarray, stripped: list[Range], first: int) -> int:
+def _with_space_before(
+    offsets: np.ndarray, stripped: list[Range], first: int, begins: Collection[int]
+) -> int:
     """Find the first of the tokens of nothing but white space that lead up to a token."""
     while (
         first > 0
+        and first not in begins
         and stripped[first - 1][0] == stripped[first - 1][1]
         and offsets[first - 1][0] >= 0
     ):
@@ -372,7 +378,8 @@ class WordScoring:
                 (measurement.windows[number], scores[number]),
                 (measurement.borders[number], borders[number]),
             )
-            words = assign_tokens(text, word_offsets(stream), spans)
+            begins = () if stream.part is None else [first for first, _ in stream.part.targets]
+            words = assign_tokens(text, word_offsets(stream), spans, begins)
             results.append(self._score(text, stream, spans, words, tokens))
             if None in words:
                 crossing.append(number)

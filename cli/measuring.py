@@ -44,6 +44,7 @@ class Report:
         has_more_texts: whether there are more of them than these.
         joined: whether several texts were scored as one.
         num_empty: empty rows that were left out.
+        keeps_empty: whether they were so only where texts are scored one by one.
         num_refused: texts, or settings that were named, that could not be scored.
         num_forward_tokens: what the model has read.
         kept: what --part writes.
@@ -61,6 +62,7 @@ class Report:
     has_more_texts: bool = False
     joined: bool = False
     num_empty: int = 0
+    keeps_empty: bool = False
     num_refused: int = 0
     num_forward_tokens: int = 0
     kept: str | None = None
@@ -207,6 +209,10 @@ class Scoring:
         each = all(protocol.scores_each_text for protocol in self.protocols)
         return self.args.separator is not None or not each
 
+    def scores_each_text(self, protocol) -> bool:
+        """Tell whether texts are scored by themselves under a protocol."""
+        return protocol.scores_each_text and self.args.separator is None
+
     @property
     def lists_texts(self) -> bool:
         """Tell whether what is written has a number of each text of a table in a list."""
@@ -299,11 +305,15 @@ class Scoring:
         Where words of the original are counted, a row without any is empty too.
         """
         for text in texts:
-            words = text.text.strip() if self.args.detokenize else text.text
-            if words or text.error or self.joins:
+            if self.joins or not self.is_empty(text):
                 yield text
             else:
                 self.report.num_empty += 1
+
+    def is_empty(self, text: Text) -> bool:
+        """Tell whether a text has nothing to be scored by itself."""
+        words = text.text.strip() if self.args.detokenize else text.text
+        return not words and text.error is None
 
     def score_shard(self, texts: list[Text]) -> dict | None:
         """Score texts together; None where there is none that can be."""
@@ -507,12 +517,20 @@ class Scoring:
         good = self.read_all(texts)
         self.report.compared = "settings"
         entries = {}
-        groups = self.groups()
-        for protocols in groups:
+        if self.args.word_counts:
+            good = self.with_counts(good)
+        filled = [text for text in good if not self.is_empty(text)]
+        if any(map(self.scores_each_text, self.protocols)):
+            self.report.num_empty += len(good) - len(filled)
+            self.report.keeps_empty = self.joins
+        self.groups = self.grouped(len(filled) < len(good))
+        for protocols in self.groups:
             self.progress.begin_part(len(protocols) / len(self.protocols))
-            entries |= self.compare_group(good, protocols)
+            each = all(map(self.scores_each_text, protocols))
+            entries |= self.compare_group(filled if each else good, protocols)
             self.progress.end_part()
         rows = [row for protocol in self.protocols for row in entries[protocol.name]]
+        self.without_other_ratios(rows, entries)
         self.report.measurements = rows
         if all("error" in row for row in rows):
             raise ValueError(rows[0]["error"])
@@ -520,13 +538,26 @@ class Scoring:
             self.report.num_refused += sum("error" in row for row in rows)
         return self.report
 
-    def groups(self) -> list[list]:
-        """Group protocols that read the same wording, with the same count of words: one call each."""
-        if not self.args.detokenize:
-            return [self.protocols]
+    def without_other_ratios(self, rows: list[dict], entries: dict[str, list[dict]]) -> None:
+        """Leave out the ratios of groups whose first result is not the first of all."""
+        first = next((row for row in rows if "error" not in row), None)
+        for protocols in self.groups:
+            of_group = [row for protocol in protocols for row in entries[protocol.name]]
+            if not any(row is first for row in of_group):
+                for row in of_group:
+                    row.pop("ratio_to_first", None)
+
+    def grouped(self, has_empty: bool) -> list[list]:
+        """Group protocols that read the same texts and wording, with the same count of words: one call each.
+
+        Args:
+            has_empty: whether there are texts that only protocols which join them can read.
+        """
         groups: dict[tuple, list] = {}
         for protocol in self.protocols:
-            groups.setdefault((protocol.detokenize, protocol.count_words), []).append(protocol)
+            wording = (protocol.detokenize, protocol.count_words) if self.args.detokenize else ()
+            key = (*wording, has_empty and self.scores_each_text(protocol))
+            groups.setdefault(key, []).append(protocol)
         return list(groups.values())
 
     def compare_group(self, texts: list[Text], protocols: Sequence) -> dict[str, list[dict]]:
@@ -540,7 +571,7 @@ class Scoring:
                 **self.of_texts(texts, protocols[0]),
             )
         except ValueError as error:
-            if len(self.groups()) == 1:
+            if len(self.groups) == 1:
                 raise
             reason = in_options(error)
             return {p.name: [{"protocol": p.name, "error": reason}] for p in protocols}
@@ -555,10 +586,9 @@ class Scoring:
         entries: dict[str, list[dict]] = {}
         sizes = self.count_bytes(texts, wordings)
         for entry in result["measurements"]:
-            alone = self.metric.protocols[entry["protocol"]].scores_each_text
             if "error" in entry:
                 entry["error"] = in_options(entry["error"])
-            elif alone and self.args.separator is None:
+            elif self.scores_each_text(self.metric.protocols[entry["protocol"]]):
                 entry = with_original_bytes(entry, *sizes)
             entries.setdefault(entry["protocol"], []).append(entry)
         return entries

@@ -242,7 +242,8 @@ def notes_on(report: Report) -> list[str]:
     said += far_above(files)
     if report.num_empty:
         rows_are = "row was" if report.num_empty == 1 else "rows were"
-        said.append(f"{report.num_empty:,} empty {rows_are} left out.")
+        where = " where texts are scored one by one" if report.keeps_empty else ""
+        said.append(f"{report.num_empty:,} empty {rows_are} left out{where}.")
     failed = [row for row in report.texts if is_refused_row(row)]
     said += [f"{row['name']}: {row['error']}" for row in failed[:5]]
     if len(failed) > 5:

@@ -130,6 +130,26 @@ def test_longppl_is_the_packages(metric, other_evaluator, num_tokens):
     assert result["longppl"] == pytest.approx(np.exp(pooled / sum(counts)), rel=1e-5)
 
 
+def test_a_token_that_the_evaluators_tokenizer_appends_is_none_of_the_text(metric):
+    """It has no characters, and may be the easier for a long context."""
+    model, evaluator = (make_model("gpt2", seed=seed) for seed in (0, 1))
+    texts = [random_text(30, seed=seed) for seed in range(4)]
+    rule = {"short_context": 2, "stride": 1, "gain": -99.0, "largest_nll": 99.0}
+
+    def key_tokens(**kwargs):
+        found = metric.compute(
+            predictions=texts,
+            model=model,
+            tokenizer=make_tokenizer(),
+            add_start_token=False,
+            key_tokens=rule | {"evaluator": (evaluator, make_tokenizer(**kwargs))},
+        )
+        return found["num_key_tokens"], found["longppls"]
+
+    assert key_tokens(adds_eos=True) == key_tokens()
+    assert key_tokens()[0] > 100
+
+
 def test_the_signature_says_which_tokens_are_key(metric, gpt2, tokenizer):
     """Other rules and other evaluators find others, under one and the same `signature`."""
     arguments = {"predictions": [random_text(60)], "model": gpt2, "tokenizer": tokenizer}

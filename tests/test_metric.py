@@ -366,6 +366,16 @@ def test_perplexity_per_original_word(metric, texts, word_counts, words_in_all):
     assert result["adjusted_perplexity"] == pytest.approx(expected, rel=1e-6)
 
 
+def test_white_space_may_have_no_word_to_normalise_by(metric):
+    result = metric.compute(
+        predictions=[" \n "],
+        model=make_model("gpt2", vocab_size=259),
+        tokenizer=make_byte_tokenizer(),
+        word_counts=[0],
+    )
+    assert result["adjusted_perplexity"] is None and result["word_perplexity"] is None
+
+
 def test_word_counts_of_joined_texts_are_added_up(metric):
     result = metric.compute(
         predictions=["w10 w11 w12 w13", "w20 w21"],

@@ -341,6 +341,65 @@ def test_empty_rows_are_left_out_and_counted(call):
     assert "There is no text in it that isn't empty." in call("empty.jsonl").err
 
 
+BLANK = [
+    {"text": text}
+    for text in (
+        "",
+        " w5 @-@ w6 , " * 9 + "\n",
+        " \n",
+        " w7 w8 w9 . " * 9 + "\n",
+        "",
+        " w5 w9 " * 12,
+    )
+]
+
+
+@pytest.mark.parametrize("asked", ["--protocol=transformers-docs", "--separator="])
+def test_empty_rows_between_joined_texts_count_no_words(call, asked):
+    write_table("wikitext.jsonl", BLANK)
+    outcome = call("wikitext.jsonl", "--detokenize=wikitext", "--json", asked)
+    assert outcome.code == 0, outcome.err
+    words = sum(len(row["text"].split()) for row in BLANK)
+    corpus = outcome.json["corpus"]
+    tokens = corpus["num_tokens"] + (
+        asked == "--protocol=transformers-docs"
+    )  # the first counts too
+    loss = corpus["total_nll"] / corpus["num_tokens"]
+    assert corpus["adjusted_perplexity"] == pytest.approx(math.exp(loss * tokens / words))
+    assert outcome.json["num_empty_texts"] == 0
+
+
+def test_empty_rows_are_left_out_where_texts_are_scored_one_by_one(call):
+    """Beside protocols that join them, each protocol has the number that it has alone."""
+    for asked in (["--detokenize=wikitext"], []):
+        write_table("wikitext.jsonl", [row for row in BLANK if asked or row["text"] != " \n"])
+        names = ["sliding", "gptq", "llama.cpp", "stock"]
+        both = call("wikitext.jsonl", f"--protocol={','.join(names)}", "--json", *asked)
+        assert both.code == 0, both.err
+        for name, row in zip(names, both.json["measurements"], strict=True):
+            alone = call("wikitext.jsonl", f"--protocol={name}", "--json", *asked).json["corpus"]
+            same = ("perplexity", "num_tokens", "num_texts", "bits_per_byte")
+            assert [row[key] for key in same] == [pytest.approx(alone[key]) for key in same]
+        table = call("wikitext.jsonl", "--protocol=sliding,gptq", *asked).out
+        assert f"{3 if asked else 2} empty rows were" in table
+        assert "left out where texts are scored one by one." in table
+
+
+def test_ratios_are_to_the_first_of_all(call):
+    """Protocols that read other words are measured apart: one has no ratio to the first of those."""
+    write_table("wikitext.jsonl", BLANK)
+    names = ["sliding", "lm-eval", "paloma", "stock", "megatron", "mlx-lm", "run-clm"]
+    argv = ["wikitext.jsonl", f"--protocol={','.join(names)}", "--detokenize=wikitext", "--json"]
+    first, *others = call(*argv).json["measurements"]
+    ratios = {row["protocol"]: row.get("ratio_to_first") for row in others}
+    for row in others:
+        if ratio := ratios[row["protocol"]]:
+            of_row = pytest.approx(row["perplexity"] / first["perplexity"])
+            assert ratio["ratio"] == of_row, row["protocol"]
+    assert ratios["paloma"] and ratios["stock"]
+    assert not ratios["mlx-lm"] and not ratios["run-clm"]
+
+
 def test_a_dataset_may_be_a_file(call):
     write_table("table.csv", ROWS)
     direct = call("table.csv", "--json").json["corpus"]

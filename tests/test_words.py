@@ -9,7 +9,7 @@ import reference
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from models import BOS, CONTEXT, SlowTokenizer, make_model, random_text
+from models import BOS, CONTEXT, SlowTokenizer, make_byte_tokenizer, make_model, random_text
 from perplexity_sliding.result_words import (
     TokenBorders,
     Vocabulary,
@@ -567,6 +567,35 @@ def test_words_after_a_context(metric, speller, spelling):
     assert span["surprisal"] == close(
         [s for word, s in zip(whole["words"], whole["surprisal"]) if word != "aab"]
     )
+
+
+@pytest.mark.parametrize(
+    "texts, arguments",
+    [
+        (["The lamp"], {"contexts": "It was.\n\n", "boundary": "joint"}),
+        (["The lamp"], {"contexts": "It was. ", "boundary": "separate"}),
+        (["The lamp"], {"contexts": "It was. \t", "boundary": "healed"}),
+        (["It was.\nThe lamp"], {"score_spans": [[(0, 2), (8, 16)]]}),
+    ],
+)
+def test_white_space_that_is_context_belongs_to_no_word(metric, texts, arguments):
+    """It is not scored: with it, the word would have no surprisal."""
+    result = metric.compute(
+        predictions=texts,
+        model=make_model("gpt2", vocab_size=259),
+        tokenizer=make_byte_tokenizer(),
+        words=True,
+        return_token_scores=True,
+        **arguments,
+    )
+    [words], [tokens] = result["word_scores"], result["token_scores"]
+    assert words["words"][-2:] == ["The", "lamp"]
+    first = [end for _, end in tokens["offsets"]].index(words["offsets"][-2][0] + 1)
+    assert words["num_tokens"][-2:] == [3, 5]
+    assert words["context_length"][-2] == tokens["context_length"][first] > 5
+    assert words["nll"][-2] == close(sum(tokens["nll"][first : first + 3]))
+    assert words["nll"][-1] == close(sum(tokens["nll"][first + 3 :]))
+    assert None not in words["surprisal"][-2:]
 
 
 def test_words_after_a_context_that_is_told_by_its_length(metric, speller, spelling):
