@@ -12,12 +12,16 @@ def cite_view(scored: Scored) -> str:
     address, context = link(scored.settings, scored.text), scored.settings.context
     read = "this text, its context" if context else "this text"
     carried = f"{read} and these settings" if has_text(address) else "these settings"
-    without = "" if has_text(address) else " (without the text, which is too long for a link)"
+    opened = (
+        "Opened, it scores by itself."
+        if has_text(address)
+        else "The text is too long for a link: whoever opens it pastes the text there."
+    )
     before = f"<p>And of the context before it:</p>{_code(digest(context))}" if context else ""
     return (
         f'<div class="ps-view" data-of="{escape(scored.settings.mark(scored.text))}">'
         f'<p><a class="ps-link" href="{escape(address)}" target="_blank" rel="noopener">A link to '
-        f"this page with {carried}</a>{without}. Opened, it scores by itself.</p>"
+        f"this page with {carried}</a>. {opened}</p>"
         "<p>Quote the number with its signature: it names the model, its exact "
         "weights, the windows and the versions. Equal signatures and texts give equal numbers.</p>"
         f"{_code(scored.result['signature'])}"

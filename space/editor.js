@@ -16,6 +16,7 @@ function makeStage(area) {
   tip.setAttribute("role", "status");
   tip.hidden = true;
   area.dir = "auto";
+  area.setAttribute("aria-label", "Text"); // its label holds the handles too
   area.spellcheck = false;
   area.setSelectionRange(0, 0); // at its end, the caret would take who comes by Tab away from the window
   mirror.tabIndex = -1; // Chromium has a stop at whatever scrolls
@@ -124,6 +125,7 @@ function editorView(view, data) {
     placeOf = [];
     ids.forEach((n, place) => { if (n >= 0) placeOf[n] = place; });
     laid = layPieces(mirror, { ...aligned, text: written + "\u200b", lengths: [...aligned.lengths, 1], classes: [...aligned.classes, "-"] }, look);
+    mirror.dir = getComputedStyle(area).direction; // its bar is where the box has its own
     mirror.scrollTop = area.scrollTop;
     selected = -1;
     placed();
@@ -215,7 +217,7 @@ function editorView(view, data) {
     over.style.height = strip.style.height = `${area.clientHeight}px`;
     mirror.style.height = `${area.offsetHeight}px`;
     const [from, , end] = span(), stride = preview?.stride ?? strideNow();
-    const after = preview ? from + stride : windows[now + 1]?.[0] ?? from + stride;
+    const after = windows[preview ? Infinity : now + 1]?.[0] ?? from + stride - startPlace();
     const left = rects(from)[0], right = rects(end - 1).at(-1), next = rects(after - 1).at(-1);
     put(begin, left, left?.left ?? 0);
     const begins = left && left.top < over.getBoundingClientRect().bottom - 4; // above, or in sight
@@ -241,18 +243,24 @@ function editorView(view, data) {
       field.dispatchEvent(new Event("input", { bubbles: true }));
     }, wait);
   }
+  /* As `plan_windows` does: a start token before the text takes a place; where no window overlaps the one
+     before, each begins with that one's last token. */
+  const startPlace = () => data.starts ? 0 : span()[3];
+  const widthOf = (size, stride) => size - Number(data.starts) + Number(!data.starts && stride === size);
+  const sizeOf = (width) => width + Number(data.starts) - Number(!data.starts && width - 1 <= strideNow());
   /* What a window or a stride would do to the window that is shown: the result follows. */
   function foresee(name, value) {
     const from = span()[0], size = name === "window" ? value : Number(fieldOf("window").value), stride = name === "stride" ? value : Math.min(strideNow(), size);
-    const end = Math.min(length, from + size - span()[3]), fresh = now === 0 ? from : Math.max(from, end - stride);
+    const end = Math.min(length, from + widthOf(size, stride) - startPlace()), fresh = now === 0 ? windows[0][1] : Math.max(from, end - stride);
+    const before = fresh - from + span()[3];
     preview = Object.assign([from, fresh, end, span()[3]], { stride });
     laid.restyleAll();
     placed();
-    says.textContent = `Window ${fmt(size)}, stride ${fmt(stride)}: ${tokens(end - fresh)} scored here, after ${tokens(fresh - from)} of context.`;
+    says.textContent = `Window ${fmt(size)}, stride ${fmt(stride)}: ${tokens(end - fresh)} scored here, the first after ${tokens(before)} of context.`;
   }
   function limits(name) {
     const window = Number(fieldOf("window").value);
-    return name === "window" ? [2, Number(fieldOf("window").max) || window] : [1, window];
+    return name === "window" ? [2, Number(fieldOf("window").max) || window] : [1, window - Number(data.starts)];
   }
   for (const [name, handle] of Object.entries(handles)) {
     handle.addEventListener("pointerdown", (event) => { event.preventDefault(); handle.focus(); stop(); handle.setPointerCapture(event.pointerId); release(); }, life);
@@ -260,7 +268,8 @@ function editorView(view, data) {
       if (!handle.hasPointerCapture(event.pointerId)) return;
       const n = near(event.clientX, event.clientY), range = n >= 0 && shown.segments[n];
       if (!range) return;
-      const value = clamp(range[1] - span()[0] + 1 + (name === "window" ? span()[3] : 0), ...limits(name));
+      const width = range[1] - span()[0] + 1 + startPlace();
+      const value = clamp(name === "window" ? sizeOf(width) : width, ...limits(name));
       foresee(name, value);
       choose(name, value, SEND_MS);
     }, life);
@@ -373,7 +382,8 @@ function editorView(view, data) {
     lay, placed, point, hold, follow, release, text: () => written,
     begin: () => { stop(); area.setSelectionRange(0, 0); area.scrollTop = 0; lay(); if (windows.length) show(0); },
     leave: () => { if (!held) release(); }, anchor: () => span()[0],
-    end: () => stop(), reveal: (n) => { area.focus({ preventScroll: true }); bring(n); select(n, true); showWindowOf(n); }, data, windowOf,
+    end: () => stop(), drawAll: () => laid.drawAll(), data, windowOf,
+    reveal: (token) => { const n = pieceOf[token]; area.focus({ preventScroll: true }); bring(n); select(n, true); showWindowOf(n); },
   };
   choosePieces(asTokens);
   for (const choice of view.querySelectorAll("[data-units] input")) {
@@ -388,5 +398,6 @@ function editorView(view, data) {
 /* The most surprising word leads to its place in the text. */
 document.addEventListener("click", ({ target }) => {
   const word = target.closest?.(".ps-card [data-piece]");
-  if (word) drawn?.reveal(Number(word.dataset.piece));
+  if (word && drawn) drawn.reveal(drawn.data.segments[word.dataset.piece][0]);
 });
+addEventListener("beforeprint", () => drawn?.drawAll());

@@ -15,6 +15,7 @@ function hiddenWords({ names, bits, alternatives, context, segments }) {
 function playGame(dialog) {
   const data = drawn?.data, words = data ? hiddenWords(data) : [];
   const body = dialog.querySelector(".ps-game-body"), rounds = [];
+  if (!document.querySelector("#text textarea").value.trim()) return body.replaceChildren(make("p", "", "There is no text to hide words of. Close this, and write or paste one."));
   if (document.querySelector(".ps-card.ps-stale")) return body.replaceChildren(make("p", "", "Your text has changed and is not scored yet. Close this, and begin once its number is there."));
   if (words.length < ROUNDS) return body.replaceChildren(make("p", "", "This text has too few whole words to hide. Take a longer one."));
   const heading = document.querySelector(".ps-card .ps-label")?.textContent.split(" for ").at(-1) ?? "the model";
@@ -25,7 +26,9 @@ function playGame(dialog) {
     const told = data.names.slice(0, token).join(""), cut = told.length > SHOWN_BEFORE, go = make("button", "ps-button", "Guess"), pass = make("button", "ps-button", "No idea");
     line.append(cut ? "… " : "", cut ? told.slice(-SHOWN_BEFORE).replace(/^\S*\s+/, "") : told, " ", make("b", "ps-gap", "?"));
     Object.assign(field, { type: "text", maxLength: LONGEST_GUESS, autocomplete: "off", autocapitalize: "off", spellcheck: false });
+    line.id = "ps-game-line";
     field.setAttribute("aria-label", "Which word comes next?");
+    field.setAttribute("aria-describedby", line.id);
     go.type = "submit";
     pass.type = "button";
     form.append(field, go, pass);
@@ -41,7 +44,10 @@ function playGame(dialog) {
     const on = make("button", "ps-button", rounds.length === ROUNDS ? "See the result" : "Next word");
     on.type = "button";
     on.addEventListener("click", rounds.length === ROUNDS ? finish : next);
-    body.replaceChildren(make("p", "ps-game-said", said), make("p", "", rank === 1 ? "The model had it as its first guess." : `For the model it was the ${ordinal(rank)} guess. It expected:`),
+    const verdict = make("p", "ps-game-said", said);
+    verdict.id = "ps-game-verdict";
+    on.setAttribute("aria-describedby", verdict.id); // said with the button, which takes the focus
+    body.replaceChildren(verdict, make("p", "", rank === 1 ? "The model had it as its first guess." : `For the model it was the ${ordinal(rank)} guess. It expected:`),
       guesses(data.alternatives[token], visible(data.names[token]), data.bits[token], rank), score(), on);
     on.focus();
   }
@@ -57,7 +63,10 @@ function playGame(dialog) {
       try { await navigator.clipboard.writeText(text); copy.textContent = "Copied"; } catch { getSelection().selectAllChildren(told); copy.textContent = "Selected: copy it"; }
     });
     again.addEventListener("click", () => playGame(dialog));
-    body.replaceChildren(make("p", "ps-game-said", `You ${won("you")}, ${heading} ${won("model")}. ${verdict}`), told, copy, " ", again);
+    copy.setAttribute("aria-describedby", "ps-game-verdict");
+    const last = make("p", "ps-game-said", `You ${won("you")}, ${heading} ${won("model")}. ${verdict}`);
+    last.id = "ps-game-verdict";
+    body.replaceChildren(last, told, copy, " ", again);
     copy.focus();
   }
 }
@@ -72,6 +81,7 @@ function openDrawer(id, button) {
   opener = button;
   drawer.inert = false;
   drawer.classList.add("ps-open");
+  button.setAttribute("aria-expanded", "true");
   focusInto(drawer);
 }
 /* Gradio lets what it draws fade in, and nothing that is still hidden takes the focus. */
@@ -80,11 +90,12 @@ function focusInto(drawer) {
   drawer.querySelector("[data-close]")?.focus();
   requestAnimationFrame(() => focusInto(drawer));
 }
-function closeDrawers() {
+function closeDrawers(givesBack = true) {
   for (const drawer of document.querySelectorAll(".ps-drawer")) { drawer.classList.remove("ps-open"); drawer.inert = true; }
+  for (const button of document.querySelectorAll("[data-open][aria-expanded=true]")) button.setAttribute("aria-expanded", "false");
   const back = opener?.isConnected ? opener : document.querySelector(`[data-open="${opener?.dataset.open}"]`);
   opener = null;
-  back?.focus();
+  if (givesBack) back?.focus();
 }
 function openGame() {
   let dialog = document.getElementById("ps-game");
@@ -109,4 +120,6 @@ document.addEventListener("click", (event) => {
   if (button) return openDrawer(button.dataset.open, button);
   if (event.target.closest?.("[data-close]") || (opener && !event.target.closest?.(".ps-drawer, ul[role=listbox]"))) closeDrawers();
 });
-document.addEventListener("keydown", ({ key }) => { if (key === "Escape" && opener) closeDrawers(); });
+document.addEventListener("keydown", ({ key, isTrusted }) => { if (key === "Escape" && isTrusted && opener) closeDrawers(); });
+/* Whoever goes on by Tab leaves it: below lie controls that nobody would see. */
+document.addEventListener("focusin", ({ target }) => { if (opener && target !== opener && !target.closest(".ps-drawer, ul[role=listbox], #status")) closeDrawers(false); });

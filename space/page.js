@@ -30,12 +30,14 @@ window.perplexityMark = digest;
 
 const NOTE_MS = 1500; // the delay of its animation
 const OUT_OF_DATE = "These results are out of date. Press Score to update them.", NO_TEXT = "No text is there to score: write or paste one, or choose a sample.";
+const ON_ITS_WAY = "These results are out of date: new ones are being computed.";
+const whyStale = () => blank ? NO_TEXT : document.querySelector("#stop:not(:disabled)") ? ON_ITS_WAY : OUT_OF_DATE;
 function staleNote() {
   const note = make("p", "ps-stale-note");
   note.setAttribute("role", "status");
   // With the fading in: said at every pause of typing, it would talk over it.  By then the next result may
   // have made the paragraph one of its own, without this class.
-  setTimeout(() => { if (note.matches(".ps-stale-note")) note.textContent = blank ? NO_TEXT : OUT_OF_DATE; }, NOTE_MS);
+  setTimeout(() => { if (note.matches(".ps-stale-note")) note.textContent = whyStale(); }, NOTE_MS);
   return note;
 }
 
@@ -50,7 +52,7 @@ function compareWithRequest() {
     if (stale) noted.add(tab);
     if (stale && isFirst && !note) view.prepend(staleNote());
     if (!stale || !isFirst) note?.remove();
-    else if (note?.textContent && blank !== (note.textContent === NO_TEXT)) note.textContent = blank ? NO_TEXT : OUT_OF_DATE;
+    else if (note?.textContent && note.textContent !== whyStale()) note.textContent = whyStale();
   }
 }
 
@@ -79,7 +81,7 @@ function cardView(view, data) {
   const earlier = before && time - before.time < SAME_CHANGE_MS ? before.earlier ?? before : before;
   if (before) follow(data.address); // the first result is there before anything is asked
   before = { ...data, time, earlier };
-  if (!earlier || earlier.text !== data.text || earlier.recipe === data.recipe || !change) return;
+  if (!earlier || earlier.text !== data.text || String(earlier.recipe) === String(data.recipe) || !change) return;
   const share = 100 * (data.perplexity / earlier.perplexity - 1), work = data.read / earlier.read;
   const same = number(earlier.perplexity) === number(data.perplexity), small = Math.abs(share) < 0.05;
   const changed = same ? "unchanged" : small ? "less than 0.1 % apart" : `${share < 0 ? "−" : "+"}${Math.abs(share).toFixed(1)} %`;
@@ -131,10 +133,33 @@ document.addEventListener("keydown", (event) => {
   if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) document.getElementById("score")?.click();
 });
 
-/* Gradio opens a list at every key but Escape: at Tab too, once the field has been left. */
+/* Gradio opens a list at every key but Escape: at Tab too, once the field has been left, and at Shift. */
 document.addEventListener("keydown", (event) => {
-  if (event.key === "Tab" && event.target.matches?.("input[role=combobox]")) event.stopPropagation();
+  if (["Tab", "Shift", "Control", "Alt", "Meta"].includes(event.key) && event.target.matches?.("input[role=combobox]")) event.stopPropagation();
 }, true);
+
+/* Enter takes the focus away from such a field: in a drawer, the next Tab would begin behind it. */
+document.addEventListener("keydown", ({ key, target }) => {
+  if (key !== "Enter" || !target.matches?.(".ps-drawer input[role=combobox]")) return;
+  setTimeout(() => {
+    if (document.activeElement !== document.body) return;
+    target.focus();
+    target.dispatchEvent(new KeyboardEvent("keydown", { key: "Escape", bubbles: true })); // which closes the list that opens
+  });
+});
+
+/* A button that is hidden once it was pressed leaves the focus to the number that it was for. */
+let pressed = null;
+document.addEventListener("focusin", ({ target }) => { pressed = target.matches("#score, #stop") ? target : null; });
+function keepFocus() {
+  if (!pressed || document.activeElement !== document.body || (pressed.checkVisibility() && !pressed.disabled)) return;
+  const card = document.querySelector(".ps-card");
+  pressed = null;
+  if (!card) return;
+  card.tabIndex = -1;
+  card.focus({ preventScroll: true });
+}
+setInterval(keepFocus, 200);
 
 /* A number that was only deleted comes back: gradio puts the lowest there, the dearest of all strides. */
 document.addEventListener("focus", ({ target }) => {
@@ -191,7 +216,19 @@ function wake() {
     VIEWS[view.dataset.view](view, JSON.parse(view.dataset.payload));
   }
   for (const fold of document.querySelectorAll("details[data-keep]:not([data-kept])")) { fold.dataset.kept = "yes"; fold.open = Boolean(unfolded[fold.dataset.keep]); }
-  for (const drawer of document.querySelectorAll(".ps-drawer:not(.ps-open)")) drawer.inert = true;
+  for (const drawer of document.querySelectorAll(".ps-drawer:not(.ps-open)")) {
+    drawer.inert = true;
+    drawer.setAttribute("role", "dialog");
+    drawer.setAttribute("aria-label", drawer.querySelector("h2")?.textContent ?? "");
+  }
+  for (const button of document.querySelectorAll("[data-open]:not([aria-haspopup])")) {
+    button.setAttribute("aria-haspopup", "dialog");
+    if (button.dataset.open !== "game") button.setAttribute("aria-expanded", "false");
+  }
+  for (const box of document.querySelectorAll("#share textarea:not([aria-label])")) // else called "Copy"
+    box.setAttribute("aria-label", box.closest("label")?.querySelector("[data-testid=block-info]")?.textContent.trim() ?? "");
+  document.querySelector("#samples fieldset:not([aria-label]), fieldset#samples:not([aria-label])")?.setAttribute("aria-label", "Samples");
+  for (const note of document.querySelectorAll(".ps-stale-note")) if (note.textContent && note.textContent !== whyStale()) note.textContent = whyStale();
   for (const figure of document.querySelectorAll(".ps-chart:not(:has(.ps-save))")) offerChart(figure);
   tellOpen();
   if (news) compareWithRequest();

@@ -26,6 +26,7 @@ def text_view(scored: Scored) -> str:
         "pieces": {"text": text, **piece_columns(pieces, colours)},
         "before": utf16_length(scored.settings.context),
         "slides": guide(scored.settings.protocol).slides,
+        "starts": starts_every_window(scored),
     }
     return (
         # Without the mark of an old result: what is typed keeps the colours around it.
@@ -34,6 +35,11 @@ def text_view(scored: Scored) -> str:
         f"<summary>Colours and words</summary>{_choices(scored)}{legends()}"
         f"{_count_line(scored, segments)}</details></div>"
     )
+
+
+def starts_every_window(scored: Scored) -> bool:
+    """Tell whether a start token takes a place in each window."""
+    return scored.settings.arguments().get("add_start_token") == "every"
 
 
 def legends() -> str:

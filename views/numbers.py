@@ -5,7 +5,7 @@ import re
 from dataclasses import dataclass
 
 from .markup import escape, number, percent
-from .piece_list import in_word, shown
+from .piece_list import around, in_word, shown
 from .reading import Reading
 from .segments import Segment
 from .surprise import bits_colour
@@ -56,26 +56,26 @@ def meaning(perplexity: float, vocabulary: int | None) -> str:
 
 
 def most_surprising(reading: Reading, most: int) -> list[Surprise]:
-    """List the words that surprised most, each once, by the token in it that did; the first first."""
+    """List the words that surprised most, each once, by the piece of it that did; the first first.
+
+    A piece is a token, or the tokens that one character is made of.
+    """
     segments, text = text_segments(reading)
     nll, words = reading.tokens["nll"], set()
     found: list[Surprise] = []
     by_nll = sorted(
-        (
-            (-nll[segment.first], piece)
-            for piece, segment in enumerate(segments)
-            if segment.first is not None
-            and segment.first == segment.last
-            and nll[segment.first] is not None
-            and any(map(str.isalpha, text[segment.start : segment.end]))
-        ),
+        (-sum(nll[segment.first : segment.last + 1]), piece)
+        for piece, segment in enumerate(segments)
+        if segment.first is not None
+        and None not in nll[segment.first : segment.last + 1]
+        and any(map(str.isalpha, text[segment.start : segment.end]))
     )
     for own, piece in by_nll:
-        word = _begin_of_word(text, segments[piece])
+        segment = segments[piece]
+        word = _begin_of_word(text, segment)
         if word not in words:
             words.add(word)
-            expected = _expected(reading.tokens, segments[piece].first)
-            found.append(Surprise(piece, segments[piece], -own, expected))
+            found.append(Surprise(piece, segment, -own, _expected(reading.tokens, segment)))
         if len(found) == most:
             break
     return found
@@ -95,9 +95,10 @@ def _letters_before(text: str, segment: Segment) -> str:
     return re.search(r"\w*$", text[max(0, segment.start - LONGEST_WORD) : segment.start])[0]
 
 
-def _expected(tokens: dict, place: int) -> tuple[str, float] | None:
-    tops = (tokens.get("alternatives") or {place: None})[place]
-    return tuple(tops[0]) if tops else None
+def _expected(tokens: dict, segment: Segment) -> tuple[str, float] | None:
+    """Return the likeliest token in a segment's place; None where it stands for a part of a character."""
+    tops = tokens["alternatives"][segment.first] if tokens.get("alternatives") else None
+    return tuple(tops[0]) if tops and segment.first == segment.last else None
 
 
 def story(reading: Reading) -> str:
@@ -106,6 +107,8 @@ def story(reading: Reading) -> str:
     if worst is None:
         return ""
     _, text = text_segments(reading)
+    before, piece, after = around(text, worst.segment)
+    at = f" (at “{escape(piece)}”)" if before or after else ""
     expected = ""
     if worst.expected:
         word = _as_it_went_on(text, worst.segment, worst.expected[0])
@@ -113,7 +116,7 @@ def story(reading: Reading) -> str:
     return (
         '<p class="ps-story">Most surprising word: <button type="button" class="ps-word" '
         f'data-piece="{worst.piece}"><span class="{bits_colour(worst.nll / math.log(2))}">'
-        f"{in_word(text, worst.segment)}</span></button>, {odds(worst.nll)}.{expected}</p>"
+        f"{in_word(text, worst.segment)}</span></button>{at}, {odds(worst.nll)}.{expected}</p>"
     )
 
 
@@ -143,7 +146,8 @@ def few_tokens(reading: Reading) -> str:
     for place, nll in enumerate(tokens["nll"]):
         if nll is None:
             continue
-        expected = _expected(tokens, place)
+        tops = tokens["alternatives"][place] if tokens.get("alternatives") else None
+        expected = tops[0] if tops else None
         said = ""
         if expected:
             hit = tokens["rank"][place] == 1

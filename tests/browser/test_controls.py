@@ -4,7 +4,7 @@ import io
 import time
 
 from PIL import Image
-from visitor import Keys, Page
+from visitor import ActionChains, Keys, Page
 
 from space import handlers
 
@@ -52,6 +52,59 @@ def test_a_list_closes_when_one_goes_on(page):
     page.keys(Keys.TAB)
     assert page.script("return document.activeElement.dataset.open") == "settings"
     page.until(lambda: not page.all("ul[role=listbox]"), patience=10)
+    page.labelled("Model").click()
+    page.until(lambda: page.all("ul[role=listbox]"))
+    ActionChains(page.browser).key_down(Keys.SHIFT).send_keys(Keys.TAB).key_up(Keys.SHIFT).perform()
+    page.until(lambda: not page.all("ul[role=listbox]"), "Shift opened it", patience=10)
+
+
+def test_a_choice_leaves_the_focus_where_it_was_made(page):
+    """It went to nothing, and the next Tab began at the end of the page."""
+    page.open("settings")
+    field = page.until(lambda: page.labelled("Protocol"))
+    page.script("arguments[0].focus()", field)
+    page.until(lambda: page.all("ul[role=listbox]"))
+    page.keys(Keys.ARROW_DOWN, Keys.ENTER)
+    page.until(lambda: page.script("return document.activeElement === arguments[0]", field))
+    page.until(lambda: not page.all("ul[role=listbox]"), "the list opened again", patience=10)
+    assert page.all("#settings.ps-open"), "and the drawer is open still"
+    page.until(lambda: "Scored with" in page.told("#status"))
+
+
+def test_a_drawer_is_named_and_closes_behind_who_leaves_it(page):
+    page.open("settings")
+    opener, drawer = page.one("[data-open=settings]"), page.one("#settings")
+    assert (drawer.aria_role, drawer.accessible_name) == ("dialog", "Settings")
+    assert opener.get_attribute("aria-expanded") == "true"
+    page.until(lambda: page.script("return document.activeElement.dataset.close === ''"))
+    outside = "const at = document.activeElement; return at !== document.body && !arguments[0].contains(at)"
+    for _ in range(40):
+        page.keys(Keys.TAB)
+        if page.script(outside, drawer):
+            break
+    assert page.script(outside, drawer) and not page.all("#settings.ps-open")
+    assert opener.get_attribute("aria-expanded") == "false"
+    # What a screen reader calls the boxes: their labels hold handles and buttons too.
+    assert page.one("#text textarea").accessible_name == "Text"
+    page.open("share")
+    boxes = [box.accessible_name for box in page.all("#share textarea")]
+    assert boxes == ["In a paper", "BibTeX"]
+
+
+def test_a_button_that_goes_leaves_the_focus_to_the_number(page):
+    page.fill("A text that nobody has scored yet, " * 600)
+    button = page.until(lambda: page.labelled("Score"))
+    page.script("arguments[0].focus()", button)
+    page.keys(Keys.ENTER)
+    page.until(lambda: "are being computed" in page.told(".ps-card") or not page.all(".ps-stale"))
+    page.until(lambda: "Scored with" in page.told("#status") and not page.all(".ps-stale"))
+    page.until(lambda: page.script("return document.activeElement.matches('.ps-card')"))
+
+
+def test_the_game_needs_a_text(page):
+    page.fill(" ")
+    page.script("arguments[0].click()", page.one("[data-open=game]"))
+    assert "There is no text" in page.one("#ps-game").text
 
 
 def test_a_sample_that_was_changed_is_no_longer_the_sample(page):

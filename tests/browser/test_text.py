@@ -262,6 +262,32 @@ def test_the_handles_are_dragged_and_turned(page, metric, bundled, longest):
     page.until(lambda: says(page) == shown, "the preview stays", patience=5)
 
 
+FORETOLD = re.compile(r"(\d+) tokens? scored here, the first after (\d+) tokens? of context")
+TOLD = re.compile(r"guesses (?:all|the last) (\d+), each from the (\d+)")
+
+
+@pytest.mark.parametrize("start", ["once", "every"])
+def test_what_a_handle_foretells_is_what_is_scored(page, url, start):
+    """Where no window overlaps the one before, the first of its tokens has that one's last before it."""
+    linked = Page(page.browser, f"{url}?stride=64&window=128&start={start}")
+    linked.until(lambda: "Scored with" in linked.status)
+    handles = {name: linked.one(f".ps-handle-{name}") for name in ("window", "stride")}
+    for window, name, key in (
+        *((1, "stride", key) for key in (Keys.END, Keys.ARROW_LEFT, Keys.PAGE_DOWN)),
+        (1, "window", Keys.ARROW_LEFT),
+        (0, "window", Keys.PAGE_DOWN),
+    ):
+        while f"Window {window + 1} of" not in says(linked):
+            linked.press("Next window" if window else "Window before")
+        linked.script("arguments[0].focus()", handles[name])
+        linked.keys(key)
+        foretold = FORETOLD.search(says(linked)).groups()
+        shape = [field(linked, name) for name in handles]
+        linked.until(lambda: TOLD.search(says(linked)), "the result did not come")
+        linked.until(lambda: not linked.all(".ps-stale"))
+        assert TOLD.search(says(linked)).groups() == foretold, (window, name, shape)
+
+
 def test_the_window_is_drawn_on_the_text(page):
     data = data_of(page)
     page.press("Next window")
@@ -347,6 +373,11 @@ def test_a_long_text_is_scored_drawn_where_it_is_seen_and_has_a_map(page):
     assert page.script(shown, area) == pytest.approx(0.9, abs=0.02)
     page.script("arguments[0].scrollTop = arguments[0].scrollHeight", area)
     page.until(lambda: int(page.all(PIECES)[-1].get_attribute("data-n")) > 11_000)
+    # On paper it is seen whole.
+    plain = "return document.querySelectorAll('.ps-mirror .ps-chunk:not(:has([data-n]))').length"
+    assert page.script(plain) > 10
+    page.script("dispatchEvent(new Event('beforeprint'))")
+    assert page.script(plain) == 0
 
 
 def test_nothing_moves_while_the_page_is_drawn(browser, url):

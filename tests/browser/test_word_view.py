@@ -43,6 +43,19 @@ def test_words_are_shown_with_their_tokens(page, metric, bundled):
     page.until(lambda: len(pieces(page)) > len(text.split()))
 
 
+def test_the_most_surprising_word_leads_to_its_place_among_words(page):
+    """Its number counts pieces of words."""
+    show(page, "words")
+    page.until(lambda: all(not piece.startswith(" ") for piece in pieces(page)))
+    page.until(lambda: page.script("return !document.querySelector('.ps-stale')"))
+    assert page.told(".ps-change") == "", "no setting has changed"
+    page.script("arguments[0].click()", page.one(".ps-word"))
+    chosen = page.one('.ps-mirror [aria-selected="true"]').get_property("textContent")
+    assert page.told(".ps-word").strip() in chosen
+    assert page.one(".ps-tip").is_displayed()
+    show(page, "tokens")
+
+
 def test_words_stay_when_a_slider_moves(page):
     page.write("Text", "One short line of words.")
     page.score()

@@ -121,6 +121,24 @@ def test_the_story_is_of_the_most_surprising_word(folders):
     assert scored.tokens["alternatives"][worst][0][0].strip() in told
 
 
+def test_a_character_of_several_tokens_surprises_as_their_sum():
+    """Left out, the most surprising word was rarer than an average one."""
+    text = "sat 猫x"
+    tokens = {
+        "offsets": [[0, 3], [3, 5], [4, 5], [4, 5], [5, 6]],
+        "nll": [6.0, 3.0, 4.0, 5.0, 1.0],
+        "tokens": ["sat", " \ufffd", "\ufffd", "\ufffd", "x"],
+        "alternatives": [[(" dog", 0.1)]] * 5,
+    }
+    told = story(Reading(text, tokens, {}, "model"))
+    assert "猫" in told and odds(3.0 + 4.0 + 5.0) in told
+    assert "expected" not in told, "the likeliest token is a part of a character"
+    assert "(at “猫”)" in told, "the word goes on"
+    tokens["nll"][0] = 13.0
+    told = story(Reading(text, tokens, {}, "model"))
+    assert f"</button>, {odds(13.0)}." in told and "expected “<em>dog</em>”" in told
+
+
 @pytest.mark.parametrize(
     "begins, expected, said",
     [("ia", "h", "Josh…"), ("ia", ", ", ","), ("ia", " the", "the"), ("Jos", "Al", "Al")],
