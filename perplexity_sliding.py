@@ -248,7 +248,7 @@ Returns:
             beside); kl and kl_reverse (divergence of the model from the reference and the other
             way, in nats), kl_percentiles, num_infinite_kl (tokens), kl_largest_part (share of one text
             in the sum), outside_mass (probability of ids that only one of them has);
-            token_agreement (chance of the same sampled token), same_top, accuracy,
+            token_agreement (largest chance of the same sampled token), same_top, accuracy,
             reference_accuracy, accuracy_change, right_to_wrong, wrong_to_right; delta_p,
             delta_p_percentiles, rms_delta_p (change of the probability of the text's tokens); by_confidence, by_tokens_seen (kl and log_ratio of groups
             of tokens); worst_tokens; tool_stderrs, the ± that llama.cpp prints, with its protocol.

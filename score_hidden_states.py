@@ -147,12 +147,13 @@ class StatesFile:
 
     def _open(self) -> None:
         """Check what is there; begin anew where a kill has left nothing but a place for it."""
-        if self.path.is_dir():
+        if self.path.exists() and not self.path.is_file():
+            is_folder = self.path.is_dir()
             raise ArgumentError(
                 "reference['states']",
-                "be a file",
-                got=f"the folder {str(self.path)!r}",
-                advice="Name a file in it.",
+                "be a file on a disk",
+                got=f"the {'folder' if is_folder else 'device'} {str(self.path)!r}",
+                advice="Name a file in it." if is_folder else "Name a new file.",
             )
         head = b""
         if self.path.exists():

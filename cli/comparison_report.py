@@ -83,7 +83,7 @@ def of_divergence(comparison: dict) -> str:
         f" ({bounds(comparison['kl_interval'], '{:.5f}')}); median "
         f"{format_number(points['50'], 5)}, 99 % {format_number(points['99'], 4)},"
         f" max {format_number(points['100'], 4)}",
-        f"same next token   {percent(comparison['token_agreement'])} if sampled, "
+        f"same next token   up to {percent(comparison['token_agreement'])} if sampled, "
         f"{percent(comparison['same_top'])} if the likeliest is taken",
         f"right token's p   {100 * comparison['delta_p']:+.3f} pt on average, "
         f"{100 * comparison['rms_delta_p']:.3f} pt root mean square",

@@ -400,4 +400,12 @@ document.addEventListener("click", ({ target }) => {
   const word = target.closest?.(".ps-card [data-piece]");
   if (word && drawn) drawn.reveal(drawn.data.segments[word.dataset.piece][0]);
 });
-addEventListener("beforeprint", () => drawn?.drawAll());
+
+/* Paper is white, and shows all of a text. */
+let wasDark = false;
+addEventListener("beforeprint", () => {
+  wasDark = document.body.classList.contains("dark");
+  document.body.classList.remove("dark");
+  drawn?.drawAll();
+});
+addEventListener("afterprint", () => document.body.classList.toggle("dark", wasDark));

@@ -281,8 +281,16 @@ def test_a_file_that_something_was_added_to_is_refused(compare, path, stored):
 
 
 def test_a_folder_is_no_file(compare, tmp_path):
-    with pytest.raises(ValueError, match=r"`reference\['states'\]` must be a file, got the folder"):
+    with pytest.raises(ValueError, match=r"must be a file on a disk, got the folder .* in it\."):
         compare(states=tmp_path)
+
+
+def test_a_device_is_no_file_and_stays(compare, path):
+    """A device has no room to take, and what cannot take it was removed: with root's rights, /dev/null."""
+    path.symlink_to(os.devnull)
+    with pytest.raises(ValueError, match=r"`reference\['states'\]` must be a file on a disk, got the"):
+        compare(states=path)
+    assert path.is_symlink()
 
 
 def test_files_of_something_else_are_left_alone(compare, path):

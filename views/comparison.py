@@ -225,7 +225,7 @@ def _token_rows(pair: Pair) -> list[tuple[str, ...]]:
         ),
         (
             "Same next token",
-            f"{100 * comparison['token_agreement']:.1f} % if sampled, {100 * comparison['same_top']:.1f} % if the "
+            f"up to {100 * comparison['token_agreement']:.1f} % if sampled, {100 * comparison['same_top']:.1f} % if the "
             "likeliest is taken",
         ),
     ]

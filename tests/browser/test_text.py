@@ -376,8 +376,12 @@ def test_a_long_text_is_scored_drawn_where_it_is_seen_and_has_a_map(page):
     # On paper it is seen whole.
     plain = "return document.querySelectorAll('.ps-mirror .ps-chunk:not(:has([data-n]))').length"
     assert page.script(plain) > 10
+    is_dark = "return document.body.classList.contains('dark')"
+    page.script("document.body.classList.add('dark')")
     page.script("dispatchEvent(new Event('beforeprint'))")
-    assert page.script(plain) == 0
+    assert page.script(plain) == 0 and not page.script(is_dark)
+    page.script("dispatchEvent(new Event('afterprint'))")
+    assert page.script(is_dark)
 
 
 def test_nothing_moves_while_the_page_is_drawn(browser, url):

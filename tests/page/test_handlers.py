@@ -1,6 +1,7 @@
 """The page's handlers, as its components call them."""
 
 import math
+import time
 
 import gradio as gr
 import pytest
@@ -56,7 +57,13 @@ def test_faults_are_not_shown_to_visitors(handlers, monkeypatch, caplog):
     assert "secret detail" in caplog.text
 
 
-def test_the_stop_button_ends_the_visitors_own_request(handlers):
+def test_the_stop_button_ends_the_visitors_own_request(handlers, monkeypatch):
+    def slowly(text, settings, job, clip):
+        for _ in range(1000):
+            job.say("Scoring.")
+            time.sleep(0.01)
+
+    monkeypatch.setattr(handlers.service, "score", slowly)
     handlers.begin(visitor())
     steps = handlers.score(visitor(), STORY, BUNDLED, 64, 1, "automatic", "sliding")
     next(steps)
