@@ -288,7 +288,9 @@ def test_a_folder_is_no_file(compare, tmp_path):
 def test_a_device_is_no_file_and_stays(compare, path):
     """A device has no room to take, and what cannot take it was removed: with root's rights, /dev/null."""
     path.symlink_to(os.devnull)
-    with pytest.raises(ValueError, match=r"`reference\['states'\]` must be a file on a disk, got the"):
+    with pytest.raises(
+        ValueError, match=r"`reference\['states'\]` must be a file on a disk, got the"
+    ):
         compare(states=path)
     assert path.is_symlink()
 
