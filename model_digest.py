@@ -15,10 +15,10 @@ import xxhash
 from .digests import DIGITS, digest_of
 from .errors import ArgumentError
 from .model_module import (
-    GROWING_ROTARY,
     KNOWN_PACKAGES,
     PINNED_PACKAGES,
     defining_module,
+    is_growing_rotary,
     is_known,
     is_of_library,
     package_of,
@@ -315,8 +315,8 @@ def _stays(module: torch.nn.Module, buffer: str) -> bool:
     """Return whether a forward pass leaves a buffer as it is."""
     if buffer not in module._non_persistent_buffers_set:
         return True
-    grows = any(kind in str(getattr(module, "rope_type", "")) for kind in GROWING_ROTARY)
-    if grows and buffer.endswith("inv_freq") and hasattr(module, f"original_{buffer}"):
+    is_rotary = buffer.endswith("inv_freq") and hasattr(module, f"original_{buffer}")
+    if is_rotary and is_growing_rotary(module):
         return False
     return not buffer.endswith(WRITTEN_WHILE_RUNNING)
 

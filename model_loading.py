@@ -35,7 +35,7 @@ from transformers.utils.peft_utils import find_adapter_config_file
 
 from .errors import ArgumentError, ArgumentTypeError, Wording
 from .model_interface import LARGEST_LIMIT, ContextLimit
-from .model_module import _text_config, position_table
+from .model_module import position_table, text_config
 from .text_tokenization import check_repeatable
 
 CONFIGS = ("config.json", "adapter_config.json")
@@ -343,7 +343,7 @@ def check_decoder(config: object, name: str) -> None:
 
 def context_limit(model: torch.nn.Module, tokenizer: PreTrainedTokenizerBase) -> ContextLimit:
     """Find how many tokens the model takes: by its configuration, else by its tokenizer."""
-    config = _text_config(model)
+    config = text_config(model)
     stated = [getattr(config, name, None) for name in LIMIT_NAMES]
     stated.append(getattr(tokenizer, "model_max_length", None))
     limits = [int(n) for n in stated if isinstance(n, int | float) and 0 < n < LARGEST_LIMIT]

@@ -43,7 +43,7 @@ def num_embeddings(model: torch.nn.Module) -> int | None:
     embeddings = input_embeddings(model)
     if embeddings is not None and hasattr(embeddings, "num_embeddings"):
         return embeddings.num_embeddings
-    return getattr(_text_config(model), "vocab_size", None)
+    return getattr(text_config(model), "vocab_size", None)
 
 
 def position_table(model: torch.nn.Module) -> int | None:
@@ -71,7 +71,7 @@ def position_table(model: torch.nn.Module) -> int | None:
 @torch.inference_mode()
 def tables_read(model: torch.nn.Module) -> list[int]:
     """Count the tokens of each table that the model reads at one entry more for every token."""
-    padding = getattr(_text_config(model), "pad_token_id", None)  # RoBERTa gives it no position
+    padding = getattr(text_config(model), "pad_token_id", None)  # RoBERTa gives it no position
     # Descending: token ids are not taken for positions.
     tokens = [token for token in range(TABLE_PROBE, -1, -1) if token != padding][:TABLE_PROBE]
     ids = torch.tensor([tokens], device=input_device(model))
@@ -126,7 +126,7 @@ def evaluating(model: torch.nn.Module) -> Iterator[None]:
             config.return_dict = False
 
 
-def _text_config(model: torch.nn.Module) -> PretrainedConfig | None:
+def text_config(model: torch.nn.Module) -> PretrainedConfig | None:
     """Return the configuration of the language part; multimodal models nest it."""
     config = getattr(model, "config", None)
     return config.get_text_config() if hasattr(config, "get_text_config") else config
@@ -218,15 +218,24 @@ def precision(model: torch.nn.Module) -> torch.dtype:
 
 
 def grows_frequencies(model: torch.nn.Module) -> bool:
-    """Return whether rotary frequencies depend on how far a pass reaches, as the configuration says."""
-    config = getattr(model, "config", None)
-    settings = (getattr(config, name, None) for name in ("rope_parameters", "rope_scaling"))
-    return any(
-        str(kind) in GROWING_ROTARY
-        for rotary in settings
-        for kind in (rotary or {}).values()
-        if not isinstance(kind, dict)
-    )
+    """Return whether rotary frequencies depend on how far a pass reaches.
+
+    The configuration says so, that of the language part, or a module; each in one word, or in one for
+    each kind of layers.
+    """
+    configs = (getattr(model, "config", None), text_config(model))
+    names = ("rope_parameters", "rope_scaling")
+    settings = (getattr(config, name, None) for config in configs for name in names)
+    return any(map(_names_growth, settings)) or any(map(is_growing_rotary, model.modules()))
+
+
+def is_growing_rotary(module: torch.nn.Module) -> bool:
+    """Return whether a module is a rotary embedding whose frequencies depend on the pass."""
+    return _names_growth(getattr(module, "rope_type", None))
+
+
+def _names_growth(settings: object) -> bool:
+    return any(kind in str(settings) for kind in GROWING_ROTARY)
 
 
 # --- whose code it runs ---------------------------------------------------------------------------

@@ -27,11 +27,11 @@ from .model_logits import (
     root_mean_square,
 )
 from .model_module import (
-    GROWING_ROTARY,
     KNOWN_PACKAGES,
     forward_kwargs,
     grows_frequencies,
     input_device,
+    is_growing_rotary,
     is_known,
     num_embeddings,
     package_of,
@@ -449,7 +449,7 @@ def forget_lengths(model: torch.nn.Module) -> None:
     """Set rotary embeddings back to the frequencies that they had before any text was read."""
     for module in model.modules():
         limit = getattr(module, "original_max_seq_len", None)
-        if not any(kind in str(getattr(module, "rope_type", "")) for kind in GROWING_ROTARY):
+        if not is_growing_rotary(module):
             continue  # frequencies that somebody set are meant
         for name in [n for n in module._buffers if n.endswith("inv_freq")]:
             prefix = name.removesuffix("inv_freq")

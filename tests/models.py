@@ -88,10 +88,49 @@ ARCHITECTURES = {
     ),
 }
 
+# Of transformers 5, and each tried only where its trait matters.
+KINDS_OF_LAYERS = {"sliding_attention": "default", "full_attention": "dynamic"}
+UNUSUAL = {
+    "olmo3": (
+        "Olmo3",  # rotary settings for each kind of layers
+        _LLAMA
+        | {
+            "layer_types": ["full_attention"] * 2,
+            "rope_parameters": {
+                layers: {"rope_type": kind, "rope_theta": 10000.0, "factor": 4.0}
+                for layers, kind in KINDS_OF_LAYERS.items()
+            },
+        },
+    ),
+    "llama4": (
+        "Llama4Text",  # attention within chunks of the text
+        _LLAMA
+        | {
+            "head_dim": 16,
+            "intermediate_size_mlp": 32,
+            "num_local_experts": 2,
+            "attention_chunk_size": 8,
+            "layer_types": ["chunked_attention", "full_attention"],
+        },
+    ),
+    "qwen3_5": (
+        "Qwen3_5Text",  # a state beside keys, and a place on each axis of an image
+        _LLAMA
+        | {
+            "head_dim": 16,
+            "linear_key_head_dim": 8,
+            "linear_value_head_dim": 8,
+            "linear_num_key_heads": 2,
+            "linear_num_value_heads": 2,
+            "layer_types": ["linear_attention", "full_attention"],
+        },
+    ),
+}
+
 
 def make_model(name: str, seed: int = 0, spread: float = 0.3, **config) -> torch.nn.Module:
-    """Build a tiny causal language model of one of `ARCHITECTURES`, with lively random weights."""
-    prefix, settings = ARCHITECTURES[name]
+    """Build a tiny causal language model of one of these architectures, with lively random weights."""
+    prefix, settings = (ARCHITECTURES | UNUSUAL)[name]
     config = getattr(transformers, f"{prefix}Config")(**(_SIZES | settings | config))
     torch.manual_seed(seed)
     model = transformers.AutoModelForCausalLM.from_config(config)

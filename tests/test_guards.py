@@ -17,6 +17,7 @@ import transformers
 from models import (
     BOS,
     CONTEXT,
+    NEWEST,
     VOCABULARY,
     make_model,
     make_tokenizer,
@@ -93,6 +94,17 @@ def test_growing_frequencies_do_not_mix_texts(metric, kind):
     assert together["perplexities"] == pytest.approx(expected, rel=1e-5)
     assert backwards["perplexities"] == pytest.approx(expected[::-1], rel=1e-5)
     assert len({result["signature"] for result in results}) == 1
+
+
+@pytest.mark.skipif(not NEWEST, reason="one kind of frequencies for all layers")
+@pytest.mark.filterwarnings("ignore:.*past the 16 tokens")
+def test_frequencies_that_grow_in_one_kind_of_layers_do_not_mix_texts(metric):
+    model = make_model("olmo3")
+    expected = [naive_perplexity(Fresh(model), text, 40, 20) for text in TEXTS]
+    given = {"model": model, "tokenizer": make_tokenizer(), "max_length": 40, "stride": 20}
+    assert metric.compute(predictions=TEXTS, **given)["perplexities"] == pytest.approx(
+        expected, rel=1e-5
+    )
 
 
 @pytest.mark.parametrize("kind", ROTARY)

@@ -187,6 +187,31 @@ def test_frequencies_that_depend_on_the_length_are_refused():
 
 
 @torch.inference_mode()
+@pytest.mark.skipif(not NEWEST, reason="one kind of frequencies for all layers")
+def test_frequencies_of_one_kind_of_layers_that_depend_on_the_length_are_refused():
+    with pytest.raises(ValueError, match="rotary frequencies depend on how far a pass reaches"):
+        find_carrier(make_model("olmo3"), "X")
+
+
+@torch.inference_mode()
+@pytest.mark.skipif(not NEWEST, reason="there was no such model")
+def test_chunks_at_set_places_are_refused():
+    """Without the keys before them, those that were kept are taken for the start of the text."""
+    with pytest.raises(ValueError, match="see chunks of a text, which begin at set places"):
+        find_carrier(make_model("llama4"), "X")
+
+
+@torch.inference_mode()
+@pytest.mark.skipif(not NEWEST, reason="there was no such model")
+def test_places_on_several_axes_are_turned_for_each_text():
+    model, ids = make_model("qwen3_5"), random_ids(20, num_texts=2)
+    reader = find_carrier(model, "model")
+    assert reader.rotations
+    parts = torch.cat([reader.logits(ids[:, a:b]) for a, b in reader.chunks(20, 7)], 1)
+    assert (parts - model(ids).logits).abs().max() < 1e-3
+
+
+@torch.inference_mode()
 def test_a_model_whose_state_does_not_go_on_is_refused():
     """The state is returned, but the next chunk begins anew."""
     model = make_model("rwkv")
@@ -201,7 +226,7 @@ def test_a_model_whose_state_does_not_go_on_is_refused():
 
 @torch.inference_mode()
 @pytest.mark.skipif(not NEWEST, reason="rotary embeddings were called otherwise")
-@pytest.mark.parametrize("name", ["llama", "cohere", "gemma2"])
+@pytest.mark.parametrize("name", ["llama", "cohere", "gemma2", "qwen3_5"])
 def test_far_places_are_as_exact_as_near_ones(name):
     """A hundred million tokens into a text, where angles in float32 mean nothing any more."""
     model, ids = make_model(name), random_ids(20)
