@@ -473,6 +473,33 @@ def check_together(args: argparse.Namespace) -> None:
         raise ValueError(f"--html must be a file that ends in .html, got {args.html!r}.")
     check_companions(args)
     check_parts(args)
+    check_shared_files(args)
+    check_own_files(args)
+
+
+def check_shared_files(args: argparse.Namespace) -> None:
+    """Refuse what the processes of a torchrun, which all read the texts, cannot all read."""
+    if not args.distributed or args.dataset or args.merge:
+        return
+    for name in args.files or ["-"]:
+        if name == "-" or Path(name).is_fifo():
+            shown = "standard input" if name == "-" else f"the pipe {name}"
+            raise ValueError(
+                f"FILE must be a file that every process of a torchrun can read, got {shown}. Write "
+                "the text to a file first."
+            )
+
+
+def check_own_files(args: argparse.Namespace) -> None:
+    """Refuse to write two things to one file."""
+    seen: dict[str, str] = {}
+    for option in ("--output", "--html", "--plot", "--checkpoint", "--reference-states"):
+        path = getattr(args, option.removeprefix("--").replace("-", "_"))
+        if path is None:
+            continue
+        first = seen.setdefault(os.path.realpath(path), option)
+        if first is not option:
+            raise ValueError(f"{first} and {option} must be two files, got {path!r} for both.")
 
 
 def check_parts(args: argparse.Namespace) -> None:

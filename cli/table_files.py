@@ -61,7 +61,7 @@ def open_csv(source: Source, encoding: str | None) -> Table:
 
     Raises:
         ValueError: it names no columns, or two alike; or a row has more fields than there are
-            columns, as where a text with a comma in it lacks its quotes.
+            columns, as where a text with a comma in it lacks its quotes, or a stray quote.
     """
     with opened_lines(source, encoding) as lines:
         delimiter, records = csv_records(source, lines)
@@ -85,7 +85,7 @@ def csv_records(source: Source, lines: Iterator[str]) -> tuple[str, Iterator[lis
     csv.field_size_limit(2**31 - 1)  # a cell may be a book
     first = next(lines, "").removeprefix("\ufeff")
     delimiter = "\t" if suffix(source.name) == ".tsv" else delimiter_of(first)
-    return delimiter, csv.reader(chain([first], lines), delimiter=delimiter)
+    return delimiter, csv.reader(chain([first], lines), delimiter=delimiter, strict=True)
 
 
 def delimiter_of(header: str) -> str:
@@ -104,19 +104,27 @@ def csv_header(name: str, records: Iterator[list[str]]) -> list[str]:
 
 
 def count_rows(name: str, records, num_columns: int, delimiter: str) -> int:
-    """Count the rows; refuse one that has more fields than there are columns.
+    """Count the rows; refuse one that has more fields than there are columns, or a stray quote.
+
+    A quote that is never closed takes all that follows for one text.
 
     Args:
-        records: a `csv.reader`, which knows the line that it has come to.
+        records: a strict `csv.reader`, which knows the line that it has come to.
     """
-    number = 0
-    for record in records:
-        number += bool(record)
-        if len(record) > num_columns:
-            raise ValueError(
-                f"{name} has {len(record)} fields in line {records.line_num}, but {num_columns} "
-                f"columns. Put texts with {delimiter!r} in them in quotes."
-            )
+    number, last_line = 0, records.line_num
+    try:
+        for record in records:
+            number, last_line = number + bool(record), records.line_num
+            if len(record) > num_columns:
+                raise ValueError(
+                    f"{name} has {len(record)} fields in line {last_line}, but {num_columns} "
+                    f"columns. Put texts with {delimiter!r} in them in quotes."
+                )
+    except csv.Error as error:
+        raise ValueError(
+            f"{name} could not be read as a table from line {last_line + 1} on: {error}. A text with "
+            "quotes in it must be in quotes, and its own doubled."
+        ) from None
     return number
 
 

@@ -168,6 +168,32 @@ def test_a_bad_option_is_told_in_one_line(call, argv, message):
     assert outcome.err.count("\n") == 1
 
 
+def test_several_processes_do_not_share_what_can_be_read_once(call):
+    """The first process took the text, and the others said that there was none."""
+    os.mkfifo("pipe")
+    for argv, shown in (
+        (["-"], "standard input"),
+        ([], "standard input"),
+        (["pipe"], "the pipe pipe"),
+    ):
+        outcome = call(*argv, "--distributed")
+        assert outcome.code == 2
+        assert f"that every process of a torchrun can read, got {shown}. Write" in outcome.err
+
+
+@pytest.mark.parametrize("other", ["checkpoint", "html", "reference-states"])
+def test_two_things_are_not_written_to_one_file(call, other):
+    """The scores stood in place of the checkpoint, whose windows were lost."""
+    os.symlink("a.html", "b.html")
+    reference = ["--reference=demo"] * (other == "reference-states")
+    argv = ["--format=csv", "--output=a.html", f"--{other}=b.html", *reference]
+    assert (
+        f"--output and --{other} must be two files, got 'b.html' for both."
+        in call("a.txt", *argv).err
+    )
+    assert not os.path.exists("a.html")
+
+
 def test_files_may_stand_between_options(call):
     shutil.copy("a.txt", "b.txt")
     rows = call("a.txt", "--stride=8", "b.txt", "--json").json["files"]

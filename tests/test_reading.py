@@ -272,6 +272,14 @@ def test_the_numbers_of_rows_that_other_programs_write_are_a_column(call, header
 UNREADABLE = {
     "the first row too long": ("item,text\n1,w5, w6\n", "has 3 fields in line 2, but 2 columns"),
     "the last row too long": ("item,text\n1,w5\n2,w5, w6\n", "has 3 fields in line 3, but 2"),
+    "a quote that is not closed": (
+        'item,text\n1,w5\n2,"w5\n3,w6\n',
+        "from line 3 on: unexpected end of data. A text with quotes in it must be in quotes",
+    ),
+    "quotes within quotes": (
+        'item,text\n1,"w5 "w6" w7"\n',
+        "from line 2 on: ',' expected after '\"'. A text with quotes in it must be in quotes, and its",
+    ),
     "two columns alike": ("text,text\n1,w5\n", "t.csv has two columns 'text': give one of them"),
     "no rows": ("item,text\n", "t.csv has no rows."),
     "nothing": ("", "t.csv is empty."),
