@@ -463,9 +463,13 @@ class LanguageModel:
 
     def logits(self, batch: Batch, block_rows: int, prefix: Prefix | None = None) -> LogitBlocks:
         """Yield the logits of the scored rows of a batch on `device`, as a `Head` does."""
+        self.forget_passes()
+        yield from self.head(batch, block_rows, prefix)
+
+    def forget_passes(self) -> None:
+        """Set modules that change while they run back to what they were before the first pass."""
         if self._stateful and self._kept_state is not None:
             self._kept_state.restore(self._stateful)
-        yield from self.head(batch, block_rows, prefix)
 
     def _apply(self, findings: Findings) -> None:
         """Adopt the findings, and note which modules the passes of a probe have changed."""

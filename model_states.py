@@ -34,6 +34,8 @@ from .model_module import (
 STATE_NAMES = ("past_key_values", "cache_params", "state")
 # Models without `position_ids` whose attention only knows how far apart tokens are.
 ALIBI_MODELS = ("bloom", "mpt")
+# Settings of models that scale their attention by a token's place far into a text.
+SCALED_BY_PLACE = ("attn_temperature_tuning", "log_scaling_n_floor")
 PROBE_LENGTH = 11  # two chunks and a single token
 # A distance that texts are moved by to see whether places or only distances matter.
 PROBE_SHIFT = 1000
@@ -131,8 +133,12 @@ def is_local(layer: object) -> bool:
 
 
 def can_drop_keys(layer: object) -> bool:
-    """Return whether fewer keys than its window holds can be kept; not before transformers 4.56."""
-    return not is_local(layer) or isinstance(getattr(layer, "cumulative_length", None), int)
+    """Return whether fewer keys can be kept.
+
+    Not those of a window before transformers 4.56, nor with keys of an indexer beside them.
+    """
+    counts = not is_local(layer) or isinstance(getattr(layer, "cumulative_length", None), int)
+    return counts and getattr(layer, "indexer_keys", None) is None
 
 
 def last(tensor: torch.Tensor, count: int) -> torch.Tensor:
@@ -232,12 +238,14 @@ def why_not_carried(model: torch.nn.Module, reader: StateReader | None) -> str |
         return f"its positions are a table of {table} entries, and nothing can be read past them"
     if grows_frequencies(model):
         return "its rotary frequencies depend on how far a pass reaches"
-    if sees_chunks(model):
-        return "its layers see chunks of a text, which begin at set places"
+    if counts_places(model):
+        return (
+            "its attention acts on a token's place in the text, counted by the keys that are held"
+        )
     if reader is None:
         return "it gives other logits when it continues from the state that it returned"
     if not all(map(can_drop_keys, attention_layers(reader.state))):
-        return "its layers have an attention window of their own, whose keys cannot be dropped here"
+        return "its layers keep what cannot be dropped here together with keys"
     if reader.keeps_keys and not sees_distances_only(model):
         return (
             "its attention uses absolute positions, so keys cannot be kept from one segment to the "
@@ -246,12 +254,14 @@ def why_not_carried(model: torch.nn.Module, reader: StateReader | None) -> str |
     return None
 
 
-def sees_chunks(model: torch.nn.Module) -> bool:
-    """Return whether layers see no token before a border at a set place, as Llama 4's.
+def counts_places(model: torch.nn.Module) -> bool:
+    """Return whether attention sees chunks of a text, or is scaled by the place, as Llama 4's.
 
-    Where keys were dropped, its cache would take the first that is kept for the start of the text.
+    Where keys were dropped, its cache takes the first that is kept for the start of the text.
     """
-    return "chunked_attention" in (getattr(text_config(model), "layer_types", None) or ())
+    config = text_config(model)
+    in_chunks = "chunked_attention" in (getattr(config, "layer_types", None) or ())
+    return in_chunks or any(getattr(config, name, None) for name in SCALED_BY_PLACE)
 
 
 def sees_distances_only(model: torch.nn.Module) -> bool:

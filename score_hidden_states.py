@@ -83,12 +83,14 @@ class HiddenRows:
 class Body:
     """A model that gives hidden states in place of logits, as the scorer sees it."""
 
-    def __init__(self, model: ScoredModel) -> None:
+    def __init__(self, model: LanguageModel) -> None:
+        self.forget_passes = model.forget_passes
         self.device, self.head, self.prefixes_agree = model.device, model.head, model.prefixes_agree
         # batches are then cut as beside the model
         self.vocabulary_size, self.by_blocks = model.vocabulary_size, model.by_blocks
 
     def logits(self, batch: Batch, block_rows: int, prefix: Prefix | None = None) -> LogitBlocks:
+        self.forget_passes()
         yield self.head.states(batch.ids, batch.scored, prefix), batch.targets
 
     def read_in_parts(self, length: int, refusal: str) -> None:

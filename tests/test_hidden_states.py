@@ -50,6 +50,18 @@ def test_the_result_is_that_of_both_at_once(compare, path, dtype):
     assert compare(**settings, states=path) == both, "with what is there already"
 
 
+def test_a_reference_that_changes_while_it_runs_is_read_as_beside_the_model(
+    compare, path, tmp_path, tokenizer
+):
+    """Frequencies that one window had stretched stayed so for the next that was recorded."""
+    dynamic = {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 10000.0}
+    grows = make_model("llama", rope_scaling=dynamic, max_position_embeddings=8)
+    settings = {"model_id": save(tmp_path / "grows", grows, tokenizer), "max_length": 16}
+    texts = [random_text(length, seed=length) for length in (12, 5, 16, 9)]
+    settings |= {"predictions": texts, "batch_size": 1}
+    assert compare(**settings, states=path) == compare(**settings)
+
+
 def test_progress_goes_through_both_models(compare, path):
     """First the reference, of which there is no perplexity, then the model; then the model alone."""
     told = []

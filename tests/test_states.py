@@ -10,6 +10,7 @@ from models import ARCHITECTURES, CONTEXT, NEWEST, enliven, make_model
 from perplexity_sliding.model_states import (
     SteadyRotation,
     attention_layers,
+    can_drop_keys,
     find_carrier,
     find_reader,
     steady_rotations,
@@ -197,8 +198,20 @@ def test_frequencies_of_one_kind_of_layers_that_depend_on_the_length_are_refused
 @pytest.mark.skipif(not NEWEST, reason="there was no such model")
 def test_chunks_at_set_places_are_refused():
     """Without the keys before them, those that were kept are taken for the start of the text."""
-    with pytest.raises(ValueError, match="see chunks of a text, which begin at set places"):
-        find_carrier(make_model("llama4"), "X")
+    with pytest.raises(ValueError, match="acts on a token's place in the text, counted by"):
+        find_carrier(make_model("llama4", attn_temperature_tuning=False), "X")
+
+
+@torch.inference_mode()
+@pytest.mark.skipif(not NEWEST, reason="there was no such model")
+def test_attention_that_is_scaled_by_the_place_is_refused():
+    with pytest.raises(ValueError, match="acts on a token's place in the text, counted by"):
+        find_carrier(make_model("llama4", layer_types=["full_attention"] * 2), "X")
+
+
+def test_keys_of_an_indexer_are_not_dropped():
+    assert can_drop_keys(types.SimpleNamespace(keys=torch.zeros(1)))
+    assert not can_drop_keys(types.SimpleNamespace(indexer_keys=torch.zeros(1)))
 
 
 @torch.inference_mode()
