@@ -253,12 +253,13 @@ def check_place(model_id: str, argument: str) -> None:
 
 
 def files_state(model_id: str, model_kwargs: dict, tokenizer_kwargs: dict) -> tuple:
-    """List names, sizes and times of a local model's files: one that was changed is loaded again.
+    """List names, sizes, times and places of a local model's files: one that was changed is loaded again.
 
     The subfolders are looked into where any are named, and the model that an adapter belongs to.
     """
     if os.path.isfile(model_id):  # GGUF
-        return (os.stat(model_id).st_size, os.stat(model_id).st_mtime_ns)
+        state = os.stat(model_id)
+        return (state.st_size, state.st_mtime_ns, state.st_ino)
     if not os.path.isdir(model_id):
         return ()
     named = (kwargs.get("subfolder") or "" for kwargs in ({}, model_kwargs, tokenizer_kwargs))
@@ -267,7 +268,7 @@ def files_state(model_id: str, model_kwargs: dict, tokenizer_kwargs: dict) -> tu
     if base is not None and os.path.isdir(base):
         folders.append(base)
     return tuple(
-        (entry.path, entry.stat().st_size, entry.stat().st_mtime_ns)
+        (entry.path, entry.stat().st_size, entry.stat().st_mtime_ns, entry.inode())
         for folder in dict.fromkeys(folders)
         if os.path.isdir(folder)
         for entry in sorted(os.scandir(folder), key=lambda entry: entry.name)

@@ -456,7 +456,7 @@ def explain_failure(
     return ValueError(
         Wording(
             f"`model` failed on {num_windows} windows of {length} tokens: "
-            f"{error or type(error).__name__}."
+            f"{str(error) or type(error).__name__}."
         )
     )
 

@@ -128,6 +128,7 @@ class ModelSource:
         return (
             self.model_id,
             self.tokenizer,
+            getattr(self.tokenizer, "model_max_length", None),  # may be set between two calls
             snapshot([self.device, self.dtype, self.model_kwargs, self.tokenizer_kwargs]),
             files_state(self.model_id, self.model_kwargs or {}, self.tokenizer_kwargs or {}),
         )

@@ -5,6 +5,7 @@ import json
 import math
 from pathlib import Path
 
+NUMBERS = ("probe", "perplexity", "total_nll", "num_tokens")
 SETTINGS = ("protocol", "max_length", "stride", "add_start_token")
 
 
@@ -19,13 +20,17 @@ def read_result(path: str) -> dict:
     except (OSError, ValueError, RecursionError) as error:
         raise ValueError(f"--verify={path} cannot be read: {error}.") from error
     result = written.get("corpus", written) if isinstance(written, dict) else None
-    needed = {"signature", "texts_digest", "probe", "total_nll", "num_tokens", *SETTINGS}
+    needed = {"signature", "texts_digest", *NUMBERS, *SETTINGS}
     if not isinstance(result, dict) or not needed <= result.keys():
         raise ValueError(
             f"--verify={path} must be one result that --format json wrote, with signature, "
             "texts_digest and probe."
         )
-    return result
+    for name in NUMBERS:
+        value = result[name]
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
+            raise ValueError(f"--verify={path} must hold a number as {name}, got {value!r}.")
+    return result | {name: math.inf for name in NUMBERS if result[name] is None}  # as JSON has it
 
 
 def take_settings(stored: dict, args: argparse.Namespace) -> None:
@@ -39,7 +44,8 @@ def compare(stored: dict, repeated: dict, tolerance: float) -> dict[str, tuple[b
     """Compare two results.
 
     Args:
-        tolerance: how far probes and mean nlls may be apart, in nats a token.
+        tolerance: how far probes, mean nlls and logarithms of perplexities may be apart, in nats a
+            token.
 
     Returns:
         of each part, whether it came out again, and both values.
@@ -49,13 +55,24 @@ def compare(stored: dict, repeated: dict, tolerance: float) -> dict[str, tuple[b
         for name in ("signature", "texts_digest")
     }
     probes = (stored["probe"], repeated["probe"])
-    nlls = [result["total_nll"] / result["num_tokens"] for result in (stored, repeated)]
+    nlls = [result["total_nll"] / max(1, result["num_tokens"]) for result in (stored, repeated)]
     for name, (before, now) in {"probe": probes, "mean nll": nlls}.items():
         same = math.isclose(before, now, rel_tol=0.0, abs_tol=tolerance)
         outcome[name] = same, f"{before:.6f} and {now:.6f} nats a token"
+    numbers = stored["perplexity"], repeated["perplexity"]
+    outcome["perplexity"] = (
+        is_close(*numbers, tolerance),
+        " and ".join(format(number, ".6g") for number in numbers),
+    )
     tokens = [result["num_tokens"] for result in (stored, repeated)]
     outcome["num_tokens"] = tokens[0] == tokens[1], f"{tokens[0]:,} and {tokens[1]:,}"
     return outcome
+
+
+def is_close(number: float, other: float, tolerance: float) -> bool:
+    """Compare two perplexities by their logarithms; both may be infinite."""
+    both = [math.log(value) if value > 0 else -math.inf for value in (number, other)]
+    return number == other or abs(both[0] - both[1]) <= tolerance
 
 
 def describe(outcome: dict[str, tuple[bool, str]]) -> str:

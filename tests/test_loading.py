@@ -196,6 +196,35 @@ def test_a_configuration_that_is_changed_between_calls(metric, folder):
     assert after["perplexity"] != pytest.approx(before["perplexity"], rel=1e-4)
 
 
+def test_another_folder_of_the_same_relative_name(metric, tmp_path, monkeypatch):
+    """Alike to the byte in all sizes and to the nanosecond in all times."""
+    for place, seed in (("here", 0), ("there", 7)):
+        folder = tmp_path / place / "model"
+        save(folder, make_model("gpt2", seed=seed), make_tokenizer())
+        for file in folder.iterdir():
+            os.utime(file, (1, 1))
+    found = []
+    for place in ("here", "there"):
+        monkeypatch.chdir(tmp_path / place)
+        found.append(metric.compute(predictions=TEXTS, model_id="model")["perplexity"])
+    expected = metric.compute(
+        predictions=TEXTS, model=make_model("gpt2", seed=7), tokenizer=make_tokenizer()
+    )
+    assert found[1] == expected["perplexity"] != found[0]
+
+
+def test_a_limit_of_the_tokenizer_that_is_set_between_calls(metric, tmp_path):
+    """BLOOM has no limit of its own."""
+    folder = save(tmp_path / "bloom", make_model("bloom"), make_tokenizer())
+    tokenizer = make_tokenizer()
+    found = []
+    for length in (16, 64):
+        tokenizer.model_max_length = length
+        given = {"predictions": TEXTS, "model_id": folder, "tokenizer": tokenizer}
+        found.append(metric.compute(**given)["max_length"])
+    assert found == [16, 64]
+
+
 # ---- adapters
 
 

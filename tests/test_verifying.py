@@ -25,7 +25,7 @@ def test_a_result_comes_out_again(call, stored, text):
     """With the window and the stride that it was measured at."""
     outcome = call("--verify", stored, text)
     assert outcome.code == 0
-    assert [line.split()[-1] for line in outcome.out.splitlines()] == [*["same"] * 5, "verified"]
+    assert [line.split()[-1] for line in outcome.out.splitlines()] == [*["same"] * 6, "verified"]
 
 
 def edited(path, **changes):
@@ -44,13 +44,17 @@ def changed_lines(outcome):
 
 def test_another_text(call, stored, text):
     text.write_text(random_text(40, seed=1))
-    assert changed_lines(call("--verify", stored, text)) == ["texts_digest", "mean nll"]
+    assert changed_lines(call("--verify", stored, text)) == [
+        "texts_digest",
+        "mean nll",
+        "perplexity",
+    ]
 
 
 def test_another_model(call, stored, text, tmp_path):
     other = save(tmp_path / "tiny", make_model("gpt2", seed=5), make_tokenizer())
     outcome = call("--verify", stored, text, model=other)
-    assert changed_lines(outcome) == ["signature", "probe", "mean nll"]
+    assert changed_lines(outcome) == ["signature", "probe", "mean nll", "perplexity"]
 
 
 def test_code_that_no_signature_shows(call, stored, text, monkeypatch):
@@ -58,7 +62,7 @@ def test_code_that_no_signature_shows(call, stored, text, monkeypatch):
 
     plain = torch.layer_norm
     monkeypatch.setattr(torch, "layer_norm", lambda *args, **kwargs: 1.01 * plain(*args, **kwargs))
-    assert changed_lines(call("--verify", stored, text)) == ["probe", "mean nll"]
+    assert changed_lines(call("--verify", stored, text)) == ["probe", "mean nll", "perplexity"]
 
 
 def test_a_number_that_was_edited(call, stored, text):
@@ -66,6 +70,21 @@ def test_a_number_that_was_edited(call, stored, text):
     outcome = call("--verify", changed, text)
     assert changed_lines(outcome) == ["mean nll"]
     assert "nats a token" in outcome.out
+
+
+@pytest.mark.parametrize("number", [19.5, -1.0, None])
+def test_a_perplexity_that_was_edited(call, stored, text, number):
+    """It was not compared, and the rest was said to be verified."""
+    assert changed_lines(call("--verify", edited(stored, perplexity=number), text)) == [
+        "perplexity"
+    ]
+
+
+@pytest.mark.parametrize("name", ["perplexity", "probe", "num_tokens"])
+def test_what_is_no_number(call, stored, text, name):
+    outcome = call("--verify", edited(stored, **{name: "much"}), text)
+    assert outcome.code == 2
+    assert f"must hold a number as {name}, got 'much'." in outcome.err
 
 
 @pytest.mark.parametrize("content", ["{", "[1]", '{"corpus": {"perplexity": 3}}'])
