@@ -200,7 +200,7 @@ def plain_logits(model: torch.nn.Module, ids: torch.Tensor, name: str) -> torch.
         raise ValueError(
             Wording(
                 f"{name} must be a causal language model, which gives `.logits` for token ids, "
-                f"but a forward pass failed: {error or type(error).__name__}."
+                f"but a forward pass failed: {str(error) or type(error).__name__}."
             )
         ) from error
     if not isinstance(logits, torch.Tensor):

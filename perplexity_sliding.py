@@ -520,16 +520,16 @@ class PerplexitySliding(evaluate.Metric):
         model_kwargs: dict | None = None,
         tokenizer_kwargs: dict | None = None,
     ) -> LanguageModel:
-        """Open a model once, to ask what it takes and to pass it as `model`.
+        """Open a model once, to ask what it takes.
 
         Args:
             model_id, model, tokenizer, device, dtype, model_kwargs, tokenizer_kwargs: as in
                 `compute`.
 
         Returns:
-            an object with `model`, `tokenizer`, `name`, `revision`, `device`, `num_embeddings` and
-            `limit`, whose `length` is the number of tokens that the model takes at a time (None
-            where it states no limit).
+            an object with `model` and `tokenizer`, which `compute` takes, `name`, `revision`,
+            `device`, `num_embeddings` and `limit`, whose `length` is the number of tokens that the
+            model takes at a time (None where it states no limit).
 
         Raises:
             TypeError, ValueError: as in `compute`.

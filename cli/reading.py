@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 
+from .messages import say
 from .sources import STANDARD_INPUT, TABLES, Source, builder_of, list_sources
 from .suspicions import Suspicions
 from .table_files import Table, open_table
@@ -149,6 +150,11 @@ def choose_column(name: str, columns: list[str], wanted: str | None) -> str:
     if "text" in columns:
         return "text"
     if len(columns) == 1:
+        if builder_of(name) == "csv" and len(columns[0].split()) > 1:
+            say(
+                f"warning: the first line of {name}, {columns[0]!r:.80}, names its column, and is not "
+                "scored. Begin the file with a line 'text' if it is a text."
+            )
         return columns[0]
     raise ValueError(
         f"{name} has no column 'text': name one of {', '.join(columns)} with --text-column."

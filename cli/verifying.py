@@ -5,6 +5,8 @@ import json
 import math
 from pathlib import Path
 
+from perplexity_sliding.protocols import PROTOCOLS
+
 NUMBERS = ("probe", "perplexity", "total_nll", "num_tokens")
 SETTINGS = ("protocol", "max_length", "stride", "add_start_token")
 
@@ -26,6 +28,9 @@ def read_result(path: str) -> dict:
             f"--verify={path} must be one result that --format json wrote, with signature, "
             "texts_digest and probe."
         )
+    for name in ("signature", "texts_digest", "protocol"):
+        if not isinstance(result[name], str):
+            raise ValueError(f"--verify={path} must hold a text as {name}, got {result[name]!r}.")
     for name in NUMBERS:
         value = result[name]
         if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
@@ -34,10 +39,17 @@ def read_result(path: str) -> dict:
 
 
 def take_settings(stored: dict, args: argparse.Namespace) -> None:
-    """Measure as the stored result was measured, where the command line says nothing else."""
-    for name in SETTINGS:
-        if getattr(args, name) is None:
+    """Measure as the stored result was measured, where the command line says nothing else.
+
+    What a protocol leaves no choice of is in the result too.
+    """
+    args.protocol = args.protocol or stored["protocol"]
+    known = PROTOCOLS.get(args.protocol)
+    for name in known.knobs if known else ():
+        if name in SETTINGS and getattr(args, name) is None:
             setattr(args, name, stored[name])
+    if known and args.add_start_token not in (None, *known.start_choices):
+        args.add_start_token = True  # once or in every window, as the tool has it
 
 
 def compare(stored: dict, repeated: dict, tolerance: float) -> dict[str, tuple[bool, str]]:

@@ -269,6 +269,14 @@ def test_the_numbers_of_rows_that_other_programs_write_are_a_column(call, header
     assert [row["num_tokens"] for row in rows] == [2, 1]
 
 
+def test_a_first_line_of_prose_is_told_to_be_a_name(call):
+    Path("t.csv").write_text("w5 w6 w7\nw8 w9\n")
+    [warning] = call("t.csv").warnings
+    assert "the first line of t.csv, 'w5 w6 w7', names its column, and is not scored." in warning
+    Path("t.csv").write_text("text\nw5 w6 w7\nw8 w9\n")
+    assert call("t.csv").warnings == []
+
+
 UNREADABLE = {
     "the first row too long": ("item,text\n1,w5, w6\n", "has 3 fields in line 2, but 2 columns"),
     "the last row too long": ("item,text\n1,w5\n2,w5, w6\n", "has 3 fields in line 3, but 2"),

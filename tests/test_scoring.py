@@ -306,6 +306,15 @@ def test_other_errors_are_not_taken_for_it(metric, tokenizer):
         metric.compute(predictions=TEXTS, model=model, tokenizer=tokenizer)
 
 
+def test_an_error_that_says_nothing_is_named(metric, tokenizer):
+    model = make_model("gpt2")
+    Cramped(model, room=2, error=NotImplementedError())
+    with pytest.raises(
+        ValueError, match=r"`model` failed on .* windows of .*: NotImplementedError\."
+    ):
+        metric.compute(predictions=TEXTS, model=model, tokenizer=tokenizer)
+
+
 # ---- ranks and alternatives
 
 

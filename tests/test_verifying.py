@@ -4,6 +4,7 @@ import json
 
 import pytest
 from models import make_model, make_tokenizer, random_text, save
+from perplexity_sliding.protocols import PROTOCOLS
 
 
 @pytest.fixture
@@ -26,6 +27,17 @@ def test_a_result_comes_out_again(call, stored, text):
     outcome = call("--verify", stored, text)
     assert outcome.code == 0
     assert [line.split()[-1] for line in outcome.out.splitlines()] == [*["same"] * 6, "verified"]
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_a_result_of_each_protocol_comes_out_again(call, stored, protocol, tmp_path):
+    """Settings that a protocol does not let one choose were taken for chosen ones, and refused."""
+    texts = [tmp_path / f"{number}.txt" for number in range(30)]
+    for number, path in enumerate(texts):
+        path.write_text(random_text(40, seed=number))
+    assert call(*texts, "--format=json", f"--protocol={protocol}", f"--output={stored}").code == 0
+    outcome = call("--verify", stored, *texts)
+    assert outcome.out.endswith("\nverified\n"), outcome.err
 
 
 def edited(path, **changes):
@@ -85,6 +97,12 @@ def test_what_is_no_number(call, stored, text, name):
     outcome = call("--verify", edited(stored, **{name: "much"}), text)
     assert outcome.code == 2
     assert f"must hold a number as {name}, got 'much'." in outcome.err
+
+
+def test_what_is_no_name(call, stored, text):
+    outcome = call("--verify", edited(stored, protocol=["sliding"]), text)
+    assert outcome.code == 2
+    assert "must hold a text as protocol, got ['sliding']." in outcome.err
 
 
 @pytest.mark.parametrize("content", ["{", "[1]", '{"corpus": {"perplexity": 3}}'])
