@@ -5,6 +5,7 @@ than memory; tables and plots show what was measured; wikitext turns that corpus
 Everything is computed by the metric in perplexity_sliding.py, through its public interface.
 """
 
+import os
 import sys
 import traceback
 from contextlib import suppress
@@ -15,6 +16,9 @@ def start() -> int:
 
     Python's own for what nobody catches is 1, which here means that a limit is not kept.
     """
+    # Torch reads it when it is imported.  Its threads wait for each other awake: a small model took two
+    # to ten times as long beside another program on the same cores.
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     try:
         from .main import main
 

@@ -10,3 +10,6 @@ import os
 
 # Unless told otherwise, gradio reports each launch to its makers.
 os.environ.setdefault("GRADIO_ANALYTICS_ENABLED", "False")
+# Torch reads it when it is imported.  Its threads wait for each other awake, and where something else
+# computes on these cores, as a browser beside the page does, a score took thirty times as long.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")

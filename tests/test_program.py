@@ -38,6 +38,28 @@ def start(*argv: str, shell: str = "") -> subprocess.CompletedProcess:
     )
 
 
+WAITING = """
+import os, sys
+import {package}
+assert "torch" not in sys.modules
+{run}
+print(os.environ["OMP_WAIT_POLICY"])
+"""
+RUNS = {"cli": "sys.modules['cli.main'] = sys; sys.main = lambda: 0; cli.start()", "space": ""}
+
+
+@pytest.mark.parametrize("package", RUNS)
+@pytest.mark.parametrize("given", [None, "active"])
+def test_threads_wait_asleep_unless_told_otherwise(package, given, monkeypatch):
+    """In time for torch, which reads it once."""
+    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
+    if given:
+        monkeypatch.setenv("OMP_WAIT_POLICY", given)
+    script = WAITING.format(package=package, run=RUNS[package])
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=ROOT)
+    assert done.stdout == f"{given or 'passive'}\n", done.stderr
+
+
 # ---- help
 
 
