@@ -43,6 +43,7 @@ TURNED_AWAY = (
     "This request was turned away before it began: too many are waiting, or a setting is out of its "
     "range. Check window and stride, and try again in a moment."
 )
+FORGOTTEN = "This result is not kept any more: score the text again, and make the files then."
 # What is scored again by itself: so many characters read, those read twice counted twice.
 QUICK_CHARACTERS = 40_000
 # Seconds in which it says nothing of its progress: the browser would draw each line in the same time.
@@ -61,13 +62,18 @@ class Handlers:
 
     Those that compute are generators: the first of the values they yield is the status line, the
     others are the views; `gr.skip()` leaves a component as it is.
+
+    Args:
+        opening: what the page shows as it opens.
     """
 
-    def __init__(self, service: Service):
+    def __init__(self, service: Service, opening: Scored | None = None):
         self.service = service
+        self.opening = opening
         self.jobs = Jobs(service.limits.seconds)
         self.samples = samples()
         self._files = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
+        self._have_scored: set[str] = set()  # visitors who see something else than the opening
         self._measuring: dict[str, list] = {}  # what a visitor's tab is being filled with
 
     # Quick ones
@@ -155,6 +161,7 @@ class Handlers:
 
     def leave(self, request: gr.Request) -> None:
         self.jobs.forget(request.session_hash)
+        self._have_scored.discard(request.session_hash)
         shutil.rmtree(self._folder(request), ignore_errors=True)
 
     def choose_sample(self, name: str):
@@ -243,8 +250,11 @@ class Handlers:
             remark,
         )
 
-    def make_files(self, request: gr.Request, scored: Scored):
-        """Write the files about the result that is shown, to be downloaded."""
+    def make_files(self, request: gr.Request, scored: Scored | None):
+        """Write the files about the result that is shown, to be downloaded; or say why not."""
+        if scored is None and request.session_hash in self._have_scored:
+            return gr.Files(visible=False), alert(FORGOTTEN)
+        scored = scored or self.opening
         folder = self._folder(request)
         folder.mkdir(exist_ok=True)
         return gr.Files(write_files(scored, folder), visible=True), picture_view(scored)
@@ -286,7 +296,7 @@ class Handlers:
             lambda job: self.service.score(text, settings, job, clip=True),
             lambda scored: (
                 *used_sliders(scored, settings),
-                to_share(scored),
+                self._share(request, scored),
                 *score_outputs(scored),
             ),
             3 + len(SCORE_OUTPUTS),
@@ -307,7 +317,7 @@ class Handlers:
         yield from self._run(
             request,
             lambda job: self.service.score(text, settings, job, clip=True),
-            lambda scored: (to_share(scored), *score_outputs(scored)),
+            lambda scored: (self._share(request, scored), *score_outputs(scored)),
             1 + len(SCORE_OUTPUTS),
             scored_words,
             silent=MOMENT,
@@ -383,6 +393,11 @@ class Handlers:
         except Exception:
             logger.exception("A request failed.")
             yield alert(FAULT), *unchanged
+
+    def _share(self, request: gr.Request, scored: Scored) -> Scored:
+        """Return what the visitor's page keeps of a result, and note that it may be forgotten."""
+        self._have_scored.add(request.session_hash)
+        return to_share(scored)
 
     def _folder(self, request: gr.Request) -> Path:
         """Return the folder of a visitor's files, named by a digest: the page chose its own name."""

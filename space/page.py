@@ -21,6 +21,7 @@ from .jobs import Job
 from .listeners import Listeners
 from .models import BUNDLED, ROUNDED, SUGGESTED
 from .plan_view import sketch
+from .samples import samples
 from .service import STRIDES_SET, TOOLS_SET, Scored, Service
 from .settings import Settings, fingerprint
 from .status_view import status
@@ -116,10 +117,9 @@ class Results:
 
 def build(service: Service) -> gr.Blocks:
     """Build the page, with the first sample scored already."""
-    handlers = Handlers(service)
-    settings = service.default_settings
-    first = next(iter(handlers.samples.values()), "The cat sat on the mat.")
-    scored = service.score(first, settings, Job(service.limits.seconds))
+    first = next(iter(samples().values()), "The cat sat on the mat.")
+    scored = service.score(first, service.default_settings, Job(service.limits.seconds))
+    handlers = Handlers(service, to_share(scored))
     with gr.Blocks(
         title=TITLE, analytics_enabled=False, fill_width=True, delete_cache=UPLOADS_KEPT
     ) as page:
@@ -221,7 +221,9 @@ def lay_out(service: Service, handlers: Handlers, scored: Scored) -> tuple[Contr
     parts["wanted"] = gr.Number(scored.settings.stride, visible=False)
     parts["visits"] = gr.State(0)  # counted up by a link, or a tool of the table, to be scored
     views = {"score": score_view, "text": text_view, **shared.pop("views")}
-    kept = gr.State(to_share(scored), time_to_live=RESULTS_KEPT)
+    kept = gr.State(
+        time_to_live=RESULTS_KEPT
+    )  # empty before the first score, and when it is forgotten
     return Controls(**parts), Results(
         status=line, stop=stop, shared=kept, score=views, result_tab=result_tab, **shared, **compare
     )

@@ -47,5 +47,5 @@ def scored(service):
 
 
 @pytest.fixture
-def handlers(service):
-    return Handlers(service)
+def handlers(service, scored):
+    return Handlers(service, scored)

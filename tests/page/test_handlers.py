@@ -10,6 +10,7 @@ from pages import STORY, visitor
 from space import jobs
 from space.handlers import SCORE_OUTPUTS
 from space.models import BUNDLED
+from space.page import build
 from space.plan_view import sketch
 
 
@@ -22,6 +23,27 @@ def test_scoring_fills_every_place(handlers, monkeypatch):
     assert any("progress" in str(step[0]) for step in steps)
     assert "Scored with demo_model" in steps[-1][0]
     assert "ps-big" in steps[-1][4]
+
+
+def test_of_a_result_that_is_kept_no_more_no_files_are_made(handlers):
+    """After an hour, the files of the first sample stood there in its place."""
+    files, _ = handlers.make_files(visitor(), None)
+    assert files._constructor_args[0]["visible"] is True  # of what the page opened with
+    list(handlers.rescore(visitor(), STORY, BUNDLED, 64, 32, "automatic", "sliding", "", False))
+    files, said = handlers.make_files(visitor(), None)
+    assert files._constructor_args[0]["visible"] is False
+    assert 'role="alert"' in said and "score the text again" in said
+    files, _ = handlers.make_files(visitor("neighbour"), None)
+    assert files._constructor_args[0]["visible"] is True
+    handlers.leave(visitor())
+    handlers.leave(visitor("neighbour"))
+
+
+def test_what_is_forgotten_is_not_the_opening_again(service):
+    """Gradio puts a state back to what it began with."""
+    states = [block for block in build(service).blocks.values() if isinstance(block, gr.State)]
+    kept = [state.value for state in states if state.time_to_live is not None]
+    assert kept and not any(kept)
 
 
 def test_a_score_sets_no_field_that_it_took_as_asked(handlers):
