@@ -221,9 +221,7 @@ def lay_out(service: Service, handlers: Handlers, scored: Scored) -> tuple[Contr
     parts["wanted"] = gr.Number(scored.settings.stride, visible=False)
     parts["visits"] = gr.State(0)  # counted up by a link, or a tool of the table, to be scored
     views = {"score": score_view, "text": text_view, **shared.pop("views")}
-    kept = gr.State(
-        time_to_live=RESULTS_KEPT
-    )  # empty before the first score, and when it is forgotten
+    kept = gr.State(time_to_live=RESULTS_KEPT)  # empty until the first score, and an hour later
     return Controls(**parts), Results(
         status=line, stop=stop, shared=kept, score=views, result_tab=result_tab, **shared, **compare
     )

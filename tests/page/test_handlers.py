@@ -10,7 +10,7 @@ from pages import STORY, visitor
 from space import jobs
 from space.handlers import SCORE_OUTPUTS
 from space.models import BUNDLED
-from space.page import build
+from space.page import RESULTS_KEPT, build
 from space.plan_view import sketch
 
 
@@ -42,7 +42,7 @@ def test_of_a_result_that_is_kept_no_more_no_files_are_made(handlers):
 def test_what_is_forgotten_is_not_the_opening_again(service):
     """Gradio puts a state back to what it began with."""
     states = [block for block in build(service).blocks.values() if isinstance(block, gr.State)]
-    kept = [state.value for state in states if state.time_to_live is not None]
+    kept = [state.value for state in states if state.time_to_live == RESULTS_KEPT]
     assert kept and not any(kept)
 
 
