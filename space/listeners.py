@@ -1,9 +1,11 @@
 """Whether anybody still waits for the answer to a request.
 
 Gradio computes on when a caller has gone, or never fetched the answer at all: the streams over which
-answers are sent are counted here, so that such a request can be stopped.
+answers are sent are counted here, so that such a request can be stopped.  A stream over which no answer
+is to come is ended.
 """
 
+import asyncio
 import re
 import secrets
 import threading
@@ -14,8 +16,12 @@ from urllib.parse import parse_qs
 
 import gradio as gr
 from gradio.context import LocalContext
+from gradio.server_messages import ProcessCompletedMessage
 
 PATIENCE = 5.0  # seconds that a caller may take to begin to listen, or to come back
+IDLE = 2.0  # seconds between looks at whether an answer is still to come over a stream
+# As the last answer of nobody's request: behind it, gradio ends a stream, and the page knows.
+LAST = ProcessCompletedMessage(event_id="none", output={}, success=True)
 SCOPE_KEY = "perplexity.listeners"
 BY_EVENT = re.compile(r"/call/(?:v2/)?[^/]+/([^/]+)/?$")
 # A tool that is called through MCP is run by a client in this process, which never leaves: the header
@@ -40,10 +46,14 @@ class Listeners:
         if key is None:
             return await self._app(scope, receive, send)
         self._count(key, 1)
+        session = stream_session(scope)
+        ending = asyncio.create_task(end_when_idle(scope["app"], session)) if session else None
         try:
             return await self._app(scope, receive, send)
         finally:
             self._count(key, -1)
+            if ending is not None:
+                ending.cancel()
 
     def _count(self, key: Hashable, change: int) -> None:
         with self._lock:
@@ -60,11 +70,30 @@ def stream_key(scope: dict) -> str | None:
     """Return the session or the event whose answers a request streams; None for other requests."""
     if scope["method"] != "GET":
         return None
-    if scope["path"].rstrip("/").endswith("/queue/data"):
-        session = parse_qs(scope["query_string"].decode("latin-1")).get("session_hash")
-        return session[0] if session else None
     found = BY_EVENT.search(scope["path"])
-    return found[1] if found else None
+    return found[1] if found else stream_session(scope)
+
+
+def stream_session(scope: dict) -> str | None:
+    """Return the session whose answers a request streams; None for other requests."""
+    if scope["method"] != "GET" or not scope["path"].rstrip("/").endswith("/queue/data"):
+        return None
+    session = parse_qs(scope["query_string"].decode("latin-1")).get("session_hash")
+    return session[0] if session else None
+
+
+async def end_when_idle(app: gr.routes.App, session: str) -> None:
+    """End a page's stream once no request of the page is left to be answered.
+
+    Where a page opens one just as the one before brings the last answer, gradio keeps it open for as
+    long as the page: one of the six connections that a browser has for all tabs.
+    """
+    queue = app.get_blocks()._queue
+    while True:
+        await asyncio.sleep(IDLE)
+        is_idle = queue.pending_event_ids_session.get(session) == set()
+        if is_idle and session in queue.pending_messages_per_session:
+            await queue.pending_messages_per_session[session].put(LAST)
 
 
 def mark_tool_call(scope: dict) -> str | None:

@@ -1,6 +1,7 @@
 """Callers of the served app: who leaves, who is one too many, and from which address."""
 
 import asyncio
+import json
 import time
 from concurrent import futures
 from types import SimpleNamespace
@@ -45,6 +46,23 @@ def until(condition):
     while not condition():
         assert time.monotonic() < end
         time.sleep(0.05)
+
+
+def test_a_stream_over_which_nothing_will_come_is_ended(served):
+    """It held one of a browser's six connections for as long as the page was open."""
+    import httpx
+
+    _, url = served
+    page = Client(url, verbose=False)
+    before = page.predict(STORY, api_name="/score")
+    stream, session = f"{url}gradio_api/queue/data", {"session_hash": page.session_hash}
+    told, end = [], time.monotonic() + 30
+    with httpx.stream("GET", stream, params=session, timeout=30) as answer:
+        for line in filter(None, answer.iter_lines()):
+            told.append(json.loads(line.removeprefix("data: "))["msg"])
+            assert time.monotonic() < end
+    assert told[-1] == "close_stream"
+    assert page.predict(STORY, api_name="/score") == before
 
 
 def test_what_nobody_waits_for_is_not_computed(served, monkeypatch):
