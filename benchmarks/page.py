@@ -158,7 +158,7 @@ def measure(url: str, bare: str, text: str, turns: int) -> Iterator[tuple[str, l
     for name, key in (
         ("first paint", "first"),
         ("until all of it is drawn", "drawn"),
-        ("from a key stroke to the colours, 500 tokens", "letter"),
+        ("from a key stroke to the colours painted, 500 tokens", "letter"),
     ):
         yield name, timed([one[key] for one in ours], [one[key] for one in theirs])
 
