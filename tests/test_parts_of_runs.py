@@ -44,7 +44,7 @@ def same(one, other):
         return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
     if isinstance(one, list):
         return len(one) == len(other) and all(map(same, one, other))
-    return one == (pytest.approx(other, rel=1e-7) if isinstance(other, float) else other)
+    return one == (pytest.approx(other, rel=1e-6) if isinstance(other, float) else other)
 
 
 def test_parts_merge_to_one_run(call, corpus, score_parts):

@@ -15,6 +15,10 @@ HOSTILE = "<img src=x onerror=\"window.hacked=1\"> ${window.hacked=2} {{hacked}}
 CHARACTERS = "Ça naïve, 你好 👩‍👩‍👧 e\u0301 end."
 PIECES = ".ps-mirror [data-n]"
 TOO_MANY = 1500  # elements: what a screen or two of text takes is far fewer
+IN_REACH = """
+const element = arguments[0], { x, y, width, height } = element.getBoundingClientRect();
+return element.contains(document.elementFromPoint(x + width / 2, y + height / 2)) ? [x, y] : null;
+"""
 BOX = "const r = arguments[0].getBoundingClientRect(); return [r.left, r.top, r.right, r.bottom];"
 SHIFT = """
 window.shifted = [];
@@ -46,6 +50,18 @@ def point_at(page, piece):
 
 def says(page):
     return page.one(".ps-says").text
+
+
+def stand_still(page, element):
+    """Wait until nothing lies over an element, and it has stayed where it is for half a second."""
+    places = [None] * 5
+
+    def stands():
+        time.sleep(0.1)
+        places.append(page.script(IN_REACH, element))
+        return places[-1] is not None and places[-5:] == [places[-1]] * 5
+
+    page.until(stands, "it moves, or something lies over it")
 
 
 def field(page, name):
@@ -236,6 +252,7 @@ def test_the_most_surprising_word_leads_to_its_place(page):
 def test_the_handles_are_dragged_and_turned(page, metric, bundled, longest):
     before = page.one(".ps-big output").text
     handle = page.one(".ps-handle-window")
+    stand_still(page, handle)  # the pointer takes a quarter of a second to get there
     ActionChains(page.browser).click_and_hold(handle).move_by_offset(-160, -8).perform()
     page.until(lambda: says(page).startswith("Window ") and "scored here" in says(page))
     ActionChains(page.browser).release().perform()
