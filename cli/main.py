@@ -23,7 +23,7 @@ from .messages import describe, program_name, say, show_traceback, show_warning
 from .options import parse_arguments, was_started_by_torchrun
 from .output import show
 from .progress import Progress
-from .reading import open_texts
+from .reading import check_output, open_texts
 from .tables import SETTINGS, varying_settings
 
 REFUSALS = (ValueError, TypeError)
@@ -39,6 +39,7 @@ def run(args: argparse.Namespace) -> int:
     """Do what the command line says; return the exit code."""
     if args.merge:
         check_writable("--output", args.output)
+        check_output("--output", args.output, list(filter(os.path.exists, args.files)), "parts")
         args.takes_bundled_model = False  # the parts know their model
         report = merge(args)
         show(report, args, metric=None)  # nothing is cited

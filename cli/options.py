@@ -493,13 +493,16 @@ def check_shared_files(args: argparse.Namespace) -> None:
 def check_own_files(args: argparse.Namespace) -> None:
     """Refuse to write two things to one file."""
     seen: dict[str, str] = {}
-    for option in ("--output", "--html", "--plot", "--checkpoint", "--reference-states"):
-        path = getattr(args, option.removeprefix("--").replace("-", "_"))
+    for name in ("output", "html", "plot", "checkpoint", "reference_states"):
+        path = getattr(args, name)
         if path is None:
             continue
-        first = seen.setdefault(os.path.realpath(path), option)
-        if first is not option:
-            raise ValueError(f"{first} and {option} must be two files, got {path!r} for both.")
+        first = seen.setdefault(os.path.realpath(path), name)
+        if first is not name:
+            raise ValueError(
+                f"--{with_hyphens(first)} and --{with_hyphens(name)} must be two files, got {path!r} "
+                "for both."
+            )
 
 
 def check_parts(args: argparse.Namespace) -> None:

@@ -68,19 +68,24 @@ def open_texts(args: argparse.Namespace) -> Iterator[Text]:
             raise ValueError(f"--dataset must be NAME:CONFIG:SPLIT:COLUMN, got {args.dataset!r}.")
         return watched(read_dataset(*match.groups(), args), args)
     sources = list_sources(args.files)
-    check_output("--output", args.output, sources)
-    check_output("--html", args.html, sources)
+    names = [source.name for source in sources if source.name != STANDARD_INPUT]
+    check_output("--output", args.output, names)
+    check_output("--html", args.html, names)
     if not any(source.builder for source in sources):
         check_no_columns(args, sources[0].shown)
     return watched(read_sources(sources, args), args)
 
 
-def check_output(option: str, output: str | None, sources: list[Source]) -> None:
-    """Refuse to write over what is read."""
-    names = [source.name for source in sources if source.name != STANDARD_INPUT]
+def check_output(option: str, output: str | None, names: list[str], what: str = "texts") -> None:
+    """Refuse to write over what is read.
+
+    Args:
+        names: of the files that are read.
+        what: what an error calls them.
+    """
     if output and Path(output).exists() and any(Path(output).samefile(name) for name in names):
         raise ValueError(
-            f"{option} must not be one of the texts, got {output!r}. Name a file that lies elsewhere."
+            f"{option} must not be one of the {what}, got {output!r}. Name a file that lies elsewhere."
         )
 
 

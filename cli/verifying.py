@@ -83,8 +83,8 @@ def compare(stored: dict, repeated: dict, tolerance: float) -> dict[str, tuple[b
 
 def is_close(number: float, other: float, tolerance: float) -> bool:
     """Compare two perplexities by their logarithms; both may be infinite."""
-    both = [math.log(value) if value > 0 else -math.inf for value in (number, other)]
-    return number == other or abs(both[0] - both[1]) <= tolerance
+    logarithms = [math.log(value) if value > 0 else -math.inf for value in (number, other)]
+    return math.isclose(*logarithms, rel_tol=0.0, abs_tol=tolerance)
 
 
 def describe(outcome: dict[str, tuple[bool, str]]) -> str:

@@ -67,7 +67,7 @@ class Handlers:
         opening: what the page shows as it opens.
     """
 
-    def __init__(self, service: Service, opening: Scored | None = None):
+    def __init__(self, service: Service, opening: Scored):
         self.service = service
         self.opening = opening
         self.jobs = Jobs(service.limits.seconds)

@@ -68,9 +68,7 @@ class Listeners:
 
 def stream_key(scope: dict) -> str | None:
     """Return the session or the event whose answers a request streams; None for other requests."""
-    if scope["method"] != "GET":
-        return None
-    found = BY_EVENT.search(scope["path"])
+    found = BY_EVENT.search(scope["path"]) if scope["method"] == "GET" else None
     return found[1] if found else stream_session(scope)
 
 

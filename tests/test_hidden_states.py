@@ -293,7 +293,10 @@ def test_a_file_that_something_was_added_to_is_refused(compare, path, stored):
 
 
 def test_a_folder_is_no_file(compare, tmp_path):
-    with pytest.raises(ValueError, match=r"must be a file on a disk, got the folder .* in it\."):
+    with pytest.raises(
+        ValueError,
+        match=r"`reference\['states'\]` must be a file on a disk, got the folder .* in it\.",
+    ):
         compare(states=tmp_path)
 
 

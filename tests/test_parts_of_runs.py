@@ -1,6 +1,7 @@
 """--part and --merge: several runs over shares of a corpus give the result of one."""
 
 import json
+from pathlib import Path
 
 import pytest
 from models import random_text
@@ -92,6 +93,16 @@ def test_texts_that_are_refused_stay_refused(call, corpus, score_parts, tmp_path
     assert (merged.code, merged.err) == (whole.code, whole.err)
     assert merged.code == 2
     assert same(numbers_of(merged), numbers_of(whole))
+
+
+def test_a_part_is_not_written_over(call, corpus, score_parts):
+    """The run would lack it from then on."""
+    names = score_parts("a.txt", "b.txt", parts=2)
+    before = Path(names[0]).read_text()
+    outcome = call("--merge", *names, "--output", names[0])
+    assert outcome.code == 2
+    assert "--output must not be one of the parts, got " in outcome.err
+    assert Path(names[0]).read_text() == before
 
 
 def test_more_parts_than_texts(call, corpus, score_parts):
