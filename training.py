@@ -22,7 +22,8 @@ OF_THE_TRAINER = ("predictions", "model", "model_id", "distributed")
 class PerplexityCallback(TrainerCallback):
     """Scores held-out texts at every evaluation of a Trainer, or of trl's, with its live model.
 
-    Nothing is loaded, and the model is given back as it was: in its mode, with its gradients.  It
+    Every call of the Trainer's `evaluate` scores the model as it is then, once for all of its data
+    sets.  Nothing is loaded, and the model is left as it was: in its mode, with its gradients.  It
     runs in the precision of the training.  Processes share the work where each holds the whole
     model; where it is itself shared out (FSDP, DeepSpeed), all of them score everything together.
 
@@ -52,17 +53,6 @@ class PerplexityCallback(TrainerCallback):
         self.texts = list(texts)
         self.settings = settings
         self.results: dict | None = None
-        self._step: int | None = None
-
-    def on_train_begin(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        **kwargs: object,
-    ) -> None:
-        """Forget the results of another run."""
-        self._step = None
 
     def on_evaluate(
         self,
@@ -72,19 +62,20 @@ class PerplexityCallback(TrainerCallback):
         metrics: dict[str, float] | None = None,
         **kwargs: object,
     ) -> None:
-        """Score the texts, once a step however many data sets are evaluated; log and report it."""
-        if self._step != state.global_step:
-            self.results = self._compute(args, kwargs)
-            self._step = state.global_step
-            trainer = calling_trainer()
+        """Score the texts, once however many data sets are evaluated; log and report it."""
+        trainer = calling_trainer()
+        scored = scored_in_evaluation(trainer)
+        if self not in scored:
+            # `trainer.model` may have been replaced since the Trainer named it to its callbacks.
+            model = kwargs["model"] if trainer is None else trainer.model
+            self.results = scored[self] = self._compute(args, model, kwargs)
             if trainer is not None:
                 trainer.log(summary(self.results))
         if metrics is not None:
             metrics.update(summary(self.results))
 
-    def _compute(self, args: TrainingArguments, kwargs: dict) -> dict:
+    def _compute(self, args: TrainingArguments, model: torch.nn.Module, kwargs: dict) -> dict:
         tokenizer = kwargs.get("processing_class") or kwargs.get("tokenizer")
-        model = kwargs["model"]
         is_sharded = bool(args.fsdp or args.deepspeed)
         settings = {"tokenizer": tokenizer} | self.settings
         precision = torch.bfloat16 if args.bf16 else torch.float16
@@ -120,3 +111,20 @@ def calling_trainer() -> transformers.Trainer | None:
             return frame.f_locals["self"]
         frame = frame.f_back
     return None
+
+
+def scored_in_evaluation(trainer: transformers.Trainer | None) -> dict[PerplexityCallback, dict]:
+    """Return the results of the callbacks that have scored in the Trainer's running evaluation.
+
+    With several data sets, `evaluate` calls itself for each of them, and its outermost call is one
+    evaluation.  The results lie among the locals of that call, and so end with it: neither the step
+    nor the Trainer tells one evaluation from the next, since the best model may be loaded, or
+    weights written to, in between.
+    """
+    frame, outermost = sys._getframe(), None
+    while frame is not None:
+        is_evaluation = frame.f_code is transformers.Trainer.evaluate.__code__
+        if is_evaluation and frame.f_locals["self"] is trainer:
+            outermost = frame
+        frame = frame.f_back
+    return {} if outermost is None else outermost.f_locals.setdefault("perplexities", {})

@@ -150,6 +150,71 @@ def test_the_best_model_and_early_stopping_go_by_it(tmp_path):
     assert trainer.state.global_step < 20, perplexities
 
 
+def perplexity_of(model) -> float:
+    return compute(HELD_OUT, model=model, tokenizer=make_tokenizer())["perplexity"]
+
+
+def test_the_best_model_is_scored_once_it_is_loaded(tmp_path):
+    """The last step's model is the worst: its perplexity is not that of the model that is kept."""
+    trainer = make_trainer(
+        tmp_path,
+        PerplexityCallback(HELD_OUT),
+        max_steps=8,
+        learning_rate=1.0,
+        lr_scheduler_type="constant_with_warmup",
+        warmup_steps=20,
+        save_strategy="steps",
+        save_steps=2,
+        load_best_model_at_end=True,
+    )
+    trainer.train()
+    of_last_step = logged(trainer, "eval_perplexity")[8]
+    found = trainer.evaluate()["eval_perplexity"]
+    assert found == pytest.approx(perplexity_of(trainer.model), rel=1e-6)
+    assert found < 0.9 * of_last_step
+
+
+@torch.no_grad()
+def test_what_changes_between_two_evaluations_is_scored(tmp_path):
+    """Weights in place, the Trainer's model, and the Trainer itself; the step is the same."""
+    callback = PerplexityCallback(HELD_OUT)
+    trainer = make_trainer(tmp_path, callback)
+    before = trainer.evaluate()["eval_perplexity"]
+    trainer.model.transformer.wte.weight.data.mul_(0.5)
+    halved = trainer.evaluate()["eval_perplexity"]
+    assert halved == pytest.approx(perplexity_of(trainer.model), rel=1e-6)
+    trainer.model = make_model("gpt2", seed=1)
+    replaced = trainer.evaluate()["eval_perplexity"]
+    assert replaced == pytest.approx(perplexity_of(trainer.model), rel=1e-6)
+    other = make_trainer(tmp_path, callback, model=make_model("gpt2", seed=2))
+    of_other = other.evaluate()["eval_perplexity"]
+    assert of_other == pytest.approx(perplexity_of(other.model), rel=1e-6)
+    assert len({round(value, 3) for value in (before, halved, replaced, of_other)}) == 4
+
+
+@torch.no_grad()
+def test_several_data_sets_are_one_evaluation(tmp_path, monkeypatch):
+    calls = []
+
+    def counting(*args, **kwargs):
+        calls.append(kwargs["model"])
+        return compute(*args, **kwargs)
+
+    monkeypatch.setattr(sys.modules[PerplexityCallback.__module__], "compute", counting)
+    callbacks = [PerplexityCallback(HELD_OUT[:6]), PerplexityCallback(HELD_OUT[6:])]
+    trainer = make_trainer(tmp_path, *callbacks)
+    trainer.eval_dataset = {"one": trainer.eval_dataset, "two": trainer.eval_dataset}
+    first = trainer.evaluate()
+    assert len(calls) == len(callbacks)
+    assert {"eval_one_loss", "eval_two_loss", "eval_perplexity"} <= first.keys()
+    trainer.model.transformer.wte.weight.mul_(0.5)
+    second = trainer.evaluate()
+    assert len(calls) == 2 * len(callbacks)
+    alone = compute(HELD_OUT[6:], model=trainer.model, tokenizer=make_tokenizer())
+    assert second["eval_perplexity"] == pytest.approx(alone["perplexity"], rel=1e-6)
+    assert second["eval_perplexity"] != pytest.approx(first["eval_perplexity"], rel=1e-3)
+
+
 def test_the_answers_of_chats_are_scored(tmp_path):
     callback = PerplexityCallback([CHAT, CHAT[:2]])
     trainer = make_trainer(tmp_path, callback, template=PLAIN_TEMPLATE)
