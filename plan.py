@@ -40,6 +40,12 @@ class Measurement:
             return None
         return 1 if self.plan.protocol.scores_each_text else self.plan.protocol.texts_joined
 
+    def healed_tokens(self, number: int) -> list[int]:
+        """List the tokens of a text that are scored given their characters before an edge."""
+        if self.parts is None or self.parts.boundary != "healed":
+            return []
+        return [token for token, _ in self.streams[number].part.across]
+
     def signature_fields(self) -> dict[str, object]:
         """Return what its scores depend on beside the model, by name, in the signature's order."""
         plan, separator = self.plan, self.separator

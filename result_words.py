@@ -10,6 +10,7 @@ Meister, 2024, arXiv 2406.14561; Oh and Schuler, 2024, arXiv 2406.10851)::
     E(i) = -log P(x[i] begins with white space, or ends the text | row i)
     Z(a) = E(a) where x[a] begins with white space, else
            -log P(x[a] does not begin with white space | row a)
+           0 where x[a] is healed: its nll is given the head of the token already
 
 Both terms at a border come from the row that predicts its first token, so they cancel in the sum
 over words.  White space is told by the text that a token stands for, so that newlines, tabs and
@@ -32,7 +33,7 @@ from .plan import Measurement, lay_out
 from .plan_windows import Window
 from .request_checks import check_spans_of
 from .score_measures import Columns, Entropy, Measure, SetMass
-from .text_tokenization import Range, TokenizedText, check_fast, vocabulary_texts
+from .text_tokenization import Range, TokenizedText, check_fast, special_ids, vocabulary_texts
 
 CORRECTIONS = ("pimentel", "oh", None)
 
@@ -83,7 +84,7 @@ def classify_vocabulary(tokenizer: PreTrainedTokenizerBase, size: int) -> Vocabu
         begins=np.array([text[:1].isspace() for text in texts], dtype=bool),
         ends=np.array([text[-1:].isspace() for text in texts], dtype=bool),
         closes=numbers == tokenizer.eos_token_id,
-        special=np.isin(numbers, tokenizer.all_special_ids),
+        special=np.isin(numbers, list(special_ids(tokenizer))),
     )
 
 
@@ -380,7 +381,8 @@ class WordScoring:
             )
             begins = () if stream.part is None else [first for first, _ in stream.part.targets]
             words = assign_tokens(text, word_offsets(stream), spans, begins)
-            results.append(self._score(text, stream, spans, words, tokens))
+            healed = measurement.healed_tokens(number)
+            results.append(self._score(text, stream, spans, words, tokens, healed))
             if None in words:
                 crossing.append(number)
         if crossing:
@@ -411,10 +413,12 @@ class WordScoring:
         spans: Sequence[Range],
         words: Sequence[Range | None],
         tokens: "TokenArrays",
+        healed: Sequence[int],
     ) -> dict[str, list]:
         borders = TokenBorders.of(text, stream.ids, word_offsets(stream), self.vocabulary)
         closing = closing_terms(borders, tokens.boundary)
         opening = opening_terms(borders, tokens.boundary, tokens.interior, self.correction)
+        opening[healed] = 0.0
         nll, surprisal = sum_words(words, tokens.nll, closing, opening)
         begins = [None if word is None else word[0] for word in words]
         return {

@@ -3,7 +3,8 @@
     p(x | its first characters) = p(x) / Σ p(v) over the tokens v whose text begins with them
 
 which is token healing by one token: the conditional probability of the characters after the edge,
-given those before it, as far as one token reaches.
+given those before it, as far as one token reaches.  Special tokens stand for no characters, unless x
+is one itself, written out in the text.
 """
 
 from collections.abc import Sequence
@@ -14,7 +15,7 @@ from .model_interface import ScoredModel
 from .plan import Measurement
 from .plan_windows import Window
 from .score_measures import Columns, Measure, TailMass
-from .text_tokenization import TokenizedText, vocabulary_texts
+from .text_tokenization import TokenizedText, special_ids, vocabulary_texts
 
 # For a token across an edge, by the characters before the edge: all tokens that begin with them.
 Completions = dict[int, dict[str, tuple[int, ...]]]
@@ -44,8 +45,8 @@ class Healing:
 
     def _heal_window(self, stream: TokenizedText, window: Window, columns: Columns) -> Columns:
         nll = columns["nll"].copy()
-        for (first, _), tail in zip(stream.part.targets, stream.part.tails):
-            if tail and window.first <= first < window.end:
+        for first, tail in stream.part.across:
+            if window.first <= first < window.end:
                 column = list(self.completions[int(stream.ids[first])]).index(tail)
                 place = first - window.first
                 nll[place] -= columns["tail"][place, column]
@@ -63,12 +64,12 @@ def plan_healing(model: ScoredModel, measurements: Sequence[Measurement]) -> Hea
         for measurement in measurements
         if measurement.parts is not None and measurement.parts.boundary == "healed"
         for position, stream in enumerate(measurement.streams)
-        for (first, _), tail in zip(stream.part.targets, stream.part.tails)
-        if tail
+        for first, tail in stream.part.across
     }
     if not across:
         return Healing({})
     texts = vocabulary_texts(model.tokenizer)
+    special = special_ids(model.tokenizer)
     completions: Completions = {}
     for (target, tail), position in sorted(across.items()):
         if not texts[target].startswith(tail):
@@ -81,6 +82,6 @@ def plan_healing(model: ScoredModel, measurements: Sequence[Measurement]) -> Hea
         completions.setdefault(target, {})[tail] = tuple(
             token
             for token, text in enumerate(texts[: model.vocabulary_size])
-            if text.startswith(tail)
+            if text.startswith(tail) and (token not in special or target in special)
         )
     return Healing(completions)

@@ -25,6 +25,7 @@ from .text_tokenization import (
     TokenizedText,
     check_fast,
     concatenate,
+    special_ids,
     start_token_id,
     tokenize,
     tokenize_each,
@@ -166,8 +167,7 @@ def read_chats(
     check_fast(tokenizer)
     whole, spans = write_chats(tokenizer, chats)
     streams = read_spans(tokenizer, whole, spans)
-    special = set(tokenizer.all_special_ids)
-    return whole, without_ends_of_turns(whole, streams, chats, special)
+    return whole, without_ends_of_turns(whole, streams, chats, special_ids(tokenizer))
 
 
 def read_after_contexts(

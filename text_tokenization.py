@@ -59,6 +59,11 @@ class ScoredPart:
     def num_targets(self) -> int:
         return sum(end - first for first, end in self.targets)
 
+    @property
+    def across(self) -> list[tuple[int, str]]:
+        """List the tokens that reach across an edge, each with its characters before the edge."""
+        return [(first, tail) for (first, _), tail in zip(self.targets, self.tails) if tail]
+
     def of(self, text: str) -> str:
         """Return the characters that are scored, one span after the other."""
         return "".join(text[first:end] for first, end in self.spans)
@@ -196,6 +201,12 @@ def start_token_id(tokenizer: PreTrainedTokenizerBase, kind: str) -> int | None:
     if kind == "bos or eos" and tokenizer.bos_token_id is not None:
         return tokenizer.bos_token_id
     return tokenizer.eos_token_id
+
+
+def special_ids(tokenizer: PreTrainedTokenizerBase) -> set[int]:
+    """Return the ids of all special tokens, those that have no role such as "bos" among them."""
+    added = getattr(tokenizer, "added_tokens_decoder", {}).items()
+    return {*tokenizer.all_special_ids, *(number for number, token in added if token.special)}
 
 
 def resolve_start(tokenizer: PreTrainedTokenizerBase, add_start_token: bool | str) -> str:

@@ -298,6 +298,50 @@ def test_healed_tokens_are_found_in_whichever_window_scores_them(metric, byte_mo
         assert own == (expected if expected is None else pytest.approx(expected, abs=1e-6)), number
 
 
+def make_markup_tokenizer():
+    """Byte-level BPE with the token "</"; three special tokens begin with "<", one has no role."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokens = ["<bos>", "</s>", *alphabet, "</", "<|turn|>"]
+    backend = Tokenizer(
+        token_models.BPE(
+            {token: number for number, token in enumerate(tokens)}, merges=[("<", "/")]
+        )
+    )
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    backend.add_special_tokens(["<bos>", "</s>", "<|turn|>"])
+    return PreTrainedTokenizerFast(
+        tokenizer_object=backend,
+        bos_token="<bos>",
+        eos_token="</s>",
+        clean_up_tokenization_spaces=False,
+    )
+
+
+@pytest.mark.parametrize(
+    "context, text, completing",
+    [
+        ("<b>x<", "/b>", ["<", "</"]),
+        # written out, a special token is read from its characters, and so would others be
+        ("<b>x<", "/s>", ["<", "</", "<bos>", "</s>", "<|turn|>"]),
+    ],
+)
+def test_special_tokens_complete_no_characters(metric, context, text, completing):
+    """They stand for none, however likely they are; one without a role does not either."""
+    tokenizer = make_markup_tokenizer()
+    model = make_model("gpt2", vocab_size=len(tokenizer), n_positions=64).double()
+    result = metric.compute(
+        predictions=[text], contexts=context, boundary="healed", model=model, tokenizer=tokenizer
+    )
+    ids = tokenizer(context + text)["input_ids"]
+    rows = reference.log_probs(model, [BOS, *ids])
+    begin = len(tokenizer(context[:-1])["input_ids"])
+    expected = -sum(rows[place, ids[place]].item() for place in range(begin, len(ids)))
+    numbers = tokenizer.convert_tokens_to_ids(completing)
+    expected += rows[begin, numbers].logsumexp(0).item()
+    assert result["total_nll"] == close(expected)
+
+
 def test_words_across_an_edge_have_the_healed_scores(metric, byte_model, merging):
     kwargs = {"predictions": ["ld man"], "contexts": "An o", "boundary": "healed"}
     result = metric.compute(
@@ -307,6 +351,50 @@ def test_words_across_an_edge_have_the_healed_scores(metric, byte_model, merging
     scored = [nll for nll in tokens["nll"] if nll is not None]
     assert words["words"] == ["ld", "man"] and words["num_tokens"] == [1, 4]
     assert words["nll"] == close([scored[0], sum(scored[1:])])
+
+
+@pytest.mark.parametrize("correction", ["pimentel", "oh"])
+def test_a_healed_word_pays_for_its_space_once(metric, byte_model, merging, correction):
+    """Its nll is given " " or " o" already, so that no space before it is left to give back.
+
+    Over all that can follow the head of a token, p(token | head) adds up to 1, so that a word of
+    one such token costs its nll and what the space after it does, and never less than nothing.
+    """
+    vocabulary = merging.get_vocab()
+    spaces = [n for token, n in vocabulary.items() if token[0] in "ĠĊĉčċČĜĝĞğ"]
+    closing = [*spaces, vocabulary["<eos>"]] if correction == "pimentel" else spaces
+    edges = [("An", " ", "old man"), ("An", " o", "ld man"), ("It is so", " ", "a b old")]
+    for before, tail, text in edges:
+        context = before + tail
+        [words] = metric.compute(
+            predictions=[text],
+            contexts=context,
+            boundary="healed",
+            words=True,
+            word_correction=correction,
+            model=byte_model,
+            tokenizer=merging,
+        )["word_scores"]
+        ids = merging(context + text)["input_ids"]
+        rows = reference.log_probs(byte_model, [BOS, *ids])
+        place = len(merging(before)["input_ids"])
+        head = [n for token, n in vocabulary.items() if token.startswith(tail.replace(" ", "Ġ"))]
+        assert words["num_tokens"][0] == 1 and ids[place] in head
+        surprisal = -rows[place, ids[place]] + rows[place, head].logsumexp(0)
+        surprisal -= rows[place + 1, closing].logsumexp(0)
+        assert words["surprisal"][0] == close(surprisal.item()), context
+        assert min(words["surprisal"]) > 0
+        [joint] = metric.compute(
+            predictions=[tail[-1:] + text],
+            contexts=context[:-1],
+            boundary="healed",
+            words=True,
+            word_correction=correction,
+            model=byte_model,
+            tokenizer=merging,
+        )["word_scores"]
+        # the words after it are those of any other edge
+        assert words["surprisal"][1:] == close(joint["surprisal"][1:]), context
 
 
 def test_separate_tokenizes_apart(metric, byte_model, merging):
