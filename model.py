@@ -316,7 +316,7 @@ class LanguageModel:
                 self._kept_state = outer
 
     @torch.inference_mode()
-    def prepare(self, length: int = 0, num_tokens: int = 0) -> None:
+    def prepare(self, length: int = 0, num_tokens: int = 0, whole_length: int = 0) -> None:
         """Look at the model, once for as long as it stays as it is; see `ScoredModel`.
 
         Passes as long as the longest are tried where short ones do not tell all, or where so many
@@ -330,6 +330,8 @@ class LanguageModel:
         else:
             self._apply(self._look(state))
             logger.info(f"{self.description}: logits by {describe_head(self.head)}")
+        if not self.findings.is_known:
+            length = max(length, whole_length)  # whether that matters shows at that length alone
         if length > self.findings.length and self._takes_long_passes(length, num_tokens):
             self._try_long_passes(length)
         if length and self.probe is None:

@@ -143,7 +143,7 @@ class GGUFModel(EngineModel):
         with self.lock:
             yield
 
-    def prepare(self, length: int = 0, num_tokens: int = 0) -> None:
+    def prepare(self, length: int = 0, num_tokens: int = 0, whole_length: int = 0) -> None:
         """Measure it on the made-up text, and make room for the longest window.
 
         Raises:

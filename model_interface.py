@@ -131,12 +131,14 @@ class ScoredModel(Protocol):
         """Let what is shared with other models be, for the time of the context, what is scored."""
         ...
 
-    def prepare(self, length: int = 0, num_tokens: int = 0) -> None:
+    def prepare(self, length: int = 0, num_tokens: int = 0, whole_length: int = 0) -> None:
         """Look at the model; what is known of it as it stands is not looked at again.
 
         Args:
             length: tokens in the longest pass that is to be scored; 0 before the plan.
             num_tokens: tokens that are to be read in all.
+            whole_length: tokens in the longest pass if windows are read past their last target, as
+                they are where the model gives a token another score in a shorter pass.
 
         Raises:
             ValueError: it cannot be scored with, as it looks ahead or a part of it is random.

@@ -74,7 +74,7 @@ class ServedModel(EngineModel):
         with self.lock, self.source.connected():
             yield
 
-    def prepare(self, length: int = 0, num_tokens: int = 0) -> None:
+    def prepare(self, length: int = 0, num_tokens: int = 0, whole_length: int = 0) -> None:
         """Try it, unless it is the model that was tried before; and at the length of the windows.
 
         Args:

@@ -379,9 +379,9 @@ class WithoutAdapter(LanguageModel):
                 with self.as_scored():
                     stack.close()
 
-    def prepare(self, length: int = 0, num_tokens: int = 0) -> None:
+    def prepare(self, length: int = 0, num_tokens: int = 0, whole_length: int = 0) -> None:
         with self.as_scored():
-            super().prepare(length, num_tokens)
+            super().prepare(length, num_tokens, whole_length)
 
     def read_in_parts(self, length: int, refusal: str) -> None:
         with self.as_scored():

@@ -39,12 +39,15 @@ class Window(NamedTuple):
         first: first target that is scored.
         end: one past the last target; x[end - 1] is scored but not read.
         start_token: whether the start token stands before x[begin].
+        behind: tokens of the planned window from x[end - 1] on that no target of it needs.  They
+            are read where a model gives a token another score in a shorter pass.
     """
 
     begin: int
     first: int
     end: int
     start_token: bool = False
+    behind: int = 0
 
     @property
     def num_inputs(self) -> int:
@@ -198,8 +201,10 @@ def restrict_windows(windows: Iterable[Window], targets: Sequence[tuple[int, int
         following = place
         while following < len(targets) and targets[following][0] < window.end:
             first, end = targets[following]
+            end = min(window.end, end)
+            behind = window.end - end
             restricted.append(
-                window._replace(first=max(window.first, first), end=min(window.end, end))
+                window._replace(first=max(window.first, first), end=end, behind=behind)
             )
             following += 1
     return restricted
@@ -240,7 +245,8 @@ class Pass(NamedTuple):
     Attributes:
         stream: number of the stream of tokens that is read.
         begin: first token of the stream that is read.
-        end: one past the last target; x[end - 1] is scored but not read.
+        end: one past the last token that is read, and one more: x[end - 1] is not read, but scored
+            where it is a target.
         start_token: id of the token that stands before x[begin], or None.
         targets: ranges (first, one past the last) of the targets, ascending and apart from each
             other.
@@ -288,23 +294,24 @@ def merge_windows(
 
     Args:
         prefixes_agree: whether the model gives a token the same score in a shorter and in a longer
-            pass; otherwise only windows of the same length are merged.
+            pass; otherwise only windows of the same length are merged, and each is read whole.
 
     Returns:
         the passes, and for every window the place of its scores.
     """
     groups: dict[tuple, list[int]] = {}
     for number, (stream, window, start_id) in enumerate(windows):
-        key = (stream, window.begin, start_id, None if prefixes_agree else window.end)
+        whole_end = None if prefixes_agree else window.end + window.behind
+        key = (stream, window.begin, start_id, whole_end)
         groups.setdefault(key, []).append(number)
     passes: list[Pass] = []
     places: list[Place] = [Place(0, 0)] * len(windows)
-    for (stream, begin, start_id, _), members in groups.items():
+    for (stream, begin, start_id, whole_end), members in groups.items():
         spans = [windows[number].window for number in members]
         targets = unite([(window.first, window.end) for window in spans])
         for number, window in zip(members, spans):
             places[number] = Place(len(passes), offset_of(targets, window.first))
-        passes.append(Pass(stream, begin, targets[-1][1], start_id, targets))
+        passes.append(Pass(stream, begin, whole_end or targets[-1][1], start_id, targets))
     return passes, places
 
 

@@ -326,7 +326,7 @@ class StoredReference(LanguageModel):
         }
         drop_body(reference.model, reference.head.body)
 
-    def prepare(self, length: int = 0, num_tokens: int = 0) -> None:
+    def prepare(self, length: int = 0, num_tokens: int = 0, whole_length: int = 0) -> None:
         """Do nothing: the model was prepared when it was whole."""
 
     def read_in_parts(self, length: int, refusal: str) -> None:
@@ -339,7 +339,9 @@ class StoredReference(LanguageModel):
         states = []
         for line in range(len(lines)):
             scored_rows = rows[rows // length == line] - line * length
-            number = self._numbers.get(row_key(lines[line, : scored_rows[-1] + 1], scored_rows))
+            # Where the length of a pass matters, nothing is padded.
+            read = scored_rows[-1] + 1 if self.prefixes_agree else length
+            number = self._numbers.get(row_key(lines[line, :read], scored_rows))
             if number is None:
                 raise ValueError(
                     Wording(

@@ -234,15 +234,14 @@ def plan_work(
     Raises:
         MemoryError, ValueError: one cannot be scored with, or not with these tokens.
     """
-    lengths = [
-        window.num_inputs
-        for m in measurements
-        for of_text in m.windows + m.borders
-        for window in of_text
+    windows = [
+        window for m in measurements for of_text in m.windows + m.borders for window in of_text
     ]
+    lengths = [window.num_inputs for window in windows]
+    longest_whole = max(window.num_inputs + window.behind for window in windows)
     for model in models:
         check_ids(model, measurements)
-        model.prepare(max(lengths), sum(lengths))
+        model.prepare(max(lengths), sum(lengths), longest_whole)
     with without_collecting():
         work = Work(measurements, all(model.prefixes_agree for model in models), num_shown)
     if len(models) == 1:

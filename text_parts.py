@@ -335,10 +335,14 @@ def windows_of_part(plan: Plan, stream: TokenizedText) -> list[Window]:
 def border_windows(plan: Plan, stream: TokenizedText) -> list[Window]:
     """Plan windows over the token after each scored range: what closes the last word in it.
 
-    The token after the last one of a text is none, but the row that predicts it is read.
+    A token of the text is predicted in the window that would score it.  The one after the last is
+    none, but the row that predicts it is read.
     """
     if stream.part is not None and plan.protocol.pairs == "by lengths":
         first, end = stream.part.targets[0]
         return [last_window(end + 1, end, plan.max_length, starts=first == 0)]
     targets = ((0, len(stream)),) if stream.part is None else stream.part.targets
-    return restrict_windows(plan.windows(len(stream) + 1), [(end, end + 1) for _, end in targets])
+    borders = [(end, end + 1) for _, end in targets]
+    inside = [border for border in borders if border[0] < len(stream)]
+    windows = restrict_windows(plan.windows(len(stream)), inside)
+    return windows + restrict_windows(plan.windows(len(stream) + 1), borders[len(inside) :])

@@ -62,6 +62,20 @@ def test_a_reference_that_changes_while_it_runs_is_read_as_beside_the_model(
     assert compare(**settings, states=path) == compare(**settings)
 
 
+def test_spans_under_growing_frequencies_are_recorded_in_whole_windows(
+    compare, path, tmp_path, tokenizer
+):
+    dynamic = {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 10000.0}
+    grows = [
+        make_model("llama", seed=seed, rope_scaling=dynamic, max_position_embeddings=8)
+        for seed in (1, 2)
+    ]
+    settings = {"model": grows[0], "model_id": save(tmp_path / "grows", grows[1], tokenizer)}
+    settings |= {"predictions": [random_text(30)], "score_spans": [[(2, 9), (30, 40)]]}
+    both = compare(max_length=16, **settings)
+    assert compare(max_length=16, **settings, states=path) == both
+
+
 def test_progress_goes_through_both_models(compare, path):
     """First the reference, of which there is no perplexity, then the model; then the model alone."""
     told = []

@@ -87,9 +87,10 @@ def test_restricted_windows_score_the_targets_with_the_context_they_have(
 def test_windows_without_targets_are_not_run():
     """Nor is one that begins where a range ends: it would score nothing."""
     plan = Plan(SLIDING, 8, 4, "none", None)
-    assert restrict_windows(plan.windows(100), [(50, 51)]) == [Window(44, 50, 51)]
+    assert restrict_windows(plan.windows(100), [(50, 51)]) == [Window(44, 50, 51, behind=1)]
     windows = [Window(0, 0, 4), Window(2, 4, 6), Window(4, 6, 8)]
-    assert restrict_windows(windows, [(1, 4), (6, 7)]) == [Window(0, 1, 4), Window(4, 6, 7)]
+    restricted = [Window(0, 1, 4), Window(4, 6, 7, behind=1)]
+    assert restrict_windows(windows, [(1, 4), (6, 7)]) == restricted
 
 
 @pytest.mark.parametrize("num_tokens, first", [(5, 2), (9, 3), (10, 3), (30, 28), (30, 22), (6, 0)])

@@ -1,6 +1,7 @@
 """Windows of several plans share passes: the fewest tokens read, the same scores."""
 
 import math
+import re
 
 import pytest
 import reference
@@ -10,6 +11,7 @@ from models import (
     ARCHITECTURES,
     BOS,
     CONTEXT,
+    make_byte_tokenizer,
     make_model,
     make_tokenizer,
     random_text,
@@ -284,6 +286,76 @@ def test_length_dependent_positions_are_measured_by_the_windows_length(metric):
     for entry in entries:
         single = metric.compute(max_length=entry["max_length"], stride=3, **given)
         assert entry["total_nll"] == pytest.approx(single["total_nll"], rel=1e-6)
+
+
+SPANS = [(2, 4), (5, 6), (20, 22)]  # in tokens
+
+
+@pytest.mark.parametrize("kind", ["dynamic", "longrope"])
+@pytest.mark.filterwarnings("ignore:.*past the 8 tokens")
+def test_parts_are_scored_in_whole_windows(metric, kind):
+    """A window that ended with the span would be read at other frequencies."""
+    text = random_text(30)
+    ids = [int(word[1:]) for word in text.split()]
+    places = [match.span() for match in re.finditer(r"\S+", text)]
+    plan = reference.sliding(len(ids), 16, 8)
+    expected = {}
+    for target in (t for first, end in SPANS for t in range(first, end)):
+        begin = plan[target][0]
+        window_end = max(t for t in plan if plan[t][0] == begin)
+        rows = reference.log_probs(rotary_model(kind), ids[begin:window_end])
+        expected[target] = -rows[target - 1 - begin, ids[target]].item()
+    result = metric.compute(
+        predictions=[text],
+        score_spans=[[(places[first][0], places[end - 1][1]) for first, end in SPANS]],
+        model=rotary_model(kind),
+        tokenizer=make_tokenizer(),
+        add_start_token=False,
+        max_length=16,
+        stride=8,
+        return_token_scores=True,
+    )
+    [tokens] = result["token_scores"]
+    found = {place: nll for place, nll in enumerate(tokens["nll"]) if nll is not None}
+    assert found == pytest.approx(expected, rel=1e-5)
+    assert result["num_forward_tokens"] == 15 + 15, "one pass for each window with a span"
+
+
+@pytest.mark.filterwarnings("ignore:.*past the 8 tokens")
+def test_chats_that_go_on_after_an_answer_are_read_to_the_window_s_end(metric):
+    template = "{% for m in messages %}{{ m['content'] + ' <eos> ' }}{% endfor %}"
+    contents = [random_text(3, seed=number) for number in range(6)]
+    roles = ["user", "assistant"] * 3
+    chat = [{"role": role, "content": c} for role, c in zip(roles, contents)]
+    tokenizer = make_tokenizer(chat_template=template)
+    model = rotary_model("dynamic")
+    given = {"model": model, "tokenizer": tokenizer, "max_length": 16, "return_token_scores": True}
+    [scored] = metric.compute(predictions=[chat], **given)["token_scores"]
+    [whole] = metric.compute(predictions=["".join(c + " <eos> " for c in contents)], **given)[
+        "token_scores"
+    ]
+    assert scored["tokens"] == whole["tokens"]
+    pairs = [(own, of_all) for own, of_all in zip(scored["nll"], whole["nll"]) if own is not None]
+    assert len(pairs) == 3 * 4
+    assert [own for own, _ in pairs] == pytest.approx([of_all for _, of_all in pairs], rel=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore:.*past the 8 tokens")
+def test_the_space_after_a_span_is_predicted_in_the_window_that_is_read(metric):
+    text = "ab a baab b  ab, aab b a b ab ba. abba bab a"
+    cut = text.index(" aab")
+    scaling = {"rope_type": "dynamic", "factor": 4.0}
+    model = make_model(
+        "llama", vocab_size=261, max_position_embeddings=8, rope_scaling=scaling
+    ).double()
+    given = {"predictions": [text], "model": model, "tokenizer": make_byte_tokenizer()}
+    given |= {"max_length": 16, "stride": 4, "words": True}
+    [whole] = metric.compute(**given)["word_scores"]
+    [span] = metric.compute(score_spans=[[(0, cut)]], **given)["word_scores"]
+    count = len(span["words"])
+    assert span["words"] == text[:cut].split()
+    assert span["surprisal"] == pytest.approx(whole["surprisal"][:count], rel=1e-6)
+    assert span["space_nll"] == pytest.approx(whole["space_nll"][:count], rel=1e-6)
 
 
 def test_frequencies_that_somebody_set_are_meant(metric):
