@@ -9,6 +9,7 @@ tried before it is taken; any other model runs as it is.
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from types import BuiltinFunctionType
 from typing import Protocol
 
 import torch
@@ -18,7 +19,14 @@ from transformers.pytorch_utils import Conv1D
 
 from .errors import Wording
 from .model_interface import Batch, LogitBlocks, Prefix
-from .model_module import PINNED_PACKAGES, forward_kwargs, forward_parameters, is_known, package_of
+from .model_module import (
+    PINNED_PACKAGES,
+    forward_kwargs,
+    forward_of,
+    forward_parameters,
+    is_known,
+    package_of,
+)
 
 # Largest difference, as a share of the logits' spread, that rounding explains in a dtype: of two
 # passes of the same shape, and of passes of different shapes or through other kernels.
@@ -83,8 +91,8 @@ class BodyThenHead:
         self.body = body
         self.in_body = body_shortcuts(body) if with_shortcuts else {}
         self.in_head = head_shortcuts(model) if with_shortcuts else {}
-        self.model_kwargs = forward_kwargs(model)
-        self.body_kwargs = forward_kwargs(body)
+        self.run_model, self.model_kwargs = forward_of(model), forward_kwargs(model)
+        self.run_body, self.body_kwargs = forward_of(body), forward_kwargs(body)
 
     def __call__(self, batch: Batch, block_rows: int, prefix: Prefix | None = None) -> LogitBlocks:
         """Yield blocks of logits, as `Head` does."""
@@ -98,7 +106,7 @@ class BodyThenHead:
             if isinstance(shortcut, ScoredRows):
                 shortcut.scored = scored
         with replaced_forwards(self.in_body):
-            output = self.body(ids, **after_prefix(self.body_kwargs, prefix))
+            output = self.run_body(ids, **after_prefix(self.body_kwargs, prefix))
         self.output_type = type(output)
         hidden = output.last_hidden_state.flatten(0, 1)
         return hidden[scored.to(hidden.device)]  # (R, D)
@@ -108,7 +116,7 @@ class BodyThenHead:
         for rows, labels in zip(states.split(block_rows), targets.split(block_rows)):
             seen = self.output_type(last_hidden_state=rows[None])
             with replaced_forwards(self.in_head | {self.body: lambda *_, seen=seen, **__: seen}):
-                logits = self.model(labels[None], **self.model_kwargs).logits  # (1, R', V)
+                logits = self.run_model(labels[None], **self.model_kwargs).logits  # (1, R', V)
             yield logits[0], labels.to(logits.device)
 
     def read_prefix(self, ids: torch.Tensor) -> Prefix:
@@ -128,13 +136,13 @@ class WholeForward:
     def __init__(self, model: torch.nn.Module, takes_index: bool) -> None:
         self.model = model
         self.takes_index = takes_index
-        self.kwargs = forward_kwargs(model)
+        self.run, self.kwargs = forward_of(model), forward_kwargs(model)
 
     def __call__(self, batch: Batch, block_rows: int, prefix: Prefix | None = None) -> LogitBlocks:
         """Yield blocks of logits, as `Head` does, with a whole window's in memory at once."""
         ids, scored, targets = batch
         if prefix is not None:
-            logits = self.model(ids, **after_prefix(self.kwargs, prefix)).logits.flatten(0, 1)
+            logits = self.run(ids, **after_prefix(self.kwargs, prefix)).logits.flatten(0, 1)
             logits = logits[scored.to(logits.device)]
             yield from zip(logits.split(block_rows), targets.to(logits.device).split(block_rows))
             return
@@ -154,11 +162,11 @@ class WholeForward:
     def _logits(self, ids: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
         """Compute logits (R, V) of the wanted rows, which count through all rows of `ids` (B, T)."""
         if not self.takes_index:
-            logits = self.model(ids, **self.kwargs).logits.flatten(0, 1)
+            logits = self.run(ids, **self.kwargs).logits.flatten(0, 1)
             return logits[rows.to(logits.device)]
         places = rows % ids.shape[1]
         kept = torch.unique(places)  # sorted; windows of a batch want nearly the same places
-        logits = self.model(ids, logits_to_keep=kept, **self.kwargs).logits  # (B, K, V)
+        logits = self.run(ids, logits_to_keep=kept, **self.kwargs).logits  # (B, K, V)
         windows, columns = rows // ids.shape[1], torch.searchsorted(kept, places)
         return logits[windows.to(logits.device), columns.to(logits.device)]
 
@@ -295,6 +303,7 @@ def head_shortcuts(model: torch.nn.Module) -> dict[torch.nn.Module, Callable]:
     # On a GPU, and in other dtypes, the product is another one.
     if (
         type(linear) is torch.nn.Linear
+        and are_torchs_own(torch.nn.functional.linear, torch.mm, torch.addmm)
         and linear.weight.device.type == "cpu"
         and computes_in_float32(linear)
     ):
@@ -305,7 +314,10 @@ def head_shortcuts(model: torch.nn.Module) -> dict[torch.nn.Module, Callable]:
 def body_shortcuts(body: torch.nn.Module) -> dict[torch.nn.Module, Callable]:
     """Make faster parts of a model's body, by the modules whose places they take."""
     shortcuts: dict[torch.nn.Module, Callable] = {}
-    if computes_in_float32(body):  # in half precision each of the eight steps rounds
+    gelus = (torch.nn.functional.gelu, torch.tanh, torch.pow)
+    if are_torchs_own(*gelus) and computes_in_float32(
+        body
+    ):  # in half precision each of the eight steps rounds
         activations = (m for m in body.modules() if type(m) is NewGELUActivation)
         shortcuts |= dict.fromkeys(activations, fused_gelu)
     feed_forward = last_feed_forward(body)
@@ -351,6 +363,16 @@ def is_untouched(module: torch.nn.Module) -> bool:
     )
 
 
+def are_torchs_own(*functions: Callable) -> bool:
+    """Return whether functions of torch are what torch has under their names.
+
+    Where somebody put code in the place of one, or runs passes under a mode that does, a layer runs
+    as it is written: what computes the same for it would not call that code.
+    """
+    modes = torch._C._len_torch_function_stack() + torch._C._len_torch_dispatch_stack()
+    return not modes and all(isinstance(f, BuiltinFunctionType) for f in functions)
+
+
 def computes_in_float32(module: torch.nn.Module) -> bool:
     return (
         is_untouched(module)
@@ -365,7 +387,7 @@ def read_prefix(module: torch.nn.Module, ids: torch.Tensor) -> Prefix:
     Raises:
         TypeError: it keeps nothing that can be copied for several continuations.
     """
-    cache = getattr(module(ids, use_cache=True), "past_key_values", None)
+    cache = getattr(forward_of(module)(ids, use_cache=True), "past_key_values", None)
     if isinstance(cache, tuple):  # transformers before 4.48
         cache = DynamicCache.from_legacy_cache(cache)
     if not hasattr(cache, "batch_repeat_interleave"):

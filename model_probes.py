@@ -29,6 +29,7 @@ from .model_logits import (
 from .model_module import (
     KNOWN_PACKAGES,
     forward_kwargs,
+    forward_of,
     grows_frequencies,
     input_device,
     is_growing_rotary,
@@ -193,7 +194,7 @@ def plain_logits(model: torch.nn.Module, ids: torch.Tensor, name: str) -> torch.
         ValueError: the forward pass fails, or gives something else.
     """
     try:
-        logits = model(ids, **forward_kwargs(model)).logits
+        logits = forward_of(model)(ids, **forward_kwargs(model)).logits
     except Exception as error:
         if is_out_of_memory(error):
             raise explain_failure(error, len(ids), ids.shape[1], ids.device) from error

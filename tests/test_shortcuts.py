@@ -1,11 +1,12 @@
 """Faster parts give what the parts they stand in for give, and stay away where they would not."""
 
+import contextlib
 import copy
 
 import pytest
 import reference
 import torch
-from models import BOS, CONTEXT, make_model, make_tokenizer, random_text
+from models import BOS, CONTEXT, VOCABULARY, make_model, make_tokenizer, random_text
 from perplexity_sliding.model import LanguageModel
 from perplexity_sliding.model_logits import (
     AlignedProduct,
@@ -154,6 +155,7 @@ def agrees_with_naive(metric, model):
     plan = reference.sliding(len(ids), CONTEXT, 4, "once")
     naive = sum(reference.window_nlls(model, ids, plan, BOS).values())
     assert result["total_nll"] == pytest.approx(naive, rel=1e-5)
+    return result["total_nll"]
 
 
 # ---- what probing found
@@ -213,3 +215,113 @@ def test_a_copy_of_a_model_is_a_model_of_its_own(metric, lively):
     arguments = {"predictions": [random_text(9)], "tokenizer": make_tokenizer()}
     first = metric.compute(model=lively, **arguments)
     assert metric.compute(model=copy.deepcopy(lively), **arguments) == first
+
+
+# ---- code that somebody put behind a model
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama"])
+@pytest.mark.parametrize("changed", ["linear", "mode"])
+def test_what_is_put_behind_a_model_that_was_scored_before_is_seen(
+    metric, monkeypatch, name, changed
+):
+    """The product with the vocabulary is that of the layer, not of its weight."""
+    model = make_model(name)
+    before = agrees_with_naive(metric, model)
+    with contextlib.ExitStack() as stack:
+        if changed == "linear":
+            plain = torch.nn.functional.linear
+            monkeypatch.setattr(torch.nn.functional, "linear", lambda *args: 1.01 * plain(*args))
+        else:
+            stack.enter_context(Stretched())
+        assert agrees_with_naive(metric, model) != pytest.approx(before, rel=1e-3)
+    monkeypatch.undo()
+    assert agrees_with_naive(metric, model) == before
+
+
+class Stretched(torch.overrides.TorchFunctionMode):
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        output = func(*args, **(kwargs or {}))
+        return 1.01 * output if func is torch.nn.functional.linear else output
+
+
+@pytest.mark.parametrize("function", ["tanh", "pow"])
+def test_a_function_in_the_activation_is_seen(metric, lively, monkeypatch, function):
+    before = agrees_with_naive(metric, lively)
+    plain = getattr(torch, function)
+    monkeypatch.setattr(torch, function, lambda *args: 0.5 * plain(*args))
+    assert agrees_with_naive(metric, lively) != pytest.approx(before, rel=1e-4)
+
+
+def test_the_repetition_of_a_finished_pass_sees_it_too(metric, lively, monkeypatch, tmp_path):
+    """It acts on passes of 7 rows, as none over a made-up text has."""
+    arguments = {"model": lively, "tokenizer": make_tokenizer(), "predictions": [random_text(7)]}
+    arguments["checkpoint"] = str(tmp_path / "run.sqlite")
+    metric.compute(**arguments)
+    plain = torch.nn.functional.linear
+    monkeypatch.setattr(
+        torch.nn.functional,
+        "linear",
+        lambda hidden, *args: plain(hidden, *args) * (1.1 if hidden.shape[-2] == 7 else 1.0),
+    )
+    with pytest.raises(ValueError, match="must hold scores of this model"):
+        metric.compute(**arguments)
+
+
+def shifting(module, args, kwargs):
+    """A hook as transformers' own callers would meet it: it looks for the ids by their name."""
+    if "input_ids" in kwargs:
+        kwargs = kwargs | {"input_ids": (kwargs["input_ids"] + 1) % VOCABULARY}
+    return args, kwargs
+
+
+@pytest.mark.parametrize("at_body", [False, True])
+@pytest.mark.parametrize("hooked_before", [False, True])
+def test_token_ids_go_by_keyword(metric, at_body, hooked_before):
+    model = make_model("llama")
+    before = None if hooked_before else agrees_with_naive(metric, model)
+    watched = model.model if at_body else model
+    watched.register_forward_pre_hook(shifting, with_kwargs=True)
+    assert agrees_with_naive(metric, model) != before
+
+
+def test_token_ids_go_by_keyword_where_a_state_is_carried(metric):
+    model = make_model("llama")
+    model.register_forward_pre_hook(shifting, with_kwargs=True)
+    text = random_text(40)
+    result = metric.compute(
+        predictions=[text],
+        model=model,
+        tokenizer=make_tokenizer(),
+        carry=True,
+        max_length=CONTEXT,
+        stride=8,
+    )
+    ids = [BOS, *(int(word[1:]) for word in text.split())]
+    expected = sum(reference.carried_nlls(model, ids, 8, CONTEXT - 8))
+    assert result["total_nll"] == pytest.approx(expected, rel=1e-5)
+
+
+class Named(torch.nn.Module):
+    """A forward of somebody's own, which calls the ids otherwise, or passes on what it gets."""
+
+    def __init__(self, model, passes_on):
+        super().__init__()
+        self.model, self.config = model, model.config
+        self.forward = self.pass_on if passes_on else self.take
+
+    def take(self, tokens, **kwargs):
+        return self.model(input_ids=tokens, **kwargs)
+
+    def pass_on(self, *args, **kwargs):
+        return self.model(*args, **kwargs)
+
+
+@pytest.mark.parametrize("passes_on", [False, True])
+def test_a_forward_may_call_the_ids_otherwise(metric, passes_on):
+    model = make_model("llama")
+    model.register_forward_pre_hook(shifting, with_kwargs=True)
+    arguments = {"predictions": [random_text(45, seed=1)], "tokenizer": make_tokenizer()}
+    inside = metric.compute(model=model, **arguments)["total_nll"]
+    wrapped = metric.compute(model=Named(model, passes_on), **arguments)["total_nll"]
+    assert wrapped == pytest.approx(inside, rel=1e-6)
