@@ -22,8 +22,8 @@ from .model_interface import Batch, LogitBlocks, Prefix
 from .model_module import (
     PINNED_PACKAGES,
     forward_kwargs,
-    forward_of,
     forward_parameters,
+    ids_name,
     is_known,
     package_of,
 )
@@ -91,8 +91,8 @@ class BodyThenHead:
         self.body = body
         self.in_body = body_shortcuts(body) if with_shortcuts else {}
         self.in_head = head_shortcuts(model) if with_shortcuts else {}
-        self.run_model, self.model_kwargs = forward_of(model), forward_kwargs(model)
-        self.run_body, self.body_kwargs = forward_of(body), forward_kwargs(body)
+        self.model_ids, self.model_kwargs = ids_name(model), forward_kwargs(model)
+        self.body_ids, self.body_kwargs = ids_name(body), forward_kwargs(body)
 
     def __call__(self, batch: Batch, block_rows: int, prefix: Prefix | None = None) -> LogitBlocks:
         """Yield blocks of logits, as `Head` does."""
@@ -106,7 +106,7 @@ class BodyThenHead:
             if isinstance(shortcut, ScoredRows):
                 shortcut.scored = scored
         with replaced_forwards(self.in_body):
-            output = self.run_body(ids, **after_prefix(self.body_kwargs, prefix))
+            output = self.body(**{self.body_ids: ids}, **after_prefix(self.body_kwargs, prefix))
         self.output_type = type(output)
         hidden = output.last_hidden_state.flatten(0, 1)
         return hidden[scored.to(hidden.device)]  # (R, D)
@@ -116,7 +116,8 @@ class BodyThenHead:
         for rows, labels in zip(states.split(block_rows), targets.split(block_rows)):
             seen = self.output_type(last_hidden_state=rows[None])
             with replaced_forwards(self.in_head | {self.body: lambda *_, seen=seen, **__: seen}):
-                logits = self.run_model(labels[None], **self.model_kwargs).logits  # (1, R', V)
+                named = {self.model_ids: labels[None]}
+                logits = self.model(**named, **self.model_kwargs).logits  # (1, R', V)
             yield logits[0], labels.to(logits.device)
 
     def read_prefix(self, ids: torch.Tensor) -> Prefix:
@@ -136,13 +137,14 @@ class WholeForward:
     def __init__(self, model: torch.nn.Module, takes_index: bool) -> None:
         self.model = model
         self.takes_index = takes_index
-        self.run, self.kwargs = forward_of(model), forward_kwargs(model)
+        self.ids, self.kwargs = ids_name(model), forward_kwargs(model)
 
     def __call__(self, batch: Batch, block_rows: int, prefix: Prefix | None = None) -> LogitBlocks:
         """Yield blocks of logits, as `Head` does, with a whole window's in memory at once."""
         ids, scored, targets = batch
         if prefix is not None:
-            logits = self.run(ids, **after_prefix(self.kwargs, prefix)).logits.flatten(0, 1)
+            named = {self.ids: ids} | after_prefix(self.kwargs, prefix)
+            logits = self.model(**named).logits.flatten(0, 1)
             logits = logits[scored.to(logits.device)]
             yield from zip(logits.split(block_rows), targets.to(logits.device).split(block_rows))
             return
@@ -161,12 +163,13 @@ class WholeForward:
 
     def _logits(self, ids: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
         """Compute logits (R, V) of the wanted rows, which count through all rows of `ids` (B, T)."""
+        named = {self.ids: ids} | self.kwargs
         if not self.takes_index:
-            logits = self.run(ids, **self.kwargs).logits.flatten(0, 1)
+            logits = self.model(**named).logits.flatten(0, 1)
             return logits[rows.to(logits.device)]
         places = rows % ids.shape[1]
         kept = torch.unique(places)  # sorted; windows of a batch want nearly the same places
-        logits = self.run(ids, logits_to_keep=kept, **self.kwargs).logits  # (B, K, V)
+        logits = self.model(**named, logits_to_keep=kept).logits  # (B, K, V)
         windows, columns = rows // ids.shape[1], torch.searchsorted(kept, places)
         return logits[windows.to(logits.device), columns.to(logits.device)]
 
@@ -387,7 +390,7 @@ def read_prefix(module: torch.nn.Module, ids: torch.Tensor) -> Prefix:
     Raises:
         TypeError: it keeps nothing that can be copied for several continuations.
     """
-    cache = getattr(forward_of(module)(ids, use_cache=True), "past_key_values", None)
+    cache = getattr(module(**{ids_name(module): ids}, use_cache=True), "past_key_values", None)
     if isinstance(cache, tuple):  # transformers before 4.48
         cache = DynamicCache.from_legacy_cache(cache)
     if not hasattr(cache, "batch_repeat_interleave"):

@@ -20,8 +20,6 @@ PINNED_PACKAGES = ("torch", "transformers")
 # Packages whose hooks and wrappers compute from nothing but what the digests cover.
 KNOWN_PACKAGES = (*PINNED_PACKAGES, "peft", "accelerate")
 LIBRARIES = frozenset({*KNOWN_PACKAGES, *sys.stdlib_module_names})
-# Kinds of parameters that take a positional argument by a name of their own.
-NAMED_KINDS = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 # Tokens of the forward pass that shows which tables hold a model's positions.
 TABLE_PROBE = 3
 # Found position tables, by the model and the sizes of its embeddings.
@@ -80,7 +78,7 @@ def tables_read(model: torch.nn.Module) -> list[int]:
     recorder = _EmbeddingRecorder()
     try:
         with evaluating(model), recorder:
-            forward_of(model)(ids, **forward_kwargs(model))
+            model(**{ids_name(model): ids}, **forward_kwargs(model))
     except Exception:
         return []  # what is no language model is refused elsewhere
     steps = torch.arange(TABLE_PROBE)
@@ -151,18 +149,15 @@ def forward_kwargs(module: torch.nn.Module) -> dict:
     return {"use_cache": False} if "use_cache" in forward_parameters(module) else {}
 
 
-def forward_of(module: torch.nn.Module) -> Callable:
-    """Return a function that runs a module over token ids (B, T), the first of its arguments.
+def ids_name(module: torch.nn.Module) -> str:
+    """Name the argument that a module's forward takes token ids (B, T) in.
 
-    They go by keyword, as transformers passes them: hooks registered `with_kwargs` look for
-    `input_ids`.  A forward of somebody's own may call them otherwise.
+    They go by it as transformers passes them: hooks registered `with_kwargs` look for `input_ids`.
+    A forward of somebody's own may call its first argument otherwise.
     """
-    parameters = inspect.signature(module.forward).parameters
-    first = next(iter(parameters.values()), None)
-    is_named = first is not None and first.kind in NAMED_KINDS
-    if is_named and "input_ids" not in parameters:
-        return module
-    return lambda ids, **kwargs: module(input_ids=ids, **kwargs)
+    parameters = inspect.signature(module.forward).parameters.values()
+    names = [p.name for p in parameters if p.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD]
+    return names[0] if names and "input_ids" not in names else "input_ids"
 
 
 def probe_ids(model: torch.nn.Module, length: int, first: int = 1) -> torch.Tensor:

@@ -29,8 +29,8 @@ from .model_logits import (
 from .model_module import (
     KNOWN_PACKAGES,
     forward_kwargs,
-    forward_of,
     grows_frequencies,
+    ids_name,
     input_device,
     is_growing_rotary,
     is_known,
@@ -194,7 +194,7 @@ def plain_logits(model: torch.nn.Module, ids: torch.Tensor, name: str) -> torch.
         ValueError: the forward pass fails, or gives something else.
     """
     try:
-        logits = forward_of(model)(ids, **forward_kwargs(model)).logits
+        logits = model(**{ids_name(model): ids}, **forward_kwargs(model)).logits
     except Exception as error:
         if is_out_of_memory(error):
             raise explain_failure(error, len(ids), ids.shape[1], ids.device) from error

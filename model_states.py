@@ -22,9 +22,9 @@ from .model_logits import (
 )
 from .model_module import (
     forward_kwargs,
-    forward_of,
     forward_parameters,
     grows_frequencies,
+    ids_name,
     position_table,
     precision,
     probe_ids,
@@ -57,7 +57,7 @@ class StateReader:
 
     def __init__(self, model: torch.nn.Module, single: bool = False, alone: bool = False) -> None:
         parameters = forward_parameters(model)
-        self.run = forward_of(model)
+        self.model, self.ids = model, ids_name(model)
         self.single = single
         self.alone = alone
         self.state_name = next((name for name in STATE_NAMES if name in parameters), None)
@@ -81,7 +81,7 @@ class StateReader:
             places = torch.arange(self.num_read, self.num_read + ids.shape[1], device=ids.device)
             kwargs["position_ids"] = places.expand(len(ids), -1)
         with replaced_forwards(self.rotations):
-            output = self.run(ids, **kwargs)
+            output = self.model(**{self.ids: ids}, **kwargs)
         self.state = output[self.state_name]
         layers = attention_layers(self.state)
         self.keeps_keys = isinstance(self.state, tuple) or bool(layers)
@@ -151,7 +151,7 @@ def find_reader(model: torch.nn.Module) -> StateReader | None:
     """Find a reader whose chunks give what one forward pass over all of them gives, if there is one."""
     length = min(PROBE_LENGTH, position_table(model) or PROBE_LENGTH)
     ids = torch.stack([probe_ids(model, length), probe_ids(model, length, first=3)])
-    expected = forward_of(model)(ids, **forward_kwargs(model)).logits
+    expected = model(**{ids_name(model): ids}, **forward_kwargs(model)).logits
     for single, alone in itertools.product((False, True), (False, True)):
         reader = StateReader(model, single, alone)
         rows = len(ids) - alone
@@ -271,12 +271,14 @@ def sees_distances_only(model: torch.nn.Module) -> bool:
         return getattr(model.config, "model_type", None) in ALIBI_MODELS
     ids = probe_ids(model, PROBE_LENGTH)[None]
     places = torch.arange(PROBE_LENGTH, device=ids.device)[None]
-    run = forward_of(model)
+    named = {ids_name(model): ids}
     try:
-        moved = run(ids, position_ids=places + PROBE_SHIFT).logits
+        moved = model(**named, position_ids=places + PROBE_SHIFT).logits
     except UNSUPPORTED_ERRORS:
         return False
-    return not differ(moved, run(ids, position_ids=places).logits, OTHER_SHAPE[precision(model)])
+    return not differ(
+        moved, model(**named, position_ids=places).logits, OTHER_SHAPE[precision(model)]
+    )
 
 
 class SteadyRotation:
@@ -331,8 +333,8 @@ def steady_rotations(model: torch.nn.Module) -> dict[torch.nn.Module, Callable]:
         ids = probe_ids(model, PROBE_LENGTH)[None]
         if hooks:
             places = torch.arange(PROBE_LENGTH, device=ids.device)[None]
-            forward_of(model)(
-                ids, position_ids=places + PROBE_LENGTH + 2
+            model(
+                **{ids_name(model): ids}, position_ids=places + PROBE_LENGTH + 2
             )  # not a whole number of turns
     finally:
         for hook in hooks:

@@ -244,6 +244,13 @@ def remap(ids):
     return torch.where(ids == 7, 50, ids)
 
 
+def remap_by_name(module, arguments, kwargs):
+    """A hook that finds the ids where transformers passes them: by the name of the argument."""
+    if "input_ids" in kwargs:
+        kwargs = kwargs | {"input_ids": remap(kwargs["input_ids"])}
+    return arguments, kwargs
+
+
 class Remapping(transformers.GPT2LMHeadModel):
     def forward(self, input_ids=None, **kwargs):
         return super().forward(remap(input_ids), **kwargs)
@@ -265,20 +272,13 @@ def from_a_repository_of_its_own():
 
 def with_a_hook_before():
     model = make_model("gpt2", n_positions=LONG)
-    model.register_forward_pre_hook(lambda module, ids: (remap(ids[0]),) if ids else None)
+    model.register_forward_pre_hook(remap_by_name, with_kwargs=True)
     return model
 
 
 def with_a_hook_on_the_body():
-    """As the forward calls it: by the name of the argument."""
-
-    def by_name(module, ids, kwargs):
-        if "input_ids" in kwargs:
-            kwargs = kwargs | {"input_ids": remap(kwargs["input_ids"])}
-        return ids, kwargs
-
     model = make_model("llama", max_position_embeddings=LONG)
-    model.model.register_forward_pre_hook(by_name, with_kwargs=True)
+    model.model.register_forward_pre_hook(remap_by_name, with_kwargs=True)
     return model
 
 
@@ -304,7 +304,7 @@ def plain_probes(metric, monkeypatch):
 def test_code_in_the_forward_that_acts_on_rare_tokens(metric, make, plain_probes):
     model = make()
     result = metric.compute(predictions=TEXTS, model=model, tokenizer=make_tokenizer())
-    expected = [naive_perplexity(ByPlace(model), text, LONG, LONG // 2) for text in TEXTS]
+    expected = [naive_perplexity(model, text, LONG, LONG // 2) for text in TEXTS]
     assert result["perplexities"] == pytest.approx(expected, rel=1e-5)
 
 
@@ -323,35 +323,26 @@ def test_a_hook_of_all_modules_that_acts_on_rare_tokens(metric, plain_probes, wh
     model = make_model("gpt2", n_positions=LONG)
 
     def before(module, arguments):
-        return (remap(arguments[0]),) if module is model and arguments else None
+        return (remap(arguments[0]),) if module is model.transformer.wte else None
 
-    def after(module, arguments, output):
-        if module is model and arguments:
-            output.logits[remap(arguments[0]) != arguments[0]] *= 0.5
+    def after(module, arguments, kwargs, output):
+        if module is model:
+            ids = kwargs["input_ids"]
+            output.logits[remap(ids) != ids] *= 0.5
 
     hooks = torch.nn.modules.module
     if when == "before":
         handle = hooks.register_module_forward_pre_hook(before)
     else:
-        handle = hooks.register_module_forward_hook(after)
+        handle = hooks.register_module_forward_hook(after, with_kwargs=True)
     try:
         result = metric.compute(predictions=TEXTS, model=model, tokenizer=make_tokenizer())
-        expected = [naive_perplexity(ByPlace(model), text, LONG, LONG // 2) for text in TEXTS]
-        plain = [naive_perplexity(model, text, LONG, LONG // 2) for text in TEXTS]
+        expected = [naive_perplexity(model, text, LONG, LONG // 2) for text in TEXTS]
     finally:
         handle.remove()
+    plain = [naive_perplexity(model, text, LONG, LONG // 2) for text in TEXTS]
     assert result["perplexities"] == pytest.approx(expected, rel=1e-5) != plain
     assert "+modified|" in result["signature"]
-
-
-class ByPlace:
-    """Hooks see what is passed by place; the reference passes token ids by name."""
-
-    def __init__(self, model):
-        self.model = model
-
-    def __call__(self, input_ids):
-        return self.model(input_ids)
 
 
 class Looking(transformers.GPT2LMHeadModel):
