@@ -7,7 +7,7 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import xxhash
@@ -19,6 +19,9 @@ TEXTS_BASE = 0x9E3779B97F4A7C15F39CC0605CEDC835 % TEXTS_MODULUS  # an arbitrary 
 # Nats a token.
 TOLERANCES = {"float64": 1e-4, "float32": 1e-4, "float16": 0.005, "bfloat16": 0.01}
 COARSEST = 0.03
+
+# (Tokens, nll): the mean nll of a stretch of the made-up text that ends after so many tokens.
+LongProbe = Sequence[tuple[int, float]]
 
 
 def digest_of(state: object) -> str:
@@ -40,6 +43,23 @@ def probe_tolerance(signature: str) -> float:
 def same_probe(probe: float, other: float, signature: str) -> bool:
     """Return whether two probes under one signature may be of the same computation."""
     return math.isclose(probe, other, rel_tol=0.0, abs_tol=probe_tolerance(signature))
+
+
+def same_long_probes(
+    probe: LongProbe | None, other: LongProbe | None, signature: str
+) -> bool:
+    """Return whether two long probes agree in all stretches that both have."""
+    stretches, others = (dict(map(tuple, pairs or ())) for pairs in (probe, other))
+    shared = stretches.keys() & others.keys()
+    return all(same_probe(stretches[end], others[end], signature) for end in shared)
+
+
+def same_probes(one: Mapping, other: Mapping) -> bool:
+    """Return whether two results under one signature, or their identities, may be of one computation."""
+    probes = [result.get("probe") for result in (one, other)]
+    long_probes = [result.get("long_probe") for result in (one, other)]
+    is_same = None in probes or same_probe(*probes, one["signature"])
+    return is_same and same_long_probes(*long_probes, one["signature"])
 
 
 class TextsDigest(NamedTuple):

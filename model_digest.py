@@ -99,9 +99,30 @@ def model_revision(model: torch.nn.Module, commit: str | None) -> str:
     """
     if commit is None or active_adapters(model) is not None:
         commit = weights_digest(model)
-    config = getattr(model, "config", None)
-    settings = config.to_dict() if hasattr(config, "to_dict") else {}
-    return f"{commit[:DIGITS]}.{digest_of([_with_effect(settings), structure(model)])}"
+    settings = [_settings(getattr(model, "config", None)), structure(model), *_own_settings(model)]
+    return f"{commit[:DIGITS]}.{digest_of(settings)}"
+
+
+def _settings(config: object) -> dict:
+    """Return the entries of a configuration that have a part in the logits."""
+    return _with_effect(config.to_dict()) if hasattr(config, "to_dict") else {}
+
+
+def _own_settings(model: torch.nn.Module) -> list:
+    """List the settings of modules that read another configuration than the whole model's."""
+    whole = getattr(model, "config", None)
+    as_whole = _settings(whole), getattr(whole, "_attn_implementation", None)
+    known = {id(whole): as_whole}  # most modules share one object
+    places = []
+    for name, module in model.named_modules():
+        for attribute, config in vars(module).items():
+            if not isinstance(config, transformers.PretrainedConfig):
+                continue
+            if id(config) not in known:
+                known[id(config)] = _settings(config), config._attn_implementation
+            if known[id(config)] != as_whole:
+                places.append([name, attribute, *known[id(config)]])
+    return places
 
 
 def weights_digest(model: torch.nn.Module) -> str:
@@ -157,17 +178,19 @@ def modifications(model: torch.nn.Module) -> list[str]:
         places += [f"another {method} on {place}" for method in _replaced_methods(module)]
     kinds = {type(module) for module in model.modules()}
     places += [f"another {kind.__name__}.forward" for kind in kinds if _has_other_forward(kind)]
-    if not is_known(_attention_function(model)):
+    if not all(map(is_known, _attention_functions(model))):
         places.append("another attention function")
     return places
 
 
-def _attention_function(model: torch.nn.Module) -> Callable:
-    """Return the function registered under the name of the attention that a model asks for."""
+def _attention_functions(model: torch.nn.Module) -> list[Callable]:
+    """List the functions registered under the names of the attention that a model's parts ask for."""
     registered = getattr(transformers.modeling_utils, "ALL_ATTENTION_FUNCTIONS", {})
-    name = getattr(getattr(model, "config", None), "_attn_implementation", None)
-    function = registered.get(name) if isinstance(name, str) else None
-    return torch.nn.functional.scaled_dot_product_attention if function is None else function
+    configs = {id(c): c for c in (getattr(m, "config", None) for m in model.modules())}.values()
+    names = dict.fromkeys(getattr(config, "_attn_implementation", None) for config in configs)
+    functions = [registered.get(name) for name in names if isinstance(name, str)]
+    plain = torch.nn.functional.scaled_dot_product_attention
+    return [plain, *(function for function in functions if function is not None)]
 
 
 def check_identifiable(model: torch.nn.Module, argument: str = "checkpoint") -> None:
