@@ -45,9 +45,7 @@ def same_probe(probe: float, other: float, signature: str) -> bool:
     return math.isclose(probe, other, rel_tol=0.0, abs_tol=probe_tolerance(signature))
 
 
-def same_long_probes(
-    probe: LongProbe | None, other: LongProbe | None, signature: str
-) -> bool:
+def same_long_probes(probe: LongProbe | None, other: LongProbe | None, signature: str) -> bool:
     """Return whether two long probes agree in all stretches that both have."""
     stretches, others = (dict(map(tuple, pairs or ())) for pairs in (probe, other))
     shared = stretches.keys() & others.keys()

@@ -10,6 +10,7 @@ import warnings
 import weakref
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -80,7 +81,7 @@ from .model_probes import (
     state_kept,
 )
 from .model_states import HeadInParts, StateReader, find_reader, why_not_in_parts
-from .text_tokenization import check_tokenizer
+from .text_tokenization import check_tokenizer, tokenizer_digest
 
 # Below evaluate's own, so that evaluate.logging decides what is shown.
 logger = logging.getLogger("evaluate.perplexity_sliding")
@@ -243,6 +244,10 @@ class LanguageModel:
         with lock_of(model):
             return cls(model, tokenizer, name, model_revision(model, None), f"`{argument}`")
 
+    @cached_property
+    def tokenizer_digest(self) -> str:
+        return tokenizer_digest(self.tokenizer)
+
     @property
     def dtype(self) -> torch.dtype:
         """What its weights are in."""
@@ -366,16 +371,8 @@ class LanguageModel:
         tokens are read that it costs little.  One that does not fit in memory is read in parts, if
         the model can continue from its state.
         """
-        modified = self.modifications()
-        state = (self.revision, library_code(self.model), model_structure(self.model), *modified)
-        known = _FINDINGS.get(self.model, {}).get(self.variant)
-        if known is not None and known.state == state:
-            if not length and (modified or runs_own_code(self.model)):
-                known = known._replace(probe=None, long_nlls={}, rows_tried=2)  # for this call
-            self._apply(known)
-        else:
-            self._apply(self._look(state))
-            logger.info(f"{self.description}: logits by {describe_head(self.head)}")
+        if not length or self._found is None:
+            self._recognise()
         if length > self.findings.length and self._takes_long_passes(length, num_tokens):
             self._try_long_passes(length)
         if length and self.probe is None:
@@ -385,6 +382,19 @@ class LanguageModel:
             nlls = self._read_made_up_text(length + 1)
             kept = {} if self.prefixes_agree else self.findings.long_nlls
             self._apply(self.findings._replace(long_nlls={**kept, length: nlls}))
+
+    def _recognise(self) -> None:
+        """Take what is known of the model as it stands, or look at it."""
+        modified, code = self.modifications(), library_code(self.model)
+        state = (self.revision, code, model_structure(self.model), *modified)
+        known = _FINDINGS.get(self.model, {}).get(self.variant)
+        if known is None or known.state != state:
+            known = self._look(state)
+            logger.info(f"{self.description}: logits by {describe_head(self._make_head(known))}")
+        elif modified or runs_own_code(self.model, code):
+            # It may act otherwise than in the last call.
+            known = known._replace(probe=None, long_nlls={}, rows_tried=2)
+        self._apply(known)
 
     def _look(self, state: tuple) -> Findings:
         """Find with short passes whether it is a causal language model, and a way to its logits.

@@ -18,14 +18,17 @@ import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
+from transformers import PreTrainedTokenizerBase
 from transformers.cache_utils import Cache
 
 from .digests import LongProbe
+from .text_tokenization import tokenizer_digest
 
 # Tokenizers without a limit state one of about 1e30.
 LARGEST_LIMIT = 10**9
@@ -100,6 +103,7 @@ class ScoredModel(Protocol):
         limit: tokens that it takes.
         device: where it expects token ids; "cpu" where it runs elsewhere.
         num_embeddings: token ids must be below it; None where the model does not say.
+        tokenizer_digest: identifies how that encodes, see `text_tokenization.tokenizer_digest`.
         gives_logits: and not the scores of tokens alone, as a server does.
         vocabulary_size: columns of its logits.  After `prepare`, as are the following.
         by_blocks: whether no more than a block of logits exists at a time.
@@ -111,6 +115,7 @@ class ScoredModel(Protocol):
     name: str
     description: str
     tokenizer: object
+    tokenizer_digest: str
     limit: ContextLimit
     device: torch.device
     num_embeddings: int | None
@@ -204,6 +209,7 @@ class EngineModel:
     """
 
     model = None
+    tokenizer: PreTrainedTokenizerBase
     device = torch.device("cpu")
     prefixes_agree = True  # `prepare` refuses any other
     rows_tried = sys.maxsize
@@ -211,6 +217,10 @@ class EngineModel:
     def __init__(self) -> None:
         self.lock = threading.RLock()
         self.probe: float | None = None
+
+    @cached_property
+    def tokenizer_digest(self) -> str:
+        return tokenizer_digest(self.tokenizer)
 
     def long_probe(self, length: int) -> LongProbe | None:
         """Return None: what runs elsewhere is measured on the first tokens alone."""

@@ -329,15 +329,18 @@ def library_code(model: torch.nn.Module) -> LibraryCode:
     return known
 
 
-def runs_own_code(model: torch.nn.Module) -> bool:
-    """Return whether code of no library runs in a model or behind it, of which nothing is known.
+def runs_own_code(model: torch.nn.Module, code: LibraryCode) -> bool:
+    """Return whether code of no library runs in a model or behind it.
 
     It may act otherwise the next time, under the same name.
+
+    Args:
+        code: the libraries' that it runs.
     """
     modes = torch._C._len_torch_function_stack() + torch._C._len_torch_dispatch_stack()
     return bool(
         modes
-        or library_code(model).is_foreign
+        or code.is_foreign
         or any(
             package_of(type(module).__module__) not in KNOWN_PACKAGES
             or any(isinstance(v, OWN_KINDS) and not is_known(v) for v in vars(module).values())

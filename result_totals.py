@@ -507,7 +507,9 @@ def shared_clusters(totals: Totals, first: Totals) -> tuple[Clusters, Clusters] 
 def _longer_probe(*identities: dict[str, object]) -> dict[str, object]:
     """Return the long probe of the longest pass, as a call with all texts has it; none without one."""
     probes = [identity["long_probe"] for identity in identities if "long_probe" in identity]
-    return {"long_probe": max(probes, key=lambda probe: probe[-1] if probe else [])} if probes else {}
+    return (
+        {"long_probe": max(probes, key=lambda probe: probe[-1] if probe else [])} if probes else {}
+    )
 
 
 def token_weights(

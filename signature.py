@@ -10,7 +10,6 @@ import hashlib
 
 from .about import VERSION
 from .digests import DIGITS
-from .model_digest import tokenizer_digest
 from .model_interface import ScoredModel
 
 # Fields whose values are versions of what runs the model.
@@ -29,7 +28,7 @@ def describe_key_tokens(evaluator: ScoredModel, rule: str) -> str:
         evaluator: finds them.
         rule: how it tells them from others.
     """
-    fields = {"tokenizer": tokenizer_digest(evaluator.tokenizer)} | _model_fields(evaluator)
+    fields = {"tokenizer": evaluator.tokenizer_digest} | _model_fields(evaluator)
     return _line({"key_tokens": rule} | fields)
 
 
@@ -51,7 +50,7 @@ def describe_measurement(
         word_fields: how words are scored, where they are, and what the texts were before.
     """
     of_words = {"words": "given" if words_given else "split"} | (word_fields or {})
-    of_tokenizer = {"tokenizer": tokenizer_digest(model.tokenizer)}
+    of_tokenizer = {"tokenizer": model.tokenizer_digest}
     fields = _model_fields(model) | of_tokenizer | measured | of_words
     first = ("model", "revision", "tokenizer", *measured, *of_words)
     order = dict.fromkeys([*first, *fields])  # then what else the model says of itself
