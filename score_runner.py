@@ -445,7 +445,8 @@ class Runner:
         )
         finished: dict[int, Columns] = {}
         if self.checkpoint is not None:
-            self.checkpoint.use(models, measures, key_prefix)
+            length = max((m.longest_pass for m in self.work.measurements), default=0)
+            self.checkpoint.use(models, measures, key_prefix, length)
             finished = self._load_finished()
         # Each process may have a checkpoint of its own: the first that has a pass hands it over.
         holders: dict[int, int] = {}

@@ -6,10 +6,13 @@ Each attack changes what a model computes where the first 256 tokens of a single
 import copy
 
 import pytest
+import reference
 import torch
 import transformers
-from models import NEWEST, make_model, random_text
-from perplexity_sliding.digests import same_probes
+from models import NEWEST, VOCABULARY, make_model, random_text
+from perplexity_sliding.digests import same_probe, same_probes
+from perplexity_sliding.model_interface import MadeUpText
+from perplexity_sliding.model_logits import BodyThenHead
 
 MODELING = transformers.models.llama.modeling_llama
 TEXT = random_text(700)
@@ -185,3 +188,86 @@ def test_a_number_of_own_code_in_a_model_that_was_scored(score):
     after = score(model)
     assert after["perplexity"] != pytest.approx(before["perplexity"], rel=1e-4)
     assert tell_apart(before, after)
+
+
+def test_a_checkpoint_tells_apart_what_acts_behind_the_first_tokens(score, monkeypatch, tmp_path):
+    """Its file then has the scores of two models, each found again."""
+    path = str(tmp_path / "run.sqlite")
+    results = [score(long_llama(), checkpoint=path)]
+    monkeypatch.setattr(
+        MODELING, "apply_rotary_pos_emb", far_rotation(MODELING.apply_rotary_pos_emb)
+    )
+    results += [score(long_llama(), checkpoint=path) for _ in range(2)]
+    assert results[1]["perplexity"] != pytest.approx(results[0]["perplexity"], rel=1e-3)
+    assert results[2] == results[1]
+
+
+def test_the_long_probe_is_the_mean_nll_of_a_long_made_up_text(score):
+    result = score(long_llama())
+    ids = MadeUpText.of(VOCABULARY, None, 701).ids
+    nlls = [None, *reference.row_nlls(long_llama(), ids)]
+    expected = [[512, sum(nlls[256:512]) / 256], [701, sum(nlls[445:701]) / 256]]
+    assert [stop for stop, _ in result["long_probe"]] == [512, 701]
+    for (_, nll), (_, of_reference) in zip(result["long_probe"], expected):
+        assert nll == pytest.approx(of_reference, abs=1e-5)
+
+
+@pytest.fixture
+def passes(monkeypatch):
+    """Record the shapes of the passes over which texts and made-up texts are read."""
+    shapes, plain = [], BodyThenHead.states
+
+    def states(self, ids, *args):
+        shapes.append(tuple(ids.shape))
+        return plain(self, ids, *args)
+
+    monkeypatch.setattr(BodyThenHead, "states", states)
+    return shapes
+
+
+def test_short_passes_have_no_long_probe_and_cost_no_pass(score, passes):
+    model = long_llama()
+    assert score(model, [random_text(200)])["long_probe"] is None
+    assert passes == [(1, 255), (1, 200)]
+    passes.clear()
+    assert score(model, [random_text(180, 1)])["long_probe"] is None
+    assert passes == [(1, 180)]
+
+
+def test_a_long_probe_is_read_once_for_all_shorter_passes(score, passes):
+    model = long_llama()
+    first = score(model)
+    assert passes == [(1, 255), (1, 700), (1, 700)]
+    passes.clear()
+    shorter = score(model, [random_text(600)])
+    assert passes == [(1, 600)]
+    assert shorter["long_probe"][0] == first["long_probe"][0]
+    alone = score(long_llama(), [random_text(600)])
+    for pair, of_alone in zip(shorter["long_probe"], alone["long_probe"], strict=True):
+        assert pair == pytest.approx(of_alone, abs=1e-6)
+
+
+def test_the_rows_of_a_larger_batch_are_tried_once(score, passes):
+    model, texts = long_llama(), [random_text(100, seed) for seed in range(5)]
+    score(model, texts)
+    assert passes == [(1, 255), (5, 100), (1, 100), (1, 100)]
+    passes.clear()
+    score(model, texts[:4])
+    assert passes == [(4, 100)]
+
+
+def test_totals_of_passes_of_other_lengths_add_up_to_those_of_one_call(score):
+    """And are refused where what they share is of another computation."""
+    texts = [TEXT, random_text(600, 1), random_text(90, 2)]
+    whole = score(long_llama(), texts)
+    results = [score(long_llama(), [text], return_totals=True) for text in texts]
+    for order in ([0, 1, 2], [2, 1, 0]):
+        summed = sum(results[number]["totals"] for number in order).result()
+        assert [stop for stop, _ in summed["long_probe"]] == [512, 701]
+        assert same_probes(summed, whole)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(MODELING, "apply_rotary_pos_emb", far_rotation(MODELING.apply_rotary_pos_emb))
+        other = score(long_llama(), texts[1:2], return_totals=True)
+    assert same_probe(other["probe"], whole["probe"], whole["signature"])
+    with pytest.raises(ValueError, match="Totals can only be added"):
+        results[0]["totals"] + other["totals"]
