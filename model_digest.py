@@ -180,9 +180,8 @@ def _attention_functions(model: torch.nn.Module) -> list[Callable]:
     registered = getattr(transformers.modeling_utils, "ALL_ATTENTION_FUNCTIONS", {})
     configs = {id(c): c for c in (getattr(m, "config", None) for m in model.modules())}.values()
     names = dict.fromkeys(getattr(config, "_attn_implementation", None) for config in configs)
-    functions = [registered.get(name) for name in names if isinstance(name, str)]
-    plain = torch.nn.functional.scaled_dot_product_attention
-    return [plain, *(function for function in functions if function is not None)]
+    functions = [registered[name] for name in names if name in registered]
+    return functions or [torch.nn.functional.scaled_dot_product_attention]
 
 
 def check_identifiable(model: torch.nn.Module, argument: str = "checkpoint") -> None:

@@ -18,17 +18,14 @@ import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import pairwise
 from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
-from transformers import PreTrainedTokenizerBase
 from transformers.cache_utils import Cache
 
 from .digests import LongProbe
-from .text_tokenization import tokenizer_digest
 
 # Tokenizers without a limit state one of about 1e30.
 LARGEST_LIMIT = 10**9
@@ -209,7 +206,6 @@ class EngineModel:
     """
 
     model = None
-    tokenizer: PreTrainedTokenizerBase
     device = torch.device("cpu")
     prefixes_agree = True  # `prepare` refuses any other
     rows_tried = sys.maxsize
@@ -217,10 +213,6 @@ class EngineModel:
     def __init__(self) -> None:
         self.lock = threading.RLock()
         self.probe: float | None = None
-
-    @cached_property
-    def tokenizer_digest(self) -> str:
-        return tokenizer_digest(self.tokenizer)
 
     def long_probe(self, length: int) -> LongProbe | None:
         """Return None: what runs elsewhere is measured on the first tokens alone."""
