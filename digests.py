@@ -7,7 +7,7 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 import xxhash
@@ -19,9 +19,6 @@ TEXTS_BASE = 0x9E3779B97F4A7C15F39CC0605CEDC835 % TEXTS_MODULUS  # an arbitrary 
 # Nats a token.
 TOLERANCES = {"float64": 1e-4, "float32": 1e-4, "float16": 0.005, "bfloat16": 0.01}
 COARSEST = 0.03
-
-# (Tokens, nll): the mean nll of a stretch of the made-up text that ends after so many tokens.
-LongProbe = Sequence[tuple[int, float]]
 
 
 def digest_of(state: object) -> str:
@@ -45,7 +42,11 @@ def same_probe(probe: float, other: float, signature: str) -> bool:
     return math.isclose(probe, other, rel_tol=0.0, abs_tol=probe_tolerance(signature))
 
 
-def same_long_probes(probe: LongProbe | None, other: LongProbe | None, signature: str) -> bool:
+def same_long_probes(
+    probe: Iterable[tuple[int, float]] | None,
+    other: Iterable[tuple[int, float]] | None,
+    signature: str,
+) -> bool:
     """Return whether two long probes agree in all stretches that both have."""
     stretches, others = (dict(map(tuple, pairs or ())) for pairs in (probe, other))
     shared = stretches.keys() & others.keys()

@@ -18,7 +18,6 @@ import torch
 import transformers
 from transformers import PreTrainedTokenizerBase
 
-from .digests import LongProbe
 from .errors import ArgumentTypeError
 from .model_digest import (
     active_adapters,
@@ -32,6 +31,7 @@ from .model_interface import (
     Batch,
     ContextLimit,
     LogitBlocks,
+    LongProbe,
     MadeUpText,
     Prefix,
     long_probe_of,

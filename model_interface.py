@@ -15,7 +15,7 @@ import copy
 import random
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from itertools import pairwise
@@ -25,8 +25,6 @@ import numpy as np
 import torch
 from transformers.cache_utils import Cache
 
-from .digests import LongProbe
-
 # Tokenizers without a limit state one of about 1e30.
 LARGEST_LIMIT = 10**9
 # Longest window for a model that states no limit, unless `max_length` is given.
@@ -35,6 +33,9 @@ UNLIMITED_WINDOW = 2048
 # Logits (R', V) of some rows at a time, and the token ids (R',) that they predict.
 LogitBlocks = Iterator[tuple[torch.Tensor, torch.Tensor]]
 
+
+# Tokens up to the end of a stretch of a long made-up text, and the mean nll of that.
+LongProbe = Sequence[tuple[int, float]]
 
 # Tokens of the made-up text whose mean nll vouches for a model, at most.
 PROBE_TOKENS = 256

@@ -20,9 +20,9 @@ from typing import NamedTuple
 import numpy as np
 import xxhash
 
-from .digests import LongProbe, probe_tolerance, same_long_probes, same_probe
+from .digests import probe_tolerance, same_long_probes, same_probe
 from .errors import Wording
-from .model_interface import ScoredModel
+from .model_interface import LongProbe, ScoredModel
 from .plan_windows import Pass
 from .score_measures import Columns, Measure
 from .signature import describe_model

@@ -50,6 +50,8 @@ PROBE_TEXT = (
     "def f(x): return {'a': [x**2 % 3]} # ok <s> </s> <unk> <|endoftext|> IOI \u0130\u0131\u00df"
 )
 PROBE_TOKENS = 1024
+# Digests of the last tokenizer that has no code of its own, by that of its state.
+_TRIED: dict[str, str] = {}
 
 
 Range = tuple[int, int]
@@ -592,22 +594,34 @@ def tokenizer_digest(tokenizer: PreTrainedTokenizerBase) -> str:
         }
         state = [type(tokenizer).__name__, sorted(tokenizer.get_vocab().items()), kept]
     special = {k: v for k, v in tokenizer.special_tokens_map.items() if k != "pad_token"}
-    return digest_of([state, special, *_try_out(tokenizer)])
+    digest = digest_of([state, special])
+    if _has_own_code(tokenizer):
+        return digest_of([digest, _try_out(tokenizer)])
+    if digest not in _TRIED:
+        _TRIED.clear()
+        _TRIED[digest] = digest_of([digest, _try_out(tokenizer)])
+    return _TRIED[digest]
+
+
+def _has_own_code(tokenizer: PreTrainedTokenizerBase) -> bool:
+    """Return whether more may decide how a tokenizer encodes than its state and transformers."""
+    kind = type(tokenizer)
+    return not (tokenizer.is_fast and kind.__module__.startswith("transformers.")) or any(
+        callable(value) and callable(getattr(kind, name, None))
+        for name, value in vars(tokenizer).items()
+    )
 
 
 def _try_out(tokenizer: PreTrainedTokenizerBase) -> list:
-    """Return what a tokenizer makes of a probe text, by each way of encoding; and of some tokens.
+    """Return what a tokenizer makes of a probe text, and how it decodes some of its tokens.
 
     The text is of many scripts, then of tokens from all over the vocabulary, as they are written and
     with their letters in the other case.
     """
     size = len(tokenizer)
-    numbers = range(0, size, max(1, size // PROBE_TOKENS))
-    tokens = [token or "" for token in tokenizer.convert_ids_to_tokens(list(numbers))]
+    numbers = list(range(0, size, max(1, size // PROBE_TOKENS)))
+    tokens = [token or "" for token in tokenizer.convert_ids_to_tokens(numbers)]
     words = " ".join(tokens).replace("\u0120", " ").replace("\u2581", " ")
-    texts = [PROBE_TEXT, words, words.swapcase()]
-    encoded = [
-        [stream.ids.tolist() for stream in tokenize(tokenizer, texts, encoding)]
-        for encoding in ("plain", "default")
-    ]
-    return [encoded, token_texts(tokenizer, tokens)]
+    streams = tokenize(tokenizer, [PROBE_TEXT, words, words.swapcase()])
+    streams += tokenize(tokenizer, [PROBE_TEXT], "default")
+    return [[stream.ids.tolist() for stream in streams], token_texts(tokenizer, tokens)]
