@@ -610,8 +610,7 @@ def model_structure(model: torch.nn.Module) -> tuple:
         for module in model.modules()
     ]
     tensors = [(p.device, p.dtype) for p in model.parameters()]
-    autocast = [torch.is_autocast_enabled(device) for device in ("cpu", "cuda")]
-    return (*modules, *tensors, *autocast)
+    return (*modules, *tensors, number_format(model))
 
 
 def as_weak(function: object) -> object:

@@ -300,11 +300,14 @@ class LibraryCode:
     """
 
     def __init__(self, classes: Iterable[type]) -> None:
-        places = [torch, torch.nn.functional, torch.Tensor, *classes, *_modules_behind(classes)]
+        modules = _modules_behind(classes)
+        places = [torch, torch.nn.functional, torch.Tensor, *classes, *modules]
+        registries = [registry for module in modules for registry in _registries(module)]
         self._spaces: list[tuple] = []
         # Somebody's function may hold a model, which is not kept alive for it.
         self._foreign: list[tuple] = []
-        for space in {id(vars(place)): vars(place) for place in places}.values():
+        spaces = [*map(vars, places), *registries]
+        for space in {id(space): space for space in spaces}.values():
             found = {name: value for name, value in list(space.items()) if callable(value)}
             foreign = [name for name in found if _is_foreign(found[name])]
             self._foreign += [(space, name, weakref.ref(found.pop(name))) for name in foreign]
@@ -360,6 +363,14 @@ def _modules_behind(classes: Iterable[type]) -> list[ModuleType]:
         newest = found - names
         names = names | found
     return [sys.modules[name] for name in sorted(names)]
+
+
+def _registries(module: ModuleType) -> list[dict]:
+    """List the tables from which the code of a module takes functions by name."""
+    values = [value for name, value in vars(module).items() if not name.startswith("__")]
+    kept = [getattr(value, "_global_mapping", value) for value in values]
+    kept += [getattr(value, "_local_mapping", None) for value in values]
+    return [table for table in kept if type(table) is dict and any(map(callable, table.values()))]
 
 
 def _is_foreign(value: object) -> bool:

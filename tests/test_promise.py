@@ -180,6 +180,24 @@ def test_a_function_replaced_behind_a_model_that_was_scored(score, monkeypatch):
     assert tell_apart(before, after)
 
 
+@pytest.mark.skipif(not NEWEST, reason="there was no such table")
+def test_a_mask_registered_behind_a_model_that_was_scored(score, monkeypatch):
+    table = transformers.masking_utils.ALL_MASK_ATTENTION_FUNCTIONS
+    model = long_llama(attn_implementation="eager")
+    before = score(model)
+    plain = table["eager"]
+
+    def mask(*args, **kwargs):
+        made = plain(*args, **kwargs).clone()
+        made[..., 20:, 0] = torch.finfo(made.dtype).min
+        return made
+
+    monkeypatch.setitem(type(table)._global_mapping, "eager", mask)
+    after = score(model)
+    assert after["perplexity"] != pytest.approx(before["perplexity"], rel=1e-5)
+    assert tell_apart(before, after)
+
+
 def test_a_number_of_own_code_in_a_model_that_was_scored(score):
     model, factor = long_llama(), [1.0]
     model.model.layers[0].mlp.register_forward_hook(lambda *args: args[2] * factor[0])

@@ -26,6 +26,8 @@ from perplexity_sliding.model_interface import MadeUpText
 from perplexity_sliding.model_module import number_format
 from tokenizers import normalizers
 
+from perplexity_sliding import model as model_module
+
 TEXTS = [random_text(60), random_text(33, seed=1)]
 
 
@@ -893,3 +895,25 @@ def test_what_stands_between_contexts_and_texts(measure):
     assert one["signature_short"] != other["signature_short"]
     with pytest.raises(ValueError, match="Totals can only be added"):
         one["totals"] + other["totals"]
+
+
+def test_a_tokenizer_is_digested_once_a_call(measure, monkeypatch, tmp_path, tokenizer):
+    """Anew in every call of a live model, which may have been changed; once of a loaded one."""
+    digested, plain = [], model_module.tokenizer_digest
+
+    def counting(tokenizer):
+        digested.append(1)
+        return plain(tokenizer)
+
+    monkeypatch.setattr(model_module, "tokenizer_digest", counting)
+    for _ in range(2):
+        measure(stride=[4, 8])
+    assert len(digested) == 2
+    folder = save(tmp_path / "tiny", make_model("gpt2"), tokenizer)
+    for _ in range(2):
+        measure(model_id=folder, stride=[4, 8])
+    assert len(digested) == 3
+    own = Lowercasing()
+    first = measure(model_id=folder, tokenizer=own)
+    own.lowercase = False
+    assert fields(measure(model_id=folder, tokenizer=own)) != fields(first)
