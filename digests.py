@@ -61,6 +61,12 @@ def same_probes(one: Mapping, other: Mapping) -> bool:
     return is_same and same_long_probes(*long_probes, one["signature"])
 
 
+def describe_probes(result: Mapping) -> str:
+    """Write the probes of a result on one line, as they are quoted beside its signature."""
+    stretches = [f"; {nll:.6f} up to token {end}" for end, nll in result.get("long_probe") or ()]
+    return f"probe: {result['probe']:.6f} nats a token{''.join(stretches)}"
+
+
 class TextsDigest(NamedTuple):
     """Digest of a sequence of texts; that of two sequences, one after the other, is their sum.
 
