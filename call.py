@@ -488,7 +488,7 @@ def total_long_contexts(
     """Sum up what was asked of long contexts, if anything was."""
     asked, rule, reports = request.long_context, request.key_rule, scored.reports
     parts: list[PartTotals] = []
-    identity = reports[0].totals.identity | {"probe": None}
+    identity = reports[0].totals.identity | {"probe": None, "long_probe": None}
     if asked.context_lengths is not None:
         parts.append(total_contexts(reports, scored.num_forward_tokens))
         identity["context_lengths"] = parts[-1].context_lengths

@@ -7,7 +7,7 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 import xxhash
@@ -40,6 +40,31 @@ def probe_tolerance(signature: str) -> float:
 def same_probe(probe: float, other: float, signature: str) -> bool:
     """Return whether two probes under one signature may be of the same computation."""
     return math.isclose(probe, other, rel_tol=0.0, abs_tol=probe_tolerance(signature))
+
+
+def same_long_probes(
+    probe: Iterable[tuple[int, float]] | None,
+    other: Iterable[tuple[int, float]] | None,
+    signature: str,
+) -> bool:
+    """Return whether two long probes agree in all stretches that both have."""
+    stretches, others = (dict(map(tuple, pairs or ())) for pairs in (probe, other))
+    shared = stretches.keys() & others.keys()
+    return all(same_probe(stretches[end], others[end], signature) for end in shared)
+
+
+def same_probes(one: Mapping, other: Mapping) -> bool:
+    """Return whether two results under one signature, or their identities, may be of one computation."""
+    probes = [result.get("probe") for result in (one, other)]
+    long_probes = [result.get("long_probe") for result in (one, other)]
+    is_same = None in probes or same_probe(*probes, one["signature"])
+    return is_same and same_long_probes(*long_probes, one["signature"])
+
+
+def describe_probes(result: Mapping) -> str:
+    """Write the probes of a result on one line, as they are quoted beside its signature."""
+    stretches = [f"; {nll:.6f} up to token {end}" for end, nll in result.get("long_probe") or ()]
+    return f"probe: {result['probe']:.6f} nats a token{''.join(stretches)}"
 
 
 class TextsDigest(NamedTuple):

@@ -8,8 +8,9 @@ import logging
 import threading
 import warnings
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -25,7 +26,16 @@ from .model_digest import (
     model_revision,
     modifications,
 )
-from .model_interface import Batch, ContextLimit, LogitBlocks, MadeUpText, Prefix
+from .model_interface import (
+    PROBE_TOKENS,
+    Batch,
+    ContextLimit,
+    LogitBlocks,
+    LongProbe,
+    MadeUpText,
+    Prefix,
+    long_probe_of,
+)
 from .model_loading import (
     check_decoder,
     check_exists,
@@ -52,9 +62,11 @@ from .model_module import (
     evaluating,
     input_device,
     input_embeddings,
+    library_code,
     num_embeddings,
     number_format,
     precision,
+    runs_own_code,
 )
 from .model_probes import (
     KeptState,
@@ -69,7 +81,7 @@ from .model_probes import (
     state_kept,
 )
 from .model_states import HeadInParts, StateReader, find_reader, why_not_in_parts
-from .text_tokenization import check_tokenizer
+from .text_tokenization import check_tokenizer, tokenizer_digest
 
 # Below evaluate's own, so that evaluate.logging decides what is shown.
 logger = logging.getLogger("evaluate.perplexity_sliding")
@@ -95,6 +107,9 @@ class Findings(NamedTuple):
         probe: mean nll of the made-up text in nats a token, once that was read.
         part: tokens of a longer pass to read at a time; None where any pass fits in memory.
         steps_singly: whether a pass in parts continues token by token.
+        long_nlls: nlls (N,) of longer made-up texts, by the tokens that their passes read; where
+            prefixes agree, of the longest alone.
+        rows_tried: passes in the largest batch that gave each of them the scores that it has alone.
     """
 
     state: tuple
@@ -107,6 +122,8 @@ class Findings(NamedTuple):
     probe: float | None = None
     part: int | None = None
     steps_singly: bool = False
+    long_nlls: Mapping[int, np.ndarray] = {}
+    rows_tried: int = 2
 
 
 _FINDINGS: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
@@ -227,6 +244,10 @@ class LanguageModel:
         with lock_of(model):
             return cls(model, tokenizer, name, model_revision(model, None), f"`{argument}`")
 
+    @cached_property
+    def tokenizer_digest(self) -> str:
+        return tokenizer_digest(self.tokenizer)
+
     @property
     def dtype(self) -> torch.dtype:
         """What its weights are in."""
@@ -294,6 +315,33 @@ class LanguageModel:
     def probe(self) -> float | None:
         return self.findings.probe
 
+    def long_probe(self, length: int) -> LongProbe | None:
+        """Return the probe of passes of this length; see `ScoredModel`."""
+        nlls = self._long_nlls(length)
+        return None if nlls is None else long_probe_of(nlls, self.prefixes_agree)
+
+    def _long_nlls(self, length: int) -> np.ndarray | None:
+        """Return the nlls (length,) of a long made-up text, as far as they are known."""
+        known = self.findings.long_nlls
+        if self.prefixes_agree:
+            longest = max(known, default=0)
+            return known[longest][:length] if self._probe_length < length <= longest else None
+        return known.get(length)
+
+    @property
+    def _probe_length(self) -> int:
+        """Tokens of the text that the probe is measured on."""
+        return min(PROBE_TOKENS, self.limit.length or PROBE_TOKENS)
+
+    @property
+    def rows_tried(self) -> int:
+        return self.findings.rows_tried
+
+    @rows_tried.setter
+    def rows_tried(self, rows: int) -> None:
+        self._found = self.findings._replace(rows_tried=rows)
+        _FINDINGS.setdefault(self.model, {})[self.variant] = self._found
+
     def as_scored(self) -> AbstractContextManager:
         """Let the torch model be, for the time of the context, what is scored."""
         return nullcontext()
@@ -323,19 +371,32 @@ class LanguageModel:
         tokens are read that it costs little.  One that does not fit in memory is read in parts, if
         the model can continue from its state.
         """
-        state = (self.revision, model_structure(self.model), *self.modifications())
-        known = _FINDINGS.get(self.model, {}).get(self.variant)
-        if known is not None and known.state == state:
-            self._apply(known)
-        else:
-            self._apply(self._look(state))
-            logger.info(f"{self.description}: logits by {describe_head(self.head)}")
+        if not length or self._found is None:
+            self._recognise()
         if not self.findings.is_known:
             length = max(length, whole_length)  # whether that matters shows at that length alone
         if length > self.findings.length and self._takes_long_passes(length, num_tokens):
             self._try_long_passes(length)
         if length and self.probe is None:
-            self._measure_probe()
+            nlls = self._read_made_up_text(PROBE_TOKENS, self.limit.length)
+            self._apply(self.findings._replace(probe=float(nlls.mean())))
+        if length > self._probe_length and self._long_nlls(length) is None:
+            nlls = self._read_made_up_text(length + 1)
+            kept = {} if self.prefixes_agree else self.findings.long_nlls
+            self._apply(self.findings._replace(long_nlls={**kept, length: nlls}))
+
+    def _recognise(self) -> None:
+        """Take what is known of the model as it stands, or look at it."""
+        modified, code = self.modifications(), library_code(self.model)
+        state = (self.revision, code, model_structure(self.model), *modified)
+        known = _FINDINGS.get(self.model, {}).get(self.variant)
+        if known is None or known.state != state:
+            known = self._look(state)
+            logger.info(f"{self.description}: logits by {describe_head(self._make_head(known))}")
+        elif modified or runs_own_code(self.model, code):
+            # It may act otherwise than in the last call.
+            known = known._replace(probe=None, long_nlls={}, rows_tried=2)
+        self._apply(known)
 
     def _look(self, state: tuple) -> Findings:
         """Find with short passes whether it is a causal language model, and a way to its logits.
@@ -403,26 +464,23 @@ class LanguageModel:
         findings = self.findings
         agree = agree and findings.prefixes_agree
         length = max(length, findings.length)
-        self._apply(findings._replace(length=length, prefixes_agree=agree))
+        kept = findings.long_nlls if agree == findings.prefixes_agree else {}
+        self._apply(findings._replace(length=length, prefixes_agree=agree, long_nlls=kept))
 
-    def _measure_probe(self) -> None:
-        """Read the made-up text as texts are read."""
+    def _read_made_up_text(self, length: int, limit: int | None = None) -> np.ndarray:
+        """Read the made-up text as texts are read; return the nlls of all its tokens but the first."""
         size = min(self.num_embeddings or self.vocabulary_size, self.vocabulary_size)
-        text = MadeUpText.of(size, self.limit.length)
-        batch = text.batch(self.device)
+        batch = MadeUpText.of(size, limit, length).batch(self.device)
         self._restore()
         try:
-            _, probe = read_made_up_text(self.logits, batch)
+            return read_made_up_text(self.logits, batch)[1]
         except Exception as error:
             failure = explain_failure(error, 1, batch.ids.shape[1], self.device)
             if not is_out_of_memory(error):
                 raise failure from error
             refusal = str(failure)
-        else:
-            self._apply(self.findings._replace(probe=probe))
-            return
         self.read_in_parts(batch.ids.shape[1], refusal)
-        self._measure_probe()
+        return self._read_made_up_text(length, limit)
 
     @torch.inference_mode()
     def shares_prefixes(self, prefix: np.ndarray, following: np.ndarray) -> bool:
@@ -554,8 +612,7 @@ def model_structure(model: torch.nn.Module) -> tuple:
         for module in model.modules()
     ]
     tensors = [(p.device, p.dtype) for p in model.parameters()]
-    autocast = [torch.is_autocast_enabled(device) for device in ("cpu", "cuda")]
-    return (*modules, *tensors, *autocast)
+    return (*modules, *tensors, number_format(model))
 
 
 def as_weak(function: object) -> object:

@@ -1,11 +1,10 @@
-"""Digests of models and tokenizers: whatever a forward pass depends on, and nothing else."""
+"""Digests of models: whatever a forward pass depends on, and nothing else."""
 
-import json
 import os
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from types import BuiltinFunctionType, CodeType, FunctionType, MethodType
+from types import BuiltinFunctionType, FunctionType, MethodType
 
 import numpy as np
 import torch
@@ -15,12 +14,9 @@ import xxhash
 from .digests import DIGITS, digest_of
 from .errors import ArgumentError
 from .model_module import (
-    KNOWN_PACKAGES,
     PINNED_PACKAGES,
-    defining_module,
     is_growing_rotary,
     is_known,
-    is_of_library,
     package_of,
 )
 
@@ -72,15 +68,11 @@ WITHOUT_EFFECT = {
 WITHOUT_EFFECT_PARTS = ("dropout", "pdrop", "layerdrop", "initializer", "summary_", "cached")
 # Buffers that models write while they run, and compute anew.
 WRITTEN_WHILE_RUNNING = ("_cached", "_cache")
-# Settings of a tokenizer that say where it came from, or how its owner pads and cuts.
-TOKENIZER_PROVENANCE = ("name_or_path", "file", "padding", "pad_token", "truncation", "max_length")
 # Kinds of values that decide what a module of the libraries computes.
 SETTINGS = (bool, int, float, str, FunctionType, BuiltinFunctionType, partial, MethodType)
 # In a layer of torch tuples as well; transformers keeps them as a configuration has them, which is
 # as lists where it was read from a file.
 TORCH_SETTINGS = (*SETTINGS, tuple)
-# How deep the values that a function or an object holds are looked into.
-DEPTH = 5
 
 
 def model_name(name: str, model_kwargs: dict) -> str:
@@ -99,9 +91,30 @@ def model_revision(model: torch.nn.Module, commit: str | None) -> str:
     """
     if commit is None or active_adapters(model) is not None:
         commit = weights_digest(model)
-    config = getattr(model, "config", None)
-    settings = config.to_dict() if hasattr(config, "to_dict") else {}
-    return f"{commit[:DIGITS]}.{digest_of([_with_effect(settings), structure(model)])}"
+    settings = [_settings(getattr(model, "config", None)), structure(model), *_own_settings(model)]
+    return f"{commit[:DIGITS]}.{digest_of(settings)}"
+
+
+def _settings(config: object) -> dict:
+    """Return the entries of a configuration that have a part in the logits."""
+    return _with_effect(config.to_dict()) if hasattr(config, "to_dict") else {}
+
+
+def _own_settings(model: torch.nn.Module) -> list:
+    """List the settings of modules that read another configuration than the whole model's."""
+    whole = getattr(model, "config", None)
+    as_whole = _settings(whole), getattr(whole, "_attn_implementation", None)
+    known = {id(whole): as_whole}  # most modules share one object
+    places = []
+    for name, module in model.named_modules():
+        for attribute, config in vars(module).items():
+            if not isinstance(config, transformers.PretrainedConfig):
+                continue
+            if id(config) not in known:
+                known[id(config)] = _settings(config), config._attn_implementation
+            if known[id(config)] != as_whole:
+                places.append([name, attribute, *known[id(config)]])
+    return places
 
 
 def weights_digest(model: torch.nn.Module) -> str:
@@ -157,17 +170,18 @@ def modifications(model: torch.nn.Module) -> list[str]:
         places += [f"another {method} on {place}" for method in _replaced_methods(module)]
     kinds = {type(module) for module in model.modules()}
     places += [f"another {kind.__name__}.forward" for kind in kinds if _has_other_forward(kind)]
-    if not is_known(_attention_function(model)):
+    if not all(map(is_known, _attention_functions(model))):
         places.append("another attention function")
     return places
 
 
-def _attention_function(model: torch.nn.Module) -> Callable:
-    """Return the function registered under the name of the attention that a model asks for."""
+def _attention_functions(model: torch.nn.Module) -> list[Callable]:
+    """List the functions registered under the names of the attention that a model's parts ask for."""
     registered = getattr(transformers.modeling_utils, "ALL_ATTENTION_FUNCTIONS", {})
-    name = getattr(getattr(model, "config", None), "_attn_implementation", None)
-    function = registered.get(name) if isinstance(name, str) else None
-    return torch.nn.functional.scaled_dot_product_attention if function is None else function
+    configs = {id(c): c for c in (getattr(m, "config", None) for m in model.modules())}.values()
+    names = dict.fromkeys(getattr(config, "_attn_implementation", None) for config in configs)
+    functions = [registered[name] for name in names if name in registered]
+    return functions or [torch.nn.functional.scaled_dot_product_attention]
 
 
 def check_identifiable(model: torch.nn.Module, argument: str = "checkpoint") -> None:
@@ -349,142 +363,3 @@ def plain_tensors(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
 def tensor_bytes(tensor: torch.Tensor) -> np.ndarray:
     """Return the numbers of a tensor as bytes (N,)."""
     return tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy()
-
-
-# --- of tokenizers --------------------------------------------------------------------------------
-
-
-def tokenizer_digest(tokenizer: transformers.PreTrainedTokenizerBase) -> str:
-    """Digest whatever decides how a tokenizer encodes; padding and truncation do not."""
-    backend = getattr(tokenizer, "backend_tokenizer", None)
-    if hasattr(backend, "to_str"):
-        # JSON of which truncation and padding come first; half a megabyte is not parsed for them.
-        state = [backend.to_str().split('"added_tokens":', 1)[-1]]
-        state.append(getattr(tokenizer, "split_special_tokens", False))
-    else:
-        settings = getattr(tokenizer, "init_kwargs", {})
-        kept = {
-            key: settings[key]
-            for key in settings
-            if not any(word in key for word in TOKENIZER_PROVENANCE)
-        }
-        state = [type(tokenizer).__name__, sorted(tokenizer.get_vocab().items()), kept]
-    special = {k: v for k, v in tokenizer.special_tokens_map.items() if k != "pad_token"}
-    return digest_of([state, special, _own_code(tokenizer)])
-
-
-def _own_code(tokenizer: transformers.PreTrainedTokenizerBase) -> list:
-    """Describe the methods of a user's class around a tokenizer, and those replaced on it."""
-    kind = type(tokenizer)
-    replaced = [
-        [name, describe(value)]
-        for name, value in sorted(vars(tokenizer).items())
-        if callable(value) and callable(getattr(kind, name, None))
-    ]
-    if package_of(kind.__module__) in KNOWN_PACKAGES:
-        return replaced
-    settings = {
-        name: value
-        for name, value in vars(tokenizer).items()
-        if name in _names_used(kind) and not any(word in name for word in TOKENIZER_PROVENANCE)
-    }
-    return [*replaced, describe_class(kind), describe(settings)]
-
-
-def _names_used(kind: type) -> set[str]:
-    """Return the names that the code of a class uses, except what it has from transformers."""
-    return {
-        name
-        for c in kind.__mro__
-        if package_of(c.__module__) not in (*KNOWN_PACKAGES, "builtins")
-        for function in vars(c).values()
-        if isinstance(function, FunctionType)
-        for name in function.__code__.co_names
-    }
-
-
-# --- what somebody's own code does and holds -------------------------------------------------------
-
-# The same in every process.  Functions and classes of torch and transformers are described by their
-# names, others by their code and by the values that the code finds in them.
-
-
-def describe(value: object, depth: int = DEPTH) -> object:
-    """Describe a value, for JSON."""
-    if value is None or isinstance(value, bool | int | float | str):
-        return value
-    if depth == 0:
-        return type(value).__qualname__
-    inside = partial(describe, depth=depth - 1)
-    if isinstance(value, list | tuple):
-        return [inside(item) for item in value]
-    if isinstance(value, set | frozenset):
-        return ["set", *sorted(json.dumps(inside(item)) for item in value)]
-    if isinstance(value, dict):
-        return ["dict", *([str(key), inside(value[key])] for key in sorted(value, key=str))]
-    if isinstance(value, partial):
-        return ["partial", *map(inside, (value.func, value.args, value.keywords))]
-    if isinstance(value, MethodType):
-        return ["method", inside(value.__self__), inside(value.__func__)]
-    if isinstance(value, staticmethod | classmethod):
-        return ["method", inside(value.__func__)]
-    if isinstance(value, property):
-        return ["property", inside(value.fget)]
-    if isinstance(value, FunctionType):
-        return _describe_function(value, inside)
-    if isinstance(value, type | BuiltinFunctionType):
-        return value.__qualname__
-    return _describe_object(value, inside)
-
-
-def describe_class(kind: type) -> list:
-    """Describe a class: its name, with what those hold that are no part of torch or transformers."""
-    if package_of(kind.__module__) in PINNED_PACKAGES:
-        return [f"{kind.__module__}.{kind.__qualname__}"]
-    foreign = [c for c in kind.__mro__ if package_of(c.__module__) not in PINNED_PACKAGES]
-    members = [
-        [name, describe(value)]
-        for c in foreign
-        for name, value in sorted(vars(c).items())
-        if isinstance(value, FunctionType) or not name.startswith("__")
-    ]
-    parents = [f"{c.__module__}.{c.__qualname__}" for c in kind.__mro__ if c not in foreign]
-    return [kind.__qualname__, members, parents]
-
-
-def _describe_function(function: FunctionType, inside: Callable) -> object:
-    """Describe a pinned function by its name, any other by its code and the values it holds."""
-    if package_of(defining_module(function)) in PINNED_PACKAGES:
-        return function.__qualname__
-    held = [function.__defaults__, function.__kwdefaults__]
-    for cell in function.__closure__ or ():
-        with suppress(ValueError):  # nothing is in it yet
-            held.append(cell.cell_contents)
-    return [_describe_code(function.__code__), *map(inside, held)]
-
-
-def _describe_code(code: CodeType) -> list:
-    """Describe what a function does, without the place where it is written."""
-    return [code.co_code.hex(), code.co_names, [_describe_constant(c) for c in code.co_consts]]
-
-
-def _describe_constant(value: object) -> object:
-    """Describe a constant of a function; sets in an order that is the same in every process."""
-    if isinstance(value, CodeType):
-        return _describe_code(value)
-    if isinstance(value, frozenset):
-        return ["set", *sorted(map(repr, value))]
-    return [_describe_constant(item) for item in value] if isinstance(value, tuple) else repr(value)
-
-
-def _describe_object(value: object, inside: Callable) -> object:
-    """Describe an object by its class; one of a user's class also by what it does and holds."""
-    kind = type(value)
-    if isinstance(value, bytes | complex):
-        return str(value)
-    if isinstance(value, np.ndarray | np.generic):
-        return [str(value.dtype), value.tolist()]
-    if is_of_library(kind.__module__):
-        return kind.__qualname__
-    methods = {name: m for name, m in vars(kind).items() if isinstance(m, FunctionType)}
-    return [kind.__qualname__, inside(methods), inside(getattr(value, "__dict__", {}))]

@@ -11,7 +11,7 @@ import re
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, cached_property
 from types import ModuleType
 
 import numpy as np
@@ -23,6 +23,7 @@ from .digests import DIGITS
 from .errors import ArgumentError, Wording
 from .model_interface import Batch, ContextLimit, EngineModel, LogitBlocks, MadeUpText, Prefix
 from .model_loading import load_tokenizer
+from .text_tokenization import tokenizer_digest
 
 # Tokens that llama.cpp decodes at a time: its own default.
 PART = 512
@@ -127,6 +128,10 @@ class GGUFModel(EngineModel):
         buffer = ctypes.create_string_buffer(256)
         size = self.library.llama_model_meta_val_str(self._model, key.encode(), buffer, 256)
         return buffer.value.decode(errors="replace") if size >= 0 else None
+
+    @cached_property
+    def tokenizer_digest(self) -> str:
+        return tokenizer_digest(self.tokenizer)
 
     def tokenize(self, text: str) -> list[int]:
         """Return the ids (T,) that the file's own tokenizer cuts a text into."""

@@ -13,10 +13,12 @@ opened or adopted, prepared, and used::
 
 import copy
 import random
+import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -31,6 +33,9 @@ UNLIMITED_WINDOW = 2048
 # Logits (R', V) of some rows at a time, and the token ids (R',) that they predict.
 LogitBlocks = Iterator[tuple[torch.Tensor, torch.Tensor]]
 
+
+# Tokens up to the end of a stretch of a long made-up text, and the mean nll of that.
+LongProbe = Sequence[tuple[int, float]]
 
 # Tokens of the made-up text whose mean nll vouches for a model, at most.
 PROBE_TOKENS = 256
@@ -96,20 +101,24 @@ class ScoredModel(Protocol):
         limit: tokens that it takes.
         device: where it expects token ids; "cpu" where it runs elsewhere.
         num_embeddings: token ids must be below it; None where the model does not say.
+        tokenizer_digest: identifies how that encodes, see `text_tokenization.tokenizer_digest`.
         gives_logits: and not the scores of tokens alone, as a server does.
         vocabulary_size: columns of its logits.  After `prepare`, as are the following.
         by_blocks: whether no more than a block of logits exists at a time.
         prefixes_agree: whether a token's score is the same in shorter and in longer passes.
         probe: mean nll of the made-up text, in nats a token; after `prepare` with a length.
+        rows_tried: passes in the largest batch that gave each of them the scores that it has alone.
     """
 
     name: str
     description: str
     tokenizer: object
+    tokenizer_digest: str
     limit: ContextLimit
     device: torch.device
     num_embeddings: int | None
     gives_logits: bool
+    rows_tried: int
 
     @property
     def vocabulary_size(self) -> int: ...
@@ -122,6 +131,13 @@ class ScoredModel(Protocol):
 
     @property
     def probe(self) -> float | None: ...
+
+    def long_probe(self, length: int) -> LongProbe | None:
+        """Return the probe of passes of this length; None where the probe reaches as far.
+
+        See `long_probe_of`.  After `prepare` with this length.
+        """
+        ...
 
     def in_use(self) -> AbstractContextManager:
         """Lock the model for the time of the context; restore it afterwards."""
@@ -195,10 +211,15 @@ class EngineModel:
     model = None
     device = torch.device("cpu")
     prefixes_agree = True  # `prepare` refuses any other
+    rows_tried = sys.maxsize
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
         self.probe: float | None = None
+
+    def long_probe(self, length: int) -> LongProbe | None:
+        """Return None: what runs elsewhere is measured on the first tokens alone."""
+        return None
 
     def as_scored(self) -> AbstractContextManager:
         return nullcontext()
@@ -225,16 +246,40 @@ class MadeUpText(NamedTuple):
     ids: list[int]
 
     @classmethod
-    def of(cls, vocabulary_size: int, limit: int | None) -> "MadeUpText":
-        """Make it up for a vocabulary, of as many tokens as the model takes.
+    def of(
+        cls, vocabulary_size: int, limit: int | None, length: int = PROBE_TOKENS
+    ) -> "MadeUpText":
+        """Make it up for a vocabulary, of as many tokens as the model takes; longer ones begin alike.
 
         Python promises that `random()` draws the same numbers in every version.
         """
         draw = random.Random(0)
-        length = min(PROBE_TOKENS, limit or PROBE_TOKENS)
+        length = min(length, limit or length)
         return cls([int(draw.random() * vocabulary_size) for _ in range(length)])
 
     def batch(self, device: torch.device) -> Batch:
         """Return one pass over the text, every token but the first scored."""
         ids = torch.tensor(self.ids, device=device)
         return Batch(ids[None, :-1], torch.arange(len(ids) - 1, device=device), ids[1:])
+
+
+def long_probe_of(nlls: np.ndarray, prefixes_agree: bool) -> LongProbe:
+    """Average the nlls of a made-up text over stretches: between doublings of the probe, and at its end.
+
+    Shorter and longer texts share the former, by which what was read in passes of other lengths is
+    compared.
+
+    Args:
+        nlls: of every token of the text but the first (N - 1,).
+        prefixes_agree: whether a shorter pass would give the same.
+
+    Returns:
+        (tokens up to the end of a stretch, its mean nll in nats a token).
+    """
+    end = len(nlls) + 1
+    ends = [PROBE_TOKENS]
+    while prefixes_agree and 2 * ends[-1] < end:
+        ends.append(2 * ends[-1])
+    last = max(1, min(ends[-1], end - PROBE_TOKENS))  # rounding needs tokens to average over
+    stretches = [*pairwise(ends), (last, end)]
+    return [[stop, float(nlls[first - 1 : stop - 1].mean())] for first, stop in stretches]

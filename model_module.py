@@ -4,10 +4,13 @@ And what it computes in, and whose code it runs.
 """
 
 import inspect
+import operator
 import sys
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
+from types import FunctionType, MethodType, ModuleType
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -20,10 +23,19 @@ PINNED_PACKAGES = ("torch", "transformers")
 # Packages whose hooks and wrappers compute from nothing but what the digests cover.
 KNOWN_PACKAGES = (*PINNED_PACKAGES, "peft", "accelerate")
 LIBRARIES = frozenset({*KNOWN_PACKAGES, *sys.stdlib_module_names})
+# What these import, and have functions of under names of their own.
+DEPENDENCIES = ("huggingface_hub", "numpy", "packaging", "safetensors", "tqdm", "typing_extensions")
+# Kinds of attributes of a module whose code it may call, and of what modules of Python name.
+OWN_KINDS = (FunctionType, MethodType, partial)
+NAMED = (FunctionType, type)
+# How many times modules are followed to those that they have functions from.
+MODULES_DEEP = 2
 # Tokens of the forward pass that shows which tables hold a model's positions.
 TABLE_PROBE = 3
 # Found position tables, by the model and the sizes of its embeddings.
 _TABLES: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
+# What the libraries' code finds, by the classes of models.
+_CODE: dict[frozenset[type], "LibraryCode"] = {}
 
 
 def input_device(model: torch.nn.Module) -> torch.device:
@@ -284,3 +296,97 @@ def is_of_library(module: str) -> bool:
 
 def package_of(module: str) -> str:
     return module.partition(".")[0]
+
+
+class LibraryCode:
+    """What the code of torch and transformers finds under the names that it uses, by identity.
+
+    Functions there are replaced by packages of faster layers, and by others.
+
+    Args:
+        classes: of the libraries, which a model is made of.
+
+    Attributes:
+        is_foreign: whether some of it was written elsewhere, and may act otherwise the next time.
+    """
+
+    def __init__(self, classes: Iterable[type]) -> None:
+        modules = _modules_behind(classes)
+        places = [torch, torch.nn.functional, torch.Tensor, *classes, *modules]
+        registries = [registry for module in modules for registry in _registries(module)]
+        self._spaces: list[tuple] = []
+        # Somebody's function may hold a model, which is not kept alive for it.
+        self._foreign: list[tuple] = []
+        spaces = [*map(vars, places), *registries]
+        for space in {id(space): space for space in spaces}.values():
+            found = {name: value for name, value in list(space.items()) if callable(value)}
+            foreign = [name for name in found if _is_foreign(found[name])]
+            self._foreign += [(space, name, weakref.ref(found.pop(name))) for name in foreign]
+            self._spaces.append((space, len(space), list(found), list(found.values())))
+        self.is_foreign = bool(self._foreign)
+
+    def is_unchanged(self) -> bool:
+        """Return whether all names still stand for the same functions."""
+        return all(
+            len(space) == size and all(map(operator.is_, map(space.get, names), functions))
+            for space, size, names, functions in self._spaces
+        ) and all(space.get(name) is function() for space, name, function in self._foreign)
+
+
+def library_code(model: torch.nn.Module) -> LibraryCode:
+    """Return the libraries' code that a model runs: the same object for as long as it stays as it is."""
+    kinds = {kind for module in model.modules() for kind in type(module).__mro__}
+    classes = frozenset(c for c in kinds if package_of(c.__module__) in PINNED_PACKAGES)
+    known = _CODE.get(classes)
+    if known is None or not known.is_unchanged():
+        known = _CODE[classes] = LibraryCode(classes)
+    return known
+
+
+def runs_own_code(model: torch.nn.Module, code: LibraryCode) -> bool:
+    """Return whether code of no library runs in a model or behind it.
+
+    It may act otherwise the next time, under the same name.
+
+    Args:
+        code: the libraries' that it runs.
+    """
+    modes = torch._C._len_torch_function_stack() + torch._C._len_torch_dispatch_stack()
+    return bool(
+        modes
+        or code.is_foreign
+        or any(
+            package_of(type(module).__module__) not in KNOWN_PACKAGES
+            or any(isinstance(v, OWN_KINDS) and not is_known(v) for v in vars(module).values())
+            for module in model.modules()
+        )
+    )
+
+
+def _modules_behind(classes: Iterable[type]) -> list[ModuleType]:
+    """List the modules of classes, and those of transformers from which these have functions."""
+    names = {c.__module__ for c in classes}
+    newest = names
+    for _ in range(MODULES_DEEP):
+        values = (value for name in newest for value in list(vars(sys.modules[name]).values()))
+        modules = {getattr(v, "__module__", None) for v in values if isinstance(v, NAMED)}
+        found = {m for m in modules if m in sys.modules and package_of(m) == "transformers"}
+        newest = found - names
+        names = names | found
+    return [sys.modules[name] for name in sorted(names)]
+
+
+def _registries(module: ModuleType) -> list[dict]:
+    """List the tables from which the code of a module takes functions by name."""
+    values = [value for name, value in vars(module).items() if not name.startswith("__")]
+    kept = [getattr(value, "_global_mapping", value) for value in values]
+    kept += [getattr(value, "_local_mapping", None) for value in values]
+    return [table for table in kept if type(table) is dict and any(map(callable, table.values()))]
+
+
+def _is_foreign(value: object) -> bool:
+    """Return whether a function was written neither by a library nor by one that it imports."""
+    if not isinstance(value, FunctionType):
+        return False
+    package = package_of(str(value.__globals__.get("__name__")))
+    return not (package in LIBRARIES or package in DEPENDENCIES)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
 
+import numpy as np
 import torch
 
 from .errors import Wording
@@ -267,7 +268,7 @@ def look_quickly(model: torch.nn.Module, name: str, limit: int | None) -> QuickL
     expected = plain_logits(model, ids, name)[0]
     for number, make in enumerate(head_makers(model)):
         try:
-            rows, probe = read_made_up_text(make(), batch, count)
+            rows, nlls = read_made_up_text(make(), batch, count)
         except UNSUPPORTED_ERRORS as error:
             if is_out_of_memory(error):
                 raise
@@ -278,20 +279,22 @@ def look_quickly(model: torch.nn.Module, name: str, limit: int | None) -> QuickL
         )
         fits = expected.shape[-1] >= size
         return (
-            QuickLook(number, expected.shape[-1], len(text.ids), probe) if agree and fits else None
+            QuickLook(number, expected.shape[-1], len(text.ids), float(nlls.mean()))
+            if agree and fits
+            else None
         )
     return None
 
 
-def read_made_up_text(head: Head, batch: Batch, count: int = 0) -> tuple[torch.Tensor, float]:
-    """Return the first logits (count, V) of a pass, and its mean nll in nats a token."""
-    first, nll = [], 0.0
+def read_made_up_text(head: Head, batch: Batch, count: int = 0) -> tuple[torch.Tensor, np.ndarray]:
+    """Return the first logits (count, V) of a pass, and the nll (R,) of its tokens in nats."""
+    first, nlls = [], []
     for logits, targets in head(batch, MADE_UP_ROWS):
         if len(first) * MADE_UP_ROWS < count:
             first.append(logits.clone())
         losses = torch.nn.functional.cross_entropy(logits.float(), targets, reduction="none")
-        nll += losses.sum(dtype=torch.float64).item()
-    return torch.cat(first)[:count] if first else torch.empty(0), nll / len(batch.targets)
+        nlls.append(losses.double().cpu().numpy())
+    return torch.cat(first)[:count] if first else torch.empty(0), np.concatenate(nlls)
 
 
 def examine_passes(length: int, model: torch.nn.Module, name: str, row_logits: RowLogits) -> bool:

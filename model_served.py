@@ -7,6 +7,7 @@ asked for columns of scores in their place.
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cached_property
 
 from transformers import PreTrainedTokenizerBase
 
@@ -22,6 +23,7 @@ from .model_served_trial import (
     try_source,
 )
 from .model_server_forms import AnswerError, Prompt
+from .text_tokenization import tokenizer_digest
 
 
 class ServedModel(EngineModel):
@@ -135,6 +137,10 @@ class ServedModel(EngineModel):
                 )
             )
         self._tried = length + 1
+
+    @cached_property
+    def tokenizer_digest(self) -> str:
+        return tokenizer_digest(self.tokenizer)
 
     def tokenize(self, text: str) -> list[int] | None:
         """Return the ids that the engine cuts a text into; None where it does not say."""

@@ -180,7 +180,10 @@ class OpenModels:
             resolve_dtype(source.dtype, source.named("dtype"))
             self.close(source.role)
             self._opened[source.role] = key, source.open()
-        return self._opened[source.role][1]
+        model = self._opened[source.role][1]
+        if source.tokenizer is not None:  # may have been changed since the last call
+            vars(model).pop("tokenizer_digest", None)
+        return model
 
     def close(self, role: str) -> None:
         """Give up the model of a role: its memory is needed, or nobody can use what is left of it."""

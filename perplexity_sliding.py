@@ -235,14 +235,17 @@ Returns:
             longest context, they are in the place of these keys: other shards may have longer ones.
         probe (float): mean nll (nats a token) of a fixed made-up text of 256 tokens, scored as the
             texts are: equal signatures and equal probes (to 1e-4 in float32, 0.005 in float16, 0.01
-            in bfloat16, 0.03 quantised) mean equal numbers.
+            in bfloat16, 0.03 quantised) mean equal numbers; docs/safety.md says what remains.
+        long_probe (list or None): where the longest pass reads more than 256 tokens, mean nll of
+            a made-up text of its length: [tokens, nll of the stretch that ends there], for 512,
+            1024, … tokens and the last one. Stretches that two results share are compared.
         texts_digest (str): of the texts, in their order; of chats, as the template writes them.
         comparison (dict): with a reference, what separates the model from it; intervals are of 95 %
             confidence, from texts or parts of texts, None where the text is too little:
             verdict ("worse", "better", "no clear difference", "within 1 %"), summary (a sentence),
             within_margin; perplexity_ratio (ratio, interval, pvalue, sample), correlation; of the
             reference reference_perplexity, reference_perplexity_interval, reference_perplexities,
-            reference_bits_per_byte, reference_signature and reference_probe; bits_per_byte_change,
+            reference_bits_per_byte, reference_signature, reference_probe and reference_long_probe; bits_per_byte_change,
             its bits_per_byte_change_interval and num_compared_bytes (over the pieces of text that
             both cut, where tokens have offsets: what comparisons with other models can be set
             beside); kl and kl_reverse (divergence of the model from the reference and the other

@@ -5,6 +5,8 @@ Joins what the three layers know: windows (integers), scores (arrays) and result
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import chain
 
 import numpy as np
 
@@ -32,6 +34,13 @@ class Measurement:
     windows: list[list[Window]]
     borders: list[list[Window]]
     parts: Parts | None = None
+
+    @cached_property
+    def longest_pass(self) -> int:
+        """Tokens that its longest forward pass reads; of what is carried, as many as a window has."""
+        windows = chain.from_iterable(chain(self.windows, self.borders))
+        longest = max((window.num_inputs for window in windows), default=0)
+        return longest if self.plan.carries == "nothing" else min(longest, self.plan.max_length)
 
     @property
     def stream_texts(self) -> int | None:

@@ -32,7 +32,7 @@ WORST_TOKENS = 20
 # What of the reference's own result stands beside the model's.
 SHOWN_OF_REFERENCE = (
     *("perplexity", "perplexity_interval", "perplexities", "bits_per_byte"),
-    *("signature", "probe"),
+    *("signature", "probe", "long_probe"),
 )
 
 
@@ -204,6 +204,7 @@ class ByteComparison:
         identity = describe_measurement(
             self.reference,
             self.measurement.signature_fields(),
+            self.measurement.longest_pass,
             words_given=report.word_counts is not None,
         )
         return {
@@ -211,6 +212,7 @@ class ByteComparison:
             **compare_bytes(pieces, report.measurement.plan.max_length, self.margin),
             "reference_signature": identity["signature"],
             "reference_probe": identity["probe"],
+            "reference_long_probe": identity["long_probe"],
         }
 
     def results(self, report: Report, with_tokens: bool) -> dict:

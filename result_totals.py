@@ -18,7 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
-from .digests import TextsDigest, digest_of, same_probe
+from .digests import TextsDigest, digest_of, same_probes
 from .errors import ArgumentError, ArgumentTypeError, Wording
 from .protocols import Aggregate, ToolError
 from .result_uncertainty import Blocks, Clusters, Estimate, estimate_ratio, exp, jackknife
@@ -188,16 +188,17 @@ class Totals:
             squares=np.concatenate([self.squares, other.squares]),
             units=np.concatenate([self.units, other.units]),
             counts={name: self.counts[name] + other.counts[name] for name in self.counts},
+            identity=self.identity | _longer_probe(self.identity, other.identity),
             texts_digest=self.texts_digest + other.texts_digest,
         )
 
     def _is_measured_as(self, other: "Totals") -> bool:
         """Return whether both measured the same in the same way; probes may round otherwise."""
-        identities = [{**totals.identity, "probe": None} for totals in (self, other)]
-        probes = [totals.identity.get("probe") for totals in (self, other)]
-        if (self.aggregation, identities[0]) != (other.aggregation, identities[1]):
-            return False
-        return None in probes or same_probe(*probes, self.identity["signature"])
+        one, two = (
+            totals.identity | dict.fromkeys(("probe", "long_probe")) for totals in (self, other)
+        )
+        is_same = (self.aggregation, one) == (other.aggregation, two)
+        return is_same and same_probes(self.identity, other.identity)
 
     def __radd__(self, other: object) -> "Totals":
         """Begin a `sum`, which adds the first to 0."""
@@ -501,6 +502,14 @@ def shared_clusters(totals: Totals, first: Totals) -> tuple[Clusters, Clusters] 
         *(of_totals.num_parts(least) for of_totals, least in zip(blocks, block_tokens))
     )
     return blocks[0].cut(num_parts), blocks[1].cut(num_parts)
+
+
+def _longer_probe(*identities: dict[str, object]) -> dict[str, object]:
+    """Return the long probe of the longest pass, as a call with all texts has it; none without one."""
+    probes = [identity["long_probe"] for identity in identities if "long_probe" in identity]
+    return (
+        {"long_probe": max(probes, key=lambda probe: probe[-1] if probe else [])} if probes else {}
+    )
 
 
 def token_weights(

@@ -21,7 +21,7 @@ import itertools
 import re
 import warnings
 from bisect import bisect_right
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -37,6 +37,8 @@ from .text_tokenization import Range, TokenizedText, check_fast, special_ids, vo
 
 CORRECTIONS = ("pimentel", "oh", None)
 
+# What the tokens of the last tokenizer stand for, by its digest.
+_TEXTS: dict[str, list[str]] = {}
 SPACE = re.compile(r"\s*")
 
 # --- the vocabulary --------------------------------------------------------------------------------
@@ -71,14 +73,32 @@ class Vocabulary:
         return np.flatnonzero(~self.begins)
 
 
-def classify_vocabulary(tokenizer: PreTrainedTokenizerBase, size: int) -> Vocabulary:
+def _texts_of(digest: str, read: Callable[[], list[str]]) -> list[str]:
+    """Return the texts of the vocabulary of a tokenizer, which are kept for the last one.
+
+    Args:
+        digest: of the tokenizer.
+        read: returns them.
+    """
+    if digest not in _TEXTS:
+        texts = read()
+        _TEXTS.clear()
+        _TEXTS[digest] = texts
+    return _TEXTS[digest]
+
+
+def classify_vocabulary(
+    tokenizer: PreTrainedTokenizerBase, size: int, texts: Sequence[str] | None = None
+) -> Vocabulary:
     """Classify the tokens of a vocabulary.
 
     Args:
         size: V, the logits that the model gives; more than the tokenizer has tokens where a model
             pads its vocabulary, and these stand for no text.
+        texts: what the tokens stand for, where that is known.
     """
-    texts = (vocabulary_texts(tokenizer) + [""] * size)[:size]
+    texts = vocabulary_texts(tokenizer) if texts is None else texts
+    texts = [*texts, *[""] * size][:size]
     numbers = np.arange(size)
     return Vocabulary(
         begins=np.array([text[:1].isspace() for text in texts], dtype=bool),
@@ -343,7 +363,8 @@ class WordScoring:
                 ),
                 advice="Pass `word_correction=None` for plain sums, or load the model itself.",
             )
-        vocabulary = classify_vocabulary(model.tokenizer, model.vocabulary_size)
+        texts = _texts_of(model.tokenizer_digest, lambda: vocabulary_texts(model.tokenizer))
+        vocabulary = classify_vocabulary(model.tokenizer, model.vocabulary_size, texts)
         return cls(spans, correction, vocabulary, model.gives_logits)
 
     def measures(self) -> list[Measure]:

@@ -106,6 +106,7 @@ def score_carried(
     work = CarriedWork([replace(measurement, plan=plan, windows=windows)])
     lengths = [window.num_targets for of_text in windows for window in of_text]
     model.prepare(max(lengths), sum(lengths))
+    model.prepare(work.measurements[0].longest_pass)
     scorer = CarryingScorer(
         model, reader, measures, memory, session.batch_size, session.logits_memory
     )
@@ -141,6 +142,8 @@ class CarryingScorer:
         batch_size: texts side by side.
         logits_memory: bytes that logits and the loss over them may take.
     """
+
+    models = ()  # texts side by side are read on, and cannot be scored again by themselves
 
     def __init__(
         self,

@@ -20,19 +20,22 @@ from typing import NamedTuple
 import numpy as np
 import xxhash
 
-from .digests import probe_tolerance, same_probe
+from .digests import probe_tolerance, same_long_probes, same_probe
 from .errors import Wording
-from .model_interface import ScoredModel
+from .model_interface import LongProbe, ScoredModel
 from .plan_windows import Pass
 from .score_measures import Columns, Measure
 from .signature import describe_model
 
 # SQLite's own way to tell whose file it is: an arbitrary number in the header.
-APPLICATION_ID = 0x50504C33
+APPLICATION_ID = 0x50504C34
 BUSY_TIMEOUT_S = 60.0
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS models (
     number INTEGER PRIMARY KEY, description TEXT NOT NULL, probe REAL NOT NULL, checksum BLOB NOT NULL
+);
+CREATE TABLE IF NOT EXISTS long_probes (
+    model INTEGER, tokens INTEGER, nll REAL NOT NULL, PRIMARY KEY (model, tokens)
 );
 CREATE TABLE IF NOT EXISTS scores (
     model INTEGER, text TEXT, first_read INTEGER, start_token INTEGER, end INTEGER, targets TEXT,
@@ -110,11 +113,16 @@ class Checkpoint:
         return bool(tables)
 
     def use(
-        self, models: Sequence[ScoredModel], measures: Sequence[Measure], key_prefix: str = ""
+        self,
+        models: Sequence[ScoredModel],
+        measures: Sequence[Measure],
+        key_prefix: str = "",
+        length: int = 0,
     ) -> None:
         """Set the models and measures whose scores are looked up and stored.
 
         Args:
+            length: tokens in the longest pass.
             key_prefix: tells apart scores that depend on more than what a pass reads.
 
         Raises:
@@ -122,7 +130,7 @@ class Checkpoint:
         """
         for scored in models:
             scored.check_identifiable()
-        self.found = [self._find(scored) for scored in models]
+        self.found = [self._find(scored, length) for scored in models]
         numbers = [found.number for found in self.found]
         self.model = numbers[0]
         self.prefixes_agree = all(scored.prefixes_agree for scored in models)
@@ -192,30 +200,43 @@ class Checkpoint:
                     )
                 )
 
-    def _find(self, model: ScoredModel) -> Found:
-        """Find the model with this description and probe; add it if it is new."""
+    def _find(self, model: ScoredModel, length: int) -> Found:
+        """Find the model with this description and these probes; add what is new."""
         with model.as_scored():
             description, probe = describe_model(model), model.probe
-        found = self._known(description, probe)
-        if found is not None:
-            return found
+            long_probe = model.long_probe(length) or []
+        found = self._known(description, probe, long_probe)
+        if found is not None and not self._new_stretches(found, long_probe):
+            return found  # nothing is written to a file that may lie on a read-only disk
         with self._writing() as connection:
             # Another process may have added it since, and its scores must be found again.
-            found = self._known(description, probe)
-            if found is not None:
-                return found
-            last = connection.execute("SELECT coalesce(max(number), 0) FROM models").fetchone()[0]
-            found = Found(last + 1, description, probe)
-            values = (*found, checksum(found))
-            connection.execute("INSERT INTO models VALUES (?, ?, ?, ?)", values)
+            found = self._known(description, probe, long_probe)
+            if found is None:
+                query = "SELECT coalesce(max(number), 0) FROM models"
+                found = Found(connection.execute(query).fetchone()[0] + 1, description, probe)
+                values = (*found, checksum(found))
+                connection.execute("INSERT INTO models VALUES (?, ?, ?, ?)", values)
+            rows = self._new_stretches(found, long_probe)
+            connection.executemany("INSERT INTO long_probes VALUES (?, ?, ?)", rows)
         return found
 
-    def _known(self, description: str, probe: float) -> Found | None:
+    def _known(self, description: str, probe: float, long_probe: LongProbe) -> Found | None:
         query = "SELECT * FROM models WHERE description = ? ORDER BY number"
         for *row, digest in self._read(query, (description,)):
             if digest == checksum(row) and same_probe(row[-1], probe, description):
-                return Found(*row)
+                found = Found(*row)
+                if same_long_probes(self._stretches(found), long_probe, description):
+                    return found
         return None
+
+    def _stretches(self, found: Found) -> LongProbe:
+        """Return the stretches of long probes that runs with a model have stored."""
+        return self._read("SELECT tokens, nll FROM long_probes WHERE model = ?", (found.number,))
+
+    def _new_stretches(self, found: Found, long_probe: LongProbe) -> list[tuple[int, int, float]]:
+        """List the rows to add for stretches that no run has stored."""
+        stored = dict(self._stretches(found))
+        return [(found.number, *pair) for pair in long_probe if pair[0] not in stored]
 
     def _checksum(self, row: Sequence[object]) -> bytes:
         """Digest a row of scores, with the models that they are of."""

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 import xxhash
 
-from .digests import same_probe
+from .digests import same_long_probes, same_probe
 from .errors import ArgumentError, Wording
 from .model import LanguageModel
 from .model_interface import Batch, LogitBlocks, Prefix, ScoredModel
@@ -127,6 +127,7 @@ class StatesFile:
             "format": FORMAT,
             "reference": describe_model(reference),
             "probe": reference.probe,
+            "long_probe": reference.long_probe(max(work.lengths)),
             "passes": digest(work),
             "vocabulary": reference.vocabulary_size,
             "states": states.shape[1],
@@ -199,6 +200,8 @@ class StatesFile:
         value = self.header[name]
         if name == "probe" and isinstance(stored, float) and value is not None:
             return same_probe(value, stored, self.header["reference"])
+        if name == "long_probe" and value is not None:
+            return same_long_probes(value, stored, self.header["reference"])
         return stored == value
 
     def _allocate(self, is_new: bool) -> None:
@@ -306,6 +309,7 @@ def digest_of_rows(number: int, data: np.ndarray) -> int:
 NAMES = {
     "reference": "reference model",
     "probe": "reference model, by what it makes of the made-up text",
+    "long_probe": "reference model, by what it makes of a long made-up text",
     "passes": "text, window or stride",
     "vocabulary": "reference model",
     "states": "reference model",

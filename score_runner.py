@@ -15,6 +15,7 @@ from itertools import chain, islice
 import numpy as np
 from tqdm.auto import tqdm
 
+from .digests import probe_tolerance
 from .errors import ArgumentError, Wording, name_positions
 from .model_interface import ScoredModel
 from .plan import Measurement
@@ -28,18 +29,21 @@ from .plan_windows import (
     merge_windows,
 )
 from .result_uncertainty import exp
-from .score_checkpoint import Checkpoint
+from .score_checkpoint import Checkpoint, agree
 from .score_distributed import Processes
 from .score_measures import Columns, Measure
 from .score_passes import Row, Scorer
 from .score_served import PassError, ServedScorer
-from .signature import describe_measurement
+from .signature import describe_measurement, describe_model
 from .text_tokenization import stream_hash
 
 _HIDDEN: list[bool] = []  # one entry for each context of `bars_hidden`
 
 # Tokens that reading a common context once must save: fewer do not pay for trying it.
 LEAST_SAVING = 256
+
+# Nats a token: probes that may differ by more are of half precision or less.
+ROUGH = 0.001
 
 
 @dataclass(frozen=True)
@@ -242,6 +246,9 @@ def plan_work(
     for model in models:
         check_ids(model, measurements)
         model.prepare(max(lengths), sum(lengths), longest_whole)
+        if not model.prefixes_agree:  # what longer passes show is not true of shorter ones
+            for length in {m.longest_pass for m in measurements}:
+                model.prepare(length)
     with without_collecting():
         work = Work(measurements, all(model.prefixes_agree for model in models), num_shown)
     if len(models) == 1:
@@ -401,7 +408,9 @@ def describe_all(
 ) -> str:
     """Describe on one line what processes that share work must have in common."""
     signatures = [
-        describe_measurement(model, measurement.signature_fields(), words_given=False)["signature"]
+        describe_measurement(
+            model, measurement.signature_fields(), measurement.longest_pass, words_given=False
+        )["signature"]
         for model in models
         for measurement in measurements
     ]
@@ -435,7 +444,8 @@ class Runner:
         )
         finished: dict[int, Columns] = {}
         if self.checkpoint is not None:
-            self.checkpoint.use(models, measures, key_prefix)
+            length = max((m.longest_pass for m in self.work.measurements), default=0)
+            self.checkpoint.use(models, measures, key_prefix, length)
             finished = self._load_finished()
         # Each process may have a checkpoint of its own: the first that has a pass hands it over.
         holders: dict[int, int] = {}
@@ -477,6 +487,7 @@ class Runner:
             for places, batch in self._batches(share, finished):
                 numbers = [share[place] for place in places]
                 self._check_numbers(numbers, batch)
+                self._check_company(numbers, batch)
                 scores.update(zip(numbers, batch))
                 cost = sum(costs[place] for place in places)
                 estimate.add(self._shown(numbers, scores), cost)
@@ -557,6 +568,36 @@ class Runner:
             f"{self.work.streams[pass_.stream].text}"
         )
         self.checkpoint.check_repeated(finished[number], repeated, where)
+
+    def _check_company(self, numbers: Sequence[int], batch: Sequence[Columns]) -> None:
+        """Score the first and the last pass of a larger batch than any before again, each alone.
+
+        Raises:
+            ValueError: their scores depend on the other passes.
+        """
+        models = self.scorer.models
+        if len(numbers) <= min((model.rows_tried for model in models), default=len(numbers)):
+            return
+        for place in (0, -1):
+            row, length = self.work.row(numbers[place]), self.work.lengths[numbers[place]]
+            [(_, [alone])] = self.scorer.score(lambda _, row=row: row, [length])
+            for model, name in zip(models, ("nll", "reference_nll")):
+                if name in alone and not self._agree(model, batch[place][name], alone[name]):
+                    raise ValueError(
+                        f"{model.description} must score a text by itself, but a token's score in "
+                        f"a batch of {len(numbers)} passes is another than in a pass alone: "
+                        f"{batch[place][name].mean():.6f} and {alone[name].mean():.6f} nats on "
+                        "average. A part of it acts on the other rows of a batch, or on their number."
+                    )
+        for model in models:
+            model.rows_tried = max(model.rows_tried, len(numbers))
+
+    @staticmethod
+    def _agree(model: ScoredModel, nlls: np.ndarray, others: np.ndarray) -> bool:
+        """Return whether nlls (R,) differ by no more than a model rounds in other batches."""
+        tolerance = probe_tolerance(describe_model(model))
+        slack = 3 if tolerance < ROUGH else 10  # experts that are chosen otherwise
+        return agree(nlls, others, slack * tolerance)
 
     def _save(self, numbers: Sequence[int], batch: Sequence[Columns]) -> None:
         if self.checkpoint is None:

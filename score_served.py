@@ -65,6 +65,8 @@ class ServedScorer:
         ValueError: a measure needs logits.
     """
 
+    models = ()  # an engine reads each prompt by itself
+
     def __init__(
         self, model: ServedModel, measures: Sequence[Measure], batch_size: int, batch_tokens: int
     ) -> None:

@@ -10,7 +10,6 @@ import hashlib
 
 from .about import VERSION
 from .digests import DIGITS
-from .model_digest import tokenizer_digest
 from .model_interface import ScoredModel
 
 # Fields whose values are versions of what runs the model.
@@ -29,34 +28,41 @@ def describe_key_tokens(evaluator: ScoredModel, rule: str) -> str:
         evaluator: finds them.
         rule: how it tells them from others.
     """
-    fields = {"tokenizer": tokenizer_digest(evaluator.tokenizer)} | _model_fields(evaluator)
+    fields = {"tokenizer": evaluator.tokenizer_digest} | _model_fields(evaluator)
     return _line({"key_tokens": rule} | fields)
 
 
 def describe_measurement(
     model: ScoredModel,
     measured: dict[str, object],
+    length: int,
     words_given: bool,
     word_fields: dict[str, str] | None = None,
-) -> dict[str, str | float]:
-    """Write the signature of a measurement under a model, long and short; and its probe.
+) -> dict[str, object]:
+    """Write the signature of a measurement under a model, long and short; and its probes.
 
     In the spirit of sacrebleu's: `key:value` pairs joined by `|`.  The short form keeps the
     protocol and a digest of the whole line.
 
     Args:
         measured: what the measurement says of itself, see `Measurement.signature_fields`.
+        length: tokens that its longest forward pass reads.
         word_fields: how words are scored, where they are, and what the texts were before.
     """
     of_words = {"words": "given" if words_given else "split"} | (word_fields or {})
-    of_tokenizer = {"tokenizer": tokenizer_digest(model.tokenizer)}
+    of_tokenizer = {"tokenizer": model.tokenizer_digest}
     fields = _model_fields(model) | of_tokenizer | measured | of_words
     first = ("model", "revision", "tokenizer", *measured, *of_words)
     order = dict.fromkeys([*first, *fields])  # then what else the model says of itself
     line = _line({name: fields[name] for name in order if name in fields})
     digest = hashlib.sha256(line.encode("utf-8")).hexdigest()[:DIGITS]
     short = f"ppl|{measured['protocol']}|L{measured['window']}|S{measured['stride']}|{digest}"
-    return {"signature": line, "signature_short": short, "probe": model.probe}
+    return {
+        "signature": line,
+        "signature_short": short,
+        "probe": model.probe,
+        "long_probe": model.long_probe(length),
+    }
 
 
 def _model_fields(model: ScoredModel) -> dict[str, object]:

@@ -19,6 +19,7 @@ import xxhash
 from tokenizers import processors
 from transformers import PreTrainedTokenizerBase
 
+from .digests import digest_of
 from .errors import ArgumentError, ArgumentTypeError, Wording
 
 Chat = Sequence[Mapping[str, object]]
@@ -35,6 +36,22 @@ _LOCKS: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
 _LOCKS_LOCK = threading.Lock()
 # No id of any token.
 NO_TOKEN = -1
+
+# Settings of a tokenizer that say where it came from, or how its owner pads and cuts.
+TOKENIZER_PROVENANCE = ("name_or_path", "file", "padding", "pad_token", "truncation", "max_length")
+# A text of many kinds, by which tokenizers are told apart, and how many of their tokens follow it.
+PROBE_TEXT = (
+    "The quick brown fox; it's 1,234.56 EUR (or 0x7f)!  Two  spaces,\ttab\r\nand\n\nlines. "
+    "na\u00efve nai\u0308ve \ufb01ne \u201cquoted\u201d \u2014 \u2026 \u00a0 \u200b \u3000 "
+    "\u0414\u043e\u0431\u0440\u044b\u0439 \u03ba\u03cc\u03c3\u03bc\u03b5 "
+    "\u0645\u0631\u062d\u0628\u0627 \u05e9\u05dc\u05d5\u05dd \u0928\u092e\u0938\u094d\u0924\u0947 "
+    "\u0e2a\u0e27\u0e31\u0e2a\u0e14\u0e35 \u4f60\u597d\u3002\u3053\u3093\u306b\u3061\u306f "
+    "\uc548\ub155 \U0001f469\u200d\U0001f4bb\U0001f1fa\U0001f1f3 <b>x</b> https://a.b/c?d=e#f "
+    "def f(x): return {'a': [x**2 % 3]} # ok <s> </s> <unk> <|endoftext|> IOI \u0130\u0131\u00df"
+)
+PROBE_TOKENS = 1024
+# Digests of the last tokenizer that has no code of its own, by that of its state.
+_TRIED: dict[str, str] = {}
 
 
 Range = tuple[int, int]
@@ -145,7 +162,8 @@ class Parts:
         """Name it for the signature."""
         kinds = {"given": self.contexts, "spans": self.spans, "messages": self.chats}
         [kind] = [name for name, values in kinds.items() if values is not None]
-        return {"context": kind, "boundary": self.boundary}
+        separator = {} if self.contexts is None else {"separator": repr(self.context_separator)}
+        return {"context": kind, **separator, "boundary": self.boundary}
 
     def describe_texts(self, texts: Sequence[str]) -> list[str]:
         """Write one line for each text that says what is read and what of it is scored.
@@ -562,3 +580,59 @@ def part_in_python(tokenizer: PreTrainedTokenizerBase) -> str | None:
         except Exception:  # the library has no other kind
             return name.replace("_", "-")
     return None
+
+
+# --- what identifies a tokenizer ------------------------------------------------------------------
+
+
+def tokenizer_digest(tokenizer: PreTrainedTokenizerBase) -> str:
+    """Digest whatever decides how a tokenizer encodes and decodes; padding and truncation do not.
+
+    That is its state, and what it makes of a probe text: code of somebody's own is known by what it
+    does.
+    """
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if hasattr(backend, "to_str"):
+        # JSON of which truncation and padding come first; half a megabyte is not parsed for them.
+        state = [backend.to_str().split('"added_tokens":', 1)[-1]]
+        state.append(getattr(tokenizer, "split_special_tokens", False))
+    else:
+        settings = getattr(tokenizer, "init_kwargs", {})
+        kept = {
+            key: settings[key]
+            for key in settings
+            if not any(word in key for word in TOKENIZER_PROVENANCE)
+        }
+        state = [type(tokenizer).__name__, sorted(tokenizer.get_vocab().items()), kept]
+    special = {k: v for k, v in tokenizer.special_tokens_map.items() if k != "pad_token"}
+    digest = digest_of([state, special])
+    if _has_own_code(tokenizer):
+        return digest_of([digest, _try_out(tokenizer)])
+    if digest not in _TRIED:
+        _TRIED.clear()
+        _TRIED[digest] = digest_of([digest, _try_out(tokenizer)])
+    return _TRIED[digest]
+
+
+def _has_own_code(tokenizer: PreTrainedTokenizerBase) -> bool:
+    """Return whether more may decide how a tokenizer encodes than its state and transformers."""
+    kind = type(tokenizer)
+    return not (tokenizer.is_fast and kind.__module__.startswith("transformers.")) or any(
+        callable(value) and callable(getattr(kind, name, None))
+        for name, value in vars(tokenizer).items()
+    )
+
+
+def _try_out(tokenizer: PreTrainedTokenizerBase) -> list:
+    """Return what a tokenizer makes of a probe text, and how it decodes some of its tokens.
+
+    The text is of many scripts, then of tokens from all over the vocabulary, as they are written and
+    with their letters in the other case.
+    """
+    size = len(tokenizer)
+    numbers = list(range(0, size, max(1, size // PROBE_TOKENS)))
+    tokens = [token or "" for token in tokenizer.convert_ids_to_tokens(numbers)]
+    words = " ".join(tokens).replace("\u0120", " ").replace("\u2581", " ")
+    streams = tokenize(tokenizer, [PROBE_TEXT, words, words.swapcase()])
+    streams += tokenize(tokenizer, [PROBE_TEXT], "default")
+    return [[stream.ids.tolist() for stream in streams], token_texts(tokenizer, tokens)]

@@ -5,6 +5,8 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
+from perplexity_sliding.digests import describe_probes
+
 from .messages import command_name
 from .sources import STANDARD_INPUT, list_sources
 from .tables import format_number, signature_fields
@@ -38,7 +40,7 @@ def of_results(results: Sequence[dict], args, metric) -> str:
                 f"Command:    {command(args.argv)}",
             ]
         ),
-        "\n".join(f"{r['signature']}\nprobe: {r['probe']:.6f} nats a token" for r in results),
+        "\n".join(f"{r['signature']}\n{describe_probes(r)}" for r in results),
         metric.citation.strip(),
     ]
     return "\n\n".join(parts)

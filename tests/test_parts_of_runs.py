@@ -190,3 +190,18 @@ def test_rows_of_tables_are_not_kept(call, corpus, score_parts):
     names = score_parts(*corpus, parts=2)
     outcome = call("--merge", *names, "--format=csv")
     assert (outcome.code, "parts keep none" in outcome.err) == (2, True)
+
+
+def test_what_stands_between_contexts_and_texts_is_the_same_in_all_parts(call, tmp_path):
+    """Merged, they would give the number of no run."""
+    path = tmp_path / "rows.jsonl"
+    rows = [{"context": "w7 w8", "text": random_text(20, n)} for n in range(6)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    names = []
+    for number, separator in enumerate([" ", "  w9 "], 1):
+        names.append(str(tmp_path / f"part{number}.json"))
+        argv = [str(path), "--context-column=context", f"--context-separator={separator}"]
+        assert call(*argv, f"--part={number}/2", "-o", names[-1]).code == 0
+    outcome = call("--merge", *names)
+    assert outcome.code == 2
+    assert "it was measured in another way" in outcome.err

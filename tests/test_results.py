@@ -412,6 +412,7 @@ ALWAYS = {
     "interval_sample",
     "interval_scope",
     "probe",
+    "long_probe",
     "scored_share",
     "total_nll",
     "num_tokens",

@@ -4,7 +4,7 @@ import copy
 import functools
 import re
 import shutil
-from types import FunctionType, SimpleNamespace
+from types import SimpleNamespace
 
 import pytest
 import reference
@@ -21,10 +21,12 @@ from models import (
     save,
 )
 from perplexity_sliding.digests import TextsDigest, same_probe
-from perplexity_sliding.model_digest import describe, structure, weights_digest
+from perplexity_sliding.model_digest import structure, weights_digest
 from perplexity_sliding.model_interface import MadeUpText
 from perplexity_sliding.model_module import number_format
 from tokenizers import normalizers
+
+from perplexity_sliding import model as model_module
 
 TEXTS = [random_text(60), random_text(33, seed=1)]
 
@@ -678,18 +680,6 @@ def test_a_tuple_in_a_layer_of_torch():
     assert structure(model) != before
 
 
-def test_a_set_in_the_code_is_the_same_in_every_process():
-    """Its order differs between processes, as that of equal sets does that were filled otherwise."""
-    code = (lambda text: text.lower() if text in {"a", "i"} else text).__code__
-    described = []
-    for filled in (frozenset([0, 8]), frozenset([8, 0])):
-        constants = tuple(filled if isinstance(c, frozenset) else c for c in code.co_consts)
-        assert filled in constants
-        described.append(describe(FunctionType(code.replace(co_consts=constants), {})))
-    assert repr(frozenset([0, 8])) != repr(frozenset([8, 0]))
-    assert described[0] == described[1]
-
-
 def test_a_hook_of_all_modules(measure):
     before = measure()
     handle = torch.nn.modules.module.register_module_forward_hook(lambda *_: None)
@@ -896,3 +886,34 @@ def test_digests_of_parts_add_up():
     texts = ["one", "two", "", "two", "three \N{SNOWMAN}"]
     for cut in range(6):
         assert TextsDigest.of(texts[:cut]) + TextsDigest.of(texts[cut:]) == TextsDigest.of(texts)
+
+
+def test_what_stands_between_contexts_and_texts(measure):
+    """It is scored with the text, so the numbers are others."""
+    arguments = {"contexts": "w7 w8", "return_totals": True}
+    one, other = (measure(context_separator=separator, **arguments) for separator in (" ", "  w9 "))
+    assert one["signature_short"] != other["signature_short"]
+    with pytest.raises(ValueError, match="Totals can only be added"):
+        one["totals"] + other["totals"]
+
+
+def test_a_tokenizer_is_digested_once_a_call(measure, monkeypatch, tmp_path, tokenizer):
+    """Anew in every call of a live model, which may have been changed; once of a loaded one."""
+    digested, plain = [], model_module.tokenizer_digest
+
+    def counting(tokenizer):
+        digested.append(1)
+        return plain(tokenizer)
+
+    monkeypatch.setattr(model_module, "tokenizer_digest", counting)
+    for _ in range(2):
+        measure(stride=[4, 8])
+    assert len(digested) == 2
+    folder = save(tmp_path / "tiny", make_model("gpt2"), tokenizer)
+    for _ in range(2):
+        measure(model_id=folder, stride=[4, 8])
+    assert len(digested) == 3
+    own = Lowercasing()
+    first = measure(model_id=folder, tokenizer=own)
+    own.lowercase = False
+    assert fields(measure(model_id=folder, tokenizer=own)) != fields(first)

@@ -4,6 +4,8 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 
+from perplexity_sliding.digests import describe_probes
+
 from .assets import HERE, SCRIPTS, STYLE, joined
 from .comparison import Pair, comparison_view
 from .curves import NAMES, STRIDE, WINDOW, context_curve, setting_curve
@@ -218,7 +220,7 @@ def repeat(result: dict, citation: str, command: str) -> str:
     """Show what pins the number down: the command, then citation, signature and probe."""
     typed = f"<p>The command that repeats it:</p><pre>{escape(command)}</pre>" if command else ""
     quoted = citation or (
-        f"{result['signature']}\nprobe: {result['probe']:.6f} nats a token\n"
+        f"{result['signature']}\n{describe_probes(result)}\n"
         f"Texts read: digest {result['texts_digest']}"
     )
     return (

@@ -1,0 +1,291 @@
+"""The promise of signature and probe, attacked: other numbers show in one of them.
+
+Each attack changes what a model computes where the first 256 tokens of a single pass do not show it.
+"""
+
+import copy
+
+import pytest
+import reference
+import torch
+import transformers
+from models import NEWEST, VOCABULARY, make_model, random_text
+from perplexity_sliding.digests import same_probe, same_probes
+from perplexity_sliding.model_interface import MadeUpText
+from perplexity_sliding.model_logits import BodyThenHead
+
+MODELING = transformers.models.llama.modeling_llama
+TEXT = random_text(700)
+
+
+def long_llama(**config):
+    return make_model("llama", max_position_embeddings=1024, **config)
+
+
+def long_mistral():
+    settings = long_llama().config.to_dict()
+    settings.pop("model_type")
+    torch.manual_seed(0)
+    return transformers.MistralForCausalLM(
+        transformers.MistralConfig(**settings | {"sliding_window": None})
+    ).eval()
+
+
+@pytest.fixture
+def score(metric, tokenizer):
+    def score(model, texts=(TEXT,), **arguments):
+        return metric.compute(
+            predictions=list(texts), model=model, tokenizer=tokenizer, **arguments
+        )
+
+    return score
+
+
+def tell_apart(one, other):
+    """Whether signature or probes show that two results are of other computations."""
+    return one["signature"] != other["signature"] or not same_probes(one, other)
+
+
+def far_mask(plain):
+    """Let tokens from the 300th on see the last 32 alone."""
+
+    def attention(query, key, value, attn_mask=None, is_causal=False, **kwargs):
+        length = query.shape[-2]
+        places = torch.arange(length)
+        sees = places[None] <= places[:, None]
+        sees &= (places[:, None] < 300) | (places[None] > places[:, None] - 32)
+        return plain(query, key, value, attn_mask=sees, **kwargs)
+
+    return attention
+
+
+def far_rotation(plain):
+    """Group positions behind the 300th, as Self-Extend does."""
+
+    def rotate(query, key, cos, sin, *args, **kwargs):
+        places = torch.arange(cos.shape[1])
+        places[300:] = 300 + (places[300:] - 300) // 8
+        return plain(query, key, cos[:, places], sin[:, places], *args, **kwargs)
+
+    return rotate
+
+
+FUNCTIONS = {
+    "attention": (torch.nn.functional, "scaled_dot_product_attention", far_mask),
+    "rotation": (MODELING, "apply_rotary_pos_emb", far_rotation),
+}
+
+
+@pytest.mark.parametrize("place, name, change", FUNCTIONS.values(), ids=FUNCTIONS)
+def test_functions_that_act_behind_the_first_tokens(score, monkeypatch, place, name, change):
+    before = score(long_llama())
+    monkeypatch.setattr(place, name, change(getattr(place, name)))
+    after = score(long_llama())
+    assert after["perplexity"] != pytest.approx(before["perplexity"], rel=1e-3)
+    assert tell_apart(before, after)
+
+
+@pytest.mark.skipif(not NEWEST, reason="the mask was made elsewhere")
+def test_a_mask_that_acts_behind_the_first_tokens(score, monkeypatch):
+    plain = MODELING.create_causal_mask
+
+    def mask(*args, **kwargs):
+        length = (kwargs.get("inputs_embeds", kwargs.get("input_embeds"))).shape[1]
+        places = torch.arange(length)
+        sees = places[None] <= places[:, None]
+        sees &= (places[:, None] < 300) | (places[None] > places[:, None] - 32)
+        return sees[None, None]
+
+    before = score(long_llama())
+    monkeypatch.setattr(MODELING, "create_causal_mask", mask)
+    after = score(long_llama())
+    assert plain is not mask
+    assert after["perplexity"] != pytest.approx(before["perplexity"], rel=1e-3)
+    assert tell_apart(before, after)
+
+
+def own_configuration(module, **changes):
+    """Give a module a copy of its configuration with other settings."""
+    module.config = copy.deepcopy(module.config)
+    for name, value in changes.items():
+        setattr(module.config, name, value)
+
+
+@pytest.mark.skipif(not NEWEST, reason="masks were made of other settings")
+def test_a_sliding_window_in_a_submodules_own_configuration(score):
+    plain, changed = long_mistral(), long_mistral()
+    own_configuration(changed.model, sliding_window=300)
+    before, after = score(plain), score(changed)
+    assert after["perplexity"] != pytest.approx(before["perplexity"], rel=1e-5)
+    assert before["signature"] != after["signature"]
+
+
+def longrope(factor):
+    return {
+        "rope_type": "longrope",
+        "factor": 2.0,
+        "long_factor": [factor] * 8,
+        "short_factor": [1.0] * 8,
+        "original_max_position_embeddings": 300,
+        "rope_theta": 10000.0,
+    }
+
+
+@pytest.mark.skipif(not NEWEST, reason="frequencies were computed of other settings")
+def test_long_factors_in_a_submodules_own_configuration(score):
+    plain, changed = (long_llama(rope_scaling=longrope(3.0)) for _ in range(2))
+    own_configuration(changed.model.rotary_emb, rope_parameters=longrope(8.0))
+    before, after = score(plain), score(changed)
+    assert after["perplexity"] != pytest.approx(before["perplexity"], rel=1e-4)
+    assert before["signature"] != after["signature"]
+
+
+def test_an_equal_copy_of_the_configuration_is_no_other_model(score):
+    plain, copied = long_llama(), long_llama()
+    own_configuration(copied.model)
+    assert score(copied)["signature"] == score(plain)["signature"]
+
+
+def many_rows(rows):
+    """Rotate in another way in batches of more than three rows: some rows, or all."""
+
+    def change(plain):
+        def rotate(query, key, cos, sin, *args, **kwargs):
+            rotated = plain(query, key, cos, sin, *args, **kwargs)
+            if len(query) > 3:
+                rotated[0][rows] *= 1.5
+            return rotated
+
+        return rotate
+
+    return change
+
+
+@pytest.mark.parametrize("rows", [slice(None), slice(1), slice(3, None)])
+def test_code_that_acts_on_many_rows(score, monkeypatch, rows):
+    texts = [random_text(40, seed) for seed in range(12)]
+    change = many_rows(rows)(MODELING.apply_rotary_pos_emb)
+    monkeypatch.setattr(MODELING, "apply_rotary_pos_emb", change)
+    with pytest.raises(ValueError, match="must score a text by itself"):
+        score(make_model("llama"), texts)
+
+
+def test_a_function_replaced_behind_a_model_that_was_scored(score, monkeypatch):
+    model = long_llama()
+    before = score(model)
+    plain = torch.nn.functional.silu
+    monkeypatch.setattr(torch.nn.functional, "silu", lambda hidden, **_: 1.05 * plain(hidden))
+    after = score(model)
+    assert after["perplexity"] != pytest.approx(before["perplexity"], rel=1e-4)
+    assert tell_apart(before, after)
+
+
+@pytest.mark.skipif(not NEWEST, reason="there was no such table")
+def test_a_mask_registered_behind_a_model_that_was_scored(score, monkeypatch):
+    table = transformers.masking_utils.ALL_MASK_ATTENTION_FUNCTIONS
+    model = long_llama(attn_implementation="eager")
+    before = score(model)
+    plain = table["eager"]
+
+    def mask(*args, **kwargs):
+        made = plain(*args, **kwargs).clone()
+        made[..., 20:, 0] = torch.finfo(made.dtype).min
+        return made
+
+    monkeypatch.setitem(type(table)._global_mapping, "eager", mask)
+    after = score(model)
+    assert after["perplexity"] != pytest.approx(before["perplexity"], rel=1e-5)
+    assert tell_apart(before, after)
+
+
+def test_a_number_of_own_code_in_a_model_that_was_scored(score):
+    model, factor = long_llama(), [1.0]
+    model.model.layers[0].mlp.register_forward_hook(lambda *args: args[2] * factor[0])
+    before = score(model)
+    factor[0] = 1.5
+    after = score(model)
+    assert after["perplexity"] != pytest.approx(before["perplexity"], rel=1e-4)
+    assert tell_apart(before, after)
+
+
+def test_a_checkpoint_tells_apart_what_acts_behind_the_first_tokens(score, monkeypatch, tmp_path):
+    """Its file then has the scores of two models, each found again."""
+    path = str(tmp_path / "run.sqlite")
+    results = [score(long_llama(), checkpoint=path)]
+    monkeypatch.setattr(
+        MODELING, "apply_rotary_pos_emb", far_rotation(MODELING.apply_rotary_pos_emb)
+    )
+    results += [score(long_llama(), checkpoint=path) for _ in range(2)]
+    assert results[1]["perplexity"] != pytest.approx(results[0]["perplexity"], rel=1e-3)
+    assert results[2] == results[1]
+
+
+def test_the_long_probe_is_the_mean_nll_of_a_long_made_up_text(score):
+    result = score(long_llama())
+    ids = MadeUpText.of(VOCABULARY, None, 701).ids
+    nlls = [None, *reference.row_nlls(long_llama(), ids)]
+    expected = [[512, sum(nlls[256:512]) / 256], [701, sum(nlls[445:701]) / 256]]
+    assert [stop for stop, _ in result["long_probe"]] == [512, 701]
+    for (_, nll), (_, of_reference) in zip(result["long_probe"], expected):
+        assert nll == pytest.approx(of_reference, abs=1e-5)
+
+
+@pytest.fixture
+def passes(monkeypatch):
+    """Record the shapes of the passes over which texts and made-up texts are read."""
+    shapes, plain = [], BodyThenHead.states
+
+    def states(self, ids, *args):
+        shapes.append(tuple(ids.shape))
+        return plain(self, ids, *args)
+
+    monkeypatch.setattr(BodyThenHead, "states", states)
+    return shapes
+
+
+def test_short_passes_have_no_long_probe_and_cost_no_pass(score, passes):
+    model = long_llama()
+    assert score(model, [random_text(200)])["long_probe"] is None
+    assert passes == [(1, 255), (1, 200)]
+    passes.clear()
+    assert score(model, [random_text(180, 1)])["long_probe"] is None
+    assert passes == [(1, 180)]
+
+
+def test_a_long_probe_is_read_once_for_all_shorter_passes(score, passes):
+    model = long_llama()
+    first = score(model)
+    assert passes == [(1, 255), (1, 700), (1, 700)]
+    passes.clear()
+    shorter = score(model, [random_text(600)])
+    assert passes == [(1, 600)]
+    assert shorter["long_probe"][0] == first["long_probe"][0]
+    alone = score(long_llama(), [random_text(600)])
+    for pair, of_alone in zip(shorter["long_probe"], alone["long_probe"], strict=True):
+        assert pair == pytest.approx(of_alone, abs=1e-6)
+
+
+def test_the_rows_of_a_larger_batch_are_tried_once(score, passes):
+    model, texts = long_llama(), [random_text(100, seed) for seed in range(5)]
+    score(model, texts)
+    assert passes == [(1, 255), (5, 100), (1, 100), (1, 100)]
+    passes.clear()
+    score(model, texts[:4])
+    assert passes == [(4, 100)]
+
+
+def test_totals_of_passes_of_other_lengths_add_up_to_those_of_one_call(score):
+    """And are refused where what they share is of another computation."""
+    texts = [TEXT, random_text(600, 1), random_text(90, 2)]
+    whole = score(long_llama(), texts)
+    results = [score(long_llama(), [text], return_totals=True) for text in texts]
+    for order in ([0, 1, 2], [2, 1, 0]):
+        summed = sum(results[number]["totals"] for number in order).result()
+        assert [stop for stop, _ in summed["long_probe"]] == [512, 701]
+        assert same_probes(summed, whole)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(MODELING, "apply_rotary_pos_emb", far_rotation(MODELING.apply_rotary_pos_emb))
+        other = score(long_llama(), texts[1:2], return_totals=True)
+    assert same_probe(other["probe"], whole["probe"], whole["signature"])
+    with pytest.raises(ValueError, match="Totals can only be added"):
+        results[0]["totals"] + other["totals"]
