@@ -101,9 +101,10 @@ def check_no_columns(args: argparse.Namespace, name: str) -> None:
 
 def watched(texts: Iterator[Text], args: argparse.Namespace) -> Iterator[Text]:
     """Look out for mistakes in the texts that go by."""
-    suspicions = Suspicions(bool(args.detokenize), args.context_separator)
+    suspicions = Suspicions(bool(args.detokenize), args.context_separator, args.encoding)
     for text in texts:
         if text.error is None:
+            suspicions.look_at_encoding(text.name, (text.context or "") + text.text)
             suspicions.look_at(text.name, text.text, is_file=text.row is None)
             suspicions.look_at_join(text.name, text.context or "", text.text)
         yield text

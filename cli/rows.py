@@ -43,8 +43,18 @@ def with_carried(row: dict, taken: Collection[str]) -> dict:
 
 def of_part(row: dict, carried: dict, taken: Collection[str]) -> dict:
     """Put a table's other columns behind the name; one whose name is taken gets another."""
-    renamed = {f"{name}_given" if name in taken else name: value for name, value in carried.items()}
+    renamed = {free_name(name, taken, carried): value for name, value in carried.items()}
     return {"name": row["name"]} | renamed | row
+
+
+def free_name(name: str, taken: Collection[str], carried: Collection[str]) -> str:
+    """Return a name for a column of a table that no other column has."""
+    if name not in taken:
+        return name
+    given = f"{name}_given"
+    while given in taken or given in carried:
+        given += "_given"
+    return given
 
 
 def of_measurements(results: Sequence[dict]) -> list[dict]:

@@ -589,6 +589,10 @@ REFUSED = {
     "misspelt protocol": (["FILE", "--protocol=all,lm-evil"], "Did you mean lm-eval\\?"),
     "no setting for it": (["FILE", "--protocol=lm-eval", "--stride=3"], "no such setting"),
     "bad JSON": (["FILE", "--model_kwargs={a}"], r"'\{a\}' is not JSON: Expecting"),
+    "JSON with a key twice": (
+        ["FILE", '--model-kwargs={"revision": "a", "revision": "b"}'],
+        "has the key 'revision' twice",
+    ),
     "no JSON object": (["FILE", "--tokenizer_kwargs=3"], "'3' must be a JSON object such as"),
     "bad escape": (["FILE", r"--separator=\x"], "has a bad escape"),
     "word counts": (
