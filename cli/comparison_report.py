@@ -123,7 +123,7 @@ def of_worst(tokens: Sequence[dict], texts: Sequence[str]) -> Table:
         list(tokens[:WORST_TOKENS]),
         {
             "worst tokens": place,
-            "KL": lambda row: format_number(row.get("kl"), 4),
+            "KL, nats": lambda row: format_number(row.get("kl"), 4),
             "was": lambda row: percent(math.exp(-row["reference_nll"])),
             "is": lambda row: percent(math.exp(-row["nll"])),
             "in the text": lambda row: in_context(row, texts),

@@ -245,9 +245,9 @@ def of_positions(by_position: list[dict]) -> Table:
             "to": count("last"),
             "tokens": count("num_tokens"),
             "texts": count("num_texts"),
-            "nats": number("nll", 4),
+            "nll, nats": number("nll", 4),
             "95 % interval": lambda row: interval({"perplexity_interval": row["interval"]}),
-            "nats up to there": number("cumulative_nll", 4),
+            "up to there, nats": number("cumulative_nll", 4),
         },
     )
 
@@ -261,14 +261,14 @@ def of_tokens(rows: list[dict]) -> Table:
                 "" if row["first"] is None else f"{row['first']}-{row['last']}"
             ),
             "context": number("context_length", 0),
-            "nats": number("nats", 4),
-            "bits": number("bits", 4),
-            "reference": number("reference_nll", 4),
-            "KL": number("kl", 5),
+            "nll, nats": number("nll_nats", 4),
+            "nll, bits": number("nll_bits", 4),
+            "reference, nats": number("reference_nll_nats", 4),
+            "KL, nats": number("kl_nats", 5),
             "rank": lambda row: str(row["rank"] or NOTHING) if "rank" in row else "",
             "token": lambda row: quoted(row["token"]),
             "likeliest, nats": lambda row: ", ".join(
-                f"{quoted(piece)} {nll:.2f}" for piece, nll in row.get("alternatives") or ()
+                f"{quoted(piece)} {nll:.2f}" for piece, nll in row.get("alternatives_nats") or ()
             ),
         },
         left=("token", "likeliest, nats"),
@@ -283,9 +283,9 @@ def of_words(rows: list[dict]) -> Table:
             "characters": lambda row: f"{row['first']}-{row['last']}",
             "context": number("context_length", 0),
             "tokens": number("num_tokens", 0),
-            "nats": number("surprisal_nats", 4),
-            "bits": number("surprisal_bits", 4),
-            "entropy": number("entropy", 4),
+            "surprisal, nats": number("surprisal_nats", 4),
+            "surprisal, bits": number("surprisal_bits", 4),
+            "entropy, nats": number("entropy_nats", 4),
             "word": lambda row: quoted(row["word"]),
         },
         left=("word",),

@@ -161,8 +161,8 @@ def test_json_and_csv(call, other):
     (result,) = written["models"]
     assert result["comparison"]["kl"] > 0 and "token_scores" not in result
     (row,) = csv.DictReader(io.StringIO(call("texts", f"--reference={other}", "--format=csv").out))
-    assert float(row["comparison_kl"]) == result["comparison"]["kl"]
-    assert float(row["comparison_kl_percentiles_99"]) == pytest.approx(
+    assert float(row["comparison_kl_nats"]) == result["comparison"]["kl"]
+    assert float(row["comparison_kl_percentiles_99_nats"]) == pytest.approx(
         result["comparison"]["kl_percentiles"]["99"]
     )
 
@@ -172,7 +172,7 @@ def test_tokens(call, other):
     rows = [json.loads(line) for line in outcome.out.splitlines()]
     assert len(rows) == 40
     assert all(
-        {"kl", "reference_nll", "top", "reference_top", "nats"} <= row.keys() for row in rows
+        {"kl_nats", "reference_nll_nats", "top", "reference_top", "nll_nats"} <= row.keys() for row in rows
     )
     table = call("texts/00.txt", f"--reference={other}", "--tokens").out
     assert f"{rows[0]['kl']:.5f}" in table

@@ -260,8 +260,8 @@ def test_a_table_has_one_text_a_row_and_its_columns_are_carried_along(call, metr
     for row, text in zip(rows, TEXTS):
         result = metric.compute(predictions=[text], model_id=tiny)
         assert row["perplexity"] == pytest.approx(result["perplexity"], rel=1e-6)
-        assert row["nats"] == pytest.approx(result["total_nll"], rel=1e-6)
-        assert row["bits"] == pytest.approx(result["total_nll"] / math.log(2), rel=1e-6)
+        assert row["total_nll_nats"] == pytest.approx(result["total_nll"], rel=1e-6)
+        assert row["total_nll_bits"] == pytest.approx(result["total_nll"] / math.log(2), rel=1e-6)
     corpus = call(f"table{ending}", "--json").json
     assert corpus["corpus"]["perplexities"] == pytest.approx([row["perplexity"] for row in rows])
     assert "files" not in corpus

@@ -209,7 +209,7 @@ def test_infinite_numbers_are_null_in_json_and_inf_in_the_table(capsys, files, t
 def test_the_token_table_sums_up_to_the_perplexity(run, files, texts, expected):
     table = run(files[0], "--tokens").split("\n\n")[0].splitlines()
     assert table[0] == files[0]
-    assert cells(table[1]) == ["characters", "context", "nats", "bits", "token"]
+    assert cells(table[1]) == ["characters", "context", "nll, nats", "nll, bits", "token"]
     rows = [cells(line) for line in table[2:]]
     result = expected(texts[:1], return_token_scores=True)
     scores = result["token_scores"][0]

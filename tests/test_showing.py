@@ -458,8 +458,8 @@ def test_two_models_are_shown_beside_each_other():
 
 def test_tables_hold_the_numbers_of_the_result(results):
     tokens, words, one = (to_frame(results, of) for of in ("tokens", "words", "measurements"))
-    assert tokens["nats"].sum() == pytest.approx(results["total_nll"], rel=1e-6)
-    assert tokens["bits"].sum() == pytest.approx(results["total_nll"] / math.log(2), rel=1e-6)
+    assert tokens["nll_nats"].sum() == pytest.approx(results["total_nll"], rel=1e-6)
+    assert tokens["nll_bits"].sum() == pytest.approx(results["total_nll"] / math.log(2), rel=1e-6)
     assert to_frame(results).equals(tokens)
     assert list(words["word"]) == ["She", "closed", "the", "door.", "He", "ran."]
     assert list(words["text"]) == [0, 0, 0, 0, 1, 1]
