@@ -174,7 +174,10 @@ BROKEN_TEXTS = {
     "cut behind other characters": ("w5 café café".encode()[:-1], "within a character, at byte 12"),
     "cut within the only one": ("w5 w6 …".encode()[:-1], "within a character, at byte 6"),
     "behind many bytes": (b"w5 w6\n" * 200_000 + b"\xe9 w7", "not UTF-8 .* at byte 1200000"),
-    "cut behind many": (b"w5 w6\n" * 200_000 + b"\xe2\x80", "within .*, at byte 1200000: it was cut"),
+    "cut behind many": (
+        b"w5 w6\n" * 200_000 + b"\xe2\x80",
+        "within .*, at byte 1200000: it was cut",
+    ),
 }
 
 
