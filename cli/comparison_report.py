@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from .tables import (
     NOTHING,
     Table,
+    bits,
     count,
     format_number,
     interval,
@@ -274,7 +275,7 @@ def of_measured_models(rows: Sequence[dict]) -> Table:
             "model": lambda row: row["name"],
             "tokens": count("num_tokens"),
             **(per_token if len(tokenizers) == 1 else {}),
-            "bits/byte": number("bits_per_byte", 4),
+            **bits(4),
             **({} if len(tokenizers) == 1 else per_byte),
             "word perplexity": number("word_perplexity", 2),
         },

@@ -452,7 +452,8 @@ class Scoring:
         try:
             arguments = self.arguments | self.of_texts([text], self.protocols[0])
             predictions = self.wordings([text], self.protocols[0])
-            return self.metric.compute(predictions=predictions, **arguments)
+            result = self.metric.compute(predictions=predictions, **arguments)
+            return with_original_bytes(result, *self.count_bytes([text], predictions))
         except ValueError as error:
             return {"error": in_options(error)}
 
@@ -496,6 +497,8 @@ class Scoring:
                     **(self.arguments | more | {"model_id": model_id}),
                     **self.of_texts(good, protocol),
                 )
+                if self.scores_each_text(protocol):
+                    row = with_original_bytes(row, *self.count_bytes(good, predictions))
                 written = row.pop("chats_as_written", None)
                 self.report.scored = self.as_scored(good, predictions, written)
                 self.report.num_forward_tokens += row["num_forward_tokens"]
