@@ -346,7 +346,8 @@ class Scoring:
         """Compute once; texts that were turned into prose are normalised by what they were."""
         arguments = self.arguments | {"return_totals": "texts"}
         if self.args.unit:
-            arguments |= {"return_token_scores": self.args.tokens, "words": self.args.words}
+            words = [text.words for text in texts] if self.args.words_column else self.args.words
+            arguments |= {"return_token_scores": self.args.tokens, "words": words}
         arguments |= self.for_showing()
         result = self.metric.compute(
             predictions=wordings, **arguments, **self.of_texts(texts, self.protocols[0])

@@ -364,7 +364,9 @@ def test_lm_evals_row_divides_by_the_words_and_bytes_of_the_page(run_json, tmp_p
     [[], ["--protocol=lm-eval"], ["--protocol=lm-eval,sliding"], ["--format=markdown"]],
     ids=str,
 )
-def test_the_bits_that_are_shown_are_per_byte_of_the_original(run, run_json, tmp_path, argv):
+def test_the_bits_that_are_shown_are_per_byte_of_the_original(
+    run, run_json, tmp_path, monkeypatch, argv
+):
     """As lm-eval's are, in a table of 80 columns; those per byte of the prose are not in its place."""
     path = tmp_path / "page.txt"
     path.write_text(" \n = w5 w6 = \n \n w7 @-@ w8 w9 , w10 's ( w11 ) . \n" * 9, "utf-8")
@@ -373,6 +375,8 @@ def test_the_bits_that_are_shown_are_per_byte_of_the_original(run, run_json, tmp
     first = report["corpus"] if "corpus" in report else report["measurements"][0]
     own = first["total_nll"] / path.stat().st_size / math.log(2)
     assert own != pytest.approx(first["bits_per_byte"], rel=0.01)
+    if "," not in argv[-1]:
+        monkeypatch.setenv("COLUMNS", "80")
     lines = [line.strip("| ") for line in run(*argv).splitlines()]
     number = next(n for n, line in enumerate(lines) if "bits/original byte" in line)
     titles = re.split(r" *\| *|  +", lines[number])
