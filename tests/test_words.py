@@ -1,6 +1,7 @@
 """Words: their tokens, and the space between them booked on the word that it closes."""
 
 import math
+import warnings
 from dataclasses import replace
 
 import numpy as np
