@@ -1,6 +1,7 @@
 """What a call does: check, open, read, plan, score, sum up."""
 
 import os
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -28,7 +29,7 @@ from .model_source import (
 )
 from .model_states import StateReader, find_carrier
 from .plan import Measurement
-from .plan_settings import Corpus, plan_settings
+from .plan_settings import Corpus, own_window, plan_settings
 from .protocols import DEFAULT_PROTOCOL
 from .request import Request, check_request
 from .request_checks import (
@@ -349,6 +350,7 @@ def score_request(session: Session, models: Sequence[ScoredModel], request: Requ
         task = read_and_plan(models, request)
         measurements, measures = list(task.measured.values()), task.measures
         comparisons: Sequence[Comparison | None] = [None] * len(measurements)
+        own_windows = find_own_windows(models, task)
         if task.carrier is not None:
             work, scores = score_carried(session, models[0], task.carrier, *measurements, measures)
         elif len(models) == 1:
@@ -361,7 +363,9 @@ def score_request(session: Session, models: Sequence[ScoredModel], request: Requ
             pairs = list(zip(measurements, of_reference))
             work, scores, comparisons = score_pair(session, models, pairs, measures, request.margin)
     with without_collecting():
-        outcomes = zip(work.by_measurement(scores), work.of_borders(scores), comparisons)
+        outcomes = zip(
+            work.by_measurement(scores), work.of_borders(scores), comparisons, own_windows
+        )
         reports = [
             Report(
                 models[0],
@@ -374,10 +378,39 @@ def score_request(session: Session, models: Sequence[ScoredModel], request: Requ
                 of_borders,
                 task.words,
                 request.detokenizer,
+                own,
             )
-            for (measurement, of_windows, cost), of_borders, comparison in outcomes
+            for (measurement, of_windows, cost), of_borders, comparison, own in outcomes
         ]
     return Scored(task.planned, reports, sum(work.costs))
+
+
+def find_own_windows(models: Sequence[ScoredModel], task: "Task") -> list[tuple[int | None, ...]]:
+    """Return the windows that two models have by themselves, for each measurement; warn of a loss.
+
+    Both read the smaller window.  Where texts are longer, the other model's numbers are not those
+    that it has alone.
+    """
+    if len(models) == 1:
+        return [()] * len(task.measured)
+    found = []
+    for setting, measurement in task.measured.items():
+        own = tuple(own_window(m.tokenizer, m.limit, setting) for m in models)
+        window, slides = measurement.plan.max_length, any(len(w) > 1 for w in measurement.windows)
+        cut = [n for n, length in enumerate(own) if length is None or length > window]
+        if slides and cut:
+            name = ("model", "reference")[cut[0]]
+            alone = "states no limit" if own[cut[0]] is None else f"reads {own[cut[0]]}"
+            warnings.warn(
+                Wording(
+                    f"The model and its `reference` are compared in windows of {window} tokens, "
+                    f"the most that both take. By itself the {name} {alone}, and has other numbers.",
+                    f"Pass `max_length={window}` if that is meant.",
+                ),
+                stacklevel=2,
+            )
+        found.append(own)
+    return found
 
 
 def prepare_all(session: Session, models: Sequence[ScoredModel]) -> None:

@@ -119,6 +119,10 @@ class _OfArgument(Exception):
         advice = f"{parts['advice']} {more}".strip()
         return _restore(type(self), Wording(**(parts | {"advice": advice})))
 
+    def at(self, positions: Sequence[int]) -> "_OfArgument":
+        """Return the error with the positions of the texts that it is about."""
+        return _restore(type(self), Wording(**(vars(self.wording) | {"positions": positions})))
+
     def __reduce__(self) -> tuple:
         return _restore, (type(self), self.wording)
 

@@ -241,9 +241,7 @@ def make_plan(
             f"have a start token ({protocol.start_is}) with `protocol={protocol.name!r}`",
             got="one without",
         )
-    cap = protocol.max_length
-    if cap == "tokenizer or 1024":
-        cap = trainer_block(tokenizer, limit)
+    cap = window_cap(tokenizer, limit, protocol)
     max_length = resolve_max_length(limit, setting, cap, longest)
     if protocol.scores == "second half" and max_length < 3:
         raise ArgumentError(
@@ -272,6 +270,28 @@ def choose_start(
     if protocol.start == "every if any":
         return "none" if start_token_id(tokenizer, protocol.start_is) is None else "every"
     return protocol.start
+
+
+def window_cap(
+    tokenizer: PreTrainedTokenizerBase, limit: ContextLimit, protocol: Protocol
+) -> int | None:
+    """Return the protocol's own window in tokens, None for the model's limit."""
+    if protocol.max_length == "tokenizer or 1024":
+        return trainer_block(tokenizer, limit)
+    return protocol.max_length
+
+
+def own_window(
+    tokenizer: PreTrainedTokenizerBase, limit: ContextLimit, setting: Setting
+) -> int | None:
+    """Return the window in tokens that a setting has under a model by itself.
+
+    None where the model states no limit, and neither the caller nor the protocol sets one.
+    """
+    if setting.max_length is not None:
+        return setting.max_length
+    cap = window_cap(tokenizer, limit, setting.protocol)
+    return min((length for length in (cap, limit.length) if length is not None), default=None)
 
 
 def resolve_max_length(

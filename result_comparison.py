@@ -131,7 +131,7 @@ def compare(
         check_outside_mass(scores)
     clusters = PairedClusters(scores, block_tokens)
     return {
-        **judge(ratio["ratio"], ratio["interval"], margin, "perplexity"),
+        **judge(ratio, margin, "perplexity", len(scores.lengths)),
         "perplexity_ratio": ratio,
         "interval_sample": ratio["sample"],
         "interval_scope": clusters.scope,
@@ -159,17 +159,24 @@ def check_outside_mass(scores: PairedScores) -> None:
             )
 
 
-def judge(ratio: float | None, interval: Interval, margin: float | None, what: str) -> dict:
+def judge(ratio: dict, margin: float | None, what: str, num_texts: int) -> dict:
     """Judge a ratio by its interval: in a word, and in a sentence."""
+    interval = ratio["interval"]
     word = verdict(interval, margin)
-    judged = {"verdict": word, "summary": in_words(word, ratio, interval, what)}
+    judged = {"verdict": word, "summary": in_words(word, ratio, what, num_texts)}
     if margin is None:
         return judged
     return judged | {"margin": margin, "within_margin": is_within(interval, margin)}
 
 
-def in_words(word: str, ratio: float | None, interval: Interval, what: str) -> str:
-    """Write a verdict as a sentence that needs no key."""
+def in_words(word: str, of_models: dict, what: str, num_texts: int) -> str:
+    """Write a verdict as a sentence that needs no key.
+
+    Args:
+        of_models: the ratio of the two, with its interval.
+        what: it is a ratio of.
+    """
+    ratio, interval = of_models["ratio"], of_models["interval"]
     if ratio is None or not math.isfinite(ratio):
         return f"The model's {what} or the reference's is infinite, and no ratio can be given."
     change = f"its {what} is {change_in_words(ratio)}"
@@ -180,7 +187,8 @@ def in_words(word: str, ratio: float | None, interval: Interval, what: str) -> s
     low, high = (change_in_words(bound) for bound in interval)
     sure = f"{change} (95 % interval: {low} to {high})."
     if word in ("better", "worse"):
-        return f"The model predicts this text {word} than the reference: {sure}"
+        texts = "this text" if num_texts == 1 else "these texts"
+        return f"The model predicts {texts} {word} than the reference: {sure}"
     if word.startswith("within"):
         return f"The model is {word} of the reference: {sure}"
     return f"No clear difference between the model and the reference: {sure}"
@@ -495,7 +503,7 @@ def compare_bytes(
     interval = plain_interval(estimate)
     ratio = as_ratio(estimate, clusters.sample)
     return {
-        **judge(ratio["ratio"], ratio["interval"], margin, "perplexity per byte"),
+        **judge(ratio, margin, "perplexity per byte", len(texts)),
         "bits_per_byte": float(bits),
         "reference_bits_per_byte": float(reference_bits),
         "bits_per_byte_change": estimate.value / math.log(2),

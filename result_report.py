@@ -62,6 +62,8 @@ class Report:
         text_digests: of each text as it was given; of a chat, as it is read.
         word_scoring: how words are scored; None where they are not.
         detokenizer: what turned the texts into prose, as the caller names it.
+        own_windows: tokens in the window of the model by itself, and of its reference if any; None
+            where nothing limits one.
     """
 
     model: ScoredModel
@@ -74,6 +76,7 @@ class Report:
     borders: Sequence[list[Columns]] = ()
     word_scoring: WordScoring | None = None
     detokenizer: str | None = None
+    own_windows: Sequence[int | None] = ()
 
     @cached_property
     def texts(self) -> list[TextScores]:
@@ -167,6 +170,8 @@ class Report:
             ]
         if self.comparison is not None:
             result |= self.comparison.results(self, extras.with_tokens)
+            names = ("own_window", "reference_own_window")
+            result["comparison"] |= zip(names, self.own_windows)
         return result
 
 

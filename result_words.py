@@ -40,6 +40,12 @@ CORRECTIONS = ("pimentel", "oh", None)
 # What the tokens of the last tokenizer stand for, by its digest.
 _TEXTS: dict[str, list[str]] = {}
 SPACE = re.compile(r"\s*")
+# Scripts that put no space between words, and the length in characters on average above which what
+# stands between spaces is no word of theirs: Chinese and Japanese; Thai, Lao, Khmer, Burmese, Tibetan.
+UNSPACED = {
+    re.compile(r"[\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff]"): 3,
+    re.compile(r"[\u0e00-\u0fff\u1000-\u109f\u1780-\u17ff]"): 8,
+}
 
 # --- the vocabulary --------------------------------------------------------------------------------
 
@@ -114,6 +120,7 @@ def classify_vocabulary(
 def check_words(words: object, texts: Sequence[str]) -> list[list[tuple[int, int]]] | None:
     """Return the characters of the words of each text; None where white space tells them."""
     if words is True or (isinstance(words, str) and words == "whitespace"):
+        warn_of_unspaced(texts)
         return None
     if isinstance(words, str) or not isinstance(words, Sequence) or len(words) != len(texts):
         raise ArgumentError(
@@ -127,10 +134,37 @@ def check_words(words: object, texts: Sequence[str]) -> list[list[tuple[int, int
             try:
                 checked.append(find_words(text, of_text))
             except ArgumentError as error:
-                raise error.with_advice(f"It is the text at position {number}.") from None
+                raise error.at([number]) from None
         else:
             checked.append(check_spans_of("words", of_text, text, number))
     return checked
+
+
+def warn_of_unspaced(texts: Sequence[str]) -> None:
+    """Warn of texts in scripts without spaces, whose sentences would count as words."""
+    found = [number for number, text in enumerate(texts) if is_unspaced(text)]
+    if found:
+        warnings.warn(
+            "Words are taken from between white space, but the texts at "
+            f"{name_positions(found)} are written without: whole sentences count as words. Give the "
+            "words or regions of each text instead (in Python a list for each, on the command line "
+            "--words-column).",
+            stacklevel=2,
+        )
+
+
+def is_unspaced(text: str) -> bool:
+    """Return whether what stands between white space is longer than the words of its script."""
+    if text.isascii():
+        return False
+    for script, longest in UNSPACED.items():
+        lengths = (
+            [len(script.findall(word)) for word in text.split()] if script.search(text) else []
+        )
+        own = [length for length in lengths if length]
+        if sum(own) > longest * len(own):
+            return True
+    return False
 
 
 def split_words(text: str) -> list[Range]:
@@ -150,8 +184,9 @@ def find_words(text: str, words: Iterable[str]) -> list[Range]:
         if not word.strip() or not text.startswith(word, first):
             raise ArgumentError(
                 "words",
-                f"be the words of the text in their order, but {word!r} does not follow at "
-                f"character {first}, where {text[first : first + 20]!r} stands",
+                "be the words of the text in their order",
+                got=repr(word),
+                why=f"at character {first} stands {text[first : first + 20]!r}",
                 advice="Give spans of characters to leave parts of a text out.",
             )
         place = first + len(word)
@@ -159,7 +194,9 @@ def find_words(text: str, words: Iterable[str]) -> list[Range]:
     if text[place:].strip():
         raise ArgumentError(
             "words",
-            f"be all words of the text, but {text[place : place + 20]!r} comes after the last one",
+            "be all words of the text",
+            got=f"{len(spans)}",
+            why=f"after the last one comes {text[place : place + 20]!r}",
             advice="Give spans of characters to leave parts of a text out.",
         )
     return spans

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from .tables import (
     NOTHING,
     Table,
+    bits,
     count,
     format_number,
     interval,
@@ -29,7 +30,7 @@ def of_comparison(report: dict, texts: Sequence[str]) -> list[str | Table]:
     comparison = report["comparison"]
     blocks = [comparison["summary"]]
     if comparison["compared"] == "bytes":
-        blocks += [of_bytes(comparison)]
+        blocks += [of_bytes(report, comparison)]
     else:
         blocks += [
             of_changes(report, comparison),
@@ -64,6 +65,18 @@ def of_changes(report: dict, comparison: dict) -> Table:
             f"{percent(comparison['wrong_to_right'])} won",
         },
     ]
+    if is_cut(report):
+        own, of_reference = comparison["own_window"], comparison["reference_own_window"]
+        rows.append(
+            {
+                "what": "window",
+                "reference": out_of(report["max_length"], of_reference),
+                "model": out_of(report["max_length"], own),
+                "change": "",
+                "interval": "",
+                "note": "the smaller of the two",
+            }
+        )
     columns = {
         "": lambda row: row["what"],
         "reference": lambda row: row["reference"],
@@ -73,6 +86,22 @@ def of_changes(report: dict, comparison: dict) -> Table:
         " ": lambda row: row["note"],
     }
     return table(rows, columns, left=("", " "))
+
+
+def is_cut(report: dict) -> bool:
+    """Tell whether one of the two models reads smaller windows than by itself, in texts that fill them."""
+    comparison, window = report["comparison"], report["max_length"]
+    own = comparison["own_window"], comparison["reference_own_window"]
+    return report["num_windows"] > report["num_texts"] and any(
+        length is None or length > window for length in own
+    )
+
+
+def out_of(window: int, own: int | None) -> str:
+    """Write the window of a comparison, and of how many tokens a model's own is."""
+    if own == window:
+        return f"{window:,}"
+    return f"{window:,} of {own:,}" if own is not None else f"{window:,}, no limit"
 
 
 def of_divergence(comparison: dict) -> str:
@@ -123,7 +152,7 @@ def of_worst(tokens: Sequence[dict], texts: Sequence[str]) -> Table:
         list(tokens[:WORST_TOKENS]),
         {
             "worst tokens": place,
-            "KL": lambda row: format_number(row.get("kl"), 4),
+            "KL, nats": lambda row: format_number(row.get("kl"), 4),
             "was": lambda row: percent(math.exp(-row["reference_nll"])),
             "is": lambda row: percent(math.exp(-row["nll"])),
             "in the text": lambda row: in_context(row, texts),
@@ -132,7 +161,7 @@ def of_worst(tokens: Sequence[dict], texts: Sequence[str]) -> Table:
     )
 
 
-def of_bytes(comparison: dict) -> str:
+def of_bytes(report: dict, comparison: dict) -> str:
     """Write the comparison of models that read other tokens."""
     change = comparison["bits_per_byte_change_interval"]
     return "\n".join(
@@ -143,7 +172,18 @@ def of_bytes(comparison: dict) -> str:
             f"model {comparison['bits_per_byte']:.4f}   "
             f"change {comparison['bits_per_byte_change']:+.4f} ({bounds(change, '{:+.4f}')})   "
             f"{pvalue(comparison['byte_perplexity_ratio']['pvalue'])}",
+            *([windows_of_both(report)] if is_cut(report) else []),
         ]
+    )
+
+
+def windows_of_both(report: dict) -> str:
+    """Say that one of two models reads smaller windows than by itself."""
+    comparison, window = report["comparison"], report["max_length"]
+    return (
+        "Both read the smaller of their windows: "
+        f"reference {out_of(window, comparison['reference_own_window'])}   "
+        f"model {out_of(window, comparison['own_window'])}"
     )
 
 
@@ -159,6 +199,10 @@ def of_models(rows: Sequence[dict], reference: str | None) -> Table:
     compared = [row for row in rows if "error" not in row]
     of_reference = {"name": f"{reference} (reference)"} | row_of_reference(compared)
     rows = [of_reference] + [row if "error" in row else row | row["comparison"] for row in rows]
+    if any(map(is_cut, compared)):
+        for row in rows:
+            if "error" not in row:
+                row["window"] = out_of(row["max_length"], row["own_window"])
     if all(row["comparison"]["compared"] == "tokens" for row in compared):
         return of_alike(rows)
     return of_other_tokenizers(rows)
@@ -166,11 +210,13 @@ def of_models(rows: Sequence[dict], reference: str | None) -> Table:
 
 def row_of_reference(compared: Sequence[dict]) -> dict:
     """Collect what the comparisons say of the reference alone; that of the most text, first of all."""
-    by_tokens = [row["comparison"] for row in compared if row["comparison"]["compared"] == "tokens"]
-    comparison = (by_tokens or [row["comparison"] for row in compared])[0]
-    shown = ("perplexity", "bits_per_byte")
+    by_tokens = [row for row in compared if row["comparison"]["compared"] == "tokens"]
+    row = (by_tokens or compared)[0]
+    comparison = row["comparison"]
+    shown = ("perplexity", "bits_per_byte", "own_window")
     names = [(name, f"reference_{name}") for name in shown]
-    return {name: comparison[key] for name, key in names if key in comparison}
+    of_reference = {name: comparison[key] for name, key in names if key in comparison}
+    return of_reference | {"max_length": row["max_length"]}
 
 
 def of_alike(rows: Sequence[dict]) -> Table:
@@ -183,6 +229,7 @@ def of_alike(rows: Sequence[dict]) -> Table:
         rows,
         {
             "model": lambda row: row["name"],
+            "window": lambda row: row.get("window", ""),
             "perplexity": lambda row: format_number(row["perplexity"], 4),
             "× reference": lambda row: format_number(ratio(row).get("ratio"), 4),
             "interval": lambda row: bounds(ratio(row).get("interval"), "{:.4f}"),
@@ -202,6 +249,7 @@ def of_other_tokenizers(rows: Sequence[dict]) -> Table:
         rows,
         {
             "model": lambda row: row["name"],
+            "window": lambda row: row.get("window", ""),
             "bits/byte": lambda row: format_number(row["bits_per_byte"], 4),
             "change": lambda row: signed(row.get("bits_per_byte_change")),
             "interval": lambda row: bounds(row.get("bits_per_byte_change_interval"), "{:+.4f}"),
@@ -227,7 +275,7 @@ def of_measured_models(rows: Sequence[dict]) -> Table:
             "model": lambda row: row["name"],
             "tokens": count("num_tokens"),
             **(per_token if len(tokenizers) == 1 else {}),
-            "bits/byte": number("bits_per_byte", 4),
+            **bits(4),
             **({} if len(tokenizers) == 1 else per_byte),
             "word perplexity": number("word_perplexity", 2),
         },

@@ -346,7 +346,8 @@ class Scoring:
         """Compute once; texts that were turned into prose are normalised by what they were."""
         arguments = self.arguments | {"return_totals": "texts"}
         if self.args.unit:
-            arguments |= {"return_token_scores": self.args.tokens, "words": self.args.words}
+            words = [text.words for text in texts] if self.args.words_column else self.args.words
+            arguments |= {"return_token_scores": self.args.tokens, "words": words}
         arguments |= self.for_showing()
         result = self.metric.compute(
             predictions=wordings, **arguments, **self.of_texts(texts, self.protocols[0])
@@ -452,7 +453,8 @@ class Scoring:
         try:
             arguments = self.arguments | self.of_texts([text], self.protocols[0])
             predictions = self.wordings([text], self.protocols[0])
-            return self.metric.compute(predictions=predictions, **arguments)
+            result = self.metric.compute(predictions=predictions, **arguments)
+            return with_original_bytes(result, *self.count_bytes([text], predictions))
         except ValueError as error:
             return {"error": in_options(error)}
 
@@ -496,6 +498,8 @@ class Scoring:
                     **(self.arguments | more | {"model_id": model_id}),
                     **self.of_texts(good, protocol),
                 )
+                if self.scores_each_text(protocol):
+                    row = with_original_bytes(row, *self.count_bytes(good, predictions))
                 written = row.pop("chats_as_written", None)
                 self.report.scored = self.as_scored(good, predictions, written)
                 self.report.num_forward_tokens += row["num_forward_tokens"]

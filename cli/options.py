@@ -237,6 +237,9 @@ INPUT = {
     ),
     "text_column": option("of a table, 'text' by default", metavar="NAME"),
     "context_column": option("read before a text without being scored", metavar="NAME"),
+    "words_column": option(
+        "words, or [first, end] pairs; implies --words", metavar="NAME"
+    ),
     "id_column": option("names the texts of a table in the output", metavar="NAME"),
     "encoding": option("of text files and CSV, UTF-8 by default", type=values.encoding,
                        metavar="NAME"),
@@ -379,7 +382,7 @@ def parse_arguments(argv: list[str], program: str = "score.py") -> argparse.Name
     args.models = args.model_id or [str(BUNDLED_MODEL)]
     args.model_id = args.models[0]
     args.tokens = args.tokens or bool(args.num_alternatives)
-    args.words = args.words or args.word_correction is not None
+    args.words = args.words or bool(args.words_column) or args.word_correction is not None
     args.unit = "token" if args.tokens else "word" if args.words else None
     check_protocols(args.protocol or [])
     check_strides(args.stride or [], args.max_length or [])
@@ -436,6 +439,7 @@ def check_together(args: argparse.Namespace) -> None:
         f"--tokens and {comparison}": args.tokens and args.compares,
         f"--words and {comparison}": args.words and args.compares,
         "--words and --tokens": args.words and args.tokens,
+        "--words-column and --detokenize": args.words_column and args.detokenize,
         "--reference and --words": args.reference and args.words,
         f"--context-lengths and {comparison}": args.context_lengths and args.compares,
         f"--positions and {comparison}": args.positions and args.compares,

@@ -255,12 +255,12 @@ def far_above(files: list[dict]) -> list[str]:
     """Name the texts that the model plainly does not read, by their bits per byte."""
     if len(files) < 2:
         return []
-    usual = statistics.median_low(row["bits_per_byte"] for row in files)
-    strange = [row for row in files if row["bits_per_byte"] > FAR_ABOVE * usual]
+    usual = statistics.median_low(map(tables.bits_per_byte, files))
+    strange = [row for row in files if tables.bits_per_byte(row) > FAR_ABOVE * usual]
     if not strange:
         return []
     these = named(
-        [f"{tables.printable(row['name'])} ({row['bits_per_byte']:.2f})" for row in strange]
+        [f"{tables.printable(row['name'])} ({tables.bits_per_byte(row):.2f})" for row in strange]
     )
     return [
         f"{these}: bits per byte far above the others' {usual:.2f}. The model does not read this kind "

@@ -1,6 +1,7 @@
 """The texts of the sources, read one after the other as they are asked for."""
 
 import argparse
+import json
 import re
 import sys
 from collections.abc import Iterator
@@ -28,6 +29,7 @@ class Text:
         share: of all that is read in this run, as far as sizes of files and numbers of rows tell.
         context: what is read before it without being scored.
         chat: the messages that stand in the place of the text; the text is what its assistants say.
+        words: its words, or (first, one past the last) characters of each; None where nobody says.
         carried: the other columns of its row.
         error: why it could not be read; None where it could.
         place: its number among all texts, where a part of them is scored.
@@ -39,6 +41,7 @@ class Text:
     share: float = 0.0
     context: str | None = None
     chat: list[dict] | None = None
+    words: list | None = None
     carried: dict = field(default_factory=dict)
     error: str | None = None
     place: int | None = None
@@ -91,7 +94,7 @@ def check_output(option: str, output: str | None, names: list[str], what: str = 
 
 def check_no_columns(args: argparse.Namespace, name: str) -> None:
     """Refuse the names of columns where no table is read."""
-    for option in ("text_column", "context_column", "id_column"):
+    for option in ("text_column", "context_column", "words_column", "id_column"):
         if getattr(args, option):
             raise ValueError(
                 f"--{option.replace('_', '-')} must go with a table, but {name} is read as a text: "
@@ -101,9 +104,10 @@ def check_no_columns(args: argparse.Namespace, name: str) -> None:
 
 def watched(texts: Iterator[Text], args: argparse.Namespace) -> Iterator[Text]:
     """Look out for mistakes in the texts that go by."""
-    suspicions = Suspicions(bool(args.detokenize), args.context_separator)
+    suspicions = Suspicions(bool(args.detokenize), args.context_separator, args.encoding)
     for text in texts:
         if text.error is None:
+            suspicions.look_at_encoding(text.name, (text.context or "") + text.text)
             suspicions.look_at(text.name, text.text, is_file=text.row is None)
             suspicions.look_at_join(text.name, text.context or "", text.text)
         yield text
@@ -118,6 +122,8 @@ def read_sources(sources: list[Source], args: argparse.Namespace) -> Iterator[Te
             if source.builder:
                 yield from read_table(source, args, share)
             else:
+                if args.words_column:
+                    raise ValueError(f"--words-column needs tables, but {source.shown} is a text.")
                 text = read_text(source, args.encoding)
                 kept = {"text": text} if args.keep_text else {}
                 yield Text(source.name, text, share=share, carried=kept)
@@ -141,6 +147,7 @@ def check_other_columns(
 ) -> None:
     check_column("--id-column", name, columns, args.id_column)
     check_column("--context-column", name, columns, args.context_column)
+    check_column("--words-column", name, columns, args.words_column)
     if column == args.context_column:
         raise ValueError(
             f"--context-column must be another column than that of the texts, got {column!r}."
@@ -223,10 +230,11 @@ def read_rows(
     table: Table, column: str, name: str | None, args: argparse.Namespace, share: float = 1.0
 ) -> Iterator[Text]:
     """Yield the texts of a table, with its other columns where the output has room for them."""
-    needed = list(filter(None, dict.fromkeys((column, args.context_column))))
+    needed = list(filter(None, dict.fromkeys((column, args.context_column, args.words_column))))
     holds_chats = is_chat(next(table.rows([column]))[column])
     for of_texts in needed:
-        if of_texts in table.others and not (of_texts == column and holds_chats):
+        may_be_lists = of_texts == args.words_column or (of_texts == column and holds_chats)
+        if of_texts in table.others and not may_be_lists:
             raise ValueError(
                 f"{name or args.dataset} must have texts in the column {of_texts!r}, but it holds "
                 f"others ({table.others[of_texts]})."
@@ -252,8 +260,40 @@ def read_rows(
             share=share / table.num_rows,
             context=row[args.context_column] if args.context_column else None,
             chat=chat,
+            words=read_words(row[args.words_column], text, row_name) if args.words_column else None,
             carried=carried,
         )
+
+
+def read_words(cell: object, text: str, name: str) -> list:
+    """Read the words of a text: a list, one in JSON, or words with spaces between.
+
+    Raises:
+        ValueError: the cell has none of them.
+    """
+    if isinstance(cell, str) and cell.lstrip().startswith("["):
+        try:
+            cell = json.loads(cell)
+        except json.JSONDecodeError as error:
+            raise ValueError(f"--words-column must hold JSON in {name}: {error}.") from None
+    words = cell.split() if isinstance(cell, str) else cell
+    if not isinstance(words, list) or not words:
+        raise ValueError(
+            "--words-column must hold words with spaces between, or a list of words or of "
+            f"[first, end] pairs, got {cell!r:.80} in {name}."
+        )
+    if all(isinstance(word, str) for word in words):
+        return words
+    place = 0
+    for pair in words:
+        is_pair = isinstance(pair, list) and len(pair) == 2 and all(type(n) is int for n in pair)
+        if not is_pair or not place <= pair[0] < pair[1] <= len(text):
+            raise ValueError(
+                "--words-column must hold words, or pairs [first, one past the last] of characters, "
+                f"ascending and within the {len(text)} of the text, got {pair!r} in {name}."
+            )
+        place = pair[1]
+    return words
 
 
 def is_chat(value) -> bool:

@@ -18,9 +18,14 @@ NOT_COLUMNS = {
     "num_texts",
     "num_tokens_per_text",
     "mean_perplexity",
-    "total_nll",
 }
 PLAIN = (bool, int, float, str)
+# Results in nats, whose columns say so; the sums of a text, a token or a word are there in bits too.
+NATS = {
+    *("nll", "total_nll", "surprisal", "space_nll", "entropy", "alternatives", "nll_difference"),
+    *("reference_nll", "kl", "kl_reverse", "kl_percentiles", "probe", "reference_probe"),
+}
+IN_BOTH_UNITS = {"nll", "total_nll", "surprisal"}
 # Lists of a text's parts that are not columns of them.
 NOT_OF_PARTS = {"windows"}
 
@@ -43,8 +48,18 @@ def with_carried(row: dict, taken: Collection[str]) -> dict:
 
 def of_part(row: dict, carried: dict, taken: Collection[str]) -> dict:
     """Put a table's other columns behind the name; one whose name is taken gets another."""
-    renamed = {f"{name}_given" if name in taken else name: value for name, value in carried.items()}
+    renamed = {free_name(name, taken, carried): value for name, value in carried.items()}
     return {"name": row["name"]} | renamed | row
+
+
+def free_name(name: str, taken: Collection[str], carried: Collection[str]) -> str:
+    """Return a name for a column of a table that no other column has."""
+    if name not in taken:
+        return name
+    given = f"{name}_given"
+    while given in taken or given in carried:
+        given += "_given"
+    return given
 
 
 def of_measurements(results: Sequence[dict]) -> list[dict]:
@@ -56,21 +71,31 @@ def flat(result: dict) -> dict:
     """Keep the plain values of a result; intervals as two columns, nlls in nats and in bits."""
     row: dict = {key: result[key] for key in ("name", "carried") if key in result}
     for key, value in result.items():
-        if key in NOT_COLUMNS:
-            continue
-        if isinstance(value, PLAIN):  # most are
-            row[key] = value
-        elif key.endswith("interval"):
-            low, high = value or (None, None)
-            stem = key.removesuffix("interval")
-            row |= {f"{stem}low": low, f"{stem}high": high}
-        elif isinstance(value, dict):
-            row |= {f"{key}_{name}": of_key for name, of_key in flat(value).items()}
-        elif value is None:
-            row[key] = value
-    if "total_nll" in result:
-        row |= in_both_units(result["total_nll"])
+        if key not in NOT_COLUMNS:
+            row |= columns_of(key, value)
     return row
+
+
+def columns_of(key: str, value: object) -> dict:
+    """Return the columns of one value of a result; none where it is a list."""
+    if key.endswith("interval"):
+        low, high = value or (None, None)
+        name = key.removesuffix("interval")
+        unit = "_nats" if name.removesuffix("_") in NATS else ""
+        return {f"{name}low{unit}": low, f"{name}high{unit}": high}
+    if isinstance(value, dict):
+        unit = "_nats" if key in NATS else ""
+        return {f"{key}_{name}{unit}": of_key for name, of_key in flat(value).items()}
+    if value is None or isinstance(value, PLAIN):
+        return with_unit(key, value)
+    return {}
+
+
+def with_unit(key: str, value: object) -> dict:
+    """Return the columns of a value: in nats, and where it is a sum in bits too."""
+    if key in IN_BOTH_UNITS:
+        return {f"{key}_nats": value, f"{key}_bits": None if value is None else value / math.log(2)}
+    return {f"{key}_nats" if key in NATS else key: value}
 
 
 def of_parts(text: ReadText, parts: dict[str, list], unit: str) -> Iterator[dict]:
@@ -82,7 +107,7 @@ def of_parts(text: ReadText, parts: dict[str, list], unit: str) -> Iterator[dict
     """
     columns = {key: values for key, values in parts.items() if key not in NOT_OF_PARTS}
     own_name = f"{unit}s"
-    previous: dict[str, float | None] = in_both_units(None)
+    previous = with_unit("surprisal", None)
     for number in range(len(columns[own_name])):
         values = {key: column[number] for key, column in columns.items()}
         first, last = values.pop("offsets", None) or (None, None)
@@ -93,17 +118,13 @@ def of_parts(text: ReadText, parts: dict[str, list], unit: str) -> Iterator[dict
             unit: raw if first is None or text.wording is None else text.wording[first:last],
             "first": None if first is None else first - text.begin,
             "last": None if last is None else last - text.begin,
-            **in_both_units(values.pop("nll")),
+            **with_unit("nll", values.pop("nll")),
         }
         if "surprisal" in values:
-            corrected = in_both_units(values.pop("surprisal"))
-            row |= {f"surprisal_{name}": value for name, value in corrected.items()}
-            row |= {f"previous_surprisal_{name}": value for name, value in previous.items()}
+            surprisal = with_unit("surprisal", values.pop("surprisal"))
+            row |= surprisal | {f"previous_{name}": value for name, value in previous.items()}
             row["word_length"] = len(row[unit])
-            previous = corrected
-        row |= values
+            previous = surprisal
+        for key, value in values.items():
+            row |= with_unit(key, value)
         yield row | ({"piece": raw} if unit == "token" else {})
-
-
-def in_both_units(nll: float | None) -> dict[str, float | None]:
-    return {"nats": nll, "bits": None if nll is None else nll / math.log(2)}

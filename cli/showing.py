@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from perplexity_sliding.views.comparison import Pair
+from perplexity_sliding.views.comparison import Pair, pair_of
 from perplexity_sliding.views.numbers import Surprise, most_surprising, odds
 from perplexity_sliding.views.piece_list import around, shown
 from perplexity_sliding.views.reading import SHOWN, Reading
@@ -163,7 +163,5 @@ def of_report(report_: Report, args: argparse.Namespace, metric) -> dict:
 
 def _pairs(readings: Sequence[Reading], result: dict, reference: str) -> Iterator[Pair]:
     """Put the readings of a model beside the reference: by tokens, or by pieces of text."""
-    by_tokens = result["comparison"]["compared"] == "tokens"
     for place, reading in enumerate(readings):
-        scores = reading.tokens if by_tokens else result["piece_scores"][place]
-        yield Pair(reading, (reading.model, reference), scores)
+        yield pair_of(replace(reading, result=result), place, (reading.model, reference))

@@ -1,5 +1,6 @@
 """Mistakes that give a number all the same, found in the texts and told once."""
 
+import codecs
 import csv
 import itertools
 import json
@@ -14,6 +15,8 @@ LOOKED_AT = 100_000
 # The run stops for a missing space in one of so many texts, not after hours for a rare one.
 ASKED = 1000
 WIKITEXT = re.compile(r" @[-,.]@ | <unk> [,.] ")
+# Of ISO 8859; Windows-1252 has quotation marks and dashes there.
+CONTROLS = re.compile("[\x80-\x9f]")
 COLUMN_NAME = re.compile(r"[\w.-]+")
 
 
@@ -23,9 +26,13 @@ class Suspicions:
     Args:
         detokenizes: whether texts are said to be in WikiText's form.
         separator: what is put between contexts and texts, or None.
+        encoding: the one that files are said to have, or None.
     """
 
-    def __init__(self, detokenizes: bool, separator: str | None = None):
+    def __init__(
+        self, detokenizes: bool, separator: str | None = None, encoding: str | None = None
+    ):
+        self.encoding = encoding
         self.separator, self.num_joins = separator, 0
         self.detokenizes = detokenizes
         self.warned_of: set[str] = set()
@@ -65,6 +72,25 @@ class Suspicions:
                 "nothing to do there.",
             )
 
+    def look_at_encoding(self, name: str, text: str) -> None:
+        """Warn of characters that a wrong encoding has made."""
+        if text.isascii():
+            return
+        control = CONTROLS.search(text)
+        if self.encoding is not None and is_utf8(text[:LOOKED_AT], self.encoding):
+            self._warn(
+                "encoding",
+                f"{name} is UTF-8, but read as {self.encoding.upper()}, which makes other characters "
+                "of its own. Leave --encoding out.",
+            )
+        elif control is not None:
+            self._warn(
+                "encoding",
+                f"{name} has control characters such as U+{ord(control[0]):04X}, which stand for "
+                "quotation marks and dashes in files of Windows. Pass --encoding cp1252, or repair the "
+                "text if it was converted from latin-1.",
+            )
+
     def look_at_join(self, name: str, context: str, text: str) -> None:
         """Stop where a context and its text run together, unless somebody says what is meant.
 
@@ -83,6 +109,16 @@ class Suspicions:
         if kind not in self.warned_of:
             self.warned_of.add(kind)
             say(f"warning: {message}")
+
+
+def is_utf8(text: str, encoding: str) -> bool:
+    """Tell whether the beginning of a text that was read as bytes of another encoding is UTF-8."""
+    try:
+        data = text.encode(encoding)
+        decoded = codecs.getincrementaldecoder("utf-8")().decode(data)
+    except UnicodeError:
+        return False
+    return len(decoded) < len(text) == len(data)
 
 
 def is_json_lines(text: str) -> bool:

@@ -6,12 +6,14 @@ A table is looked through once before anything is scored, so that a bad row is t
 import csv
 import json
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 
 from .sources import Source, suffix
 from .unpacking import opened_lines
+from .values import KeyTwice, without_twins
 
 # Brackets in JSON, and strings, in which brackets are none.
 JSON_PARTS = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"|[\[{]|[\]}]', re.DOTALL)
@@ -51,6 +53,13 @@ def open_table(source: Source, encoding: str | None) -> Table:
     if not table.num_rows:
         raise ValueError(f"{source.name} has no rows.")
     return table
+
+
+def check_no_twins(name: str, columns: Sequence[str]) -> None:
+    """Refuse two columns with the same name: the texts of one of them would be lost."""
+    twice = [column for column, times in Counter(columns).items() if times > 1]
+    if twice:
+        raise ValueError(f"{name} has two columns {twice[0]!r}: give one of them another name.")
 
 
 # ---- CSV and TSV
@@ -97,9 +106,7 @@ def csv_header(name: str, records: Iterator[list[str]]) -> list[str]:
     header = next(records, [])
     if not header:
         raise ValueError(f"{name} must name its columns in the first line.")
-    twice = [column for column in header if header.count(column) > 1]
-    if twice:
-        raise ValueError(f"{name} has two columns {twice[0]!r}: give one of them another name.")
+    check_no_twins(name, header)
     return header
 
 
@@ -165,10 +172,11 @@ def json_objects(name: str, lines: Iterator[str]) -> Iterator[dict]:
     """Read the objects of a file line by line, or all at once where a line is none by itself."""
     lines = filter(str.strip, lines)
     first = next(lines, "").removeprefix("\ufeff")
-    if is_json(name, first):
+    if is_json(f"{name}: object 1", first):
         for number, line in enumerate(chain([first], lines), 1):
+            what = f"{name}: object {number}"
             try:
-                yield from as_objects(parse_json(name, line), f"{name}: object {number}")
+                yield from as_objects(parse_json(what, line), what)
             except json.JSONDecodeError as error:
                 raise ValueError(
                     f"{name} could not be read as a table: object {number}: {error}."
@@ -177,9 +185,9 @@ def json_objects(name: str, lines: Iterator[str]) -> Iterator[dict]:
         yield from as_objects(parse_json(name, first + "".join(lines)), name)
 
 
-def is_json(name: str, line: str) -> bool:
+def is_json(what: str, line: str) -> bool:
     try:
-        parse_json(name, line)
+        parse_json(what, line)
     except json.JSONDecodeError:
         return False
     return True
@@ -195,13 +203,26 @@ def as_objects(value: object, what: str) -> list[dict]:
     return rows
 
 
-def parse_json(name: str, text: str) -> object:
-    """Parse JSON, unless it nests so deep that a reader could run out of its stack."""
+def parse_json(what: str, text: str) -> object:
+    """Parse JSON.
+
+    Args:
+        what: the name of it in errors.
+
+    Raises:
+        ValueError: it nests so deep that a reader could run out of its stack, or an object has a
+            key twice.
+    """
     if text.count("[") + text.count("{") > MOST_NESTED and nesting(text) > MOST_NESTED:
         raise ValueError(
-            f"{name} nests lists and objects more than {MOST_NESTED} deep, which no table does."
+            f"{what} nests lists and objects more than {MOST_NESTED} deep, which no table does."
         )
-    return json.loads(text)
+    try:
+        return json.loads(text, object_pairs_hook=without_twins)
+    except KeyTwice as error:
+        raise ValueError(
+            f"{what} has the key {error.key!r} twice: give one of them another name."
+        ) from None
 
 
 def nesting(text: str) -> int:
@@ -218,7 +239,11 @@ def nesting(text: str) -> int:
 
 
 def open_parquet(source: Source, encoding: str | None) -> Table:
-    """Look at the schema of a Parquet file."""
+    """Look at the schema of a Parquet file.
+
+    Raises:
+        ValueError: it is none, or two of its columns have the same name.
+    """
     import pyarrow
     import pyarrow.parquet
 
@@ -226,6 +251,7 @@ def open_parquet(source: Source, encoding: str | None) -> Table:
         file = pyarrow.parquet.ParquetFile(source.name)
     except (pyarrow.ArrowException, OSError) as error:
         raise ValueError(f"{source.name} could not be read as a table: {error}.") from None
+    check_no_twins(source.name, file.schema_arrow.names)
     texts = {"string", "large_string", "string_view", "null"}
 
     def is_text(kind: pyarrow.DataType) -> bool:

@@ -25,7 +25,6 @@ SETTINGS = {"protocol": "protocol", "max_length": "window", "stride": "stride"}
 NEARLY_ALL = 0.99
 # Titles of the columns that are left out where the terminal is too narrow, the first one first.
 EXPENDABLE = (
-    "bits/original byte",
     "windows",
     "word perplexity",
     "forward tokens",
@@ -35,6 +34,7 @@ EXPENDABLE = (
     "context",
     "tokens",
     "bits/byte",
+    "bits/original byte",
     "KL 99 %",
     "same top",
     "KL interval",
@@ -74,6 +74,21 @@ def number(key: str, digits: int = 2) -> Cell:
 
 def count(key: str) -> Cell:
     return lambda row: f"{row[key]:,}" if key in row else ""
+
+
+def bits(digits: int) -> dict[str, Cell]:
+    """Make the columns of bits per byte: of the original where a text was turned into prose."""
+
+    def of_prose(row: dict) -> str:
+        return "" if "bits_per_original_byte" in row else number("bits_per_byte", digits)(row)
+
+    original = number("bits_per_original_byte", digits)
+    return {"bits/byte": of_prose, "bits/original byte": original}
+
+
+def bits_per_byte(row: dict) -> float:
+    """Return the bits per byte that a table shows."""
+    return row.get("bits_per_original_byte", row["bits_per_byte"])
 
 
 def interval(row: dict) -> str:
@@ -127,8 +142,7 @@ def of_texts(rows: list[dict], corpus: dict) -> Table:
             "perplexity": number("perplexity"),
             **({"95 % interval": interval} if has_intervals else {}),
             "tool ±": number("tool_stderr", 4),
-            "bits/byte": number("bits_per_byte", 3),
-            "bits/original byte": number("bits_per_original_byte", 3),
+            **bits(3),
             "word perplexity": number("word_perplexity"),
             "adjusted": number("adjusted_perplexity"),
         },
@@ -172,8 +186,7 @@ def of_measurements(rows: list[dict]) -> Table:
         "95 % interval": interval,
         against: change,
         "tool ±": number("tool_stderr", 4),
-        "bits/byte": number("bits_per_byte", 4),
-        "bits/original byte": number("bits_per_original_byte", 4),
+        **bits(4),
         "word perplexity": number("word_perplexity", 4),
         "adjusted": number("adjusted_perplexity", 4),
     }
@@ -245,9 +258,9 @@ def of_positions(by_position: list[dict]) -> Table:
             "to": count("last"),
             "tokens": count("num_tokens"),
             "texts": count("num_texts"),
-            "nats": number("nll", 4),
+            "nll, nats": number("nll", 4),
             "95 % interval": lambda row: interval({"perplexity_interval": row["interval"]}),
-            "nats up to there": number("cumulative_nll", 4),
+            "up to there, nats": number("cumulative_nll", 4),
         },
     )
 
@@ -261,14 +274,14 @@ def of_tokens(rows: list[dict]) -> Table:
                 "" if row["first"] is None else f"{row['first']}-{row['last']}"
             ),
             "context": number("context_length", 0),
-            "nats": number("nats", 4),
-            "bits": number("bits", 4),
-            "reference": number("reference_nll", 4),
-            "KL": number("kl", 5),
+            "nll, nats": number("nll_nats", 4),
+            "nll, bits": number("nll_bits", 4),
+            "reference, nats": number("reference_nll_nats", 4),
+            "KL, nats": number("kl_nats", 5),
             "rank": lambda row: str(row["rank"] or NOTHING) if "rank" in row else "",
             "token": lambda row: quoted(row["token"]),
             "likeliest, nats": lambda row: ", ".join(
-                f"{quoted(piece)} {nll:.2f}" for piece, nll in row.get("alternatives") or ()
+                f"{quoted(piece)} {nll:.2f}" for piece, nll in row.get("alternatives_nats") or ()
             ),
         },
         left=("token", "likeliest, nats"),
@@ -283,9 +296,9 @@ def of_words(rows: list[dict]) -> Table:
             "characters": lambda row: f"{row['first']}-{row['last']}",
             "context": number("context_length", 0),
             "tokens": number("num_tokens", 0),
-            "nats": number("surprisal_nats", 4),
-            "bits": number("surprisal_bits", 4),
-            "entropy": number("entropy", 4),
+            "surprisal, nats": number("surprisal_nats", 4),
+            "surprisal, bits": number("surprisal_bits", 4),
+            "entropy, nats": number("entropy_nats", 4),
             "word": lambda row: quoted(row["word"]),
         },
         left=("word",),

@@ -5,9 +5,10 @@ import io
 import re
 import sys
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from gzip import BadGzipFile, GzipFile
+from itertools import chain
 from typing import BinaryIO
 
 from .sources import STANDARD_INPUT, Source
@@ -95,8 +96,8 @@ def read_text(source: Source, encoding: str | None) -> str:
             pieces.append(file.read(PIECE_BYTES))
     try:
         text = b"".join(pieces).decode(encoding).removeprefix("\ufeff")
-    except UnicodeError as error:
-        raise ValueError(wrong_encoding(source, encoding, error)) from None
+    except UnicodeError:
+        raise ValueError(wrong_encoding(source, encoding, pieces)) from None
     if not text:
         raise ValueError(f"{source.shown} is empty.")
     if "\0" in text:
@@ -119,8 +120,10 @@ def opened_lines(source: Source, encoding: str | None) -> Iterator[io.TextIOWrap
         refuse_binary(source, head, encoding, is_head=True)
         try:
             yield io.TextIOWrapper(file, encoding, newline="")
-        except UnicodeError as error:
-            raise ValueError(wrong_encoding(source, encoding, error)) from None
+        except UnicodeError:
+            with opened(source) as again:  # what was read ahead says nothing of the place
+                pieces = iter(lambda: again.read(PIECE_BYTES), b"")
+                raise ValueError(wrong_encoding(source, encoding, pieces)) from None
 
 
 def refuse_binary(source: Source, piece: bytes, encoding: str, is_head: bool) -> None:
@@ -139,11 +142,34 @@ def holds_nul(source: Source) -> str:
     )
 
 
-def wrong_encoding(source: Source, encoding: str, error: UnicodeError) -> str:
-    reason = getattr(error, "reason", str(error))
-    place = f" at byte {error.start}" if isinstance(error, UnicodeDecodeError) else ""
-    hint = "" if encoding != "utf-8" else " Name its --encoding, such as latin-1."
-    return f"{source.shown} is not {encoding.upper()} text: {reason}{place}.{hint}"
+def wrong_encoding(source: Source, encoding: str, pieces: Iterable[bytes]) -> str:
+    """Say where bytes are no text of an encoding, and what to do.
+
+    A UTF-8 text that ends within a character was cut; what has other bytes that are no UTF-8 was
+    written in another encoding, on Windows cp1252. The last letter of such a text may look like the
+    first byte of a character, so a cut is sure only where characters of several bytes precede it,
+    or several bytes of the last one are there.
+    """
+    name, codec = encoding.upper(), codecs.lookup(encoding).name
+    decoder, num_read, is_utf8 = codecs.getincrementaldecoder(encoding)(), 0, False
+    for piece in chain(pieces, [b""]):
+        pending = len(decoder.getstate()[0])
+        try:
+            is_utf8 |= not decoder.decode(piece, final=not piece).isascii()
+        except UnicodeDecodeError as error:
+            place, reason = num_read - pending + error.start, error.reason
+            is_cut = not piece and (is_utf8 or error.end - error.start > 1)
+            break
+        except UnicodeError as error:  # UTF-16 without its byte order mark
+            return f"{source.shown} is not {name} text: {error}."
+        num_read += len(piece)
+    if is_cut and codec.startswith("utf-8"):
+        return (
+            f"{source.shown} ends within a character, at byte {place}: it was cut. Fetch or write it "
+            "again, or drop its last bytes."
+        )
+    hint = " Name its --encoding, such as cp1252." if codec == "utf-8" else ""
+    return f"{source.shown} is not {name} text: {reason} at byte {place}.{hint}"
 
 
 def encoding_of(head: bytes) -> str:

@@ -100,12 +100,35 @@ def names(text: str) -> list[str]:
     return [name.strip() for name in text.split(",")]
 
 
+class KeyTwice(ValueError):
+    """An object of JSON has a key twice."""
+
+    def __init__(self, key: str):
+        super().__init__(f"it has the key {key!r} twice")
+        self.key = key
+
+
+def without_twins(pairs: list[tuple[str, object]]) -> dict:
+    """Make a dictionary of an object of JSON, as `object_pairs_hook`.
+
+    Raises:
+        KeyTwice: two values have the same key, of which Python's own reader keeps the last.
+    """
+    value = dict(pairs)
+    if len(value) < len(pairs):
+        keys = [key for key, _ in pairs]
+        raise KeyTwice(next(key for key in keys if keys.count(key) > 1))
+    return value
+
+
 def json_object(text: str) -> dict:
     """Read JSON; the keys of `max_memory` that are numbers name devices, as accelerate wants it."""
     try:
-        value = json.loads(text)
+        value = json.loads(text, object_pairs_hook=without_twins)
     except json.JSONDecodeError as error:
         raise argparse.ArgumentTypeError(f"{text!r} is not JSON: {error}") from None
+    except KeyTwice as error:
+        raise argparse.ArgumentTypeError(f"{text!r} has the key {error.key!r} twice") from None
     if not isinstance(value, dict):
         raise argparse.ArgumentTypeError(f'{text!r} must be a JSON object such as {{"a": 1}}')
     if isinstance(value.get("max_memory"), dict):
@@ -136,6 +159,6 @@ def encoding(text: str) -> str:
         "".encode(text)
     except LookupError:
         raise argparse.ArgumentTypeError(
-            f"{text!r} must be an encoding that Python knows, such as utf-8, latin-1 or utf-16"
+            f"{text!r} must be an encoding that Python knows, such as utf-8, cp1252 or utf-16"
         ) from None
     return text

@@ -49,7 +49,7 @@ def make_score(service: Service) -> Callable:
             stride: tokens from one window to the next, at most the window; half of it by default.
             start_token: "automatic", "once" before the text, "every" window, or "none".
             protocol: whose windows to use, such as "lm-eval" or "llama.cpp"; "sliding" is the metric's.
-            tokens: also return each token with its place, nll (nats), bits, rank and context length.
+            tokens: also return each token with its place, nll_nats, nll_bits, rank and context length.
             context: what is read directly before the text and not scored.
             words: also return each word with its place, surprisal (bits), entropy and context length.
 

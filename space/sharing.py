@@ -17,9 +17,9 @@ from .score_view import recipe
 from .service import Scored
 
 TITLE = "Perplexity Sliding: perplexity of texts of any length, under every published protocol"
-COLUMNS = ("index", "token", "start", "end", "nll", "bits", "rank", "context_length")
+COLUMNS = ("index", "token", "start", "end", "nll_nats", "nll_bits", "rank", "context_length")
 WORD_COLUMNS = (
-    *("index", "word", "start", "end", "surprisal_bits", "plain_bits", "entropy_bits"),
+    *("index", "word", "start", "end", "surprisal_bits", "nll_bits", "entropy_bits"),
     *("num_tokens", "context_length"),
 )
 SHORT_COMMIT = 8
@@ -59,8 +59,8 @@ def bibtex(scored: Scored) -> str:
 def token_table(scored: Scored) -> list[dict]:
     """Return one row for each token: `COLUMNS`; nll and rank are None where it was not scored.
 
-    The nll is in nats, start and end are characters of the text (those of a context before it are
-    negative), an impossible token has the nll "inf", because JSON has no infinity.
+    Start and end are characters of the text (those of a context before it are
+    negative), an impossible token has the nll_nats "inf", because JSON has no infinity.
     """
     tokens, before = scored.tokens, len(scored.settings.context)
     return [
@@ -69,8 +69,8 @@ def token_table(scored: Scored) -> list[dict]:
             "token": token,
             "start": offset and offset[0] - before,
             "end": offset and offset[1] - before,
-            "nll": _finite(nll),
-            "bits": _finite(nll and nll / math.log(2)),
+            "nll_nats": _finite(nll),
+            "nll_bits": _finite(nll and nll / math.log(2)),
             "rank": rank,
             "context_length": context,
         }
@@ -89,7 +89,7 @@ def token_table(scored: Scored) -> list[dict]:
 def word_table(scored: Scored) -> list[dict]:
     """Return one row for each word: `WORD_COLUMNS`, in bits; None where it was not scored.
 
-    The surprisal has the space booked on the word that it ends, `plain_bits` is the plain sum over the
+    The surprisal has the space booked on the word that it ends, `nll_bits` is the plain sum over the
     tokens. start and end are characters of the text, which begins after the context.
     """
     [words] = scored.result["word_scores"]
@@ -101,7 +101,7 @@ def word_table(scored: Scored) -> list[dict]:
             "start": first - len(scored.settings.context),
             "end": end - len(scored.settings.context),
             "surprisal_bits": _finite(surprisal and surprisal / math.log(2)),
-            "plain_bits": _finite(nll and nll / math.log(2)),
+            "nll_bits": _finite(nll and nll / math.log(2)),
             "entropy_bits": _finite(entropy and entropy / math.log(2)),
             "num_tokens": num_tokens,
             "context_length": context,

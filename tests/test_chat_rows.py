@@ -45,7 +45,7 @@ def test_the_assistant_s_turns_are_scored_as_in_python(call, rows, chatty, metri
 
 def test_tokens_are_those_of_the_text_as_written(call, rows, chatty):
     printed = call(*rows, "--tokens", "--format=jsonl", model=chatty["tuned"]).out.splitlines()
-    tokens = [row for row in map(json.loads, printed) if row["nats"] is not None]
+    tokens = [row for row in map(json.loads, printed) if row["nll_nats"] is not None]
     of_second = [row["token"] for row in tokens if row["name"] == "c1"]
     assert of_second == ["w7", "w8", "w9", "<eos>"]
     words = call(*rows, "--words", "--format=csv", model=chatty["tuned"]).out.splitlines()[1:]

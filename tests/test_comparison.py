@@ -349,7 +349,10 @@ def test_verdict(interval, margin, expected):
     ],
 )
 def test_summary(ratio, interval, margin, expected):
-    assert judge(ratio, interval, margin, "perplexity")["summary"] == expected
+    of_models = {"ratio": ratio, "interval": interval}
+    assert judge(of_models, margin, "perplexity", 1)["summary"] == expected
+    several = expected.replace("this text", "these texts")
+    assert judge(of_models, margin, "perplexity", 2)["summary"] == several
 
 
 @pytest.mark.parametrize("margin, within", [(0.05, False), (0.2, True)])

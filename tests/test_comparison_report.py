@@ -56,6 +56,49 @@ def test_the_report(call, metric, tiny, other):
     assert f"[{word}]" in outcome.out
 
 
+@pytest.fixture(scope="module")
+def short(tmp_path_factory) -> str:
+    """A folder with a model whose windows are half as long as the tiny one's."""
+    folder = tmp_path_factory.mktemp("models") / "short"
+    return save(folder, make_model("gpt2", seed=1, n_positions=8), make_tokenizer())
+
+
+def test_the_smaller_window_of_two_is_said(call, metric, tiny, short, of_bytes):
+    """In a warning, in the tables, and in the result; the number is that of the smaller window."""
+    Path("long.txt").write_text(random_text(150, 1), "utf-8")
+    text = Path("long.txt").read_text("utf-8")
+    own = metric.compute(predictions=[text], model_id=tiny)
+    assert own["max_length"] > 8
+    outcome = call("long.txt", f"--reference={short}")
+    (warning,) = outcome.warnings
+    assert "windows of 8 tokens" in warning and f"the model reads {own['max_length']}" in warning
+    assert "Pass --max-length 8" in warning
+    (line,) = [line for line in outcome.out.splitlines() if line.startswith("window")]
+    assert line.endswith(" the smaller of the two")
+    assert f"8 of {own['max_length']}" in line
+    with pytest.warns(UserWarning, match="`reference`"):
+        result = metric.compute(predictions=[text], model_id=tiny, reference=short)
+    comparison = result["comparison"]
+    assert (comparison["own_window"], comparison["reference_own_window"]) == (own["max_length"], 8)
+    asked = metric.compute(predictions=[text], model_id=tiny, max_length=8)["perplexity"]
+    assert result["perplexity"] == pytest.approx(asked, rel=1e-6)
+    assert asked != pytest.approx(own["perplexity"], rel=1e-3)
+    for argv, model in (([f"--model={short}"], tiny), ([], of_bytes)):
+        table = call("long.txt", f"--reference={short}", *argv, "--format=markdown", model=model)
+        assert re.search(r"\| +window \|", table.out) and f"8 of {own['max_length']}" in table.out
+    other = call("long.txt", f"--reference={short}", model=of_bytes).out
+    assert "Both read the smaller of their windows: reference 8   model 8 of" in other
+
+
+def test_a_window_that_is_asked_for_or_never_filled_is_no_news(call, short):
+    Path("long.txt").write_text(random_text(150, 1), "utf-8")
+    Path("short.txt").write_text(random_text(6, 1), "utf-8")
+    for argv in (["long.txt", "--max-length=8"], ["short.txt"]):
+        outcome = call(*argv, f"--reference={short}")
+        assert outcome.warnings == []
+        assert not any(line.startswith("window") for line in outcome.out.splitlines())
+
+
 def test_shards_do_not_cut_a_comparison(call, other):
     """What is paired is paired over all texts, however little is asked for at a time."""
     argv = ("texts", f"--reference={other}", "--json")
@@ -161,8 +204,8 @@ def test_json_and_csv(call, other):
     (result,) = written["models"]
     assert result["comparison"]["kl"] > 0 and "token_scores" not in result
     (row,) = csv.DictReader(io.StringIO(call("texts", f"--reference={other}", "--format=csv").out))
-    assert float(row["comparison_kl"]) == result["comparison"]["kl"]
-    assert float(row["comparison_kl_percentiles_99"]) == pytest.approx(
+    assert float(row["comparison_kl_nats"]) == result["comparison"]["kl"]
+    assert float(row["comparison_kl_percentiles_99_nats"]) == pytest.approx(
         result["comparison"]["kl_percentiles"]["99"]
     )
 
@@ -172,17 +215,18 @@ def test_tokens(call, other):
     rows = [json.loads(line) for line in outcome.out.splitlines()]
     assert len(rows) == 40
     assert all(
-        {"kl", "reference_nll", "top", "reference_top", "nats"} <= row.keys() for row in rows
+        {"kl_nats", "reference_nll_nats", "top", "reference_top", "nll_nats"} <= row.keys()
+        for row in rows
     )
     table = call("texts/00.txt", f"--reference={other}", "--tokens").out
-    assert f"{rows[0]['kl']:.5f}" in table
+    assert f"{rows[0]['kl_nats']:.5f}" in table
 
 
 def test_other_tokenizers(call, of_bytes):
     outcome = call("texts", f"--reference={of_bytes}")
     assert "compared in bits per byte over" in outcome.out
     assert outcome.out.startswith(
-        "The model predicts this text better than the reference: its perplexity per byte is"
+        "The model predicts these texts better than the reference: its perplexity per byte is"
     )
 
 

@@ -45,8 +45,8 @@ def test_a_tidy_row_has_the_numbers_of_the_metric_in_nats_and_bits(call, metric,
             "perplexity": result["perplexity"],
             "perplexity_low": low,
             "perplexity_high": high,
-            "nats": result["total_nll"],
-            "bits": result["total_nll"] / math.log(2),
+            "total_nll_nats": result["total_nll"],
+            "total_nll_bits": result["total_nll"] / math.log(2),
             "bits_per_byte": result["bits_per_byte"],
         }
         assert {key: float(row[key]) for key in expected} == pytest.approx(expected, rel=1e-6)
@@ -164,7 +164,7 @@ def test_parquet_holds_lists_too(call):
     call("a.txt", "--num-alternatives=2", "--output=tokens.parquet")
     (first, *_) = pyarrow.read_table("tokens.parquet").to_pylist()
     (row, *_) = call("a.txt", "--num-alternatives=2", "--format=jsonl").out.splitlines()
-    assert json.loads(first["alternatives"]) == json.loads(row)["alternatives"]
+    assert json.loads(first["alternatives_nats"]) == json.loads(row)["alternatives_nats"]
 
 
 def test_the_tokens_are_written_as_the_text_writes_them(call, tmp_path, byte_model):
@@ -176,7 +176,7 @@ def test_the_tokens_are_written_as_the_text_writes_them(call, tmp_path, byte_mod
     assert {"ï", "—", "“", "\n"} <= {row["token"] for row in written}
     assert not any("Ġ" in row["token"] or "â" in row["token"] for row in written)
     assert any("Ã" in row["piece"] or "â" in row["piece"] for row in written)
-    assert all(row["bits"] == pytest.approx(row["nats"] / math.log(2)) for row in written)
+    assert all(row["nll_bits"] == pytest.approx(row["nll_nats"] / math.log(2)) for row in written)
     table = call("odd.txt", "--tokens", model=byte_model).out
     assert ' "ï"\n' in table and r' "\n"' in table
 
@@ -189,6 +189,30 @@ def byte_model(tmp_path_factory) -> str:
     folder = tmp_path_factory.mktemp("bytes") / "model"
     byte_model(folder)
     return str(folder)
+
+
+@pytest.mark.parametrize("argv", [["--tokens"], ["--words"], []])
+def test_one_name_has_one_meaning(call, metric, tiny, argv):
+    """Columns end in their unit; the terminal has the numbers of the file under the same names."""
+    (first, *_) = map(json.loads, call("a.txt", *argv, "--format=jsonl").out.splitlines())
+    assert not {"nats", "bits", "nll", "entropy", "surprisal", "probe"} & {*first}
+    result = metric.compute(
+        predictions=TEXTS[:1], model_id=tiny, words=True, return_token_scores=True
+    )
+    units = {"--tokens": "token_scores", "--words": "word_scores"}
+    source = result[units[argv[0]]][0] if argv else result
+    keys = {"--tokens": ["nll"], "--words": ["nll", "surprisal", "space_nll", "entropy"]}
+    for key in keys[argv[0]] if argv else ["total_nll", "probe"]:
+        expected = source[key][0] if argv else source[key]
+        assert first.get(f"{key}_nats") == pytest.approx(expected, rel=1e-5)
+        if f"{key}_bits" in first:
+            assert first[f"{key}_bits"] * math.log(2) == pytest.approx(expected, rel=1e-5)
+    table = call("a.txt", *argv).out.splitlines()
+    titles = re.split("  +", next(line for line in table if "  " in line).strip())
+    cells = re.split("  +", table[table.index(next(t for t in table if "  " in t)) + 1].strip())
+    for title, cell in zip(titles, cells):
+        if title.endswith((", nats", ", bits")):
+            assert float(cell) == pytest.approx(first[title.replace(", ", "_")], abs=1e-4)
 
 
 def test_every_number_of_a_result_is_a_column_by_itself():
@@ -210,14 +234,14 @@ def test_every_number_of_a_result_is_a_column_by_itself():
             "new_part_mean": 4.0,
             "new_part_low": None,
             "new_part_high": None,
-            "nats": math.log(2),
-            "bits": 1.0,
+            "total_nll_nats": math.log(2),
+            "total_nll_bits": 1.0,
         }
     ]
     parts = {"words": ["He"], "offsets": [[0, 2]], "nll": [None], "entropy": [1.5]}
     assert list(rows.of_parts(measuring.ReadText("a", "He left"), parts, "word")) == [
         {"name": "a", "number": 0, "word": "He", "first": 0, "last": 2}
-        | {"nats": None, "bits": None, "entropy": 1.5}
+        | {"nll_nats": None, "nll_bits": None, "entropy_nats": 1.5}
     ]
 
 
@@ -298,10 +322,11 @@ def test_tables_of_several_models_fit(monkeypatch):
         "perplexity_ratio": {"ratio": 1.01784, "interval": [1.01, 1.0246]}, "kl": 0.02073,
         "kl_interval": [0.0194, 0.02215], "kl_percentiles": {"99": 0.1078}, "same_top": 0.873,
         "verdict": "no clear difference", "compared": "tokens", "reference_perplexity": 57.021,
-        "reference_bits_per_byte": 1.6,
+        "reference_bits_per_byte": 1.6, "own_window": 64, "reference_own_window": 64,
     }  # fmt: skip
     name = "a-model-with-a-long-name-in-4-bit-with-groups-of-128"
-    rows = [{"name": name, "perplexity": 58.039, "comparison": comparison}] * 2
+    sizes = {"max_length": 64, "num_windows": 9, "num_texts": 3}
+    rows = [{"name": name, "perplexity": 58.039, "comparison": comparison} | sizes] * 2
     lines = tables.lay_out(comparison_report.of_models(rows, "full"), 80).splitlines()
     assert max(map(wcswidth, lines)) <= 80
     assert lines[1].startswith("full (reference)")

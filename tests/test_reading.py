@@ -7,9 +7,12 @@ import json
 import lzma
 import math
 import os
+import re
 from pathlib import Path
 
 import datasets
+import pyarrow
+import pyarrow.parquet
 import pytest
 from models import random_text
 
@@ -165,6 +168,54 @@ def test_encodings(call, encoding):
     assert other == call("plain.txt", "--json").json["corpus"]
 
 
+BROKEN_TEXTS = {
+    "another encoding": (b"w5 caf\xe9 w6", "not UTF-8 text: .* at byte 6. Name its .* cp1252"),
+    "its last letter": (b"w5 caf\xe9", "not UTF-8 text: .* at byte 6. Name its .* cp1252"),
+    "cut behind other characters": ("w5 café café".encode()[:-1], "within a character, at byte 12"),
+    "cut within the only one": ("w5 w6 …".encode()[:-1], "within a character, at byte 6"),
+    "behind many bytes": (b"w5 w6\n" * 200_000 + b"\xe9 w7", "not UTF-8 .* at byte 1200000"),
+    "cut behind many": (
+        b"w5 w6\n" * 200_000 + b"\xe2\x80",
+        "within .*, at byte 1200000: it was cut",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ["a.txt", "a.csv"])
+@pytest.mark.parametrize(("data", "message"), BROKEN_TEXTS.values(), ids=BROKEN_TEXTS)
+def test_a_text_that_was_cut_is_told_from_another_encoding(call, name, data, message):
+    """At its place in the file, also where that is read in blocks."""
+    Path(name).write_bytes(data)
+    outcome = call(name)
+    assert outcome.code == 2
+    assert re.search(message, outcome.err), outcome.err
+
+
+QUOTED = "w5 “w6” – w7 …"
+
+
+@pytest.mark.parametrize("name", ["a.txt", "a.csv"])
+def test_control_characters_of_a_wrong_encoding_are_said(call, name):
+    """Windows-1252 read as latin-1 has them, UTF-8 too; each gets its own advice."""
+    Path(name).write_bytes(b"text\n" + QUOTED.encode("cp1252"))
+    (warning,) = call(name, "--encoding=latin-1").warnings
+    assert f"{name}" in warning and "U+0093" in warning and "--encoding cp1252" in warning
+    assert call(name, "--encoding=cp1252").warnings == []
+    Path(name).write_bytes(b"text\n" + QUOTED.encode())
+    assert call(name).warnings == []
+    (warning,) = call(name, "--encoding=latin-1").warnings
+    assert "is UTF-8, but read as LATIN-1" in warning and "Leave --encoding out" in warning
+    Path(name).write_bytes(b"text\n" + QUOTED.encode("cp1252").decode("latin-1").encode())
+    (warning,) = call(name).warnings
+    assert "U+0093" in warning
+
+
+def test_control_characters_of_a_context_are_said(call):
+    write_table("t.jsonl", [{"before": "w5\x93", "text": " w6"}])
+    (warning,) = call("t.jsonl", "--context-column=before").warnings
+    assert "U+0093" in warning
+
+
 def test_the_texts_say_how_much_of_the_input_they_are(call, monkeypatch):
     """What the bar of a run in many shards goes by."""
     write_files("a.txt", "b.txt")
@@ -212,8 +263,8 @@ def test_a_table_has_one_text_a_row_and_its_columns_are_carried_along(call, metr
     for row, text in zip(rows, TEXTS):
         result = metric.compute(predictions=[text], model_id=tiny)
         assert row["perplexity"] == pytest.approx(result["perplexity"], rel=1e-6)
-        assert row["nats"] == pytest.approx(result["total_nll"], rel=1e-6)
-        assert row["bits"] == pytest.approx(result["total_nll"] / math.log(2), rel=1e-6)
+        assert row["total_nll_nats"] == pytest.approx(result["total_nll"], rel=1e-6)
+        assert row["total_nll_bits"] == pytest.approx(result["total_nll"] / math.log(2), rel=1e-6)
     corpus = call(f"table{ending}", "--json").json
     assert corpus["corpus"]["perplexities"] == pytest.approx([row["perplexity"] for row in rows])
     assert "files" not in corpus
@@ -308,6 +359,32 @@ def test_a_table_that_would_be_read_otherwise_than_meant_is_refused(call, text, 
     ]
 
 
+TWICE = {
+    "lines": '{"text": "w5"}\n{"text": "w5", "n": 1, "text": "w6"}\n',
+    "the first line": '{"text": "w5", "text": "w6"}\n',
+    "a list": '[{"text": "w5"},\n{"text": "w5", "text": "w6"}]',
+    "a message": '{"text": [{"role": "user", "text": "w5", "text": "w6", "content": "w7"}]}\n',
+}
+
+
+@pytest.mark.parametrize("text", TWICE.values(), ids=TWICE)
+def test_a_key_twice_is_refused(call, text):
+    Path("t.json").write_text(text)
+    outcome = call("t.json")
+    assert (outcome.code, outcome.out) == (2, "")
+    assert re.search("t.json.* has the key 'text' twice", outcome.err)
+
+
+@pytest.mark.parametrize("argv", [[], ["--text-column=label"]])
+def test_two_columns_of_parquet_alike_are_refused(call, argv):
+    columns = [pyarrow.array([value]) for value in ("w5 w6", "w7", "x")]
+    table = pyarrow.table(columns, names=["text", "text", "label"])
+    pyarrow.parquet.write_table(table, "t.parquet")
+    outcome = call("t.parquet", *argv)
+    assert (outcome.code, outcome.out) == (2, "")
+    assert "t.parquet has two columns 'text': give one of them another name" in outcome.err
+
+
 def test_a_column_is_not_its_own_context(call):
     write_table("t.csv", ROWS)
     assert "--context-column must be another column than that of the texts, got 'text'" in (
@@ -322,6 +399,12 @@ def test_a_carried_column_does_not_hide_a_number(call):
     (row,) = map(json.loads, call("table.jsonl", "--format=jsonl").out.splitlines())
     assert (row["perplexity_given"], row["name_given"]) == ("high", "n")
     assert row["perplexity"] > 1
+
+
+def test_a_carried_column_does_not_hide_another(call):
+    write_table("table.jsonl", [{"text": TEXTS[0], "name": "n", "name_given": "m"}])
+    (row,) = map(json.loads, call("table.jsonl", "--format=jsonl").out.splitlines())
+    assert (row["name_given"], row["name_given_given"]) == ("m", "n")
 
 
 def test_a_row_that_cannot_be_scored_is_named_everywhere(call):
@@ -437,7 +520,7 @@ def test_json_that_nests_too_deep_is_refused(call, depth, column):
     for argv in (["deep.jsonl"], ["--dataset=deep.jsonl::train:text"]):
         outcome = call(*argv)
         assert (outcome.code, outcome.err.count("\n")) == (2, 1)
-        assert "deep.jsonl nests lists and objects more than 50 deep" in outcome.err
+        assert "deep.jsonl: object 2 nests lists and objects more than 50 deep" in outcome.err
 
 
 def test_brackets_in_texts_do_not_nest(call):

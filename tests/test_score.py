@@ -209,7 +209,7 @@ def test_infinite_numbers_are_null_in_json_and_inf_in_the_table(capsys, files, t
 def test_the_token_table_sums_up_to_the_perplexity(run, files, texts, expected):
     table = run(files[0], "--tokens").split("\n\n")[0].splitlines()
     assert table[0] == files[0]
-    assert cells(table[1]) == ["characters", "context", "nats", "bits", "token"]
+    assert cells(table[1]) == ["characters", "context", "nll, nats", "nll, bits", "token"]
     rows = [cells(line) for line in table[2:]]
     result = expected(texts[:1], return_token_scores=True)
     scores = result["token_scores"][0]
@@ -357,6 +357,40 @@ def test_lm_evals_row_divides_by_the_words_and_bytes_of_the_page(run_json, tmp_p
     assert result["bits_per_original_byte"] == pytest.approx(
         result["total_nll"] / size / math.log(2)
     )
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [[], ["--protocol=lm-eval"], ["--protocol=lm-eval,sliding"], ["--format=markdown"]],
+    ids=str,
+)
+def test_the_bits_that_are_shown_are_per_byte_of_the_original(
+    run, run_json, tmp_path, monkeypatch, argv
+):
+    """As lm-eval's are, in a table of 80 columns; those per byte of the prose are not in its place."""
+    path = tmp_path / "page.txt"
+    path.write_text(" \n = w5 w6 = \n \n w7 @-@ w8 w9 , w10 's ( w11 ) . \n" * 9, "utf-8")
+    argv = [str(path), "--detokenize=wikitext", *argv]
+    report = run_json(*[word for word in argv if not word.startswith("--format")])
+    first = report["corpus"] if "corpus" in report else report["measurements"][0]
+    own = first["total_nll"] / path.stat().st_size / math.log(2)
+    assert own != pytest.approx(first["bits_per_byte"], rel=0.01)
+    if "," not in argv[-1]:
+        monkeypatch.setenv("COLUMNS", "80")
+    lines = [line.strip("| ") for line in run(*argv).splitlines()]
+    number = next(n for n, line in enumerate(lines) if "bits/original byte" in line)
+    titles = re.split(r" *\| *|  +", lines[number])
+    row = next(line for line in lines[number + 1 :] if re.search(r"\d\.\d", line))
+    shown = float(re.split(r" *\| *|  +", row)[titles.index("bits/original byte")])
+    assert shown == pytest.approx(own, abs=1e-3)
+    assert "bits/byte" not in titles
+
+
+def test_models_side_by_side_have_the_bits_of_the_original(run, tmp_path, tiny):
+    path = tmp_path / "page.txt"
+    path.write_text(" \n = w5 w6 = \n \n w7 @-@ w8 w9 , w10 's ( w11 ) . \n" * 9, "utf-8")
+    table = run(str(path), "--detokenize=wikitext", f"--model={tiny}")
+    assert "bits/original byte" in table and "bits/byte" not in table
 
 
 # Options
@@ -589,6 +623,10 @@ REFUSED = {
     "misspelt protocol": (["FILE", "--protocol=all,lm-evil"], "Did you mean lm-eval\\?"),
     "no setting for it": (["FILE", "--protocol=lm-eval", "--stride=3"], "no such setting"),
     "bad JSON": (["FILE", "--model_kwargs={a}"], r"'\{a\}' is not JSON: Expecting"),
+    "JSON with a key twice": (
+        ["FILE", '--model-kwargs={"revision": "a", "revision": "b"}'],
+        "has the key 'revision' twice",
+    ),
     "no JSON object": (["FILE", "--tokenizer_kwargs=3"], "'3' must be a JSON object such as"),
     "bad escape": (["FILE", r"--separator=\x"], "has a bad escape"),
     "word counts": (

@@ -60,7 +60,7 @@ def test_tables_of_tokens_hold_what_was_measured(awkward):
     rows = list(csv.DictReader(io.StringIO(files(awkward)["tokens.csv"])))
     tokens = awkward.tokens
     assert [row["token"] for row in rows] == tokens["tokens"]
-    total = sum(float(row["nll"]) for row in rows if row["nll"])
+    total = sum(float(row["nll_nats"]) for row in rows if row["nll_nats"])
     assert total == pytest.approx(awkward.result["total_nll"], rel=1e-9)
     whole = json.loads(files(awkward)["tokens.json"])
     assert [row["rank"] for row in whole["tokens"]] == tokens["rank"]
@@ -77,7 +77,7 @@ def test_tables_of_words_are_the_metrics(service):
     rows = list(csv.DictReader(io.StringIO(made["words.csv"])))
     [words] = scored.result["word_scores"]
     assert [row["word"] for row in rows] == ["a", "lamp", "that,", "at", "night,", "burned."]
-    for name, own in (("surprisal", "surprisal_bits"), ("nll", "plain_bits")):
+    for name, own in (("surprisal", "surprisal_bits"), ("nll", "nll_bits")):
         bits = [value / math.log(2) for value in words[name]]
         assert [float(row[own]) for row in rows] == pytest.approx(bits, rel=1e-12)
     for row in rows:
@@ -106,7 +106,7 @@ def test_impossible_and_unscored_tokens_stay_apart_in_json(story):
         story.text, story.settings, story.loaded, story.result | {"token_scores": [tokens]}
     )
     rows = token_table(changed)
-    assert [row["nll"] for row in rows[:2]] == ["inf", None]
+    assert [row["nll_nats"] for row in rows[:2]] == ["inf", None]
     json.dumps(rows, allow_nan=False)
 
 

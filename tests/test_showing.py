@@ -13,7 +13,7 @@ from io import BufferedReader, BytesIO, StringIO, TextIOWrapper
 from pathlib import Path
 
 import pytest
-from models import random_text
+from models import make_byte_tokenizer, make_model, make_tokenizer, random_text, save
 from perplexity_sliding.cli import measuring as installed_measuring
 from perplexity_sliding.views.reading import Reading, within
 from perplexity_sliding.views.report import report
@@ -146,6 +146,56 @@ def test_strides_have_a_curve_and_a_table(call, tiny):
     [data], [tokens] = page.data("data-payload"), first["token_scores"]
     begins = [window["begin"] for window in tokens["windows"]]
     assert [window[0] for window in data["windows"]] == begins  # coloured as in the first
+
+
+@pytest.fixture(scope="module")
+def other_models(tmp_path_factory) -> dict[str, str]:
+    """Folders with models that read the tiny one's tokens, and other tokens."""
+    folder = tmp_path_factory.mktemp("models")
+    of_bytes = make_model("gpt2", vocab_size=300)
+    return {
+        "tokens": save(folder / "other", make_model("gpt2", seed=1), make_tokenizer()),
+        "bytes": save(folder / "bytes", of_bytes, make_byte_tokenizer()),
+    }
+
+
+@pytest.mark.parametrize("compared", ["tokens", "bytes"])
+def test_a_text_of_several_has_its_own_numbers_under_it(call, metric, tiny, other_models, compared):
+    """The verdict is on all of them, and said once; the buttons of a text switch its own colours."""
+    reference = other_models[compared]
+    texts = [random_text(length, seed) for seed, length in enumerate((90, 70))]
+    for name, text in zip("ab", texts):
+        Path(f"{name}.txt").write_text(text, "utf-8")
+    outcome = call("a.txt", "b.txt", f"--reference={reference}", "--html=r.html")
+    assert outcome.code == 0, outcome.err
+    page = Path("r.html").read_text("utf-8").partition("<main")[2]
+    assert page.count('class="ps-verdict"') == 1 and "All 2 texts together" in page
+    assert page.count("<table") == 1, "numbers of all"
+    own = re.findall(
+        r'class="ps-own">.*? ([\d.]+) with .*? ([\d.]+) with .*?, ([\d.]+) % (\w+)', page
+    )
+    groups = re.findall(r'type="radio" name="([\w-]+)"', page)
+    assert len(set(groups)) == 2 and len(own) == 2
+    key = "perplexity" if compared == "tokens" else "bits_per_byte"
+    for text, (after, before, share, word) in zip(texts, own):
+        alone = metric.compute(predictions=[text], model_id=tiny, reference=reference)
+        comparison = alone["comparison"]
+        model = alone[key] if compared == "tokens" else comparison[key]
+        assert float(after) == pytest.approx(model, rel=1e-3)
+        assert float(before) == pytest.approx(comparison[f"reference_{key}"], rel=1e-3)
+        change = 100 * (model / comparison[f"reference_{key}"] - 1)
+        assert float(share) == pytest.approx(abs(change), rel=1e-2)
+        assert word == ("higher" if change > 0 else "lower")
+
+
+def test_intervals_over_texts_are_called_so(call, other_models):
+    """They were said to be within this text."""
+    for number in range(12):
+        Path(f"{number}.txt").write_text(random_text(40, number), "utf-8")
+    names = [f"{number}.txt" for number in range(12)]
+    call(*names, f"--reference={other_models['tokens']}", "--html=r.html")
+    page = Path("r.html").read_text("utf-8").partition("<main")[2]
+    assert "Intervals are over texts, from 12 texts." in page and "within this text" not in page
 
 
 def test_a_reference_has_the_comparison(call, tiny):
@@ -458,8 +508,8 @@ def test_two_models_are_shown_beside_each_other():
 
 def test_tables_hold_the_numbers_of_the_result(results):
     tokens, words, one = (to_frame(results, of) for of in ("tokens", "words", "measurements"))
-    assert tokens["nats"].sum() == pytest.approx(results["total_nll"], rel=1e-6)
-    assert tokens["bits"].sum() == pytest.approx(results["total_nll"] / math.log(2), rel=1e-6)
+    assert tokens["nll_nats"].sum() == pytest.approx(results["total_nll"], rel=1e-6)
+    assert tokens["nll_bits"].sum() == pytest.approx(results["total_nll"] / math.log(2), rel=1e-6)
     assert to_frame(results).equals(tokens)
     assert list(words["word"]) == ["She", "closed", "the", "door.", "He", "ran."]
     assert list(words["text"]) == [0, 0, 0, 0, 1, 1]

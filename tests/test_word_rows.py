@@ -3,8 +3,10 @@
 import csv
 import io
 import json
+import re
 
 import pytest
+from models import make_byte_tokenizer, make_model, save
 
 TABLE = "item,condition,context,sentence\n7,x,w3 w4 ,w5 w6\n8,y,w7 ,w8\n"
 
@@ -48,6 +50,76 @@ def test_a_row_for_every_word(call, items, metric, gpt2, tokenizer):
     assert ["w5 w6"[places[0]], "w5 w6"[places[1]], "w8"[places[2]]] == ["w5", "w6", "w8"]
     assert [row["first"] for row in rows] == ["0", "3", "0"], "in the text, after its context"
     assert [row["number"] for row in rows] == ["0", "1", "0"]
+
+
+CHINESE = ["我喜欢读书", "猫睡了"]
+WORDS = {
+    "words with spaces between": ["我 喜欢 读书", "猫 睡了"],
+    "lists": [["我", "喜欢", "读书"], ["猫", "睡了"]],
+    "regions": [[[0, 1], [1, 3], [3, 5]], [[0, 1], [1, 3]]],
+}
+
+
+@pytest.fixture(scope="module")
+def of_bytes(tmp_path_factory) -> str:
+    folder = tmp_path_factory.mktemp("models") / "bytes"
+    return save(folder, make_model("gpt2", vocab_size=300), make_byte_tokenizer())
+
+
+@pytest.mark.parametrize("words", WORDS.values(), ids=WORDS)
+@pytest.mark.parametrize("ending", ["csv", "jsonl"])
+def test_words_come_from_a_column(call, metric, tmp_path, of_bytes, ending, words):
+    """Of texts that are written without spaces, which are warned of otherwise."""
+    path = tmp_path / f"t.{ending}"
+    rows = [{"text": text, "parts": of_text} for text, of_text in zip(CHINESE, words)]
+    if ending == "jsonl":
+        path.write_text("\n".join(map(json.dumps, rows)), "utf-8")
+    else:
+        with path.open("w", encoding="utf-8", newline="") as file:
+            table = csv.writer(file)
+            table.writerow(rows[0])
+            cells = [c if isinstance(c, str) else json.dumps(c) for c in words]
+            table.writerows(zip(CHINESE, cells))
+    ran = call(path, "--words-column=parts", "--format=jsonl", model=of_bytes)
+    assert ran.warnings == []
+    written = [json.loads(line) for line in ran.out.splitlines()]
+    assert [row["word"] for row in written] == ["我", "喜欢", "读书", "猫", "睡了"]
+    given = [["我", "喜欢", "读书"], ["猫", "睡了"]]
+    result = metric.compute(predictions=CHINESE, model_id=of_bytes, words=given)
+    expected = [value for scores in result["word_scores"] for value in scores["surprisal"]]
+    assert [row["surprisal_nats"] for row in written] == pytest.approx(expected, rel=1e-5)
+    (warning,) = call(path, "--words", "--text-column=text", model=of_bytes).warnings
+    assert "whole sentences count as words" in warning and "--words-column" in warning
+
+
+BAD_WORDS = {
+    "other words": ("猫 跑了", "got '跑了'"),
+    "a word too few": ("猫", "after the last one comes '睡了'"),
+    "nothing": ("", "--words-column must hold words"),
+    "broken JSON": ("[1,", "--words-column must hold JSON in"),
+    "past the end": ("[[0, 9]]", "within the 3 of the text"),
+    "overlapping": ("[[0, 2], [1, 3]]", r"got \[1, 3\]"),
+}
+
+
+@pytest.mark.parametrize(("cell", "message"), BAD_WORDS.values(), ids=BAD_WORDS)
+def test_words_that_are_not_the_texts(call, tmp_path, of_bytes, cell, message):
+    path = tmp_path / "t.jsonl"
+    path.write_text(json.dumps({"text": CHINESE[1], "parts": cell}), "utf-8")
+    ran = call(path, "--words-column=parts", model=of_bytes)
+    assert ran.code == 2
+    assert re.search(message, ran.err), ran.err
+
+
+def test_a_text_has_no_column_of_words(call, tmp_path):
+    (tmp_path / "a.txt").write_text("w3 w4", "utf-8")
+    (tmp_path / "b.jsonl").write_text(json.dumps({"text": "w3", "parts": "w3"}), "utf-8")
+    assert (
+        "--words-column must go with a table"
+        in call(tmp_path / "a.txt", "--words-column=parts").err
+    )
+    ran = call(tmp_path / "a.txt", tmp_path / "b.jsonl", "--words-column=parts")
+    assert ran.code == 2 and "--words-column needs tables" in ran.err and '"w3"' in ran.out
 
 
 def test_a_row_for_every_token(call, items):

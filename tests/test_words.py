@@ -1,6 +1,7 @@
 """Words: their tokens, and the space between them booked on the word that it closes."""
 
 import math
+import warnings
 from dataclasses import replace
 
 import numpy as np
@@ -113,11 +114,11 @@ def test_find_words():
 @pytest.mark.parametrize(
     "words, message",
     [
-        (["New", "Yor"], "'k' comes after the last one"),
-        (["New", "Paris"], "'Paris' does not follow at character 4, where 'York' stands"),
-        (["York", "New"], "'York' does not follow at character 0"),
-        (["New", "", "York"], "'' does not follow"),
-        ([], "'New York' comes after"),
+        (["New", "Yor"], "after the last one comes 'k'"),
+        (["New", "Paris"], "got 'Paris': at character 4 stands 'York'"),
+        (["York", "New"], "got 'York': at character 0 stands"),
+        (["New", "", "York"], "got '': at character 4 stands"),
+        ([], "after the last one comes 'New York'"),
     ],
 )
 def test_words_that_are_not_the_text_s(words, message):
@@ -626,12 +627,43 @@ def test_every_protocol_that_scores_texts_alone(metric, gpt2, tokenizer):
         assert differences == close([0] * len(differences)), protocol.name
 
 
+WRITTEN = {
+    "Chinese": ("我喜欢在下雨的时候读书。猫睡在窗边。", True),
+    "Chinese, cut into words": ("我 喜欢 在 下雨 的 时候 读书 。", False),
+    "Japanese": ("雨の日に本を読むのが好きです。", True),
+    "Japanese, cut into words": ("雨 の 日 に 本 を 読む の が 好き です 。", False),
+    "Thai": ("ฉันชอบอ่านหนังสือเมื่อฝนตก", True),
+    "Thai, cut into words": ("ฉัน ชอบ อ่าน หนังสือ เมื่อ ฝน ตก", False),
+    "Korean": ("나는 비가 올 때 책을 읽는 것을 좋아한다.", False),
+    "German": ("Donaudampfschifffahrtsgesellschaftskapitän", False),
+    "a Chinese name in a sentence": ("The word 猫 means cat, and 北京 is a city.", False),
+}
+
+
+@pytest.mark.parametrize(("text", "is_whole"), WRITTEN.values(), ids=WRITTEN)
+def test_a_sentence_without_spaces_is_no_word(metric, text, is_whole):
+    """It had 810 bits; regions that are given have no warning, and add up to the text."""
+    model = {"model": make_model("gpt2", vocab_size=300), "tokenizer": make_byte_tokenizer()}
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        metric.compute(predictions=["w1", text], words=True, **model)
+    found = [str(w.message) for w in said if "written without" in str(w.message)]
+    assert len(found) == is_whole and all("texts at position 1" in one for one in found)
+    spans = [(n, min(n + 2, len(text))) for n in range(0, len(text), 2)]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        result = metric.compute(predictions=[text], words=[spans], word_correction=None, **model)
+    nll = result["word_scores"][0]["nll"]
+    if None not in nll:
+        assert sum(nll) == pytest.approx(result["total_nll"], rel=1e-5)
+
+
 @pytest.mark.parametrize(
     "error, arguments, message",
     [
         (ValueError, {"words": "spaces"}, "`words` must be True, 'whitespace', or a list"),
         (ValueError, {"words": [["w3"]]}, "a list of words or spans for each text, 2"),
-        (ValueError, {"words": [["w3", "w4"], ["w5"]]}, "It is the text at position 1"),
+        (ValueError, {"words": [["w3", "w4"], ["w5"]]}, "at position 1: "),
         (ValueError, {"words": [[(0, 2)], [(0, 99)]]}, "within the 5 of the text at position 1"),
         (
             ValueError,

@@ -36,6 +36,8 @@ class Pair:
         by_context: of the metric's comparison in windows without overlap; empty where that is unknown.
         longer_windows: those of the two that could read more at a time, each with its limit.
         remark: what had to be changed about the request, or None.
+        own: what the text costs by itself under the reference and under the model, where the
+            comparison is of several texts: perplexities, or bits per byte; None where unknown.
     """
 
     reading: Reading
@@ -44,6 +46,7 @@ class Pair:
     by_context: Sequence[dict] = ()
     longer_windows: Sequence[tuple[str, int]] = ()
     remark: str | None = None
+    own: tuple[float, float] | None = None
 
     @property
     def comparison(self) -> dict:
@@ -53,6 +56,46 @@ class Pair:
     def by_tokens(self) -> bool:
         """Whether both read the same tokens, so that their predictions can be compared."""
         return self.comparison["compared"] == "tokens"
+
+    @property
+    def is_one_of_several(self) -> bool:
+        """Whether the comparison is of other texts too."""
+        return self.reading.result["num_texts"] > 1
+
+
+def pair_of(reading: Reading, place: int, names: tuple[str, str]) -> Pair:
+    """Make a pair of one of the texts of a result.
+
+    Args:
+        place: of the text among them, from 0.
+        names: of the model and of the reference.
+    """
+    result, comparison = reading.result, reading.result["comparison"]
+    own_windows = comparison["own_window"], comparison["reference_own_window"]
+    longer = [
+        (name, length)
+        for name, length in zip(names, own_windows)
+        if length is not None and length > result["max_length"]
+    ]
+    if comparison["compared"] == "tokens":
+        of_texts = comparison["reference_perplexities"]
+        has_own = reading.perplexity is not None and place < len(of_texts)
+        own = (of_texts[place], reading.perplexity) if has_own else None
+        return Pair(reading, names, reading.tokens, longer_windows=longer, own=own)
+    scores = result["piece_scores"][place]
+    own = _bits_per_byte(reading.whole, scores)
+    return Pair(reading, names, scores, longer_windows=longer, own=own)
+
+
+def _bits_per_byte(text: str, scores: dict) -> tuple[float, float] | None:
+    """Return the bits per byte of pieces of a text, under the reference and under the model."""
+    spans = scores["offsets"]
+    if not spans or spans[-1][1] > len(text):  # only its beginning is shown
+        return None
+    num_bytes = sum(len(text[first:end].encode()) for first, end in spans)
+    sums = (sum(scores[name]) for name in ("reference_nll", "nll"))
+    reference, model = (nats / num_bytes / math.log(2) for nats in sums)
+    return reference, model
 
 
 @dataclass(frozen=True)
@@ -79,11 +122,22 @@ class Change:
         return 0.0 if self.bits == self.reference_bits else self.bits - self.reference_bits
 
 
-def comparison_view(pair: Pair, mark: str = "") -> str:
+def comparison_of_all(pair: Pair) -> str:
+    """Show the verdict on several texts together, and the numbers."""
+    return (
+        f"<section><h2>All {count(pair.reading.result['num_texts'], 'text')} together</h2>"
+        f'<p class="ps-verdict">{verdict(pair)}</p>{_remarks(pair)}{_table(pair)}</section>'
+    )
+
+
+def comparison_view(pair: Pair, mark: str = "", place: int = 1) -> str:
     """Show the verdict, the numbers, the text coloured by what changed, and where it changed most.
+
+    Of one of several texts, whose comparison is of all, only what is its own.
 
     Args:
         mark: by which the page sees whether it is of what is chosen now.
+        place: number of the view on its page.
     """
     names = pair.names
     segments, text = _segments(pair)
@@ -102,14 +156,38 @@ def comparison_view(pair: Pair, mark: str = "") -> str:
     of = f' data-of="{escape(mark)}"' if mark else ""
     return (
         f'<div class="ps-view" data-view="compare"{of} '
-        f'data-payload={payload(data)}><p class="ps-verdict">{verdict(pair)}</p>'
-        f"{_remarks(pair)}{colour_choice(choices, 'ps-compared')}{_legends(names[0])}"
+        f"data-payload={payload(data)}>{_opening(pair)}"
+        f"{colour_choice(choices, f'ps-compared-{place}')}{_legends(names[0])}"
         f'<div class="ps-pair">{text_box(pieces, colours, "piece")}'
         f"{detail_box('what either model made of it')}</div>"
-        f"{_folded('numbers of both', 'All numbers', _table(pair))}"
+        f"{'' if pair.is_one_of_several else _folded('numbers of both', 'All numbers', _table(pair))}"
         f"{_folded('most changed', 'Where it changed most', _worst(changes, segments, text))}"
         f"{_folded('charts', 'Charts', _charts(pair, changes))}</div>"
     )
+
+
+def _opening(pair: Pair) -> str:
+    """Write what stands above a text: the verdict on it, or its own numbers where that is on several."""
+    if not pair.is_one_of_several:
+        return f'<p class="ps-verdict">{verdict(pair)}</p>{_remarks(pair)}'
+    if pair.own is None:
+        return ""
+    before, after = pair.own
+    model, reference = pair.names
+    what = "perplexity" if pair.by_tokens else "bits per byte"
+    changed = _percent_of(before, after)
+    return (
+        f'<p class="ps-own">By itself: {what} {number(after)} with <b>{escape(model)}</b>, '
+        f"{number(before)} with <b>{escape(reference)}</b>{escape(changed)}.</p>"
+    )
+
+
+def _percent_of(before: float, after: float) -> str:
+    """Write a change as ", 2.9 % lower"; nothing where there is none that can be written."""
+    if not (math.isfinite(before) and math.isfinite(after) and before > 0):
+        return ""
+    share = 100 * (after / before - 1)
+    return f", {abs(share):.3g} % {'higher' if share >= 0 else 'lower'}"
 
 
 def _folded(name: str, title: str, content: str) -> str:
@@ -284,9 +362,10 @@ def _remarks(pair: Pair) -> str:
             "predictions cannot be compared token by token."
         )
     if comparison["interval_sample"]:
-        said.append(
-            f"Intervals are within this text, from {comparison['interval_sample']}: other texts may differ by more."
-        )
+        scope, sample = comparison["interval_scope"], comparison["interval_sample"]
+        is_over_texts = scope == "over texts"
+        beyond = "" if is_over_texts else ": other texts may differ by more"
+        said.append(f"Intervals are {scope}, from {sample}{beyond}.")
     if pair.by_tokens and comparison["num_infinite_kl"]:
         said.append(
             f"{count(comparison['num_infinite_kl'], 'token')} have an infinite divergence: the model rules out "
@@ -393,6 +472,7 @@ def _token_charts(pair: Pair, changes: Sequence[Change]) -> Iterator[str]:
         )
     points = comparison["kl_percentiles"]
     marks = [(points[name], words) for name, words in MARKED_PERCENTILES.items()]
+    marks = [] if pair.is_one_of_several else marks
     yield distribution_chart(
         [max(change.kl, SMALLEST_KL) for change in changes if math.isfinite(change.kl)],
         [(value, words) for value, words in marks if SMALLEST_KL < value < math.inf],

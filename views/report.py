@@ -7,7 +7,7 @@ from dataclasses import replace
 from perplexity_sliding.digests import describe_probes
 
 from .assets import HERE, SCRIPTS, STYLE, joined
-from .comparison import Pair, comparison_view
+from .comparison import Pair, comparison_of_all, comparison_view
 from .curves import NAMES, STRIDE, WINDOW, context_curve, setting_curve
 from .markup import change, count, escape, number, payload
 from .numbers import FEWEST, TOO_SHORT, few_tokens, meaning, story
@@ -75,6 +75,7 @@ def report(
             headline(result, readings, model, notes),
             measurements(result.get("measurements", ())),
             *_each(named, reading_view),
+            comparison_of_all(pairs[0]) if pairs and pairs[0].is_one_of_several else "",
             *_each(pairs, _comparison),
             contexts(result.get("by_context_length")),
             repeat(result, citation, command),
@@ -138,8 +139,15 @@ def _recipe(result: dict) -> list[str]:
         f"protocol {result['protocol']}",
         f"window {result['max_length']:,}",
         *([] if stride is None else [f"stride {stride:,}"]),
-        *([] if _is_short(result) else [f"{number(result['bits_per_byte'])} bits per byte"]),
+        *([] if _is_short(result) else [_bits(result)]),
     ]
+
+
+def _bits(result: dict) -> str:
+    """Write the bits per byte: of the original where the command line turned a text into prose."""
+    if "bits_per_original_byte" in result:
+        return f"{number(result['bits_per_original_byte'])} bits per byte of the original"
+    return f"{number(result['bits_per_byte'])} bits per byte"
 
 
 def reading_view(reading: Reading, place: int) -> str:
@@ -176,7 +184,7 @@ def _windows(reading: Reading) -> str:
 
 def _comparison(pair: Pair, place: int) -> str:
     title = f"<h2><bdi>{escape(pair.reading.name)}</bdi></h2>" if pair.reading.name else ""
-    return f"{title}{comparison_view(pair)}"
+    return f"{title}{comparison_view(pair, place=place)}"
 
 
 def measurements(results: Sequence[dict]) -> str:
@@ -206,7 +214,7 @@ def _row(result: dict, varying: Sequence[str]) -> str:
     changed = change(ratio) if ratio and ratio["ratio"] is not None else ""
     return (
         f"<tr>{cells}<td>{number(result['perplexity'])}</td><td>{changed}</td>"
-        f"<td>{number(result['bits_per_byte'])}</td></tr>"
+        f"<td>{_bits(result).removesuffix(' bits per byte')}</td></tr>"
     )
 
 

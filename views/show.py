@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from perplexity_sliding.digests import TextsDigest
 
-from .comparison import Pair
+from .comparison import Pair, pair_of
 from .markup import escape
 from .reading import SHOWN, Reading, own_perplexities, within
 from .report import report
@@ -134,7 +134,5 @@ def _split(readings: list[Reading], results: dict) -> tuple[list[Reading], list[
     """Return the readings of one model, or else pairs of two models'."""
     if "comparison" not in results:
         return readings, []
-    by_tokens = results["comparison"]["compared"] == "tokens"
-    scores = results["token_scores" if by_tokens else "piece_scores"]
     names = (results["model"], results["comparison"].get("reference") or "the reference")
-    return [], [Pair(reading, names, of_text) for reading, of_text in zip(readings, scores)]
+    return [], [pair_of(reading, place, names) for place, reading in enumerate(readings)]

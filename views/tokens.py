@@ -76,7 +76,7 @@ def colour_choice(names: Sequence[str], group: str) -> str:
     """Offer what to colour a text by; the script shows the legend of the choice.
 
     Args:
-        group: of the radio buttons, one for each view.
+        group: name of the radio buttons, another one for each view of a page.
     """
     choices = "".join(
         f'<label><input type="radio" name="{group}" value="{name}">{name}</label>' for name in names

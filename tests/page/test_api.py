@@ -65,7 +65,7 @@ def test_the_api_gives_tokens_and_words_to_quote(url):
     result = Client(url, httpx_kwargs=PATIENT, verbose=False).predict(
         STORY, tokens=True, api_name="/score"
     )
-    assert sum(row["nll"] for row in result["tokens"]) == pytest.approx(result["total_nll"])
+    assert sum(row["nll_nats"] for row in result["tokens"]) == pytest.approx(result["total_nll"])
     assert STORY[result["tokens"][4]["start"] : result["tokens"][4]["end"]].strip()
     assert result["text_sha256"] == hashlib.sha256(STORY.encode()).hexdigest()
     assert result["text_sha256"] in result["sentence"]
