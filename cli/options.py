@@ -449,6 +449,7 @@ def check_together(args: argparse.Namespace) -> None:
         "--show and --output": args.show and args.output,
         "--show and --format": args.show and (args.json or args.format not in (None, "text")),
         "--verify and --show or --html": args.verify and (args.show or args.html),
+        "--verify and --output or --plot": args.verify and (args.output or args.plot),
         "--dataset and --text-column": args.dataset and args.text_column,
         f"--reference and {comparison}": args.reference and args.compares,
         "--reference and --cite": args.reference and args.cite,
@@ -493,16 +494,17 @@ def check_shared_files(args: argparse.Namespace) -> None:
 def check_own_files(args: argparse.Namespace) -> None:
     """Refuse to write two things to one file."""
     seen: dict[str, str] = {}
-    for name in ("output", "html", "plot", "checkpoint", "reference_states"):
-        path = getattr(args, name)
-        if path is None:
-            continue
-        first = seen.setdefault(os.path.realpath(path), name)
-        if first is not name:
-            raise ValueError(
-                f"--{with_hyphens(first)} and --{with_hyphens(name)} must be two files, got {path!r} "
-                "for both."
-            )
+    for option, path in written_files(args).items():
+        first = seen.setdefault(os.path.realpath(path), option)
+        if first is not option:
+            raise ValueError(f"{first} and {option} must be two files, got {path!r} for both.")
+
+
+def written_files(args: argparse.Namespace) -> dict[str, str]:
+    """Return the files that are written, by the option that names each."""
+    names = ("output", "html", "plot", "checkpoint", "reference_states")
+    files = {f"--{with_hyphens(name)}": getattr(args, name) for name in names}
+    return {option: path for option, path in files.items() if path is not None}
 
 
 def check_parts(args: argparse.Namespace) -> None:
