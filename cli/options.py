@@ -218,6 +218,7 @@ NOT_IN_PARTS = (
         "html",
         "plot",
         "cite",
+        "verify",
         "fail_above",
         "format",
         "json",
@@ -449,7 +450,9 @@ def check_together(args: argparse.Namespace) -> None:
         "--show and --output": args.show and args.output,
         "--show and --format": args.show and (args.json or args.format not in (None, "text")),
         "--verify and --show or --html": args.verify and (args.show or args.html),
-        "--verify and --output or --plot": args.verify and (args.output or args.plot),
+        "--verify and --output, --plot or --format": args.verify
+        and (args.output or args.plot or args.format or args.json),
+        "--verify and --fail-above": args.verify and args.fail_above is not None,
         "--dataset and --text-column": args.dataset and args.text_column,
         f"--reference and {comparison}": args.reference and args.compares,
         "--reference and --cite": args.reference and args.cite,
@@ -557,7 +560,7 @@ def check_companions(args: argparse.Namespace) -> None:
 
 def resolve_format(args: argparse.Namespace) -> str:
     """Find the format asked for, by name or by the ending of the file that is written."""
-    if args.part:
+    if args.part or args.verify:
         return "json"
     if args.output is None:
         return args.format or ("json" if args.json else "text")

@@ -6,6 +6,7 @@ A table is looked through once before anything is scored, so that a bad row is t
 import csv
 import json
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
@@ -68,8 +69,10 @@ def open_csv(source: Source, encoding: str | None) -> Table:
         header = csv_header(source.name, records)
         num_rows = count_rows(source.name, records, len(header), delimiter)
 
+    places_of = {name: place for place, name in enumerate(header)}
+
     def rows(columns: Sequence[str]) -> Iterator[dict]:
-        places = [(name, header.index(name)) for name in columns]
+        places = [(name, places_of[name]) for name in columns]
         with opened_lines(source, encoding) as lines:
             _, records = csv_records(source, lines)
             next(records)
@@ -97,7 +100,7 @@ def csv_header(name: str, records: Iterator[list[str]]) -> list[str]:
     header = next(records, [])
     if not header:
         raise ValueError(f"{name} must name its columns in the first line.")
-    twice = [column for column in header if header.count(column) > 1]
+    twice = [column for column, number in Counter(header).items() if number > 1]
     if twice:
         raise ValueError(f"{name} has two columns {twice[0]!r}: give one of them another name.")
     return header
