@@ -17,6 +17,7 @@ from pathlib import Path
 
 from . import values, verifying
 from .helping import HelpAction
+from .streams import to_stdout
 
 ROOT = Path(__file__).resolve().parent.parent
 BUNDLED_MODEL = ROOT / "demo_model"
@@ -316,6 +317,9 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str):
         raise ValueError(f"{message.removeprefix('argument ')}. See {self.prog} --help.")
+
+    def _print_message(self, message: str, file=None):
+        to_stdout([message])  # of --version
 
 
 def make_parser(program: str = "score.py") -> Parser:
