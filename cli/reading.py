@@ -67,14 +67,20 @@ def open_texts(args: argparse.Namespace) -> Iterator[Text]:
         match = DATASET.fullmatch(args.dataset)
         if match is None:
             raise ValueError(f"--dataset must be NAME:CONFIG:SPLIT:COLUMN, got {args.dataset!r}.")
+        place = Path(match[1])  # of the dataset, where it does not lie on the Hub
+        check_outputs(args, [str(file) for file in (place, *place.rglob("*")) if file.is_file()])
         return watched(read_dataset(*match.groups(), args), args)
     sources = list_sources(args.files)
-    names = [source.name for source in sources if source.name != STANDARD_INPUT]
-    for option, path in written_files(args).items():
-        check_output(option, path, names)
+    check_outputs(args, [source.name for source in sources if source.name != STANDARD_INPUT])
     if not any(source.builder for source in sources):
         check_no_columns(args, sources[0].shown)
     return watched(read_sources(sources, args), args)
+
+
+def check_outputs(args: argparse.Namespace, names: list[str]) -> None:
+    """Refuse to write anything over the files that are read."""
+    for option, path in written_files(args).items():
+        check_output(option, path, names)
 
 
 def check_output(option: str, output: str, names: list[str], what: str = "texts") -> None:

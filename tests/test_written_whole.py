@@ -214,12 +214,22 @@ def test_nor_is_what_a_model_is_linked_to(call, folder, tmp_path):
 
 
 @pytest.mark.parametrize("option", WRITTEN)
-def test_a_text_is_not_overwritten(call, option):
-    """The file of hidden states was written over the text."""
+def test_a_text_is_not_overwritten(call, other, option):
     name = "a.html"
     Path(name).write_text(random_text(30))
-    outcome = call(name, f"{option}={name}", "--format=json")
-    assert outcome.code == 2 and Path(name).read_text() == random_text(30)
+    other = [f"--reference={other}"] if option == "--reference-states" else []
+    outcome = call(name, f"{option}={name}", "--format=json", *other)
+    assert outcome.code == 2 and f"{option} must not be one of the texts" in outcome.err
+    assert Path(name).read_text() == random_text(30)
+
+
+def test_a_dataset_on_the_disk_is_not_overwritten(call):
+    Path("data").mkdir()
+    Path("data/t.jsonl").write_text('{"text": "w5 w6"}\n')
+    for name in ("data", "data/t.jsonl"):
+        outcome = call(f"--dataset={name}:default:train:text", "--output=data/t.jsonl")
+        assert outcome.code == 2 and "--output must not be one of the texts" in outcome.err
+    assert Path("data/t.jsonl").read_text() == '{"text": "w5 w6"}\n'
 
 
 def test_a_picture_is_not_drawn_over_a_text(call):
