@@ -258,13 +258,6 @@ def test_nothing_is_said_of_a_checkpoint_that_is_whole(metric, arguments, path):
         assert metric.compute(predictions=TEXTS, checkpoint=path, **arguments) == expected
 
 
-def test_a_writer_waits_for_another_one_longer_than_sqlite_does(path):
-    checkpoint = Checkpoint(path)
-    [milliseconds] = checkpoint.connection.execute("PRAGMA busy_timeout").fetchone()
-    checkpoint.close()
-    assert milliseconds == 60_000
-
-
 def test_an_impossible_path_is_refused(metric, arguments, tmp_path):
     with pytest.raises(ValueError, match=r"`checkpoint`=.* cannot be used"):
         metric.compute(
@@ -488,6 +481,7 @@ def test_a_file_that_another_run_has(tmp_path, monkeypatch, query):
 
 
 def test_a_file_that_another_run_has_for_a_moment(tmp_path, monkeypatch):
+    """A writer waits for another one longer than SQLite does by itself."""
     monkeypatch.setattr(sys.modules[Checkpoint.__module__], "WAIT_S", 0.01)
     checkpoint = Checkpoint(tmp_path / "run.sqlite")
     other = sqlite3.connect(checkpoint.path, isolation_level=None)
