@@ -29,7 +29,8 @@ from .signature import describe_model
 
 # SQLite's own way to tell whose file it is: an arbitrary number in the header.
 APPLICATION_ID = 0x50504C34
-BUSY_TIMEOUT_S = 60.0
+# Another run that writes takes moments; one that was stopped, or another program, may take for ever.
+WAIT_S, NUM_WAITS = 5.0, 12
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS models (
     number INTEGER PRIMARY KEY, description TEXT NOT NULL, probe REAL NOT NULL, checksum BLOB NOT NULL
@@ -89,22 +90,20 @@ class Checkpoint:
             self._connect()
         except (sqlite3.Error, ValueError) as error:  # ValueError: NUL in the name
             self.close()
-            raise ValueError(
-                Wording(f"`checkpoint`={self.path!r} cannot be used: {error}.")
-            ) from error
+            raise self._failure(f"cannot be used: {error}.", error) from error
 
     def _connect(self) -> None:
-        self.connection = sqlite3.connect(self.path, timeout=BUSY_TIMEOUT_S, isolation_level=None)
+        self.connection = sqlite3.connect(self.path, timeout=WAIT_S, isolation_level=None)
         self.connection.text_factory = lambda text: text.decode("utf-8", "replace")
         if not self._has_tables():  # nothing is written to a file that may lie on a read-only disk
-            with _transaction(self.connection):
+            with self._transaction():
                 self.connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
                 for statement in SCHEMA.split(";"):
                     self.connection.execute(statement)
 
     def _has_tables(self) -> bool:
-        with _transaction(self.connection, "BEGIN"):
-            owner = self.connection.execute("PRAGMA application_id").fetchone()[0]
+        with self._transaction("BEGIN"):
+            owner = self._execute("PRAGMA application_id").fetchone()[0]
             tables = self.connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
         if tables and owner != APPLICATION_ID:
             raise sqlite3.DatabaseError(
@@ -250,14 +249,10 @@ class Checkpoint:
             ValueError: the file cannot be read.
         """
         try:
-            return self.connection.execute(query, values).fetchall()
+            return self._execute(query, values).fetchall()
         except FILE_ERRORS as error:
-            raise ValueError(
-                Wording(
-                    f"`checkpoint`={self.path!r} cannot be read: {error}. It is damaged: remove "
-                    "it, or name another file."
-                )
-            ) from error
+            reason = f"cannot be read: {error}. It is damaged: remove it, or name another file."
+            raise self._failure(reason, error) from error
 
     @contextmanager
     def _writing(self) -> Iterator[sqlite3.Connection]:
@@ -267,16 +262,53 @@ class Checkpoint:
             ValueError: the disk is full or read-only, or the file locked for long or gone.
         """
         try:
-            with _transaction(self.connection):
+            with self._transaction():
                 yield self.connection
         except FILE_ERRORS as error:
-            raise ValueError(
-                Wording(
-                    f"`checkpoint`={self.path!r} cannot be written: {error}. What it holds is "
-                    "intact: free disk space or wait for the program that uses it, and repeat "
-                    "the call to resume. Where the file is damaged, remove it."
+            reason = (
+                f"cannot be written: {error}. What it holds is intact: free disk space, and repeat "
+                "the call to resume. Where the file is damaged, remove it."
+            )
+            raise self._failure(reason, error) from error
+
+    @contextmanager
+    def _transaction(self, begin: str = "BEGIN IMMEDIATE") -> Iterator[None]:
+        """Run BEGIN IMMEDIATE … COMMIT: two writers wait for each other instead of failing midway."""
+        self._execute(begin)
+        try:
+            yield
+            self._execute("COMMIT")
+        except BaseException:
+            if self.connection.in_transaction:  # not where SQLite has rolled back: a full disk
+                self.connection.execute("ROLLBACK")
+            raise
+
+    def _execute(self, statement: str, values: Sequence[object] = ()) -> sqlite3.Cursor:
+        """Execute a statement; warn once while another run has the file locked, and wait for it."""
+        for number in range(1, NUM_WAITS + 1):
+            try:
+                return self.connection.execute(statement, values)
+            except sqlite3.OperationalError as error:
+                if not is_locked(error) or number == NUM_WAITS:
+                    raise
+            if number == 1:
+                warnings.warn(
+                    Wording(
+                        f"`checkpoint`={self.path!r} is locked by another run, or another program: "
+                        f"waiting for it, {NUM_WAITS * WAIT_S:g} s at most."
+                    ),
+                    stacklevel=2,
                 )
-            ) from error
+
+    def _failure(self, reason: str, error: Exception) -> ValueError:
+        """Return the error of a file that another run has, or else for that reason."""
+        if is_locked(error):
+            reason = (
+                f"is in use: another run, or another program, has it locked for "
+                f"{NUM_WAITS * WAIT_S:g} s now. What it holds is intact: wait for that run or end "
+                "it, and repeat the call; or name another file."
+            )
+        return ValueError(Wording(f"`checkpoint`={self.path!r} {reason}"))
 
     def _key(self, text: str, pass_: Pass) -> tuple:
         start_token = NO_START_TOKEN if pass_.start_token is None else pass_.start_token
@@ -350,6 +382,11 @@ def open_checkpoint(path: str | Path | None) -> Iterator[Checkpoint | None]:
         checkpoint.close()
 
 
+def is_locked(error: Exception) -> bool:
+    """Return whether an error of SQLite is that another connection has the file."""
+    return isinstance(error, sqlite3.OperationalError) and "locked" in str(error)
+
+
 def checksum(row: Sequence[object]) -> bytes:
     """Digest the values of a row, which tell their types as well."""
     return xxhash.xxh3_64(repr(tuple(row)).encode()).digest()
@@ -370,16 +407,3 @@ def _packed(values: np.ndarray) -> tuple[str, int, bytes]:
 def _unpacked(dtype: str, width: int, scores: bytes) -> np.ndarray:
     values = np.frombuffer(scores, dtype=dtype)
     return values.reshape(-1, width) if width else values
-
-
-@contextmanager
-def _transaction(connection: sqlite3.Connection, begin: str = "BEGIN IMMEDIATE") -> Iterator[None]:
-    """Run BEGIN IMMEDIATE … COMMIT: two writers wait for each other instead of failing midway."""
-    connection.execute(begin)
-    try:
-        yield
-        connection.execute("COMMIT")
-    except BaseException:
-        if connection.in_transaction:  # SQLite has rolled back by itself where the disk is full
-            connection.execute("ROLLBACK")
-        raise

@@ -6,9 +6,9 @@ Everything is computed by the metric in perplexity_sliding.py, through its publi
 """
 
 import os
-import sys
 import traceback
-from contextlib import suppress
+
+from .streams import fill_gaps, settle, to_stderr
 
 
 def start() -> int:
@@ -19,6 +19,7 @@ def start() -> int:
     # Torch reads it when it is imported.  Its threads wait for each other awake: a small model took two
     # to ten times as long beside another program on the same cores.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+    fill_gaps()
     try:
         from .main import main
 
@@ -26,14 +27,15 @@ def start() -> int:
     except (KeyboardInterrupt, SystemExit):
         raise
     except BaseException as error:
-        with suppress(OSError):  # stderr may be what failed
-            _tell(error)
+        _tell(error)
         return 3
+    finally:
+        settle()
 
 
 def _tell(error: BaseException) -> None:
     if isinstance(error, ModuleNotFoundError) and error.name:
         name = error.name.partition(".")[0]
-        print(f"error: the package {name} is missing: pip install {name}", file=sys.stderr)
-        return
-    traceback.print_exception(error)
+        to_stderr(f"error: the package {name} is missing: pip install {name}\n")
+    else:
+        to_stderr("".join(traceback.format_exception(error)))

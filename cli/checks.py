@@ -2,8 +2,12 @@
 
 import json
 import os
+from collections.abc import Iterable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
+
+# The file that makes a folder an adapter, and its entry for the model below it.
+ADAPTER, BASE = "adapter_config.json", "base_model_name_or_path"
 
 
 def check_model(name: str, option: str = "--model") -> None:
@@ -49,11 +53,11 @@ def check_path(name: str, option: str) -> None:
 
 
 def _check_folder(what: str, folder: Path) -> None:
-    adapter = folder / "adapter_config.json"
+    adapter = folder / ADAPTER
     if adapter.is_file():
         if find_spec("peft") is None:
             raise ValueError(f"{what} is an adapter, which needs peft: pip install peft.")
-        base = json.loads(adapter.read_text("utf-8")).get("base_model_name_or_path")
+        base = json.loads(adapter.read_text("utf-8")).get(BASE)
         if not base:
             raise ValueError(f"{what} is an adapter that doesn't name its base model.")
         return
@@ -65,11 +69,51 @@ def _check_folder(what: str, folder: Path) -> None:
         )
 
 
-def check_writable(option: str, path: str | None) -> None:
-    """Refuse a file that cannot be written before hours of work."""
-    if path is None:
+# Endings that no loader of models reads: files with them may lie beside a model's own.
+NOT_OF_MODELS = {".csv", ".tsv", ".jsonl", ".parquet", ".tex", ".html", ".htm"}
+NOT_OF_MODELS |= {".png", ".svg", ".pdf", ".jpg", ".sqlite", ".db"}
+
+
+def check_spares_models(option: str, path: str, models: Iterable[str], subfolders: list[str]):
+    """Refuse to write over a file of a model, or to add one that a loader would take for its own.
+
+    Args:
+        option: names the file that is written.
+        models: folders, files or names of models, adapters and tokenizers.
+        subfolders: of these folders, which models are loaded from.
+
+    Raises:
+        ValueError: it lies among the files of a model, or is linked from there.
+    """
+    target = Path(os.path.realpath(path))
+    if target.suffix.lower() in NOT_OF_MODELS:
         return
-    parent = Path(path).parent
+    folders = [folder / sub for folder in _folders_of(models) for sub in ("", *subfolders)]
+    files = [file for folder in folders if folder.is_dir() for file in folder.iterdir()]
+    files += [Path(name).expanduser() for name in models]
+    is_one = str(target) in map(os.path.realpath, files)
+    in_cache = any(part.startswith("models--") for part in target.parts)  # of the Hub's client
+    if is_one or in_cache or str(target.parent) in map(os.path.realpath, folders):
+        raise ValueError(
+            f"{option} must not lie among the files of a model, got {path!r}. Name a file in another "
+            "folder."
+        )
+
+
+def _folders_of(models: Iterable[str]) -> Iterator[Path]:
+    """List the folders of models, and of those that adapters are put on."""
+    for name in models:
+        folder = Path(name).expanduser()
+        if folder.is_dir():
+            yield folder
+        if (folder / ADAPTER).is_file():
+            base = json.loads((folder / ADAPTER).read_text("utf-8")).get(BASE)
+            yield from _folders_of([base] if base else [])
+
+
+def check_writable(option: str, path: str) -> None:
+    """Refuse a file that cannot be written before hours of work."""
+    parent = Path(os.path.realpath(path)).parent
     if not parent.is_dir():
         raise ValueError(f"{option} must lie in a folder that exists, got {path!r}.")
     target = path if os.path.exists(path) else parent

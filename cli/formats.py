@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from itertools import islice
 from types import SimpleNamespace
 
+from .replacing import replaced
 from .spooling import Rows, Spool
 
 BATCH_ROWS = 10_000  # of Parquet at a time
@@ -78,7 +79,7 @@ def write_parquet(rows: Iterable[dict], path: str) -> None:
         for name, kind in kinds.items():
             kinds[name] = common_kind(kind, [row.get(name) for row in batch])
     schema = pyarrow.schema(kinds)
-    with pyarrow.parquet.ParquetWriter(path, schema) as writer:
+    with replaced(path) as place, pyarrow.parquet.ParquetWriter(place, schema) as writer:
         for batch in batched(rows):
             columns = [
                 of_kind(kind, [row.get(name) for row in batch]) for name, kind in kinds.items()
@@ -123,5 +124,5 @@ def column_names(rows: Iterable[dict]) -> list[str]:
 
 
 def write(pieces: Iterable[str], path: str) -> None:
-    with open(path, "w", encoding="utf-8", newline="") as file:
+    with replaced(path) as place, open(place, "w", encoding="utf-8", newline="") as file:
         file.writelines(pieces)

@@ -3,6 +3,8 @@
 import argparse
 import textwrap
 
+from .streams import to_stdout
+
 # What most people need, as argparse knows it, on the first screen.
 OFTEN = ("model_id", "protocol", "stride", "format", "output", "fail_above", "cite")
 LINES = 80
@@ -39,11 +41,13 @@ class HelpAction(argparse.Action):
 
     def __call__(self, parser, namespace, value, option_string=None):
         if value is None:
-            print(overview(parser, self.groups), end="")
+            shown = overview(parser, self.groups)
         elif value == "all":
-            print("\n".join(of_group(parser, title, names) for title, names in self.groups.items()))
+            groups = self.groups.items()
+            shown = "\n".join(of_group(parser, title, names) for title, names in groups) + "\n"
         else:
-            print(of_group(parser, value, self.groups[value]), end="")
+            shown = of_group(parser, value, self.groups[value])
+        to_stdout([shown])
         parser.exit()
 
 

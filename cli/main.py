@@ -5,25 +5,26 @@ names another.
 """
 
 import argparse
+import json
 import os
 import signal
 import sys
 import threading
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from itertools import chain
 
 from perplexity_sliding.digests import probe_tolerance
 
-from . import advice, verifying
-from .checks import check_model, check_path, check_writable
+from . import advice, formats, output, verifying
+from .checks import check_model, check_path, check_spares_models, check_writable
 from .measuring import Report, as_list, load_metric, measure, merge
 from .messages import describe, program_name, say, show_traceback, show_warning
-from .options import parse_arguments, was_started_by_torchrun
-from .output import show
+from .options import parse_arguments, was_started_by_torchrun, written_files
 from .progress import Progress
 from .reading import check_output, open_texts
+from .streams import to_stdout
 from .tables import SETTINGS, varying_settings
 
 REFUSALS = (ValueError, TypeError)
@@ -38,12 +39,11 @@ class Terminated(KeyboardInterrupt):
 def run(args: argparse.Namespace) -> int:
     """Do what the command line says; return the exit code."""
     if args.merge:
-        check_writable("--output", args.output)
-        check_output("--output", args.output, list(filter(os.path.exists, args.files)), "parts")
+        for option, path in written_files(args).items():
+            check_writable(option, path)
+            check_output(option, path, list(filter(os.path.exists, args.files)), "parts")
         args.takes_bundled_model = False  # the parts know their model
-        report = merge(args)
-        show(report, args, metric=None)  # nothing is cited
-        return exit_code(report, args)
+        return deliver(merge(args), args)  # nothing is cited
     check_names(args)
     plots = check_plot(args.plot)
     showing = import_showing(args)
@@ -59,31 +59,74 @@ def run(args: argparse.Namespace) -> int:
     finally:
         progress.close()
     if is_one_of_several(args):
-        return exit_code(report, args)  # the first process of the torchrun prints
+        return verdict(report, args)[0]  # the first process of the torchrun writes
     if args.stored:
         return verify(report, args)
+    return deliver(report, args, metric, plots, showing)
+
+
+def deliver(report: Report, args: argparse.Namespace, metric=None, plots=None, showing=None) -> int:
+    """Write the files, then print; return the exit code, which is fixed before.
+
+    Args:
+        metric: cites; None where nothing is cited.
+        plots, showing: the modules that draw and colour, where they are needed.
+
+    Raises:
+        OSError, ValueError: a file cannot be written, or drawn; all others are, and the numbers are
+            printed.
+    """
+    code, missed = verdict(report, args)
+    writers = {
+        args.output: lambda: output.write(report, args, metric),
+        args.html: lambda: showing.write_report(report, args, metric),
+        args.plot: lambda: draw(plots, report, args),
+    }
+    written, failures = write_files([write for path, write in writers.items() if path])
     if args.show:
         showing.print_texts(report.shown)
-    written = [show(report, args, metric)]
-    if args.html:  # behind the numbers, which are there whatever becomes of it
-        written.append(showing.write_report(report, args, metric))
-    if plots and report.corpus is not None:
-        plots.draw_curves(report.corpus, args.plot)
-    elif plots:
-        plots.draw(report.compared, report.measurements, args.plot)
-    code = exit_code(report, args)
-    if not args.hides_progress:
-        for sentence in filter(None, written):
-            say(sentence)
+    if args.output is None and sys.stdout is not None:
+        to_stdout(output.printed(report, args, metric))
+    for sentence in [*missed, *([] if args.hides_progress else written)]:
+        say(sentence)
+    for error in failures[1:]:
+        say(f"error: {describe(error)}")
+    if failures:
+        raise failures[0]
     return code
+
+
+def write_files(writers: Iterable[Callable[[], str | None]]) -> tuple[list[str], list[Exception]]:
+    """Write one file after the other; return what is to be said of each, and what went wrong.
+
+    A pipe's reader may leave when it has seen enough.
+    """
+    written, failures = [], []
+    for write in writers:
+        try:
+            written.append(write())
+        except BrokenPipeError:
+            pass
+        except (ValueError, OSError) as error:
+            failures.append(error)
+    return list(filter(None, written)), failures
+
+
+def draw(plots, report: Report, args: argparse.Namespace) -> None:
+    """Draw what --plot asks for."""
+    if report.corpus is not None:
+        plots.draw_curves(report.corpus, args.plot)
+    else:
+        plots.draw(report.compared, report.measurements, args.plot)
 
 
 def verify(report: Report, args: argparse.Namespace) -> int:
     """Print whether the stored result has come out again; return the exit code."""
-    tolerance = probe_tolerance(args.stored["signature"])
-    outcome = verifying.compare(args.stored, report.corpus, tolerance)
-    sys.stdout.write(verifying.describe(outcome))
-    return 0 if all(same for same, _ in outcome.values()) else ABOVE_LIMIT
+    tolerance = probe_tolerance(report.corpus["signature"])
+    repeated = json.loads("".join(output.render(report, args, metric=None)))
+    outcome = verifying.compare(formats.finite(args.stored), repeated, tolerance)
+    to_stdout([verifying.describe(outcome)])
+    return 0 if outcome.is_verified else ABOVE_LIMIT
 
 
 def check_names(args: argparse.Namespace) -> None:
@@ -95,10 +138,13 @@ def check_names(args: argparse.Namespace) -> None:
             check_model(name, option)
     if args.tokenizer:
         check_path(args.tokenizer, "--tokenizer")
-    check_writable("--output", args.output)
-    check_writable("--html", args.html)
-    check_writable("--checkpoint", args.checkpoint)
-    check_writable("--reference-states", args.reference_states)
+    others = (args.reference, args.evaluator, args.tokenizer)
+    models = [*args.models, *filter(None, others)]
+    given = (args.model_kwargs, args.tokenizer_kwargs, args.reference_model_kwargs)
+    subfolders = [settings["subfolder"] for settings in given if (settings or {}).get("subfolder")]
+    for option, path in written_files(args).items():
+        check_writable(option, path)
+        check_spares_models(option, path, models, subfolders)
 
 
 def title(args: argparse.Namespace) -> str:
@@ -112,15 +158,12 @@ def title(args: argparse.Namespace) -> str:
     return "Scoring" + (f", {'; '.join(named)}" if named else "")
 
 
-def exit_code(report: Report, args: argparse.Namespace) -> int:
-    """Return what the shell is told; say also that a gate is not met."""
+def verdict(report: Report, args: argparse.Namespace) -> tuple[int, list[str]]:
+    """Return the exit code, and why it is not 0: what was refused, or a gate that is not met."""
     if report.num_refused:
-        say(f"error: {first_refusal(report)}")
-        return BAD_INPUT
+        return BAD_INPUT, [f"error: {first_refusal(report)}"]
     missed = [*above_limit(report, args.fail_above), *beyond_margin(report, args.margin)]
-    for sentence in missed:
-        say(sentence)
-    return ABOVE_LIMIT if missed else 0
+    return ABOVE_LIMIT if missed else 0, missed
 
 
 def first_refusal(report: Report) -> str:
@@ -197,12 +240,9 @@ def main(argv: list[str] | None = None) -> int:
         with warnings.catch_warnings(), terminable():
             warnings.showwarning = show_warning
             args = parse_arguments(argv, program_name())
-            if sys.stdout is None and args.output is None:
+            if sys.stdout is None and not (args.output or args.html or args.plot):
                 raise ValueError("Standard output is closed: pass --output FILE.")
             return run(args)
-    except BrokenPipeError:  # the reader, such as head, has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
     except KeyboardInterrupt as error:
         if not is_one_of_several(args):
             say(how_to_go_on(args))

@@ -8,6 +8,7 @@ from pathlib import Path
 from perplexity_sliding.errors import wording_of
 
 from .options import METRIC_ARGUMENTS, OF_REFERENCE, with_hyphens
+from .streams import to_stderr
 
 # What moves the cursor, changes colours or turns the direction of writing: controls but for tabs and
 # line ends, and the marks of bidirectional text.
@@ -47,15 +48,13 @@ def command_name() -> str:
 
 
 def say(message: str) -> None:
-    """Print one line on stderr; where that is closed there is nobody to be told."""
-    if sys.stderr is not None:
-        print(f"{program_name()}: {harmless(one_line(message))}", file=sys.stderr, flush=True)
+    """Print one line on stderr; where nobody reads it, the run goes on without."""
+    to_stderr(f"{program_name()}: {harmless(one_line(message))}\n")
 
 
 def show_traceback(error: BaseException) -> None:
     """Print where an error comes from on stderr."""
-    if sys.stderr is not None:
-        print(harmless("".join(traceback.format_exception(error))), end="", file=sys.stderr)
+    to_stderr(harmless("".join(traceback.format_exception(error))))
 
 
 def harmless(text: str) -> str:

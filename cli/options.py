@@ -17,6 +17,7 @@ from pathlib import Path
 
 from . import values, verifying
 from .helping import HelpAction
+from .streams import to_stdout
 
 ROOT = Path(__file__).resolve().parent.parent
 BUNDLED_MODEL = ROOT / "demo_model"
@@ -218,6 +219,7 @@ NOT_IN_PARTS = (
         "html",
         "plot",
         "cite",
+        "verify",
         "fail_above",
         "format",
         "json",
@@ -318,6 +320,9 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str):
         raise ValueError(f"{message.removeprefix('argument ')}. See {self.prog} --help.")
+
+    def _print_message(self, message: str, file=None):
+        to_stdout([message])  # of --version
 
 
 def make_parser(program: str = "score.py") -> Parser:
@@ -453,6 +458,9 @@ def check_together(args: argparse.Namespace) -> None:
         "--show and --output": args.show and args.output,
         "--show and --format": args.show and (args.json or args.format not in (None, "text")),
         "--verify and --show or --html": args.verify and (args.show or args.html),
+        "--verify and --output, --plot or --format": args.verify
+        and (args.output or args.plot or args.format or args.json),
+        "--verify and --fail-above": args.verify and args.fail_above is not None,
         "--dataset and --text-column": args.dataset and args.text_column,
         f"--reference and {comparison}": args.reference and args.compares,
         "--reference and --cite": args.reference and args.cite,
@@ -497,16 +505,17 @@ def check_shared_files(args: argparse.Namespace) -> None:
 def check_own_files(args: argparse.Namespace) -> None:
     """Refuse to write two things to one file."""
     seen: dict[str, str] = {}
-    for name in ("output", "html", "plot", "checkpoint", "reference_states"):
-        path = getattr(args, name)
-        if path is None:
-            continue
-        first = seen.setdefault(os.path.realpath(path), name)
-        if first is not name:
-            raise ValueError(
-                f"--{with_hyphens(first)} and --{with_hyphens(name)} must be two files, got {path!r} "
-                "for both."
-            )
+    for option, path in written_files(args).items():
+        first = seen.setdefault(os.path.realpath(path), option)
+        if first is not option:
+            raise ValueError(f"{first} and {option} must be two files, got {path!r} for both.")
+
+
+def written_files(args: argparse.Namespace) -> dict[str, str]:
+    """Return the files that are written, by the option that names each."""
+    names = ("output", "html", "plot", "checkpoint", "reference_states")
+    files = {f"--{with_hyphens(name)}": getattr(args, name) for name in names}
+    return {option: path for option, path in files.items() if path is not None}
 
 
 def check_parts(args: argparse.Namespace) -> None:
@@ -559,7 +568,7 @@ def check_companions(args: argparse.Namespace) -> None:
 
 def resolve_format(args: argparse.Namespace) -> str:
     """Find the format asked for, by name or by the ending of the file that is written."""
-    if args.part:
+    if args.part or args.verify:
         return "json"
     if args.output is None:
         return args.format or ("json" if args.json else "text")

@@ -1,4 +1,4 @@
-"""Show a report: which rows there are, and in which format they are written."""
+"""Write a report: which rows there are, and in which format they are written."""
 
 import argparse
 import statistics
@@ -23,21 +23,20 @@ BUNDLED = "Using the bundled demo model: --model NAME takes another."
 CURVES = {"by_context_length": tables.of_contexts, "by_position": tables.of_positions}
 
 
-def show(report: Report, args: argparse.Namespace, metric) -> str | None:
-    """Print the report, or write it to --output and return what is to be said of that."""
+def write(report: Report, args: argparse.Namespace, metric) -> str | None:
+    """Write the report to --output; return what is to be said of that.
+
+    Raises:
+        OSError: it cannot be written; what was there before is there still.
+    """
     if report.kept is not None:
         formats.write(report.kept, args.output)
         return None
     if args.format == "parquet":
         formats.write_parquet(tidy_rows(report, args), args.output)
-        return what_was_written(report, args)
-    if args.output is not None:
+    else:
         formats.write(render(report, args, metric), args.output)
-        return what_was_written(report, args)
-    if sys.stdout is not None:
-        sys.stdout.writelines(printed(report, args, metric))
-        sys.stdout.flush()
-    return None
+    return what_was_written(report, args)
 
 
 def printed(report: Report, args: argparse.Namespace, metric) -> Iterator[str]:

@@ -7,6 +7,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, NullLocator
 
+from .replacing import replaced
+
 INK, GREY, GRID = "#1f4e79", "#9db4c8", "#e6e6e6"
 TITLES = {"stride": "stride", "max_length": "window"}
 DOTS = {"fmt": "o", "color": INK, "ecolor": GREY, "elinewidth": 1.5, "capsize": 3, "markersize": 5}
@@ -16,13 +18,11 @@ def check_path(path: str) -> None:
     """Refuse a file that could not be written.
 
     Raises:
-        ValueError: a suffix that matplotlib doesn't know, or no such folder.
+        ValueError: a suffix that matplotlib doesn't know.
     """
     known = Figure().canvas.get_supported_filetypes()
     if Path(path).suffix[1:].lower() not in known:
         raise ValueError(f"--plot must end in one of .{', .'.join(sorted(known))}, got {path!r}.")
-    if not Path(path).parent.is_dir():
-        raise ValueError(f"--plot must lie in a folder that exists, got {path!r}.")
 
 
 def draw(compared: str, rows: list[dict], path: str) -> None:
@@ -34,14 +34,18 @@ def draw(compared: str, rows: list[dict], path: str) -> None:
     if compared == "models":
         from .comparison_plots import draw_models  # which is drawn with what stands here
 
-        draw_models(rows).savefig(path, dpi=160)
+        save(draw_models(rows), path)
         return
     rows = [row for row in rows if math.isfinite(row.get("perplexity", math.inf))]
     if not rows:
         raise ValueError("--plot has nothing to draw: no perplexity is finite.")
     of_tools = len({row["protocol"] for row in rows}) > 1
-    figure = draw_protocols(rows) if of_tools else draw_costs(rows)
-    figure.savefig(path, dpi=160)
+    save(draw_protocols(rows) if of_tools else draw_costs(rows), path)
+
+
+def save(figure: Figure, path: str) -> None:
+    with replaced(path) as place:
+        figure.savefig(place, dpi=160)
 
 
 def draw_curves(result: dict, path: str) -> None:
@@ -59,7 +63,7 @@ def draw_curves(result: dict, path: str) -> None:
             raise ValueError("--plot has nothing to draw: no perplexity is finite.")
         axes = figure.add_subplot(len(drawn), 1, number)
         kinds[kind](tidied(axes, grid="y"), rows)
-    figure.savefig(path, dpi=160)
+    save(figure, path)
 
 
 def draw_contexts(axes: Axes, rows: list[dict]) -> None:

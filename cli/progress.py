@@ -6,6 +6,7 @@ from collections.abc import Callable
 from math import isnan
 
 from .messages import harmless, say
+from .streams import to_stderr
 
 LOG_INTERVAL = 60.0  # seconds
 # So many seconds left after so many, and a run is a long one.
@@ -44,7 +45,7 @@ class Progress:
     def status(self, message: str) -> None:
         """Say what goes on before there is a bar."""
         if self.on_terminal and self._bar is None:
-            print(f"{CLEAR_LINE}{harmless(message)} …", end="", file=sys.stderr, flush=True)
+            to_stderr(f"{CLEAR_LINE}{harmless(message)} …")
 
     def begin_part(self, share: float) -> None:
         """Begin a part of the run, such as a shard, that is so much of all of it."""
@@ -109,7 +110,7 @@ class Progress:
     def clear(self) -> None:
         """Clear what `status` has said."""
         if self.on_terminal:
-            print(CLEAR_LINE, end="", file=sys.stderr, flush=True)
+            to_stderr(CLEAR_LINE)
 
 
 def minutes(seconds: float) -> str:

@@ -10,6 +10,7 @@ from itertools import islice
 from pathlib import Path
 
 from .messages import say
+from .options import written_files
 from .sources import STANDARD_INPUT, TABLES, Source, builder_of, list_sources
 from .suspicions import Suspicions
 from .table_files import Table, open_table
@@ -69,24 +70,30 @@ def open_texts(args: argparse.Namespace) -> Iterator[Text]:
         match = DATASET.fullmatch(args.dataset)
         if match is None:
             raise ValueError(f"--dataset must be NAME:CONFIG:SPLIT:COLUMN, got {args.dataset!r}.")
+        place = Path(match[1])  # of the dataset, where it does not lie on the Hub
+        check_outputs(args, [str(file) for file in (place, *place.rglob("*")) if file.is_file()])
         return watched(read_dataset(*match.groups(), args), args)
     sources = list_sources(args.files)
-    names = [source.name for source in sources if source.name != STANDARD_INPUT]
-    check_output("--output", args.output, names)
-    check_output("--html", args.html, names)
+    check_outputs(args, [source.name for source in sources if source.name != STANDARD_INPUT])
     if not any(source.builder for source in sources):
         check_no_columns(args, sources[0].shown)
     return watched(read_sources(sources, args), args)
 
 
-def check_output(option: str, output: str | None, names: list[str], what: str = "texts") -> None:
+def check_outputs(args: argparse.Namespace, names: list[str]) -> None:
+    """Refuse to write anything over the files that are read."""
+    for option, path in written_files(args).items():
+        check_output(option, path, names)
+
+
+def check_output(option: str, output: str, names: list[str], what: str = "texts") -> None:
     """Refuse to write over what is read.
 
     Args:
         names: of the files that are read.
         what: what an error calls them.
     """
-    if output and Path(output).exists() and any(Path(output).samefile(name) for name in names):
+    if Path(output).exists() and any(Path(output).samefile(name) for name in names):
         raise ValueError(
             f"{option} must not be one of the {what}, got {output!r}. Name a file that lies elsewhere."
         )

@@ -2,12 +2,9 @@
 
 import argparse
 import math
-import os
 import sys
-import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from pathlib import Path
 
 from perplexity_sliding.views.comparison import Pair, pair_of
 from perplexity_sliding.views.numbers import Surprise, most_surprising, odds
@@ -20,10 +17,11 @@ from rich.console import Console
 from rich.style import Style
 from rich.text import Text
 
-from . import citing
+from . import citing, formats
 from .measuring import Report
 from .messages import harmless
 from .output import notes_on
+from .streams import to_stdout
 from .tables import printable, terminal_width
 
 MOST_SURPRISING = 5
@@ -46,6 +44,12 @@ MARKED = "[10 to 15 bits of surprise], [[15 bits or more]]"
 def print_texts(readings: Sequence[Reading]) -> None:
     """Print the texts, what the colours mean, and the words that surprised most."""
     console = Console(file=sys.stdout, width=terminal_width(), highlight=False)
+    with console.capture() as written:  # rich would end the program where a pipe's reader leaves
+        _draw_texts(console, readings)
+    to_stdout([written.get()])
+
+
+def _draw_texts(console: Console, readings: Sequence[Reading]) -> None:
     in_colour = console.color_system is not None and not console.no_color
     for reading in readings:
         if len(readings) > 1:
@@ -114,26 +118,8 @@ def write_report(report_: Report, args: argparse.Namespace, metric) -> str:
     Raises:
         OSError: it could not be written; what was there before is there still.
     """
-    path = Path(args.html)
-    text = report(**of_report(report_, args, metric))
-    with tempfile.NamedTemporaryFile(
-        "w", encoding="utf-8", newline="", dir=path.parent, suffix=".html", delete=False
-    ) as file:
-        try:
-            file.write(text)
-            file.close()
-            os.chmod(file.name, path.stat().st_mode if path.exists() else 0o666 & ~_umask())
-            os.replace(file.name, path)
-        except BaseException:
-            os.unlink(file.name)
-            raise
+    formats.write([report(**of_report(report_, args, metric))], args.html)
     return f"wrote {args.html}"
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
 
 
 def of_report(report_: Report, args: argparse.Namespace, metric) -> dict:

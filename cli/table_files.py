@@ -77,8 +77,10 @@ def open_csv(source: Source, encoding: str | None) -> Table:
         header = csv_header(source.name, records)
         num_rows = count_rows(source.name, records, len(header), delimiter)
 
+    places_of = {name: place for place, name in enumerate(header)}
+
     def rows(columns: Sequence[str]) -> Iterator[dict]:
-        places = [(name, header.index(name)) for name in columns]
+        places = [(name, places_of[name]) for name in columns]
         with opened_lines(source, encoding) as lines:
             _, records = csv_records(source, lines)
             next(records)

@@ -6,6 +6,7 @@ meant to obey.
 
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 
 from rich.console import Console
 from rich.progress import BarColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -96,10 +97,12 @@ class Bar:
             redirect_stdout=False,
         )
         self.task = self.bars.add_task(title, total=1.0, completed=share, perplexity="")
-        self.bars.start()
+        with suppress(OSError):  # the terminal may be gone by now
+            self.bars.start()
 
     def update(self, share: float, perplexity: str) -> None:
         self.bars.update(self.task, completed=share, perplexity=perplexity)
 
     def close(self) -> None:
-        self.bars.stop()
+        with suppress(OSError):
+            self.bars.stop()

@@ -58,12 +58,24 @@ def opened(source: Source) -> Iterator[BinaryIO]:
             raise ValueError(f"{source.shown} is gzipped, but broken: {error}.") from None
 
 
+class Counted:
+    """A file of which the bytes are counted that were read: a pipe does not say how many there are."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self.file, self.num_bytes = file, 0
+
+    def read(self, size: int = -1) -> bytes:
+        piece = self.file.read(size)
+        self.num_bytes += len(piece)
+        return piece
+
+
 class Unpacked(GzipFile):
     """A gzipped file that is read as long as it unpacks to what a text may be."""
 
     def __init__(self, source: Source, file: BinaryIO) -> None:
-        super().__init__(fileobj=file)
-        self.source = source
+        self.source, self.packed = source, Counted(file)
+        super().__init__(fileobj=self.packed, mode="rb")
 
     def read1(self, size: int = -1) -> bytes:
         return self._checked(super().read1(size))
@@ -73,8 +85,8 @@ class Unpacked(GzipFile):
 
     def _checked(self, piece: bytes) -> bytes:
         """Hand on what was unpacked, unless it is too much."""
-        packed = self.source.size  # 1 where nobody knows
-        if packed > 1 and self.tell() > max(HARMLESS_BYTES, LARGEST_EXPANSION * packed):
+        packed = max(self.source.size, self.packed.num_bytes)
+        if self.tell() > max(HARMLESS_BYTES, LARGEST_EXPANSION * packed):
             raise ValueError(
                 f"{self.source.shown} unpacks to more than {LARGEST_EXPANSION} times its size, which "
                 "no text does. Unpack it, and look what it is."

@@ -258,13 +258,6 @@ def test_nothing_is_said_of_a_checkpoint_that_is_whole(metric, arguments, path):
         assert metric.compute(predictions=TEXTS, checkpoint=path, **arguments) == expected
 
 
-def test_a_writer_waits_for_another_one_longer_than_sqlite_does(path):
-    checkpoint = Checkpoint(path)
-    [milliseconds] = checkpoint.connection.execute("PRAGMA busy_timeout").fetchone()
-    checkpoint.close()
-    assert milliseconds == 60_000
-
-
 def test_an_impossible_path_is_refused(metric, arguments, tmp_path):
     with pytest.raises(ValueError, match=r"`checkpoint`=.* cannot be used"):
         metric.compute(
@@ -467,6 +460,46 @@ def lock_file(path, connection):
     holders.append(holder)
 
 
+@pytest.mark.parametrize("query", ["BEGIN IMMEDIATE", "SELECT * FROM models"])
+def test_a_file_that_another_run_has(tmp_path, monkeypatch, query):
+    """It was "database is locked", and where it was read, damaged: the advice was to remove it."""
+    module = sys.modules[Checkpoint.__module__]
+    monkeypatch.setattr(module, "WAIT_S", 0.01)
+    checkpoint = Checkpoint(tmp_path / "run.sqlite")
+    other = sqlite3.connect(checkpoint.path, isolation_level=None)
+    other.execute("BEGIN EXCLUSIVE")
+    with (
+        pytest.warns(UserWarning, match="locked by another run") as warned,
+        pytest.raises(ValueError, match="is in use: another run, or another program"),
+    ):
+        if query.startswith("BEGIN"):
+            with checkpoint._writing():
+                pass
+        else:
+            checkpoint._read(query, ())
+    assert len(warned) == 1
+    with pytest.warns(UserWarning, match="locked"), pytest.raises(ValueError, match="is in use"):
+        Checkpoint(checkpoint.path)
+    other.execute("ROLLBACK")
+    assert checkpoint._read("SELECT * FROM models", ()) == []
+    other.close()
+    checkpoint.close()
+
+
+def test_a_file_that_another_run_has_for_a_moment(tmp_path, monkeypatch):
+    """A writer waits for another one longer than SQLite does by itself."""
+    monkeypatch.setattr(sys.modules[Checkpoint.__module__], "WAIT_S", 0.01)
+    checkpoint = Checkpoint(tmp_path / "run.sqlite")
+    other = sqlite3.connect(checkpoint.path, isolation_level=None)
+    other.execute("BEGIN EXCLUSIVE")
+    monkeypatch.setattr(warnings, "warn", lambda *_, **__: other.execute("ROLLBACK"))
+    with checkpoint._writing() as connection:
+        connection.execute("INSERT INTO models VALUES (1, 'm', 0.5, x'00')")
+    assert len(checkpoint._read("SELECT * FROM models", ())) == 1
+    other.close()
+    checkpoint.close()
+
+
 def delete_file(path, connection):
     path.unlink()
 
@@ -476,7 +509,11 @@ holders: list[sqlite3.Connection] = []
 
 @pytest.mark.parametrize(
     "spoil, reason",
-    [(fill_disk, "full"), (lock_file, "locked"), (delete_file, "readonly|disk I/O error")],
+    [
+        (fill_disk, "cannot be written: .*full"),
+        (lock_file, "is in use: another run"),
+        (delete_file, "cannot be written: .*(readonly|disk I/O error)"),
+    ],
 )
 def test_a_disk_that_fails_while_scoring(metric, arguments, path, monkeypatch, spoil, reason):
     """One sentence; what was saved resumes, where it is not gone."""
@@ -494,7 +531,7 @@ def test_a_disk_that_fails_while_scoring(metric, arguments, path, monkeypatch, s
 
     with monkeypatch.context() as patch:
         patch.setattr(module.Checkpoint, "save", spoiled)
-        with pytest.raises(ValueError, match=rf"run\.sqlite' cannot be written: .*({reason})"):
+        with pytest.raises(ValueError, match=rf"run\.sqlite' {reason}"):
             metric.compute(predictions=TEXTS, checkpoint=path, **arguments)
     for holder in holders:
         holder.close()

@@ -3,11 +3,14 @@
 import bz2
 import csv
 import gzip
+import io
 import json
 import lzma
 import math
 import os
 import re
+import sys
+import threading
 from pathlib import Path
 
 import datasets
@@ -16,7 +19,7 @@ import pyarrow.parquet
 import pytest
 from models import random_text
 
-from cli import options, reading, suspicions, unpacking
+from cli import options, reading, suspicions, table_files, unpacking
 
 TEXTS = [random_text(length, seed=length) for length in (20, 40, 6)]
 
@@ -113,6 +116,42 @@ def test_a_gzipped_bomb_is_not_unpacked(call, monkeypatch):
         outcome = call(name)
         assert outcome.code == 2
         assert f"{name} unpacks to more than 200 times its size" in outcome.err
+
+
+def test_nor_is_one_that_comes_through_a_pipe(call, monkeypatch):
+    """Whose size nobody knows: it was unpacked to the end."""
+    monkeypatch.setattr(unpacking, "HARMLESS_BYTES", 10**5)
+    packed = gzip.compress(b"w5 " * 10**5)
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BufferedReader(io.BytesIO(packed))))
+    outcome = call("-")
+    assert outcome.code == 2
+    assert "Standard input unpacks to more than 200 times its size" in outcome.err
+    text = random_text(40_000)  # larger than what is harmless, but no bomb
+    packed = gzip.compress(text.encode())
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BufferedReader(io.BytesIO(packed))))
+    assert call("-", "--json").json["corpus"]["num_tokens"] == 40_000
+    os.mkfifo("pipe.gz")
+    bomb = gzip.compress(b"w5 " * 10**5)
+    threading.Thread(target=lambda: Path("pipe.gz").write_bytes(bomb), daemon=True).start()
+    assert "pipe.gz unpacks to more than 200 times its size" in call("pipe.gz").err
+
+
+class Wide(list):
+    """A header so wide that looking for a column from its beginning, for each of them, takes minutes."""
+
+    def index(self, *_):
+        raise AssertionError("quadratic")
+
+    count = index
+
+
+def test_columns_by_the_hundred_thousand(call, monkeypatch):
+    header = table_files.csv_header
+    monkeypatch.setattr(table_files, "csv_header", lambda *args: Wide(header(*args)))
+    Path("t.csv").write_text(f"a,text,b\n1,{TEXTS[0]},3\n")
+    assert call("t.csv", "--format=csv").out.splitlines()[1].startswith("t.csv row 0,1,3,")
+    with pytest.raises(ValueError, match="two columns 'b'"):
+        header("t.csv", iter([Wide(["a", "b", "b"])]))
 
 
 BINARY = {

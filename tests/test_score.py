@@ -637,7 +637,10 @@ REFUSED = {
         ["FILE", "--model_id=./nowhere"],
         "--model ./nowhere: there is no such folder",
     ),
-    "checkpoint of another kind": (["FILE", "--checkpoint=FILE"], "--checkpoint=.* cannot be used"),
+    "a text as checkpoint": (
+        ["FILE", "--checkpoint=FILE"],
+        "--checkpoint must not be one of the texts",
+    ),
     "no such dtype": (["FILE", "--dtype=int3"], "--dtype must be 'auto', 'float32'"),
     "files and dataset": (["FILE", "--dataset=a:b:c:d"], "FILE and --dataset must not be given"),
     "two word counts": (

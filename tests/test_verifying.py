@@ -1,10 +1,13 @@
 """A stored result comes out again, or it is said what does not."""
 
 import json
+import re
 
 import pytest
 from models import make_model, make_tokenizer, random_text, save
 from perplexity_sliding.protocols import PROTOCOLS
+
+from cli import main, verifying
 
 
 @pytest.fixture
@@ -26,7 +29,11 @@ def test_a_result_comes_out_again(call, stored, text):
     """With the window and the stride that it was measured at."""
     outcome = call("--verify", stored, text)
     assert outcome.code == 0
-    assert [line.split()[-1] for line in outcome.out.splitlines()] == [*["same"] * 6, "verified"]
+    *parts, others, costs, verdict = outcome.out.splitlines()
+    assert [line.split("  ")[-1].strip() for line in parts] == ["the same"] * 6
+    assert re.fullmatch(r"others +the same: \d\d fields", others)
+    assert "seconds, tokens_per_second, peak_memory_bytes" in costs
+    assert verdict == "verified"
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
@@ -51,14 +58,119 @@ def changed_lines(outcome):
     assert outcome.code == 1
     *lines, verdict = outcome.out.splitlines()
     assert verdict == "not verified"
-    return [line.split("  ")[0] for line in lines if "differs" in line]
+    names = [line.split("  ")[0] for line in lines if "differs" in line]
+    return [name for name in names if name in verifying.PARTS]
+
+
+def altered(value):
+    """Another value of the same kind."""
+    if isinstance(value, bool):
+        return not value
+    if isinstance(value, int):
+        return value + 1
+    if isinstance(value, float):
+        return 1.01 * value + 0.001
+    return f"{value}more"
+
+
+def leaves(value, place=()):
+    """Yield the keys that lead to each number and word."""
+    if not isinstance(value, dict | list):
+        yield place
+        return
+    for key, item in value.items() if isinstance(value, dict) else enumerate(value):
+        yield from leaves(item, (*place, key))
+
+
+def test_each_field_counts(call, text, tmp_path):
+    """17 of them could be edited, and the result was said to be verified."""
+    path = tmp_path / "result.json"
+    call(text, "--json", "--words", f"--output={path}")
+    written = json.loads(path.read_text())
+    assert verifying.compare(written, written, 1e-4).is_verified
+    uncounted = ("name", *verifying.COSTS)
+    places = [place for place in leaves(written) if place[-1] not in uncounted]
+    assert len(places) > 150
+    for *folder, key in places:
+        edited = json.loads(path.read_text())
+        holder = edited
+        for step in folder:
+            holder = holder[step]
+        holder[key] = altered(holder[key])
+        outcome = verifying.compare(edited, written, 1e-4)
+        place = ".".join(map(str, [*folder, key]))
+        assert list(outcome.differing) == [place.removeprefix("corpus.")]
+
+
+def test_an_edit_of_any_field_is_said(call, stored, text):
+    outcome = call("--verify", edited(stored, bits_per_byte=1.0, word_perplexity=20.5), text)
+    assert outcome.code == 1
+    assert "\nbits_per_byte  differs: 1 and " in outcome.out
+    assert "\nword_perplexity  differs: 20.5 and " in outcome.out
+
+
+def test_a_field_that_is_not_repeated_is_named(call, text, tmp_path):
+    path = tmp_path / "result.json"
+    call(text, "--json", "--tokens", f"--output={path}")
+    outcome = call("--verify", path, text)
+    assert outcome.code == 1
+    assert "\nnot repeated  token_scores: pass the options" in outcome.out
+    assert call("--verify", path, text, "--tokens").out.endswith("\nverified\n")
+
+
+def test_the_field_of_a_signature_that_differs_is_named(call, stored, text):
+    signature = json.loads(stored.read_text())["corpus"]["signature"]
+    changed = edited(stored, signature=signature.replace("attention:sdpa", "attention:eager"))
+    outcome = call("--verify", changed, text)
+    assert outcome.out.splitlines()[0] == "signature     differs: attention eager and sdpa"
+
+
+def test_the_model_is_asked_for(stored, text, capsys):
+    """The bundled one was scored, and said to differ."""
+    assert main.main(["--verify", str(stored), str(text)]) == 2
+    assert "is a result of the model tiny: name it by --model." in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "changes, said",
+    [
+        ({"stride": [5]}, "a whole number from 1 on as stride, got [5]"),
+        ({"max_length": True}, "a whole number from 1 on as max_length, got True"),
+        ({"add_start_token": 1}, "true, false, once or every as add_start_token, got 1"),
+        ({"protocol": "nope"}, "as protocol, got 'nope'"),
+        ({"total_nll": 10**400}, "a number as total_nll, got 1000"),
+    ],
+    ids=str,
+)
+def test_what_no_run_has(call, stored, text, changes, said):
+    """A list of one stride was verified; the others ended in a traceback."""
+    outcome = call("--verify", edited(stored, **changes), text)
+    assert outcome.code == 2
+    assert said in outcome.err
+    assert "Traceback" not in outcome.err
+
+
+def test_a_number_past_all_floats_differs(call, stored, text):
+    outcome = call("--verify", edited(stored, bits_per_byte=10**400), text)
+    assert (outcome.code, "Traceback" in outcome.err) == (1, False)
+    assert "bits_per_byte  differs: 1000" in outcome.out
+
+
+@pytest.mark.parametrize(
+    "option", ["--output=new.json", "--format=csv", "--json", "--fail-above=1"]
+)
+def test_what_verifying_does_not_do_is_refused(call, stored, text, option):
+    """A gate beside it was open, whatever the number."""
+    outcome = call("--verify", stored, text, option)
+    assert outcome.code == 2
+    assert "--verify and --" in outcome.err
 
 
 def test_another_text(call, stored, text):
     text.write_text(random_text(40, seed=1))
     assert changed_lines(call("--verify", stored, text)) == [
         "texts_digest",
-        "mean nll",
+        "total_nll",
         "perplexity",
     ]
 
@@ -66,7 +178,7 @@ def test_another_text(call, stored, text):
 def test_another_model(call, stored, text, tmp_path):
     other = save(tmp_path / "tiny", make_model("gpt2", seed=5), make_tokenizer())
     outcome = call("--verify", stored, text, model=other)
-    assert changed_lines(outcome) == ["signature", "probe", "mean nll", "perplexity"]
+    assert changed_lines(outcome) == ["signature", "probe", "total_nll", "perplexity"]
 
 
 def test_code_that_no_signature_shows(call, stored, text, monkeypatch):
@@ -74,14 +186,14 @@ def test_code_that_no_signature_shows(call, stored, text, monkeypatch):
 
     plain = torch.layer_norm
     monkeypatch.setattr(torch, "layer_norm", lambda *args, **kwargs: 1.01 * plain(*args, **kwargs))
-    assert changed_lines(call("--verify", stored, text)) == ["probe", "mean nll", "perplexity"]
+    assert changed_lines(call("--verify", stored, text)) == ["probe", "total_nll", "perplexity"]
 
 
 def test_a_number_that_was_edited(call, stored, text):
     changed = edited(stored, total_nll=json.loads(stored.read_text())["corpus"]["total_nll"] + 0.1)
     outcome = call("--verify", changed, text)
-    assert changed_lines(outcome) == ["mean nll"]
-    assert "nats a token" in outcome.out
+    assert changed_lines(outcome) == ["total_nll"]
+    assert " nats\n" in outcome.out
 
 
 @pytest.mark.parametrize("number", [19.5, -1.0, None])
@@ -102,7 +214,7 @@ def test_what_is_no_number(call, stored, text, name):
 def test_what_is_no_name(call, stored, text):
     outcome = call("--verify", edited(stored, protocol=["sliding"]), text)
     assert outcome.code == 2
-    assert "must hold a text as protocol, got ['sliding']." in outcome.err
+    assert "as protocol, got ['sliding']." in outcome.err
 
 
 @pytest.mark.parametrize("content", ["{", "[1]", '{"corpus": {"perplexity": 3}}'])
