@@ -27,9 +27,10 @@ INFINITE = 1e4
 def judge_identity(differences: np.ndarray, rounding: np.ndarray, contexts: np.ndarray) -> dict:
     """Judge whether a model is its reference up to rounding.
 
-    The largest difference decides on float32: at most `FLOAT32`.  Otherwise the differences are
-    tested against `MARGIN` times the rounding of bfloat16, see `tail_pvalues` and
-    `middle_pvalues`; Bonferroni's correction joins the tests.
+    Differences of at most `FLOAT32` nats are the rounding of float32.  Others are tested against
+    `MARGIN` times the rounding of bfloat16, see `middle_pvalues` and `tail_pvalues`, joined by
+    Bonferroni's correction.  They are that rounding where no test rejects it, and neither their root
+    mean square nor the largest exceeds `MARGIN` times that of the rounding.
 
     Args:
         differences: nll under the model less that under the reference (N,).
@@ -38,6 +39,7 @@ def judge_identity(differences: np.ndarray, rounding: np.ndarray, contexts: np.n
 
     Returns:
         `same`: "float32", "bfloat16" or None;
+        `different`: whether the p-value is below `PVALUE`; else, without `same`, it is not clear;
         `pvalue`, at least `SMALLEST_PVALUE`;
         `rms_difference`, `rms_rounding`, `largest_difference`, `largest_rounding`: nats;
         `tail`: nats, where the tail of rounding begins;
@@ -51,13 +53,16 @@ def judge_identity(differences: np.ndarray, rounding: np.ndarray, contexts: np.n
     allowed = np.maximum(MARGIN * moved, FLOAT32)
     pvalues = middle_pvalues(differences, rounding, allowed) + tail_pvalues(distance, moved)
     pvalue = max(SMALLEST_PVALUE, min(1.0, len(pvalues) * min(pvalues)))
-    same = None if pvalue < PVALUE else "bfloat16"
+    same = None
     if distance.max() <= FLOAT32:
         same = "float32"
+    elif pvalue >= PVALUE and is_within(distance, moved):
+        same = "bfloat16"
     bound = FLOAT32 if same == "float32" else float(allowed.max())
     tail = beginning_of_tail(moved)
     found = {
         "same": same,
+        "different": pvalue < PVALUE,
         "pvalue": pvalue,
         "rms_difference": root_mean_square(distance),
         "rms_rounding": root_mean_square(moved),
@@ -69,16 +74,28 @@ def judge_identity(differences: np.ndarray, rounding: np.ndarray, contexts: np.n
         "bound": bound,
         "most_beyond_bound": most_beyond(distance, bound),
     }
-    if same is None:
+    if same is not None:
+        summary = agreement(found, differences, rounding)
+    elif found["different"]:
         summary = f"{refusal(found, len(distance))} {describe_pattern(distance, moved, contexts)}"
     else:
-        summary = agreement(found, differences, rounding)
+        summary = (
+            "It is not clear whether the model is the reference: "
+            f"{measured(found, len(distance))} More text decides it."
+        )
     return found | {"summary": summary}
 
 
 def finite(differences: np.ndarray) -> np.ndarray:
     """Replace what an infinite nll leaves: 0 where both are infinite, else ±`INFINITE`."""
     return np.clip(np.nan_to_num(differences, nan=0.0), -INFINITE, INFINITE)
+
+
+def is_within(distance: np.ndarray, moved: np.ndarray) -> bool:
+    """Return whether differences are no larger than rounding: all together, and the largest."""
+    return all(
+        size(distance) <= max(MARGIN * size(moved), FLOAT32) for size in (root_mean_square, np.max)
+    )
 
 
 def root_mean_square(values: np.ndarray) -> float:
@@ -244,4 +261,4 @@ def agree(distance: np.ndarray, moved: np.ndarray, rest: np.ndarray) -> bool:
         root_mean_square(distance[chosen]) / max(root_mean_square(moved[chosen]), FLOAT32)
         for chosen in (rest, ~rest)
     )
-    return near.max() <= allowed.max() and ratio <= MARGIN and ratio_apart >= MARGIN * ratio
+    return is_within(near, rounded) and ratio_apart >= MARGIN * ratio

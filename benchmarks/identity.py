@@ -4,8 +4,8 @@
     pip install llama-cpp-python gguf      # for the rows of quantised copies
 
 The bundled model over the samples, in windows side by side.  For each number of tokens, runs of so
-many that follow each other are judged as `--reference` judges a server; a copy is told apart where
-p < 0.001.  The honest copies, all of whose numbers are in half precision, must not be.  The wrong
+many that follow each other are judged as `--reference` judges a server: a copy is told apart where
+p < 0.001, called equal, or neither; the first two are printed, in percent.  The honest copies, all of whose numbers are in half precision, must not be.  The wrong
 ones are otherwise honest copies in bfloat16.
 """
 
@@ -120,15 +120,17 @@ def copies_of(texts: list[str], tokenizer: object) -> dict[str, np.ndarray]:
     return copies
 
 
-def share_told(differences: np.ndarray, rounding: np.ndarray, number: int) -> float:
-    """Return the share of runs of so many tokens in which a copy is told apart."""
+def shares(differences: np.ndarray, rounding: np.ndarray, number: int) -> str:
+    """Return the shares of runs of so many tokens in which a copy is told apart, and called equal."""
     starts = np.random.default_rng(0).integers(0, len(differences) - number + 1, RUNS)
     contexts = np.ones(number)
     verdicts = [
         judge_identity(differences[s : s + number], rounding[s : s + number], contexts)
         for s in starts
     ]
-    return float(np.mean([verdict["same"] is None for verdict in verdicts]))
+    told = np.mean([verdict["different"] for verdict in verdicts])
+    equal = np.mean([verdict["same"] is not None for verdict in verdicts])
+    return f"{100 * told:.0f} / {100 * equal:.0f}"
 
 
 def main() -> None:
@@ -145,9 +147,8 @@ def main() -> None:
     print("| copy | differs by (rms, nats) | " + " | ".join(f"{n:,}" for n in NUMBERS) + " |")
     print("| --- " * (len(NUMBERS) + 2) + "|")
     for name, values in copies.items():
-        shares = [share_told(values - reference, rounding, n) for n in NUMBERS]
-        told = " | ".join(f"{share:.0%}" for share in shares)
-        print(f"| {name} | {rms(values - reference):.2g} | {told} |")
+        cells = " | ".join(shares(values - reference, rounding, n) for n in NUMBERS)
+        print(f"| {name} | {rms(values - reference):.2g} | {cells} |")
 
 
 def rms(values: np.ndarray) -> float:
