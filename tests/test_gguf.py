@@ -201,7 +201,13 @@ def test_a_gpt2_is_converted_too(metric, tmp_path, demo):
     """Its layers are stored the other way round, with biases, and its positions are learned."""
     torch.manual_seed(0)
     config = transformers.GPT2Config(
-        vocab_size=demo[0].config.vocab_size, n_positions=64, n_embd=64, n_layer=2, n_head=2
+        vocab_size=demo[0].config.vocab_size,
+        n_positions=64,
+        n_embd=64,
+        n_layer=2,
+        n_head=2,
+        bos_token_id=0,
+        eos_token_id=0,
     )
     model = transformers.GPT2LMHeadModel(config).eval()
     with torch.no_grad():

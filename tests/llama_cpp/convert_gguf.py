@@ -71,7 +71,7 @@ def weights_of_gpt2(state, config):
     for source, target in places.items():
         for kind in ("weight", "bias"):
             if (tensor := state.pop(f"{source}.{kind}", None)) is not None:
-                turned = tensor.T if ".c_" in source else tensor
+                turned = tensor.T if ".c_" in source and tensor.ndim == 2 else tensor
                 yield f"{target}.{kind}", np.ascontiguousarray(turned.to(torch.float32).numpy())
 
 
