@@ -6,6 +6,7 @@ https://github.com/ggml-org/llama.cpp/blob/master/include/llama.h
 """
 
 import ctypes
+import importlib.util
 import os
 import re
 import weakref
@@ -31,6 +32,7 @@ PART = 512
 CHUNK = 2**24
 # What the settings of llama.cpp that no score depends on begin with.
 WITHOUT_EFFECT = ("n_threads", "n_gpu_layers", "main_gpu", "load_mode", "lazy_mode", "no_perf")
+OWN_TOKENIZER = "Leave it out for the file's own, or pass the tokenizer of the original model."
 # Root mean square by which logits of the same tokens may differ from pass to pass.
 MOST_SPREAD = 0.05
 
@@ -71,11 +73,14 @@ class GGUFModel(EngineModel):
 
     Args:
         path: the file; of several parts the first.
+        tokenizer: the original's; by default transformers makes one of what the file holds.
         settings: fields of llama.cpp's `llama_model_params` and `llama_context_params`.
+        tokenizer_kwargs: for the tokenizer that transformers makes.
         argument: what an error calls the path.
 
     Raises:
-        ValueError: the file cannot be loaded, or there is no such setting.
+        ValueError: the file cannot be loaded, there is no such setting, no tokenizer can be made of
+            the file, or the one given has other tokens than the file.
     """
 
     gives_logits = True
@@ -84,13 +89,14 @@ class GGUFModel(EngineModel):
     def __init__(
         self,
         path: str,
-        tokenizer: PreTrainedTokenizerBase,
+        tokenizer: PreTrainedTokenizerBase | None = None,
         settings: dict | None = None,
+        tokenizer_kwargs: dict | None = None,
         argument: str = "model_id",
     ) -> None:
         super().__init__()
         self.library = load_library(argument)
-        self.tokenizer, self.name = tokenizer, os.path.basename(path)
+        self.name = os.path.basename(path)
         self.description = f"`{argument}`={path!r}"
         self.settings = dict(settings or {})
         self._context, self._places = None, 0
@@ -110,8 +116,7 @@ class GGUFModel(EngineModel):
         if not self._model:
             raise ValueError(
                 f"{self.description} could not be loaded by llama.cpp: the file is damaged, of a "
-                "kind "
-                "that this version does not know, or too large for the memory."
+                "kind that this version does not know, or too large for the memory."
             )
         weakref.finalize(self, self.library.llama_model_free, self._model)
         self._vocabulary = self.library.llama_model_get_vocab(self._model)
@@ -120,8 +125,10 @@ class GGUFModel(EngineModel):
         trained = int(self.library.llama_model_n_ctx_train(self._model)) or None
         learned = trained if self.metadata("general.architecture") in LEARNED_POSITIONS else None
         self.limit = ContextLimit(trained, learned)
-        self.revision = file_digest(path)
+        # Not before the weights: of a damaged file transformers blames the folder.
+        self.tokenizer = tokenizer or make_tokenizer(path, tokenizer_kwargs or {}, argument)
         check_vocabulary(self, path)
+        self.revision = file_digest(path)
 
     def metadata(self, key: str) -> str | None:
         """Return a value from the head of the file."""
@@ -132,6 +139,18 @@ class GGUFModel(EngineModel):
     @cached_property
     def tokenizer_digest(self) -> str:
         return tokenizer_digest(self.tokenizer)
+
+    def tokens(self) -> dict[int, str]:
+        """Return the file's own ordinary tokens by id, none where it has no vocabulary."""
+        library, vocabulary = self.library, self._vocabulary
+        if library.llama_vocab_type(vocabulary) == library.LLAMA_VOCAB_TYPE_NONE:
+            return {}
+        ordinary = library.LLAMA_TOKEN_ATTR_NORMAL | library.LLAMA_TOKEN_ATTR_BYTE
+        return {
+            token: library.llama_vocab_get_text(vocabulary, token).decode(errors="replace")
+            for token in range(self.vocabulary_size)
+            if library.llama_vocab_get_attr(vocabulary, token) & ordinary
+        }
 
     def tokenize(self, text: str) -> list[int]:
         """Return the ids (T,) that the file's own tokenizer cuts a text into."""
@@ -279,28 +298,76 @@ def open_gguf(
         model_kwargs: fields of llama.cpp's parameters.
 
     Raises:
-        ValueError: there is no such file, it cannot be loaded, or no tokenizer made of it.
+        ValueError: there is no such file, or see `GGUFModel`.
     """
-    if not os.path.isfile(path):
-        raise ArgumentError(argument, f"be a GGUF file, but there is none at {path!r}")
-    load_library(argument)  # before a tokenizer is made, which takes long
-    if tokenizer is None:
-        folder, file = os.path.split(os.path.abspath(path))
-        kwargs = {"gguf_file": file} | (tokenizer_kwargs or {})
-        tokenizer = load_tokenizer(folder, kwargs, {}, argument)
-    return GGUFModel(path, tokenizer, model_kwargs, argument)
+    for part in parts_of(path):
+        if not os.path.isfile(part):
+            raise ArgumentError(argument, f"be a GGUF file, but there is none at {part!r}")
+    return GGUFModel(path, tokenizer, model_kwargs, tokenizer_kwargs, argument)
+
+
+def make_tokenizer(path: str, kwargs: dict, argument: str) -> PreTrainedTokenizerBase:
+    """Let transformers make a tokenizer of what a GGUF file holds.
+
+    Raises:
+        ValueError: the package gguf is not installed, or transformers makes none.
+    """
+    if importlib.util.find_spec("gguf") is None:
+        raise ValueError(
+            Wording(
+                "The tokenizer of a GGUF file is read by the package gguf: pip install gguf, or "
+                "pass the tokenizer of the original model."
+            )
+        )
+    folder, file = os.path.split(os.path.abspath(path))
+    try:
+        return load_tokenizer(folder, {"gguf_file": file} | kwargs, {}, argument)
+    except ValueError as error:
+        raise ArgumentError(
+            argument,
+            "be a GGUF file of whose tokens transformers makes a tokenizer",
+            got=repr(path),
+            why=str(error.__cause__ or error),
+            advice="Pass the tokenizer of the original model.",
+        ) from error
 
 
 def check_vocabulary(model: GGUFModel, path: str) -> None:
-    """Refuse a tokenizer of another vocabulary."""
-    largest = max(model.tokenizer.get_vocab().values())
-    if largest >= model.vocabulary_size:
+    """Refuse a tokenizer of another vocabulary.
+
+    Special and added tokens may be spelled in another way by the file; ids that only one of the two
+    has are padding.
+    """
+    given = {token: text for text, token in model.tokenizer.get_vocab().items()}
+    if max(given) >= model.vocabulary_size:
         raise ArgumentError(
             "tokenizer",
             f"give ids below {model.vocabulary_size}, the vocabulary of {path!r}",
-            got=f"one that goes up to {largest}",
-            advice="Pass the tokenizer of the original model.",
+            got=f"one that goes up to {max(given)}",
+            advice=OWN_TOKENIZER,
         )
+    added = model.tokenizer.get_added_vocab().values()
+    own = {token: text for token, text in model.tokens().items() if token not in added}
+    others = [
+        token
+        for token, text in own.items()
+        if isinstance(given.get(token, text), str)
+        and spelled(given.get(token, text)) != spelled(text)
+    ]
+    if others:
+        first = others[0]
+        raise ArgumentError(
+            "tokenizer",
+            f"have the tokens of {path!r}",
+            got=f"another token for {len(others):,} of {len(own):,} ids",
+            why=f"{first} is {own[first]!r} in the file and {given[first]!r} in the tokenizer",
+            advice=OWN_TOKENIZER,
+        )
+
+
+def spelled(token: str) -> str:
+    """Write a token's spaces in one way: sentencepiece and llama.cpp write them as ▁ or plainly."""
+    return token.replace("\u2581", " ")
 
 
 def set_fields(params: ctypes.Structure, settings: dict) -> set[str]:

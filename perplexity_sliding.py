@@ -44,6 +44,7 @@ from .request import Request as Request
 from .request_checks import check_texts
 from .result_comparison import PairedScores as PairedScores
 from .result_contexts import LongContextTotals as LongContextTotals
+from .result_identity import judge_identity as judge_identity
 from .result_key_tokens import KeyTokenTotals as KeyTokenTotals
 from .result_pairs import score_pair as score_pair
 from .result_pooled import PooledTotals as PooledTotals

@@ -15,14 +15,6 @@ import numpy as np
 from .errors import ArgumentError
 from .result_uncertainty import Blocks, Estimate, as_ratio, estimate_ratio, share_interval
 
-# Nats by which two programs in float32 differ at most tokens.
-FLOAT32 = 1e-3
-# How much farther than bfloat16 in transformers other kernels in half precision may lie.
-MARGIN = 3.0
-PVALUE = 1e-3
-# Fewest tokens of a group that are judged by themselves.
-FEWEST = 8
-
 # Bounds of the reference's probability of its likeliest token, as exllamav3's qbench has them: where
 # the reference wavers itself, any change moves much; where it is sure, only damage does.
 CONFIDENCE_BOUNDS = (0.0, 0.25, 0.5, 0.75, 0.95, 1.0)
@@ -513,84 +505,3 @@ def compare_bytes(
         "interval_scope": clusters.scope,
         "num_compared_bytes": int(sizes.sum()),
     }
-
-
-# --- is it the same model -------------------------------------------------------------------------
-
-
-def judge_identity(differences: np.ndarray, rounding: np.ndarray, contexts: np.ndarray) -> dict:
-    """Judge whether a model is its reference up to rounding.
-
-    Wilcoxon's signed-rank test of |difference| against `MARGIN` times |rounding|, one-sided; tokens
-    count as independent.
-
-    Args:
-        differences: nll under the model less that under the reference (N,).
-        rounding: nll under the reference in bfloat16 less that in float32 (N,).
-        contexts: tokens that each prediction sees (N,).
-
-    Returns:
-        `same` ("float32", "bfloat16" or None), `pvalue`, `rms_difference`, `rms_rounding`, and a
-        `summary`.
-    """
-    distance, allowed = np.abs(differences), MARGIN * np.abs(rounding)
-    pvalue = farther(distance, allowed)
-    same = None if pvalue < PVALUE else "bfloat16"
-    if np.quantile(distance, 0.99) <= FLOAT32:
-        same = "float32"
-    rms, rms_rounding = (float(np.sqrt(np.mean(v**2))) for v in (differences, rounding))
-    numbers = (
-        f"over {len(distance):,} tokens they differ by {rms:.2g} nats (root mean square), and the "
-        f"reference in bfloat16 from itself in float32 by {rms_rounding:.2g}"
-    )
-    if same is not None:
-        verb = "is" if same == "float32" else "cannot be distinguished from"
-        summary = f"The model {verb} the reference up to the rounding of {same}: {numbers}."
-    else:
-        looks = describe_pattern(distance, allowed, contexts)
-        summary = f"The model is not the reference (p = {pvalue:.1g}): {numbers}. {looks}"
-    return {
-        "same": same,
-        "pvalue": pvalue,
-        "rms_difference": rms,
-        "rms_rounding": rms_rounding,
-        "summary": summary,
-    }
-
-
-def farther(distance: np.ndarray, allowed: np.ndarray) -> float:
-    """Return the p-value of distances being no larger than allowed ones (N,)."""
-    excess = distance - allowed
-    if not np.isfinite(excess).all():
-        return 0.0
-    if not excess.any():
-        return 1.0
-    from scipy.stats import wilcoxon  # a tenth of what it takes to import the engine
-
-    return float(wilcoxon(excess, alternative="greater").pvalue)
-
-
-def describe_pattern(distance: np.ndarray, allowed: np.ndarray, contexts: np.ndarray) -> str:
-    """Say at which lengths of context two models part, and what that looks like."""
-    group = np.frexp(contexts)[1]  # 0, 1, 2-3, 4-7, …
-    lengths = [n for n in np.unique(group).tolist() if (group == n).sum() >= FEWEST]
-    apart = [
-        n
-        for n in lengths
-        if np.median(distance[group == n]) > max(np.median(allowed[group == n]), FLOAT32)
-    ]
-    if not apart or apart == lengths:
-        return "They part at every length of context: other weights, a quantised copy, or another model."
-    if apart == lengths[: len(apart)]:
-        return (
-            f"They part in the first {2 ** apart[-1] - 1} tokens of context and agree after them: "
-            "a "
-            "start token more or less."
-        )
-    if apart == lengths[-len(apart) :]:
-        return (
-            f"They agree up to {2 ** apart[0] // 2 - 1} tokens of context and part from there on: "
-            "a "
-            "window that is cut, or a rotary scaling that begins there."
-        )
-    return "They part at some lengths of context and not at others."

@@ -18,10 +18,10 @@ from .result_comparison import (
     common_pieces,
     compare,
     compare_bytes,
-    judge_identity,
     tool_errors,
     worst_tokens,
 )
+from .result_identity import judge_identity
 from .result_report import Report
 from .result_totals import ratio_of_perplexities
 from .score_measures import Columns, Divergence, Likeliest, Measure, NegativeLogLikelihood

@@ -175,6 +175,7 @@ def running(server):
         def answer(self, status, content, headers=()):
             data = json.dumps(content).encode()
             self.send_response(status)
+            self.send_header("Content-Type", "application/json")
             for name, value in headers:
                 self.send_header(name, value)
             self.send_header("Content-Length", str(len(data)))

@@ -7,6 +7,7 @@ import json
 import math
 import mmap
 import multiprocessing
+import re
 import statistics
 import sys
 from functools import partial
@@ -416,3 +417,24 @@ def test_published_tables_are_of_the_published_results():
     assert table.two_models_table(results) in details
     for part in ("shared context", "many lengths"):
         assert table.shared_table(results, part) in details
+
+
+def test_a_server_is_timed_beside_the_harness(capsys, monkeypatch):
+    """lm-evaluation-harness needs its extra "api" for it."""
+    import served
+    from fake_engines import FakeServer, running
+
+    monkeypatch.setattr(served, "REPETITIONS", 1)
+    model = transformers.AutoModelForCausalLM.from_pretrained(served.DEMO).eval()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(served.DEMO)
+    server = FakeServer(model, tokenizer, forms=("vllm", "openai"))
+    text = (ROOT / "samples" / "note.txt").read_text("utf-8")[:600]
+    with running(server) as address:
+        served.print_times(served.PerplexitySliding(), [text], address, tokenizer)
+    printed = capsys.readouterr().out
+    ours, by_lm_eval = re.search(
+        r"total nll: ([\d.]+); by local-completions ([\d.]+)", printed
+    ).groups()
+    assert float(ours) == pytest.approx(float(by_lm_eval), rel=1e-5)
+    for contender in ("the requests alone", "ours", "local-completions"):
+        assert f"{contender}: " in printed

@@ -59,3 +59,10 @@ def test_ray_data_adds_up_to_one_run(metric, gpt2, tokenizer, tmp_path):
     for key in ("perplexities", "perplexity", "perplexity_interval", "total_nll"):
         assert result[key] == pytest.approx(expected[key], rel=1e-6), key
     assert result["signature"] == expected["signature"]
+
+
+def test_the_slurm_script_names_its_shell():
+    """sbatch refuses a script without it."""
+    page = (ROOT / "docs" / "clusters.md").read_text("utf-8")
+    (script,) = [b.body for b in parse(page) if "#SBATCH" in b.body]
+    assert script.startswith("#!/bin/bash\n#SBATCH")

@@ -1,15 +1,19 @@
 """GGUF files under llama.cpp, in this process: the numbers of transformers, and what rounding costs."""
 
 import importlib.util
+import json
 import runpy
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+import tokenizers
 import torch
 import transformers
 from models import make_tokenizer
+from perplexity_sliding.model_gguf import check_vocabulary
+from perplexity_sliding.model_gguf import make_tokenizer as own_tokenizer
 
 ROOT = Path(__file__).resolve().parent.parent
 DEMO = ROOT / "demo_model"
@@ -193,20 +197,116 @@ def test_no_window_passes_a_table_of_positions(metric, files, demo, monkeypatch)
 
 
 @needs_llama_cpp
-def test_tokenizer_of_another_model(metric, files):
-    with pytest.warns(UserWarning, match="cuts the texts in another way than the tokenizer"):
-        metric.compute(predictions=["w5 w6 w7"], model_id=files["F32"], tokenizer=make_tokenizer())
+def test_a_gpt2_is_converted_too(metric, tmp_path, demo):
+    """Its layers are stored the other way round, with biases, and its positions are learned."""
+    torch.manual_seed(0)
+    config = transformers.GPT2Config(
+        vocab_size=demo[0].config.vocab_size,
+        n_positions=64,
+        n_embd=64,
+        n_layer=2,
+        n_head=2,
+        bos_token_id=0,
+        eos_token_id=0,
+    )
+    model = transformers.GPT2LMHeadModel(config).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():  # biases too; as initialised they are 0
+            parameter.normal_(std=0.2)
+    model.save_pretrained(tmp_path / "gpt2")
+    demo[1].save_pretrained(tmp_path / "gpt2")
+    convert(str(tmp_path / "gpt2"), str(tmp_path / "gpt2.gguf"))
+    arguments = {"predictions": TEXTS, "tokenizer": demo[1], "return_token_scores": True}
+    gguf = metric.compute(
+        model_id=str(tmp_path / "gpt2.gguf"), model_kwargs=IN_SINGLE_PRECISION, **arguments
+    )
+    expected = metric.compute(model=model, **arguments)
+    assert gguf["max_length"] == expected["max_length"] == 64
+    # llama.cpp reads GELU from a table in half precision
+    assert gguf["perplexity"] == pytest.approx(expected["perplexity"], rel=1e-3)
+    with pytest.raises(ValueError, match="`max_length` must be between 2 and 64"):
+        metric.compute(
+            predictions=TEXTS,
+            model_id=str(tmp_path / "gpt2.gguf"),
+            tokenizer=demo[1],
+            max_length=65,
+        )
 
 
 @needs_llama_cpp
-def test_damaged_file(metric, tmp_path, demo):
-    (tmp_path / "bad.gguf").write_bytes(b"GGUF" + bytes(100))
-    with pytest.raises(ValueError, match=r"could not be loaded by llama\.cpp"):
-        metric.compute(predictions=TEXTS, model_id=str(tmp_path / "bad.gguf"), tokenizer=demo[1])
+@pytest.mark.parametrize("given", ["permuted", "of fewer tokens"])
+def test_tokenizer_of_another_model(metric, files, demo, given):
+    foreign = make_tokenizer() if given == "of fewer tokens" else permuted(demo[1])
+    with pytest.raises(ValueError, match="`tokenizer` must have the tokens of"):
+        metric.compute(predictions=["w5 w6 w7"], model_id=files["F32"], tokenizer=foreign)
+
+
+def permuted(tokenizer, first=300, second=301):
+    """Build a tokenizer of the same size in which two tokens have each other's ids."""
+    written = json.loads(tokenizer.backend_tokenizer.to_str())
+    ids = {number: token for token, number in written["model"]["vocab"].items()}
+    written["model"]["vocab"] |= {ids[first]: second, ids[second]: first}
+    return transformers.PreTrainedTokenizerFast(
+        tokenizer_object=tokenizers.Tokenizer.from_str(json.dumps(written))
+    )
+
+
+class Tokens:
+    """A model of which only its tokens are asked for."""
+
+    def __init__(self, file, given, added=None):
+        self.file, self.vocabulary_size = file, 4
+        self.tokenizer = self
+        self.get_vocab, self.get_added_vocab = (lambda: given), (lambda: added or {})
+
+    def tokens(self):
+        return self.file
+
+
+def test_tokens_are_compared_by_id():
+    """Padding is of one side alone; special tokens and spaces may be spelled otherwise."""
+    file = {0: "<s>", 1: "\u2581a", 2: "b"}
+    same = {"<bos>": 0, " a": 1, "b": 2, "[PAD]": 3}
+    check_vocabulary(Tokens(file, same, {"<bos>": 0}), "m.gguf")
+    check_vocabulary(Tokens({}, same), "m.gguf")  # a file without a vocabulary
+    with pytest.raises(ValueError, match=r"for 2 of 3 ids: 1 is '\u2581a' in the file and 'b' in"):
+        check_vocabulary(Tokens(file, {"<s>": 0, "b": 1, "a": 2}), "m.gguf")
+    with pytest.raises(ValueError, match="`tokenizer` must give ids below 4"):
+        check_vocabulary(Tokens(file, {"<s>": 0, "b": 4}), "m.gguf")
+
+
+def test_a_tokenizer_that_the_file_alone_cannot_give(monkeypatch, tmp_path):
+    """The package is named where it is missing, and the file, not its folder, where it is damaged."""
+    path = tmp_path / "bad.gguf"
+    path.write_bytes(b"GGUF" + bytes(100))
+    with monkeypatch.context() as missing:
+        missing.setattr(importlib.util, "find_spec", lambda name: None)
+        with pytest.raises(ValueError, match="pip install gguf"):
+            own_tokenizer(str(path), {}, "model_id")
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: True)
+    with pytest.raises(ValueError, match=r"`model_id` must be a GGUF file .* got '.*bad\.gguf'"):
+        own_tokenizer(str(path), {}, "model_id")
+
+
+@needs_llama_cpp
+@pytest.mark.parametrize("given", [True, False])
+@pytest.mark.parametrize("kept", [0, 100, 20_000, -1000])
+def test_damaged_file(metric, files, tmp_path, demo, given, kept):
+    """Cut short anywhere, its own name is in the error, whoever makes the tokenizer."""
+    (tmp_path / "bad.gguf").write_bytes(Path(files["F32"]).read_bytes()[:kept])
+    tokenizer = {"tokenizer": demo[1]} if given else {}
+    with pytest.raises(ValueError, match=r"bad\.gguf' could not be loaded by llama\.cpp"):
+        metric.compute(predictions=TEXTS, model_id=str(tmp_path / "bad.gguf"), **tokenizer)
+
+
+def test_a_part_that_is_missing(metric, tmp_path):
+    (tmp_path / "m-00001-of-00002.gguf").write_bytes(b"GGUF")
+    with pytest.raises(ValueError, match=r"there is none at '.*m-00002-of-00002\.gguf'"):
+        metric.compute(predictions=TEXTS, model_id=str(tmp_path / "m-00001-of-00002.gguf"))
 
 
 def test_no_such_file(metric, tmp_path):
-    with pytest.raises(ValueError, match=r"there is none at|llama-cpp-python is needed"):
+    with pytest.raises(ValueError, match=r"there is none at '.*none\.gguf'"):
         metric.compute(predictions=TEXTS, model_id=str(tmp_path / "none.gguf"))
 
 

@@ -5,7 +5,7 @@ import pytest
 import torch
 from fake_engines import FakeServer, running
 from models import make_model, random_text
-from perplexity_sliding.result_comparison import describe_pattern, judge_identity
+from perplexity_sliding.result_identity import describe_pattern, judge_identity, most_beyond
 
 TEXTS = [random_text(120, n) for n in range(3)]
 
@@ -77,24 +77,136 @@ def test_a_window_that_is_cut(metric, gpt2, tokenizer):
 
 def test_patterns_by_hand():
     contexts = np.repeat(np.arange(1, 64), 10)
-    allowed = np.full(len(contexts), 0.01)
-    early, late = (np.where(chosen, 1.0, 0.0) for chosen in (contexts < 4, contexts >= 16))
-    assert "start token" in describe_pattern(early, allowed, contexts)
-    assert "agree up to 15 tokens" in describe_pattern(late, allowed, contexts)
-    assert "every length" in describe_pattern(np.ones(len(contexts)), allowed, contexts)
-
-
-def test_false_alarms_are_rare():
-    """Rounding twice as large as the reference's own in bfloat16 is no other model."""
-    draw = np.random.default_rng(0)
-    alarms = sum(
-        judge_identity(draw.normal(size=400) * 0.02, draw.normal(size=400) * 0.01, np.arange(400))[
-            "same"
-        ]
-        is None
-        for _ in range(200)
+    moved = np.full(len(contexts), 0.01)
+    early, late, between = (
+        np.where(chosen, 1.0, 0.001)
+        for chosen in (contexts < 4, contexts >= 16, (contexts >= 8) & (contexts < 32))
     )
-    assert alarms == 0
+    assert "start token" in describe_pattern(early, moved, contexts)
+    assert "agree up to 15 tokens" in describe_pattern(late, moved, contexts)
+    assert "from 8 to 31 tokens" in describe_pattern(between, moved, contexts)
+    assert "every length" in describe_pattern(np.ones(len(contexts)), moved, contexts)
+
+
+@pytest.mark.parametrize("scale", [1, 1.5, 2, 4, 10])
+def test_a_fine_tuned_copy_is_no_cut_window(scale):
+    """It differs alike at all lengths of context, of which the short ones have few tokens."""
+    contexts = np.tile(np.arange(1, 129), 3)
+    for seed in range(40):
+        draw = np.random.default_rng(seed)
+        distance, moved = np.abs(draw.normal(size=(2, len(contexts)))) * 0.01
+        looks = describe_pattern(3 * scale * distance, moved, contexts)
+        assert "window" not in looks
+        assert "start token" not in looks
+        assert "agree at other lengths" not in looks
+
+
+def test_short_contexts_that_are_not_shown_to_agree():
+    """Eight tokens there are off by less than three times rounding; one of the others is not."""
+    contexts = np.concatenate([np.full(8, 2), np.full(9, 5), np.full(500, 40)])
+    distance, moved = np.full(517, 0.3), np.full(517, 0.01)
+    distance[:17] = 0.029
+    distance[16] = 1.0
+    looks = describe_pattern(distance, moved, contexts)
+    assert "No range of context lengths is shown to agree" in looks
+
+
+def half_precision(number, scale=1.0, seed=0):
+    """Draw differences of an honest server and the rounding of the reference, heavy in the tail."""
+    draw = np.random.default_rng(seed)
+    return scale * 0.01 * draw.standard_t(5, number), 0.01 * draw.standard_t(5, number)
+
+
+@pytest.mark.parametrize("number", [1, 2, 10, 400, 5000])
+def test_false_alarms_are_rare(number):
+    """Rounding twice as large as the reference's own in bfloat16 is no other model."""
+    verdicts = [
+        judge_identity(*half_precision(number, 2, seed), np.ones(number)) for seed in range(200)
+    ]
+    assert not any(verdict["different"] for verdict in verdicts)
+    equal = np.mean([verdict["same"] == "bfloat16" for verdict in verdicts])
+    assert equal > (0.85 if number >= 400 else 0.4)
+
+
+@pytest.mark.parametrize(
+    ("share", "nats"), [(0.12, 5), (0.05, 1.9), (0.04, 1.0), (0.009, 5), (0.0002, 5), (0.9, 0.02)]
+)
+@pytest.mark.parametrize("rounded", [True, False])
+def test_a_minority_of_wrong_tokens_is_seen(share, nats, rounded):
+    """Beside rounding of 0.01 nats, in a server of half or of single precision."""
+    differences, rounding = half_precision(5000)
+    differences *= 1 if rounded else 1e-5
+    wrong = np.random.default_rng(1).permutation(5000)[: round(5000 * share)]
+    differences[wrong] += nats
+    verdict = judge_identity(differences, rounding, np.ones(5000))
+    assert verdict["same"] is None
+    assert verdict["different"]
+    assert verdict["largest_difference"] == pytest.approx(np.abs(differences).max())
+    assert "is not the reference" in verdict["summary"]
+
+
+def test_a_mean_that_rounding_does_not_explain():
+    """A perplexity that is 1.5 % higher, beside tokens that are each within rounding."""
+    differences, rounding = half_precision(5000)
+    assert judge_identity(differences, rounding, np.ones(5000))["same"] == "bfloat16"
+    assert judge_identity(differences + 0.015, rounding, np.ones(5000))["same"] is None
+
+
+@pytest.mark.parametrize("wrong", [1, 3, 10])
+def test_equality_never_contradicts_the_numbers_beside_it(wrong):
+    """Too few tokens for a test, yet the root mean square or the largest is beyond rounding."""
+    differences, rounding = half_precision(200)
+    differences[:wrong] = 0.3
+    verdict = judge_identity(differences, rounding, np.ones(200))
+    assert (verdict["same"], verdict["different"]) == (None, False)
+    assert "not clear" in verdict["summary"]
+
+
+def test_the_tail_is_counted():
+    differences, rounding = np.full(1000, 0.001), np.full(1000, 0.01)
+    differences[:30], rounding[0] = 5.0, 0.2
+    verdict = judge_identity(differences, rounding, np.ones(1000))
+    assert verdict["tail"] == pytest.approx(10 * np.sqrt(np.mean(rounding**2)))
+    assert verdict["share_beyond"] == 0.03
+    assert verdict["share_beyond_rounding"] == 0.001
+
+
+@pytest.mark.parametrize("number", [10, 3000])
+def test_equality_is_claimed_within_a_bound(number):
+    """None of N tokens beyond it: the share of others is below 1 - 0.05^(1/N) at 95 %."""
+    differences, rounding = half_precision(number)
+    for scale, same in ((1, "bfloat16"), (1e-3, "float32")):
+        verdict = judge_identity(scale * differences, rounding, np.ones(number))
+        assert verdict["same"] == same
+        beyond = int((np.abs(scale * differences) > verdict["bound"]).sum())
+        assert beyond == 0
+        assert verdict["most_beyond_bound"] == pytest.approx(1 - 0.05 ** (1 / number))
+        assert f"{100 * verdict['most_beyond_bound']:.2g} % of such tokens" in verdict["summary"]
+
+
+def test_bound_where_tokens_lie_beyond_it():
+    """Clopper and Pearson's limit is where so few or fewer have a chance of 5 %."""
+    from scipy.stats import binom
+
+    share = most_beyond(np.array([0.5] * 3 + [0.0] * 97), 0.1)
+    assert binom.cdf(3, 100, share) == pytest.approx(0.05)
+    assert most_beyond(np.ones(4), 0.1) == 1
+
+
+@pytest.mark.parametrize("differences", [[np.inf] * 50, [np.inf] + [0.0] * 400, [9.0] * 4000])
+def test_no_p_value_is_zero(differences):
+    number = len(differences)
+    verdict = judge_identity(np.array(differences), half_precision(number)[1], np.ones(number))
+    assert verdict["same"] is None
+    assert 0 < verdict["pvalue"] < 1e-3
+    assert "(p < 1e-15)" in verdict["summary"] or "(p = " in verdict["summary"]
+    assert "p = 0" not in verdict["summary"]
+
+
+def test_tokens_that_are_impossible_under_both_agree():
+    differences, rounding = half_precision(400)
+    differences[:9] = rounding[:9] = np.nan  # infinite less infinite
+    assert judge_identity(differences, rounding, np.ones(400))["same"] == "bfloat16"
 
 
 def test_a_reference_in_half_precision_gives_no_verdict_of_identity(metric, tokenizer):

@@ -27,6 +27,22 @@ def test_the_space_extra_is_what_the_space_runs_on():
     assert requirements("space/requirements.txt") == {f"gradio=={version}"}
 
 
+# What the tests run where it is, as installing takes long: vLLM in a leg of its own, llama.cpp by hand.
+ELSEWHERE = {"vllm", "llama_cpp", "gguf"}
+
+
+def test_what_a_test_skips_without_is_installed_for_the_tests():
+    """A package that is named by `importorskip` or `find_spec` alone is never run."""
+    call = re.compile(r"(?:importorskip|find_spec)\(\s*[\"']([\w.]+)")
+    sources = "".join(path.read_text("utf-8") for path in (ROOT / "tests").glob("test_*.py"))
+    asked = {name.partition(".")[0] for name in call.findall(sources)}
+    files = ("requirements.txt", "tests/requirements.txt", "tests/oldest.txt")
+    lines = set().union(*map(requirements, files))
+    installed = {re.match(r"[\w-]+", line)[0].replace("-", "_") for line in lines}
+    assert asked - ELSEWHERE - {"pyarrow"} <= installed  # pyarrow comes with datasets
+    assert {"ray", "trl", "minicons", "wordsprobability"} <= asked
+
+
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory) -> Path:
     pytest.importorskip("hatchling")

