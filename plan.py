@@ -37,9 +37,9 @@ class Measurement:
 
     @cached_property
     def longest_pass(self) -> int:
-        """Tokens that its longest forward pass reads; of what is carried, as many as a window has."""
+        """Tokens of the longest forward pass, of whole windows; where a state is carried, of a window."""
         windows = chain.from_iterable(chain(self.windows, self.borders))
-        longest = max((window.num_inputs for window in windows), default=0)
+        longest = max((window.num_inputs + window.behind for window in windows), default=0)
         return longest if self.plan.carries == "nothing" else min(longest, self.plan.max_length)
 
     @property

@@ -30,6 +30,7 @@ from .signature import describe_measurement
 from .text_tokenization import TokenizedText
 
 # What `token_scores` holds besides, where there is a reference; tokens are decoded.
+WINDOW_KEYS = ("begin", "first", "end", "start_token")
 REFERENCE_COLUMNS = ("reference_nll", "kl", "top", "reference_top")
 
 
@@ -337,4 +338,4 @@ def token_scores(
         for name in REFERENCE_COLUMNS:
             values = [of_window[name].tolist() for of_window in scores]
             add(name, [list(map(decoded, v)) for v in values] if "top" in name else values)
-    return columns | {"windows": [window._asdict() for window in windows]}
+    return columns | {"windows": [dict(zip(WINDOW_KEYS, window)) for window in windows]}
