@@ -9,7 +9,7 @@ import json
 import os
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -39,6 +39,7 @@ from .model_module import position_table, text_config
 from .text_tokenization import check_repeatable
 
 CONFIGS = ("config.json", "adapter_config.json")
+TOKENIZER_FILES = ("tokenizer_config.json", "tokenizer.json", *CONFIGS)
 SECONDS = 10
 
 # Attributes under which configurations state how many tokens the model was built for.
@@ -370,17 +371,22 @@ def _naming(name: str, advice: str = "") -> Iterator[None]:
 # --- the Hub, asked once --------------------------------------------------------------------------
 
 
-def check_exists(model_id: str, model_kwargs: dict, argument: str) -> None:
+def check_exists(
+    model_id: str, model_kwargs: dict, argument: str, files: Sequence[str] = CONFIGS
+) -> None:
     """Refuse the name of a model that is neither here nor on the Hub.
 
     The Hub's client tries again for minutes, for each file by itself, where it reaches nobody.
+
+    Args:
+        files: one of them must be in the cache for what was downloaded before.
 
     Raises:
         ValueError: there is none, or nobody to ask.
     """
     if os.path.isdir(model_id) or model_kwargs.get("local_files_only"):
         return
-    if is_cached(model_id, model_kwargs):
+    if is_cached(model_id, model_kwargs, files):
         return
     reason = why_unreachable(model_id, model_kwargs)
     if reason is not None:
@@ -396,13 +402,11 @@ def check_exists(model_id: str, model_kwargs: dict, argument: str) -> None:
         )
 
 
-def is_cached(model_id: str, model_kwargs: dict) -> bool:
-    """Return whether the configuration has been downloaded before."""
+def is_cached(model_id: str, model_kwargs: dict, files: Sequence[str] = CONFIGS) -> bool:
+    """Return whether one of a model's files has been downloaded before."""
     place = {key: model_kwargs[key] for key in ("revision", "cache_dir") if key in model_kwargs}
     try:
-        found = [
-            huggingface_hub.try_to_load_from_cache(model_id, name, **place) for name in CONFIGS
-        ]
+        found = [huggingface_hub.try_to_load_from_cache(model_id, name, **place) for name in files]
     except HFValidationError:
         return False
     return any(isinstance(path, str) for path in found)

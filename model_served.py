@@ -16,8 +16,8 @@ from .model_interface import ContextLimit, EngineModel, MadeUpText
 from .model_served_trial import (
     CANARY_LENGTH,
     Identity,
+    ServerProbe,
     Source,
-    Trial,
     changed_model,
     differ,
     try_source,
@@ -102,7 +102,7 @@ class ServedModel(EngineModel):
     def _measure_probe(self) -> float:
         """Read the made-up text that other models are measured on, as far as the server reads it."""
         ids = MadeUpText.of(self.vocabulary_size, self.limit.length).ids
-        if len(ids) == len(self._identity.probe.ids) or not self.source.form.forces:
+        if len(ids) == len(self._identity.probe.ids) or not self.source.api.forces:
             return self._identity.mean
         return float(self.source.values([Prompt(ids[:-1], ids[-1])])[0].nll.mean())
 
@@ -114,7 +114,7 @@ class ServedModel(EngineModel):
         """
         known = self._identity
         whole = length + 1 if self._longest_prompt is None else self._longest_prompt
-        more = Trial(self.source, self.tokenizer, CANARY_LENGTH).make_up(length + 1, seed=6)
+        more = ServerProbe(self.source, self.tokenizer, CANARY_LENGTH).make_up(length + 1, seed=6)
         ids = [*known.probe.ids, *more][: min(length + 1, whole)]
         forced = more[-1] if length + 1 > whole else None
         try:
@@ -150,7 +150,7 @@ class ServedModel(EngineModel):
     def _longest_prompt(self) -> int | None:
         """Tokens that the server takes as a prompt."""
         readable = self.limit.readable
-        return None if readable is None else readable + (not self.source.form.forces)
+        return None if readable is None else readable + (not self.source.api.forces)
 
     def check_same(self) -> None:
         """Refuse a server that runs another model now than at the start.

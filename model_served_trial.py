@@ -6,6 +6,7 @@ Servers break each of these, and answer all the same.  What is found out here is
 by which the same model is recognised later.
 """
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -14,7 +15,15 @@ import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from .model_interface import PROBE_TOKENS, MadeUpText
-from .model_server_forms import AnswerError, Form, Prompt, ServerError, TokenValues, shown
+from .model_server_forms import (
+    AnswerError,
+    Generated,
+    LogprobsAPI,
+    Prompt,
+    ServerError,
+    TokenValues,
+    shown,
+)
 
 # Tokens of the prompt that stands beside the texts in every request.
 CANARY_LENGTH = 16
@@ -34,6 +43,10 @@ COMPANY = 14
 FLOOR_SHARE, FEWEST_AT_FLOOR = 0.05, 4
 # Likeliest tokens to ask for.
 NUM_LIKELIEST = 2
+# Prompts after which a token is generated or forced: the values of one may agree by chance.
+NUM_SEVERAL = 8
+# Signs for a space in texts, and in the vocabularies of SentencePiece and of byte-level BPE.
+SPACES = (" ", "\u2581", "\u0120")
 # Share of made-up tokens whose text may differ, as tokenizers write fragments of characters.
 MOST_RENAMED = 0.1
 
@@ -42,15 +55,19 @@ class Source(Protocol):
     """Where the values of tokens come from: a server, or an engine in this process.
 
     Attributes:
-        form: how it is asked, and what it can say.
+        api: how it is asked, and what it can say.
     """
 
-    form: Form
+    api: LogprobsAPI
 
     def values(
         self, prompts: Sequence[Prompt], num_likeliest: int = 0, **sampling: float
     ) -> list[TokenValues]:
         """Ask for the values of prompts in one request."""
+        ...
+
+    def generating(self) -> "Source":
+        """Return what generates a token after each prompt and gives its value."""
         ...
 
     def tokenize(self, text: str) -> list[int] | None:
@@ -102,7 +119,7 @@ def try_source(
     Raises:
         ValueError: they are not; it says what was sent and what came back.
     """
-    trial = Trial(source, tokenizer, min(length or PROBE_TOKENS, PROBE_TOKENS))
+    trial = ServerProbe(source, tokenizer, min(length or PROBE_TOKENS, PROBE_TOKENS))
     if length is None:
         trial = shortened(trial)
     try:
@@ -116,7 +133,7 @@ def try_source(
         raise ValueError(f"{description} cannot be believed: {error}") from None
 
 
-def shortened(trial: "Trial") -> "Trial":
+def shortened(trial: "ServerProbe") -> "ServerProbe":
     """Halve a trial's prompts until a server that states no limit takes them."""
     while trial.length > CANARY_LENGTH:
         try:
@@ -124,13 +141,13 @@ def shortened(trial: "Trial") -> "Trial":
         except ServerError as error:
             if error.status not in TOO_LONG:
                 raise
-            trial = Trial(trial.source, trial.tokenizer, trial.length // 2)
+            trial = ServerProbe(trial.source, trial.tokenizer, trial.length // 2)
         else:
             break
     return trial
 
 
-class Trial:
+class ServerProbe:
     """Made-up prompts, and what each of them shows.
 
     Args:
@@ -147,6 +164,11 @@ class Trial:
         """Draw tokens that stand for text."""
         return np.random.default_rng(seed).choice(self.ordinary, length).tolist()
 
+    def make_up_several(self) -> list[list[int]]:
+        """Draw short prompts after each of which one more token fits."""
+        size = min(self.length, CANARY_LENGTH) - 1
+        return [self.make_up(size, seed) for seed in range(10, 10 + NUM_SEVERAL)]
+
     def run(self) -> Identity:
         """Run all checks.
 
@@ -162,8 +184,10 @@ class Trial:
         self.check_start()
         self.check_repeats()
         self.check_sampling(first.nll)
-        if self.source.form.forces:
+        if self.source.api.forces:
             self.check_forced(first.nll)
+        else:
+            self.check_generated(first)
         canary = self.source.values([self.canary])[0]
         return Identity(self.probe, first.nll, self.canary, canary.nll)
 
@@ -294,17 +318,82 @@ class Trial:
         """Refuse a value of a forced token that is another than that of the token in a prompt."""
         *ids, last = self.probe.ids
         values = self.source.values([Prompt(ids, last)])[0].nll
-        if differ(values, expected) or abs(values[-1] - expected[-1]) > 4 * MOST_SPREAD:
+        prompts = self.make_up_several()
+        forced = self.source.values([Prompt(ids, last) for ids in prompts])
+        sent = self.source.values([Prompt([*ids, last]) for ids in prompts])
+        pairs = [(expected[-1], values[-1])]
+        pairs += [(one.nll[-1], other.nll[-1]) for one, other in zip(sent, forced)]
+        worst = farthest(pairs)
+        if differ(values, expected) or worst is not None:
+            value, of_answer = worst or pairs[0]
             raise Refusal(
-                f"the last token of a prompt got {-expected[-1]:.4f}, and the same token as the "
-                f"only answer allowed {-values[-1]:.4f}. {self.advice_on_sampling()}"
+                f"the last token of a prompt got {-value:.4f}, and the same token as the "
+                f"only answer allowed {-of_answer:.4f}. {self.advice_on_sampling()}"
             )
+
+    def check_generated(self, first: TokenValues) -> None:
+        """Refuse values that are of the neighbouring position.
+
+        They hang together, but the value of a token that is generated is of the right position: it
+        must come back when that token is sent.
+
+        Args:
+            first: the values of the probe, with the server's names of its tokens.
+        """
+        prompts = [Prompt(ids) for ids in self.make_up_several()]
+        generated = [values.generated for values in self.source.generating().values(prompts)]
+        ids = [self.find_id(token, first.texts) for token in generated]
+        known = [place for place, token in enumerate(ids) if token is not None]
+        sent = [Prompt([*prompts[place].ids, ids[place]]) for place in known]
+        returned = self.source.values(sent) if sent else []
+        pairs = [
+            (generated[place].nll, values.nll[-1])
+            for place, values in zip(known, returned)
+            if generated[place].id is not None or generated[place].text == values.texts[-1]
+        ]
+        if not pairs:
+            warnings.warn(
+                "The server does not say which tokens it generates, so that it could not be checked "
+                "whether its values belong to the neighbouring position. Compare it with "
+                "`reference`, the model itself.",
+                stacklevel=2,
+            )
+            return
+        worst = farthest(pairs)
+        if worst is not None:
+            raise Refusal(
+                f"it generated a token with the log-probability {-worst[0]:.4f}, and the "
+                f"same token after the same prompt got {-worst[1]:.4f} when it was sent: its "
+                "values of a prompt belong to the neighbouring position, or those of its answers "
+                "follow the sampling (top-k, top-p)."
+            )
+
+    def find_id(self, token: Generated | None, names: Sequence[str | None]) -> int | None:
+        """Find the id of a generated token by its name, where the server names no ids.
+
+        Args:
+            names: of the probe's tokens.  Where the server leaves out spaces that the tokenizer's
+                names begin with, a name stands for two tokens.
+        """
+        if token is None or token.id is not None or token.text is None:
+            return token and token.id
+        of_tokenizer = self.tokenizer.convert_ids_to_tokens(self.probe.targets)
+        if has_spaces(of_tokenizer) != has_spaces(names):
+            return None
+        vocabulary = self.tokenizer.get_vocab()
+        written = (token.text.replace(" ", mark) for mark in SPACES)
+        return next((vocabulary[name] for name in written if name in vocabulary), None)
 
     def advice_on_sampling(self) -> str:
         return (
             "vLLM: start it with --logprobs-mode raw_logprobs, which is its default, and "
             "--generation-config vllm."
         )
+
+
+def has_spaces(names: Sequence[str | None]) -> bool:
+    """Return whether some names of tokens begin with a space, or a vocabulary's sign for one."""
+    return any(name is not None and name.startswith(SPACES) for name in names)
 
 
 def ordinary_ids(tokenizer: PreTrainedTokenizerBase) -> np.ndarray:
@@ -322,6 +411,14 @@ def differ(values: np.ndarray, expected: np.ndarray) -> bool:
     return not (
         np.sqrt(np.mean(difference**2)) <= MOST_SPREAD and abs(difference.mean()) <= MOST_SHIFT
     )
+
+
+def farthest(pairs: Sequence[tuple[float, float]]) -> tuple[float, float] | None:
+    """Return the pair of values that differs most; None where they agree up to rounding."""
+    differences = np.abs([one - other for one, other in pairs])
+    if np.sqrt(np.mean(differences**2)) <= MOST_SPREAD:
+        return None
+    return pairs[int(np.argmax(differences))]
 
 
 def in_numbers(expected: np.ndarray, values: np.ndarray) -> str:

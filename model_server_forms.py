@@ -23,6 +23,9 @@ ABOVE_ZERO = 1e-3
 TOKEN_ID = "token_id:"
 # Values of an answer that an error shows.
 SHOWN_VALUES = 6
+# Most bytes of an answer: of each value with the name of its token, and of all that is around them.
+BYTES_OF_A_VALUE = 512
+BYTES_AROUND = 2**20
 
 
 class ServerError(ValueError):
@@ -66,6 +69,20 @@ class Prompt(NamedTuple):
         return self.ids[1:] if self.forced is None else [*self.ids[1:], self.forced]
 
 
+class Generated(NamedTuple):
+    """A token that a server generated after a prompt.
+
+    Attributes:
+        id: None where the server names no ids.
+        text: its name; None where the server gives none.
+        nll: negative log-likelihood in nats.
+    """
+
+    id: int | None
+    text: str | None
+    nll: float
+
+
 @dataclass
 class TokenValues:
     """What a server says of the tokens of a prompt, but the first.
@@ -76,16 +93,18 @@ class TokenValues:
         top: for each token (id, log-probability) of the likeliest in its place, best first; id -1
             where the server names no ids.
         texts: the server's own text of each token, where it gives one.
+        generated: the token that it generated; None where it generated none, or gives no value of it.
     """
 
     nll: np.ndarray
     rank: np.ndarray
     top: list[list[tuple[int, float]]]
     texts: list[str | None] = field(default_factory=list)
+    generated: Generated | None = None
 
 
-class Form:
-    """How a kind of server is asked.
+class LogprobsAPI:
+    """How a kind of server is asked for log-probabilities.
 
     Attributes:
         name: for messages and the signature.
@@ -102,6 +121,16 @@ class Form:
     gives_ranks = False
     forces = False
     num_new = 1
+
+    @property
+    def generating(self) -> "LogprobsAPI":
+        """The same form, in which the answer has the value of a generated token where it can."""
+        return self
+
+    def most_bytes(self, prompts: Sequence[Prompt], num_likeliest: int) -> int:
+        """Return how many bytes an honest answer may have."""
+        num_tokens = sum(len(prompt.ids) + 1 for prompt in prompts)
+        return BYTES_AROUND + BYTES_OF_A_VALUE * num_tokens * (2 + num_likeliest)
 
     def body(
         self, served_name: str, prompts: Sequence[Prompt], num_likeliest: int, **sampling: float
@@ -125,7 +154,7 @@ class Form:
         raise NotImplementedError
 
 
-class VLLM(Form):
+class VLLM(LogprobsAPI):
     """vLLM's `prompt_logprobs`, by id and with ranks; the last token by `allowed_token_ids`."""
 
     name, path, tokenizer_path = "vLLM", "/v1/completions", "/tokenize"
@@ -188,7 +217,7 @@ class VLLM(Form):
         return value, own.get("rank") or 0, top, own.get("decoded_token")
 
 
-class SGLang(Form):
+class SGLang(LogprobsAPI):
     """SGLang's own `/generate`, by id."""
 
     name, path = "SGLang", "/generate"
@@ -237,10 +266,12 @@ class SGLang(Form):
                 (int(other[1]), log_probability(other[0], number, place)) for other in top or ()
             ]
             rows.append((value, 0, named, entry[2] if len(entry) > 2 else None))
-        return values_of(rows)
+        answered = found.get("output_token_logprobs") or [(None, None)]
+        logprob, token = answered[0][:2]
+        return values_of(rows, generated_token(token, None, logprob))
 
 
-class OpenAI(Form):
+class OpenAI(LogprobsAPI):
     """OpenAI's legacy `echo` with `logprobs`: values by place, with ids where the server names them.
 
     Args:
@@ -251,6 +282,10 @@ class OpenAI(Form):
 
     def __init__(self, num_new: int = 0) -> None:
         self.num_new = num_new
+
+    @property
+    def generating(self) -> "OpenAI":
+        return OpenAI(1)
 
     def body(
         self, served_name: str, prompts: Sequence[Prompt], num_likeliest: int, **sampling: float
@@ -275,11 +310,14 @@ class OpenAI(Form):
         values = found.get("token_logprobs") if isinstance(found, dict) else None
         if not isinstance(values, list):
             raise AnswerError(f"no `token_logprobs` but {shown(choice)}", place)
-        num_answered = self._num_answered(choice, values, prompt)
-        if num_answered:
-            values = values[: -num_answered or None]
+        names = found.get("tokens") or [None] * len(values)
+        generated = None
+        if self.num_new and len(values) == len(prompt.ids) + 1:
+            name = names[-1] if len(names) == len(values) else None
+            generated = generated_token(id_of(name), name, values[-1])
+            values = values[:-1]
         check_length(values, prompt.ids, place)
-        texts = (found.get("tokens") or [None] * len(values))[: len(values)]
+        texts = names[: len(values)]
         tops = (found.get("top_logprobs") or [None] * len(values))[: len(values)]
         if len(texts) < len(values) or len(tops) < len(values):
             raise AnswerError(f"{len(texts)} tokens and {len(values)} values", place)
@@ -294,21 +332,21 @@ class OpenAI(Form):
             if number:
                 value = log_probability(value, number, place)
                 rows.append((value, 0, named_top(top, text, number, place), text))
-        return values_of(rows)
-
-    def _num_answered(self, choice: dict, values: list, prompt: Prompt) -> int:
-        """Count the values at the end that are of the answer: one at most was allowed."""
-        return min(self.num_new, max(0, len(values) - len(prompt.ids)))
+        return values_of(rows, generated)
 
 
 # The forms in the order in which they are tried.
-FORMS = (VLLM(), SGLang(), OpenAI(0), OpenAI(1))
+LOGPROBS_APIS = (VLLM(), SGLang(), OpenAI(0), OpenAI(1))
 
 
 def completion(served_name: str, prompts: Sequence[Prompt], **sampling: float) -> dict:
-    """Build what requests for completions have in common; sampling changes no distribution."""
+    """Build what requests for completions have in common; sampling changes no distribution.
+
+    There is no `seed`: with one, vLLM's engine on a CPU ends at the first prompt that is longer than
+    what is left of its step (`max_num_batched_tokens`).
+    """
     ids = [prompt.ids for prompt in prompts]
-    settings = {"model": served_name, "prompt": ids, "max_tokens": 1, "seed": 0, "stream": False}
+    settings = {"model": served_name, "prompt": ids, "max_tokens": 1, "stream": False}
     return settings | {"temperature": 1.0, "top_p": 1.0} | sampling
 
 
@@ -385,7 +423,16 @@ def named_top(top: object, own: object, number: int, place: int) -> list[tuple[i
     return sorted(pairs, key=lambda pair: -pair[1])
 
 
-def values_of(rows: Sequence[tuple]) -> TokenValues:
+def generated_token(token: object, text: object, value: object) -> Generated | None:
+    """Put together what a server says of the token that it generated; None where that is no value."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    return Generated(
+        token if isinstance(token, int) else None, text if isinstance(text, str) else None, -value
+    )
+
+
+def values_of(rows: Sequence[tuple], generated: Generated | None = None) -> TokenValues:
     """Put (log-probability, rank, likeliest, text) of each token together."""
     columns = list(zip(*rows)) or [(), (), (), ()]
     return TokenValues(
@@ -393,6 +440,7 @@ def values_of(rows: Sequence[tuple]) -> TokenValues:
         np.array(columns[1], dtype=np.int64),
         list(columns[2]),
         list(columns[3]),
+        generated,
     )
 
 

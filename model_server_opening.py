@@ -11,17 +11,27 @@ from transformers import PreTrainedTokenizerBase
 from .errors import ArgumentError, Wording
 from .model_digest import model_name
 from .model_interface import LARGEST_LIMIT, ContextLimit
-from .model_loading import load_tokenizer
+from .model_loading import TOKENIZER_FILES, check_exists, load_tokenizer
 from .model_served import ServedModel
-from .model_served_trial import Trial
-from .model_server import Server, ServerSettings
-from .model_server_forms import FORMS, AnswerError, Form, Prompt, ServerError, TokenValues, shown
+from .model_served_trial import ServerProbe
+from .model_server import LONGEST_DESCRIPTION, Server, ServerSettings
+from .model_server_forms import (
+    LOGPROBS_APIS,
+    AnswerError,
+    LogprobsAPI,
+    Prompt,
+    ServerError,
+    TokenValues,
+    shown,
+)
 
 # Tokens of the prompt by which the form of a server is found.
 SHORT_PROMPT = 8
+# Most bytes of a token's id in a list; a text has at most as many tokens as bytes.
+BYTES_OF_AN_ID = 16
 
 
-class Card(NamedTuple):
+class ServedModelInfo(NamedTuple):
     """What a server says of a model.
 
     Attributes:
@@ -58,13 +68,13 @@ def open_served(
     server = Server(address, settings)
     description = f"`{argument}`={address!r}"
     with server.connected():
-        card = find_card(server, description)
+        info = find_served_model(server, description)
         if tokenizer is None:
-            tokenizer = tokenizer_of(card, tokenizer_kwargs or {}, description)
-        source = find_source(server, card, tokenizer, description)
-        engine = engine_of(server, source.form)
-        limit = limit_of(card, source.form, tokenizer)
-    name = model_name(card.name, {})
+            tokenizer = tokenizer_of(info, tokenizer_kwargs or {}, description)
+        source = find_source(server, info, tokenizer, description)
+        engine = server.hidden(engine_of(server, source.api))
+        limit = limit_of(info, source.api, tokenizer)
+    name = model_name(server.hidden(info.name), {})
     return ServedModel(source, tokenizer, name, description, engine, limit)
 
 
@@ -107,7 +117,7 @@ def check_settings(model_kwargs: dict) -> ServerSettings:
     return settings
 
 
-def find_card(server: Server, description: str) -> Card:
+def find_served_model(server: Server, description: str) -> ServedModelInfo:
     """Find the served model that is meant.
 
     Raises:
@@ -119,32 +129,36 @@ def find_card(server: Server, description: str) -> Card:
     except ServerError as error:
         if error.status not in (404, 405) or named is None:
             raise
-        return Card(named, None, None)
+        return ServedModelInfo(named, None, None)
     entries = listed.get("data") if isinstance(listed, dict) else None
-    cards = {str(e["id"]): e for e in entries or () if isinstance(e, dict) and "id" in e}
-    if named is None and len(cards) == 1:
-        named = next(iter(cards))
-    if named not in cards:
+    if not isinstance(entries, list):
+        entries = []
+    described = {str(e["id"]): e for e in entries if isinstance(e, dict) and "id" in e}
+    if named is None and len(described) == 1:
+        named = next(iter(described))
+    if named not in described:
         raise ValueError(
-            f"{description} serves {', '.join(map(repr, cards)) or 'no model'}: name one of them "
+            f"{description} serves {', '.join(map(repr, described)) or 'no model'}: name one of them "
             "by "
             f"model_kwargs={{'served_name': …}}, got {named!r}."
         )
-    root, length = cards[named].get("root"), cards[named].get("max_model_len")
-    return Card(
+    root, length = described[named].get("root"), described[named].get("max_model_len")
+    return ServedModelInfo(
         named,
         root if isinstance(root, str) else None,
         length if isinstance(length, int) and length > 1 else None,
     )
 
 
-def tokenizer_of(card: Card, tokenizer_kwargs: dict, description: str) -> PreTrainedTokenizerBase:
+def tokenizer_of(
+    info: ServedModelInfo, tokenizer_kwargs: dict, description: str
+) -> PreTrainedTokenizerBase:
     """Load the tokenizer of the model that a server names as its root.
 
     Raises:
         ValueError: it names none, or one that is not here.
     """
-    root = card.root or card.name
+    root = info.root or info.name
     if os.path.isabs(root) and not os.path.isdir(root):
         raise ArgumentError(
             "tokenizer",
@@ -153,6 +167,7 @@ def tokenizer_of(card: Card, tokenizer_kwargs: dict, description: str) -> PreTra
             advice="Pass a name or a folder.",
         )
     try:
+        check_exists(root, tokenizer_kwargs, "tokenizer", TOKENIZER_FILES)
         return load_tokenizer(root, tokenizer_kwargs, {}, "tokenizer")
     except ValueError as error:
         raise ValueError(
@@ -163,7 +178,7 @@ def tokenizer_of(card: Card, tokenizer_kwargs: dict, description: str) -> PreTra
 
 
 def find_source(
-    server: Server, card: Card, tokenizer: PreTrainedTokenizerBase, description: str
+    server: Server, info: ServedModelInfo, tokenizer: PreTrainedTokenizerBase, description: str
 ) -> "ServedSource":
     """Find the form in which a server gives the values of a prompt.
 
@@ -171,15 +186,17 @@ def find_source(
         ValueError: there is none; it says what came back to each.
     """
     failures = []
-    for form in FORMS:
-        source = ServedSource(server, form, card.name)
-        prompt = Trial(source, tokenizer, min(SHORT_PROMPT, card.length or SHORT_PROMPT)).probe
+    for api in LOGPROBS_APIS:
+        source = ServedSource(server, api, info.name)
+        prompt = ServerProbe(
+            source, tokenizer, min(SHORT_PROMPT, info.length or SHORT_PROMPT)
+        ).probe
         try:
             source.values([prompt])
         except (AnswerError, ServerError) as error:
             if isinstance(error, ServerError) and error.status in (None, 401, 403):
                 raise  # no form will help
-            failures.append(f"{form.name}: {error}")
+            failures.append(f"{api.name}: {error}")
             continue
         return source
     raise ValueError(
@@ -192,7 +209,7 @@ def find_source(
     )
 
 
-def engine_of(server: Server, form: Form) -> str:
+def engine_of(server: Server, api: LogprobsAPI) -> str:
     """Name the program behind a server, with its version where it says so."""
     for path in ("/version", "/get_server_info"):
         try:
@@ -200,18 +217,20 @@ def engine_of(server: Server, form: Form) -> str:
         except ServerError:
             continue
         if isinstance(found, dict) and isinstance(found.get("version"), str):
-            return f"{form.name} {found['version']}"
-    return form.name
+            return f"{api.name} {found['version']}"
+    return api.name
 
 
-def limit_of(card: Card, form: Form, tokenizer: PreTrainedTokenizerBase) -> ContextLimit:
+def limit_of(
+    info: ServedModelInfo, api: LogprobsAPI, tokenizer: PreTrainedTokenizerBase
+) -> ContextLimit:
     """Find how many tokens a window may have, and how many of them a request reads."""
-    length = card.length
+    length = info.length
     if length is None:
         stated = getattr(tokenizer, "model_max_length", LARGEST_LIMIT)
         return ContextLimit(int(stated) if 0 < stated < LARGEST_LIMIT else None, None)
     # One place is the answer's.  A token that is forced is the answer; others are read.
-    return ContextLimit(length, None, length - 1 if form.forces else length - 1 - form.num_new)
+    return ContextLimit(length, None, length - 1 if api.forces else length - 1 - api.num_new)
 
 
 class ServedSource:
@@ -221,8 +240,8 @@ class ServedSource:
         served_name: which of its models answers.
     """
 
-    def __init__(self, server: Server, form: Form, served_name: str) -> None:
-        self.server, self.form, self.served_name = server, form, served_name
+    def __init__(self, server: Server, api: LogprobsAPI, served_name: str) -> None:
+        self.server, self.api, self.served_name = server, api, served_name
 
     def connected(self) -> AbstractContextManager:
         """Keep connections for the time of the context."""
@@ -237,8 +256,10 @@ class ServedSource:
             AnswerError: the answer does not hold them.
             ServerError: there is none.
         """
-        body = self.form.body(self.served_name, prompts, num_likeliest, **sampling)
-        return self._read(self.server.post(self.form.path, body), prompts, num_likeliest)
+        body = self.api.body(self.served_name, prompts, num_likeliest, **sampling)
+        most_bytes = self.api.most_bytes(prompts, num_likeliest)
+        reply = self.server.post(self.api.path, body, most_bytes)
+        return self._read(reply, prompts, num_likeliest)
 
     def values_of_all(
         self, requests: Iterable[Sequence[Prompt]], num_likeliest: int
@@ -246,11 +267,11 @@ class ServedSource:
         """Send requests, several in flight; yield (number, values or what is wrong) as they come."""
         sent: dict[int, Sequence[Prompt]] = {}
 
-        def bodies() -> Iterator[tuple[int, str, dict]]:
+        def bodies() -> Iterator[tuple[int, str, dict, int]]:
             for number, prompts in enumerate(requests):
                 sent[number] = prompts
-                body = self.form.body(self.served_name, prompts, num_likeliest)
-                yield number, self.form.path, body
+                body = self.api.body(self.served_name, prompts, num_likeliest)
+                yield number, self.api.path, body, self.api.most_bytes(prompts, num_likeliest)
 
         for number, reply in self.server.post_all(bodies()):
             try:
@@ -267,17 +288,29 @@ class ServedSource:
             AnswerError: it does not hold what was asked for, or has parts of another kind.
         """
         try:
-            return self.form.read(reply, prompts, num_likeliest)
-        except (AttributeError, LookupError, TypeError) as error:
+            values = self.api.read(reply, prompts, num_likeliest)
+        except AnswerError:
+            raise
+        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
             raise AnswerError(f"parts of another kind ({error}): {shown(reply)}") from None
+        self.server.has_answered = True
+        return values
+
+    def generating(self) -> "ServedSource":
+        """Return the same server, asked to generate a token after each prompt."""
+        return ServedSource(self.server, self.api.generating, self.served_name)
 
     def tokenize(self, text: str) -> list[int] | None:
         """Return the ids that the server cuts a text into; None where it does not say."""
-        if not self.form.tokenizer_path:
+        if not self.api.tokenizer_path:
             return None
         body = {"model": self.served_name, "prompt": text, "add_special_tokens": False}
+        most_bytes = LONGEST_DESCRIPTION + BYTES_OF_AN_ID * len(text.encode())
         try:
-            found = self.server.post(self.form.tokenizer_path, body)
+            found = self.server.post(self.api.tokenizer_path, body, most_bytes)
         except ServerError:
             return None
-        return found.get("tokens") if isinstance(found, dict) else None
+        tokens = found.get("tokens") if isinstance(found, dict) else None
+        if not isinstance(tokens, list) or not all(isinstance(token, int) for token in tokens):
+            return None
+        return tokens

@@ -1,5 +1,7 @@
 """The models of a call: named or live, opened, kept open for the next call, and used together."""
 
+import os
+import re
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -26,6 +28,8 @@ REFERENCE_KEYS = ("model_id", "model", "tokenizer", "dtype", "model_kwargs", "st
 # Characters of the texts whose tokens are compared, at most; and tokens that a warning shows.
 MOST_CHARACTERS = 10**6
 SHOWN_TOKENS = 5
+# A name that begins with a host: one with a port, of numbers, or this machine.
+HOST = re.compile(r"([^/\\]+:\d+|\d+\.\d+\.\d+\.\d+|localhost)(/|$)", re.IGNORECASE)
 
 
 def open_model(
@@ -45,6 +49,7 @@ def open_model(
         check_elsewhere(model_id, device, dtype)
         opener = open_address if is_address(model_id) else open_gguf
         return opener(model_id, tokenizer, model_kwargs, tokenizer_kwargs, argument)
+    check_scheme(model_id, argument)
     return LanguageModel.open(
         model_id, tokenizer, device, dtype, model_kwargs, tokenizer_kwargs, argument
     )
@@ -53,6 +58,21 @@ def open_model(
 def is_address(model_id: object) -> bool:
     """Return whether the name of a model is the address of a server."""
     return isinstance(model_id, str) and model_id.lower().startswith(("http://", "https://"))
+
+
+def check_scheme(model_id: str, argument: str) -> None:
+    """Refuse an address without http:// before it, which the Hub would be asked for.
+
+    Raises:
+        ArgumentError: it is one.
+    """
+    if HOST.match(model_id) and not os.path.exists(model_id):
+        raise ArgumentError(
+            argument,
+            "begin with http:// or https:// where it is the address of a server",
+            got=repr(model_id),
+            advice=f"Write http://{model_id}.",
+        )
 
 
 def open_address(*arguments: object) -> ScoredModel:

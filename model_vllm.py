@@ -70,7 +70,7 @@ def adopt_vllm(
 class EngineSource:
     """A live `vllm.LLM`, asked as its server is."""
 
-    form = VLLM()
+    api = VLLM()
 
     def __init__(self, engine: object) -> None:
         self.engine = engine
@@ -107,6 +107,10 @@ class EngineSource:
                 except AnswerError as error:
                     yield number, error
 
+    def generating(self) -> "EngineSource":
+        """Return the engine itself, which forces a token where others generate one."""
+        return self
+
     def tokenize(self, text: str) -> list[int] | None:
         """Return the ids that the engine's own tokenizer cuts a text into; None where it has none."""
         if self.engine.llm_engine.model_config.skip_tokenizer_init:
@@ -138,7 +142,7 @@ class EngineSource:
             {"index": number, "prompt_logprobs": entries_of(output, prompt)}
             for number, (output, prompt) in enumerate(zip(outputs, prompts))
         ]
-        return self.form.read({"choices": choices}, whole, num_likeliest)
+        return self.api.read({"choices": choices}, whole, num_likeliest)
 
 
 def entries_of(output: object, prompt: Prompt) -> list[dict | None] | None:

@@ -32,7 +32,7 @@ from .model_served import ServedModel as ServedModel
 from .model_served_trial import Identity as Identity
 from .model_server import Server as Server
 from .model_server_forms import Prompt as Prompt
-from .model_server_opening import Card as Card
+from .model_server_opening import ServedModelInfo as ServedModelInfo
 from .model_source import ModelSource, OpenModels, check_model_source
 from .model_states import StateReader as StateReader
 from .model_vllm import adopt_vllm as adopt_vllm

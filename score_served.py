@@ -139,7 +139,7 @@ class ServedScorer:
     def _is_full(self, length: int) -> bool:
         """Return whether a pass fills the model, so that its last target cannot be read as well."""
         readable = self.model.limit.readable
-        return self.model.source.form.forces and length == readable
+        return self.model.source.api.forces and length == readable
 
     def _prompt(self, row: Row) -> Prompt:
         """Turn a pass into a prompt: what it reads, and the last target."""
@@ -180,7 +180,7 @@ class ServedScorer:
                 + (
                     ", as it does not for the last token of a window that fills it. Pass "
                     f"max_length={self.model.limit.length - 1}."
-                    if self.model.source.form.gives_ranks
+                    if self.model.source.api.gives_ranks
                     else ". Leave ranks and `num_alternatives` out."
                 ),
                 number,

@@ -25,7 +25,7 @@ from measure import ratio, spread, time_in_turns
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-from perplexity_sliding.model_server import Server, ServerSettings
+from perplexity_sliding.model_server import ConnectionPool, ServerSettings
 from perplexity_sliding.protocols import PROTOCOLS
 
 from perplexity_sliding import PerplexitySliding
@@ -63,14 +63,14 @@ def print_protocols(metric, texts: list[str], engine: dict, tokenizer: object) -
 
 def recorded(run) -> list[tuple[str, bytes]]:
     """Run; return the paths and bodies of all that was sent."""
-    sent, ask = [], Server._ask
+    sent, send = [], ConnectionPool.send
 
-    async def recording(server, method, path, body):
+    def recording(pool, method, address, body, most_bytes):
         if method == "POST":
-            sent.append((server.root + path, json.dumps(body).encode()))
-        return await ask(server, method, path, body)
+            sent.append((address, json.dumps(body).encode()))
+        return send(pool, method, address, body, most_bytes)
 
-    with mock.patch.object(Server, "_ask", recording):
+    with mock.patch.object(ConnectionPool, "send", recording):
         run()
     return sent
 

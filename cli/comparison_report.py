@@ -128,6 +128,11 @@ def of_divergence(comparison: dict) -> str:
     return "\n".join(lines)
 
 
+def of_kl(rows: Sequence[dict], columns: dict) -> dict:
+    """Return columns of the divergence; none where no row has one, as under a server."""
+    return columns if any("kl" in row for row in rows) else {}
+
+
 def of_groups(title: str, groups: Sequence[dict], name) -> Table:
     """Tabulate divergence and change of groups of tokens."""
     return table(
@@ -135,8 +140,13 @@ def of_groups(title: str, groups: Sequence[dict], name) -> Table:
         {
             title: name,
             "share": lambda row: percent(row["share"]),
-            "KL, nats": lambda row: format_number(row.get("kl"), 5),
-            "interval": lambda row: bounds(row.get("kl_interval"), "{:.5f}"),
+            **of_kl(
+                groups,
+                {
+                    "KL, nats": lambda row: format_number(row.get("kl"), 5),
+                    "interval": lambda row: bounds(row.get("kl_interval"), "{:.5f}"),
+                },
+            ),
             "perplexity": lambda row: f"× {ratio_of(row['log_ratio']):.4f}",
             "interval ": lambda row: bounds(
                 row["log_ratio_interval"] and [ratio_of(b) for b in row["log_ratio_interval"]],
@@ -152,7 +162,7 @@ def of_worst(tokens: Sequence[dict], texts: Sequence[str]) -> Table:
         list(tokens[:WORST_TOKENS]),
         {
             "worst tokens": place,
-            "KL, nats": lambda row: format_number(row.get("kl"), 4),
+            **of_kl(tokens, {"KL, nats": lambda row: format_number(row.get("kl"), 4)}),
             "was": lambda row: percent(math.exp(-row["reference_nll"])),
             "is": lambda row: percent(math.exp(-row["nll"])),
             "in the text": lambda row: in_context(row, texts),
@@ -233,9 +243,16 @@ def of_alike(rows: Sequence[dict]) -> Table:
             "perplexity": lambda row: format_number(row["perplexity"], 4),
             "× reference": lambda row: format_number(ratio(row).get("ratio"), 4),
             "interval": lambda row: bounds(ratio(row).get("interval"), "{:.4f}"),
-            "KL, nats": lambda row: format_number(row.get("kl"), 5),
-            "KL interval": lambda row: bounds(row.get("kl_interval"), "{:.5f}"),
-            "KL 99 %": lambda row: format_number(row.get("kl_percentiles", {}).get("99"), 4),
+            **of_kl(
+                rows,
+                {
+                    "KL, nats": lambda row: format_number(row.get("kl"), 5),
+                    "KL interval": lambda row: bounds(row.get("kl_interval"), "{:.5f}"),
+                    "KL 99 %": lambda row: format_number(
+                        row.get("kl_percentiles", {}).get("99"), 4
+                    ),
+                },
+            ),
             "same top": lambda row: percent(row["same_top"]) if "same_top" in row else NOTHING,
             "verdict": lambda row: row.get("verdict", NOTHING),
         },

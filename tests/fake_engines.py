@@ -141,6 +141,8 @@ class FakeServer:
         values, after = self.values(ids, body)
         entries = [[v, t, None] for v, t in zip(values, ids)]
         answer = {"input_token_logprobs": entries}
+        best = int(after[-1].argmax())
+        answer["output_token_logprobs"] = [[after[-1, best].item(), best, None]]
         if body["top_logprobs_num"]:
             tops = (row.topk(body["top_logprobs_num"]) for row in after[:-1])
             pairs = [zip(top.values.tolist(), top.indices.tolist()) for top in tops]
@@ -150,7 +152,11 @@ class FakeServer:
 
 @contextmanager
 def running(server):
-    """Let a server answer; yields its address, such as http://127.0.0.1:4711/v1."""
+    """Let a server answer; yields its address, such as http://127.0.0.1:4711/v1.
+
+    An answer is a status and what becomes JSON; None for a connection that drops; or a function that
+    writes to the handler.
+    """
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
@@ -163,6 +169,9 @@ def running(server):
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
             server.asked.append((self.path, body, dict(self.headers)))
             reply = server.post(self.path, body)
+            if callable(reply):  # it writes what it likes
+                reply(self)
+                return
             if reply is None:  # the connection drops in the middle of an answer
                 self.send_response(200)
                 self.send_header("Content-Length", "1000")

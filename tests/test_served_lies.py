@@ -181,7 +181,38 @@ class OtherParts(FakeServer):
         return None if value is None else {str(token): value}
 
 
+class Neighbouring(FakeServer):
+    """Values are those of the next position: of the token after it was read."""
+
+    def values(self, ids, body):
+        _, after = super().values(ids, body)
+        return [None, *(after[i, ids[i]].item() for i in range(1, len(ids)))], after
+
+
+class NamingByText(FakeServer):
+    """Tokens are named by their texts, as OpenAI's form has it; that is no lie."""
+
+    def complete(self, body):
+        status, reply = super().complete(body)
+        for choice in reply.get("choices", ()):
+            found = choice["logprobs"] or {"tokens": []}
+            found["tokens"] = [self.by_text(name) for name in found["tokens"]]
+            found["top_logprobs"] = None
+        return status, reply
+
+    def by_text(self, name):
+        return self.text_of(int(name.removeprefix("token_id:")))
+
+
+class NeighbouringByText(NamingByText, Neighbouring):
+    pass
+
+
 LIARS = [
+    (Neighbouring, "openai", "belong to the neighbouring position"),
+    (NeighbouringByText, "openai", "belong to the neighbouring position"),
+    (Neighbouring, "sglang", "belong to the neighbouring position"),
+    (Neighbouring, "vllm", "as the only answer allowed"),
     (Mixed, "openai", "other values in company than alone"),
     (AddingStart, "vllm", "it puts one there itself"),
     (AddingStart, "openai", "it puts one there itself"),
@@ -223,6 +254,30 @@ def test_numbers_of_answers_may_be_text(metric, gpt2, tokenizer):
         found = metric.compute(predictions=texts, model_id=address, **arguments)
     expected = metric.compute(predictions=texts, model=gpt2, **arguments)
     assert found["total_nll"] == pytest.approx(expected["total_nll"], rel=1e-6)
+
+
+def test_tokens_may_be_named_by_their_texts(metric, gpt2, tokenizer, recwarn):
+    with running(NamingByText(gpt2, tokenizer, ("openai",))) as address:
+        arguments = {"predictions": TEXTS, "tokenizer": tokenizer, "max_length": 9}
+        found = metric.compute(model_id=address, **arguments)
+    expected = metric.compute(model=gpt2, **arguments)
+    assert found["total_nll"] == pytest.approx(expected["total_nll"], rel=1e-6)
+    assert not [warning for warning in recwarn if "generates" in str(warning.message)]
+
+
+class Nameless(NamingByText):
+    """It does not say which tokens it is about."""
+
+    def by_text(self, name):
+        return None
+
+
+def test_generated_tokens_without_names_are_warned_of(metric, gpt2, tokenizer):
+    with (
+        running(Nameless(gpt2, tokenizer, ("openai",))) as address,
+        pytest.warns(UserWarning, match="could not be checked"),
+    ):
+        metric.compute(predictions=TEXTS, model_id=address, tokenizer=tokenizer, max_length=9)
 
 
 def test_long_prompts_that_are_cut_short(metric, tokenizer):
@@ -391,7 +446,7 @@ def test_time_outs_end_in_a_sentence(metric, gpt2, tokenizer):
     server = Sleepy(gpt2, tokenizer)
     settings = {"timeout": 0.2, "retries": 0}
     with running(server) as address:
-        with pytest.raises(ValueError, match=r"could not be asked .* raise `timeout`"):
+        with pytest.raises(ValueError, match=r"no whole answer within 0\.2 s.* `timeout`"):
             metric.compute(
                 predictions=[random_text(400)], model_id=address, tokenizer=tokenizer,
                 max_length=9, batch_size=2, model_kwargs=settings,

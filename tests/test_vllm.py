@@ -31,7 +31,7 @@ STORY = (ROOT / "samples" / "story.txt").read_text("utf-8")
 TEXTS = [STORY[:1000], STORY[1000:1100], "A note. It is short."]
 WINDOW = 128  # the bundled model's
 # Seconds that a server is given to start.
-PATIENCE = 600
+TIMEOUT = 600
 # Mean nats and relative differences by which vLLM's kernels for the CPU round in another way: 2.1e-6
 # was measured on these texts.  Single tokens: 1.4e-5 nats.
 ROUNDING, ROUNDING_OF_TOKEN = 3e-6, 2e-5
@@ -96,7 +96,7 @@ def served(folder, length):
 
 
 def wait_for(address, server):
-    deadline = time.monotonic() + PATIENCE
+    deadline = time.monotonic() + TIMEOUT
     while time.monotonic() < deadline:
         assert server.poll() is None, "vLLM's server did not start"
         try:
@@ -105,7 +105,7 @@ def wait_for(address, server):
             time.sleep(1)
         else:
             return
-    raise AssertionError(f"vLLM's server did not answer within {PATIENCE} seconds")
+    raise AssertionError(f"vLLM's server did not answer within {TIMEOUT} seconds")
 
 
 ENGINES = ["fake", *(pytest.param(kind, marks=needs_vllm) for kind in ("live", "served"))]
