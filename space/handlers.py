@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import logging
 import math
 import shutil
 import tempfile
@@ -16,6 +15,7 @@ from .addresses import address
 from .calls import python_call, shell_call
 from .cite_view import cite_view, picture_view
 from .compare_view import compare_view
+from .faults import log_fault
 from .gain_view import gain_view
 from .jobs import Job, Jobs, OverBudget, Shown, Stopped, follow
 from .limits import FAULT, Refused
@@ -48,7 +48,6 @@ FORGOTTEN = "This result is not kept any more: score the text again, and make th
 QUICK_CHARACTERS = 40_000
 # Seconds in which it says nothing of its progress: the browser would draw each line in the same time.
 MOMENT = 1.0
-logger = logging.getLogger(__name__)
 
 
 class RefusedView(str):
@@ -73,7 +72,6 @@ class Handlers:
         self.jobs = Jobs(service.limits.seconds)
         self.samples = samples()
         self._files = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
-        self._have_scored: set[str] = set()  # visitors who see something else than the opening
         self._measuring: dict[str, list] = {}  # what a visitor's tab is being filled with
 
     # Quick ones
@@ -152,8 +150,8 @@ class Handlers:
         return run_and_make
 
     def show(self, made: list | None):
-        """Fill the views with what a handler has made; nothing where it made nothing."""
-        return gr.skip() if made is None else made
+        """Fill the views with what a handler has made, which is then kept no longer; nothing with None."""
+        return gr.skip() if made is None else [None, *made]
 
     def stop(self, request: gr.Request) -> None:
         """End the visitor's request; its own line says so at once."""
@@ -161,7 +159,6 @@ class Handlers:
 
     def leave(self, request: gr.Request) -> None:
         self.jobs.forget(request.session_hash)
-        self._have_scored.discard(request.session_hash)
         shutil.rmtree(self._folder(request), ignore_errors=True)
 
     def choose_sample(self, name: str):
@@ -250,11 +247,16 @@ class Handlers:
             remark,
         )
 
-    def make_files(self, request: gr.Request, scored: Scored | None):
-        """Write the files about the result that is shown, to be downloaded; or say why not."""
-        if scored is None and request.session_hash in self._have_scored:
-            return gr.Files(visible=False), alert(FORGOTTEN)
+    def make_files(self, request: gr.Request, scored: Scored | None, quoted: str):
+        """Write the files about the result that is shown, to be downloaded; or say why not.
+
+        Args:
+            scored: what is kept for the visitor; None at first, and again after a while.
+            quoted: the sentence about the result that the page shows.
+        """
         scored = scored or self.opening
+        if sentence(scored) != quoted:
+            return gr.Files(visible=False), alert(FORGOTTEN)
         folder = self._folder(request)
         folder.mkdir(exist_ok=True)
         return gr.Files(write_files(scored, folder), visible=True), picture_view(scored)
@@ -296,7 +298,7 @@ class Handlers:
             lambda job: self.service.score(text, settings, job, clip=True),
             lambda scored: (
                 *used_sliders(scored, settings),
-                self._share(request, scored),
+                to_share(scored),
                 *score_outputs(scored),
             ),
             3 + len(SCORE_OUTPUTS),
@@ -317,7 +319,7 @@ class Handlers:
         yield from self._run(
             request,
             lambda job: self.service.score(text, settings, job, clip=True),
-            lambda scored: (self._share(request, scored), *score_outputs(scored)),
+            lambda scored: (to_share(scored), *score_outputs(scored)),
             1 + len(SCORE_OUTPUTS),
             scored_words,
             silent=MOMENT,
@@ -390,14 +392,9 @@ class Handlers:
         except (Refused, OverBudget) as refusal:
             said = str(refusal)
             yield alert(said), *(unchanged if refused is None else refused(said))
-        except Exception:
-            logger.exception("A request failed.")
+        except Exception as error:
+            log_fault(error)
             yield alert(FAULT), *unchanged
-
-    def _share(self, request: gr.Request, scored: Scored) -> Scored:
-        """Return what the visitor's page keeps of a result, and note that it may be forgotten."""
-        self._have_scored.add(request.session_hash)
-        return to_share(scored)
 
     def _folder(self, request: gr.Request) -> Path:
         """Return the folder of a visitor's files, named by a digest: the page chose its own name."""

@@ -21,15 +21,15 @@ from .measure import (
     measure_contexts,
     measure_pair,
     measure_several,
+    measure_tools,
 )
 from .metric import protocol_rows
 from .models import BUNDLED, LoadedModel, Shelf
 from .protocols import guide
 from .settings import Settings, check_settings
 
-# Settings that make no difference to a measurement of several: it has its own.
+# Settings that make no difference to a measurement of strides: it has its own.
 STRIDES_SET = ("stride", "protocol")
-TOOLS_SET = ("stride", "start", "protocol")
 ENOUGH = 0.9  # of what the best setting gains: the cheapest that reaches it is the knee
 WIDEST = 10  # an interval from a number to over ten times as much says nothing
 # What a small machine reads, for the order in the line alone.
@@ -129,10 +129,12 @@ class Sweep:
 
     Attributes:
         failed: settings that gave no result, with the reason.
+        asked: the page's own settings, before they were fitted to the model; None for strides.
     """
 
     scored: list[Scored]
     failed: list[tuple[Settings, str]]
+    asked: Settings | None = None
 
 
 @dataclass(frozen=True)
@@ -386,22 +388,24 @@ class Service:
             return TradeOff(self._gather(text, full, entries, loaded).scored, remark=remark)
 
     def every_protocol(self, text: str, settings: Settings, job: Job) -> Sweep:
-        """Score a text as every tool would, with the same window and its own usual stride."""
+        """Score a text as the page does, and as every other tool would in the same window.
+
+        The page's own protocol comes first, with the page's stride and start token, so that its number is
+        the page's; the others have their usual stride and start, and are compared with it.
+        """
         text = check_text(text, self.limits)
-        settings = self._check(settings)
+        asked = settings = self._check(settings)
         job.expected = len(self.protocols) * len(text) / CHARACTERS_A_SECOND
         with self._opened([settings.model], job) as (loaded,):
             check_tokens(loaded, text, self.limits, job)
             settings = settings.for_model(loaded.window, clip=True)
-            entries = measure_several(
-                loaded,
-                text,
-                job.computing("Scoring"),
-                protocol=list(self.protocols),
-                max_length=settings.window,
-                contexts=[settings.context] if settings.context else None,
+            own, others = measure_tools(
+                loaded, text, settings, self.protocols, job.computing("Scoring")
             )
-            return self._gather(text, replace(settings, start="automatic"), entries, loaded)
+            sweep = self._gather(text, replace(settings, start="automatic"), others, loaded)
+            if own is None:
+                return replace(sweep, asked=asked)
+            return Sweep([Scored(text, settings, loaded, own), *sweep.scored], sweep.failed, asked)
 
     def _gather(
         self, text: str, settings: Settings, entries: Sequence[dict], loaded: LoadedModel
