@@ -34,10 +34,9 @@ ENOUGH_TEXTS = 10
 # the stretches over which tokens are alike (Schmeiser, Batch size effects in the analysis of
 # simulation output, 1982, finds 10 to 30 enough).
 NUM_PARTS = 20
-# With fewer degrees of freedom, those of six equal clusters less rounding, there is no interval.  With
-# five clusters, no p-value by changes of sign is below 2 / 2^5 = 0.06, so that nothing can be shown at
-# 5 %, and the standard error itself is off by a third and more.
-FEWEST_DEGREES = 4.5
+# With fewer degrees of freedom, those of four equal clusters less rounding, an interval would be too
+# wide to say anything.
+FEWEST_DEGREES = 2.5
 # From this number of clusters on, Student's t gives the p-value; below, all changes of sign do.
 MANY_CLUSTERS = 10
 # Blocks that are kept of a text; a power of two, so that those of any two measurements nest.

@@ -25,8 +25,16 @@ def log_fault(error: BaseException) -> None:
     logger.error("A request failed: %s", "after ".join(parts))
 
 
-class DiscreetBlocks(gr.Blocks):
-    """A page whose faults are logged without what a visitor wrote."""
+class PageBlocks(gr.Blocks):
+    """A page whose faults are logged without what a visitor wrote, and that holds no idle connection."""
+
+    def get_config_file(self) -> dict:
+        """Describe the page to the browser, without a heartbeat.
+
+        Over HTTP/1.1 a browser has six connections to one address, for all tabs: each open tab would hold
+        one of them, and the sixth tab would never be drawn.
+        """
+        return super().get_config_file() | {"connect_heartbeat": False}
 
     def validate_inputs(self, block_fn, inputs: list) -> None:
         """Refuse a call with too few arguments, naming those that it needs."""

@@ -1,10 +1,12 @@
 """What happens when a visitor touches the page: from components' values to their new ones."""
 
+import contextlib
 import hashlib
 import json
 import math
 import shutil
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -44,8 +46,11 @@ TURNED_AWAY = (
     "range. Check window and stride, and try again in a moment."
 )
 FORGOTTEN = "This result is not kept any more: score the text again, and make the files then."
+FILES_KEPT = 3600  # seconds
 # What is scored again by itself: so many characters read, those read twice counted twice.
 QUICK_CHARACTERS = 40_000
+# The same where window or stride was moved, which is done in order to see the number.
+MOVED_CHARACTERS = 10 * QUICK_CHARACTERS
 # Seconds in which it says nothing of its progress: the browser would draw each line in the same time.
 MOMENT = 1.0
 
@@ -157,10 +162,6 @@ class Handlers:
         """End the visitor's request; its own line says so at once."""
         self.jobs.stop(request.session_hash)
 
-    def leave(self, request: gr.Request) -> None:
-        self.jobs.forget(request.session_hash)
-        shutil.rmtree(self._folder(request), ignore_errors=True)
-
     def choose_sample(self, name: str):
         return self.samples.get(name, gr.skip())
 
@@ -257,6 +258,7 @@ class Handlers:
         scored = scored or self.opening
         if sentence(scored) != quoted:
             return gr.Files(visible=False), alert(FORGOTTEN)
+        self._drop_old_files()
         folder = self._folder(request)
         folder.mkdir(exist_ok=True)
         return gr.Files(write_files(scored, folder), visible=True), picture_view(scored)
@@ -305,15 +307,24 @@ class Handlers:
             scored_words,
         )
 
-    def rescore(self, request: gr.Request, text: str, *chosen) -> Iterator:
+    def rescore_moved(self, request: gr.Request, text: str, *chosen) -> Iterator:
+        """Score again after window or stride was moved: see `rescore`."""
+        yield from self.rescore(request, text, *chosen, most=MOVED_CHARACTERS)
+
+    def rescore(
+        self, request: gr.Request, text: str, *chosen, most: int = QUICK_CHARACTERS
+    ) -> Iterator:
         """Score again without being asked what takes a moment, and leave the sliders alone.
 
         The rest waits for the button; the page shows that its result is an old one.
+
+        Args:
+            most: characters that may be read, see `_is_quick`.
         """
         model, *sizes, start, protocol, context, words = chosen
         sizes = typed_sliders(*sizes)  # numbers that are still being typed
         settings = chosen_settings(model, *sizes, start, protocol, context, words)
-        if not self._is_quick(text, settings):
+        if not self._is_quick(text, settings, most):
             yield [gr.skip()] * (2 + len(SCORE_OUTPUTS))
             return
         yield from self._run(
@@ -325,11 +336,11 @@ class Handlers:
             silent=MOMENT,
         )
 
-    def _is_quick(self, text: str, settings: Settings) -> bool:
+    def _is_quick(self, text: str, settings: Settings, most: int = QUICK_CHARACTERS) -> bool:
         window = settings.window or 1
         work = (len(text or "") + len(settings.context)) * window / (settings.stride or window)
         at_hand = settings.model in self.service.shelf.names
-        return bool((text or "").strip()) and at_hand and work <= QUICK_CHARACTERS
+        return bool((text or "").strip()) and at_hand and work <= most
 
     def trade_off(self, request: gr.Request, text: str, *chosen) -> Iterator:
         settings = chosen_settings(*chosen)
@@ -399,6 +410,13 @@ class Handlers:
     def _folder(self, request: gr.Request) -> Path:
         """Return the folder of a visitor's files, named by a digest: the page chose its own name."""
         return Path(self._files.name) / hashlib.sha256(request.session_hash.encode()).hexdigest()
+
+    def _drop_old_files(self) -> None:
+        """Delete the files that were made over an hour ago: gradio serves copies of its own."""
+        for folder in Path(self._files.name).iterdir():
+            with contextlib.suppress(FileNotFoundError):  # another visitor's request was first
+                if time.time() - folder.stat().st_mtime > FILES_KEPT:
+                    shutil.rmtree(folder, ignore_errors=True)
 
     def _stride_controls(self, settings: Settings, **limits):
         known = guide(settings.protocol)

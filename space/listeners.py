@@ -3,7 +3,7 @@
 Gradio computes on when a caller has gone, or never fetched the answer at all: the streams over which
 answers are sent are counted here, so that such a request can be stopped.  A stream over which no answer
 is to come is ended.  Gradio also keeps a copy of the page for every session there ever was, and makes
-one of every call of a program: sessions of nobody who is there are forgotten here.
+one of every call of a program: here, all but the last used ones are forgotten.
 """
 
 import asyncio
@@ -25,9 +25,7 @@ IDLE = 2.0  # seconds between looks at whether an answer is still to come over a
 LAST = ProcessCompletedMessage(event_id="none", output={}, success=True)
 SCOPE_KEY = "perplexity.listeners"
 BY_EVENT = re.compile(r"/call/(?:v2/)?[^/]+/([^/]+)/?$")
-# Open for as long as a page is, or a client.
-HEARTBEAT = re.compile(r"/heartbeat/([^/]+)/?$")
-ABSENT_KEPT = 20  # sessions that nobody listens to: a laptop that slept comes back to its own
+SESSIONS_KEPT = 100  # of those that wait for nothing: the last used ones
 # A tool that is called through MCP is run by a client in this process, which never leaves: the header
 # tells whose call it is.
 TOOL_CALL = re.compile(r"/gradio_api/mcp(?:/http)?/?$")
@@ -46,9 +44,10 @@ class Listeners:
         if scope["type"] != "http":
             return await self._app(scope, receive, send)
         scope[SCOPE_KEY] = self
-        key = stream_key(scope) or heartbeat_key(scope) or mark_tool_call(scope)
+        key = stream_key(scope) or mark_tool_call(scope)
         if key is None:
-            return await self._app(scope, receive, send)
+            await self._app(scope, receive, send)
+            return self._forget_idle(scope["app"]) if scope["method"] == "POST" else None
         self._count(key, 1)
         session = stream_session(scope)
         ending = asyncio.create_task(end_when_idle(scope["app"], session)) if session else None
@@ -58,31 +57,29 @@ class Listeners:
             self._count(key, -1)
             if ending is not None:
                 ending.cancel()
-            self._forget_absent(scope["app"], key)
+            if "app" in scope:  # which the served app puts there
+                self._forget_idle(scope["app"], by_event(scope))
 
-    def _forget_absent(self, app: gr.routes.App, left: Hashable) -> None:
-        """Forget sessions that nobody listens to and no request runs for, but for the last used ones.
+    def _forget_idle(self, app: gr.routes.App, ended: str | None = None) -> None:
+        """Forget the sessions that wait for nothing, but for those that were used last.
 
         Args:
-            left: the key of a stream that ended: a program's call is a session of its own, which nobody
+            ended: the key of a stream that ended: a program's call is a session of its own, which nobody
                 comes back to.
         """
         sessions, queue = app.state_holder.session_data, app.get_blocks()._queue
         running = {event.session_hash for event in list(queue.event_ids_to_events.values())}
-        absent = [
+        idle = [  # the last used one last
             session
-            for session in list(sessions)  # the last used one last
-            if session not in running and not self._is_here(session)
+            for session in list(sessions)
+            if session not in running and not self.listens(session)
         ]
-        kept = [session for session in absent if session != left][-ABSENT_KEPT:]
-        for session in set(absent) - set(kept):
+        kept = [session for session in idle if session != ended][-SESSIONS_KEPT:]
+        for session in set(idle) - set(kept):
             sessions.pop(session, None)
             app.state_holder.time_last_used.pop(session, None)
             queue.pending_messages_per_session.pop(session, None)
             queue.pending_event_ids_session.pop(session, None)
-
-    def _is_here(self, session: str) -> bool:
-        return self.listens(session) or self.listens((HEARTBEAT, session))
 
     def _count(self, key: Hashable, change: int) -> None:
         with self._lock:
@@ -97,14 +94,13 @@ class Listeners:
 
 def stream_key(scope: dict) -> str | None:
     """Return the session or the event whose answers a request streams; None for other requests."""
+    return by_event(scope) or stream_session(scope)
+
+
+def by_event(scope: dict) -> str | None:
+    """Return the event whose answer a request streams; None for other requests."""
     found = BY_EVENT.search(scope["path"]) if scope["method"] == "GET" else None
-    return found[1] if found else stream_session(scope)
-
-
-def heartbeat_key(scope: dict) -> Hashable | None:
-    """Return the key of a session whose page says that it is open; None for other requests."""
-    found = HEARTBEAT.search(scope["path"]) if scope["method"] == "GET" else None
-    return (HEARTBEAT, found[1]) if found else None
+    return found[1] if found else None
 
 
 def stream_session(scope: dict) -> str | None:

@@ -15,7 +15,7 @@ from views.assets import SCRIPTS as PIECES
 from views.assets import STYLE, joined
 
 from .endpoints import add_endpoint, make_compare, make_score
-from .faults import DiscreetBlocks, Faults
+from .faults import Faults, PageBlocks
 from .handlers import SCORE_OUTPUTS, Handlers, score_outputs, start_choice, to_share
 from .intro_view import TITLE, intro_view
 from .jobs import Job
@@ -53,7 +53,6 @@ SCRIPTS = ("editor.js", "game.js", "save.js", "page.js")
 THREADS = 100
 UPLOADS_KEPT = (3600, 3600)  # seconds between clean-ups, and that a file may stay
 RESULTS_KEPT = 3600  # seconds, for a visitor who makes files of them
-SESSIONS = 300  # pages that are open at once; of one more, the oldest loses what it made
 # Gradio starts every request at once: the service has its own line, where one knows one's place.
 COMPUTING = {"concurrency_id": "model", "concurrency_limit": None}
 # As typed: gradio answers a number out of a slider's range with a fault, the handlers with a sentence.
@@ -122,7 +121,7 @@ def build(service: Service) -> gr.Blocks:
     first = next(iter(samples().values()), "The cat sat on the mat.")
     scored = service.score(first, service.default_settings, Job(service.limits.seconds))
     handlers = Handlers(service, to_share(scored))
-    with DiscreetBlocks(
+    with PageBlocks(
         title=TITLE, analytics_enabled=False, fill_width=True, delete_cache=UPLOADS_KEPT
     ) as page:
         # Before the page's own events, which would take their names.
@@ -148,7 +147,6 @@ def launch_options() -> dict:
         "ssr_mode": False,
         "footer_links": ["api"],
         "max_threads": THREADS,
-        "state_session_capacity": SESSIONS,
         "app_kwargs": {"middleware": [Middleware(Faults), Middleware(Listeners)]},
         "mcp_server": serves_tools(),
     }
@@ -399,10 +397,11 @@ def connect_settings(
     ]
     views = [results.score[name] for name in SCORE_OUTPUTS]
     # `change` of the texts: their `input` is of typed letters only, not of what is pasted or deleted.
-    changes = (c.text.change, c.context.change, c.start.input, *(move.then for move in moves))
-    for changed in changes:
+    changes = [(change, handlers.rescore) for change in (c.text.change, c.context.change, c.start.input)]
+    changes += [(move.then, handlers.rescore_moved) for move in moves]
+    for changed, rescore in changes:
         shown = changed(
-            handlers.rescore,
+            rescore,
             c.scoring,
             [status_line, results.shared, *views],
             trigger_mode="always_last",
@@ -427,7 +426,6 @@ def connect_settings(
     gr.on([c.text.input, c.score.click], lambda: gr.HTML(visible=False), None, c.remark, **QUICK)
     arrived.then(lambda name: name, c.model, c.adopted, **QUICK)
     arrived.then(lambda stride: stride, c.stride, c.wanted, **QUICK, **RAW)
-    page.unload(handlers.leave)
 
 
 def run_and_show(

@@ -31,7 +31,9 @@ from .settings import Settings, check_settings
 # Settings that make no difference to a measurement of strides: it has its own.
 STRIDES_SET = ("stride", "protocol")
 ENOUGH = 0.9  # of what the best setting gains: the cheapest that reaches it is the knee
-WIDEST = 10  # an interval from a number to over ten times as much says nothing
+# Fewest parts of a text for an interval to be shown: from fewer, its width is mostly chance (Schmeiser,
+# 1982, finds 10 to 30 enough), and it goes into the sentence for a paper.
+FEWEST_PARTS = 10
 # What a small machine reads, for the order in the line alone.
 CHARACTERS_A_SECOND = 10_000
 STRIDES_READ = 16  # times the text that the strides of a trade-off read, about
@@ -73,7 +75,9 @@ class Scored:
     def interval(self) -> Sequence[float] | None:
         """The 95 % interval of the perplexity; None where there is none that says anything."""
         interval = self.result["perplexity_interval"]
-        return None if interval is None or interval[1] > WIDEST * interval[0] else interval
+        if interval is None or num_parts(self.result["interval_sample"]) < FEWEST_PARTS:
+            return None
+        return interval
 
 
 @dataclass(frozen=True)
@@ -194,6 +198,11 @@ class TradeOff:
         if not is_gain(interval and [1 / end for end in interval[::-1]]):
             return None
         return self.by_context[find_knee([row["perplexity"] for row in self.by_context])]
+
+
+def num_parts(sample: str) -> int:
+    """Read how many parts an interval is from: 20 of "20 parts of 1 text"."""
+    return int(sample.split()[0])
 
 
 def characters_read(text: str, settings: Settings) -> float:
