@@ -397,7 +397,9 @@ def connect_settings(
     ]
     views = [results.score[name] for name in SCORE_OUTPUTS]
     # `change` of the texts: their `input` is of typed letters only, not of what is pasted or deleted.
-    changes = [(change, handlers.rescore) for change in (c.text.change, c.context.change, c.start.input)]
+    changes = [
+        (change, handlers.rescore) for change in (c.text.change, c.context.change, c.start.input)
+    ]
     changes += [(move.then, handlers.rescore_moved) for move in moves]
     for changed, rescore in changes:
         shown = changed(
