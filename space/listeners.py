@@ -7,6 +7,8 @@ one of every call of a program: here, all but the last used ones are forgotten.
 """
 
 import asyncio
+import ctypes
+import os
 import re
 import secrets
 import threading
@@ -25,6 +27,7 @@ IDLE = 2.0  # seconds between looks at whether an answer is still to come over a
 LAST = ProcessCompletedMessage(event_id="none", output={}, success=True)
 SCOPE_KEY = "perplexity.listeners"
 BY_EVENT = re.compile(r"/call/(?:v2/)?[^/]+/([^/]+)/?$")
+GIVE_BACK_EVERY = 30.0  # seconds
 SESSIONS_KEPT = 100  # of those that wait for nothing: the last used ones
 # A tool that is called through MCP is run by a client in this process, which never leaves: the header
 # tells whose call it is.
@@ -39,6 +42,8 @@ class Listeners:
         self._app = app
         self._lock = threading.Lock()
         self._open: Counter[Hashable] = Counter()
+        self._answered: set[str] = set()  # calls of programs, each a session of its own
+        self._gave_back = time.monotonic()
 
     async def __call__(self, scope: dict, receive: Callable, send: Callable) -> None:
         if scope["type"] != "http":
@@ -57,16 +62,13 @@ class Listeners:
             self._count(key, -1)
             if ending is not None:
                 ending.cancel()
+            if by_event(scope):
+                self._answered.add(key)
             if "app" in scope:  # which the served app puts there
-                self._forget_idle(scope["app"], by_event(scope))
+                self._forget_idle(scope["app"])
 
-    def _forget_idle(self, app: gr.routes.App, ended: str | None = None) -> None:
-        """Forget the sessions that wait for nothing, but for those that were used last.
-
-        Args:
-            ended: the key of a stream that ended: a program's call is a session of its own, which nobody
-                comes back to.
-        """
+    def _forget_idle(self, app: gr.routes.App) -> None:
+        """Forget the sessions that wait for nothing: of pages all but the last used, of programs all."""
         sessions, queue = app.state_holder.session_data, app.get_blocks()._queue
         running = {event.session_hash for event in list(queue.event_ids_to_events.values())}
         idle = [  # the last used one last
@@ -74,12 +76,17 @@ class Listeners:
             for session in list(sessions)
             if session not in running and not self.listens(session)
         ]
-        kept = [session for session in idle if session != ended][-SESSIONS_KEPT:]
-        for session in set(idle) - set(kept):
+        pages = [session for session in idle if session not in self._answered]
+        forgotten = [*pages[:-SESSIONS_KEPT], *self._answered.intersection(idle)]
+        for session in forgotten:
             sessions.pop(session, None)
             app.state_holder.time_last_used.pop(session, None)
             queue.pending_messages_per_session.pop(session, None)
             queue.pending_event_ids_session.pop(session, None)
+        self._answered.intersection_update(sessions)
+        if forgotten and time.monotonic() - self._gave_back > GIVE_BACK_EVERY:
+            self._gave_back = time.monotonic()
+            threading.Thread(target=give_back_memory, daemon=True).start()
 
     def _count(self, key: Hashable, change: int) -> None:
         with self._lock:
@@ -90,6 +97,13 @@ class Listeners:
     def listens(self, key: Hashable) -> bool:
         """Tell whether a stream is open for a session or an event."""
         return key in self._open
+
+
+def give_back_memory() -> None:
+    """Give memory that was freed back to the system, which glibc keeps in the pools of its threads."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if os.name == "posix" else None
+    if trim is not None:
+        trim(0)
 
 
 def stream_key(scope: dict) -> str | None:

@@ -207,7 +207,7 @@ def test_sessions_that_are_over_are_forgotten(folders, monkeypatch):
     try:
         for _ in range(3):
             assert "complete" in httpx.get(ask(url), timeout=60).text
-        until(lambda: not sessions)
+        assert len(sessions) <= 1  # the last one goes with the next request
         [begin] = [id for id, fn in page.fns.items() if fn.name == "begin"][:1]
         for n in range(8):  # a visitor, who may come back to what is kept
             told = {"data": [], "fn_index": begin, "session_hash": f"visitor {n}"}
@@ -225,7 +225,7 @@ def test_who_waits_is_not_forgotten(served, monkeypatch):
     """However many others come."""
     import httpx
 
-    monkeypatch.setattr(listeners, "SESSIONS_KEPT", 0)
+    monkeypatch.setattr(listeners, "SESSIONS_KEPT", 1)
     _, url = served
     calls = [ask(url) for _ in range(3)]
     with futures.ThreadPoolExecutor() as pool:
@@ -260,7 +260,7 @@ def test_what_a_visitor_wrote_is_not_logged(served, capfd, caplog, monkeypatch):
     service, url = served
     monkeypatch.setattr(service, "score", fail)
     assert "went wrong" in httpx.get(ask(url), timeout=60).text
-    [page] = [one for one in fns_of(url, "choose_protocol")]
+    [page] = fns_of(url, "choose_protocol")
     told = {"data": [{"a": STORY}, [STORY], 3], "fn_index": page, "session_hash": "mine"}
     answer = httpx.post(f"{url}gradio_api/run/predict", json=told, timeout=60)
     assert answer.status_code == 500

@@ -87,5 +87,5 @@ def test_a_port_that_is_taken_is_named(monkeypatch):
         raise OSError("Cannot find empty port in range: 8123-8123.")
 
     monkeypatch.setattr(app, "create_app", lambda **_: SimpleNamespace(launch=refuse))
-    with pytest.raises(SystemExit, match="port 8123: Cannot find .* --port"):
+    with pytest.raises(SystemExit, match=r"port 8123: Cannot find .* --port"):
         app.main(["--port", "8123"])
