@@ -316,7 +316,7 @@ def test_an_answer_that_comes_while_a_handle_is_dragged_does_not_move_it(page):
     drag(page, handle, targets, pause=0.4)  # each is sent
     between = field(page, "stride")
     page.until(lambda: f"stride {between} " in page.told(".ps-recipe"), "the answer did not come")
-    assert "scored here" in says(page), "it was drawn over"
+    assert page.one(".ps-handle-stride").get_attribute("aria-valuenow") == str(between)
     drag_on = ActionChains(page.browser, duration=20)
     drag_on.move_to_element(page.one(".ps-mirror [data-n='5']")).perform()
     page.until(lambda: 1 <= field(page, "stride") <= 8)
@@ -329,7 +329,7 @@ def test_an_answer_that_comes_while_a_handle_is_dragged_does_not_move_it(page):
 
 def test_a_handle_follows_the_pointer_out_of_the_text(page):
     """There it stood still."""
-    _, _, right, bottom = page.script(BOX, page.one("#text textarea"))
+    _, _, right, _ = page.script(BOX, page.one("#text textarea"))
     _, top, _, low = page.script(BOX, page.one(".ps-mirror [data-n='20']"))
     end = field(page, "stride")
     beside = (int(right) + 80, int(top + low) // 2)
@@ -345,7 +345,9 @@ def test_a_stride_beyond_the_window_takes_its_handle_along(page, longest):
     enter(page, "stride", 500)
     page.until(lambda: f"stride {longest} " in page.told(".ps-recipe"))
     assert field(page, "stride") == longest
-    page.until(lambda: handle_stands_at(page, longest + 1))
+    line = 40  # pixels, and more than one of them below the first
+    tops = [".ps-handle-stride", f"{PIECES}"]
+    page.until(lambda: page.one(tops[0]).rect["y"] > page.one(tops[1]).rect["y"] + line)
     assert page.one(".ps-handle-stride").get_attribute("aria-valuenow") == str(longest)
 
 
