@@ -105,9 +105,12 @@ def measure_several(loaded: LoadedModel, text: str, callback, **arguments) -> li
 
 
 def measure_tools(
-    loaded: LoadedModel, text: str, settings: Settings, protocols: Sequence[str], callback
+    loaded: LoadedModel, text: str, settings: Settings, protocols: Sequence[str], computing
 ) -> tuple[dict | None, list[dict]]:
     """Compute one protocol with its settings, and the others with the same window and their usual ones.
+
+    Args:
+        computing: returns a callback for a step that it names, see `Job.computing`.
 
     Returns:
         the result of the settings, None where they are refused; and an entry for each other protocol,
@@ -116,12 +119,12 @@ def measure_tools(
     several = {"protocol": list(protocols), "max_length": settings.window}
     if settings.context:
         several["contexts"] = [settings.context]
-    entries = measure_several(loaded, text, callback, return_totals=True, **several)
+    entries = measure_several(loaded, text, computing("Other tools"), return_totals=True, **several)
     place = protocols.index(settings.protocol)
     if "error" in entries[place]:
         return None, entries
     asked = {"return_token_scores": True, "return_totals": True}
-    own = _compute(loaded, text, callback, settings.arguments() | asked)
+    own = _compute(loaded, text, computing("Scoring"), settings.arguments() | asked)
     others = [entry for entry in entries if entry is not entries[place]]
     for entry in others:
         if "error" not in entry:

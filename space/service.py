@@ -408,9 +408,7 @@ class Service:
         with self._opened([settings.model], job) as (loaded,):
             check_tokens(loaded, text, self.limits, job)
             settings = settings.for_model(loaded.window, clip=True)
-            own, others = measure_tools(
-                loaded, text, settings, self.protocols, job.computing("Scoring")
-            )
+            own, others = measure_tools(loaded, text, settings, self.protocols, job.computing)
             sweep = self._gather(text, replace(settings, start="automatic"), others, loaded)
             if own is None:
                 return replace(sweep, asked=asked)
