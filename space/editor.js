@@ -35,7 +35,7 @@ function makeStage(area) {
   let followed = 0;
   mirror.addEventListener("scroll", () => { if (Math.abs(mirror.scrollTop - followed) > 1) area.scrollTop = mirror.scrollTop; });
   area.addEventListener("scroll", () => { mirror.scrollTop = area.scrollTop; followed = mirror.scrollTop; drawn?.placed(); });
-  area.addEventListener("input", () => { tip.hidden = true; drawn?.lay(); });
+  area.addEventListener("input", () => { drawn?.release(); drawn?.lay(); });
   area.addEventListener("pointermove", (event) => { if (event.pointerType === "mouse") drawn?.point(event.clientX, event.clientY); });
   area.addEventListener("pointerleave", () => drawn?.leave());
   area.addEventListener("click", (event) => drawn?.hold(event.clientX, event.clientY));
@@ -53,6 +53,8 @@ function keepStage() {
 }
 setInterval(keepStage, 200);
 for (const type of ["scroll", "resize"]) addEventListener(type, () => drawn?.placed(), { passive: true });
+/* The handles are where the fields say. */
+document.addEventListener("input", ({ target }) => { if (target.matches?.("#window input, #stride input")) setTimeout(() => drawn?.placed()); });
 
 /* Pieces of a scored text laid over what stands in the box now: those before and behind a change stay.
    Gives lengths and classes of what is to be shown, and which piece each of them is, -1 for none. */
@@ -90,7 +92,8 @@ function editorView(view, data) {
   const slider = view.querySelector(".ps-steps input"), says = view.querySelector(".ps-says"), play = view.querySelector('[data-step="play"]');
   const asTokens = { ...data.pieces, segments: data.segments };
   let shown = asTokens, laid = null, ids = [], placeOf = [], selected = -1, held = false, written = null;
-  let now = nearest(drawn?.anchor() ?? 0), preview = null, timer = null, colouring = "surprise";
+  let now = nearest(drawn?.anchor() ?? 0), preview = null, timer = null, colouring = "surprise", dragged = null;
+  drawn?.release();
   drawn?.end();
 
   /* Colours */
@@ -128,7 +131,15 @@ function editorView(view, data) {
     mirror.dir = getComputedStyle(area).direction; // its bar is where the box has its own
     mirror.scrollTop = area.scrollTop;
     selected = -1;
+    endWithText();
     placed();
+  }
+  /* Windows, map and Play are of the text that was scored, and end with it. */
+  const own = data.pieces.text.slice(data.before), isOwn = () => written === own;
+  function endWithText() {
+    if (!isOwn()) stop();
+    for (const control of view.querySelectorAll(".ps-steps button, .ps-steps input")) control.disabled = !isOwn();
+    for (const part of [view.querySelector(".ps-steps"), says, strip, over]) part.classList.toggle("ps-ended", !isOwn());
   }
   const elementOf = (n) => n >= 0 && placeOf[n] !== undefined ? laid.element(placeOf[n]) : null;
 
@@ -142,6 +153,18 @@ function editorView(view, data) {
     for (const aside of [0, -6, 6, -14, 14, -28, 28]) {
       const n = under(x + aside, y);
       if (n >= 0) return n;
+    }
+    return -1;
+  }
+  /* The piece that is nearest to where a handle was dragged, also out of the text or into an empty line. */
+  function within(x, y) {
+    const box = over.getBoundingClientRect(), line = parseFloat(getComputedStyle(mirror).lineHeight) || 20;
+    const low = Math.max(box.top, 0), high = Math.min(box.bottom, innerHeight);
+    for (let row = clamp(y, low + 4, high - 4); row > low; row -= line / 2) {
+      for (let column = clamp(x, box.left + 4, box.right - 4); column > box.left; column -= 10) {
+        const n = near(column, row);
+        if (n >= 0) return n;
+      }
     }
     return -1;
   }
@@ -217,7 +240,8 @@ function editorView(view, data) {
     over.style.height = strip.style.height = `${area.clientHeight}px`;
     mirror.style.height = `${area.offsetHeight}px`;
     const [from, , end] = span(), stride = preview?.stride ?? strideNow();
-    const after = windows[preview ? Infinity : now + 1]?.[0] ?? from + stride - startPlace();
+    const isAsScored = !preview && stride === data.stride; // else the field is ahead of the result
+    const after = (isAsScored && windows[now + 1]?.[0]) || from + stride - startPlace();
     const left = rects(from)[0], right = rects(end - 1).at(-1), next = rects(after - 1).at(-1);
     put(begin, left, left?.left ?? 0);
     const begins = left && left.top < over.getBoundingClientRect().bottom - 4; // above, or in sight
@@ -263,16 +287,17 @@ function editorView(view, data) {
     return name === "window" ? [2, Number(fieldOf("window").max) || window] : [1, window - Number(data.starts)];
   }
   for (const [name, handle] of Object.entries(handles)) {
-    handle.addEventListener("pointerdown", (event) => { event.preventDefault(); handle.focus(); stop(); handle.setPointerCapture(event.pointerId); release(); }, life);
+    handle.addEventListener("pointerdown", (event) => { event.preventDefault(); handle.focus(); stop(); handle.setPointerCapture(event.pointerId); dragged = name; release(); }, life);
     handle.addEventListener("pointermove", (event) => {
       if (!handle.hasPointerCapture(event.pointerId)) return;
-      const n = near(event.clientX, event.clientY), range = n >= 0 && shown.segments[n];
+      const n = within(event.clientX, event.clientY), range = n >= 0 && shown.segments[n];
       if (!range) return;
       const width = range[1] - span()[0] + 1 + startPlace();
       const value = clamp(name === "window" ? sizeOf(width) : width, ...limits(name));
       foresee(name, value);
       choose(name, value, SEND_MS);
     }, life);
+    handle.addEventListener("lostpointercapture", () => { dragged = null; wake(); }, life);
     handle.addEventListener("keydown", (event) => {
       const value = Number(handle.getAttribute("aria-valuenow")), [low, high] = limits(name);
       const to = { ArrowRight: value + 1, ArrowUp: value + 1, ArrowLeft: value - 1, ArrowDown: value - 1, PageUp: value + 8, PageDown: value - 8, Home: low, End: high }[event.key];
@@ -305,14 +330,23 @@ function editorView(view, data) {
     const guessed = end - from === 1 ? "it" : scored === end - from ? `all ${fmt(scored)}` : scored === 1 ? "the last one" : `the last ${fmt(scored)}`;
     says.textContent = `${words}: ${start ? "the start marker and " : ""}${tokens(end - from)}. The model guesses ${guessed}, ` +
       `${scored === 1 ? "" : "each "}from the ${seen} before it.${counts[end] < 20 ? "" : ` Perplexity so far: ${number(soFar(end))}.`}`;
-    if (timer) grow(number(soFar(end)));
+    if (timer) grow(number(soFar(end)), counts[end]);
   }
-  const big = () => document.querySelector(".ps-card .ps-big output");
-  let final = null;
-  function grow(value) {
-    if (!big()) return;
-    final ??= big().textContent;
-    big().textContent = value;
+  /* While it plays, number and sentence are of what was read up to there. */
+  let grown = null;
+  function grow(value, count) {
+    const output = document.querySelector(".ps-card .ps-big output"), sentence = document.querySelector(".ps-card .ps-headline > p:last-of-type");
+    if (!output || !sentence) return;
+    grown ??= { output, sentence, number: output.textContent, words: [...sentence.childNodes] };
+    output.textContent = value;
+    sentence.textContent = `So far, over ${tokens(count)}. Over all of them, ${grown.number}.`;
+  }
+  function growBack() {
+    if (grown?.output.isConnected) { // else it was of an earlier result
+      grown.output.textContent = grown.number;
+      grown.sentence.replaceChildren(...grown.words);
+    }
+    grown = null;
   }
   const step = (by) => { show(now + by); bring(Math.max(0, pieceOf[windows[now][1]])); };
   function stop() {
@@ -320,8 +354,7 @@ function editorView(view, data) {
     clearInterval(timer);
     timer = null;
     play.textContent = "Play";
-    if (final && big()) big().textContent = final;
-    final = null;
+    growBack();
     laid.restyleAll();
   }
   function start() {
@@ -380,7 +413,8 @@ function editorView(view, data) {
   }
   drawn = {
     lay, placed, point, hold, follow, release, text: () => written,
-    begin: () => { stop(); area.setSelectionRange(0, 0); area.scrollTop = 0; lay(); if (windows.length) show(0); },
+    isDragged: () => dragged !== null,
+    begin: () => { stop(); release(); area.setSelectionRange(0, 0); area.scrollTop = 0; lay(); if (windows.length) show(0); },
     leave: () => { if (!held) release(); }, anchor: () => span()[0],
     end: () => stop(), drawAll: () => laid.drawAll(), data, windowOf,
     reveal: (token) => { const n = pieceOf[token]; area.focus({ preventScroll: true }); bring(n); select(n, true); showWindowOf(n); },

@@ -4,7 +4,6 @@ Their docstrings are what a caller sees; gradio takes one line for each argument
 """
 
 import json
-import logging
 import math
 from collections.abc import Callable
 
@@ -13,6 +12,7 @@ from gradio.utils import get_function_description
 
 from .addresses import address
 from .calls import python_call, shell_call
+from .faults import log_fault
 from .jobs import Job, OverBudget, Stopped
 from .limits import FAULT, Refused
 from .links import link
@@ -24,7 +24,6 @@ from .settings import Settings
 from .sharing import digest, sentence, token_table, word_table
 
 PROGRAM = "a program"
-logger = logging.getLogger(__name__)
 
 
 def make_score(service: Service) -> Callable:
@@ -231,8 +230,8 @@ def _run(service: Service, request: gr.Request, work: Callable):
         raise _error(str(refusal)) from refusal
     except Stopped:
         raise _error("The caller left before the answer was there.") from None
-    except Exception:
-        logger.exception("A request failed.")
+    except Exception as error:
+        log_fault(error)
         raise _error(FAULT) from None
 
 

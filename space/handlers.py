@@ -1,11 +1,12 @@
 """What happens when a visitor touches the page: from components' values to their new ones."""
 
+import contextlib
 import hashlib
 import json
-import logging
 import math
 import shutil
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +17,7 @@ from .addresses import address
 from .calls import python_call, shell_call
 from .cite_view import cite_view, picture_view
 from .compare_view import compare_view
+from .faults import log_fault
 from .gain_view import gain_view
 from .jobs import Job, Jobs, OverBudget, Shown, Stopped, follow
 from .limits import FAULT, Refused
@@ -44,11 +46,13 @@ TURNED_AWAY = (
     "range. Check window and stride, and try again in a moment."
 )
 FORGOTTEN = "This result is not kept any more: score the text again, and make the files then."
+FILES_KEPT = 3600  # seconds
 # What is scored again by itself: so many characters read, those read twice counted twice.
 QUICK_CHARACTERS = 40_000
+# The same where window or stride was moved, which is done in order to see the number.
+MOVED_CHARACTERS = 10 * QUICK_CHARACTERS
 # Seconds in which it says nothing of its progress: the browser would draw each line in the same time.
 MOMENT = 1.0
-logger = logging.getLogger(__name__)
 
 
 class RefusedView(str):
@@ -73,7 +77,6 @@ class Handlers:
         self.jobs = Jobs(service.limits.seconds)
         self.samples = samples()
         self._files = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
-        self._have_scored: set[str] = set()  # visitors who see something else than the opening
         self._measuring: dict[str, list] = {}  # what a visitor's tab is being filled with
 
     # Quick ones
@@ -152,17 +155,12 @@ class Handlers:
         return run_and_make
 
     def show(self, made: list | None):
-        """Fill the views with what a handler has made; nothing where it made nothing."""
-        return gr.skip() if made is None else made
+        """Fill the views with what a handler has made, which is then kept no longer; nothing with None."""
+        return gr.skip() if made is None else [None, *made]
 
     def stop(self, request: gr.Request) -> None:
         """End the visitor's request; its own line says so at once."""
         self.jobs.stop(request.session_hash)
-
-    def leave(self, request: gr.Request) -> None:
-        self.jobs.forget(request.session_hash)
-        self._have_scored.discard(request.session_hash)
-        shutil.rmtree(self._folder(request), ignore_errors=True)
 
     def choose_sample(self, name: str):
         return self.samples.get(name, gr.skip())
@@ -250,11 +248,17 @@ class Handlers:
             remark,
         )
 
-    def make_files(self, request: gr.Request, scored: Scored | None):
-        """Write the files about the result that is shown, to be downloaded; or say why not."""
-        if scored is None and request.session_hash in self._have_scored:
-            return gr.Files(visible=False), alert(FORGOTTEN)
+    def make_files(self, request: gr.Request, scored: Scored | None, quoted: str):
+        """Write the files about the result that is shown, to be downloaded; or say why not.
+
+        Args:
+            scored: what is kept for the visitor; None at first, and again after a while.
+            quoted: the sentence about the result that the page shows.
+        """
         scored = scored or self.opening
+        if sentence(scored) != quoted:
+            return gr.Files(visible=False), alert(FORGOTTEN)
+        self._drop_old_files()
         folder = self._folder(request)
         folder.mkdir(exist_ok=True)
         return gr.Files(write_files(scored, folder), visible=True), picture_view(scored)
@@ -296,38 +300,47 @@ class Handlers:
             lambda job: self.service.score(text, settings, job, clip=True),
             lambda scored: (
                 *used_sliders(scored, settings),
-                self._share(request, scored),
+                to_share(scored),
                 *score_outputs(scored),
             ),
             3 + len(SCORE_OUTPUTS),
             scored_words,
         )
 
-    def rescore(self, request: gr.Request, text: str, *chosen) -> Iterator:
+    def rescore_moved(self, request: gr.Request, text: str, *chosen) -> Iterator:
+        """Score again after window or stride was moved: see `rescore`."""
+        yield from self.rescore(request, text, *chosen, most=MOVED_CHARACTERS)
+
+    def rescore(
+        self, request: gr.Request, text: str, *chosen, most: int = QUICK_CHARACTERS
+    ) -> Iterator:
         """Score again without being asked what takes a moment, and leave the sliders alone.
 
         The rest waits for the button; the page shows that its result is an old one.
+
+        Args:
+            most: characters that may be read, see `_is_quick`.
         """
         model, *sizes, start, protocol, context, words = chosen
         sizes = typed_sliders(*sizes)  # numbers that are still being typed
         settings = chosen_settings(model, *sizes, start, protocol, context, words)
-        if not self._is_quick(text, settings):
+        if not self._is_quick(text, settings, most):
             yield [gr.skip()] * (2 + len(SCORE_OUTPUTS))
             return
         yield from self._run(
             request,
             lambda job: self.service.score(text, settings, job, clip=True),
-            lambda scored: (self._share(request, scored), *score_outputs(scored)),
+            lambda scored: (to_share(scored), *score_outputs(scored)),
             1 + len(SCORE_OUTPUTS),
             scored_words,
             silent=MOMENT,
         )
 
-    def _is_quick(self, text: str, settings: Settings) -> bool:
+    def _is_quick(self, text: str, settings: Settings, most: int = QUICK_CHARACTERS) -> bool:
         window = settings.window or 1
         work = (len(text or "") + len(settings.context)) * window / (settings.stride or window)
         at_hand = settings.model in self.service.shelf.names
-        return bool((text or "").strip()) and at_hand and work <= QUICK_CHARACTERS
+        return bool((text or "").strip()) and at_hand and work <= most
 
     def trade_off(self, request: gr.Request, text: str, *chosen) -> Iterator:
         settings = chosen_settings(*chosen)
@@ -390,18 +403,20 @@ class Handlers:
         except (Refused, OverBudget) as refusal:
             said = str(refusal)
             yield alert(said), *(unchanged if refused is None else refused(said))
-        except Exception:
-            logger.exception("A request failed.")
+        except Exception as error:
+            log_fault(error)
             yield alert(FAULT), *unchanged
-
-    def _share(self, request: gr.Request, scored: Scored) -> Scored:
-        """Return what the visitor's page keeps of a result, and note that it may be forgotten."""
-        self._have_scored.add(request.session_hash)
-        return to_share(scored)
 
     def _folder(self, request: gr.Request) -> Path:
         """Return the folder of a visitor's files, named by a digest: the page chose its own name."""
         return Path(self._files.name) / hashlib.sha256(request.session_hash.encode()).hexdigest()
+
+    def _drop_old_files(self) -> None:
+        """Delete the files that were made over an hour ago: gradio serves copies of its own."""
+        for folder in Path(self._files.name).iterdir():
+            with contextlib.suppress(FileNotFoundError):  # another visitor's request was first
+                if time.time() - folder.stat().st_mtime > FILES_KEPT:
+                    shutil.rmtree(folder, ignore_errors=True)
 
     def _stride_controls(self, settings: Settings, **limits):
         known = guide(settings.protocol)

@@ -18,6 +18,7 @@ from .limits import duration
 HOPELESS = 1.2
 # Seconds; each line of status costs a browser that shows a long text a good part of that.
 TOLD_EVERY = 0.25
+ANNOUNCED = 60.0  # seconds after which a request that never began is forgotten
 
 
 class Stopped(Exception):
@@ -88,6 +89,7 @@ class Job:
         self.left: float | None = None
         self.told: queue.Queue = queue.Queue()
         self.taken = self.finished = self.superseded = False
+        self.announced = time.monotonic()
         self._stop = threading.Event()
         self._computed = 0.0
         self._so_far = ""
@@ -202,8 +204,13 @@ def newest(told: queue.Queue, earliest: float = 0.0) -> Update | None:
     return item
 
 
+def is_over(job: Job) -> bool:
+    """Return whether nothing comes of a job any more: it ended, or its request never began."""
+    return job.finished or (not job.taken and time.monotonic() - job.announced > ANNOUNCED)
+
+
 class Jobs:
-    """The latest job of each visitor, so that their Stop button finds it."""
+    """The latest job of each visitor until it ends, so that their Stop button finds it."""
 
     def __init__(self, seconds: float):
         self.seconds = seconds
@@ -254,6 +261,7 @@ class Jobs:
         if visitor in self._jobs:
             self._jobs[visitor].superseded = True
             self._stop(visitor)
+        self._jobs = {name: job for name, job in self._jobs.items() if not is_over(job)}
         self._jobs[visitor] = Job(self.seconds, visitor)
         return self._jobs[visitor]
 

@@ -2,10 +2,13 @@
 
 Gradio computes on when a caller has gone, or never fetched the answer at all: the streams over which
 answers are sent are counted here, so that such a request can be stopped.  A stream over which no answer
-is to come is ended.
+is to come is ended.  Gradio also keeps a copy of the page for every session there ever was, and makes
+one of every call of a program: here, all but the last used ones are forgotten.
 """
 
 import asyncio
+import ctypes
+import os
 import re
 import secrets
 import threading
@@ -24,6 +27,8 @@ IDLE = 2.0  # seconds between looks at whether an answer is still to come over a
 LAST = ProcessCompletedMessage(event_id="none", output={}, success=True)
 SCOPE_KEY = "perplexity.listeners"
 BY_EVENT = re.compile(r"/call/(?:v2/)?[^/]+/([^/]+)/?$")
+GIVE_BACK_EVERY = 30.0  # seconds
+SESSIONS_KEPT = 100  # of those that wait for nothing: the last used ones
 # A tool that is called through MCP is run by a client in this process, which never leaves: the header
 # tells whose call it is.
 TOOL_CALL = re.compile(r"/gradio_api/mcp(?:/http)?/?$")
@@ -37,6 +42,8 @@ class Listeners:
         self._app = app
         self._lock = threading.Lock()
         self._open: Counter[Hashable] = Counter()
+        self._answered: set[str] = set()  # calls of programs, each a session of its own
+        self._gave_back = time.monotonic()
 
     async def __call__(self, scope: dict, receive: Callable, send: Callable) -> None:
         if scope["type"] != "http":
@@ -44,7 +51,8 @@ class Listeners:
         scope[SCOPE_KEY] = self
         key = stream_key(scope) or mark_tool_call(scope)
         if key is None:
-            return await self._app(scope, receive, send)
+            await self._app(scope, receive, send)
+            return self._forget_idle(scope["app"]) if scope["method"] == "POST" else None
         self._count(key, 1)
         session = stream_session(scope)
         ending = asyncio.create_task(end_when_idle(scope["app"], session)) if session else None
@@ -54,6 +62,31 @@ class Listeners:
             self._count(key, -1)
             if ending is not None:
                 ending.cancel()
+            if by_event(scope):
+                self._answered.add(key)
+            if "app" in scope:  # which the served app puts there
+                self._forget_idle(scope["app"])
+
+    def _forget_idle(self, app: gr.routes.App) -> None:
+        """Forget the sessions that wait for nothing: of pages all but the last used, of programs all."""
+        sessions, queue = app.state_holder.session_data, app.get_blocks()._queue
+        running = {event.session_hash for event in list(queue.event_ids_to_events.values())}
+        idle = [  # the last used one last
+            session
+            for session in list(sessions)
+            if session not in running and not self.listens(session)
+        ]
+        pages = [session for session in idle if session not in self._answered]
+        forgotten = [*pages[:-SESSIONS_KEPT], *self._answered.intersection(idle)]
+        for session in forgotten:
+            sessions.pop(session, None)
+            app.state_holder.time_last_used.pop(session, None)
+            queue.pending_messages_per_session.pop(session, None)
+            queue.pending_event_ids_session.pop(session, None)
+        self._answered.intersection_update(sessions)
+        if forgotten and time.monotonic() - self._gave_back > GIVE_BACK_EVERY:
+            self._gave_back = time.monotonic()
+            threading.Thread(target=give_back_memory, daemon=True).start()
 
     def _count(self, key: Hashable, change: int) -> None:
         with self._lock:
@@ -66,10 +99,22 @@ class Listeners:
         return key in self._open
 
 
+def give_back_memory() -> None:
+    """Give memory that was freed back to the system, which glibc keeps in the pools of its threads."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if os.name == "posix" else None
+    if trim is not None:
+        trim(0)
+
+
 def stream_key(scope: dict) -> str | None:
     """Return the session or the event whose answers a request streams; None for other requests."""
+    return by_event(scope) or stream_session(scope)
+
+
+def by_event(scope: dict) -> str | None:
+    """Return the event whose answer a request streams; None for other requests."""
     found = BY_EVENT.search(scope["path"]) if scope["method"] == "GET" else None
-    return found[1] if found else stream_session(scope)
+    return found[1] if found else None
 
 
 def stream_session(scope: dict) -> str | None:

@@ -1,8 +1,10 @@
 """Texts checked and scored with the metric, whose messages are put into the page's words."""
 
 import warnings
+from collections.abc import Sequence
 
 from perplexity_sliding.errors import wording_of
+from perplexity_sliding.result_totals import ratio_of_perplexities
 
 from views.markup import count
 
@@ -100,6 +102,34 @@ def measure_several(loaded: LoadedModel, text: str, callback, **arguments) -> li
     """
     result = _compute(loaded, text, callback, arguments | {"return_token_scores": True})
     return [entry | {"notes": result["notes"]} for entry in result["measurements"]]
+
+
+def measure_tools(
+    loaded: LoadedModel, text: str, settings: Settings, protocols: Sequence[str], computing
+) -> tuple[dict | None, list[dict]]:
+    """Compute one protocol with its settings, and the others with the same window and their usual ones.
+
+    Args:
+        computing: returns a callback for a step that it names, see `Job.computing`.
+
+    Returns:
+        the result of the settings, None where they are refused; and an entry for each other protocol,
+        or for all of them, as the metric's `measurements`, with the paired ratio to that result.
+    """
+    several = {"protocol": list(protocols), "max_length": settings.window}
+    if settings.context:
+        several["contexts"] = [settings.context]
+    entries = measure_several(loaded, text, computing("Other tools"), return_totals=True, **several)
+    place = protocols.index(settings.protocol)
+    if "error" in entries[place]:
+        return None, entries
+    asked = {"return_token_scores": True, "return_totals": True}
+    own = _compute(loaded, text, computing("Scoring"), settings.arguments() | asked)
+    others = [entry for entry in entries if entry is not entries[place]]
+    for entry in others:
+        if "error" not in entry:
+            entry["ratio_to_first"] = ratio_of_perplexities(entry["totals"], own["totals"])
+    return own, others
 
 
 def measure_contexts(loaded: LoadedModel, text: str, settings: Settings, callback) -> list[dict]:

@@ -30,8 +30,8 @@ window.perplexityMark = digest;
 
 const NOTE_MS = 1500; // the delay of its animation
 const OUT_OF_DATE = "These results are out of date. Press Score to update them.", NO_TEXT = "No text is there to score: write or paste one, or choose a sample.";
-const ON_ITS_WAY = "These results are out of date: new ones are being computed.";
-const whyStale = () => blank ? NO_TEXT : document.querySelector("#stop:not(:disabled)") ? ON_ITS_WAY : OUT_OF_DATE;
+const ON_ITS_WAY = "These results are out of date: new ones are being computed.", UNSCORED = "This text is not scored yet. Press Score.";
+const whyStale = () => blank ? NO_TEXT : document.querySelector("#stop:not(:disabled)") ? ON_ITS_WAY : document.querySelector(".ps-other-text") ? UNSCORED : OUT_OF_DATE;
 function staleNote() {
   const note = make("p", "ps-stale-note");
   note.setAttribute("role", "status");
@@ -46,9 +46,10 @@ function compareWithRequest() {
   if (!request) return;
   const noted = new Set(); // tabs
   for (const view of document.querySelectorAll("[data-of]")) {
-    const stale = JSON.parse(view.dataset.of).some((value, n) => value !== null && value !== request[n]);
+    const of = JSON.parse(view.dataset.of), stale = of.some((value, n) => value !== null && value !== request[n]);
     const note = view.querySelector(":scope > .ps-stale-note"), tab = view.closest("[role=tabpanel]"), isFirst = !noted.has(tab);
     view.classList.toggle("ps-stale", stale);
+    view.classList.toggle("ps-other-text", of[0] !== request[0]);
     if (stale) noted.add(tab);
     if (stale && isFirst && !note) view.prepend(staleNote());
     if (!stale || !isFirst) note?.remove();
@@ -91,30 +92,25 @@ function cardView(view, data) {
   change.textContent = parts.join(", ");
 }
 
-/* Over HTTP/1.1 a browser keeps six connections to one address: every open tab holds one of them, a score
-   needs two more, and a tab that finds none would wait without a word. */
-const MOST_TABS = 4, ASK_MS = 2000;
-function countTabs() {
-  if (performance.getEntriesByType("navigation")[0]?.nextHopProtocol !== "http/1.1") return;
-  const channel = new BroadcastChannel(KEPT), own = Math.random(), note = make("p", "ps-view ps-crowded");
-  let others = 0;
-  note.setAttribute("role", "alert");
-  channel.addEventListener("message", ({ data: { asked, answered } }) => {
-    if (asked) channel.postMessage({ answered: asked });
-    others += answered === own;
-  });
-  function ask() {
-    const tabs = others + 1;
-    others = 0;
-    channel.postMessage({ asked: own });
-    note.textContent = `This page is open in ${tabs} tabs, and a browser keeps too few connections to one address for that. Close some of them, else this one may wait.`;
-    if (tabs > MOST_TABS) document.body.append(note);
-    else note.remove();
-    setTimeout(ask, ASK_MS);
-  }
-  ask();
+/* A server that does not answer: gradio's words of it go after some seconds, and nothing else would say why
+   Score does nothing. */
+const GONE = "The server does not answer. What you wrote is still here: copy it before you close the page, or press Score to try again.";
+const gone = make("p", "ps-view ps-gone-note"), plainFetch = window.fetch.bind(window);
+gone.setAttribute("role", "alert");
+function tellGone() {
+  gone.textContent = `${GONE} Last tried at ${new Date().toLocaleTimeString("en-GB")}.`;
+  if (!gone.isConnected) document.body.append(gone);
 }
-countTabs();
+window.fetch = async (resource, options) => {
+  try {
+    const response = await plainFetch(resource, options);
+    if (new URL(response.url || location.href).origin === location.origin) gone.remove();
+    return response;
+  } catch (error) {
+    if (error.name !== "AbortError") tellGone();
+    throw error;
+  }
+};
 
 /* Gradio's tabs and its accordion, for a keyboard and a screen reader. */
 document.addEventListener("keydown", (event) => {
@@ -210,6 +206,7 @@ function wake() {
   let news = false;
   keepStage();
   for (const view of document.querySelectorAll("[data-view]:not([data-ready])")) {
+    if (view.dataset.view === "text" && drawn?.isDragged()) continue; // an answer to where a handle was: it comes when the handle is let go
     view.dataset.ready = "yes";
     news = true;
     revive(view);

@@ -15,6 +15,7 @@ from views.assets import SCRIPTS as PIECES
 from views.assets import STYLE, joined
 
 from .endpoints import add_endpoint, make_compare, make_score
+from .faults import Faults, PageBlocks
 from .handlers import SCORE_OUTPUTS, Handlers, score_outputs, start_choice, to_share
 from .intro_view import TITLE, intro_view
 from .jobs import Job
@@ -22,7 +23,7 @@ from .listeners import Listeners
 from .models import BUNDLED, ROUNDED, SUGGESTED
 from .plan_view import sketch
 from .samples import samples
-from .service import STRIDES_SET, TOOLS_SET, Scored, Service
+from .service import STRIDES_SET, Scored, Service
 from .settings import Settings, fingerprint
 from .status_view import status
 
@@ -120,7 +121,7 @@ def build(service: Service) -> gr.Blocks:
     first = next(iter(samples().values()), "The cat sat on the mat.")
     scored = service.score(first, service.default_settings, Job(service.limits.seconds))
     handlers = Handlers(service, to_share(scored))
-    with gr.Blocks(
+    with PageBlocks(
         title=TITLE, analytics_enabled=False, fill_width=True, delete_cache=UPLOADS_KEPT
     ) as page:
         # Before the page's own events, which would take their names.
@@ -146,7 +147,7 @@ def launch_options() -> dict:
         "ssr_mode": False,
         "footer_links": ["api"],
         "max_threads": THREADS,
-        "app_kwargs": {"middleware": [Middleware(Listeners)]},
+        "app_kwargs": {"middleware": [Middleware(Faults), Middleware(Listeners)]},
         "mcp_server": serves_tools(),
     }
 
@@ -396,10 +397,13 @@ def connect_settings(
     ]
     views = [results.score[name] for name in SCORE_OUTPUTS]
     # `change` of the texts: their `input` is of typed letters only, not of what is pasted or deleted.
-    changes = (c.text.change, c.context.change, c.start.input, *(move.then for move in moves))
-    for changed in changes:
+    changes = [
+        (change, handlers.rescore) for change in (c.text.change, c.context.change, c.start.input)
+    ]
+    changes += [(move.then, handlers.rescore_moved) for move in moves]
+    for changed, rescore in changes:
         shown = changed(
-            handlers.rescore,
+            rescore,
             c.scoring,
             [status_line, results.shared, *views],
             trigger_mode="always_last",
@@ -424,7 +428,6 @@ def connect_settings(
     gr.on([c.text.input, c.score.click], lambda: gr.HTML(visible=False), None, c.remark, **QUICK)
     arrived.then(lambda name: name, c.model, c.adopted, **QUICK)
     arrived.then(lambda stride: stride, c.stride, c.wanted, **QUICK, **RAW)
-    page.unload(handlers.leave)
 
 
 def run_and_show(
@@ -454,7 +457,9 @@ def run_and_show(
         **COMPUTING,
         **QUIET,
     )
-    shown = ran.success(handlers.show, made, [line, *outputs], trigger_mode="always_last", **QUICK)
+    shown = ran.success(
+        handlers.show, made, [made, line, *outputs], trigger_mode="always_last", **QUICK
+    )
     return ran, shown
 
 
@@ -509,7 +514,8 @@ def connect_measurements(handlers: Handlers, controls: Controls, results: Result
         **QUIET,  # in the queue: else the page isn't told that a state changed
         concurrency_limit=None,
     )
-    r.make_files.click(handlers.make_files, r.shared, [r.files, r.picture], **QUICK)
+    made_of = [r.shared, r.score["sentence"]]
+    r.make_files.click(handlers.make_files, made_of, [r.files, r.picture], **QUICK)
     both = [r.other, *c.request]
     opened, seen = gr.State(""), gr.Textbox(visible=False)
     gr.on(
@@ -528,7 +534,7 @@ def connect_measurements(handlers: Handlers, controls: Controls, results: Result
     # What is opened, or open when the text is scored, measures, unless it shows or measures just that.
     for tab, run, but, inputs, outputs, triggers in (
         (r.strides_tab, handlers.trade_off, STRIDES_SET, c.request, r.strides, []),
-        (r.tools_tab, handlers.every_protocol, TOOLS_SET, c.request, [r.tools], []),
+        (r.tools_tab, handlers.every_protocol, (), c.request, [r.tools], []),
         (r.compare_tab, handlers.compare, (), both, [r.compared], [r.other.input]),
     ):
         name, shown, asked = tab.label, gr.State(), gr.State(0)

@@ -21,17 +21,19 @@ from .measure import (
     measure_contexts,
     measure_pair,
     measure_several,
+    measure_tools,
 )
 from .metric import protocol_rows
 from .models import BUNDLED, LoadedModel, Shelf
 from .protocols import guide
 from .settings import Settings, check_settings
 
-# Settings that make no difference to a measurement of several: it has its own.
+# Settings that make no difference to a measurement of strides: it has its own.
 STRIDES_SET = ("stride", "protocol")
-TOOLS_SET = ("stride", "start", "protocol")
 ENOUGH = 0.9  # of what the best setting gains: the cheapest that reaches it is the knee
-WIDEST = 10  # an interval from a number to over ten times as much says nothing
+# Fewest parts of a text for an interval to be shown: from fewer, its width is mostly chance (Schmeiser,
+# 1982, finds 10 to 30 enough), and it goes into the sentence for a paper.
+FEWEST_PARTS = 10
 # What a small machine reads, for the order in the line alone.
 CHARACTERS_A_SECOND = 10_000
 STRIDES_READ = 16  # times the text that the strides of a trade-off read, about
@@ -73,7 +75,9 @@ class Scored:
     def interval(self) -> Sequence[float] | None:
         """The 95 % interval of the perplexity; None where there is none that says anything."""
         interval = self.result["perplexity_interval"]
-        return None if interval is None or interval[1] > WIDEST * interval[0] else interval
+        if interval is None or num_parts(self.result["interval_sample"]) < FEWEST_PARTS:
+            return None
+        return interval
 
 
 @dataclass(frozen=True)
@@ -129,10 +133,12 @@ class Sweep:
 
     Attributes:
         failed: settings that gave no result, with the reason.
+        asked: the page's own settings, before they were fitted to the model; None for strides.
     """
 
     scored: list[Scored]
     failed: list[tuple[Settings, str]]
+    asked: Settings | None = None
 
 
 @dataclass(frozen=True)
@@ -192,6 +198,11 @@ class TradeOff:
         if not is_gain(interval and [1 / end for end in interval[::-1]]):
             return None
         return self.by_context[find_knee([row["perplexity"] for row in self.by_context])]
+
+
+def num_parts(sample: str) -> int:
+    """Read how many parts an interval is from: 20 of "20 parts of 1 text"."""
+    return int(sample.split()[0])
 
 
 def characters_read(text: str, settings: Settings) -> float:
@@ -386,22 +397,22 @@ class Service:
             return TradeOff(self._gather(text, full, entries, loaded).scored, remark=remark)
 
     def every_protocol(self, text: str, settings: Settings, job: Job) -> Sweep:
-        """Score a text as every tool would, with the same window and its own usual stride."""
+        """Score a text as the page does, and as every other tool would in the same window.
+
+        The page's own protocol comes first, with the page's stride and start token, so that its number is
+        the page's; the others have their usual stride and start, and are compared with it.
+        """
         text = check_text(text, self.limits)
-        settings = self._check(settings)
+        asked = settings = self._check(settings)
         job.expected = len(self.protocols) * len(text) / CHARACTERS_A_SECOND
         with self._opened([settings.model], job) as (loaded,):
             check_tokens(loaded, text, self.limits, job)
             settings = settings.for_model(loaded.window, clip=True)
-            entries = measure_several(
-                loaded,
-                text,
-                job.computing("Scoring"),
-                protocol=list(self.protocols),
-                max_length=settings.window,
-                contexts=[settings.context] if settings.context else None,
-            )
-            return self._gather(text, replace(settings, start="automatic"), entries, loaded)
+            own, others = measure_tools(loaded, text, settings, self.protocols, job.computing)
+            sweep = self._gather(text, replace(settings, start="automatic"), others, loaded)
+            if own is None:
+                return replace(sweep, asked=asked)
+            return Sweep([Scored(text, settings, loaded, own), *sweep.scored], sweep.failed, asked)
 
     def _gather(
         self, text: str, settings: Settings, entries: Sequence[dict], loaded: LoadedModel

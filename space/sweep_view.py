@@ -6,12 +6,13 @@ from collections.abc import Sequence
 
 from views.charts import bar
 from views.curves import context_curve, setting_curve
-from views.markup import change, escape, number
+from views.markup import change, count, escape, number
 from views.window_picture import KEY, pictured_tokens, window_picture
 
 from .protocols import guide
 from .score_view import warn_of_few
-from .service import STRIDES_SET, TOOLS_SET, Scored, Sweep, TradeOff, gain_share
+from .service import STRIDES_SET, Scored, Sweep, TradeOff, gain_share
+from .settings import Settings
 
 MARGIN = 0.04  # of the axis, left free at either end
 
@@ -40,15 +41,25 @@ def protocol_view(sweep: Sweep) -> str:
     groups = group_equal(sweep.scored)
     axis = _axis([group[0].result["perplexity"] for group in groups])
     rows = "".join(_group(group, first, axis) for group in groups)
-    mark = escape(first.settings.mark(first.text, but=TOOLS_SET))
+    mark = escape(sweep.asked.mark(first.text))
     low, high = (number(group[0].result["perplexity"]) for group in (groups[0], groups[-1]))
     return (
         f'<div class="ps-view" data-of="{mark}">{warn_of_few(first)}<h3>Same model, same text: {low} to {high}</h3>'
         "<p>All of them are “the perplexity”. Tools split the text differently, drop different parts, or "
         "average in another way. So say which one you used. Open a row to see how, and to score your text "
-        f'that way.</p><div class="ps-groups">{rows}</div>'
+        f'that way.</p><p class="ps-note">{_whose_settings(first.settings, sweep.asked)}</p>'
+        f'<div class="ps-groups">{rows}</div>'
         f"{KEY}{_no_protocol(sweep)}</div>"
     )
+
+
+def _whose_settings(first: Settings, asked: Settings) -> str:
+    """Say which window and stride the numbers are of."""
+    window, name = count(first.window, "token"), escape(first.protocol)
+    if first.protocol != asked.protocol:  # the page's own was refused
+        return f"All have a window of {window} and their own stride; the bold row is {name}."
+    own = name if first.stride is None else f"{name} with a stride of {first.stride:,}"
+    return f"The bold row is your number: {own}. The others have your window of {window} and their own stride."
 
 
 def group_equal(scored: Sequence[Scored]) -> list[list[Scored]]:
@@ -76,10 +87,15 @@ def _tool_part(scored: Scored, first: Scored) -> str:
     plus_minus = f" ±&nbsp;{number(error, 3)} as the tool has it;" if error is not None else ""
     return (
         f'<div class="ps-tool" data-protocol="{name}" data-window="{settings.window}" '
-        f'data-stride="{settings.stride or ""}"><div>{_tool(settings)}</div>'
+        f'data-stride="{settings.stride or ""}"><div>{_tool(settings)}{_sizes(settings)}</div>'
         f"<div>{window_picture(scored)}<small>{plus_minus} {_difference(scored.result)}</small></div>"
         f'<button type="button" class="ps-button">Score like {name}</button></div>'
     )
+
+
+def _sizes(settings: Settings) -> str:
+    stride = "" if settings.stride is None else f", stride {settings.stride:,}"
+    return f"<small>Window {settings.window:,}{stride}.</small>"
 
 
 def _picture_title(first: Scored) -> str:

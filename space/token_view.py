@@ -27,6 +27,7 @@ def text_view(scored: Scored) -> str:
         "before": utf16_length(scored.settings.context),
         "slides": guide(scored.settings.protocol).slides,
         "starts": starts_every_window(scored),
+        "stride": scored.settings.stride,
     }
     return (
         # Without the mark of an old result: what is typed keeps the colours around it.

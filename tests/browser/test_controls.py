@@ -140,7 +140,7 @@ def test_a_result_says_when_it_is_not_of_the_present_text(page):
     page.until(lambda: page.all(".ps-card.ps-stale"))
     note = page.one(".ps-card .ps-stale-note")
     assert note.get_property("textContent") == "", "it is read out at every pause of typing"
-    page.until(lambda: "out of date" in note.get_property("textContent"))
+    page.until(lambda: "not scored yet" in note.get_property("textContent"))
     assert note.get_attribute("role") == "status"
     # It fades in, makes room for itself, and covers nothing.
     page.until(lambda: note.rect["height"] > 20)
@@ -149,7 +149,7 @@ def test_a_result_says_when_it_is_not_of_the_present_text(page):
     page.fill("  ")
     page.until(lambda: "No text is there" in note.get_property("textContent"), patience=10)
     page.fill("A text that nobody has scored, " * 600)
-    page.until(lambda: "out of date" in note.get_property("textContent"), patience=10)
+    page.until(lambda: "not scored yet" in note.get_property("textContent"), patience=10)
     page.script("arguments[0].click()", page.one("[data-open=game]"))
     assert "not scored yet" in page.one("#ps-game").text and not page.all(".ps-game-text")
     page.keys(Keys.ESCAPE)

@@ -1,6 +1,7 @@
 """Requests as a visitor meets them in a browser: sent twice, refused, replaced, waited for."""
 
 import json
+import time
 
 import visitor  # skips where there is no browser
 from selenium.webdriver.common.keys import Keys
@@ -133,19 +134,43 @@ def test_a_number_that_is_only_deleted_comes_back(page, longest):
     assert field.get_attribute("value") == str(longest // 2)
 
 
-def test_a_tab_too_many_says_why_it_waits(page, url):
-    """The sixth one stayed at "Loading…": every open tab holds one of a browser's six connections."""
+def test_as_many_tabs_as_one_likes_are_drawn_and_score(page, url):
+    """The sixth one stayed at "Loading…": every open tab held one of a browser's six connections."""
     browser, first = page.browser, page.browser.current_window_handle
     try:
-        for _ in range(4):
+        for _ in range(7):
             browser.switch_to.new_window("tab")
             browser.get(url)
-        page.until(lambda: "5 tabs" in page.one(".ps-crowded").text)
-        browser.close()
-        browser.switch_to.window(first)
-        page.until(lambda: not page.all(".ps-crowded"), "a tab is closed")
+        page.until(lambda: page.all(".ps-whole"), "the eighth tab is not drawn")
+        page.fill("It was late, and the lamp had gone out. " * 4)
+        page.score()
     finally:
         for handle in set(browser.window_handles) - {first}:
             browser.switch_to.window(handle)
             browser.close()
         browser.switch_to.window(first)
+
+
+def test_a_server_that_is_gone_is_said_in_sight(page):
+    """Gradio's words covered the page's own and went; Score did nothing, and "Scored with" stayed."""
+    network = {"offline": True, "latency": 0, "downloadThroughput": 0, "uploadThroughput": 0}
+    page.browser.execute_cdp_cmd("Network.enable", {})
+    page.browser.execute_cdp_cmd("Network.emulateNetworkConditions", network)
+    try:
+        page.fill("Nobody is there to score it. " * 8)
+        said = page.one(".ps-gone-note")
+        assert "does not answer" in said.text and said.get_attribute("role") == "alert"
+        page.until(lambda: not page.one("#status").is_displayed())
+        before = said.text
+        time.sleep(1.1)
+        page.script("document.getElementById('score').click()")
+        page.until(lambda: page.one(".ps-gone-note").text != before, "Score says nothing")
+        top = "const r = arguments[0].getBoundingClientRect(); return arguments[0].contains(document.elementFromPoint(r.x + r.width / 2, r.y + r.height / 2))"
+        assert page.script(top, said), "something covers it"
+    finally:
+        network["offline"] = False
+        network |= {"downloadThroughput": -1, "uploadThroughput": -1}
+        page.browser.execute_cdp_cmd("Network.emulateNetworkConditions", network)
+    page.fill("Now somebody is there to score it. " * 8)
+    page.score()
+    assert not page.all(".ps-gone-note")

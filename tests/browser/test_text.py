@@ -279,6 +279,93 @@ def test_the_handles_are_dragged_and_turned(page, metric, bundled, longest):
     page.until(lambda: says(page) == shown, "the preview stays", patience=5)
 
 
+def drag(page, handle, pieces, pause=0.1):
+    """Press a handle, and go over pieces or to places of the screen without letting go."""
+    stand_still(page, handle)
+    moved = ActionChains(page.browser, duration=20).click_and_hold(handle)
+    for piece in pieces:
+        if isinstance(piece, tuple):
+            moved.w3c_actions.pointer_action.move_to_location(*piece)
+        else:
+            moved.move_to_element(piece)
+        moved.pause(pause)
+    moved.perform()
+
+
+def let_go(page):
+    ActionChains(page.browser).release().perform()
+
+
+def handle_stands_at(page, stride):
+    """Whether the handle of the stride stands behind the last token of so many."""
+    token = data_of(page)["before"] + stride - 2  # the start token takes a place
+    piece = next(
+        n
+        for n, span in enumerate(data_of(page)["segments"])
+        if span and span[0] <= token <= span[1]
+    )
+    end = page.script(BOX, page.one(f".ps-mirror [data-n='{piece}']"))[2]
+    handle = page.script(BOX, page.one(".ps-handle-stride"))
+    return abs((handle[0] + handle[2]) / 2 - end) < 8
+
+
+def test_an_answer_that_comes_while_a_handle_is_dragged_does_not_move_it(page):
+    """Dragged fast to 6, it stood at 29, and so did the number; the field said 6."""
+    handle = page.one(".ps-handle-stride")
+    targets = [page.one(f".ps-mirror [data-n='{n}']") for n in (44, 30, 5)]
+    drag(page, handle, targets, pause=2)  # each is sent, and answered while the handle is held
+    page.until(lambda: 1 <= field(page, "stride") <= 8)
+    let_go(page)
+    chosen = field(page, "stride")
+    page.until(lambda: f"stride {chosen} " in page.told(".ps-recipe"), "it was not scored")
+    page.until(lambda: not page.all(".ps-stale") and handle_stands_at(page, chosen))
+    assert page.one(".ps-handle-stride").get_attribute("aria-valuenow") == str(chosen)
+
+
+def test_a_handle_follows_the_pointer_out_of_the_text(page):
+    """There it stood still."""
+    _, _, right, _ = page.script(BOX, page.one("#text textarea"))
+    _, top, _, low = page.script(BOX, page.one(".ps-mirror [data-n='20']"))
+    end = field(page, "stride")
+    beside = (int(right) + 80, int(top + low) // 2)
+    drag(page, page.one(".ps-handle-stride"), [page.one(".ps-mirror [data-n='5']"), beside])
+    page.until(lambda: 8 < field(page, "stride") < end)
+    let_go(page)
+    line_end = field(page, "stride")
+    page.until(lambda: handle_stands_at(page, line_end))
+
+
+def test_a_stride_beyond_the_window_takes_its_handle_along(page, longest):
+    """500 put 128 into the field, and left the handle at 1."""
+    enter(page, "stride", 500)
+    page.until(lambda: f"stride {longest} " in page.told(".ps-recipe"))
+    assert field(page, "stride") == longest
+    line = 40  # pixels, and more than one of them below the first
+    tops = [".ps-handle-stride", f"{PIECES}"]
+    page.until(lambda: page.one(tops[0]).rect["y"] > page.one(tops[1]).rect["y"] + line)
+    assert page.one(".ps-handle-stride").get_attribute("aria-valuenow") == str(longest)
+
+
+@pytest.mark.parametrize("other", ["A text that nobody has scored yet, " * 600, "  "])
+def test_panel_map_play_and_number_end_with_their_text(page, other):
+    point_at(page, page.all(PIECES)[8])
+    page.script("arguments[0].click()", page.one('[data-step="play"]'))
+    ActionChains(page.browser).click().perform()
+    page.until(lambda: "Pinned" in page.one(".ps-tip").text)
+    page.script("arguments[0].click()", page.one('[data-step="play"]'))
+    page.fill(other)
+    page.until(lambda: not page.one(".ps-tip").is_displayed(), "the panel stays")
+    play = page.one('[data-step="play"]')
+    assert not play.is_enabled() and play.get_property("textContent") == "Play"
+    gone = (".ps-steps", ".ps-says", ".ps-strip", ".ps-big", ".ps-handle-window")
+    page.until(lambda: not any(page.one(part).is_displayed() for part in gone), "something stays")
+    page.fill("It was late, and the lamp had gone out again. " * 4)
+    page.score()
+    for part in (".ps-steps", ".ps-says", ".ps-big"):
+        page.until(lambda part=part: page.one(part).is_displayed(), f"{part} does not come back")
+    assert page.one('[data-step="play"]').is_enabled()
+
+
 FORETOLD = re.compile(r"(\d+) tokens? scored here, the first after (\d+) tokens? of context")
 TOLD = re.compile(r"guesses (?:all|the last) (\d+), each from the (\d+)")
 
@@ -325,9 +412,14 @@ def test_play_slides_the_window_and_the_number_grows(page):
     final = page.one(".ps-big output").text
     page.script("arguments[0].click()", page.one('[data-step="play"]'))
     page.until(lambda: "Window 3 of" in says(page))
-    assert page.one(".ps-big output").text != final
+    so_far = page.one(".ps-big output").text
+    assert so_far != final
+    # The sentence under the number is of the same tokens.
+    sentence = page.one(".ps-headline > p:last-of-type").text
+    assert "So far" in sentence and sentence.endswith(f"Over all of them, {final}.")
     page.script("arguments[0].click()", page.one('[data-step="play"]'))
     assert page.one(".ps-big output").text == final
+    assert f"from {final} equally likely" in page.one(".ps-headline > p:last-of-type").text
     said = says(page)
     time.sleep(1.2)  # longer than a step
     assert says(page) == said

@@ -194,3 +194,83 @@ def test_a_program_of_this_machine_cannot_choose_its_address(served, monkeypatch
         "Some text.", api_name="/score"
     )
     assert seen == ["127.0.0.1"]
+
+
+def test_sessions_that_are_over_are_forgotten(folders, monkeypatch):
+    """A third of a megabyte stayed with every call, for good: gradio copies its page for each session."""
+    import httpx
+
+    monkeypatch.setattr(listeners, "SESSIONS_KEPT", 3)
+    page = build(Service(folders["bytes"], Limits()))
+    _, url, _ = page.launch(**launch_options(), prevent_thread_lock=True, quiet=True)
+    sessions, queue = page.state_holder.session_data, page._queue
+    try:
+        for _ in range(3):
+            assert "complete" in httpx.get(ask(url), timeout=60).text
+        assert len(sessions) <= 1  # the last one goes with the next request
+        [begin] = [id for id, fn in page.fns.items() if fn.name == "begin"][:1]
+        for n in range(8):  # a visitor, who may come back to what is kept
+            told = {"data": [], "fn_index": begin, "session_hash": f"visitor {n}"}
+            httpx.post(f"{url}gradio_api/run/predict", json=told, timeout=60).raise_for_status()
+        until(lambda: list(sessions) == [f"visitor {n}" for n in (5, 6, 7)])
+        assert not queue.pending_messages_per_session and not queue.pending_event_ids_session
+        assert set(page.state_holder.time_last_used) == set(sessions)
+        # The page opens no connection that stays: a browser has six for all of its tabs.
+        assert httpx.get(f"{url}config").json()["connect_heartbeat"] is False
+    finally:
+        page.close()
+
+
+def test_who_waits_is_not_forgotten(served, monkeypatch):
+    """However many others come."""
+    import httpx
+
+    monkeypatch.setattr(listeners, "SESSIONS_KEPT", 1)
+    _, url = served
+    calls = [ask(url) for _ in range(3)]
+    with futures.ThreadPoolExecutor() as pool:
+        told = list(pool.map(lambda call: httpx.get(call, timeout=60).text, calls))
+    assert all("complete" in one for one in told)
+
+
+@pytest.mark.parametrize("form", ["call", "call/v2"])
+def test_a_call_with_too_few_arguments_gets_a_sentence(served, capfd, caplog, form):
+    """It got "null", and the log all that was written."""
+    import httpx
+
+    _, url = served
+    if form == "call":
+        asked = httpx.post(f"{url}gradio_api/call/score", json={"data": ["My own secret."]})
+        said = httpx.get(f"{url}gradio_api/call/score/{asked.json()['event_id']}", timeout=60).text
+        assert "score takes 9 arguments" in said and "text, model, window" in said
+    else:
+        asked = httpx.post(f"{url}gradio_api/call/v2/score", json={"My own secret.": 1})
+        assert asked.status_code == 400 and "argument" in asked.json()["detail"]
+    assert "secret" not in "".join(capfd.readouterr()) + caplog.text
+
+
+def test_what_a_visitor_wrote_is_not_logged(served, capfd, caplog, monkeypatch):
+    """Faults quote it; gradio prints those of its own."""
+
+    def fail(text, *rest, **options):
+        raise KeyError(text) from ValueError(text)
+
+    import httpx
+
+    service, url = served
+    monkeypatch.setattr(service, "score", fail)
+    assert "went wrong" in httpx.get(ask(url), timeout=60).text
+    [page] = fns_of(url, "choose_protocol")
+    told = {"data": [{"a": STORY}, [STORY], 3], "fn_index": page, "session_hash": "mine"}
+    answer = httpx.post(f"{url}gradio_api/run/predict", json=told, timeout=60)
+    assert answer.status_code == 500
+    logged = "".join(capfd.readouterr()) + caplog.text
+    assert STORY[:40] not in logged
+    assert "KeyError" in caplog.text and "ValueError" in caplog.text and "in fail" in caplog.text
+
+
+def fns_of(url, name):
+    import httpx
+
+    config = httpx.get(f"{url}config").json()
+    return [one["id"] for one in config["dependencies"] if one["api_name"] == name]

@@ -1,6 +1,7 @@
 """Folders are models where nobody else sees the page."""
 
 import shutil
+from types import SimpleNamespace
 
 import pytest
 from pages import STORY
@@ -45,3 +46,46 @@ def test_names_that_no_disk_has_are_refused_with_a_sentence(folders, name):
     own = Service(folders["bytes"], local_folders=True)
     with pytest.raises(Refused, match="not the name of a model"):
         own.load(name, Job(60))
+
+
+@pytest.mark.parametrize(
+    "host, private",
+    [
+        *((None, True), ("127.0.0.1", True), ("localhost", True), ("::1", True)),
+        *(("0.0.0.0", False), ("192.168.1.7", False), ("example.org", False), ("", False)),
+    ],
+)
+def test_folders_are_named_only_by_people_at_this_machine(monkeypatch, host, private):
+    for name in ("SPACE_ID", "GRADIO_SERVER_NAME", "GRADIO_SHARE", "GRADIO_ROOT_PATH"):
+        monkeypatch.delenv(name, raising=False)
+    assert app.is_private(host) == private
+
+
+def test_the_command_line_says_where_to_serve(monkeypatch, capsys):
+    """`python app.py --help` served."""
+    served = []
+
+    def create(local_folders):
+        return SimpleNamespace(launch=lambda **options: served.append((local_folders, options)))
+
+    monkeypatch.setattr(app, "create_app", create)
+    for name in ("SPACE_ID", "GRADIO_SERVER_NAME", "GRADIO_SHARE", "GRADIO_ROOT_PATH"):
+        monkeypatch.delenv(name, raising=False)
+    for wrong in (["--help"], ["--port", "70000"], ["--port", "x"], ["folder"]):
+        with pytest.raises(SystemExit) as left:
+            app.main(wrong)
+        assert (left.value.code == 0) == (wrong == ["--help"])
+    assert "--host" in capsys.readouterr().out and not served
+    app.main([])
+    app.main(["--port", "8123", "--host", "0.0.0.0"])
+    asked = [(own, told["server_name"], told["server_port"]) for own, told in served]
+    assert asked == [(True, None, None), (False, "0.0.0.0", 8123)]
+
+
+def test_a_port_that_is_taken_is_named(monkeypatch):
+    def refuse(**options):
+        raise OSError("Cannot find empty port in range: 8123-8123.")
+
+    monkeypatch.setattr(app, "create_app", lambda **_: SimpleNamespace(launch=refuse))
+    with pytest.raises(SystemExit, match=r"port 8123: Cannot find .* --port"):
+        app.main(["--port", "8123"])

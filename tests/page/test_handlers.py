@@ -1,7 +1,9 @@
 """The page's handlers, as its components call them."""
 
 import math
+import os
 import time
+from pathlib import Path
 
 import gradio as gr
 import pytest
@@ -12,6 +14,7 @@ from space.handlers import SCORE_OUTPUTS
 from space.models import BUNDLED
 from space.page import RESULTS_KEPT, build
 from space.plan_view import sketch
+from space.sharing import sentence
 
 
 def test_scoring_fills_every_place(handlers, monkeypatch):
@@ -27,16 +30,41 @@ def test_scoring_fills_every_place(handlers, monkeypatch):
 
 def test_of_a_result_that_is_kept_no_more_no_files_are_made(handlers):
     """After an hour, the files of the first sample stood there in its place."""
-    files, _ = handlers.make_files(visitor(), None)
+    opening = sentence(handlers.opening)
+    files, _ = handlers.make_files(visitor(), None, opening)
     assert files._constructor_args[0]["visible"] is True  # of what the page opened with
-    list(handlers.rescore(visitor(), STORY, BUNDLED, 64, 32, "automatic", "sliding", "", False))
-    files, said = handlers.make_files(visitor(), None)
+    *_, told = handlers.rescore(
+        visitor(), STORY, BUNDLED, 64, 32, "automatic", "sliding", "", False
+    )
+    quoted = dict(zip(SCORE_OUTPUTS, told[2:]))["sentence"]
+    files, _ = handlers.make_files(visitor(), told[1], quoted)
+    assert files._constructor_args[0]["visible"] is True
+    files, said = handlers.make_files(visitor(), None, quoted)
     assert files._constructor_args[0]["visible"] is False
     assert 'role="alert"' in said and "score the text again" in said
-    files, _ = handlers.make_files(visitor("neighbour"), None)
-    assert files._constructor_args[0]["visible"] is True
-    handlers.leave(visitor())
-    handlers.leave(visitor("neighbour"))
+
+
+def test_files_are_deleted_after_an_hour(handlers, monkeypatch):
+    """No browser says for certain that its visitor left."""
+    opening = sentence(handlers.opening)
+    handlers.make_files(visitor(), None, opening)
+    [folder] = Path(handlers._files.name).iterdir()
+    handlers.make_files(visitor("neighbour"), None, opening)
+    assert folder.exists()
+    os.utime(folder, (0, 0))
+    handlers.make_files(visitor("neighbour"), None, opening)
+    assert not folder.exists()
+
+
+def test_a_moved_stride_is_scored_by_itself(handlers):
+    """Strides of six and less waited for the button, with the handle elsewhere."""
+    text = STORY * 3  # 2,600 characters, as the first sample
+    asked = (text, BUNDLED, 64, 3, "automatic", "sliding", "", False)
+    assert [step[1] for step in handlers.rescore(visitor(), *asked)] == [gr.skip()]
+    *_, told = handlers.rescore_moved(visitor(), *asked)
+    assert told[1].settings.stride == 3
+    *_, told = handlers.rescore_moved(visitor(), text * 100, *asked[1:])
+    assert told[1] == gr.skip()  # minutes: that waits for the button
 
 
 def test_what_is_forgotten_is_not_the_opening_again(service):
@@ -71,12 +99,13 @@ def test_a_refusal_stands_in_the_view_that_it_concerns(handlers, measure):
 
 def test_faults_are_not_shown_to_visitors(handlers, monkeypatch, caplog):
     def fail(*args, **kwargs):
-        raise RuntimeError("secret detail")
+        raise RuntimeError(STORY)
 
     monkeypatch.setattr(handlers.service, "score", fail)
     [step] = handlers.score(visitor(), STORY, BUNDLED, 64, 32, "automatic", "sliding")
-    assert "Something went wrong" in step[0] and "secret" not in step[0]
-    assert "secret detail" in caplog.text
+    assert "Something went wrong" in step[0] and STORY[:20] not in step[0]
+    assert "RuntimeError" in caplog.text and "in fail" in caplog.text
+    assert STORY[:20] not in caplog.text  # it may quote what a visitor wrote
 
 
 def test_the_stop_button_ends_the_visitors_own_request(handlers, monkeypatch):

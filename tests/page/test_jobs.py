@@ -10,7 +10,18 @@ import pytest
 import regex
 from pages import STORY
 
-from space.jobs import TOLD_EVERY, Job, Jobs, Shown, Stopped, Update, describe, follow, newest
+from space.jobs import (
+    ANNOUNCED,
+    TOLD_EVERY,
+    Job,
+    Jobs,
+    Shown,
+    Stopped,
+    Update,
+    describe,
+    follow,
+    newest,
+)
 from space.models import BUNDLED
 from space.settings import Settings
 
@@ -107,3 +118,11 @@ def test_a_new_request_stops_the_last_of_the_same_visitor_only():
     jobs.forget("neighbour")
     with pytest.raises(Stopped):
         other.check()
+
+
+def test_jobs_that_are_over_are_not_kept(monkeypatch):
+    jobs = Jobs(60)
+    jobs.take("done").finished = True
+    jobs.new("never came").announced -= 2 * ANNOUNCED
+    running, announced = jobs.take("runs"), jobs.new("comes")
+    assert jobs._jobs == {"runs": running, "comes": announced}

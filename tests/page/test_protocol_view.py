@@ -1,5 +1,6 @@
 """All protocols side by side: their numbers or reasons, and pictures of their windows."""
 
+import pytest
 import regex
 from pages import STORY
 
@@ -82,3 +83,39 @@ def test_tools_of_equal_results_are_one_row(service):
     assert page.count("data-protocol=") == len(sweep.scored)
     names = [one.settings.protocol for one in max(groups, key=len)]
     assert f'<span class="ps-names">{", ".join(names)}</span>' in page
+
+
+@pytest.mark.parametrize(
+    "settings, said",
+    [
+        (Settings(BUNDLED, 33, 33), "sliding with a stride of 33"),
+        (Settings(BUNDLED, 40, 7, "none", "yarn"), "yarn with a stride of 7"),
+        (Settings(BUNDLED, 40, protocol="lm-eval"), "your number: lm-eval."),
+    ],
+)
+def test_the_bold_row_is_the_number_of_the_page(service, settings, said):
+    """The page showed 38.76, and the row 35.11: the one with the stride that the tool has by itself."""
+    shown = service.score(STORY, settings, Job(60)).result
+    sweep = service.every_protocol(STORY, settings, Job(60))
+    own, *others = sweep.scored
+    assert own.result["perplexity"] == pytest.approx(shown["perplexity"], rel=1e-9)
+    assert own.result["signature"] == shown["signature"]
+    protocols = [one.settings.protocol for one in sweep.scored]
+    assert sorted(protocols + [s.protocol for s, _ in sweep.failed]) == sorted(service.protocols)
+    for one in others:
+        ratio = one.result["perplexity"] / own.result["perplexity"]
+        assert one.result["ratio_to_first"]["ratio"] == pytest.approx(ratio, rel=1e-9)
+        assert one.settings.window == settings.window
+    page = protocol_view(sweep)
+    assert said in page and f"{settings.window} tokens" in page
+    [bold] = regex.findall(r'ps-group ps-own">.*?</summary>', page)
+    assert f"<b>{number(shown['perplexity'])}</b>" in bold
+    stated = regex.findall(r'data-stride="(\d*)".*?<small>Window (\d+)(?:, stride (\d+))?\.', page)
+    assert len(stated) == len(sweep.scored)
+    assert all((a, str(settings.window)) == (c, b) for a, b, c in stated)
+
+
+def test_where_the_tool_of_the_page_is_refused_no_row_is_said_to_be_its(service):
+    sweep = service.every_protocol("A short text.", Settings(BUNDLED, 64, protocol="gptq"), Job(60))
+    assert "your number" not in protocol_view(sweep)
+    assert "gptq" in [settings.protocol for settings, _ in sweep.failed]

@@ -88,10 +88,18 @@ def test_a_perplexity_above_the_vocabulary_is_no_choice_among_tokens(scored, per
 
 
 @pytest.mark.parametrize(
-    "interval, shown", [((8.0, 79.0), True), ((8.0, 81.0), False), (None, False)]
+    "interval, parts, shown",
+    [
+        ((8.0, 79.0), 10, True),
+        ((17.41, 70.03), 4, False),
+        ((8.0, 79.0), 9, False),
+        (None, 0, False),
+    ],
 )
-def test_an_interval_that_says_nothing_is_not_shown(scored, interval, shown):
+def test_an_interval_from_few_parts_is_not_shown(scored, interval, parts, shown):
+    sample = f"{parts} parts of 1 text" if interval else None
     result = scored.result | {"perplexity": 20.0, "perplexity_interval": interval}
+    result["interval_sample"] = sample
     page, *others = (show(replace(scored, result=result)) for show in (score_view, sentence, card))
     for view in (page, *others):
         assert ("95 % interval within this text 8.000 to 79.00" in view) == shown
