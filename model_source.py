@@ -438,6 +438,11 @@ class InBfloat16(WithoutAdapter):
         with lock_of(self.model), torch.autocast(self.device.type, dtype=torch.bfloat16):
             yield
 
+    def signature_fields(self) -> dict[str, object]:
+        """Return what the scores depend on, with the dtype that products are rounded to."""
+        with self.as_scored():
+            return super().signature_fields()
+
 
 def adapter_layers(model: torch.nn.Module) -> list[torch.nn.Module]:
     """List the layers of a model that PEFT has put adapters on."""
