@@ -16,56 +16,56 @@ import evaluate
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from .about import CITATION, VERSION
-from .call import compute, compute_with
-from .digests import TextsDigest as TextsDigest
-from .errors import ArgumentError
-from .model import LanguageModel
-from .model_digest import modifications as modifications
-from .model_gguf import GGUFModel as GGUFModel
-from .model_interface import ContextLimit as ContextLimit
-from .model_loading import check_exists as check_exists
-from .model_logits import Head as Head
-from .model_module import input_device as input_device
-from .model_probes import KeptState as KeptState
-from .model_served import ServedModel as ServedModel
-from .model_served_trial import Identity as Identity
-from .model_server import Server as Server
-from .model_server_forms import Prompt as Prompt
-from .model_server_opening import ServedModelInfo as ServedModelInfo
-from .model_source import ModelSource, OpenModels, check_model_source
-from .model_states import StateReader as StateReader
-from .model_vllm import adopt_vllm as adopt_vllm
-from .plan import Measurement as Measurement
-from .plan_settings import Corpus as Corpus
-from .plan_windows import Window as Window
-from .protocols import DEFAULT_PROTOCOL, PROTOCOLS, Protocol
-from .request import Request as Request
-from .request_checks import check_texts
-from .result_comparison import PairedScores as PairedScores
-from .result_contexts import LongContextTotals as LongContextTotals
-from .result_identity import judge_identity as judge_identity
-from .result_key_tokens import KeyTokenTotals as KeyTokenTotals
-from .result_pairs import score_pair as score_pair
-from .result_pooled import PooledTotals as PooledTotals
-from .result_report import Report as Report
-from .result_totals import Totals
-from .result_uncertainty import estimate_ratio_of_text
-from .result_words import Vocabulary as Vocabulary
-from .score_carried import score_carried as score_carried
-from .score_checkpoint import Checkpoint as Checkpoint
-from .score_distributed import Processes as Processes
-from .score_healing import plan_healing as plan_healing
-from .score_hidden_states import store_reference as store_reference
-from .score_measures import TOKEN_MEASURES
-from .score_passes import Scorer as Scorer
-from .score_runner import Session as Session
-from .score_served import ServedScorer as ServedScorer
-from .signature import describe_measurement as describe_measurement
-from .text_chats import separate_chats
-from .text_joins import runs_together as runs_together
-from .text_parts import check_parts as check_parts
-from .text_tokenization import Chat
+from perplexity_sliding.about import CITATION, VERSION
+from perplexity_sliding.api import compute, compute_with
+from perplexity_sliding.arguments import check_texts
+from perplexity_sliding.digests import TextsDigest as TextsDigest
+from perplexity_sliding.engines.gguf import GGUFModel as GGUFModel
+from perplexity_sliding.engines.served import ServedModel as ServedModel
+from perplexity_sliding.engines.server import Server as Server
+from perplexity_sliding.engines.server_apis import Prompt as Prompt
+from perplexity_sliding.engines.server_opening import ServedModelInfo as ServedModelInfo
+from perplexity_sliding.engines.server_probe import Identity as Identity
+from perplexity_sliding.engines.sources import ModelSource, OpenModels, check_model_source
+from perplexity_sliding.engines.vllm import adopt_vllm as adopt_vllm
+from perplexity_sliding.errors import ArgumentError
+from perplexity_sliding.models.digest import modifications as modifications
+from perplexity_sliding.models.language_model import LanguageModel
+from perplexity_sliding.models.loading import check_exists as check_exists
+from perplexity_sliding.models.logits import Head as Head
+from perplexity_sliding.models.module import input_device as input_device
+from perplexity_sliding.models.probes import KeptState as KeptState
+from perplexity_sliding.models.signature import describe_measurement as describe_measurement
+from perplexity_sliding.models.states import StateReader as StateReader
+from perplexity_sliding.plan.chats import separate_chats
+from perplexity_sliding.plan.joins import runs_together as runs_together
+from perplexity_sliding.plan.measurement import Measurement as Measurement
+from perplexity_sliding.plan.parts import check_parts as check_parts
+from perplexity_sliding.plan.settings import Corpus as Corpus
+from perplexity_sliding.plan.tokenization import Chat
+from perplexity_sliding.plan.windows import ContextLimit as ContextLimit
+from perplexity_sliding.plan.windows import Window as Window
+from perplexity_sliding.protocols import DEFAULT_PROTOCOL, PROTOCOLS, Protocol
+from perplexity_sliding.request import Request as Request
+from perplexity_sliding.results.comparison import PairedScores as PairedScores
+from perplexity_sliding.results.contexts import LongContextTotals as LongContextTotals
+from perplexity_sliding.results.identity import judge_identity as judge_identity
+from perplexity_sliding.results.key_tokens import KeyTokenTotals as KeyTokenTotals
+from perplexity_sliding.results.pairs import score_pair as score_pair
+from perplexity_sliding.results.pooled import PooledTotals as PooledTotals
+from perplexity_sliding.results.report import Report as Report
+from perplexity_sliding.results.totals import Totals
+from perplexity_sliding.results.uncertainty import estimate_ratio_of_text
+from perplexity_sliding.results.words import Vocabulary as Vocabulary
+from perplexity_sliding.scoring.carried import score_carried as score_carried
+from perplexity_sliding.scoring.checkpoint import Checkpoint as Checkpoint
+from perplexity_sliding.scoring.distributed import Processes as Processes
+from perplexity_sliding.scoring.healing import plan_healing as plan_healing
+from perplexity_sliding.scoring.hidden_states import store_reference as store_reference
+from perplexity_sliding.scoring.measures import TOKEN_MEASURES
+from perplexity_sliding.scoring.passes import Scorer as Scorer
+from perplexity_sliding.scoring.runner import Session as Session
+from perplexity_sliding.scoring.served import ServedScorer as ServedScorer
 
 # Names imported as themselves are used by other modules of the engine alone: evaluate copies no
 # file that isn't imported here.

@@ -8,7 +8,7 @@ The door to the package cli, which does the work.
 
 import sys
 
-from cli import start
+from perplexity_sliding.cli import start
 
 if __name__ == "__main__":
     sys.exit(start())

@@ -18,7 +18,7 @@ import numpy as np
 from scipy.signal import lfilter
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-from perplexity_sliding.result_uncertainty import Blocks, Clusters, estimate_ratio
+from perplexity_sliding.results.uncertainty import Blocks, Clusters, estimate_ratio
 
 MEAN, EFFECT, NOISE, CORRELATION = 3.0, 0.25, 2.5, 0.3
 WINDOW = 256

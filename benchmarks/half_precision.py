@@ -18,8 +18,8 @@ from workloads import make_model, make_text, make_tokenizer
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
-from cli.advice import described, multiplies_bfloat16  # noqa: E402
 from perplexity_sliding import compute  # noqa: E402
+from perplexity_sliding.cli.advice import described, multiplies_bfloat16  # noqa: E402
 
 HALF, WHOLE = "bfloat16", "float32"
 

@@ -23,9 +23,8 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-from perplexity_sliding.result_identity import judge_identity
-
 from perplexity_sliding import compute
+from perplexity_sliding.results.identity import judge_identity
 
 ROOT = Path(__file__).resolve().parent.parent
 DEMO = str(ROOT / "demo_model")

@@ -25,10 +25,9 @@ from measure import ratio, spread, time_in_turns
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-from perplexity_sliding.model_server import ConnectionPool, ServerSettings
-from perplexity_sliding.protocols import PROTOCOLS
-
 from perplexity_sliding import PerplexitySliding
+from perplexity_sliding.engines.server import ConnectionPool, ServerSettings
+from perplexity_sliding.protocols import PROTOCOLS
 
 ROOT = Path(__file__).resolve().parent.parent
 DEMO = str(ROOT / "demo_model")

@@ -15,7 +15,7 @@ import numpy as np
 from measure import peak_memory
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-from perplexity_sliding.result_totals import Aggregation, TextScores, Totals
+from perplexity_sliding.results.totals import Aggregation, TextScores, Totals
 
 WINDOW = 512
 

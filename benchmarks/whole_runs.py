@@ -17,7 +17,7 @@ from measure import now, ratio
 from workloads import FreeModel, make_model, make_text, make_tokenizer
 
 sys.path.insert(0, str(ROOT))
-from cli import main as command_line
+from perplexity_sliding.cli import main as command_line
 
 SCORE, IMPORT = "score.py samples/note.txt", 'python -c "import evaluate"'
 # The guide's windows: with a start token, the article's last token would have one of its own.

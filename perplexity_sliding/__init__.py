@@ -42,13 +42,13 @@ def __getattr__(name: str) -> object:
 
         return VERSION
     if name == "compute":
-        from .call import compute
+        from .api import compute
 
         return compute
     if name == "PerplexitySliding":
         return _metric_module().PerplexitySliding
     if name == "PerplexityCallback":
-        from .training import PerplexityCallback
+        from .callback import PerplexityCallback
 
         return PerplexityCallback
     if name == "show":

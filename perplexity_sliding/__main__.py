@@ -2,7 +2,7 @@
 
 import sys
 
-from perplexity_sliding.cli import start
+from .cli import start
 
 if __name__ == "__main__":
     sys.exit(start())

@@ -14,10 +14,10 @@ from operator import itemgetter
 
 import regex
 
-from views.assets import STYLE
-from views.markup import count, interval_words, number
-from views.surprise import EDGES
-from views.tokens import text_segments
+from perplexity_sliding.views.assets import STYLE
+from perplexity_sliding.views.markup import count, interval_words, number
+from perplexity_sliding.views.surprise import EDGES
+from perplexity_sliding.views.tokens import text_segments
 
 from .service import Scored
 

@@ -1,6 +1,6 @@
 """What pins a number down: signature, digest of the text, link."""
 
-from views.markup import escape, number, payload
+from perplexity_sliding.views.markup import escape, number, payload
 
 from .card import card
 from .links import has_text, link

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from views.comparison import comparison_view
+from perplexity_sliding.views.comparison import comparison_view
 
 from .score_view import warn_of_few
 from .service import Compared

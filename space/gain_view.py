@@ -4,11 +4,11 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from views.markup import change, count, escape, number, payload
-from views.piece_list import piece_list
-from views.segments import Segment
-from views.text_box import detail_box, text_box
-from views.tokens import text_segments
+from perplexity_sliding.views.markup import change, count, escape, number, payload
+from perplexity_sliding.views.piece_list import piece_list
+from perplexity_sliding.views.segments import Segment
+from perplexity_sliding.views.text_box import detail_box, text_box
+from perplexity_sliding.views.tokens import text_segments
 
 from .service import STRIDES_SET, Scored, TradeOff, gain_share
 

@@ -4,7 +4,7 @@ The browser opens and closes the explanations by itself (`popover`): Escape or a
 closes them, and no script is needed.
 """
 
-from views.surprise import LABELS, ODDS
+from perplexity_sliding.views.surprise import LABELS, ODDS
 
 TITLE = "How surprised is a language model by your words?"
 MEANINGS = {

@@ -4,9 +4,8 @@ import warnings
 from collections.abc import Sequence
 
 from perplexity_sliding.errors import wording_of
-from perplexity_sliding.result_totals import ratio_of_perplexities
-
-from views.markup import count
+from perplexity_sliding.results.totals import ratio_of_perplexities
+from perplexity_sliding.views.markup import count
 
 from .deadline import within
 from .jobs import Job

@@ -11,8 +11,8 @@ import gradio as gr
 from packaging.requirements import Requirement
 from starlette.middleware import Middleware
 
-from views.assets import SCRIPTS as PIECES
-from views.assets import STYLE, joined
+from perplexity_sliding.views.assets import SCRIPTS as PIECES
+from perplexity_sliding.views.assets import STYLE, joined
 
 from .endpoints import add_endpoint, make_compare, make_score
 from .faults import Faults, PageBlocks

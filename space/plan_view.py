@@ -1,6 +1,6 @@
 """What window and stride mean, in words."""
 
-from views.markup import count, escape
+from perplexity_sliding.views.markup import count, escape
 
 from .protocols import guide
 

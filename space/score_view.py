@@ -3,8 +3,8 @@
 import math
 from collections.abc import Sequence
 
-from views.markup import count, escape, interval_words, number, payload
-from views.numbers import FEWEST, TOO_SHORT, few_tokens, meaning, story
+from perplexity_sliding.views.markup import count, escape, interval_words, number, payload
+from perplexity_sliding.views.numbers import FEWEST, TOO_SHORT, few_tokens, meaning, story
 
 from .intro_view import term
 from .links import link

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from views.comparison import Pair
+from perplexity_sliding.views.comparison import Pair
 
 from .jobs import Job, OverBudget
 from .limits import Limits, Refused

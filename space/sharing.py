@@ -9,7 +9,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from views.markup import interval_words, number
+from perplexity_sliding.views.markup import interval_words, number
 
 from .calls import CONTEXT_FILE, TABLE_FILE, TEXT_FILE
 from .card import card

@@ -1,6 +1,6 @@
 """What is happening, in one line; screen readers announce its beginning and its end."""
 
-from views.markup import escape
+from perplexity_sliding.views.markup import escape
 
 from .jobs import Update
 

@@ -4,10 +4,10 @@ import itertools
 import math
 from collections.abc import Sequence
 
-from views.charts import bar
-from views.curves import context_curve, setting_curve
-from views.markup import change, count, escape, number
-from views.window_picture import KEY, pictured_tokens, window_picture
+from perplexity_sliding.views.charts import bar
+from perplexity_sliding.views.curves import context_curve, setting_curve
+from perplexity_sliding.views.markup import change, count, escape, number
+from perplexity_sliding.views.window_picture import KEY, pictured_tokens, window_picture
 
 from .protocols import guide
 from .score_view import warn_of_few

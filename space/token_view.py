@@ -1,9 +1,15 @@
 """The text coloured by what was measured of its tokens, over the windows that read it."""
 
-from views.markup import count, escape, payload
-from views.segments import Segment
-from views.text_box import piece_columns, utf16_length
-from views.tokens import colour_choice, piece_colour, surprise_legend, text_segments, token_data
+from perplexity_sliding.views.markup import count, escape, payload
+from perplexity_sliding.views.segments import Segment
+from perplexity_sliding.views.text_box import piece_columns, utf16_length
+from perplexity_sliding.views.tokens import (
+    colour_choice,
+    piece_colour,
+    surprise_legend,
+    text_segments,
+    token_data,
+)
 
 from .protocols import guide
 from .service import Scored

@@ -3,9 +3,9 @@
 import bisect
 import math
 
-from views.segments import Segment, segment_data
-from views.surprise import bits_colour, in_bits
-from views.text_box import piece_columns, text_label
+from perplexity_sliding.views.segments import Segment, segment_data
+from perplexity_sliding.views.surprise import bits_colour, in_bits
+from perplexity_sliding.views.text_box import piece_columns, text_label
 
 from .service import Scored
 

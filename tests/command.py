@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from cli import main as score
+from perplexity_sliding.cli import main as score
 
 
 @dataclass

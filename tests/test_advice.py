@@ -6,8 +6,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from cli import advice
-from cli.progress import Progress
+from perplexity_sliding.cli import advice
+from perplexity_sliding.cli.progress import Progress
 
 FLAGS = "model name\t: Some CPU\nflags\t\t: fpu avx2 {}\n"
 

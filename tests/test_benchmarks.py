@@ -39,8 +39,8 @@ from peers import guide_loop, stock_metric
 from plain import PlainPasses, batches
 from workloads import FreeModel, make_lines, make_text, make_tokenizer, read_lines
 
-from cli import main as command_line
-from cli.options import parse_arguments
+from perplexity_sliding.cli import main as command_line
+from perplexity_sliding.cli.options import parse_arguments
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -5,10 +5,11 @@ import pytest
 import reference
 import transformers
 from models import CONTEXT, VOCABULARY, enliven, make_model, make_tokenizer, random_text
-from perplexity_sliding.plan_windows import Plan
+
+from perplexity_sliding.plan.windows import Plan
 from perplexity_sliding.protocols import PROTOCOLS
-from perplexity_sliding.score_carried import plan_segments, side_by_side
-from perplexity_sliding.score_distributed import share_out
+from perplexity_sliding.scoring.carried import plan_segments, side_by_side
+from perplexity_sliding.scoring.distributed import share_out
 
 TEXTS = [random_text(70), random_text(9, seed=1), random_text(33, seed=2), random_text(35, seed=3)]
 

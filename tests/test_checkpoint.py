@@ -19,10 +19,11 @@ from pathlib import Path
 import pytest
 import torch
 from models import CONTEXT, VOCABULARY, make_model, random_text
-from perplexity_sliding.model import LanguageModel
-from perplexity_sliding.model_interface import MadeUpText
-from perplexity_sliding.score_checkpoint import Checkpoint
-from perplexity_sliding.score_measures import NegativeLogLikelihood
+
+from perplexity_sliding.models.interface import MadeUpText
+from perplexity_sliding.models.language_model import LanguageModel
+from perplexity_sliding.scoring.checkpoint import Checkpoint
+from perplexity_sliding.scoring.measures import NegativeLogLikelihood
 
 needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="processes are forked")
 

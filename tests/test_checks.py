@@ -16,7 +16,7 @@ from models import (
     random_text,
 )
 
-from cli import messages
+from perplexity_sliding.cli import messages
 
 TEXT = random_text(40)
 

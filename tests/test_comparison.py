@@ -4,7 +4,8 @@ import math
 
 import numpy as np
 import pytest
-from perplexity_sliding.result_comparison import (
+
+from perplexity_sliding.results.comparison import (
     PairedClusters,
     PairedScores,
     by_confidence,

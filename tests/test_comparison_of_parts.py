@@ -16,8 +16,9 @@ from models import (
     random_text,
     save,
 )
-from perplexity_sliding.result_pairs import with_edges
 from test_parts import CHAT, MARKED_TEMPLATE, PLAIN_TEMPLATE
+
+from perplexity_sliding.results.pairs import with_edges
 
 CONTEXTS = [random_text(length, seed=length) for length in range(4, 30, 2)]
 TEXTS = [" " + random_text(length, seed=7 * length) for length in range(30, 4, -2)]

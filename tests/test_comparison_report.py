@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from models import make_byte_tokenizer, make_model, make_tokenizer, random_text, save
 
-from cli import comparison_plots, comparison_report
+from perplexity_sliding.cli import comparison_plots, comparison_report
 
 
 @pytest.fixture(autouse=True)

@@ -4,8 +4,9 @@ import warnings
 
 import pytest
 from models import make_model
-from perplexity_sliding.text_joins import runs_together
 from test_parts import make_merging_tokenizer
+
+from perplexity_sliding.plan.joins import runs_together
 
 
 @pytest.mark.parametrize(

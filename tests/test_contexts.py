@@ -5,8 +5,9 @@ import math
 import numpy as np
 import pytest
 import reference
-from perplexity_sliding.plan_windows import PlannedWindow, count_inputs, merge_windows, plan_windows
-from perplexity_sliding.result_contexts import (
+
+from perplexity_sliding.plan.windows import PlannedWindow, count_inputs, merge_windows, plan_windows
+from perplexity_sliding.results.contexts import (
     ContextTotals,
     LongContextTotals,
     PositionTotals,
@@ -15,7 +16,7 @@ from perplexity_sliding.result_contexts import (
     in_context_gains,
     in_context_score,
 )
-from perplexity_sliding.result_uncertainty import Blocks
+from perplexity_sliding.results.uncertainty import Blocks
 
 
 def summarize_contexts(lengths, nlls, contexts, stride):

@@ -7,15 +7,16 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from perplexity_sliding.model_digest import (
+from transformers import PreTrainedTokenizer, PreTrainedTokenizerFast
+
+from perplexity_sliding.models.digest import (
     describe,
     describe_class,
     differs_from_class,
     plain_tensors,
 )
-from perplexity_sliding.model_module import defining_module, is_known, precision
-from perplexity_sliding.model_probes import state_kept
-from transformers import PreTrainedTokenizer, PreTrainedTokenizerFast
+from perplexity_sliding.models.module import defining_module, is_known, precision
+from perplexity_sliding.models.probes import state_kept
 
 
 class Cutter:

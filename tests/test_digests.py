@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+
 from perplexity_sliding.digests import digest_of, same_probe
 
 

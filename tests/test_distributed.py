@@ -12,7 +12,8 @@ import sys
 import evaluate
 import pytest
 from models import NEWEST, make_byte_tokenizer, make_model, make_tokenizer, random_text, save
-from perplexity_sliding.score_distributed import Processes, share_out
+
+from perplexity_sliding.scoring.distributed import Processes, share_out
 
 PartialState = pytest.importorskip("accelerate").PartialState
 needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="processes are forked")

@@ -7,7 +7,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from perplexity_sliding.score_measures import Block, Divergence, compare_distributions
+
+from perplexity_sliding.scoring.measures import Block, Divergence, compare_distributions
 
 INF = math.inf
 
@@ -199,7 +200,7 @@ def test_pieces_of_any_size_give_the_same(monkeypatch):
     model, reference = random_logits(11, 100, 0.5)
     whole = compare(model, reference)
     for piece in (1, 250, 10_000):
-        monkeypatch.setattr("perplexity_sliding.score_measures.CPU_PIECE", piece)
+        monkeypatch.setattr("perplexity_sliding.scoring.measures.CPU_PIECE", piece)
         for name, column in compare(model, reference).items():
             assert torch.equal(column, whole[name]), (piece, name)
 

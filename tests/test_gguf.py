@@ -12,8 +12,9 @@ import tokenizers
 import torch
 import transformers
 from models import make_tokenizer
-from perplexity_sliding.model_gguf import check_vocabulary
-from perplexity_sliding.model_gguf import make_tokenizer as own_tokenizer
+
+from perplexity_sliding.engines.gguf import check_vocabulary
+from perplexity_sliding.engines.gguf import make_tokenizer as own_tokenizer
 
 ROOT = Path(__file__).resolve().parent.parent
 DEMO = ROOT / "demo_model"
@@ -187,7 +188,7 @@ def test_rotary_positions_go_on(metric, files, demo):
 @needs_llama_cpp
 def test_no_window_passes_a_table_of_positions(metric, files, demo, monkeypatch):
     """The bundled model's architecture is taken for one whose table ends where it was trained to."""
-    from perplexity_sliding import model_gguf
+    from perplexity_sliding.engines import gguf as model_gguf
 
     monkeypatch.setattr(model_gguf, "LEARNED_POSITIONS", ("llama",))
     with pytest.raises(ValueError, match="`max_length` must be between 2 and 128"):
@@ -313,7 +314,7 @@ def test_no_such_file(metric, tmp_path):
 def test_package_is_named_where_it_is_missing(metric, tmp_path, monkeypatch):
     (tmp_path / "model.gguf").write_bytes(b"GGUF")
     monkeypatch.setitem(sys.modules, "llama_cpp", None)
-    from perplexity_sliding.model_gguf import load_library
+    from perplexity_sliding.engines.gguf import load_library
 
     load_library.cache_clear()
     with pytest.raises(ValueError, match="pip install llama-cpp-python"):

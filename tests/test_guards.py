@@ -23,8 +23,9 @@ from models import (
     make_tokenizer,
     random_text,
 )
-from perplexity_sliding.model_probes import leaks, state_kept, with_other_end
-from perplexity_sliding.model_source import in_use_together
+
+from perplexity_sliding.engines.sources import in_use_together
+from perplexity_sliding.models.probes import leaks, state_kept, with_other_end
 
 sys.path.append(str(Path(__file__).resolve().parent.parent / "benchmarks"))
 import architectures

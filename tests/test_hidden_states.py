@@ -18,7 +18,8 @@ from models import (
     random_text,
     save,
 )
-from perplexity_sliding.score_hidden_states import PAGE_BYTES, StatesFile, allocate, drop_body
+
+from perplexity_sliding.scoring.hidden_states import PAGE_BYTES, StatesFile, allocate, drop_body
 
 TEXTS = [random_text(length, seed=length) for length in range(20, 30)]
 

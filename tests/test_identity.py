@@ -5,7 +5,8 @@ import pytest
 import torch
 from fake_engines import FakeServer, running
 from models import make_model, random_text
-from perplexity_sliding.result_identity import describe_pattern, judge_identity, most_beyond
+
+from perplexity_sliding.results.identity import describe_pattern, judge_identity, most_beyond
 
 TEXTS = [random_text(120, n) for n in range(3)]
 

@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 import torch
 from models import SlowTokenizer, make_byte_tokenizer, make_model, make_tokenizer, random_text
-from perplexity_sliding.plan_windows import Window
-from perplexity_sliding.request_checks import KeyTokenRule
-from perplexity_sliding.result_key_tokens import merge_spans, tokens_inside, total_key_tokens
-from perplexity_sliding.text_tokenization import TokenizedText
+
+from perplexity_sliding.arguments import KeyTokenRule
+from perplexity_sliding.plan.tokenization import TokenizedText
+from perplexity_sliding.plan.windows import Window
+from perplexity_sliding.results.key_tokens import merge_spans, tokens_inside, total_key_tokens
 
 
 def test_key_tokens_by_hand():

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from models import make_model, make_tokenizer, random_text, save
 
-from cli import main
+from perplexity_sliding.cli import main
 
 ROOT = Path(main.__file__).parent.parent
 
@@ -131,7 +131,7 @@ FAKE = """
 import os, sys
 sys.path.insert(0, {root!r})
 import cli
-sys.modules["cli.main"] = sys
+sys.modules["perplexity_sliding.cli.main"] = sys
 
 def run():
     {body}

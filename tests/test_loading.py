@@ -9,8 +9,9 @@ import pytest
 import torch
 import transformers
 from models import CONTEXT, VOCABULARY, make_model, make_tokenizer, random_text, save
-from perplexity_sliding.model_interface import ContextLimit
-from perplexity_sliding.model_loading import context_limit
+
+from perplexity_sliding.models.loading import context_limit
+from perplexity_sliding.plan.windows import ContextLimit
 
 TEXTS = [random_text(40), random_text(7, seed=1)]
 TINY = {

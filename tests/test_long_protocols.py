@@ -12,7 +12,8 @@ import reference
 import torch
 import transformers
 from models import CONTEXT, make_model, make_tokenizer, random_text, words
-from perplexity_sliding.plan_windows import PlannedWindow, count_inputs, merge_windows, plan_windows
+
+from perplexity_sliding.plan.windows import PlannedWindow, count_inputs, merge_windows, plan_windows
 from perplexity_sliding.protocols import PROTOCOLS
 
 

@@ -24,7 +24,8 @@ from models import (
     random_text,
     words,
 )
-from perplexity_sliding.model_loading import context_limit
+
+from perplexity_sliding.models.loading import context_limit
 from perplexity_sliding.protocols import PROTOCOLS
 
 # Long enough for several windows of CONTEXT, exactly one, one more than that, and the shortest.

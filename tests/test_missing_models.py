@@ -7,7 +7,8 @@ import sys
 import pytest
 from fake_hub import FakeHub
 from models import make_model, make_tokenizer, random_text, save
-from perplexity_sliding.model_loading import check_exists
+
+from perplexity_sliding.models.loading import check_exists
 
 
 @pytest.fixture

@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import pytest
+
 from perplexity_sliding.protocols import PROTOCOLS
 
 ROW = """

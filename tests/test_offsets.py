@@ -14,13 +14,13 @@ from models import (
     make_tokenizer,
     random_text,
 )
-from perplexity_sliding.result_report import measure_span
-from perplexity_sliding.text_tokenization import prepends_start_token, tokenize
 from tokenizers import Tokenizer, normalizers, pre_tokenizers, processors
 from tokenizers import models as token_models
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from perplexity_sliding import text_tokenization
+from perplexity_sliding.plan import tokenization as text_tokenization
+from perplexity_sliding.plan.tokenization import prepends_start_token, tokenize
+from perplexity_sliding.results.report import measure_span
 
 CODE = "def f(x):\n    if x:\n        return  x + 1\n\n\n    return None\n\n" * 2
 PROSE = "He left.  She stayed.   Nobody said  a word to them that day.\n\n  The end came.  "

@@ -14,8 +14,17 @@ import pytest
 from models import random_text
 from wcwidth import wcswidth
 
-from cli import citing, comparison_report, main, measuring, options, output, rows, tables
-from cli.progress import Progress, minutes
+from perplexity_sliding.cli import (
+    citing,
+    comparison_report,
+    main,
+    measuring,
+    options,
+    output,
+    rows,
+    tables,
+)
+from perplexity_sliding.cli.progress import Progress, minutes
 
 TEXTS = [random_text(length, seed=length) for length in (120, 90)]
 

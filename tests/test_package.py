@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from cli import main as score
+from perplexity_sliding.cli import main as score
 
 ROOT = Path(__file__).resolve().parent.parent
 OFFLINE = {"HF_HUB_OFFLINE": "1", "PIP_NO_INDEX": "1", "PIP_DISABLE_PIP_VERSION_CHECK": "1"}

@@ -15,7 +15,13 @@ from models import (
     make_tokenizer,
     random_text,
 )
-from perplexity_sliding.plan_windows import (
+from tokenizers import Tokenizer, decoders, pre_tokenizers, processors
+from tokenizers import models as token_models
+from transformers import PreTrainedTokenizerFast
+
+from perplexity_sliding.plan.chats import is_chat
+from perplexity_sliding.plan.parts import find_part
+from perplexity_sliding.plan.windows import (
     Plan,
     Window,
     last_window,
@@ -23,11 +29,6 @@ from perplexity_sliding.plan_windows import (
     restrict_windows,
 )
 from perplexity_sliding.protocols import PROTOCOLS
-from perplexity_sliding.text_chats import is_chat
-from perplexity_sliding.text_parts import find_part
-from tokenizers import Tokenizer, decoders, pre_tokenizers, processors
-from tokenizers import models as token_models
-from transformers import PreTrainedTokenizerFast
 
 SLIDING = PROTOCOLS["sliding"]
 

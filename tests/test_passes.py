@@ -16,7 +16,9 @@ from models import (
     make_tokenizer,
     random_text,
 )
-from perplexity_sliding.plan_windows import (
+from tokenizers import decoders
+
+from perplexity_sliding.plan.windows import (
     Pass,
     PlannedWindow,
     count_inputs,
@@ -26,7 +28,6 @@ from perplexity_sliding.plan_windows import (
     unite,
 )
 from perplexity_sliding.protocols import PROTOCOLS
-from tokenizers import decoders
 
 TEXTS = [random_text(45, seed=1), random_text(9, seed=2), random_text(30, seed=3)]
 COUNTS = ("num_tokens", "num_windows", "num_forward_tokens", "num_tokens_per_text")

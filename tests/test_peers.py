@@ -15,7 +15,8 @@ import pytest
 import reference
 import torch
 from models import CONTEXT, make_byte_tokenizer, make_model, make_tokenizer, random_text
-from perplexity_sliding.plan_windows import plan_windows
+
+from perplexity_sliding.plan.windows import plan_windows
 from perplexity_sliding.protocols import PROTOCOLS
 
 TOKENIZERS = {

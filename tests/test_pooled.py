@@ -2,8 +2,9 @@
 
 import numpy as np
 import pytest
-from perplexity_sliding.result_pooled import PooledTotals
-from perplexity_sliding.result_totals import Aggregation, TextScores, Totals
+
+from perplexity_sliding.results.pooled import PooledTotals
+from perplexity_sliding.results.totals import Aggregation, TextScores, Totals
 
 LISTS = {"perplexities", "num_tokens_per_text"}
 AGGREGATIONS = {

@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 import torch
 from models import make_model, make_tokenizer, random_text
-from perplexity_sliding.errors import ArgumentError, TextsError
 
-from cli import helping, main, messages, options, values
-from cli.progress import Progress
+from perplexity_sliding.cli import helping, main, messages, options, values
+from perplexity_sliding.cli.progress import Progress
+from perplexity_sliding.errors import ArgumentError, TextsError
 
 ROOT = Path(__file__).resolve().parent.parent
 TWO_SCREENS = 48  # lines
@@ -45,7 +45,10 @@ assert "torch" not in sys.modules
 {run}
 print(os.environ["OMP_WAIT_POLICY"])
 """
-RUNS = {"cli": "sys.modules['cli.main'] = sys; sys.main = lambda: 0; cli.start()", "space": ""}
+RUNS = {
+    "cli": "sys.modules['perplexity_sliding.cli.main'] = sys; sys.main = lambda: 0; cli.start()",
+    "space": "",
+}
 
 
 @pytest.mark.parametrize("package", RUNS)
@@ -343,7 +346,7 @@ def test_each_thing_that_is_no_model_has_its_own_sentence(call, model, message):
 def test_an_adapter_needs_peft(call, monkeypatch):
     os.mkdir("adapter")
     Path("adapter/adapter_config.json").write_text('{"base_model_name_or_path": "gpt2"}')
-    monkeypatch.setattr("cli.checks.find_spec", lambda name: None)
+    monkeypatch.setattr("perplexity_sliding.cli.checks.find_spec", lambda name: None)
     assert "which needs peft: pip install peft." in call("a.txt", model="adapter").err
 
 

@@ -10,9 +10,10 @@ import reference
 import torch
 import transformers
 from models import NEWEST, VOCABULARY, make_model, random_text
+
 from perplexity_sliding.digests import same_probe, same_probes
-from perplexity_sliding.model_interface import MadeUpText
-from perplexity_sliding.model_logits import BodyThenHead
+from perplexity_sliding.models.interface import MadeUpText
+from perplexity_sliding.models.logits import BodyThenHead
 
 MODELING = transformers.models.llama.modeling_llama
 TEXT = random_text(700)

@@ -10,7 +10,7 @@ from typing import ClassVar
 import pytest
 from space_models import ROOT, byte_model
 
-from cli import main as score
+from perplexity_sliding.cli import main as score
 from space import publish
 
 CARD = """---

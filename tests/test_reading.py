@@ -19,7 +19,7 @@ import pyarrow.parquet
 import pytest
 from models import random_text
 
-from cli import options, reading, suspicions, table_files, unpacking
+from perplexity_sliding.cli import options, reading, suspicions, table_files, unpacking
 
 TEXTS = [random_text(length, seed=length) for length in (20, 40, 6)]
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 import yaml
-from perplexity_sliding.protocols import PROTOCOLS
 
-from cli.options import parse_arguments
+from perplexity_sliding.cli.options import parse_arguments
+from perplexity_sliding.protocols import PROTOCOLS
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "docs"))

@@ -21,7 +21,8 @@ from models import (
     random_text,
     save,
 )
-from perplexity_sliding.model_source import same_vocabulary
+
+from perplexity_sliding.engines.sources import same_vocabulary
 
 TEXTS = [random_text(length, seed=length) for length in range(20, 36)]
 

@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from models import make_byte_tokenizer, make_model, make_tokenizer, make_uniform_model, random_text
-from perplexity_sliding.result_totals import (
+
+from perplexity_sliding.results.totals import (
     Aggregation,
     TextScores,
     Totals,

@@ -24,9 +24,8 @@ from models import make_model, make_tokenizer, random_text
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-import cli  # noqa: E402
-from cli import main as score  # noqa: E402
-from cli import measuring, options, plots, wikitext  # noqa: E402
+from perplexity_sliding.cli import main as score  # noqa: E402
+from perplexity_sliding.cli import measuring, options, plots, wikitext  # noqa: E402
 
 # Arguments that are live objects, or that the command line has another word for.
 NOT_OPTIONS = {
@@ -692,7 +691,7 @@ def test_a_terminal_is_not_waited_for(refuse, monkeypatch):
 
 def test_plots_need_matplotlib(refuse, files, monkeypatch):
     monkeypatch.delattr(cli, "plots", raising=False)
-    monkeypatch.setitem(sys.modules, "cli.plots", None)
+    monkeypatch.setitem(sys.modules, "perplexity_sliding.cli.plots", None)
     message = refuse(files[0], "--protocol=all", "--plot=a.png")
     assert "--plot needs the package matplotlib: pip install matplotlib." in message
 

@@ -20,8 +20,9 @@ from models import (
     make_uniform_model,
     random_text,
 )
-from perplexity_sliding.score_passes import batches
 from torch.utils._python_dispatch import TorchDispatchMode
+
+from perplexity_sliding.scoring.passes import batches
 
 TEXTS = [random_text(length, seed=length) for length in (45, 16, 30, 5, 2)]
 IDS = [[int(word[1:]) for word in text.split()] for text in TEXTS]

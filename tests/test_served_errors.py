@@ -11,8 +11,9 @@ import traceback
 import pytest
 from fake_engines import FakeServer, running
 from models import random_text
-from perplexity_sliding.model_server import ConnectionPool, Server, ServerSettings
-from perplexity_sliding.model_server_forms import ServerError
+
+from perplexity_sliding.engines.server import ConnectionPool, Server, ServerSettings
+from perplexity_sliding.engines.server_apis import ServerError
 
 TEXTS = [random_text(70)]
 KEY = "sk-" + "".join(random.Random(0).choices("abcdefgh0123456789", k=40))
@@ -98,7 +99,7 @@ def test_a_folder_of_the_server_is_looked_up_once(metric, gpt2, tokenizer, monke
 
     api = huggingface_hub.hf_api.HfApi(endpoint="http://127.0.0.1:9")
     monkeypatch.setattr("huggingface_hub.HfApi", lambda: api)
-    monkeypatch.setattr("perplexity_sliding.model_server_opening.load_tokenizer", pytest.fail)
+    monkeypatch.setattr("perplexity_sliding.engines.server_opening.load_tokenizer", pytest.fail)
     with (
         running(FakeServer(gpt2, tokenizer, root=root)) as address,
         pytest.raises(ValueError, match=f"`tokenizer` must be given .*{re.escape(root)}"),
@@ -206,7 +207,7 @@ class LongAnswers(FakeServer):
 def test_honest_answers_are_within_the_bound(metric, gpt2, tokenizer):
     with running(LongAnswers(gpt2, tokenizer)) as address:
         server = Server(address, ServerSettings())
-        from perplexity_sliding.model_server_forms import LOGPROBS_APIS, Prompt
+        from perplexity_sliding.engines.server_apis import LOGPROBS_APIS, Prompt
 
         api = LOGPROBS_APIS[0]
         prompts = [Prompt(list(range(3, 18)))] * 300

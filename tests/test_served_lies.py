@@ -422,7 +422,7 @@ class Weary(FakeServer):
 
 
 def test_failures_are_tried_again(metric, gpt2, tokenizer, monkeypatch):
-    monkeypatch.setattr("perplexity_sliding.model_server.FIRST_WAIT_S", 0.001)
+    monkeypatch.setattr("perplexity_sliding.engines.server.FIRST_WAIT_S", 0.001)
     with running(Weary(gpt2, tokenizer)) as address:
         served = metric.compute(predictions=TEXTS, model_id=address, tokenizer=tokenizer)
     expected = metric.compute(predictions=TEXTS, model=gpt2, tokenizer=tokenizer)

@@ -5,8 +5,9 @@ import sys
 import pytest
 import torch
 from models import ARCHITECTURES, NEWEST, forget, make_model, make_tokenizer, random_text
-from perplexity_sliding.plan_windows import Pass, SharedPrefix, find_shared_prefixes
-from perplexity_sliding.score_runner import LEAST_SAVING
+
+from perplexity_sliding.plan.windows import Pass, SharedPrefix, find_shared_prefixes
+from perplexity_sliding.scoring.runner import LEAST_SAVING
 
 CONTEXT_TOKENS = 30
 TEXTS = [random_text(3 + n % 4, seed=n) for n in range(20)]

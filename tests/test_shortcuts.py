@@ -7,8 +7,10 @@ import pytest
 import reference
 import torch
 from models import BOS, CONTEXT, VOCABULARY, make_model, make_tokenizer, random_text
-from perplexity_sliding.model import LanguageModel
-from perplexity_sliding.model_logits import (
+from transformers.activations import NewGELUActivation
+
+from perplexity_sliding.models.language_model import LanguageModel
+from perplexity_sliding.models.logits import (
     AlignedProduct,
     BodyThenHead,
     ScoredRows,
@@ -17,7 +19,6 @@ from perplexity_sliding.model_logits import (
     head_shortcuts,
     last_feed_forward,
 )
-from transformers.activations import NewGELUActivation
 
 FED = {"gpt2": "mlp", "llama": "mlp", "gemma2": "mlp", "bloom": "mlp", "gptj": "mlp"}
 

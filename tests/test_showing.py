@@ -14,11 +14,11 @@ from pathlib import Path
 
 import pytest
 from models import make_byte_tokenizer, make_model, make_tokenizer, random_text, save
+
+from perplexity_sliding import compute, show, to_frame
 from perplexity_sliding.cli import measuring as installed_measuring
 from perplexity_sliding.views.reading import Reading, within
 from perplexity_sliding.views.report import report
-
-from perplexity_sliding import compute, show, to_frame
 
 DEMO = str(Path(__file__).resolve().parent.parent / "demo_model")
 TEXTS = [random_text(length, seed=length) for length in (60, 45)]
@@ -237,9 +237,9 @@ def test_a_report_of_much_text_shows_its_beginning_and_asks_for_no_more(call, mo
     Path("t.jsonl").write_text(rows, "utf-8")
     whole = call("t.jsonl", "--shard-characters=1000", "--json").json["corpus"]
     most, asked = len(TEXTS[0]) + 20, []
-    for module in (sys.modules["cli.measuring"], installed_measuring):
+    for module in (sys.modules["perplexity_sliding.cli.measuring"], installed_measuring):
         monkeypatch.setattr(module, "SHOWN", most)
-    loaded = sys.modules["cli.measuring"].load_metric
+    loaded = sys.modules["perplexity_sliding.cli.measuring"].load_metric
 
     def watched(args):
         metric = loaded(args)
@@ -250,7 +250,7 @@ def test_a_report_of_much_text_shows_its_beginning_and_asks_for_no_more(call, mo
 
         return types.SimpleNamespace(**{**vars(metric), "compute": compute})
 
-    monkeypatch.setattr(sys.modules["cli.main"], "load_metric", watched)
+    monkeypatch.setattr(sys.modules["perplexity_sliding.cli.main"], "load_metric", watched)
     outcome = call("t.jsonl", "--shard-characters=1000", "--json", "--html=r.html")
     assert outcome.json["corpus"]["total_nll"] == pytest.approx(whole["total_nll"], rel=1e-6)
     first, second = (pieces["text"] for pieces in read().data("data-pieces"))
@@ -353,7 +353,7 @@ class Screen(StringIO):
 
 
 def printed(monkeypatch, readings, terminal: bool, **environment) -> str:
-    from cli import showing
+    from perplexity_sliding.cli import showing
 
     for name, value in {"TERM": "xterm-256color", "COLUMNS": "60", **environment}.items():
         monkeypatch.setenv(name, value)
@@ -421,7 +421,7 @@ def test_a_narrow_terminal_wraps_and_loses_nothing(monkeypatch, columns):
 
 
 def test_styles_can_be_read_on_black_and_on_white():
-    from cli.showing import STYLES
+    from perplexity_sliding.cli.showing import STYLES
 
     def light(colour) -> float:
         def linear(value):

@@ -20,13 +20,13 @@ from models import (
     random_text,
     save,
 )
-from perplexity_sliding.digests import TextsDigest, same_probe
-from perplexity_sliding.model_digest import structure, weights_digest
-from perplexity_sliding.model_interface import MadeUpText
-from perplexity_sliding.model_module import number_format
 from tokenizers import normalizers
 
-from perplexity_sliding import model as model_module
+from perplexity_sliding.digests import TextsDigest, same_probe
+from perplexity_sliding.models import language_model as model_module
+from perplexity_sliding.models.digest import structure, weights_digest
+from perplexity_sliding.models.interface import MadeUpText
+from perplexity_sliding.models.module import number_format
 
 TEXTS = [random_text(60), random_text(33, seed=1)]
 

@@ -7,7 +7,8 @@ import reference
 import torch
 import transformers
 from models import ARCHITECTURES, CONTEXT, NEWEST, enliven, make_model
-from perplexity_sliding.model_states import (
+
+from perplexity_sliding.models.states import (
     SteadyRotation,
     attention_layers,
     can_drop_keys,

@@ -14,9 +14,9 @@ import reference
 import torch
 from models import make_model, make_tokenizer, random_text
 
-from cli import main as score
-from cli import measuring, sharding, spooling
-from cli.reading import Text
+from perplexity_sliding.cli import main as score
+from perplexity_sliding.cli import measuring, sharding, spooling
+from perplexity_sliding.cli.reading import Text
 
 LENGTHS = (50, 7, 40, 23, 3, 61, 18, 30)
 TEXTS = [random_text(length, seed=length) for length in LENGTHS]
@@ -179,7 +179,7 @@ def test_shards_give_the_curves_of_one_piece(run, scored, dataset, options, char
 
 
 def test_an_evaluator_is_loaded_once_for_all_shards(run, dataset, tiny, monkeypatch):
-    from perplexity_sliding import model_source
+    from perplexity_sliding.engines import sources as model_source
 
     loaded = []
     plain = model_source.ModelSource.open

@@ -107,7 +107,7 @@ def test_markup_stays_what_it_is(at_terminal):
 
 def test_who_tries_it_out_is_told_what_it_measures(capsys, monkeypatch, root):
     """Once, beside the number of the bundled model; a pipe gets what it always got."""
-    from cli import main
+    from perplexity_sliding.cli import main
 
     note = str(root / "samples" / "note.txt")
     command = [note, "--quiet", "--max-length", "32"]  # shorter than the text

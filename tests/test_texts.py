@@ -5,14 +5,15 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 from lm_eval.tasks.wikitext.preprocess_wikitext import process_results, wikitext_detokenizer
+
+from perplexity_sliding.plan.tokenization import TokenizedText
 from perplexity_sliding.protocols import (
     count_words,
     count_words_and_ends,
     count_words_and_lines,
     detokenize_wikitext,
 )
-from perplexity_sliding.result_report import count_bytes_before, measure_span
-from perplexity_sliding.text_tokenization import TokenizedText
+from perplexity_sliding.results.report import count_bytes_before, measure_span
 
 # ---- words
 

@@ -5,10 +5,11 @@ from types import MappingProxyType
 
 import pytest
 from models import SlowTokenizer, make_tokenizer, random_text, save
-from perplexity_sliding.text_tokenization import check_tokenizer
 from tokenizers import Tokenizer, decoders, normalizers, pre_tokenizers
 from tokenizers import models as token_models
 from transformers import PreTrainedTokenizerFast
+
+from perplexity_sliding.plan.tokenization import check_tokenizer
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 

@@ -11,10 +11,11 @@ import sys
 import numpy as np
 import pytest
 from models import make_model, random_text
-from perplexity_sliding.protocols import PROTOCOLS
-from perplexity_sliding.result_totals import Aggregation, Totals
-from perplexity_sliding.score_runner import without_collecting
 from test_results import text
+
+from perplexity_sliding.protocols import PROTOCOLS
+from perplexity_sliding.results.totals import Aggregation, Totals
+from perplexity_sliding.scoring.runner import without_collecting
 
 TEXTS = [random_text(length, length) for length in (40, 57, 64, 33, 120, 70)]
 JOINING = [name for name, protocol in PROTOCOLS.items() if not protocol.scores_each_text]
@@ -112,7 +113,7 @@ def test_the_garbage_collector_rests_and_is_put_back(measure, monkeypatch, enabl
         seen.append(gc.isenabled())
         raise ValueError("refused")
 
-    monkeypatch.setattr("perplexity_sliding.call.plan_settings", plan_settings)
+    monkeypatch.setattr("perplexity_sliding.api.plan_settings", plan_settings)
     (gc.enable if enabled else gc.disable)()
     try:
         with pytest.raises(ValueError, match="refused"):

@@ -11,8 +11,9 @@ import math
 import numpy as np
 import pytest
 from models import random_text
-from perplexity_sliding.result_totals import Aggregation, TextScores, Totals
-from perplexity_sliding.result_uncertainty import (
+
+from perplexity_sliding.results.totals import Aggregation, TextScores, Totals
+from perplexity_sliding.results.uncertainty import (
     Blocks,
     degrees_of_freedom,
     estimate_ratio,

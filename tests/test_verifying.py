@@ -5,9 +5,9 @@ import re
 
 import pytest
 from models import make_model, make_tokenizer, random_text, save
-from perplexity_sliding.protocols import PROTOCOLS
 
-from cli import main, verifying
+from perplexity_sliding.cli import main, verifying
+from perplexity_sliding.protocols import PROTOCOLS
 
 
 @pytest.fixture

@@ -7,7 +7,8 @@ import pytest
 import reference
 from hypothesis import given
 from hypothesis import strategies as st
-from perplexity_sliding.plan_windows import Window, guide_weights, plan_windows
+
+from perplexity_sliding.plan.windows import Window, guide_weights, plan_windows
 from perplexity_sliding.protocols import PROTOCOLS
 
 LENGTHS = range(2, 13)

@@ -11,7 +11,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from models import BOS, CONTEXT, SlowTokenizer, make_byte_tokenizer, make_model, random_text
-from perplexity_sliding.result_words import (
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from perplexity_sliding.plan.tokenization import ScoredPart, TokenizedText, token_texts
+from perplexity_sliding.results.words import (
     TokenBorders,
     Vocabulary,
     assign_tokens,
@@ -23,10 +27,7 @@ from perplexity_sliding.result_words import (
     sum_words,
     word_offsets,
 )
-from perplexity_sliding.score_measures import Block, Entropy, Rank, SetMass, TailMass
-from perplexity_sliding.text_tokenization import ScoredPart, TokenizedText, token_texts
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast
+from perplexity_sliding.scoring.measures import Block, Entropy, Rank, SetMass, TailMass
 
 
 def close(value):

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from models import make_model, make_tokenizer, random_text, save
 
-from cli import replacing
+from perplexity_sliding.cli import replacing
 
 resource = pytest.importorskip("resource")
 FORMER = "the former result"

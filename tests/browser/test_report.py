@@ -3,7 +3,7 @@
 import pytest
 from visitor import PATIENCE, By, Keys, WebDriverWait
 
-from cli import main as command_line
+from perplexity_sliding.cli import main as command_line
 
 WHITE = "rgb(255, 255, 255)"
 HOSTILE = "</script><script>document.title = 'taken'</script><img src=x onerror=\"document.title = 'taken'\"> "

@@ -7,8 +7,8 @@ import pytest
 from pages import STORY
 from space_models import ROOT
 
-from cli import main as command_line
 from demo_model.round_weights import load_rounded
+from perplexity_sliding.cli import main as command_line
 from space.calls import python_call, shell_call
 from space.handlers import to_share
 from space.jobs import Job

@@ -5,7 +5,13 @@ import itertools
 import pytest
 import regex
 
-from views.charts import Point, density_chart, distribution_chart, line_chart, round_levels
+from perplexity_sliding.views.charts import (
+    Point,
+    density_chart,
+    distribution_chart,
+    line_chart,
+    round_levels,
+)
 
 
 @pytest.mark.parametrize("low, high", [(338.3, 348.9), (0.1, 0.2), (5, 5), (1, 1000)])

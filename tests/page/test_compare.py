@@ -8,6 +8,10 @@ import torch
 from models import words
 from pages import OWN_TAGS, STORY, Reader
 
+from perplexity_sliding.views.comparison import Change, change_colour, kl_colour, measure_changes
+from perplexity_sliding.views.markup import number
+from perplexity_sliding.views.segments import cut
+from perplexity_sliding.views.tokens import text_segments
 from space.compare_view import compare_view
 from space.endpoints import compare_summary
 from space.jobs import Job
@@ -16,10 +20,6 @@ from space.measure import measure_pair
 from space.metric import new_metric
 from space.models import BUNDLED, ROUNDED
 from space.settings import Settings
-from views.comparison import Change, change_colour, kl_colour, measure_changes
-from views.markup import number
-from views.segments import cut
-from views.tokens import text_segments
 
 EVIL = "\"><img src=x onerror=alert(1)>${alert(2)} <b>bold</b> & 'more' {{x}}\n" * 12
 

@@ -2,6 +2,7 @@
 
 from pages import MANY, OWN_TAGS, Reader, pieces_of
 
+from perplexity_sliding.views.markup import escape
 from space import handlers as page_handlers
 from space.compare_view import compare_view
 from space.gain_view import gain_view
@@ -11,7 +12,6 @@ from space.limits import Refused
 from space.models import BUNDLED
 from space.settings import Settings
 from space.sweep_view import protocol_view, trade_off_view
-from views.markup import escape
 
 
 def test_escaped_text_is_the_same_text():

@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 from models import make_byte_tokenizer, words
 from pages import pieces_of
 
+from perplexity_sliding.views.segments import cut
 from space.handlers import SCORE_OUTPUTS
 from space.jobs import Job
 from space.models import BUNDLED
 from space.service import Service
 from space.settings import Settings
-from views.segments import cut
 
 
 @examples(max_examples=100)

@@ -4,12 +4,12 @@ import pytest
 import regex
 from pages import STORY
 
+from perplexity_sliding.views.markup import escape, number
+from perplexity_sliding.views.window_picture import window_picture
 from space.jobs import Job
 from space.models import BUNDLED
 from space.settings import Settings
 from space.sweep_view import group_equal, protocol_view
-from views.markup import escape, number
-from views.window_picture import window_picture
 
 
 def test_every_protocol_is_shown_with_its_number_or_its_reason(service):

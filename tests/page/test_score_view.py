@@ -7,6 +7,10 @@ import pytest
 import regex
 from pages import STORY, pieces_of
 
+from perplexity_sliding.views.markup import number, percent
+from perplexity_sliding.views.numbers import odds, story
+from perplexity_sliding.views.reading import Reading
+from perplexity_sliding.views.segments import cut
 from space.card import card
 from space.handlers import SCORE_OUTPUTS
 from space.jobs import Job
@@ -15,10 +19,6 @@ from space.score_view import recipe, score_view
 from space.service import Service
 from space.settings import Settings
 from space.sharing import sentence
-from views.markup import number, percent
-from views.numbers import odds, story
-from views.reading import Reading
-from views.segments import cut
 
 
 @pytest.mark.parametrize(

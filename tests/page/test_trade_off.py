@@ -7,6 +7,8 @@ import pytest
 import regex
 from pages import STORY
 
+from perplexity_sliding.views.markup import number
+from perplexity_sliding.views.tokens import text_segments
 from space.gain_view import gain_view, headline, measure_gains, repeated_before
 from space.jobs import Job
 from space.metric import new_metric
@@ -14,8 +16,6 @@ from space.models import BUNDLED
 from space.service import TradeOff, gain_share
 from space.settings import Settings
 from space.sweep_view import trade_off_view
-from views.markup import number
-from views.tokens import text_segments
 
 
 def fake_trade_off(scored, *perplexities, interval=(0.8, 0.9), contexts=()):

@@ -1,0 +1,130 @@
+"""Sliding-window perplexity of held-out texts while a model is trained with transformers' Trainer.
+
+trainer = Trainer(model, args, ..., callbacks=[PerplexityCallback(texts, stride=256)])
+"""
+
+import sys
+from collections.abc import Iterable, Sequence
+
+import torch
+import transformers
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+
+from .api import compute
+from .arguments import check_names
+from .errors import ArgumentTypeError
+from .plan.tokenization import Chat
+
+# What the Trainer has itself.
+OF_THE_TRAINER = ("predictions", "model", "model_id", "distributed")
+
+
+class PerplexityCallback(TrainerCallback):
+    """Scores held-out texts at every evaluation of a Trainer, or of trl's, with its live model.
+
+    Every call of the Trainer's `evaluate` scores the model as it is then, once for all of its data
+    sets.  Nothing is loaded, and the model is left as it was: in its mode, with its gradients.  It
+    runs in the precision of the training.  Processes share the work where each holds the whole
+    model; where it is itself shared out (FSDP, DeepSpeed), all of them score everything together.
+
+    The numbers join the evaluation's: `eval_perplexity` with `eval_perplexity_low` and
+    `eval_perplexity_high`, its 95 % interval (left out where the texts are too little for one), and
+    `eval_bits_per_byte`.  They are logged wherever the Trainer logs, and `metric_for_best_model`
+    may name them.  Of callbacks that read them, such as `EarlyStoppingCallback`, it must stand
+    before.
+
+    Args:
+        texts: as `predictions` of `compute`: texts, or chats of which the answers are scored.
+        settings: more of its arguments, such as `stride`, `protocol` or `contexts`; `tokenizer` only
+            where the Trainer has none.
+
+    Attributes:
+        results: of the last evaluation, as `compute` returns them; None before the first.
+
+    Raises:
+        TypeError: a setting that `compute` does not have, or that is the Trainer's.
+    """
+
+    def __init__(self, texts: Iterable[str] | Sequence[Chat], **settings: object) -> None:
+        check_names(compute, settings)
+        given = [name for name in settings if name in OF_THE_TRAINER]
+        if given:
+            raise ArgumentTypeError(f"{given[0]}", "be left out: the Trainer has it")
+        self.texts = list(texts)
+        self.settings = settings
+        self.results: dict | None = None
+
+    def on_evaluate(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        metrics: dict[str, float] | None = None,
+        **kwargs: object,
+    ) -> None:
+        """Score the texts, once however many data sets are evaluated; log and report it."""
+        trainer = calling_trainer()
+        scored = scored_in_evaluation(trainer)
+        if self not in scored:
+            # `trainer.model` may have been replaced since the Trainer named it to its callbacks.
+            model = kwargs["model"] if trainer is None else trainer.model
+            self.results = scored[self] = self._compute(args, model, kwargs)
+            if trainer is not None:
+                trainer.log(summary(self.results))
+        if metrics is not None:
+            metrics.update(summary(self.results))
+
+    def _compute(self, args: TrainingArguments, model: torch.nn.Module, kwargs: dict) -> dict:
+        tokenizer = kwargs.get("processing_class") or kwargs.get("tokenizer")
+        is_sharded = bool(args.fsdp or args.deepspeed)
+        settings = {"tokenizer": tokenizer} | self.settings
+        precision = torch.bfloat16 if args.bf16 else torch.float16
+        with torch.autocast(model.device.type, precision, enabled=args.bf16 or args.fp16):
+            return compute(
+                self.texts,
+                model=model,
+                distributed=args.world_size > 1 and not is_sharded,
+                **settings,
+            )
+
+
+def summary(results: dict) -> dict[str, float]:
+    """Name the numbers of a result as the Trainer names those of an evaluation."""
+    low, high = results["perplexity_interval"] or (None, None)
+    named = {
+        "eval_perplexity": results["perplexity"],
+        "eval_perplexity_low": low,
+        "eval_perplexity_high": high,
+        "eval_bits_per_byte": results["bits_per_byte"],
+    }
+    return {name: value for name, value in named.items() if value is not None}
+
+
+def calling_trainer() -> transformers.Trainer | None:
+    """Find the Trainer that is evaluating.
+
+    It does not hand itself to its callbacks, but only its `log` reaches TensorBoard and the like.
+    """
+    frame = sys._getframe()
+    while frame is not None:
+        if isinstance(frame.f_locals.get("self"), transformers.Trainer):
+            return frame.f_locals["self"]
+        frame = frame.f_back
+    return None
+
+
+def scored_in_evaluation(trainer: transformers.Trainer | None) -> dict[PerplexityCallback, dict]:
+    """Return the results of the callbacks that have scored in the Trainer's running evaluation.
+
+    With several data sets, `evaluate` calls itself for each of them, and its outermost call is one
+    evaluation.  The results lie among the locals of that call, and so end with it: neither the step
+    nor the Trainer tells one evaluation from the next, since the best model may be loaded, or
+    weights written to, in between.
+    """
+    frame, outermost = sys._getframe(), None
+    while frame is not None:
+        is_evaluation = frame.f_code is transformers.Trainer.evaluate.__code__
+        if is_evaluation and frame.f_locals["self"] is trainer:
+            outermost = frame
+        frame = frame.f_back
+    return {} if outermost is None else outermost.f_locals.setdefault("perplexities", {})

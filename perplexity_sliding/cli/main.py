@@ -1,0 +1,308 @@
+"""The order of work: check, read, measure, show; and the exit code.
+
+Texts come from files, from a pipe or from a dataset; the model is the bundled one unless `--model`
+names another.
+"""
+
+import argparse
+import json
+import os
+import signal
+import sys
+import threading
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from itertools import chain
+
+from ..digests import probe_tolerance
+from . import advice, formats, output, verifying
+from .checks import check_model, check_path, check_spares_models, check_writable
+from .measuring import Report, as_list, load_metric, measure, merge
+from .messages import describe, program_name, say, show_traceback, show_warning
+from .options import parse_arguments, was_started_by_torchrun, written_files
+from .progress import Progress
+from .reading import check_output, open_texts
+from .streams import to_stdout
+from .tables import SETTINGS, varying_settings
+
+REFUSALS = (ValueError, TypeError)
+# What the shell is told; 128 and the number of the signal where one has ended the run.
+ABOVE_LIMIT, BAD_INPUT, CRASHED, INTERRUPTED, TERMINATED = 1, 2, 3, 130, 143
+
+
+class Terminated(KeyboardInterrupt):
+    """The run was sent SIGTERM, as job schedulers do before they kill."""
+
+
+def run(args: argparse.Namespace) -> int:
+    """Do what the command line says; return the exit code."""
+    if args.merge:
+        for option, path in written_files(args).items():
+            check_writable(option, path)
+            check_output(option, path, list(filter(os.path.exists, args.files)), "parts")
+        args.takes_bundled_model = False  # the parts know their model
+        return deliver(merge(args), args)  # nothing is cited
+    check_names(args)
+    plots = check_plot(args.plot)
+    showing = import_showing(args)
+    progress = Progress(title(args), args.hides_progress, advice=lambda: advice.of_long_runs(args))
+    try:
+        progress.status("Reading")
+        texts = open_texts(args)
+        texts = chain([next(texts)], texts)  # what cannot be read shows before the imports
+        progress.status("Loading the libraries")
+        metric = load_metric(args)
+        progress.status(f"Loading {os.path.basename(args.model_id.rstrip('/'))}")
+        report = measure(metric, texts, args, progress)
+    finally:
+        progress.close()
+    if is_one_of_several(args):
+        return verdict(report, args)[0]  # the first process of the torchrun writes
+    if args.stored:
+        return verify(report, args)
+    return deliver(report, args, metric, plots, showing)
+
+
+def deliver(report: Report, args: argparse.Namespace, metric=None, plots=None, showing=None) -> int:
+    """Write the files, then print; return the exit code, which is fixed before.
+
+    Args:
+        metric: cites; None where nothing is cited.
+        plots, showing: the modules that draw and colour, where they are needed.
+
+    Raises:
+        OSError, ValueError: a file cannot be written, or drawn; all others are, and the numbers are
+            printed.
+    """
+    code, missed = verdict(report, args)
+    writers = {
+        args.output: lambda: output.write(report, args, metric),
+        args.html: lambda: showing.write_report(report, args, metric),
+        args.plot: lambda: draw(plots, report, args),
+    }
+    written, failures = write_files([write for path, write in writers.items() if path])
+    if args.show:
+        showing.print_texts(report.shown)
+    if args.output is None and sys.stdout is not None:
+        to_stdout(output.printed(report, args, metric))
+    for sentence in [*missed, *([] if args.hides_progress else written)]:
+        say(sentence)
+    for error in failures[1:]:
+        say(f"error: {describe(error)}")
+    if failures:
+        raise failures[0]
+    return code
+
+
+def write_files(writers: Iterable[Callable[[], str | None]]) -> tuple[list[str], list[Exception]]:
+    """Write one file after the other; return what is to be said of each, and what went wrong.
+
+    A pipe's reader may leave when it has seen enough.
+    """
+    written, failures = [], []
+    for write in writers:
+        try:
+            written.append(write())
+        except BrokenPipeError:
+            pass
+        except (ValueError, OSError) as error:
+            failures.append(error)
+    return list(filter(None, written)), failures
+
+
+def draw(plots, report: Report, args: argparse.Namespace) -> None:
+    """Draw what --plot asks for."""
+    if report.corpus is not None:
+        plots.draw_curves(report.corpus, args.plot)
+    else:
+        plots.draw(report.compared, report.measurements, args.plot)
+
+
+def verify(report: Report, args: argparse.Namespace) -> int:
+    """Print whether the stored result has come out again; return the exit code."""
+    tolerance = probe_tolerance(report.corpus["signature"])
+    repeated = json.loads("".join(output.render(report, args, metric=None)))
+    outcome = verifying.compare(formats.finite(args.stored), repeated, tolerance)
+    to_stdout([verifying.describe(outcome)])
+    return 0 if outcome.is_verified else ABOVE_LIMIT
+
+
+def check_names(args: argparse.Namespace) -> None:
+    """Refuse models that are none, and files that cannot be written."""
+    for name in args.models:
+        check_model(name)
+    for name, option in ((args.reference, "--reference"), (args.evaluator, "--evaluator")):
+        if name:
+            check_model(name, option)
+    if args.tokenizer:
+        check_path(args.tokenizer, "--tokenizer")
+    others = (args.reference, args.evaluator, args.tokenizer)
+    models = [*args.models, *filter(None, others)]
+    given = (args.model_kwargs, args.tokenizer_kwargs, args.reference_model_kwargs)
+    subfolders = [settings["subfolder"] for settings in given if (settings or {}).get("subfolder")]
+    for option, path in written_files(args).items():
+        check_writable(option, path)
+        check_spares_models(option, path, models, subfolders)
+
+
+def title(args: argparse.Namespace) -> str:
+    """Say what the bar is named by."""
+    if args.reference:
+        return "Comparing"
+    given = {"stride": args.stride, "window": args.max_length, "protocol": args.protocol}
+    named = [
+        f"{name} {', '.join(map(str, as_list(value)))}" for name, value in given.items() if value
+    ]
+    return "Scoring" + (f", {'; '.join(named)}" if named else "")
+
+
+def verdict(report: Report, args: argparse.Namespace) -> tuple[int, list[str]]:
+    """Return the exit code, and why it is not 0: what was refused, or a gate that is not met."""
+    if report.num_refused:
+        return BAD_INPUT, [f"error: {first_refusal(report)}"]
+    missed = [*above_limit(report, args.fail_above), *beyond_margin(report, args.margin)]
+    return ABOVE_LIMIT if missed else 0, missed
+
+
+def first_refusal(report: Report) -> str:
+    """Say why a text or a setting has no number, for those who see no table."""
+    refused = (row for row in chain(report.texts, report.measurements) if "error" in row)
+    first = next(refused)
+    name, error = first.get("name", ""), first["error"]
+    num_more = sum(1 for _ in refused)
+    more = f" ({num_more:,} more could not be scored)" if num_more else ""
+    return (f"{name}: " if name not in error else "") + error + more
+
+
+def above_limit(report: Report, limit: float | None) -> list[str]:
+    """List what --fail-above has against the results; an undefined perplexity is not below it."""
+    if limit is None:
+        return []
+    return [
+        f"perplexity {result['perplexity']:.8g}{of_what(result, report)} is above --fail-above "
+        f"{limit:.8g}"
+        for result in report.results
+        if not result["perplexity"] <= limit
+    ]
+
+
+def of_what(result: dict, report: Report) -> str:
+    """Say which of several results it is."""
+    if report.compared == "models":
+        return f" of {result['name']}"
+    if report.compared is None:
+        return ""
+    varying = varying_settings(report.measurements)
+    return " at " + ", ".join(f"{SETTINGS[key]} {result[key]}" for key in varying)
+
+
+def beyond_margin(report: Report, margin: float | None) -> list[str]:
+    """List what --margin has against the models."""
+    if margin is None:
+        return []
+    return [
+        f"{result['name']} is not surely within --margin {margin:g}"
+        for result in report.results
+        if not result["comparison"]["within_margin"]
+    ]
+
+
+def check_plot(path: str | None):
+    """Import what draws, and refuse a file that can't be written, before anything is computed."""
+    if path is None:
+        return None
+    try:
+        from . import plots
+    except ImportError:
+        raise ValueError("--plot needs the package matplotlib: pip install matplotlib.") from None
+    plots.check_path(path)
+    return plots
+
+
+def import_showing(args: argparse.Namespace):
+    """Import what colours texts, if they are to be: it takes a moment."""
+    if not (args.show or args.html):
+        return None
+    from . import showing
+
+    return showing
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the command line; return the exit code."""
+    argv = sys.argv[1:] if argv is None else argv
+    if sys.stdout is not None:
+        sys.stdout.reconfigure(errors="replace")  # a terminal without UTF-8 gets question marks
+    args = None
+    try:
+        with warnings.catch_warnings(), terminable():
+            warnings.showwarning = show_warning
+            args = parse_arguments(argv, program_name())
+            if sys.stdout is None and not (args.output or args.html or args.plot):
+                raise ValueError("Standard output is closed: pass --output FILE.")
+            return run(args)
+    except KeyboardInterrupt as error:
+        if not is_one_of_several(args):
+            say(how_to_go_on(args))
+        return TERMINATED if isinstance(error, Terminated) else INTERRUPTED
+    except ModuleNotFoundError as error:
+        name = (error.name or "").partition(".")[0]
+        say(f"error: the package {name} is missing: pip install {name}.")
+        return BAD_INPUT
+    except (*REFUSALS, OSError, MemoryError) as error:
+        if "--debug" in argv:
+            show_traceback(error)
+        if not is_told_by_another_process(error, args):
+            say(f"error: {describe(error)}")
+        return BAD_INPUT
+    except Exception as error:
+        show_traceback(error)
+        say(
+            f"crashed: {describe(error)}. The fault is the program's: please report the lines above."
+        )
+        return CRASHED
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":  # of a library that is written in Rust
+            raise
+        say(f"error: the tokenizer gave up on the input: {describe(error)}.")
+        return BAD_INPUT
+
+
+@contextmanager
+def terminable() -> Iterator[None]:
+    """Let SIGTERM end the run as Ctrl-C does: files are closed, and it is said how to go on."""
+
+    def stop(*_: object) -> None:
+        raise Terminated
+
+    if threading.current_thread() is not threading.main_thread():  # which alone hears of signals
+        yield
+        return
+    previous = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, previous)
+
+
+def is_one_of_several(args: argparse.Namespace | None) -> bool:
+    """Tell whether this is a process of a torchrun, and not the first."""
+    return args is not None and args.distributed and os.environ.get("RANK", "0") != "0"
+
+
+def is_told_by_another_process(error: Exception, args: argparse.Namespace | None) -> bool:
+    """Tell whether the first process of a torchrun has the same error, and prints it for all.
+
+    The metric marks errors that it raises in every process; a bad command line is bad in each.
+    """
+    return os.environ.get("RANK", "0") != "0" and (
+        was_started_by_torchrun() if args is None else getattr(error, "is_shared", False)
+    )
+
+
+def how_to_go_on(args: argparse.Namespace | None) -> str:
+    """Say what someone who ended the run wants to know."""
+    if args is not None and args.checkpoint:
+        return f"interrupted. Run the same command again to resume from {args.checkpoint}."
+    return "interrupted. Nothing was kept; with --checkpoint FILE the same command would resume."

@@ -1,0 +1,153 @@
+"""The texts themselves, coloured by surprisal: in the terminal (--show) and as a report (--html)."""
+
+import argparse
+import math
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from rich.console import Console
+from rich.style import Style
+from rich.text import Text
+
+from ..views.comparison import Pair, pair_of
+from ..views.numbers import Surprise, most_surprising, odds
+from ..views.piece_list import around, shown
+from ..views.reading import SHOWN, Reading
+from ..views.report import report
+from ..views.surprise import LABELS
+from ..views.tokens import piece_colour, text_segments
+from . import citing, formats
+from .measuring import Report
+from .messages import harmless
+from .output import notes_on
+from .streams import to_stdout
+from .tables import printable, terminal_width
+
+MOST_SURPRISING = 5
+# By level of surprise.  Grounds with white letters stand out, and letters without a ground can be read,
+# on black and on white alike: all have a contrast of at least 4.5 to either.
+STYLES = {
+    "b0": Style(),
+    "b1": Style(color="#8f7120"),
+    "b2": Style(color="#ae630e", bold=True),
+    "b3": Style(color="#ffffff", bgcolor="#9c6210"),
+    "b4": Style(color="#ffffff", bgcolor="#b5480b", bold=True),
+    "b5": Style(color="#ffffff", bgcolor="#c0203a", bold=True),
+    "out": Style(dim=True),
+}
+# Where there are no colours.
+MARKS = {"b4": ("[", "]"), "b5": ("[[", "]]")}
+MARKED = "[10 to 15 bits of surprise], [[15 bits or more]]"
+
+
+def print_texts(readings: Sequence[Reading]) -> None:
+    """Print the texts, what the colours mean, and the words that surprised most."""
+    console = Console(file=sys.stdout, width=terminal_width(), highlight=False)
+    with console.capture() as written:  # rich would end the program where a pipe's reader leaves
+        _draw_texts(console, readings)
+    to_stdout([written.get()])
+
+
+def _draw_texts(console: Console, readings: Sequence[Reading]) -> None:
+    in_colour = console.color_system is not None and not console.no_color
+    for reading in readings:
+        if len(readings) > 1:
+            console.print(Text(printable(reading.name), "bold"))
+        for line in _lines(reading, in_colour):
+            console.print(line, soft_wrap=not console.is_terminal)
+        console.print()
+    console.print(_legend() if in_colour else Text(MARKED))
+    console.print()
+    words = sorted(
+        (
+            (word, reading)
+            for reading in readings
+            for word in most_surprising(reading, MOST_SURPRISING)
+        ),
+        key=lambda entry: -entry[0].nll,
+    )
+    if words:
+        console.print(Text("Most surprising words", "bold"))
+    for word, reading in words[:MOST_SURPRISING]:
+        console.print(Text(harmless(_sentence(word, reading))))
+    console.print()
+
+
+def _lines(reading: Reading, in_colour: bool) -> Iterator[Text]:
+    """Yield the lines of a text; a space before a word has no colour."""
+    segments, text = text_segments(reading)
+    line = Text()
+    for segment in segments:
+        piece = text[segment.start : segment.end]
+        level = piece_colour(reading.tokens["nll"], segment, piece) or "b0"
+        word = piece.lstrip(" ") or piece
+        line.append(piece[: len(piece) - len(word)])
+        before, after = ("", "") if in_colour or not word.strip() else MARKS.get(level, ("", ""))
+        for number, part in enumerate(word.split("\n")):
+            if number:
+                yield line
+                line = Text()
+            if part:
+                marked = f"{before}{part}{after}" if part.strip() else part
+                line.append(harmless(marked), STYLES[level] if in_colour else "")
+    yield line
+
+
+def _legend() -> Text:
+    entries = (Text(f" {label} ", STYLES[f"b{level}"]) for level, label in enumerate(LABELS))
+    return Text(" ").join(entries)
+
+
+def _sentence(word: Surprise, reading: Reading) -> str:
+    """Say how surprising a word was: `raised: 15.7 bits, 1 in 53,300. The model expected …`"""
+    _, text = text_segments(reading)
+    before, piece, after = around(text, word.segment)
+    at = f" (at “{piece}”)" if before or after else ""
+    bits = "endless" if math.isinf(word.nll) else f"{word.nll / math.log(2):.1f} bits"
+    said = f"  {before}{piece}{after}{at}: {bits}, {odds(word.nll)}."
+    if word.expected is None:
+        return said
+    expected, nll = word.expected
+    return f"{said} The model expected “{shown(expected)}” ({100 * math.exp(-nll):.0f} %)."
+
+
+def write_report(report_: Report, args: argparse.Namespace, metric) -> str:
+    """Write the report, whole or not at all; return what is to be said of that.
+
+    Raises:
+        OSError: it could not be written; what was there before is there still.
+    """
+    formats.write([report(**of_report(report_, args, metric))], args.html)
+    return f"wrote {args.html}"
+
+
+def of_report(report_: Report, args: argparse.Namespace, metric) -> dict:
+    """Return what a report is written of."""
+    result = report_.results[0]
+    readings = [replace(reading, result=result) for reading in report_.shown]
+    notes = notes_on(report_)
+    if report_.has_more_texts:
+        notes.append(f"The numbers are of all texts; the first {SHOWN:,} characters are shown.")
+    citation = ""
+    if not args.reference:
+        citation = citing.of_results(report_.results, args, metric)
+    pairs = []
+    if args.reference:
+        pairs, readings = list(_pairs(readings, result, report_.reference)), []
+    if report_.compared == "settings":
+        result = result | {"measurements": report_.measurements}
+    return {
+        "result": result,
+        "readings": readings,
+        "pairs": pairs,
+        "citation": citation,
+        "command": citing.command(args.argv),
+        "notes": notes,
+    }
+
+
+def _pairs(readings: Sequence[Reading], result: dict, reference: str) -> Iterator[Pair]:
+    """Put the readings of a model beside the reference: by tokens, or by pieces of text."""
+    for place, reading in enumerate(readings):
+        yield pair_of(replace(reading, result=result), place, (reading.model, reference))

@@ -1,0 +1,1 @@
+"""Open models by name, wherever they run: transformers, GGUF, vLLM, servers."""

@@ -1,0 +1,408 @@
+"""A GGUF file as llama.cpp runs it, in this process, with all of its logits.
+
+Through the C interface that llama-cpp-python carries: tokens are decoded in parts, and logits are
+computed for the scored rows alone, so that no more than a part's lie in memory.
+https://github.com/ggml-org/llama.cpp/blob/master/include/llama.h
+"""
+
+import ctypes
+import importlib.util
+import os
+import re
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache, cached_property
+from types import ModuleType
+
+import numpy as np
+import torch
+import xxhash
+from transformers import PreTrainedTokenizerBase
+
+from ..digests import DIGITS
+from ..errors import ArgumentError, Wording
+from ..models.interface import Batch, EngineModel, LogitBlocks, MadeUpText, Prefix
+from ..models.loading import load_tokenizer
+from ..plan.tokenization import tokenizer_digest
+from ..plan.windows import ContextLimit
+
+# Tokens that llama.cpp decodes at a time: its own default.
+PART = 512
+# Bytes of a file that are read at a time for its digest.
+CHUNK = 2**24
+# What the settings of llama.cpp that no score depends on begin with.
+WITHOUT_EFFECT = ("n_threads", "n_gpu_layers", "main_gpu", "load_mode", "lazy_mode", "no_perf")
+OWN_TOKENIZER = "Leave it out for the file's own, or pass the tokenizer of the original model."
+# Root mean square by which logits of the same tokens may differ from pass to pass.
+MOST_SPREAD = 0.05
+
+
+def is_gguf(model_id: object) -> bool:
+    """Return whether the name of a model is a GGUF file."""
+    return isinstance(model_id, str) and model_id.lower().endswith(".gguf")
+
+
+@cache
+def load_library(argument: str) -> ModuleType:
+    """Import llama-cpp-python, and keep its log away.
+
+    Raises:
+        ValueError: it is not installed.
+    """
+    try:
+        import llama_cpp
+    except ImportError:
+        raise ValueError(
+            Wording(
+                f"`{argument}` is a GGUF file, for which the package llama-cpp-python is needed: "
+                "pip install llama-cpp-python"
+            )
+        ) from None
+    llama_cpp.llama_log_set(_SILENT, ctypes.c_void_p(0))
+    llama_cpp.llama_backend_init()
+    return llama_cpp
+
+
+@ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)
+def _SILENT(level: int, text: bytes, data: object) -> None:
+    """Drop what llama.cpp has to say."""
+
+
+class GGUFModel(EngineModel):
+    """A GGUF file under llama.cpp; otherwise as `LanguageModel`.
+
+    Args:
+        path: the file; of several parts the first.
+        tokenizer: the original's; by default transformers makes one of what the file holds.
+        settings: fields of llama.cpp's `llama_model_params` and `llama_context_params`.
+        tokenizer_kwargs: for the tokenizer that transformers makes.
+        argument: what an error calls the path.
+
+    Raises:
+        ValueError: the file cannot be loaded, there is no such setting, no tokenizer can be made of
+            the file, or the one given has other tokens than the file.
+    """
+
+    gives_logits = True
+    by_blocks = True
+
+    def __init__(
+        self,
+        path: str,
+        tokenizer: PreTrainedTokenizerBase | None = None,
+        settings: dict | None = None,
+        tokenizer_kwargs: dict | None = None,
+        argument: str = "model_id",
+    ) -> None:
+        super().__init__()
+        self.library = load_library(argument)
+        self.name = os.path.basename(path)
+        self.description = f"`{argument}`={path!r}"
+        self.settings = dict(settings or {})
+        self._context, self._places = None, 0
+        self._free: Callable[[], object] = lambda: None
+        params = self.library.llama_model_default_params()
+        unknown = set_fields(params, self.settings)
+        context_params = self.library.llama_context_default_params()
+        unknown &= set_fields(context_params, self.settings)
+        if unknown:
+            raise ValueError(
+                Wording(
+                    "`model_kwargs` of a GGUF file must hold settings of llama.cpp, such as "
+                    f"n_gpu_layers, n_threads, type_k, got {sorted(unknown)[0]!r}."
+                )
+            )
+        self._model = self.library.llama_model_load_from_file(path.encode(), params)
+        if not self._model:
+            raise ValueError(
+                f"{self.description} could not be loaded by llama.cpp: the file is damaged, of a "
+                "kind that this version does not know, or too large for the memory."
+            )
+        weakref.finalize(self, self.library.llama_model_free, self._model)
+        self._vocabulary = self.library.llama_model_get_vocab(self._model)
+        self.vocabulary_size = int(self.library.llama_vocab_n_tokens(self._vocabulary))
+        self.num_embeddings = self.vocabulary_size
+        trained = int(self.library.llama_model_n_ctx_train(self._model)) or None
+        learned = trained if self.metadata("general.architecture") in LEARNED_POSITIONS else None
+        self.limit = ContextLimit(trained, learned)
+        # Not before the weights: of a damaged file transformers blames the folder.
+        self.tokenizer = tokenizer or make_tokenizer(path, tokenizer_kwargs or {}, argument)
+        check_vocabulary(self, path)
+        self.revision = file_digest(path)
+
+    def metadata(self, key: str) -> str | None:
+        """Return a value from the head of the file."""
+        buffer = ctypes.create_string_buffer(256)
+        size = self.library.llama_model_meta_val_str(self._model, key.encode(), buffer, 256)
+        return buffer.value.decode(errors="replace") if size >= 0 else None
+
+    @cached_property
+    def tokenizer_digest(self) -> str:
+        return tokenizer_digest(self.tokenizer)
+
+    def tokens(self) -> dict[int, str]:
+        """Return the file's own ordinary tokens by id, none where it has no vocabulary."""
+        library, vocabulary = self.library, self._vocabulary
+        if library.llama_vocab_type(vocabulary) == library.LLAMA_VOCAB_TYPE_NONE:
+            return {}
+        ordinary = library.LLAMA_TOKEN_ATTR_NORMAL | library.LLAMA_TOKEN_ATTR_BYTE
+        return {
+            token: library.llama_vocab_get_text(vocabulary, token).decode(errors="replace")
+            for token in range(self.vocabulary_size)
+            if library.llama_vocab_get_attr(vocabulary, token) & ordinary
+        }
+
+    def tokenize(self, text: str) -> list[int]:
+        """Return the ids (T,) that the file's own tokenizer cuts a text into."""
+        raw = text.encode(errors="replace")
+        tokens = (self.library.llama_token * (len(raw) + 8))()
+        count = self.library.llama_tokenize(
+            self._vocabulary, raw, len(raw), tokens, len(tokens), False, True
+        )
+        return list(tokens[: max(0, count)])
+
+    @contextmanager
+    def in_use(self) -> Iterator[None]:
+        """Lock the model."""
+        with self.lock:
+            yield
+
+    def prepare(self, length: int = 0, num_tokens: int = 0, whole_length: int = 0) -> None:
+        """Measure it on the made-up text, and make room for the longest window.
+
+        Raises:
+            ValueError: a token's logits depend on those after it.
+            MemoryError: there is no room for such a window.
+        """
+        if length > self._places:
+            self._make_room(length)
+        if self.probe is not None:
+            return
+        text = MadeUpText.of(self.vocabulary_size, self.limit.length)
+        logits = self._read(text.ids[:-1])
+        half = len(text.ids) // 2
+        alone = self._read(text.ids[:half])
+        spread = (alone - logits[:half]).square().mean().sqrt() / logits.std()
+        if not spread <= MOST_SPREAD:
+            raise ValueError(
+                f"{self.description} must be a causal language model, but its logits for {half} "
+                "tokens change with those that follow."
+            )
+        targets = torch.tensor(text.ids[1:])
+        self.probe = torch.nn.functional.cross_entropy(logits, targets).item()
+
+    def _make_room(self, length: int) -> None:
+        """Open a context of so many places."""
+        params = self.library.llama_context_default_params()
+        set_fields(params, self.settings)
+        if "n_threads" not in self.settings:  # its threads wait for each other without rest
+            params.n_threads = torch.get_num_threads()
+        if "n_threads_batch" not in self.settings:
+            params.n_threads_batch = params.n_threads
+        params.n_ctx = max(length, PART)
+        params.n_batch = params.n_ubatch = PART
+        self._free()
+        self._context = self.library.llama_init_from_model(self._model, params)
+        if not self._context:
+            self._context = None
+            raise MemoryError(
+                Wording(
+                    f"One window of {length} tokens of {self.description} does not fit in memory: "
+                    "lower `max_length`."
+                )
+            )
+        self._places = length
+        self._free = weakref.finalize(self, self.library.llama_free, self._context)
+
+    def _read(self, ids: list[int]) -> torch.Tensor:
+        """Compute the logits (T, V) of all tokens of a pass."""
+        batch = Batch(torch.tensor([ids]), torch.arange(len(ids)), torch.zeros(len(ids)).long())
+        if len(ids) > self._places:
+            self._make_room(len(ids))
+        return torch.cat([logits.clone() for logits, _ in self.logits(batch, PART)])
+
+    def logits(self, batch: Batch, block_rows: int, prefix: Prefix | None = None) -> LogitBlocks:
+        """Yield logits of the scored rows, pass by pass, as `LanguageModel.logits`."""
+        width = batch.ids.shape[1]
+        scored, targets = batch.scored.numpy(), batch.targets
+        ends = np.searchsorted(scored, np.arange(1, len(batch.ids) + 1) * width)
+        begins = np.concatenate([[0], ends[:-1]])
+        for line, begin, end in zip(batch.ids.tolist(), begins, ends):
+            done = begin
+            for logits in self._decode(line, scored[begin:end] % width, block_rows):
+                yield logits, targets[done : done + len(logits)]
+                done += len(logits)
+
+    def _decode(self, ids: list[int], rows: np.ndarray, block_rows: int) -> Iterator[torch.Tensor]:
+        """Yield the logits (R', V) of some rows of a pass; the next ones overwrite them."""
+        library, wanted = self.library, set(rows.tolist())
+        last = int(rows[-1]) if len(rows) else -1
+        library.llama_memory_clear(library.llama_get_memory(self._context), True)
+        batch = library.llama_batch_init(PART, 0, 1)
+        try:
+            for first in range(0, last + 1, PART):
+                part = range(first, min(first + PART, last + 1))
+                fill(batch, ids, part, wanted)
+                status = library.llama_decode(self._context, batch)
+                if status:
+                    raise ValueError(
+                        f"llama.cpp failed on a window of {len(ids)} tokens (status {status})"
+                    )
+                count = sum(place in wanted for place in part)
+                if not count:
+                    continue
+                pointer = library.llama_get_logits(self._context)
+                values = np.ctypeslib.as_array(pointer, shape=(count, self.vocabulary_size))
+                yield from torch.from_numpy(values).split(block_rows)
+        finally:
+            library.llama_batch_free(batch)
+
+    def signature_fields(self) -> dict[str, object]:
+        """Return what the scores of given tokens depend on, by name, in the signature's order."""
+        given = {k: v for k, v in self.settings.items() if not k.startswith(WITHOUT_EFFECT)}
+        options = ",".join(f"{key}={given[key]}" for key in sorted(given))
+        return {
+            "model": self.name,
+            "revision": self.revision,
+            "dtype": f"gguf-{self.file_type}",
+            **({"options": options} if options else {}),
+            "engine": f"llama-cpp-python {self.library.__version__}",
+        }
+
+    @property
+    def file_type(self) -> str:
+        """What most of the weights are quantised to, such as Q4_K_M."""
+        number = self.metadata("general.file_type")
+        for name in dir(self.library):
+            kind = name.removeprefix("LLAMA_FTYPE_")
+            if kind != name and number == str(int(getattr(self.library, name))):
+                return kind.removeprefix("MOSTLY_").removeprefix("ALL_")
+        return "unknown"
+
+
+# Architectures whose table of positions ends where they were trained to.
+LEARNED_POSITIONS = ("gpt2", "starcoder")
+
+
+def open_gguf(
+    path: str,
+    tokenizer: PreTrainedTokenizerBase | None = None,
+    model_kwargs: dict | None = None,
+    tokenizer_kwargs: dict | None = None,
+    argument: str = "model_id",
+) -> GGUFModel:
+    """Open a GGUF file.
+
+    Args:
+        tokenizer: the original's; by default transformers makes one of what the file holds.
+        model_kwargs: fields of llama.cpp's parameters.
+
+    Raises:
+        ValueError: there is no such file, or see `GGUFModel`.
+    """
+    for part in parts_of(path):
+        if not os.path.isfile(part):
+            raise ArgumentError(argument, f"be a GGUF file, but there is none at {part!r}")
+    return GGUFModel(path, tokenizer, model_kwargs, tokenizer_kwargs, argument)
+
+
+def make_tokenizer(path: str, kwargs: dict, argument: str) -> PreTrainedTokenizerBase:
+    """Let transformers make a tokenizer of what a GGUF file holds.
+
+    Raises:
+        ValueError: the package gguf is not installed, or transformers makes none.
+    """
+    if importlib.util.find_spec("gguf") is None:
+        raise ValueError(
+            Wording(
+                "The tokenizer of a GGUF file is read by the package gguf: pip install gguf, or "
+                "pass the tokenizer of the original model."
+            )
+        )
+    folder, file = os.path.split(os.path.abspath(path))
+    try:
+        return load_tokenizer(folder, {"gguf_file": file} | kwargs, {}, argument)
+    except ValueError as error:
+        raise ArgumentError(
+            argument,
+            "be a GGUF file of whose tokens transformers makes a tokenizer",
+            got=repr(path),
+            why=str(error.__cause__ or error),
+            advice="Pass the tokenizer of the original model.",
+        ) from error
+
+
+def check_vocabulary(model: GGUFModel, path: str) -> None:
+    """Refuse a tokenizer of another vocabulary.
+
+    Special and added tokens may be spelled in another way by the file; ids that only one of the two
+    has are padding.
+    """
+    given = {token: text for text, token in model.tokenizer.get_vocab().items()}
+    if max(given) >= model.vocabulary_size:
+        raise ArgumentError(
+            "tokenizer",
+            f"give ids below {model.vocabulary_size}, the vocabulary of {path!r}",
+            got=f"one that goes up to {max(given)}",
+            advice=OWN_TOKENIZER,
+        )
+    added = model.tokenizer.get_added_vocab().values()
+    own = {token: text for token, text in model.tokens().items() if token not in added}
+    others = [
+        token
+        for token, text in own.items()
+        if isinstance(given.get(token, text), str)
+        and spelled(given.get(token, text)) != spelled(text)
+    ]
+    if others:
+        first = others[0]
+        raise ArgumentError(
+            "tokenizer",
+            f"have the tokens of {path!r}",
+            got=f"another token for {len(others):,} of {len(own):,} ids",
+            why=f"{first} is {own[first]!r} in the file and {given[first]!r} in the tokenizer",
+            advice=OWN_TOKENIZER,
+        )
+
+
+def spelled(token: str) -> str:
+    """Write a token's spaces in one way: sentencepiece and llama.cpp write them as ▁ or plainly."""
+    return token.replace("\u2581", " ")
+
+
+def set_fields(params: ctypes.Structure, settings: dict) -> set[str]:
+    """Set fields of a structure; return the settings that it has no field for."""
+    names = {field[0] for field in params._fields_}
+    for name in names & settings.keys():
+        setattr(params, name, settings[name])
+    return set(settings) - names
+
+
+def fill(batch: ctypes.Structure, ids: list[int], part: range, wanted: set[int]) -> None:
+    """Put tokens into a batch of llama.cpp, and say whose logits are wanted."""
+    batch.n_tokens = len(part)
+    for number, place in enumerate(part):
+        batch.token[number] = ids[place]
+        batch.pos[number] = place
+        batch.n_seq_id[number] = 1
+        batch.seq_id[number][0] = 0
+        batch.logits[number] = place in wanted
+
+
+def parts_of(path: str) -> list[str]:
+    """List the files of a model, of which the first is named."""
+    found = re.fullmatch(r"(.*-)00001(-of-(\d{5})\.gguf)", path)
+    if found is None:
+        return [path]
+    return [f"{found[1]}{number:05}{found[2]}" for number in range(1, int(found[3]) + 1)]
+
+
+def file_digest(path: str) -> str:
+    """Digest the bytes of a model's files."""
+    digest = xxhash.xxh3_128()
+    for part in parts_of(path):
+        with open(part, "rb") as file:
+            while chunk := file.read(CHUNK):
+                digest.update(chunk)
+    return digest.hexdigest()[:DIGITS]

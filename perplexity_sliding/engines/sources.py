@@ -1,0 +1,552 @@
+"""The models of a call: named or live, opened, kept open for the next call, and used together."""
+
+import os
+import re
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from os import PathLike
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from transformers import PreTrainedTokenizerBase
+from transformers.utils import is_peft_available
+
+from ..arguments import WITHOUT_ADAPTER
+from ..errors import ArgumentError, ArgumentTypeError, Wording
+from ..models.interface import Batch, EngineModel, LogitBlocks, Prefix, ScoredModel
+from ..models.language_model import LanguageModel, lock_of
+from ..models.loading import files_state, resolve_device, resolve_dtype, snapshot
+from ..plan.tokenization import check_tokenizer, tokenize
+from ..plan.windows import ContextLimit
+from .gguf import is_gguf, open_gguf
+from .vllm import adopt_vllm, is_vllm
+
+# What a dictionary may hold that is passed as `reference`.
+REFERENCE_KEYS = ("model_id", "model", "tokenizer", "dtype", "model_kwargs", "states")
+# Characters of the texts whose tokens are compared, at most; and tokens that a warning shows.
+MOST_CHARACTERS = 10**6
+SHOWN_TOKENS = 5
+# A name that begins with a host: one with a port, of numbers, or this machine.
+HOST = re.compile(r"([^/\\]+:\d+|\d+\.\d+\.\d+\.\d+|localhost)(/|$)", re.IGNORECASE)
+
+
+def open_model(
+    model_id: str,
+    tokenizer: PreTrainedTokenizerBase | None = None,
+    device: str | torch.device | None = None,
+    dtype: str | torch.dtype | None = None,
+    model_kwargs: dict | None = None,
+    tokenizer_kwargs: dict | None = None,
+    argument: str = "model_id",
+) -> ScoredModel:
+    """Open the model of a name: behind an address, in a GGUF file, on the Hub, or in a folder.
+
+    See `LanguageModel.open`, `open_served` and `open_gguf`.
+    """
+    if is_address(model_id) or is_gguf(model_id):
+        check_elsewhere(model_id, device, dtype)
+        opener = open_address if is_address(model_id) else open_gguf
+        return opener(model_id, tokenizer, model_kwargs, tokenizer_kwargs, argument)
+    check_scheme(model_id, argument)
+    return LanguageModel.open(
+        model_id, tokenizer, device, dtype, model_kwargs, tokenizer_kwargs, argument
+    )
+
+
+def is_address(model_id: object) -> bool:
+    """Return whether the name of a model is the address of a server."""
+    return isinstance(model_id, str) and model_id.lower().startswith(("http://", "https://"))
+
+
+def check_scheme(model_id: str, argument: str) -> None:
+    """Refuse an address without http:// before it, which the Hub would be asked for.
+
+    Raises:
+        ArgumentError: it is one.
+    """
+    if HOST.match(model_id) and not os.path.exists(model_id):
+        raise ArgumentError(
+            argument,
+            "begin with http:// or https:// where it is the address of a server",
+            got=repr(model_id),
+            advice=f"Write http://{model_id}.",
+        )
+
+
+def open_address(*arguments: object) -> ScoredModel:
+    """Open a model behind an address; what speaks HTTP is imported for that alone."""
+    from .server_opening import open_served
+
+    return open_served(*arguments)
+
+
+def check_elsewhere(
+    model_id: str, device: str | torch.device | None, dtype: str | torch.dtype | None
+) -> None:
+    """Refuse to say where and in what a model runs that transformers does not load.
+
+    Raises:
+        ValueError: it is said.
+    """
+    for name, value in (("device", device), ("dtype", dtype)):
+        if value is not None:
+            raise ArgumentError(
+                name,
+                f"be left out with {model_id!r}",
+                got=repr(value),
+                why=(
+                    "a server runs as it was told to, and a GGUF file as `model_kwargs` say "
+                    "(n_gpu_layers)"
+                ),
+            )
+
+
+def adopt_model(
+    model: object,
+    tokenizer: PreTrainedTokenizerBase,
+    argument: str = "model",
+    tokenizer_argument: str = "tokenizer",
+) -> ScoredModel:
+    """Take a live model as it is; see `LanguageModel.adopt` and `adopt_vllm`."""
+    adopt = adopt_vllm if is_vllm(model) else LanguageModel.adopt
+    return adopt(model, tokenizer, argument, tokenizer_argument)
+
+
+@dataclass(frozen=True, eq=False)
+class ModelSource:
+    """A model by name or live, with what it takes to open it.
+
+    Attributes:
+        model_id: a name on the Hub or a folder; None for a live model.
+        model: a live model.
+        tokenizer: the tokenizer of `model`, or one in the place of that of `model_id`.
+        device, dtype: where and in what to load.
+        model_kwargs, tokenizer_kwargs: further arguments of `from_pretrained`.
+        role: what the model is to the call: "model", "reference" or "evaluator".
+    """
+
+    model_id: str | None = None
+    model: object = None
+    tokenizer: object = None
+    device: str | torch.device | None = None
+    dtype: str | torch.dtype | None = None
+    model_kwargs: dict | None = None
+    tokenizer_kwargs: dict | None = None
+    role: str = "model"
+
+    def named(self, attribute: str) -> str:
+        """Name one of the attributes as the argument that the caller gave."""
+        if self.role == "model":
+            return attribute
+        is_model = attribute in ("model_id", "model")
+        return self.role if is_model else f"{self.role}[{attribute!r}]"
+
+    def key(self) -> tuple:
+        """Return what tells whether the model that is open is still the one that is named."""
+        return (
+            self.model_id,
+            self.tokenizer,
+            getattr(self.tokenizer, "model_max_length", None),  # may be set between two calls
+            snapshot([self.device, self.dtype, self.model_kwargs, self.tokenizer_kwargs]),
+            files_state(self.model_id, self.model_kwargs or {}, self.tokenizer_kwargs or {}),
+        )
+
+    def open(self) -> ScoredModel:
+        """Load the model of the name, or adopt the live one.
+
+        Raises:
+            TypeError, ValueError: it is no complete causal language model.
+        """
+        if self.model is not None:
+            names = self.named("model"), self.named("tokenizer")
+            return adopt_model(self.model, self.tokenizer, *names)
+        return open_model(
+            *(self.model_id, self.tokenizer, self.device, self.dtype),
+            *(self.model_kwargs, self.tokenizer_kwargs, self.named("model_id")),
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class ReferenceSource:
+    """What a model is compared with.
+
+    Attributes:
+        source: the second model; None for the first one without its adapters.
+        states: a file for its last hidden states, where two models do not fit in memory.
+    """
+
+    source: ModelSource | None
+    states: str | PathLike | None = None
+
+
+class OpenModels:
+    """Models that stay open from call to call: one for each role that a model has in a call."""
+
+    def __init__(self) -> None:
+        self._opened: dict[str, tuple[tuple, ScoredModel]] = {}
+
+    def open(self, source: ModelSource) -> ScoredModel:
+        """Adopt the live model, or load the named one unless it is open in this role."""
+        if source.model is not None:
+            return source.open()
+        if source.tokenizer is not None:
+            check_tokenizer(source.tokenizer, source.named("tokenizer"))
+        key = source.key()
+        if source.role not in self._opened or self._opened[source.role][0] != key:
+            # refused before the model in memory is given up
+            resolve_device(source.device)
+            resolve_dtype(source.dtype, source.named("dtype"))
+            self.close(source.role)
+            self._opened[source.role] = key, source.open()
+        model = self._opened[source.role][1]
+        if source.tokenizer is not None:  # may have been changed since the last call
+            vars(model).pop("tokenizer_digest", None)
+        return model
+
+    def close(self, role: str) -> None:
+        """Give up the model of a role: its memory is needed, or nobody can use what is left of it."""
+        self._opened.pop(role, None)
+
+
+def check_model_source(source: ModelSource) -> ModelSource:
+    """Check that exactly one of a name and a live model is given, and only what goes with it."""
+    if (source.model_id is None) == (source.model is None):
+        got = "neither" if source.model_id is None else "both"
+        raise ValueError(
+            Wording(f"`model_id` or `model` must be given, and only one of them, got {got}.")
+        )
+    for name in ("model_kwargs", "tokenizer_kwargs"):
+        value = getattr(source, name)
+        if value is not None and not isinstance(value, dict):
+            raise ArgumentTypeError(
+                source.named(name), "be a dict of from_pretrained arguments", got=repr(value)
+            )
+    if source.model is None:
+        _check_named(source)
+    else:
+        _check_live(source)
+    return source
+
+
+def _check_named(source: ModelSource) -> None:
+    if not isinstance(source.model_id, str) or not source.model_id:
+        raise ArgumentTypeError(
+            source.named("model_id"),
+            "be the name of a model on the Hub or a folder",
+            got=repr(source.model_id),
+            advice=f"Pass a loaded model as `{source.named('model')}`.",
+        )
+    for name, same in (("device", ("device_map",)), ("dtype", ("dtype", "torch_dtype"))):
+        value = getattr(source, name)
+        said_twice = [key for key in same if key in (source.model_kwargs or {})]
+        if value is not None and said_twice:
+            raise ArgumentError(
+                source.named(name),
+                f"be left out when `{source.named('model_kwargs')}` holds {said_twice[0]!r}",
+                got=repr(value),
+            )
+
+
+def _check_live(source: ModelSource) -> None:
+    if source.tokenizer is None and source.role == "model":
+        raise ArgumentError("tokenizer", "be given with `model`", got="None")
+    for name in ("device", "dtype", "model_kwargs", "tokenizer_kwargs"):
+        value = getattr(source, name)
+        if value is not None:
+            raise ArgumentError(
+                source.named(name),
+                f"be left out with `{source.named('model')}`, which is used as it is",
+                got=repr(value),
+                advice="Prepare the model before passing it.",
+            )
+
+
+def check_reference(
+    reference: object, model: ModelSource, distributed: bool
+) -> ReferenceSource | None:
+    """Return what the model is compared with, if anything.
+
+    Args:
+        reference: a name or folder, a live model, "without adapter", or a dictionary with some of
+            `REFERENCE_KEYS`.
+        model: lends a reference that is named its device and dtype.
+    """
+    if reference is None:
+        return None
+    if reference == WITHOUT_ADAPTER and isinstance(reference, str):
+        return ReferenceSource(None)
+    given = _as_dictionary(reference)
+    states = given.pop("states", None)
+    is_live = given.get("model") is not None
+    defaults = {} if is_live else {"device": model.device, "dtype": model.dtype}
+    given = {name: value for name, value in given.items() if value is not None}
+    check_model_source(ModelSource(**given, role="reference"))
+    if {"dtype", "torch_dtype"} & set(given.get("model_kwargs") or {}):
+        defaults.pop("dtype", None)
+    source = ModelSource(**(defaults | given), role="reference")
+    if states is not None:
+        _check_states(states, is_live, distributed)
+    return ReferenceSource(source, states)
+
+
+def _as_dictionary(reference: object) -> dict:
+    if isinstance(reference, str):
+        return {"model_id": reference}
+    if not isinstance(reference, Mapping):
+        if not callable(reference) and not hasattr(reference, "generate"):
+            raise ArgumentTypeError(
+                "reference",
+                "be the name of a model on the Hub, a folder, a loaded model, "
+                f"{WITHOUT_ADAPTER!r}, or a dictionary of these",
+                got=repr(reference),
+            )
+        return {"model": reference}
+    unknown = [name for name in reference if name not in REFERENCE_KEYS]
+    if unknown or ((reference.get("model_id") is None) == (reference.get("model") is None)):
+        raise ArgumentError(
+            "reference",
+            "be a dictionary with one of model_id and model, and with no others than "
+            f"{', '.join(REFERENCE_KEYS)}",
+            got=", ".join(map(str, reference)),
+        )
+    return dict(reference)
+
+
+def _check_states(states: object, is_live: bool, distributed: bool) -> None:
+    if not isinstance(states, str | PathLike):
+        raise ArgumentTypeError("reference['states']", "be the path of a file", got=repr(states))
+    if is_live:
+        raise ArgumentError(
+            "reference['states']",
+            "be left out with a live model, which is in memory anyway",
+            got=repr(states),
+            advice="Name the reference by `reference['model_id']`.",
+        )
+    if distributed:
+        raise ArgumentError(
+            "reference['states']",
+            "be left out with `distributed`: one process writes the file",
+            got=repr(states),
+            advice="Start one process, or leave it out.",
+        )
+
+
+# --- models beside each other ---------------------------------------------------------------------
+
+
+class FreedModel(NamedTuple):
+    """What is kept of a model that was freed: its tokenizer and its limit."""
+
+    tokenizer: object
+    limit: ContextLimit
+
+
+class WithoutAdapter(LanguageModel):
+    """A model as it is without its adapters (LoRA and its kin): the same weights in memory, once."""
+
+    variant = WITHOUT_ADAPTER
+
+    @classmethod
+    def of(cls, model: LanguageModel) -> "WithoutAdapter":
+        """Take the model below the adapters of another.
+
+        Raises:
+            ValueError: it has no adapters, or they are merged into its weights.
+        """
+        layers = adapter_layers(model.model)
+        if not layers:
+            raise ValueError(
+                Wording(
+                    f"`reference`={cls.variant!r} needs a model with an adapter, got "
+                    f"{type(model.model).__name__} without. Name the reference instead."
+                )
+            )
+        if any(layer.merged for layer in layers):
+            raise ValueError(
+                Wording(
+                    f"`reference`={cls.variant!r} needs an adapter that can be switched off, but "
+                    "it is merged into the weights. Call unmerge_adapter() first."
+                )
+            )
+        name, description = f"{model.name} {cls.variant}", f"{model.description} {cls.variant}"
+        return cls(model.model, model.tokenizer, name, model.revision, description)
+
+    @contextmanager
+    def as_scored(self) -> Iterator[None]:
+        """Switch the model's adapters off for the time of the context."""
+        with lock_of(self.model):
+            # switching them also changes which weights are trained
+            trained = {parameter: parameter.requires_grad for parameter in self.model.parameters()}
+            layers = [layer for layer in adapter_layers(self.model) if not layer.disable_adapters]
+            for layer in layers:
+                layer.enable_adapters(False)
+            try:
+                yield
+            finally:
+                for layer in layers:
+                    layer.enable_adapters(True)
+                for parameter, requires_grad in trained.items():
+                    parameter.requires_grad = requires_grad
+
+    @contextmanager
+    def in_use(self) -> Iterator[None]:
+        """Keep the model as `LanguageModel.in_use` does, in its state without the adapters."""
+        with lock_of(self.model), ExitStack() as stack:
+            with self.as_scored():
+                stack.enter_context(super().in_use())
+            try:
+                yield
+            finally:
+                with self.as_scored():
+                    stack.close()
+
+    def prepare(self, length: int = 0, num_tokens: int = 0, whole_length: int = 0) -> None:
+        with self.as_scored():
+            super().prepare(length, num_tokens, whole_length)
+
+    def read_in_parts(self, length: int, refusal: str) -> None:
+        with self.as_scored():
+            super().read_in_parts(length, refusal)
+
+    def logits(self, batch: Batch, block_rows: int, prefix: Prefix | None = None) -> LogitBlocks:
+        """Yield logits as `LanguageModel.logits` does; between blocks the adapters are back on."""
+        blocks = super().logits(batch, block_rows, prefix)
+        while True:
+            with self.as_scored():
+                block = next(blocks, None)
+            if block is None:
+                return
+            yield block
+
+
+class InBfloat16(WithoutAdapter):
+    """A model as it is in bfloat16, by autocast: the same weights in memory, once."""
+
+    variant = "in bfloat16"
+
+    @classmethod
+    def of(cls, model: LanguageModel) -> "InBfloat16":
+        """Take a model in float32."""
+        name, description = f"{model.name} {cls.variant}", f"{model.description} {cls.variant}"
+        return cls(model.model, model.tokenizer, name, model.revision, description)
+
+    @contextmanager
+    def as_scored(self) -> Iterator[None]:
+        """Round products to bfloat16 for the time of the context."""
+        with lock_of(self.model), torch.autocast(self.device.type, dtype=torch.bfloat16):
+            yield
+
+    def signature_fields(self) -> dict[str, object]:
+        """Return what the scores depend on, with the dtype that products are rounded to."""
+        with self.as_scored():
+            return super().signature_fields()
+
+
+def adapter_layers(model: torch.nn.Module) -> list[torch.nn.Module]:
+    """List the layers of a model that PEFT has put adapters on."""
+    if not is_peft_available():
+        return []
+    from peft.tuners.tuners_utils import BaseTunerLayer
+
+    return [module for module in model.modules() if isinstance(module, BaseTunerLayer)]
+
+
+@contextmanager
+def in_use_together(models: Sequence[ScoredModel]) -> Iterator[None]:
+    """Lock models in one order for all threads, so that no two wait for each other."""
+    with ExitStack() as stack:
+        for model in sorted(models, key=lambda model: id(model.lock)):
+            stack.enter_context(model.in_use())
+        yield
+
+
+def smallest_limit(models: Sequence[ScoredModel]) -> ContextLimit:
+    """Return the number of tokens that all of the models take."""
+    lengths = [model.limit.length for model in models if model.limit.length is not None]
+    tables = [model.limit.table for model in models if model.limit.table is not None]
+    readable = [model.limit.readable for model in models if model.limit.readable is not None]
+    return ContextLimit(*(min(limits, default=None) for limits in (lengths, tables, readable)))
+
+
+def read_alike(model: ScoredModel, reference: ScoredModel, pairs: Sequence[tuple]) -> bool:
+    """Return whether two models read the same tokens, and mean the same by them.
+
+    Args:
+        pairs: each measurement, planned with the tokenizer of either.
+
+    Raises:
+        ValueError: they differ in nothing but the start token.
+    """
+    if not same_vocabulary(model.tokenizer, reference.tokenizer):
+        return False
+    for measurement, other in pairs:
+        streams = zip(measurement.streams, other.streams)
+        if not all(
+            np.array_equal(stream.ids, of_reference.ids) for stream, of_reference in streams
+        ):
+            return False
+    for measurement, other in pairs:
+        if measurement.plan != other.plan:
+            starts = [f"{m.plan.start} ({m.plan.start_id})" for m in (measurement, other)]
+            raise ArgumentError(
+                "reference",
+                "have the start token of the model",
+                got=f"{starts[1]} and {starts[0]}",
+                advice=(
+                    "Pass `add_start_token=False`, or the model's tokenizer as "
+                    "`reference['tokenizer']`."
+                ),
+            )
+    return True
+
+
+def same_vocabulary(
+    tokenizer: PreTrainedTokenizerBase, reference_tokenizer: PreTrainedTokenizerBase
+) -> bool:
+    """Return whether two tokenizers have the same tokens by id, but for added ones.
+
+    Where one has more of them, it is by chance that both cut a text alike.
+    """
+    if tokenizer is reference_tokenizer:
+        return True
+    tokenizers = (tokenizer, reference_tokenizer)
+    added = {number for each in tokenizers for number in getattr(each, "added_tokens_decoder", {})}
+    tokens, reference_tokens = (
+        {number: token for token, number in each.get_vocab().items() if number not in added}
+        for each in tokenizers
+    )
+    return tokens == reference_tokens
+
+
+def compare_tokenizers(model: EngineModel, texts: Sequence[str]) -> None:
+    """Warn of a model whose engine cuts texts into other tokens by itself.
+
+    An engine that reads ids does not mind which tokenizer they come from, but users of the engine
+    see other numbers then.
+    """
+    text = "\n".join(texts)[:MOST_CHARACTERS]
+    own = model.tokenize(text)
+    if own is None:
+        return
+    own, ids = np.asarray(own), tokenize(model.tokenizer, [text])[0].ids
+    if np.array_equal(own, ids):
+        return
+    common = min(len(own), len(ids))
+    place = int(np.argmax([*(own[:common] != ids[:common]), True]))
+    by_itself, given = (
+        [
+            model.tokenizer.decode([token])
+            for token in of_text[place : place + SHOWN_TOKENS].tolist()
+        ]
+        for of_text in (own, ids)
+    )
+    warnings.warn(
+        f"{model.description} cuts the texts in another way than the tokenizer: into {len(own):,} "
+        f"tokens and not {len(ids):,}, from token {place + 1:,} on {by_itself} where the tokenizer "
+        f"gives {given}. What the tokenizer gives is scored; whoever uses the model by itself gets "
+        "the other. Files that were converted long ago hold an old tokenizer.",
+        stacklevel=2,
+    )

@@ -1,0 +1,164 @@
+"""A live `vllm.LLM` in this process, asked for the log-probabilities of tokens.
+
+What it says is put into the form of vLLM's server, so that the same checks read it.
+https://docs.vllm.ai/en/latest/api/vllm/entrypoints/llm/
+"""
+
+import threading
+import weakref
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from itertools import islice
+
+from transformers import PreTrainedTokenizerBase
+
+from ..errors import ArgumentError
+from ..models.digest import model_name
+from ..plan.tokenization import check_tokenizer
+from ..plan.windows import ContextLimit
+from .served import ServedModel
+from .server_apis import VLLM, AnswerError, Prompt, TokenValues
+
+# Requests that the engine is given at a time, for it to batch as it likes.
+REQUESTS_AT_A_TIME = 8
+# One lock for each engine: answers to two callers would get mixed up.
+_LOCKS: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
+_LOCKS_LOCK = threading.Lock()
+
+
+def is_vllm(model: object) -> bool:
+    """Return whether a live model is a `vllm.LLM`."""
+    return hasattr(model, "llm_engine") and hasattr(model, "generate")
+
+
+def adopt_vllm(
+    engine: object,
+    tokenizer: PreTrainedTokenizerBase,
+    argument: str = "model",
+    tokenizer_argument: str = "tokenizer",
+) -> ServedModel:
+    """Take a live `vllm.LLM` as it is.
+
+    Args:
+        argument, tokenizer_argument: what an error calls them.
+
+    Raises:
+        ValueError: it generates no text, or not with this tokenizer.
+    """
+    import vllm
+
+    check_tokenizer(tokenizer, tokenizer_argument)
+    config = engine.llm_engine.model_config
+    if config.runner_type != "generate":
+        raise ArgumentError(
+            argument,
+            "be a causal language model",
+            got=f"a vllm.LLM with runner={config.runner_type!r}",
+        )
+    length = int(config.max_model_len)
+    return ServedModel(
+        EngineSource(engine),
+        tokenizer,
+        model_name(config.model, {}),
+        f"`{argument}`",
+        f"vLLM {vllm.__version__}",
+        ContextLimit(length, None, length - 1),  # one place is the answer's
+        str(config.dtype).removeprefix("torch."),
+    )
+
+
+class EngineSource:
+    """A live `vllm.LLM`, asked as its server is."""
+
+    api = VLLM()
+
+    def __init__(self, engine: object) -> None:
+        self.engine = engine
+        with _LOCKS_LOCK:
+            self.lock = _LOCKS.setdefault(engine, threading.RLock())
+
+    def connected(self) -> AbstractContextManager:
+        """Keep the engine for the time of the context."""
+        return self.lock
+
+    def values(
+        self, prompts: Sequence[Prompt], num_likeliest: int = 0, **sampling: float
+    ) -> list[TokenValues]:
+        """Ask for the values of prompts.
+
+        Raises:
+            AnswerError: the answer does not hold them.
+        """
+        outputs = self._generate(prompts, num_likeliest, {"detokenize": True} | sampling)
+        return self._read(outputs, prompts, num_likeliest)
+
+    def values_of_all(
+        self, requests: Iterable[Sequence[Prompt]], num_likeliest: int
+    ) -> Iterator[tuple[int, Sequence[TokenValues] | AnswerError]]:
+        """Ask for the values of several requests at a time; yield (number, values or what is wrong)."""
+        numbered = enumerate(requests)
+        while some := list(islice(numbered, REQUESTS_AT_A_TIME)):
+            together = [prompt for _, prompts in some for prompt in prompts]
+            outputs = iter(self._generate(together, num_likeliest, {"detokenize": False}))
+            for number, prompts in some:
+                try:
+                    own = list(islice(outputs, len(prompts)))
+                    yield number, self._read(own, prompts, num_likeliest)
+                except AnswerError as error:
+                    yield number, error
+
+    def generating(self) -> "EngineSource":
+        """Return the engine itself, which forces a token where others generate one."""
+        return self
+
+    def tokenize(self, text: str) -> list[int] | None:
+        """Return the ids that the engine's own tokenizer cuts a text into; None where it has none."""
+        if self.engine.llm_engine.model_config.skip_tokenizer_init:
+            return None
+        return self.engine.get_tokenizer()(text, add_special_tokens=False)["input_ids"]
+
+    def _generate(
+        self, prompts: Sequence[Prompt], num_likeliest: int, settings: dict
+    ) -> list[object]:
+        """Let the engine read prompts; sampling changes no distribution."""
+        from vllm import SamplingParams
+
+        settings = {"temperature": 1.0, "top_p": 1.0, "max_tokens": 1} | settings
+        settings |= {"prompt_logprobs": num_likeliest}
+        forced = ({"allowed_token_ids": [p.forced], "logprobs": num_likeliest} for p in prompts)
+        params = [
+            SamplingParams(**settings, **({} if prompt.forced is None else of_answer))
+            for prompt, of_answer in zip(prompts, forced)
+        ]
+        ids = [{"prompt_token_ids": prompt.ids} for prompt in prompts]
+        return self.engine.generate(ids, params, use_tqdm=False)
+
+    def _read(
+        self, outputs: Sequence[object], prompts: Sequence[Prompt], num_likeliest: int
+    ) -> list[TokenValues]:
+        """Read answers as if all tokens had been a prompt's: one that is forced has a rank, too."""
+        whole = [Prompt([p.ids[0], *p.targets]) for p in prompts]
+        choices = [
+            {"index": number, "prompt_logprobs": entries_of(output, prompt)}
+            for number, (output, prompt) in enumerate(zip(outputs, prompts))
+        ]
+        return self.api.read({"choices": choices}, whole, num_likeliest)
+
+
+def entries_of(output: object, prompt: Prompt) -> list[dict | None] | None:
+    """Return what the engine says of each token of a prompt, and of the one that is forced."""
+    entries = output.prompt_logprobs
+    if entries is not None and prompt.forced is not None:
+        entries = [*entries, *output.outputs[0].logprobs]
+    return entries and [
+        entry and {str(token): as_dict(found) for token, found in entry.items()}
+        for entry in entries
+    ]
+
+
+def as_dict(found: object) -> dict:
+    return {
+        "logprob": found.logprob,
+        "rank": found.rank,
+        "decoded_token": found.decoded_token,
+    }

@@ -1,0 +1,617 @@
+"""A causal language model, opened by name or adopted live, and everything that is asked of it.
+
+Its name and what identifies it, the tokens it takes, its vocabulary, and the way to its logits are
+found out here, once for as long as the model stays as it is.
+"""
+
+import logging
+import threading
+import warnings
+import weakref
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+import torch
+import transformers
+from transformers import PreTrainedTokenizerBase
+
+from ..errors import ArgumentTypeError
+from ..plan.tokenization import check_tokenizer, tokenizer_digest
+from ..plan.windows import ContextLimit
+from .digest import active_adapters, check_identifiable, model_name, model_revision, modifications
+from .interface import (
+    PROBE_TOKENS,
+    Batch,
+    LogitBlocks,
+    LongProbe,
+    MadeUpText,
+    Prefix,
+    long_probe_of,
+)
+from .loading import (
+    check_decoder,
+    check_exists,
+    check_place,
+    context_limit,
+    find_commit,
+    load_model,
+    load_tokenizer,
+    resolve_device,
+    resolve_dtype,
+    unwrapped,
+)
+from .logits import (
+    OTHER_SHAPE,
+    UNSUPPORTED_ERRORS,
+    Head,
+    describe_head,
+    explain_failure,
+    has_forward_of_transformers,
+    head_makers,
+    is_out_of_memory,
+)
+from .module import (
+    evaluating,
+    input_device,
+    input_embeddings,
+    library_code,
+    num_embeddings,
+    number_format,
+    precision,
+    runs_own_code,
+)
+from .probes import (
+    KeptState,
+    check_causal,
+    examine_passes,
+    forget_lengths,
+    gives_logits,
+    is_known_architecture,
+    look_quickly,
+    read_made_up_text,
+    short_probe,
+    state_kept,
+)
+from .states import HeadInParts, StateReader, find_reader, why_not_in_parts
+
+# Below evaluate's own, so that evaluate.logging decides what is shown.
+logger = logging.getLogger("evaluate.perplexity_sliding")
+
+
+# Fewest tokens that a pass is read in parts of.
+SMALLEST_PART = 8
+# Passes' worth of tokens to read beside which trying two and a half of them costs little.
+LONG_RUN = 50
+
+
+class Findings(NamedTuple):
+    """What forward passes over made-up tokens showed about a model.
+
+    Attributes:
+        state: what the model was like then.
+        is_known: whether it is of an architecture in which short passes show what long ones would.
+        head_number: which of the ways to its logits is taken, among `head_makers(model)`.
+        vocabulary_size: logits that it gives for a token.
+        length: tokens in the longest pass that was tried.
+        prefixes_agree: whether a token's score is the same in shorter and in longer passes.
+        stateful: names of modules that change what they keep while they run.
+        probe: mean nll of the made-up text in nats a token, once that was read.
+        part: tokens of a longer pass to read at a time; None where any pass fits in memory.
+        steps_singly: whether a pass in parts continues token by token.
+        long_nlls: nlls (N,) of longer made-up texts, by the tokens that their passes read; where
+            prefixes agree, of the longest alone.
+        rows_tried: passes in the largest batch that gave each of them the scores that it has alone.
+    """
+
+    state: tuple
+    is_known: bool
+    head_number: int
+    vocabulary_size: int
+    length: int
+    prefixes_agree: bool = True
+    stateful: frozenset[str] = frozenset()
+    probe: float | None = None
+    part: int | None = None
+    steps_singly: bool = False
+    long_nlls: Mapping[int, np.ndarray] = {}
+    rows_tried: int = 2
+
+
+_FINDINGS: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
+_LOCKS: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
+_LOCKS_LOCK = threading.Lock()
+
+
+class LanguageModel:
+    """A causal language model and its tokenizer: opened or adopted, prepared, and used.
+
+    A `ScoredModel`, which says what may be asked of it.
+
+    Attributes:
+        model: the torch module.
+        tokenizer: its tokenizer.
+        name: for the signature.
+        revision: digests of its weights and configuration, taken before anything ran through it.
+        description: what to call it in an error.
+        limit: tokens that it takes.
+        device: where it expects token ids.
+        num_embeddings: token ids must be below it; None where the model does not say.
+    """
+
+    variant = ""  # which of the models in the same weights this is
+    gives_logits = True  # and not the scores of tokens alone, as a server does
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        tokenizer: PreTrainedTokenizerBase,
+        name: str,
+        revision: str,
+        description: str,
+    ) -> None:
+        self.model = model
+        self.tokenizer = tokenizer
+        self.name = name
+        self.revision = revision
+        self.description = description
+        self.limit: ContextLimit = context_limit(model, tokenizer)
+        self.device = input_device(model)
+        self.num_embeddings = num_embeddings(model)
+        self._found: Findings | None = None
+        self._head: Head | None = None
+        self._kept_state: KeptState | None = None
+        self._changed: set[torch.nn.Module] = set()  # by passes over made-up tokens
+        self._stateful: list[torch.nn.Module] = []
+
+    @classmethod
+    def open(
+        cls,
+        model_id: str,
+        tokenizer: PreTrainedTokenizerBase | None = None,
+        device: str | torch.device | None = None,
+        dtype: str | torch.dtype | None = None,
+        model_kwargs: dict | None = None,
+        tokenizer_kwargs: dict | None = None,
+        argument: str = "model_id",
+    ) -> "LanguageModel":
+        """Load a model, and its tokenizer unless one is given.
+
+        Args:
+            argument: what an error calls the name.
+
+        Raises:
+            ValueError: it cannot be loaded, or is no complete causal language model.
+        """
+        model_kwargs, tokenizer_kwargs = dict(model_kwargs or {}), dict(tokenizer_kwargs or {})
+        placed = "device_map" in model_kwargs or "quantization_config" in model_kwargs
+        typed = bool({"dtype", "torch_dtype", "quantization_config"} & set(model_kwargs))
+        target = None if placed and device is None else resolve_device(device)
+        weights = None if typed and dtype is None else resolve_dtype(dtype)
+        check_place(model_id, argument)
+        check_exists(model_id, model_kwargs, argument)
+        if tokenizer is None:
+            tokenizer = load_tokenizer(model_id, tokenizer_kwargs, model_kwargs, argument)
+        model = load_model(model_id, target, weights, model_kwargs, argument)
+        return cls(
+            model,
+            tokenizer,
+            model_name(model_id, model_kwargs),
+            model_revision(model, find_commit(model_id, model_kwargs)),
+            f"`{argument}`={model_id!r}",
+        )
+
+    @classmethod
+    def adopt(
+        cls,
+        model: torch.nn.Module,
+        tokenizer: PreTrainedTokenizerBase,
+        argument: str = "model",
+        tokenizer_argument: str = "tokenizer",
+    ) -> "LanguageModel":
+        """Take a live model and its tokenizer as they are.
+
+        Args:
+            argument, tokenizer_argument: what an error calls them.
+
+        Raises:
+            TypeError: they are something else.
+            ValueError: the model is an encoder-decoder, or has no weights.
+        """
+        if not isinstance(model, torch.nn.Module):
+            raise ArgumentTypeError(
+                argument,
+                "be a loaded torch model or a vllm.LLM",
+                got=type(model).__name__,
+                advice=(
+                    "Pass a name or a folder as "
+                    f"`{'model_id' if argument == 'model' else argument}`."
+                ),
+            )
+        model = unwrapped(model)
+        check_tokenizer(tokenizer, tokenizer_argument)
+        config = getattr(model, "config", None)
+        check_decoder(config, f"`{argument}`")
+        name = model_name(getattr(config, "_name_or_path", "") or type(model).__name__, {})
+        with lock_of(model):
+            return cls(model, tokenizer, name, model_revision(model, None), f"`{argument}`")
+
+    @cached_property
+    def tokenizer_digest(self) -> str:
+        return tokenizer_digest(self.tokenizer)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """What its weights are in."""
+        return next(self.model.parameters(), torch.empty(0)).dtype
+
+    @property
+    def lock(self) -> threading.RLock:
+        """What whoever runs the model, or reads how it is built, holds."""
+        return lock_of(self.model)
+
+    def signature_fields(self) -> dict[str, object]:
+        """Return what the scores of given tokens depend on, by name, in the signature's order."""
+        adapters = active_adapters(self.model)
+        return {
+            "model": self.name + ("+modified" if self.modifications() else ""),
+            "revision": self.revision,
+            "dtype": number_format(self.model),
+            **({} if adapters is None else {"adapters": adapters}),
+            "attention": getattr(getattr(self.model, "config", None), "_attn_implementation", None),
+            "transformers": transformers.__version__,
+            "torch": torch.__version__,
+        }
+
+    def modifications(self) -> list[str]:
+        """List what has been put over the model's own code, and where, as far as that can be seen."""
+        return modifications(self.model)
+
+    def check_identifiable(self, argument: str = "checkpoint") -> None:
+        """Refuse to keep scores of a model that may change under the same signature.
+
+        Args:
+            argument: what names the file that they would be kept in.
+
+        Raises:
+            ValueError: code that nothing can identify runs in the model.
+        """
+        check_identifiable(self.model, argument)
+
+    @property
+    def findings(self) -> Findings:
+        """What `prepare` has found."""
+        if self._found is None:
+            raise RuntimeError(f"{self.description} must be prepared first: call prepare().")
+        return self._found
+
+    @property
+    def head(self) -> Head:
+        """The way to its logits."""
+        self.findings  # noqa: B018
+        return self._head
+
+    @property
+    def vocabulary_size(self) -> int:
+        return self.findings.vocabulary_size
+
+    @property
+    def by_blocks(self) -> bool:
+        return self.head.by_blocks
+
+    @property
+    def prefixes_agree(self) -> bool:
+        return self.findings.prefixes_agree
+
+    @property
+    def probe(self) -> float | None:
+        return self.findings.probe
+
+    def long_probe(self, length: int) -> LongProbe | None:
+        """Return the probe of passes of this length; see `ScoredModel`."""
+        nlls = self._long_nlls(length)
+        return None if nlls is None else long_probe_of(nlls, self.prefixes_agree)
+
+    def _long_nlls(self, length: int) -> np.ndarray | None:
+        """Return the nlls (length,) of a long made-up text, as far as they are known."""
+        known = self.findings.long_nlls
+        if self.prefixes_agree:
+            longest = max(known, default=0)
+            return known[longest][:length] if self._probe_length < length <= longest else None
+        return known.get(length)
+
+    @property
+    def _probe_length(self) -> int:
+        """Tokens of the text that the probe is measured on."""
+        return min(PROBE_TOKENS, self.limit.length or PROBE_TOKENS)
+
+    @property
+    def rows_tried(self) -> int:
+        return self.findings.rows_tried
+
+    @rows_tried.setter
+    def rows_tried(self, rows: int) -> None:
+        self._found = self.findings._replace(rows_tried=rows)
+        _FINDINGS.setdefault(self.model, {})[self.variant] = self._found
+
+    def as_scored(self) -> AbstractContextManager:
+        """Let the torch model be, for the time of the context, what is scored."""
+        return nullcontext()
+
+    @contextmanager
+    def in_use(self) -> Iterator[None]:
+        """Lock the model and put it in evaluation mode; restore it afterwards.
+
+        Other threads that use the same model wait: parts of it run differently meanwhile.
+        """
+        with lock_of(self.model), evaluating(self.model), state_kept(self.model):
+            forget_lengths(self.model)
+            outer, self._kept_state = (
+                self._kept_state,
+                KeptState(self.model),
+            )  # of a callback's call
+            try:
+                yield
+            finally:
+                self._kept_state = outer
+
+    @torch.inference_mode()
+    def prepare(self, length: int = 0, num_tokens: int = 0, whole_length: int = 0) -> None:
+        """Look at the model, once for as long as it stays as it is; see `ScoredModel`.
+
+        Passes as long as the longest are tried where short ones do not tell all, or where so many
+        tokens are read that it costs little.  One that does not fit in memory is read in parts, if
+        the model can continue from its state.
+        """
+        if not length or self._found is None:
+            self._recognise()
+        if not self.findings.is_known:
+            length = max(length, whole_length)  # whether that matters shows at that length alone
+        if length > self.findings.length and self._takes_long_passes(length, num_tokens):
+            self._try_long_passes(length)
+        if length and self.probe is None:
+            nlls = self._read_made_up_text(PROBE_TOKENS, self.limit.length)
+            self._apply(self.findings._replace(probe=float(nlls.mean())))
+        if length > self._probe_length and self._long_nlls(length) is None:
+            nlls = self._read_made_up_text(length + 1)
+            kept = {} if self.prefixes_agree else self.findings.long_nlls
+            self._apply(self.findings._replace(long_nlls={**kept, length: nlls}))
+
+    def _recognise(self) -> None:
+        """Take what is known of the model as it stands, or look at it."""
+        modified, code = self.modifications(), library_code(self.model)
+        state = (self.revision, code, model_structure(self.model), *modified)
+        known = _FINDINGS.get(self.model, {}).get(self.variant)
+        if known is None or known.state != state:
+            known = self._look(state)
+            logger.info(f"{self.description}: logits by {describe_head(self._make_head(known))}")
+        elif modified or runs_own_code(self.model, code):
+            # It may act otherwise than in the last call.
+            known = known._replace(probe=None, long_nlls={}, rows_tried=2)
+        self._apply(known)
+
+    def _look(self, state: tuple) -> Findings:
+        """Find with short passes whether it is a causal language model, and a way to its logits.
+
+        Raises:
+            ValueError: it gives no logits, or it sees tokens that it predicts.
+        """
+        if is_known_architecture(self.model) and precision(self.model) == torch.float32:
+            with suppress(MemoryError, torch.OutOfMemoryError):
+                seen = look_quickly(self.model, self.description, self.limit.length)
+                if seen is not None:
+                    return Findings(state, True, **seen._asdict())
+        expected = check_causal(self.model, self.description)  # (2, T, V)
+        number = self._find_head(expected)
+        return Findings(state, False, number, expected.shape[-1], expected.shape[1])
+
+    def _takes_long_passes(self, length: int, num_tokens: int) -> bool:
+        """Return whether to try passes of this length before any text is scored with them."""
+        return not self.findings.is_known or num_tokens >= LONG_RUN * length
+
+    def _try_long_passes(self, length: int) -> None:
+        """Look at passes of this length; read them in parts from now on where they do not fit."""
+        try:
+            self._examine(length)
+            return
+        except MemoryError as error:
+            # Outside, where no traceback holds the activations any more.
+            refusal = str(error)
+        self.read_in_parts(length, refusal)
+
+    @torch.inference_mode()
+    def read_in_parts(self, length: int, refusal: str) -> None:
+        """Halve what is read at a time until a pass of this length fits; see `ScoredModel`."""
+        self._restore()
+        try:
+            reason = why_not_in_parts(self.model)
+            reader = None if reason else find_reader(self.model)
+        except Exception as error:
+            if is_out_of_memory(error):  # not even the short passes that try the reading fit
+                raise MemoryError(refusal) from error
+            raise
+        if reader is None:
+            reason = (
+                reason or "it gives other logits when it continues from the state that it returned"
+            )
+            raise MemoryError(f"{refusal} It cannot be read in parts: {reason}.")
+        part = min(length, self.findings.part or length) // 2
+        while part >= SMALLEST_PART:
+            self._apply(self.findings._replace(part=part, steps_singly=reader.single))
+            try:
+                self._examine(length)
+            except MemoryError:
+                part //= 2
+                continue
+            warnings.warn(
+                f"One window of {length} tokens does not fit in the memory of {self.device}; "
+                f"reading it in parts of {part} tokens, which changes nothing but rounding.",
+                stacklevel=2,
+            )
+            return
+        raise MemoryError(refusal)
+
+    def _examine(self, length: int) -> None:
+        agree = examine_passes(length, self.model, self.description, self._row_logits)
+        findings = self.findings
+        agree = agree and findings.prefixes_agree
+        length = max(length, findings.length)
+        kept = findings.long_nlls if agree == findings.prefixes_agree else {}
+        self._apply(findings._replace(length=length, prefixes_agree=agree, long_nlls=kept))
+
+    def _read_made_up_text(self, length: int, limit: int | None = None) -> np.ndarray:
+        """Read the made-up text as texts are read; return the nlls of all its tokens but the first."""
+        size = min(self.num_embeddings or self.vocabulary_size, self.vocabulary_size)
+        batch = MadeUpText.of(size, limit, length).batch(self.device)
+        self._restore()
+        try:
+            return read_made_up_text(self.logits, batch)[1]
+        except Exception as error:
+            failure = explain_failure(error, 1, batch.ids.shape[1], self.device)
+            if not is_out_of_memory(error):
+                raise failure from error
+            refusal = str(failure)
+        self.read_in_parts(batch.ids.shape[1], refusal)
+        return self._read_made_up_text(length, limit)
+
+    @torch.inference_mode()
+    def shares_prefixes(self, prefix: np.ndarray, following: np.ndarray) -> bool:
+        """Return whether tokens read after a cached prefix get the scores of a whole pass.
+
+        Not below float32, where another order of sums rounds visibly, nor with code of somebody's
+        own in the forward, which may treat tokens by what else the pass holds.
+
+        Args:
+            prefix, following: token ids (P,) and (T,) of a pass, one after the other.
+        """
+        in_full = self.dtype in (torch.float32, torch.float64)
+        if not (in_full and self.prefixes_agree and has_forward_of_transformers(self.model)):
+            return False
+        ids = [torch.from_numpy(part)[None].to(self.device) for part in (prefix, following)]
+        rows = torch.arange(len(following), device=self.device)
+        targets = torch.zeros_like(rows)
+        try:
+            kept = self.head.read_prefix(ids[0]).copy(2)
+            shared = self._collect(ids[1].repeat(2, 1), rows + len(following), targets, kept)
+        except UNSUPPORTED_ERRORS:
+            return False
+        whole = self._collect(torch.cat(ids, 1), rows + len(prefix), targets)
+        return torch.allclose(shared, whole, rtol=1e-4, atol=1e-4)
+
+    def _collect(
+        self,
+        ids: torch.Tensor,
+        rows: torch.Tensor,
+        targets: torch.Tensor,
+        prefix: Prefix | None = None,
+    ) -> torch.Tensor:
+        """Compute the logits (R, V) of some rows."""
+        blocks = self.logits(Batch(ids, rows, targets), len(rows), prefix)
+        return torch.cat([logits.clone() for logits, _ in blocks]).float()
+
+    def read_prefix(self, ids: torch.Tensor) -> Prefix:
+        """Return what the model keeps of tokens (1, T), to continue from them."""
+        return self.head.read_prefix(ids)
+
+    def logits(self, batch: Batch, block_rows: int, prefix: Prefix | None = None) -> LogitBlocks:
+        """Yield the logits of the scored rows of a batch on `device`, as a `Head` does."""
+        self.forget_passes()
+        yield from self.head(batch, block_rows, prefix)
+
+    def forget_passes(self) -> None:
+        """Set modules that change while they run back to what they were before the first pass."""
+        if self._stateful and self._kept_state is not None:
+            self._kept_state.restore(self._stateful)
+
+    def _apply(self, findings: Findings) -> None:
+        """Adopt the findings, and note which modules the passes of a probe have changed."""
+        if self._kept_state is not None:
+            self._restore()
+            names = {module: name for name, module in self.model.named_modules()}
+            changed = frozenset(names[module] for module in self._changed if module in names)
+            findings = findings._replace(stateful=findings.stateful | changed)
+        modules = dict(self.model.named_modules())
+        self._stateful = [modules[name] for name in findings.stateful if name in modules]
+        self._found, self._head = findings, self._make_head(findings)
+        _FINDINGS.setdefault(self.model, {})[self.variant] = findings
+
+    def _make_head(self, findings: Findings) -> Head:
+        head = head_makers(self.model)[findings.head_number]()
+        if findings.part is None:
+            return head
+        return HeadInParts(head, StateReader(self.model, findings.steps_singly), findings.part)
+
+    def _restore(self) -> None:
+        """Undo what passes have changed in the model, and note which modules they change."""
+        changed = self._kept_state.changed()
+        self._changed.update(changed)
+        self._kept_state.restore(changed)
+
+    def _find_head(self, expected: torch.Tensor) -> int:
+        """Find the number of the cheapest head that gives the logits of the plain forward."""
+        ids = short_probe(self.model)
+        tolerance = OTHER_SHAPE[precision(self.model)]
+        makers = head_makers(self.model)
+        for number, make in enumerate(makers[:-1]):
+            head = make()
+            if gives_logits(head, ids, expected, tolerance):
+                return number
+        return len(makers) - 1
+
+    def _row_logits(
+        self, ids: torch.Tensor, rows: torch.Tensor, head: Head | None = None
+    ) -> torch.Tensor:
+        """Compute logits (R, V) of some rows of the first of the passes (B, T)."""
+        try:
+            self._restore()
+            return collect_rows(head or self.head, ids, rows)
+        except Exception as error:
+            raise explain_failure(error, 1, ids.shape[1], self.device) from error
+
+
+def collect_rows(head: Head, ids: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    """Compute the logits (R, V) of some rows of the first of the passes (B, T)."""
+    rows = rows.to(ids.device)
+    # As many rows to a block as a whole forward gives: all passes run together.
+    blocks = head(Batch(ids, rows, ids[0, : len(rows)]), ids.numel())
+    return torch.cat([logits.clone() for logits, _ in blocks])
+
+
+def lock_of(model: torch.nn.Module) -> threading.RLock:
+    """Return the lock of a model: whoever runs it, or reads how it is built, holds it.
+
+    Models that share their embeddings share more than these, such as two heads on one body.
+    """
+    embeddings = input_embeddings(model)
+    owner = embeddings if isinstance(embeddings, torch.nn.Module) else model
+    with _LOCKS_LOCK:
+        return _LOCKS.setdefault(owner, threading.RLock())
+
+
+def model_structure(model: torch.nn.Module) -> tuple:
+    """Describe what decides, beside weights and configuration, how a model's forward runs.
+
+    Replaced forwards and hooks are held weakly: compared while they live, and never taken for
+    others that come to lie at the same address.
+    """
+    modules = [
+        (
+            type(module),
+            as_weak(vars(module).get("forward")),
+            *map(as_weak, module._forward_hooks.values()),
+            *map(as_weak, module._forward_pre_hooks.values()),
+        )
+        for module in model.modules()
+    ]
+    tensors = [(p.device, p.dtype) for p in model.parameters()]
+    return (*modules, *tensors, number_format(model))
+
+
+def as_weak(function: object) -> object:
+    """Return a weak reference to a function, where it can have one."""
+    try:
+        return weakref.ref(function)
+    except TypeError:
+        return function

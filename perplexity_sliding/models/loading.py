@@ -1,0 +1,437 @@
+"""A causal language model and its tokenizer: loaded, checked, and measured for their limits.
+
+Whatever would make every number wrong without a sound is refused here: weights that the checkpoint
+does not hold, an encoder-decoder, a window past the position table.
+"""
+
+import difflib
+import json
+import os
+import re
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import huggingface_hub
+import torch
+import transformers
+from huggingface_hub.errors import (
+    GatedRepoError,
+    HfHubHTTPError,
+    HFValidationError,
+    RepositoryNotFoundError,
+)
+from packaging.version import Version
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PretrainedConfig,
+    PreTrainedTokenizerBase,
+)
+from transformers.utils import cached_file, is_peft_available
+from transformers.utils.peft_utils import find_adapter_config_file
+
+from ..errors import ArgumentError, ArgumentTypeError, Wording
+from ..plan.tokenization import check_repeatable
+from ..plan.windows import ContextLimit
+from .interface import LARGEST_LIMIT
+from .module import position_table, text_config
+
+CONFIGS = ("config.json", "adapter_config.json")
+TOKENIZER_FILES = ("tokenizer_config.json", "tokenizer.json", *CONFIGS)
+SECONDS = 10
+
+# Attributes under which configurations state how many tokens the model was built for.
+LIMIT_NAMES = (
+    "max_position_embeddings",
+    "n_positions",
+    "n_ctx",
+    "seq_length",
+    "max_seq_len",
+    "max_sequence_length",
+    "max_target_positions",
+    "model_max_length",
+)
+# What a tokenizer must share with its model to come from the same place.
+SHARED_KWARGS = (
+    "revision",
+    "token",
+    "trust_remote_code",
+    "cache_dir",
+    "local_files_only",
+    "subfolder",
+)
+# Those of them that say where to look for a single file.
+FILE_KWARGS = tuple(key for key in SHARED_KWARGS if key != "trust_remote_code")
+# Arguments of from_pretrained by which other weights are loaded than the commit's usual ones.
+OTHER_WEIGHTS = {"use_safetensors", "key_mapping", "state_dict"}
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+def resolve_device(device: str | torch.device | None) -> torch.device:
+    """Choose the device to load a model on; None picks an accelerator if there is one."""
+    if device is None:
+        if torch.cuda.is_available():
+            return torch.device("cuda")
+        return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
+    if not isinstance(device, str | torch.device):
+        raise ArgumentTypeError("device", "be a string such as 'cpu' or 'cuda:0'", got=repr(device))
+    try:
+        resolved = torch.device("cuda" if device == "gpu" else device)
+    except RuntimeError:
+        raise ArgumentError(
+            "device", "be 'cpu', 'gpu', 'cuda', 'cuda:<number>' or 'mps'", got=repr(device)
+        ) from None
+    present = {
+        "cpu": 1,
+        "cuda": torch.cuda.device_count(),
+        "mps": int(torch.backends.mps.is_available()),
+    }.get(resolved.type, 0)
+    if (resolved.index or 0) >= present:
+        raise ArgumentError(
+            "device",
+            "name a device of this machine",
+            got=(
+                f"{device!r}, but there "
+                f"{'is no such device' if not present else f'are only {present} of its kind'}"
+            ),
+            advice="Pass `device=None` to choose automatically.",
+        )
+    return resolved
+
+
+def resolve_dtype(dtype: str | torch.dtype | None, argument: str = "dtype") -> torch.dtype | str:
+    """Choose the dtype to load weights in; None stands for float32, as in the stock metric.
+
+    Transformers 5 would otherwise evaluate a bfloat16 checkpoint in bfloat16 without a word.
+    """
+    if dtype is None:
+        return torch.float32
+    if isinstance(dtype, str) and dtype in DTYPES:
+        return DTYPES[dtype]
+    if dtype == "auto" or dtype in DTYPES.values():
+        return dtype
+    raise ArgumentError(
+        argument,
+        "be 'auto', 'float32', 'bfloat16', 'float16' or the torch dtype of that name",
+        got=repr(dtype),
+    )
+
+
+def load_tokenizer(
+    model_id: str, tokenizer_kwargs: dict, model_kwargs: dict, argument: str = "model_id"
+) -> PreTrainedTokenizerBase:
+    """Load the tokenizer from where the model comes from, unless `tokenizer_kwargs` differ.
+
+    Args:
+        argument: what an error calls the name.
+
+    Raises:
+        ValueError: there is none, or no number of it could be repeated.
+    """
+    shared = {key: model_kwargs[key] for key in SHARED_KWARGS if key in model_kwargs}
+    kwargs = {"trust_remote_code": False} | shared | tokenizer_kwargs
+    check_place(model_id, argument)
+    advice = ". Pass one as `tokenizer`." if argument == "model_id" else ""
+    name = f"The tokenizer of `{argument}`={model_id!r}"
+    with _naming(name, advice):
+        try:
+            tokenizer = _read_tokenizer(model_id, kwargs)
+        except Exception:
+            base = base_of_adapter(model_id, shared)
+            if base is None:
+                raise
+            elsewhere = {"trust_remote_code": kwargs["trust_remote_code"]} | tokenizer_kwargs
+            tokenizer = _read_tokenizer(base, elsewhere)
+    check_repeatable(tokenizer, name)
+    return tokenizer
+
+
+def _read_tokenizer(name: str, kwargs: dict) -> PreTrainedTokenizerBase:
+    tokenizer = AutoTokenizer.from_pretrained(name, **kwargs)
+    if len(tokenizer.get_vocab()) <= len(tokenizer.all_special_tokens):
+        # Made up from the architecture's name where a folder holds none.
+        raise ValueError("no tokenizer files found, or an empty vocabulary")
+    return tokenizer
+
+
+def load_model(
+    model_id: str,
+    device: torch.device | None,
+    dtype: torch.dtype | str | None,
+    model_kwargs: dict,
+    argument: str = "model_id",
+) -> torch.nn.Module:
+    """Load a causal language model, complete with all of its weights, on its device.
+
+    Args:
+        device: None leaves the model where `model_kwargs` (device_map, quantization_config) put it.
+        dtype: None leaves it to `model_kwargs`.
+        argument: what an error calls the name.
+
+    Raises:
+        ValueError: no causal language model, nothing found, or weights missing.
+    """
+    check_place(model_id, argument)
+    name = f"`{argument}`={model_id!r}"
+    kwargs = {"trust_remote_code": False} | model_kwargs
+    if dtype is not None:
+        # Renamed in transformers 4.56.
+        is_renamed = Version(transformers.__version__) >= Version("4.56")
+        kwargs["dtype" if is_renamed else "torch_dtype"] = dtype
+    config_kwargs = {key: kwargs[key] for key in SHARED_KWARGS if key in kwargs}
+    with _naming(name):
+        config = kwargs.get("config") or _load_config(model_id, config_kwargs)
+    check_decoder(config, name)
+    check_layers(config, name)
+    with _naming(name):
+        model, report = AutoModelForCausalLM.from_pretrained(
+            model_id, output_loading_info=True, **kwargs
+        )
+    missing = sorted(report["missing_keys"]) + sorted(str(key) for key in report["mismatched_keys"])
+    if missing:
+        raise ValueError(
+            f"{name} must hold all weights of its architecture, but {len(missing)} "
+            f"are missing or of another shape (first: {missing[0]}); they would be random numbers. "
+            "Check that the checkpoint is complete and its config.json belongs to it."
+        )
+    model.eval()
+    if device is None or is_placed(model):
+        return model
+    with _naming(name):
+        return model.to(device)
+
+
+def _load_config(model_id: str, kwargs: dict) -> PretrainedConfig:
+    """Load the configuration of a model, or of the model that an adapter was trained on."""
+    try:
+        return AutoConfig.from_pretrained(model_id, **kwargs)
+    except Exception:
+        base = base_of_adapter(model_id, kwargs)
+        if base is None:
+            raise
+    if not is_peft_available():
+        raise ValueError(
+            "it holds an adapter, for which the package peft is needed: pip install peft"
+        )
+    return AutoConfig.from_pretrained(base, trust_remote_code=kwargs["trust_remote_code"])
+
+
+def base_of_adapter(model_id: str, kwargs: dict) -> str | None:
+    """Name of the model that an adapter (LoRA and its kin) belongs to; None for a whole model."""
+    kwargs = {key: kwargs[key] for key in FILE_KWARGS if key in kwargs}
+    path = find_adapter_config_file(model_id, **kwargs)
+    if path is None:
+        return None
+    with open(path, encoding="utf-8") as file:
+        return json.load(file).get("base_model_name_or_path")
+
+
+def check_place(model_id: str, argument: str) -> None:
+    """Reject a path that is not a folder; other names are looked for on the Hub."""
+    if os.path.isfile(model_id):
+        folder, file = os.path.split(model_id)
+        advice = f"Pass its folder, {folder or '.'!r}."
+        if file.endswith((".safetensors", ".bin", ".pt")):
+            advice = (
+                f"Weights alone are no model: pass the folder that holds them with config.json "
+                f"and the tokenizer, such as {folder or '.'!r}."
+            )
+        raise ArgumentError(
+            argument,
+            "be a folder or a name on the Hub",
+            got=f"the file {model_id!r}",
+            advice=advice,
+        )
+    is_path = os.path.isabs(model_id) or model_id.startswith((".", "~")) or model_id.count("/") > 1
+    if is_path and not os.path.isdir(model_id):
+        raise ArgumentError(
+            argument,
+            f"be a folder or a name on the Hub, but there is no folder {model_id!r}",
+            advice="Check the path; a leading ~ is not expanded.",
+        )
+
+
+def files_state(model_id: str, model_kwargs: dict, tokenizer_kwargs: dict) -> tuple:
+    """List names, sizes, times and places of a local model's files: one that was changed is loaded again.
+
+    The subfolders are looked into where any are named, and the model that an adapter belongs to.
+    """
+    if os.path.isfile(model_id):  # GGUF
+        state = os.stat(model_id)
+        return (state.st_size, state.st_mtime_ns, state.st_ino)
+    if not os.path.isdir(model_id):
+        return ()
+    named = (kwargs.get("subfolder") or "" for kwargs in ({}, model_kwargs, tokenizer_kwargs))
+    folders = [os.path.join(model_id, name) for name in named]
+    base = base_of_adapter(model_id, model_kwargs)
+    if base is not None and os.path.isdir(base):
+        folders.append(base)
+    return tuple(
+        (entry.path, entry.stat().st_size, entry.stat().st_mtime_ns, entry.inode())
+        for folder in dict.fromkeys(folders)
+        if os.path.isdir(folder)
+        for entry in sorted(os.scandir(folder), key=lambda entry: entry.name)
+        if entry.is_file()
+    )
+
+
+def snapshot(value: object) -> object:
+    """Copy of arguments that tells later whether they, or objects among them, have been changed."""
+    if isinstance(value, dict):
+        return {key: snapshot(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [snapshot(item) for item in value]
+    if hasattr(value, "to_dict"):  # configurations
+        return type(value), snapshot(vars(value))
+    if value is None or isinstance(value, str | int | float | torch.dtype | torch.device):
+        return value
+    return object()  # equal to nothing: what cannot be compared is taken as changed
+
+
+def find_commit(model_id: str, model_kwargs: dict) -> str | None:
+    """Find the commit of a model from the Hub by its place in the Hub's cache.
+
+    None for a folder, and where the arguments say to load other weights.
+    """
+    if OTHER_WEIGHTS & set(model_kwargs):
+        return None
+    kwargs = {key: model_kwargs[key] for key in FILE_KWARGS if key in model_kwargs}
+    path = cached_file(
+        model_id, "config.json", _raise_exceptions_for_missing_entries=False, **kwargs
+    )
+    commit = re.search(r"snapshots[/\\]([0-9a-f]{40})[/\\]", str(path or ""))
+    return commit[1] if commit and not os.path.isdir(model_id) else None
+
+
+def unwrapped(model: torch.nn.Module) -> torch.nn.Module:
+    """Return the model inside of what compiles it, copies it over devices or manages its adapters."""
+    if hasattr(model, "_orig_mod"):  # torch.compile
+        return unwrapped(model._orig_mod)
+    if isinstance(model, torch.nn.DataParallel | torch.nn.parallel.DistributedDataParallel):
+        return unwrapped(model.module)
+    if hasattr(model, "get_base_model"):  # PEFT
+        settings = getattr(model, "peft_config", {}).values()
+        # A prompt that was learned is put before the text by the wrapper itself.
+        if not any(getattr(adapter, "is_prompt_learning", False) for adapter in settings):
+            return unwrapped(model.get_base_model())
+    return model
+
+
+def is_placed(model: torch.nn.Module) -> bool:
+    """Return whether the model was placed by others: dispatched or quantised."""
+    return bool(getattr(model, "hf_device_map", None) or getattr(model, "is_quantized", False))
+
+
+def check_layers(config: PretrainedConfig, name: str) -> None:
+    """Reject a configuration without layers: the model would be built, and scored, without any."""
+    layers = getattr(config.get_text_config(decoder=True), "num_hidden_layers", None)
+    if isinstance(layers, int) and layers < 1:
+        raise ValueError(
+            f"{name} must have at least one layer, but its configuration says "
+            f"num_hidden_layers={layers}. Check its config.json."
+        )
+
+
+def check_decoder(config: object, name: str) -> None:
+    """Refuse encoder-decoder models, which do not read the text that they score."""
+    if getattr(config, "is_encoder_decoder", False):
+        raise ValueError(
+            f"{name} must be a causal (decoder-only) language model, got the encoder-decoder "
+            f"architecture {getattr(config, 'model_type', '?')!r}."
+        )
+
+
+def context_limit(model: torch.nn.Module, tokenizer: PreTrainedTokenizerBase) -> ContextLimit:
+    """Find how many tokens the model takes: by its configuration, else by its tokenizer."""
+    config = text_config(model)
+    stated = [getattr(config, name, None) for name in LIMIT_NAMES]
+    stated.append(getattr(tokenizer, "model_max_length", None))
+    limits = [int(n) for n in stated if isinstance(n, int | float) and 0 < n < LARGEST_LIMIT]
+    table = position_table(model)
+    # A table that is not named in the configuration still binds.
+    length = min([*limits[:1], table] if table else limits[:1], default=None)
+    return ContextLimit(length, table)
+
+
+@contextmanager
+def _naming(name: str, advice: str = "") -> Iterator[None]:
+    """Turn any failure to load into one kind of error, which names what was loaded."""
+    try:
+        yield
+    except MemoryError:
+        raise
+    except Exception as error:  # transformers, safetensors and remote code have kinds of their own
+        if sys.flags.optimize > 1:
+            advice = ". Run Python without -OO and PYTHONOPTIMIZE=2: transformers reads docstrings."
+        raise ValueError(f"{name} could not be loaded: {error}{advice}") from error
+
+
+# --- the Hub, asked once --------------------------------------------------------------------------
+
+
+def check_exists(
+    model_id: str, model_kwargs: dict, argument: str, files: Sequence[str] = CONFIGS
+) -> None:
+    """Refuse the name of a model that is neither here nor on the Hub.
+
+    The Hub's client tries again for minutes, for each file by itself, where it reaches nobody.
+
+    Args:
+        files: one of them must be in the cache for what was downloaded before.
+
+    Raises:
+        ValueError: there is none, or nobody to ask.
+    """
+    if os.path.isdir(model_id) or model_kwargs.get("local_files_only"):
+        return
+    if is_cached(model_id, model_kwargs, files):
+        return
+    reason = why_unreachable(model_id, model_kwargs)
+    if reason is not None:
+        close = difflib.get_close_matches(
+            os.path.basename(model_id), folders_here(), n=1, cutoff=0.5
+        )
+        hint = f" Did you mean {close[0]}?" if close else ""
+        raise ValueError(
+            Wording(
+                f"`{argument}`={model_id!r}: no model of this name: not a folder here, "
+                f"{reason}.{hint}"
+            )
+        )
+
+
+def is_cached(model_id: str, model_kwargs: dict, files: Sequence[str] = CONFIGS) -> bool:
+    """Return whether one of a model's files has been downloaded before."""
+    place = {key: model_kwargs[key] for key in ("revision", "cache_dir") if key in model_kwargs}
+    try:
+        found = [huggingface_hub.try_to_load_from_cache(model_id, name, **place) for name in files]
+    except HFValidationError:
+        return False
+    return any(isinstance(path, str) for path in found)
+
+
+def why_unreachable(model_id: str, model_kwargs: dict) -> str | None:
+    """Ask the Hub once; None where the model is there, or where loading says better why not."""
+    try:
+        huggingface_hub.HfApi().model_info(
+            model_id, timeout=SECONDS, token=model_kwargs.get("token")
+        )
+    except GatedRepoError:
+        return None
+    except RepositoryNotFoundError:
+        return "not on the Hub, or private"
+    except HFValidationError:
+        return "nor can the Hub have such a name"
+    except HfHubHTTPError:
+        return None
+    except Exception:  # no network, no name server, a proxy: each version has its own kinds
+        return "not reachable on the Hub"
+    return None
+
+
+def folders_here() -> list[str]:
+    """List the folders of the working directory that hold a model."""
+    return [path.parent.name for name in CONFIGS for path in Path().glob(f"*/{name}")]

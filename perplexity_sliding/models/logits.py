@@ -1,0 +1,492 @@
+"""How to get the logits of the rows that are scored, and of no others.
+
+The body of a model runs once over whole windows; its vocabulary head over the scored rows alone, a
+block of them at a time.  Some parts can run faster than they do, for the same numbers up to
+rounding.  Parts are taken of models alone whose own forward is transformers', and each such way is
+tried before it is taken; any other model runs as it is.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from types import BuiltinFunctionType
+from typing import Protocol
+
+import torch
+from transformers.activations import NewGELUActivation
+from transformers.cache_utils import DynamicCache
+from transformers.pytorch_utils import Conv1D
+
+from ..errors import Wording
+from .interface import Batch, LogitBlocks, Prefix
+from .module import (
+    PINNED_PACKAGES,
+    forward_kwargs,
+    forward_parameters,
+    ids_name,
+    is_known,
+    package_of,
+)
+
+# Largest difference, as a share of the logits' spread, that rounding explains in a dtype: of two
+# passes of the same shape, and of passes of different shapes or through other kernels.
+SAME_SHAPE = {torch.float32: 1e-4, torch.bfloat16: 0.02, torch.float16: 0.005}
+OTHER_SHAPE = {torch.float32: 1e-3, torch.bfloat16: 0.08, torch.float16: 0.02}
+
+CACHE_LINE = 16  # float32 numbers
+# What the part of a transformer block after its attention is called.
+FEED_FORWARD_NAMES = ("mlp", "feed_forward", "ffn")
+# Layers that compute each row from that row alone.
+ROW_WISE = (
+    torch.nn.Linear,
+    Conv1D,
+    torch.nn.LayerNorm,
+    torch.nn.Identity,
+    torch.nn.Dropout,
+    torch.nn.GELU,
+    torch.nn.ReLU,
+    torch.nn.Sigmoid,
+    torch.nn.SiLU,
+    torch.nn.Tanh,
+)
+OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "not enough memory")
+# What a way to the logits raises where it does not support the architecture.
+UNSUPPORTED_ERRORS = (TypeError, AttributeError, RuntimeError, ValueError, IndexError, KeyError)
+
+
+class Head(Protocol):
+    """A way to compute a model's logits.
+
+    Attributes:
+        by_blocks: whether no more than a block of logits exists at a time.
+    """
+
+    by_blocks: bool
+
+    def __call__(self, batch: Batch, block_rows: int, prefix: Prefix | None = None) -> LogitBlocks:
+        """Yield (logits (R', V), targets (R',)) of at most `block_rows` rows at a time.
+
+        Args:
+            prefix: what was read before each of the B, of which `read_prefix` gives one.
+        """
+        ...
+
+
+class BodyThenHead:
+    """Run the body of a model once, then the rest of its forward over blocks of the scored rows.
+
+    The rest is the model's own: its vocabulary head with whatever follows (soft caps, scales,
+    casts).  It is given the hidden states of the scored rows in the place of the body's output, so
+    no row is projected that is not scored, and no more than a block of logits exists at a time.
+
+    Args:
+        with_shortcuts: let parts of the model run faster, where it has such.  A block of logits is
+            then gone when the next one is computed.
+    """
+
+    by_blocks = True
+
+    def __init__(self, model: torch.nn.Module, body: torch.nn.Module, with_shortcuts: bool) -> None:
+        self.model = model
+        self.body = body
+        self.in_body = body_shortcuts(body) if with_shortcuts else {}
+        self.in_head = head_shortcuts(model) if with_shortcuts else {}
+        self.model_ids, self.model_kwargs = ids_name(model), forward_kwargs(model)
+        self.body_ids, self.body_kwargs = ids_name(body), forward_kwargs(body)
+
+    def __call__(self, batch: Batch, block_rows: int, prefix: Prefix | None = None) -> LogitBlocks:
+        """Yield blocks of logits, as `Head` does."""
+        return self.blocks(self.states(batch.ids, batch.scored, prefix), batch.targets, block_rows)
+
+    def states(
+        self, ids: torch.Tensor, scored: torch.Tensor, prefix: Prefix | None = None
+    ) -> torch.Tensor:
+        """Compute the body's last hidden states of the scored rows (R, D)."""
+        for shortcut in self.in_body.values():
+            if isinstance(shortcut, ScoredRows):
+                shortcut.scored = scored
+        with replaced_forwards(self.in_body):
+            output = self.body(**{self.body_ids: ids}, **after_prefix(self.body_kwargs, prefix))
+        self.output_type = type(output)
+        hidden = output.last_hidden_state.flatten(0, 1)
+        return hidden[scored.to(hidden.device)]  # (R, D)
+
+    def blocks(self, states: torch.Tensor, targets: torch.Tensor, block_rows: int) -> LogitBlocks:
+        """Yield the logits of hidden states (R, D), as a call does."""
+        for rows, labels in zip(states.split(block_rows), targets.split(block_rows)):
+            seen = self.output_type(last_hidden_state=rows[None])
+            with replaced_forwards(self.in_head | {self.body: lambda *_, seen=seen, **__: seen}):
+                named = {self.model_ids: labels[None]}
+                logits = self.model(**named, **self.model_kwargs).logits  # (1, R', V)
+            yield logits[0], labels.to(logits.device)
+
+    def read_prefix(self, ids: torch.Tensor) -> Prefix:
+        """Return what the model keeps of tokens (1, T), to continue from them."""
+        return read_prefix(self.body, ids)
+
+
+class WholeForward:
+    """Run the model's forward as it is, asking for no more rows of logits than it lets one.
+
+    For models of any other architecture.  Rows are asked for by index where the model takes
+    `logits_to_keep` so, else all are computed and the rest dropped.
+    """
+
+    by_blocks = False
+
+    def __init__(self, model: torch.nn.Module, takes_index: bool) -> None:
+        self.model = model
+        self.takes_index = takes_index
+        self.ids, self.kwargs = ids_name(model), forward_kwargs(model)
+
+    def __call__(self, batch: Batch, block_rows: int, prefix: Prefix | None = None) -> LogitBlocks:
+        """Yield blocks of logits, as `Head` does, with a whole window's in memory at once."""
+        ids, scored, targets = batch
+        if prefix is not None:
+            named = {self.ids: ids} | after_prefix(self.kwargs, prefix)
+            logits = self.model(**named).logits.flatten(0, 1)
+            logits = logits[scored.to(logits.device)]
+            yield from zip(logits.split(block_rows), targets.to(logits.device).split(block_rows))
+            return
+        length = ids.shape[1]
+        per_pass = max(1, block_rows // length)  # windows whose logits fit in memory together
+        for first in range(0, len(ids), per_pass):
+            part = ids[first : first + per_pass]
+            inside = (scored >= first * length) & (scored < (first + per_pass) * length)
+            logits = self._logits(part, scored[inside] - first * length)
+            labels = targets[inside].to(logits.device)
+            yield from zip(logits.split(block_rows), labels.split(block_rows))
+
+    def read_prefix(self, ids: torch.Tensor) -> Prefix:
+        """Return what the model keeps of tokens (1, T), to continue from them."""
+        return read_prefix(self.model, ids)
+
+    def _logits(self, ids: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+        """Compute logits (R, V) of the wanted rows, which count through all rows of `ids` (B, T)."""
+        named = {self.ids: ids} | self.kwargs
+        if not self.takes_index:
+            logits = self.model(**named).logits.flatten(0, 1)
+            return logits[rows.to(logits.device)]
+        places = rows % ids.shape[1]
+        kept = torch.unique(places)  # sorted; windows of a batch want nearly the same places
+        logits = self.model(**named, logits_to_keep=kept).logits  # (B, K, V)
+        windows, columns = rows // ids.shape[1], torch.searchsorted(kept, places)
+        return logits[windows.to(logits.device), columns.to(logits.device)]
+
+
+class AlignedProduct:
+    """What a linear layer computes, written into rows that begin at a cache line, always the same.
+
+    Where the number of outputs is no multiple of a cache line, as GPT-2's 50257 tokens are none,
+    a CPU's product otherwise writes every row across the lines; and memory that is asked for anew
+    for every block has to be mapped anew.
+    """
+
+    def __init__(self, linear: torch.nn.Linear) -> None:
+        self.linear = linear
+        self.buffer = linear.weight.new_empty(0)
+
+    def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Return logits (..., V) for hidden states (..., D); the next call overwrites them."""
+        rows = hidden.flatten(0, -2)  # (R, D)
+        weight, bias = self.linear.weight, self.linear.bias
+        if len(rows) > len(self.buffer):
+            width = -(-len(weight) // CACHE_LINE) * CACHE_LINE
+            self.buffer = weight.new_empty(len(rows), width)
+        logits = self.buffer[: len(rows), : len(weight)]
+        if bias is None:
+            torch.mm(rows, weight.t(), out=logits)
+        else:
+            torch.addmm(bias, rows, weight.t(), out=logits)
+        return logits.unflatten(0, hidden.shape[:-1])
+
+
+class ScoredRows:
+    """What a feed-forward layer computes for the rows that are scored, and zeros for the others.
+
+    It works on each row by itself, and after a model's last attention no row is read by another.
+
+    Attributes:
+        scored: the rows (R,), counting through all of a batch.
+    """
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        self.plain_forward = module.forward
+        self.scored = torch.empty(0, dtype=torch.long)
+
+    def __call__(self, *states: torch.Tensor) -> torch.Tensor:
+        """Return the layer's output (B, T, D) for its inputs, each (B, T, D)."""
+        shape = states[0].shape[:2]
+        if len(self.scored) == shape.numel():
+            return self.plain_forward(*states)
+        scored = self.scored.to(states[0].device)
+        rows = self.plain_forward(*(state.flatten(0, 1)[scored][None] for state in states))[0]
+        output = rows.new_zeros(shape.numel(), rows.shape[-1])  # (B * T, D)
+        output[scored] = rows
+        return output.unflatten(0, shape)
+
+
+def fused_gelu(hidden: torch.Tensor) -> torch.Tensor:
+    """Compute GELU's tanh approximation, which transformers' "gelu_new" takes in eight steps."""
+    return torch.nn.functional.gelu(hidden, approximate="tanh")
+
+
+def head_makers(model: torch.nn.Module) -> list[Callable[[], Head]]:
+    """List makers of the heads that a model may have, the cheapest first.
+
+    The last one always is: the plain forward pass.  It is the only one of a model with code of its
+    own in the forward, which may act on tokens that no made-up text holds.
+    """
+    plain = partial(WholeForward, model, takes_index=False)
+    if not has_forward_of_transformers(model):
+        return [plain]
+    makers: list[Callable[[], Head]] = [
+        partial(BodyThenHead, model, body, with_shortcuts)
+        for body in bodies(model)
+        for with_shortcuts in (True, False)
+    ]
+    if "logits_to_keep" in forward_parameters(model):
+        makers.append(partial(WholeForward, model, takes_index=True))
+    return [*makers, plain]
+
+
+def has_forward_of_transformers(model: torch.nn.Module) -> bool:
+    """Return whether nothing but code of transformers runs around a model's body and behind it.
+
+    In transformers a model hands its token ids to the body as they are, and its head works row by
+    row; a forward or a hook of somebody's own may do otherwise.
+    """
+    hooks = torch.nn.modules.module
+    if hooks._global_forward_hooks or hooks._global_forward_pre_hooks:
+        return False
+    tops = bodies(model)
+    inside = {module for body in tops for module in body.modules()}
+    outside = (module for module in model.modules() if module not in inside)
+    return all(map(runs_as_written, (*outside, *tops)))
+
+
+def runs_as_written(module: torch.nn.Module) -> bool:
+    """Return whether a call of a module runs what torch or transformers wrote, and nothing else.
+
+    accelerate may bring its weights in before.
+    """
+    kind, own = type(module), vars(module)
+    moved = "_hf_hook" in own and is_known(own.get("forward"))
+    return (
+        package_of(kind.__module__) in PINNED_PACKAGES
+        and is_known(kind.forward)
+        and is_known(kind.__call__)
+        and ("forward" not in own or moved)
+        and "_call_impl" not in own
+        and not module._forward_hooks
+        and not module._forward_pre_hooks
+    )
+
+
+def describe_head(head: Head) -> str:
+    """Describe on one line how the logits of the scored rows are computed."""
+    if isinstance(head, WholeForward):
+        return "logits_to_keep" if head.takes_index else "plain forward passes, all logits"
+    parts = [type(module).__name__ for module in (head.in_body | head.in_head)]
+    shortcuts = f", faster: {', '.join(sorted(set(parts)))}" if parts else ""
+    return f"the body ({type(head.body).__name__}), then the head over scored rows{shortcuts}"
+
+
+def bodies(model: torch.nn.Module) -> list[torch.nn.Module]:
+    """List parts of a model that may give its last hidden states: OPT's is inside its base model."""
+    parts = [getattr(model, "base_model", None)]
+    if hasattr(model, "get_decoder"):
+        parts.append(model.get_decoder())
+    return [part for part in parts if isinstance(part, torch.nn.Module) and part is not model]
+
+
+def head_shortcuts(model: torch.nn.Module) -> dict[torch.nn.Module, Callable]:
+    """Make a faster vocabulary head, by the module whose place it takes."""
+    linear = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
+    # On a GPU, and in other dtypes, the product is another one.
+    if (
+        type(linear) is torch.nn.Linear
+        and are_torchs_own(torch.nn.functional.linear, torch.mm, torch.addmm)
+        and linear.weight.device.type == "cpu"
+        and computes_in_float32(linear)
+    ):
+        return {linear: AlignedProduct(linear)}
+    return {}
+
+
+def body_shortcuts(body: torch.nn.Module) -> dict[torch.nn.Module, Callable]:
+    """Make faster parts of a model's body, by the modules whose places they take."""
+    shortcuts: dict[torch.nn.Module, Callable] = {}
+    gelus = (torch.nn.functional.gelu, torch.tanh, torch.pow)
+    if are_torchs_own(*gelus) and computes_in_float32(
+        body
+    ):  # in half precision each of the eight steps rounds
+        activations = (m for m in body.modules() if type(m) is NewGELUActivation)
+        shortcuts |= dict.fromkeys(activations, fused_gelu)
+    feed_forward = last_feed_forward(body)
+    if feed_forward is not None and is_untouched(feed_forward) and is_row_wise(feed_forward):
+        shortcuts[feed_forward] = ScoredRows(feed_forward)
+    return shortcuts
+
+
+def last_feed_forward(body: torch.nn.Module) -> torch.nn.Module | None:
+    """Find the feed-forward layer of the last block, where a model has one of a usual name."""
+    blocks = next((m for m in body.modules() if isinstance(m, torch.nn.ModuleList) and m), [None])
+    candidates = (getattr(blocks[-1], name, None) for name in FEED_FORWARD_NAMES)
+    return next((part for part in candidates if isinstance(part, torch.nn.Module)), None)
+
+
+def is_row_wise(module: torch.nn.Module) -> bool:
+    """Return whether a module's types say that it computes each row from that row alone.
+
+    A container of such layers, in transformers itself, that holds no weights and no list of layers
+    of its own, as feed-forward layers are: experts, which rows may compete for, hold a list.  A
+    layer of transformers without weights is an activation there.
+    """
+    layers = list(module.children())
+    holds_weights = any(True for _ in module.parameters(recurse=False))
+    if not layers:
+        return (
+            isinstance(module, ROW_WISE)
+            or (type(module).__module__.startswith("transformers.") and not holds_weights)
+            or type(module).__name__.endswith("RMSNorm")
+        )
+    return (
+        type(module).__module__.startswith("transformers.")
+        and not holds_weights
+        and not isinstance(module, torch.nn.ModuleList)
+        and all(is_row_wise(layer) for layer in layers)
+    )
+
+
+def is_untouched(module: torch.nn.Module) -> bool:
+    """Return whether no forward is replaced or hooked."""
+    return not any(
+        "forward" in vars(m) or m._forward_hooks or m._forward_pre_hooks for m in module.modules()
+    )
+
+
+def are_torchs_own(*functions: Callable) -> bool:
+    """Return whether functions of torch are what torch has under their names.
+
+    Where somebody put code in the place of one, or runs passes under a mode that does, a layer runs
+    as it is written: what computes the same for it would not call that code.
+    """
+    modes = torch._C._len_torch_function_stack() + torch._C._len_torch_dispatch_stack()
+    return not modes and all(isinstance(f, BuiltinFunctionType) for f in functions)
+
+
+def computes_in_float32(module: torch.nn.Module) -> bool:
+    return (
+        is_untouched(module)
+        and all(p.dtype == torch.float32 for p in module.parameters())
+        and not any(torch.is_autocast_enabled(device) for device in ("cpu", "cuda"))
+    )
+
+
+def read_prefix(module: torch.nn.Module, ids: torch.Tensor) -> Prefix:
+    """Read tokens (1, T), to continue from them.
+
+    Raises:
+        TypeError: it keeps nothing that can be copied for several continuations.
+    """
+    cache = getattr(module(**{ids_name(module): ids}, use_cache=True), "past_key_values", None)
+    if isinstance(cache, tuple):  # transformers before 4.48
+        cache = DynamicCache.from_legacy_cache(cache)
+    if not hasattr(cache, "batch_repeat_interleave"):
+        raise TypeError("the model keeps nothing of what it read that can be copied")
+    return Prefix(cache)
+
+
+def after_prefix(kwargs: dict, prefix: Prefix | None) -> dict:
+    if prefix is None:
+        return kwargs
+    return kwargs | {"use_cache": True, "past_key_values": prefix.cache}
+
+
+@contextmanager
+def replaced_forwards(forwards: dict[torch.nn.Module, Callable]) -> Iterator[None]:
+    """Let modules run another `forward` than their own.
+
+    Raises:
+        RuntimeError: one of them was not called.
+    """
+    called = set()
+
+    def note_call(module: torch.nn.Module, forward: Callable) -> Callable:
+        return lambda *args, **kwargs: called.add(module) or forward(*args, **kwargs)
+
+    # accelerate puts its hooks where these go
+    replaced = {module: vars(module).get("forward") for module in forwards}
+    for module, forward in forwards.items():
+        module.forward = note_call(module, forward)
+    try:
+        yield
+    finally:
+        for module, forward in replaced.items():
+            if forward is None:
+                del module.forward
+            else:
+                module.forward = forward
+    if len(called) < len(forwards):
+        raise RuntimeError("the model reaches its hidden states in another way")
+
+
+# --- the same logits, up to rounding --------------------------------------------------------------
+
+
+def differ(
+    logits: torch.Tensor,
+    expected: torch.Tensor,
+    tolerance: float,
+    scale_by: torch.Tensor | None = None,
+) -> bool:
+    """Return whether logits (..., V) differ by more than rounding, offsets left out.
+
+    Args:
+        tolerance: the largest difference that is rounding, as a share of the logits' spread.
+        scale_by: logits whose spread differences are measured by; `expected` by default.
+    """
+    # Kernels may multiply what is masked by zero, so that one NaN spreads to earlier rows.
+    numbers = ~(logits.isnan().any(-1) | expected.isnan().any(-1))
+    spread = root_mean_square(centred(expected if scale_by is None else scale_by))
+    difference = root_mean_square(centred(logits[numbers]) - centred(expected[numbers]))
+    return bool(difference > tolerance * max(spread, 1e-3))
+
+
+def centred(logits: torch.Tensor) -> torch.Tensor:
+    """Remove the offset of logits that no probability depends on; make infinite ones 0."""
+    logits = logits.float().nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
+    return logits - logits.mean(-1, keepdim=True)
+
+
+def root_mean_square(values: torch.Tensor) -> float:
+    return values.square().mean().sqrt().item() if values.numel() else 0.0
+
+
+# --- a forward pass that failed -------------------------------------------------------------------
+
+
+def explain_failure(
+    error: Exception, num_windows: int, length: int, device: torch.device
+) -> Exception:
+    """Return the error to raise in place of the one that a forward pass ended with."""
+    if is_out_of_memory(error):
+        return MemoryError(
+            Wording(
+                f"One window of {length} tokens does not fit in the memory of {device}: lower "
+                "`max_length`, load the model in a smaller `dtype`, or lower `logits_memory`."
+            )
+        )
+    return ValueError(
+        Wording(
+            f"`model` failed on {num_windows} windows of {length} tokens: "
+            f"{str(error) or type(error).__name__}."
+        )
+    )
+
+
+def is_out_of_memory(error: Exception) -> bool:
+    return isinstance(error, MemoryError | torch.OutOfMemoryError) or any(
+        phrase in str(error).lower() for phrase in OUT_OF_MEMORY
+    )

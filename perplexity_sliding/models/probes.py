@@ -1,0 +1,509 @@
+"""What forward passes of made-up tokens tell about a model before any text is scored with it.
+
+A model that looks ahead, that gives other numbers the next time, or whose numbers depend on the other
+rows of a batch, is refused.  Where logits depend on the length of a pass, that is detected, and
+passes of different lengths run apart.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from ..errors import Wording
+from .digest import modifications
+from .interface import Batch, MadeUpText
+from .logits import (
+    OTHER_SHAPE,
+    SAME_SHAPE,
+    UNSUPPORTED_ERRORS,
+    Head,
+    differ,
+    explain_failure,
+    has_forward_of_transformers,
+    head_makers,
+    is_out_of_memory,
+    root_mean_square,
+)
+from .module import (
+    KNOWN_PACKAGES,
+    forward_kwargs,
+    grows_frequencies,
+    ids_name,
+    input_device,
+    is_growing_rotary,
+    is_known,
+    num_embeddings,
+    package_of,
+    position_table,
+    precision,
+    probe_ids,
+    quantisation,
+)
+
+# Values of `model_type`.
+SWEPT = frozenset(
+    [
+        "apertus",
+        "arcee",
+        "biogpt",
+        "bloom",
+        "codegen",
+        "cohere",
+        "ctrl",
+        "exaone4",
+        "falcon",
+        "gemma",
+        "glm",
+        "glm4",
+        "gpt2",
+        "gpt_bigcode",
+        "gpt_neox",
+        "gpt_neox_japanese",
+        "gptj",
+        "granite",
+        "helium",
+        "hunyuan_v1_dense",
+        "jais2",
+        "llama",
+        "ministral",
+        "mistral",
+        "mpt",
+        "nanochat",
+        "nemotron",
+        "olmo",
+        "olmo2",
+        "olmo3",
+        "openai-gpt",
+        "opt",
+        "persimmon",
+        "phi",
+        "phi3",
+        "qwen2",
+        "qwen3",
+        "seed_oss",
+        "smollm3",
+        "stablelm",
+        "starcoder2",
+        "xglm",
+    ]
+)
+ATTENTION = (None, "eager", "sdpa", "flash_attention_2", "flash_attention_3")
+# Names of the settings of layers that see only some of the tokens before.
+LOCAL_SETTINGS = ("sliding_window", "attention_chunk_size", "attention_window")
+
+PROBE_LENGTH = 12
+# Rows of logits that passes at a window's length are compared by.
+PROBE_ROWS = 32
+# Tokens of the made-up text that a short pass reads, and rows of its logits at a time.
+QUICK_ROWS, MADE_UP_ROWS = 8, 64
+
+# Attributes of modules that a forward pass may set.
+PLAIN = (bool, int, float, str, torch.Tensor, type(None))
+
+# Gives the logits of some rows (R, V) for token ids (B, T).
+RowLogits = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+
+
+def with_other_end(ids: torch.Tensor, size: int) -> torch.Tensor:
+    """Return the ids with other ones in the second half."""
+    changed = ids.clone()
+    half = ids.shape[-1] // 2
+    changed[..., half:] = (changed[..., half:] + 1 + size // 3) % max(2, size)
+    return changed
+
+
+def short_probe(model: torch.nn.Module) -> torch.Tensor:
+    """Make two different rows of token ids (2, T), short enough to look at all of their logits."""
+    length = min(PROBE_LENGTH, position_table(model) or PROBE_LENGTH)
+    return torch.stack([probe_ids(model, length), probe_ids(model, length, first=3)])
+
+
+def check_causal(model: torch.nn.Module, name: str) -> torch.Tensor:
+    """Refuse a model that looks ahead: change later tokens, and earlier logits must not move.
+
+    BERT-like models load as "causal" ones and would predict tokens that they see.
+
+    Returns:
+        the logits (2, T, V) of `short_probe`.
+
+    Raises:
+        ValueError: it gives no logits, or it sees tokens that it predicts.
+    """
+    ids = short_probe(model)
+    expected = plain_logits(model, ids, name)
+    moved = plain_logits(model, with_other_end(ids, num_embeddings(model) or 2), name)
+    half = ids.shape[1] // 2
+    tolerance = SAME_SHAPE[precision(model)]
+    if differ(moved[:, :half], expected[:, :half], tolerance, expected):
+        refuse(name, plain_logits(model, ids, name), expected, tolerance)
+    half_precision = precision(model) != torch.float32 and not quantisation(model)
+    if half_precision and leaks(model, ids, expected, moved, name):
+        refuse(name, plain_logits(model, ids, name), expected, tolerance)
+    return expected
+
+
+def leaks(
+    model: torch.nn.Module,
+    ids: torch.Tensor,
+    expected: torch.Tensor,
+    moved: torch.Tensor,
+    name: str,
+) -> bool:
+    """Decide whether changes of earlier logits as small as rounding come from later tokens.
+
+    Passes of the same shape round alike; only experts, which then see tokens in other groups,
+    round otherwise.  That happens as well where the tokens of the other row change.
+
+    Args:
+        ids: two rows (2, T).
+        expected, moved: logits (2, T, V) with them, and with other later tokens.
+    """
+    half = ids.shape[1] // 2
+    move = moved[0, :half].float() - expected[0, :half].float()
+    if not (move != 0).any(-1).all():  # attention to later tokens moves every row
+        return False
+    other_row = torch.stack([ids[0], with_other_end(ids, num_embeddings(model) or 2)[1]])
+    rounding = plain_logits(model, other_row, name)[0, :half].float() - expected[0, :half].float()
+    return root_mean_square(move) > 3 * root_mean_square(rounding)
+
+
+def refuse(name: str, again: torch.Tensor, expected: torch.Tensor, tolerance: float) -> None:
+    """Say why a model's earlier logits move: it is random, or it looks ahead.
+
+    Raises:
+        ValueError: always.
+    """
+    if differ(again, expected, tolerance):
+        raise ValueError(
+            f"{name} must give the same logits each time, but they differ from one forward pass to "
+            "the next: a part of it is random. Switch that off in its configuration."
+        )
+    raise ValueError(
+        f"{name} must be a causal language model, but its prediction for a token changes with "
+        "the tokens after it: it is a masked or bidirectional model, its configuration lacks "
+        "is_decoder=True, or its layers round all tokens of a batch to one scale."
+    )
+
+
+def plain_logits(model: torch.nn.Module, ids: torch.Tensor, name: str) -> torch.Tensor:
+    """Compute logits (B, T, V) for token ids (B, T) by the model's own forward.
+
+    Raises:
+        ValueError: the forward pass fails, or gives something else.
+    """
+    try:
+        logits = model(**{ids_name(model): ids}, **forward_kwargs(model)).logits
+    except Exception as error:
+        if is_out_of_memory(error):
+            raise explain_failure(error, len(ids), ids.shape[1], ids.device) from error
+        raise ValueError(
+            Wording(
+                f"{name} must be a causal language model, which gives `.logits` for token ids, "
+                f"but a forward pass failed: {str(error) or type(error).__name__}."
+            )
+        ) from error
+    if not isinstance(logits, torch.Tensor):
+        raise ValueError(
+            Wording(
+                f"{name} must be a causal language model, which gives `.logits` for token ids, "
+                f"got {type(logits).__name__} there."
+            )
+        )
+    if logits.ndim != 3 or logits.shape[:2] != ids.shape:
+        raise ValueError(
+            f"{name} must give logits of the shape (texts, tokens, vocabulary), but for token ids "
+            f"{tuple(ids.shape)} it gave {tuple(logits.shape)}."
+        )
+    return logits
+
+
+def gives_logits(head: Head, ids: torch.Tensor, expected: torch.Tensor, tolerance: float) -> bool:
+    """Return whether a way to the logits gives the expected ones (B, T, V) for the later rows."""
+    length = ids.shape[1]
+    later = torch.arange(length // 2, length, device=ids.device)
+    scored = torch.cat([later + row * length for row in range(len(ids))])
+    # Targets that are no inputs: logits that depend on what was read must not be taken for others.
+    targets = ids.flatten()[: len(scored)]
+    try:
+        logits = torch.cat([rows.clone() for rows, _ in head(Batch(ids, scored, targets), length)])
+    except UNSUPPORTED_ERRORS:
+        return False
+    wanted = expected[:, length // 2 :].flatten(0, 1)
+    return logits.shape == wanted.shape and not differ(logits, wanted, tolerance)
+
+
+class QuickLook(NamedTuple):
+    """What one short pass and one over the made-up text showed, where they agree.
+
+    Attributes:
+        head_number: which of the ways to the logits is taken, among `head_makers(model)`.
+        vocabulary_size: logits that the model gives for a token.
+        length: tokens of the made-up text that were read.
+        probe: its mean nll, in nats a token.
+    """
+
+    head_number: int
+    vocabulary_size: int
+    length: int
+    probe: float
+
+
+def look_quickly(model: torch.nn.Module, name: str, limit: int | None) -> QuickLook | None:
+    """Compare the head of the made-up text in two passes; None where it takes a closer look.
+
+    The plain forward reads its first tokens beside others, the cheapest way to the logits all of it.
+    Where that gives the same logits, neither the tokens after, nor the length of a pass, nor the
+    batch, nor the way matters.
+    """
+    size = num_embeddings(model)
+    text = MadeUpText.of(size or 2, limit)
+    count = min(QUICK_ROWS, len(text.ids) // 2)
+    if size is None or count < 2:
+        return None
+    batch = text.batch(input_device(model))
+    ids = torch.tensor(text.ids[: 2 * count], device=batch.ids.device).view(2, count)
+    expected = plain_logits(model, ids, name)[0]
+    for number, make in enumerate(head_makers(model)):
+        try:
+            rows, nlls = read_made_up_text(make(), batch, count)
+        except UNSUPPORTED_ERRORS as error:
+            if is_out_of_memory(error):
+                raise
+            continue
+        agree = rows.shape == expected.shape and not any(
+            differ(row, of_plain, SAME_SHAPE[torch.float32], expected)
+            for row, of_plain in zip(rows, expected)
+        )
+        fits = expected.shape[-1] >= size
+        return (
+            QuickLook(number, expected.shape[-1], len(text.ids), float(nlls.mean()))
+            if agree and fits
+            else None
+        )
+    return None
+
+
+def read_made_up_text(head: Head, batch: Batch, count: int = 0) -> tuple[torch.Tensor, np.ndarray]:
+    """Return the first logits (count, V) of a pass, and the nll (R,) of its tokens in nats."""
+    first, nlls = [], []
+    for logits, targets in head(batch, MADE_UP_ROWS):
+        if len(first) * MADE_UP_ROWS < count:
+            first.append(logits.clone())
+        losses = torch.nn.functional.cross_entropy(logits.float(), targets, reduction="none")
+        nlls.append(losses.double().cpu().numpy())
+    return torch.cat(first)[:count] if first else torch.empty(0), np.concatenate(nlls)
+
+
+def examine_passes(length: int, model: torch.nn.Module, name: str, row_logits: RowLogits) -> bool:
+    """Try passes of `length` tokens, and shorter ones that begin alike, down to short ones.
+
+    Logits that stay the same without the tokens after them do not depend on these; where they move
+    by more than passes of the same shape round, the tokens after are changed instead.  The shorter
+    pass of half the length runs beside another one.
+
+    Returns:
+        whether tokens get the same logits in the shorter passes.  They do not where rotary
+        frequencies depend on the length of a pass ("dynamic", "longrope"), or where a model pads
+        within.
+
+    Raises:
+        ValueError: the model looks ahead in such passes, chance decides what a row gets, or the
+            other rows of a batch do.
+    """
+    ids, rows = probe_ids(model, length)[None], probe_rows(length)
+    expected = row_logits(ids, rows)
+    half, *shorter = prefix_lengths(length)
+    inside = rows[rows < half]
+    beside = torch.cat([ids[:, :half], probe_ids(model, half, first=3)[None]])
+    together, tolerance = row_logits(beside, inside), OTHER_SHAPE[precision(model)]
+    stays = not differ(together, expected[: len(inside)], SAME_SHAPE[torch.float32], expected)
+    if not stays:
+        check_not_moved(ids, rows, expected, model, name, row_logits)
+        alone = row_logits(ids[:, :half], inside)
+        if differ(together, alone, tolerance):
+            raise ValueError(
+                f"{name} must score a text by itself, but its logits for {half} tokens change with "
+                "the other rows of the batch."
+            )
+    agree = stays or not differ(alone, expected[: len(inside)], tolerance)
+    for part in shorter:
+        inside = rows[rows < part]
+        alone = row_logits(ids[:, :part], inside)
+        agree = agree and not differ(alone, expected[: len(inside)], tolerance)
+    return agree
+
+
+def check_not_moved(
+    ids: torch.Tensor,
+    rows: torch.Tensor,
+    expected: torch.Tensor,
+    model: torch.nn.Module,
+    name: str,
+    row_logits: RowLogits,
+) -> None:
+    """Refuse a model whose logits (R, V) of earlier rows move with later tokens of a pass (1, T).
+
+    Raises:
+        ValueError: they do, or a part of it is random.
+    """
+    moved = row_logits(with_other_end(ids, num_embeddings(model) or 2), rows)
+    early = rows < ids.shape[1] // 2
+    tolerance = SAME_SHAPE[precision(model)]
+    if differ(moved[early], expected[early], tolerance, expected):
+        refuse(name, row_logits(ids, rows), expected, tolerance)
+
+
+def prefix_lengths(length: int) -> list[int]:
+    """List lengths of shorter passes to try: half, a quarter, and so on."""
+    lengths = [length // 2]
+    while lengths[-1] > PROBE_LENGTH:
+        lengths.append(lengths[-1] // 2)
+    return lengths
+
+
+def probe_rows(length: int) -> torch.Tensor:
+    """Choose rows (R,) of a pass to compare, ascending: first, last, and those before its parts' ends."""
+    spread = torch.linspace(0, length - 1, min(length, PROBE_ROWS)).long()
+    ends = torch.tensor(prefix_lengths(length)) - 1
+    return torch.cat([spread, ends.clamp(min=0)]).unique()
+
+
+class KeptState:
+    """What a model's modules keep from one forward pass to the next, besides their weights.
+
+    Rotary embeddings with "dynamic" frequencies keep the grown ones, and BigBird the attention that
+    a short text switched it to; scores would then depend on what was scored before.
+    """
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        self.saved = {module: SavedModule.of(module) for module in model.modules()}
+
+    def changed(self) -> list[torch.nn.Module]:
+        """List the modules that have changed."""
+        return [module for module, saved in self.saved.items() if not saved.describes(module)]
+
+    def restore(self, modules: list[torch.nn.Module]) -> None:
+        """Undo the changes of modules."""
+        for module in modules:
+            self.saved[module].restore(module)
+
+
+class SavedModule(NamedTuple):
+    """What a module holds besides its weights.
+
+    Attributes:
+        contents: copies of the numbers in its buffers, which newer rotary embeddings overwrite.
+    """
+
+    children: dict[str, torch.nn.Module | None]
+    buffers: dict[str, torch.Tensor | None]
+    contents: dict[str, torch.Tensor]
+    attributes: dict[str, object]
+
+    @classmethod
+    def of(cls, module: torch.nn.Module) -> "SavedModule":
+        contents = {
+            name: buffer.detach().clone()
+            for name, buffer in module._buffers.items()
+            if buffer is not None and buffer.is_floating_point() and not buffer.is_meta
+        }
+        attributes = {
+            name: value for name, value in vars(module).items() if isinstance(value, PLAIN)
+        }
+        return cls(dict(module._modules), dict(module._buffers), contents, attributes)
+
+    def describes(self, module: torch.nn.Module) -> bool:
+        """Return whether the module is unchanged."""
+        present = vars(module)
+        return (
+            same_objects(module._modules, self.children)
+            and same_objects(module._buffers, self.buffers)
+            and all(torch.equal(self.buffers[name], old) for name, old in self.contents.items())
+            and all(
+                name in present and is_same(present[name], value)
+                for name, value in self.attributes.items()
+            )
+        )
+
+    def restore(self, module: torch.nn.Module) -> None:
+        """Undo the changes of the module."""
+        for held, saved in ((module._modules, self.children), (module._buffers, self.buffers)):
+            held.clear()
+            held.update(saved)
+        with torch.inference_mode():  # buffers that were made in it can be written in it alone
+            for name, content in self.contents.items():
+                self.buffers[name].copy_(content)
+        vars(module).update(self.attributes)
+
+
+@contextmanager
+def state_kept(model: torch.nn.Module) -> Iterator[None]:
+    """Give a model back with the buffers and settings that it came with."""
+    state = KeptState(model)
+    try:
+        yield
+    finally:
+        state.restore(state.changed())
+
+
+def forget_lengths(model: torch.nn.Module) -> None:
+    """Set rotary embeddings back to the frequencies that they had before any text was read."""
+    for module in model.modules():
+        limit = getattr(module, "original_max_seq_len", None)
+        if not is_growing_rotary(module):
+            continue  # frequencies that somebody set are meant
+        for name in [n for n in module._buffers if n.endswith("inv_freq")]:
+            prefix = name.removesuffix("inv_freq")
+            original = getattr(module, f"{prefix}original_inv_freq", None)
+            if limit is not None and isinstance(original, torch.Tensor):
+                module._buffers[name] = original.clone().to(module._buffers[name].device)
+                setattr(module, f"{prefix}max_seq_len_cached", limit)
+
+
+def same_objects(present: dict, saved: dict) -> bool:
+    return present.keys() == saved.keys() and all(present[key] is saved[key] for key in saved)
+
+
+def is_same(value: object, other: object) -> bool:
+    if value is other:
+        return True
+    return isinstance(value, int | float | str) and type(value) is type(other) and value == other
+
+
+# --- models of which short passes show what long ones would ---------------------------------------
+
+
+def is_known_architecture(model: torch.nn.Module) -> bool:
+    """Return whether a model is one of those, with nothing changed that can be seen."""
+    config = getattr(model, "config", None)
+    return (
+        getattr(config, "model_type", None) in SWEPT
+        and getattr(config, "_attn_implementation", None) in ATTENTION
+        and not grows_frequencies(model)
+        and not has_local_layers(config)
+        and has_forward_of_transformers(model)
+        and all(map(is_of_library, model.modules()))
+        and not modifications(model)
+    )
+
+
+def has_local_layers(config: object) -> bool:
+    """Return whether layers see only some of the tokens before, as the configuration says."""
+    kinds = getattr(config, "layer_types", None)
+    if kinds is not None:
+        return any(kind != "full_attention" for kind in kinds)
+    return any(getattr(config, name, None) is not None for name in LOCAL_SETTINGS)
+
+
+def is_of_library(module: torch.nn.Module) -> bool:
+    """Return whether a module is torch's, transformers', peft's or accelerate's, and runs as such."""
+    own = vars(module)
+    hooks = (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
+    return (
+        package_of(type(module).__module__) in KNOWN_PACKAGES
+        and ("forward" not in own or ("_hf_hook" in own and is_known(own["forward"])))
+        and all(map(is_known, hooks))
+    )

@@ -1,0 +1,342 @@
+"""What a model keeps of the tokens it has read, handed on from chunk to chunk of a text.
+
+A recurrent model (Mamba, RWKV) keeps a state of fixed size, attention the keys and values of every
+token.  Whether a model continues from what it keeps as if it had read all in one pass, and whether
+it could do so without end, is tried on it, not looked up.
+"""
+
+import itertools
+from collections.abc import Callable, Iterator
+
+import torch
+
+from ..errors import ArgumentError
+from .interface import Batch, LogitBlocks, Prefix
+from .logits import (
+    OTHER_SHAPE,
+    UNSUPPORTED_ERRORS,
+    Head,
+    differ,
+    has_forward_of_transformers,
+    replaced_forwards,
+)
+from .module import (
+    forward_kwargs,
+    forward_parameters,
+    grows_frequencies,
+    ids_name,
+    position_table,
+    precision,
+    probe_ids,
+    text_config,
+)
+
+# Names under which forwards take and give what they keep between calls.
+STATE_NAMES = ("past_key_values", "cache_params", "state")
+# Models without `position_ids` whose attention only knows how far apart tokens are.
+ALIBI_MODELS = ("bloom", "mpt")
+# Settings of models that scale their attention by a token's place far into a text.
+SCALED_BY_PLACE = ("attn_temperature_tuning", "log_scaling_n_floor")
+PROBE_LENGTH = 11  # two chunks and a single token
+# A distance that texts are moved by to see whether places or only distances matter.
+PROBE_SHIFT = 1000
+
+
+class StateReader:
+    """Reads rows of token ids in chunks, handing the model's state on from each to the next.
+
+    Attributes:
+        single: whether only the first chunk may have more than one token: Mamba's step from a
+            state takes one.
+        alone: whether only one text can be read at a time: RWKV's step mixes rows.
+        rotations: forwards to run instead of those of the rotary embeddings.
+        keeps_keys: whether the state grows with the text unless `keep` drops keys; None before
+            anything was read.
+        windows: attention windows that layers of the model have of their own, in tokens.
+    """
+
+    def __init__(self, model: torch.nn.Module, single: bool = False, alone: bool = False) -> None:
+        parameters = forward_parameters(model)
+        self.model, self.ids = model, ids_name(model)
+        self.single = single
+        self.alone = alone
+        self.state_name = next((name for name in STATE_NAMES if name in parameters), None)
+        self.takes_positions = "position_ids" in parameters
+        self.rotations: dict[torch.nn.Module, Callable] = {}
+        self.keeps_keys: bool | None = None
+        self.windows: tuple[int, ...] = ()
+        self.begin()
+
+    def begin(self) -> None:
+        """Forget everything: the next chunk is the head of other texts."""
+        self.state = None
+        self.num_read = 0
+
+    def logits(self, ids: torch.Tensor) -> torch.Tensor:
+        """Compute logits (B, T, V) for the next token ids (B, T)."""
+        kwargs: dict[str, object] = {"use_cache": True}
+        if self.state is not None:
+            kwargs[self.state_name] = self.state
+        if self.takes_positions:
+            places = torch.arange(self.num_read, self.num_read + ids.shape[1], device=ids.device)
+            kwargs["position_ids"] = places.expand(len(ids), -1)
+        with replaced_forwards(self.rotations):
+            output = self.model(**{self.ids: ids}, **kwargs)
+        self.state = output[self.state_name]
+        layers = attention_layers(self.state)
+        self.keeps_keys = isinstance(self.state, tuple) or bool(layers)
+        self.windows = tuple(sorted({layer.sliding_window for layer in layers if is_local(layer)}))
+        self.num_read += ids.shape[1]
+        return output.logits
+
+    def keep(self, memory: int) -> None:
+        """Drop keys and values but those of the last `memory` tokens.
+
+        Layers with an attention window of their own count what they have read, to know which keys
+        of the past they hold: as many as are kept.
+        """
+        if isinstance(self.state, tuple):  # transformers before 4.48
+            self.state = tuple(tuple(last(kept, memory) for kept in layer) for layer in self.state)
+        for layer in attention_layers(self.state):
+            layer.keys, layer.values = last(layer.keys, memory), last(layer.values, memory)
+            if is_local(layer):
+                layer.cumulative_length = min(layer.cumulative_length, memory)
+
+    def describe(self, memory: int) -> str:
+        """Name what is carried on, for the signature: `keys(512)`, `keys(512,window 128)`, `state`."""
+        if not self.keeps_keys:
+            return "state"
+        return f"keys({','.join([str(memory), *(f'window {size}' for size in self.windows)])})"
+
+    def chunks(self, length: int, size: int) -> Iterator[tuple[int, int]]:
+        """Cut the next `length` tokens into (first, one past the last) of at most `size`."""
+        if not self.single:
+            yield from ((first, min(first + size, length)) for first in range(0, length, size))
+            return
+        head = min(size, length) if self.num_read == 0 else 0
+        if head:
+            yield 0, head
+        yield from ((place, place + 1) for place in range(head, length))
+
+
+def attention_layers(state: object) -> list:
+    """List the layers of a cache that hold keys and values."""
+    return [
+        layer
+        for layer in getattr(state, "layers", ())
+        if isinstance(getattr(layer, "keys", None), torch.Tensor)
+    ]
+
+
+def is_local(layer: object) -> bool:
+    """Return whether a layer of a cache belongs to an attention window of the model's own."""
+    return getattr(layer, "is_sliding", False)
+
+
+def can_drop_keys(layer: object) -> bool:
+    """Return whether fewer keys can be kept.
+
+    Not those of a window before transformers 4.56, nor with keys of an indexer beside them.
+    """
+    counts = not is_local(layer) or isinstance(getattr(layer, "cumulative_length", None), int)
+    return counts and getattr(layer, "indexer_keys", None) is None
+
+
+def last(tensor: torch.Tensor, count: int) -> torch.Tensor:
+    """Copy the keys or values (B, H, T, D) of the last tokens."""
+    return tensor[..., max(0, tensor.shape[-2] - count) :, :].clone()
+
+
+def find_reader(model: torch.nn.Module) -> StateReader | None:
+    """Find a reader whose chunks give what one forward pass over all of them gives, if there is one."""
+    length = min(PROBE_LENGTH, position_table(model) or PROBE_LENGTH)
+    ids = torch.stack([probe_ids(model, length), probe_ids(model, length, first=3)])
+    expected = model(**{ids_name(model): ids}, **forward_kwargs(model)).logits
+    for single, alone in itertools.product((False, True), (False, True)):
+        reader = StateReader(model, single, alone)
+        rows = len(ids) - alone
+        try:
+            parts = [reader.logits(ids[:rows, a:b]) for a, b in reader.chunks(length, 5)]
+            logits = torch.cat(parts, 1)
+        except UNSUPPORTED_ERRORS:
+            continue
+        if logits.shape == expected[:rows].shape and not differ(
+            logits, expected[:rows], OTHER_SHAPE[precision(model)]
+        ):
+            return reader
+    return None
+
+
+class HeadInParts:
+    """A way to the logits that reads long passes in parts, through what the model keeps.
+
+    Exact to rounding, in the memory that a part takes and what is kept of the parts before it.
+
+    Args:
+        head: the way for passes that are no longer than a part.
+        part: most tokens to read at a time.
+    """
+
+    def __init__(self, head: Head, reader: StateReader, part: int) -> None:
+        self.head = head
+        self.reader = reader
+        self.part = part
+        self.by_blocks = head.by_blocks
+
+    def __call__(self, batch: Batch, block_rows: int, prefix: Prefix | None = None) -> LogitBlocks:
+        """Yield blocks of logits, as `Head` does; what follows a prefix is read whole."""
+        ids, scored, targets = batch
+        length = ids.shape[1]
+        if length <= self.part or prefix is not None:
+            yield from self.head(batch, block_rows, prefix)
+            return
+        for number, row in enumerate(ids):
+            self.reader.begin()
+            for first, end in self.reader.chunks(length, min(self.part, block_rows)):
+                logits = self.reader.logits(row[None, first:end])[0]
+                begin = number * length + first
+                inside = (scored >= begin) & (scored < begin + end - first)
+                if inside.any():
+                    rows = (scored[inside] - begin).to(logits.device)
+                    yield logits[rows], targets[inside].to(logits.device)
+        self.reader.begin()  # what was kept takes memory
+
+
+def why_not_in_parts(model: torch.nn.Module) -> str | None:
+    """Say why passes of a model are not to be read in parts, before any is tried."""
+    if grows_frequencies(model):
+        return "its rotary frequencies depend on the length of the pass"
+    if not has_forward_of_transformers(model):
+        return "code of its own in the forward may act on whole passes"
+    return None
+
+
+@torch.inference_mode()
+def find_carrier(model: torch.nn.Module, name: str) -> StateReader:
+    """Find a reader that may read on without end.
+
+    Raises:
+        ValueError: the model has none, with the reason.
+    """
+    reader = find_reader(model)
+    reason = why_not_carried(model, reader)
+    if reason is not None:
+        raise ArgumentError(
+            "carry",
+            f"be left out with {name}: {reason}",
+            advice="Let a window slide over the text instead.",
+        )
+    if attention_layers(reader.state):
+        reader.rotations = steady_rotations(model)
+    reader.begin()
+    return reader
+
+
+def why_not_carried(model: torch.nn.Module, reader: StateReader | None) -> str | None:
+    """Say why a model cannot read on without end, after a reader was tried; None if it can."""
+    table = position_table(model)
+    if table is not None:
+        return f"its positions are a table of {table} entries, and nothing can be read past them"
+    if grows_frequencies(model):
+        return "its rotary frequencies depend on how far a pass reaches"
+    if counts_places(model):
+        return (
+            "its attention acts on a token's place in the text, counted by the keys that are held"
+        )
+    if reader is None:
+        return "it gives other logits when it continues from the state that it returned"
+    if not all(map(can_drop_keys, attention_layers(reader.state))):
+        return "its layers keep what cannot be dropped here together with keys"
+    if reader.keeps_keys and not sees_distances_only(model):
+        return (
+            "its attention uses absolute positions, so keys cannot be kept from one segment to the "
+            "next"
+        )
+    return None
+
+
+def counts_places(model: torch.nn.Module) -> bool:
+    """Return whether attention sees chunks of a text, or is scaled by the place, as Llama 4's.
+
+    Where keys were dropped, its cache takes the first that is kept for the start of the text.
+    """
+    config = text_config(model)
+    in_chunks = "chunked_attention" in (getattr(config, "layer_types", None) or ())
+    return in_chunks or any(getattr(config, name, None) for name in SCALED_BY_PLACE)
+
+
+def sees_distances_only(model: torch.nn.Module) -> bool:
+    """Return whether a text gives the same logits when all of it stands further on."""
+    if "position_ids" not in forward_parameters(model):
+        return getattr(model.config, "model_type", None) in ALIBI_MODELS
+    ids = probe_ids(model, PROBE_LENGTH)[None]
+    places = torch.arange(PROBE_LENGTH, device=ids.device)[None]
+    named = {ids_name(model): ids}
+    try:
+        moved = model(**named, position_ids=places + PROBE_SHIFT).logits
+    except UNSUPPORTED_ERRORS:
+        return False
+    return not differ(
+        moved, model(**named, position_ids=places).logits, OTHER_SHAPE[precision(model)]
+    )
+
+
+class SteadyRotation:
+    """What a rotary embedding computes, as exact for a far place as for a near one.
+
+    Its angles are places times frequencies in float32: past 100,000 tokens they are off by
+    hundredths.  Here it computes those of a chunk as if the chunk began the text, and they are
+    turned by the angle of the chunk's first place, taken in float64.
+    """
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        self.forward = module.forward
+
+    def __call__(
+        self, x: torch.Tensor, position_ids: torch.Tensor, *args: object, **kwargs: object
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return cosines and sines (B, T, D) for positions (B, T) or (axes, B, T), in the dtype of x."""
+        exact = x[..., :1].float()  # only its dtype and device matter to the embedding
+        first = position_ids[..., :1]
+        own = first.reshape(-1, *first.shape[-2:])[0]  # a text's places on all axes of an image
+        cosines, sines = self.forward(exact, position_ids - first, *args, **kwargs)
+        step = self.forward(exact, torch.ones_like(first), *args, **kwargs)
+        turn = torch.atan2(step[1].double(), step[0].double()) * own[..., None]  # (B, 1, D)
+        turned = (
+            cosines * turn.cos() - sines * turn.sin(),
+            sines * turn.cos() + cosines * turn.sin(),
+        )
+        return turned[0].to(x.dtype), turned[1].to(x.dtype)
+
+
+def steady_rotations(model: torch.nn.Module) -> dict[torch.nn.Module, Callable]:
+    """Return exact forwards for rotary embeddings that a pass calls and that agree with them."""
+    called: dict[torch.nn.Module, Callable] = {}
+    agreed: list[torch.nn.Module] = []
+
+    def compare(module: torch.nn.Module, args: tuple, kwargs: dict, output: object) -> None:
+        called[module] = SteadyRotation(module)
+        try:
+            pairs = list(zip(called[module](*args, **kwargs), output, strict=True))
+            same_shape = all(steady.shape == plain.shape for steady, plain in pairs)
+            if same_shape and all(torch.allclose(*pair, atol=1e-2) for pair in pairs):
+                agreed.append(module)
+        except UNSUPPORTED_ERRORS:
+            pass
+
+    hooks = [
+        module.register_forward_hook(compare, with_kwargs=True)
+        for module in model.modules()
+        if type(module).__name__.endswith("RotaryEmbedding")
+    ]
+    try:
+        ids = probe_ids(model, PROBE_LENGTH)[None]
+        if hooks:
+            places = torch.arange(PROBE_LENGTH, device=ids.device)[None]
+            model(
+                **{ids_name(model): ids}, position_ids=places + PROBE_LENGTH + 2
+            )  # not a whole number of turns
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return {module: forward for module, forward in called.items() if module in agreed}

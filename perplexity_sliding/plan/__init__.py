@@ -1,0 +1,1 @@
+"""Texts to token ids to windows: integers only."""

@@ -1,0 +1,108 @@
+"""What is measured: a protocol with its numbers for one model, over one reading of the texts.
+
+Joins what the three layers know: windows (integers), scores (arrays) and results (floats).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import chain
+
+import numpy as np
+
+from .tokenization import Parts, TokenizedText
+from .windows import Plan, Window
+
+# Scores of a pass by name: arrays with one value, or row of values, for each target.
+Columns = dict[str, np.ndarray]
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """One protocol, window and stride over the texts.
+
+    Attributes:
+        texts: the texts as scored, each on its own or joined.
+        streams: their tokens.
+        windows: the windows over each stream.
+        borders: windows over the token after each scored range, where words are scored.
+        parts: which parts of the texts are scored; None for all of each.
+    """
+
+    plan: Plan
+    separator: str | None
+    texts: list[str]
+    streams: list[TokenizedText]
+    windows: list[list[Window]]
+    borders: list[list[Window]]
+    parts: Parts | None = None
+
+    @cached_property
+    def longest_pass(self) -> int:
+        """Tokens of the longest forward pass, of whole windows; where a state is carried, of a window."""
+        windows = chain.from_iterable(chain(self.windows, self.borders))
+        longest = max((window.num_inputs + window.behind for window in windows), default=0)
+        return longest if self.plan.carries == "nothing" else min(longest, self.plan.max_length)
+
+    @property
+    def stream_texts(self) -> int | None:
+        """How many texts make up a stream; None for all of them."""
+        if self.separator is not None:
+            return None
+        return 1 if self.plan.protocol.scores_each_text else self.plan.protocol.texts_joined
+
+    def healed_tokens(self, number: int) -> list[int]:
+        """List the tokens of a text that are scored given their characters before an edge."""
+        if self.parts is None or self.parts.boundary != "healed":
+            return []
+        return [token for token, _ in self.streams[number].part.across]
+
+    def signature_fields(self) -> dict[str, object]:
+        """Return what its scores depend on beside the model, by name, in the signature's order."""
+        plan, separator = self.plan, self.separator
+        join = plan.protocol.join if separator is None else separator
+        is_string = separator is not None or join not in (None, "tokens")
+        return {
+            "protocol": plan.protocol.name,
+            "window": plan.max_length,
+            "stride": plan.stride,
+            **({} if plan.carries == "nothing" else {"carry": plan.carries}),
+            "start": plan.start if plan.start_id is None else f"{plan.start}({plan.start_id})",
+            "join": repr(join) if is_string else join,
+            **({} if self.parts is None else self.parts.fields()),
+        }
+
+
+def lay_out(windows: Sequence[Window], values: Sequence, over: list | np.ndarray) -> None:
+    """Lay what windows say of their targets over the tokens of a text.
+
+    Of several values a token has that with the most context, which is its first window's.
+
+    Args:
+        values: of each window, as many as it has targets.
+        over: what tokens have that are in no window (N,); it is overwritten.
+    """
+    for window, of_window in zip(reversed(windows), reversed(values), strict=True):
+        over[window.first : window.end] = of_window
+
+
+def nlls_by_token(
+    measurement: Measurement, scores: Sequence[Sequence[Columns]]
+) -> list[np.ndarray]:
+    """Lay out the nll of each token of each text in nats (N,), NaN where it has none.
+
+    Args:
+        scores: of the windows of each text.
+    """
+    of_texts = [np.full(len(stream), np.nan) for stream in measurement.streams]
+    for windows, columns_of, nlls in zip(measurement.windows, scores, of_texts):
+        lay_out(windows, [columns["nll"] for columns in columns_of], nlls)
+    return of_texts
+
+
+def contexts_by_token(measurement: Measurement) -> list[np.ndarray]:
+    """Count the tokens that each prediction sees, for each text (N,), 0 where unscored."""
+    of_texts = [np.zeros(len(stream), dtype=np.int64) for stream in measurement.streams]
+    for windows, seen in zip(measurement.windows, of_texts):
+        lay_out(windows, [window.context_lengths() for window in windows], seen)
+    return of_texts

@@ -1,0 +1,348 @@
+"""Texts that are scored in part: after a context, in given spans, or an assistant's turns of a chat.
+
+The whole text is tokenized and read; its `ScoredPart` says which of its tokens are scored.  Where a
+token reaches across the edge of the scored part, `boundary` says whose it is.
+"""
+
+import warnings
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+import numpy as np
+from transformers import PreTrainedTokenizerBase
+
+from ..arguments import check_choice, check_context_separator, check_contexts, check_spans
+from ..errors import ArgumentError, Wording, name_positions
+from ..protocols import Protocol
+from .chats import without_ends_of_turns, write_chats
+from .joins import runs_together
+from .tokenization import (
+    Chat,
+    Parts,
+    Range,
+    ScoredPart,
+    TokenizedText,
+    check_fast,
+    concatenate,
+    special_ids,
+    start_token_id,
+    tokenize,
+    tokenize_each,
+)
+from .windows import Plan, Window, last_window, restrict_windows
+
+BOUNDARIES = ("joint", "separate", "healed")
+
+
+def check_parts(
+    contexts: object,
+    score_spans: object,
+    boundary: str,
+    context_separator: str | None,
+    separator: str | None,
+    texts: Sequence[str],
+    chats: Sequence[Chat] | None,
+) -> Parts | None:
+    """Return which parts of the texts a call scores; None for all of each."""
+    check_context_separator(context_separator, contexts)
+    check_choice("boundary", boundary, BOUNDARIES)
+    given = {"`contexts`": contexts, "`score_spans`": score_spans, "messages": chats}
+    names = [name for name, value in given.items() if value is not None]
+    if len(names) > 1:
+        raise ValueError(f"{names[0]} must be left out with {names[1]}, got both.")
+    if not names:
+        if boundary != "joint":
+            raise ArgumentError(
+                "boundary", "be left out without `contexts` or `score_spans`", got=repr(boundary)
+            )
+        return None
+    if boundary == "separate" and contexts is None:
+        raise ArgumentError(
+            "boundary",
+            f"be 'joint' or 'healed' with {names[0]}",
+            got=repr(boundary),
+            why="only a context can be tokenized apart",
+        )
+    if separator is not None:
+        raise ArgumentError(
+            "separator",
+            f"be left out with {names[0]}, since parts of joined texts cannot be told apart",
+            got=repr(separator),
+        )
+    contexts = check_contexts(contexts, len(texts))
+    spans = check_spans("score_spans", score_spans, texts)
+    if contexts is not None:
+        warn_of_joins(contexts, context_separator, texts)
+    return Parts(
+        contexts, spans, chats, boundary=boundary, context_separator=context_separator or ""
+    )
+
+
+def warn_of_joins(
+    contexts: Sequence[str], context_separator: str | None, texts: Sequence[str]
+) -> None:
+    """Name the texts that run together with their contexts, or are kept apart twice."""
+    pairs = enumerate(zip(contexts, texts))
+    if context_separator is None:
+        joined = [number for number, pair in pairs if runs_together(*pair)]
+        said = "run together with"
+        hint = (
+            "Pass context_separator=' ' to put a space between them, or context_separator='' to "
+            "keep them so."
+        )
+    else:
+        joined = [n for n, (a, b) in pairs if a and (a[-1:].isspace() or b[:1].isspace())]
+        joined = joined if context_separator.isspace() else []
+        said = "are kept apart by white space already from"
+        hint = "Leave `context_separator` out, or strip them."
+    if joined:
+        first = contexts[joined[0]][-10:] + texts[joined[0]][:10]
+        warnings.warn(
+            Wording(
+                f"`predictions` {said} their `contexts` at {name_positions(joined)} (first: "
+                f"{first!r}). {hint}"
+            ),
+            stacklevel=2,
+        )
+
+
+def check_alone(arguments: dict[str, object], parts: Parts | None, words: object) -> None:
+    """Refuse to score parts of texts, or words, together with what is about whole texts.
+
+    Args:
+        arguments: what is about whole texts, by name; None where it was not given.
+    """
+    given = [name for name, value in arguments.items() if value is not None]
+    if given and not (parts is None and words is False):
+        name = "`words`" if parts is None else parts.describe()
+        raise ArgumentError(
+            f"{given[0]}",
+            f"be left out with {name}: it is about whole texts and all their tokens",
+            advice="Make a call for each.",
+        )
+
+
+def check_beside_reference(boundary: str, words: object) -> None:
+    """Refuse what has no counterpart in the comparison of two models."""
+    if words is not False:
+        raise ArgumentError(
+            "words", "be left out with a reference", advice="Make a call for each model."
+        )
+    if boundary == "healed":
+        raise ArgumentError(
+            "boundary",
+            "be 'joint' or 'separate' with a reference",
+            got="'healed'",
+            why="the predictions that are compared are of whole tokens",
+        )
+
+
+def read_parts(
+    parts: Parts, tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], protocol: Protocol
+) -> tuple[list[str], list[TokenizedText]]:
+    """Return the whole texts and their tokens, each with its scored part.
+
+    Raises:
+        ValueError: the tokenizer cannot tell the part, or there is nothing to score in it.
+    """
+    if parts.written is not None:
+        whole, streams = list(parts.written[0]), read_spans(tokenizer, *parts.written)
+    elif parts.chats is not None:
+        whole, streams = read_chats(tokenizer, parts.chats)
+    elif parts.spans is not None:
+        whole, streams = list(texts), read_spans(tokenizer, texts, parts.spans)
+    else:
+        whole = [context + text for context, text in zip(parts.contexts, texts)]
+        streams = read_after_contexts(parts, tokenizer, texts, protocol)
+    check_scored(streams, protocol)
+    if parts.boundary == "joint":
+        warn_of_spanning(whole, streams)
+    return whole, streams
+
+
+def read_chats(
+    tokenizer: PreTrainedTokenizerBase, chats: Sequence[Chat]
+) -> tuple[list[str], list[TokenizedText]]:
+    """Write chats out by the tokenizer's template and tokenize them; the assistant is scored."""
+    check_fast(tokenizer)
+    whole, spans = write_chats(tokenizer, chats)
+    streams = read_spans(tokenizer, whole, spans)
+    return whole, without_ends_of_turns(whole, streams, chats, special_ids(tokenizer))
+
+
+def read_after_contexts(
+    parts: Parts, tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], protocol: Protocol
+) -> list[TokenizedText]:
+    """Tokenize texts after their contexts, as the protocol and the boundary say."""
+    if protocol.pairs == "by lengths":
+        return cut_by_lengths(tokenizer, parts.contexts, texts, protocol)
+    if parts.boundary == "separate":
+        return tokenize_apart(tokenizer, parts.contexts, texts)
+    whole = [context + text for context, text in zip(parts.contexts, texts)]
+    spans = [[(len(context), len(pair))] for context, pair in zip(parts.contexts, whole)]
+    return read_spans(tokenizer, whole, spans)
+
+
+def read_spans(
+    tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], spans: Sequence[Sequence[Range]]
+) -> list[TokenizedText]:
+    """Tokenize texts of which spans of characters are scored; so is a token partly in one.
+
+    Raises:
+        ValueError: the tokenizer gives no offsets.
+    """
+    check_fast(tokenizer)
+    streams = tokenize(tokenizer, list(texts), with_offsets=True)
+    return [
+        replace(stream, part=find_part(text, stream.offsets, of_text))
+        for text, stream, of_text in zip(texts, streams, spans)
+    ]
+
+
+def find_part(text: str, offsets: np.ndarray, spans: Iterable[Range]) -> ScoredPart:
+    """Find the tokens of spans of characters; spans that share a token are one range of tokens.
+
+    Args:
+        offsets: characters of each token (N, 2).
+    """
+    targets: list[Range] = []
+    tails: list[str] = []
+    spans = tuple(spans)
+    for first, end in spans:
+        # Offsets ascend; the bytes of one character have the same.
+        begin = int(np.searchsorted(offsets[:, 1], first, side="right"))
+        stop = int(np.searchsorted(offsets[:, 0], end, side="left"))
+        if targets and begin < targets[-1][1]:
+            targets[-1] = (targets[-1][0], stop)
+        elif begin < stop:
+            targets.append((begin, stop))
+            tails.append(text[int(offsets[begin, 0]) : first])
+    return ScoredPart(tuple(targets), spans, tuple(tails))
+
+
+def tokenize_apart(
+    tokenizer: PreTrainedTokenizerBase, contexts: Sequence[str], texts: Sequence[str]
+) -> list[TokenizedText]:
+    """Tokenize contexts and texts each by themselves, and lay their tokens end to end."""
+    before = tokenize(tokenizer, list(contexts), with_offsets=True)
+    after = tokenize(tokenizer, list(texts), with_offsets=True)
+    streams = []
+    for context, text, *pair in zip(contexts, texts, before, after):
+        stream = concatenate(pair, [context, text])
+        part = ScoredPart(
+            ((len(pair[0]), len(stream)),), ((len(context), len(context) + len(text)),), ("",)
+        )
+        streams.append(replace(stream, part=part))
+    return streams
+
+
+def cut_by_lengths(
+    tokenizer: PreTrainedTokenizerBase,
+    contexts: Sequence[str],
+    texts: Sequence[str],
+    protocol: Protocol,
+) -> list[TokenizedText]:
+    """Tokenize as lm-evaluation-harness does for `loglikelihood(context, continuation)`.
+
+    White space at the end of a context is moved to the text; the context's tokens are as many as
+    it has alone; an empty one is the start token, or a first token that is the same.
+    """
+    whole = [context + text for context, text in zip(contexts, texts)]
+    cut = [context.rstrip() for context in contexts]
+    start_id = start_token_id(tokenizer, protocol.start_is)
+    encodings = [protocol.encoding if context else "plain" for context in contexts]
+    pairs = zip(
+        tokenize_each(tokenizer, whole, encodings, with_offsets=True),
+        tokenize_each(tokenizer, cut, encodings),
+    )
+    streams = []
+    for number, (stream, alone) in enumerate(pairs):
+        first = len(alone) if contexts[number] else int(stream.ids[:1].tolist() == [start_id])
+        targets = ((first, len(stream)),) if first < len(stream) else ()
+        part = ScoredPart(targets, ((len(contexts[number]), len(whole[number])),), ("",))
+        streams.append(replace(stream, part=part))
+    return streams
+
+
+def check_scored(streams: Sequence[TokenizedText], protocol: Protocol) -> None:
+    """Refuse texts of which no token is scored, naming them."""
+    empty = [number for number, stream in enumerate(streams) if not stream.part.num_targets]
+    if empty and protocol.pairs == "by lengths":
+        raise ArgumentError(
+            "predictions",
+            "have more tokens after their contexts than these have alone with "
+            f"`protocol={protocol.name!r}`",
+            got="none",
+            positions=empty,
+            why="a token reaches across the join",
+            advice="Pass `protocol='sliding'`, which tells them apart by characters.",
+        )
+    if empty:
+        raise ArgumentError(
+            "predictions",
+            "have at least 1 token in the part that is scored",
+            got="none",
+            positions=empty,
+            advice="Remove them.",
+        )
+
+
+def warn_of_spanning(texts: Sequence[str], streams: Sequence[TokenizedText]) -> None:
+    """Name the texts in which a token reaches across the edge of the scored part."""
+    spanning = [number for number, stream in enumerate(streams) if any(stream.part.tails)]
+    if not spanning:
+        return
+    part, offsets = streams[spanning[0]].part, streams[spanning[0]].offsets
+    begin = next(begin for (begin, _), tail in zip(part.targets, part.tails) if tail)
+    first, end = offsets[begin].tolist()
+    places = f" in the texts at {name_positions(spanning)}" if len(texts) > 1 else ""
+    warnings.warn(
+        Wording(
+            f"A token reaches across the edge of the scored part{places} (first: "
+            f"{texts[spanning[0]][first:end]!r}); it is scored as a whole",
+            advice="Pass `boundary='healed'` to score it given its characters before the edge, or "
+            "move the edge.",
+            argument="boundary",
+        ),
+        stacklevel=2,
+    )
+
+
+# --- windows --------------------------------------------------------------------------------------
+
+
+def windows_of_part(plan: Plan, stream: TokenizedText) -> list[Window]:
+    """Plan the windows that score a part of a text.
+
+    Raises:
+        ValueError: the part does not fit into the one window that the protocol has for it.
+    """
+    part = stream.part
+    if plan.protocol.pairs != "by lengths":
+        return restrict_windows(plan.windows(len(stream)), part.targets)
+    first, end = part.targets[0]
+    if end - first > plan.max_length:
+        raise ArgumentError(
+            "predictions",
+            f"have at most `max_length={plan.max_length}` tokens after their contexts with "
+            f"`protocol={plan.protocol.name!r}`",
+            got=f"{end - first}",
+            advice="Pass `protocol='sliding'`, which takes any number.",
+        )
+    return [last_window(end, first, plan.max_length, starts=first == 0)]
+
+
+def border_windows(plan: Plan, stream: TokenizedText) -> list[Window]:
+    """Plan windows over the token after each scored range: what closes the last word in it.
+
+    A token of the text is predicted in the window that would score it.  The one after the last is
+    none, but the row that predicts it is read.
+    """
+    if stream.part is not None and plan.protocol.pairs == "by lengths":
+        first, end = stream.part.targets[0]
+        return [last_window(end + 1, end, plan.max_length, starts=first == 0)]
+    targets = ((0, len(stream)),) if stream.part is None else stream.part.targets
+    borders = [(end, end + 1) for _, end in targets]
+    inside = [border for border in borders if border[0] < len(stream)]
+    windows = restrict_windows(plan.windows(len(stream)), inside)
+    return windows + restrict_windows(plan.windows(len(stream) + 1), borders[len(inside) :])

@@ -1,0 +1,381 @@
+"""From settings to measurements: what a protocol leaves open is filled in, and its windows planned."""
+
+import warnings
+from collections.abc import Callable, Sequence
+from functools import cache
+
+from transformers import PreTrainedTokenizerBase
+
+from ..arguments import Setting, check_setting, check_stride
+from ..errors import ArgumentError, TextsError, Wording
+from ..protocols import Protocol, Start
+from .measurement import Measurement
+from .parts import border_windows, read_parts, windows_of_part
+from .tokenization import (
+    Parts,
+    TokenizedText,
+    concatenate,
+    prepends_start_token,
+    resolve_start,
+    start_token_id,
+    tokenize,
+    without_start_token,
+)
+from .windows import UNLIMITED_WINDOW, ContextLimit, Plan, Window, num_scored
+
+
+class Corpus:
+    """The texts as protocols read them: each on its own or joined, encoded in one way or another.
+
+    Args:
+        with_offsets: keep the characters of each token, where the tokenizer says.
+        parts: which parts of the texts are scored; None for all of each.
+    """
+
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        texts: list[str],
+        with_offsets: bool,
+        parts: Parts | None = None,
+    ) -> None:
+        self.tokenizer = tokenizer
+        self.texts = texts
+        self.with_offsets = with_offsets
+        self.parts = parts
+        self._readings: dict[tuple, tuple[list[str], list[TokenizedText]]] = {}
+
+    def read(
+        self, protocol: Protocol, separator: str | None, with_offsets: bool = False
+    ) -> tuple[list[str], list[TokenizedText]]:
+        """Return the texts, or the one that they are joined to, and their tokens."""
+        joint = protocol.join if separator is None else separator
+        with_offsets = with_offsets or self.with_offsets
+        given = joint is not None and separator is not None
+        encoding = (protocol.encoding, protocol.texts_joined, protocol.pairs)
+        key = (*encoding, joint, given, with_offsets)
+        if key not in self._readings:
+            self._readings[key] = self._read(protocol, separator, with_offsets)
+        return self._readings[key]
+
+    def _read(
+        self, protocol: Protocol, separator: str | None, with_offsets: bool
+    ) -> tuple[list[str], list[TokenizedText]]:
+        texts = self.texts
+        if self.parts is not None:
+            return read_parts(self.parts, self.tokenizer, texts, protocol)
+        if separator is None and protocol.join == "tokens":
+            parts = tokenize(self.tokenizer, texts, protocol.encoding, with_offsets)
+            at_once = protocol.texts_joined or len(texts)
+            groups = [slice(n, n + at_once) for n in range(0, len(texts), at_once)]
+            streams = [concatenate(parts[group], texts[group]) for group in groups]
+            return ["".join(texts[group]) for group in groups], streams
+        joint = protocol.join if separator is None else separator
+        if joint is not None:
+            texts = [joint.join(texts)]
+        return texts, tokenize(self.tokenizer, texts, protocol.encoding, with_offsets)
+
+
+def plan_measurement(
+    corpus: Corpus,
+    limit: ContextLimit,
+    setting: Setting,
+    with_borders: bool = False,
+) -> Measurement:
+    """Fill in what the protocol leaves to the model and to the caller, and plan the windows.
+
+    Args:
+        limit: tokens that the model takes.
+
+    Raises:
+        ValueError: a window or stride that the model or the protocol does not allow, or texts in
+            which there is nothing to score.
+    """
+    protocol, separator = setting.protocol, setting.separator
+    # Before the texts are tokenized: what is refused here does not depend on them.
+    plan = make_plan(
+        corpus.tokenizer,
+        limit,
+        setting,
+        lambda: max(len(stream) for stream in corpus.read(protocol, separator)[1]),
+    )
+    texts, streams = corpus.read(protocol, separator)
+    streams = without_start_tokens(corpus.tokenizer, plan, texts, streams)
+    windows_of = cache(plan.windows)  # texts of one length have the same
+    windows = [
+        windows_of(len(stream)) if stream.part is None else windows_of_part(plan, stream)
+        for stream in streams
+    ]
+    if corpus.parts is None and any(
+        num_scored(of_stream) < len(stream) for of_stream, stream in zip(windows, streams)
+    ):
+        # bytes and characters of the scored tokens alone are counted
+        _, streams = corpus.read(protocol, separator, with_offsets=True)
+        streams = without_start_tokens(corpus.tokenizer, plan, texts, streams)
+    check_readable(limit, plan, windows)
+    borders = [border_windows(plan, stream) if with_borders else [] for stream in streams]
+    measurement = Measurement(plan, separator, texts, streams, windows, borders, corpus.parts)
+    check_scorable(measurement)
+    return measurement
+
+
+def check_readable(limit: ContextLimit, plan: Plan, windows: Sequence[Sequence[Window]]) -> None:
+    """Refuse windows of which a server cannot read all tokens.
+
+    Raises:
+        ValueError: one reads more tokens than the server takes beside its answer.
+    """
+    length = max((window.num_inputs for of_text in windows for window in of_text), default=0)
+    if limit.readable is not None and length > limit.readable:
+        fitting = plan.max_length - (length - limit.readable)
+        raise ArgumentError(
+            "max_length",
+            f"be at most {fitting} with `protocol={plan.protocol.name!r}` and "
+            f"`stride={plan.stride}`",
+            got=str(plan.max_length),
+            why=(
+                f"its windows read {length} tokens, and the server takes {limit.length} together "
+                "with its answer"
+            ),
+            advice="Lower it.",
+        )
+
+
+def without_start_tokens(
+    tokenizer: PreTrainedTokenizerBase, plan: Plan, texts: list[str], streams: list[TokenizedText]
+) -> list[TokenizedText]:
+    """Drop written start tokens where the protocol takes them for its own."""
+    if not plan.protocol.drops_written_start or plan.start_id is None:
+        return streams
+    return [
+        without_start_token(tokenizer, plan.start_id, text, stream)
+        for text, stream in zip(texts, streams)
+    ]
+
+
+def plan_settings(
+    corpus: Corpus,
+    limit: ContextLimit,
+    settings: Sequence[Setting],
+    keeps_refusals: bool,
+    with_borders: bool = False,
+) -> dict[Setting, Measurement | ValueError]:
+    """Plan a measurement for each setting.
+
+    Args:
+        limit: tokens that the model takes.
+        keeps_refusals: return the error of a setting that is refused in its place, unless all are.
+        with_borders: plan windows over the tokens that follow the scored ones as well.
+
+    Raises:
+        ValueError: a setting is refused.
+    """
+    planned: dict[Setting, Measurement | ValueError] = {}
+    for setting in settings:
+        try:
+            check_setting(setting)
+            check_parts_setting(setting.protocol, corpus.parts)
+            if with_borders:
+                check_words_setting(setting)
+            planned[setting] = plan_measurement(corpus, limit, setting, with_borders)
+        except ValueError as error:
+            if not keeps_refusals:
+                raise
+            planned[setting] = error
+    refusals = [error for error in planned.values() if isinstance(error, ValueError)]
+    if len(refusals) == len(planned):
+        raise refusals[0]
+    return planned
+
+
+def check_parts_setting(protocol: Protocol, parts: Parts | None) -> None:
+    """Refuse to score parts of texts where the protocol's tool does not."""
+    if parts is None or protocol.pairs == "by characters":
+        return
+    if protocol.pairs is None or parts.contexts is None:
+        raise ArgumentError(
+            "protocol",
+            f"be one that scores {parts.describe()}",
+            got=repr(protocol.name),
+            why=f"{protocol.source} does not",
+            advice="Pass `protocol='sliding'`.",
+        )
+    if parts.boundary != "joint":
+        raise ArgumentError(
+            "boundary",
+            f"be left out with `protocol={protocol.name!r}`: {protocol.source} has no such setting",
+            got=repr(parts.boundary),
+        )
+
+
+def check_words_setting(setting: Setting) -> None:
+    """Refuse to score words where the texts that they are in are joined."""
+    protocol, separator = setting.protocol, setting.separator
+    if not protocol.scores_each_text or separator is not None:
+        name = f"protocol={protocol.name!r}" if separator is None else "`separator`"
+        raise ArgumentError(
+            "words",
+            f"be left out with {name}, which joins the texts",
+            advice="Pass `protocol='sliding'` without a separator.",
+        )
+
+
+def make_plan(
+    tokenizer: PreTrainedTokenizerBase,
+    limit: ContextLimit,
+    setting: Setting,
+    longest: Callable[[], int],
+) -> Plan:
+    """Fill in a protocol's numbers for a model.
+
+    Args:
+        longest: counts the tokens of the longest text; asked only where nothing limits a window.
+    """
+    protocol = setting.protocol
+    start = choose_start(tokenizer, protocol, setting.add_start_token)
+    start_id = start_token_id(tokenizer, protocol.start_is) if start != "none" else None
+    if start != "none" and start_id is None:
+        raise ArgumentError(
+            "tokenizer",
+            f"have a start token ({protocol.start_is}) with `protocol={protocol.name!r}`",
+            got="one without",
+        )
+    cap = window_cap(tokenizer, limit, protocol)
+    max_length = resolve_max_length(limit, setting, cap, longest)
+    if protocol.scores == "second half" and max_length < 3:
+        raise ArgumentError(
+            setting.window_argument,
+            f"be at least 3 with `protocol={protocol.name!r}`",
+            got=str(max_length),
+            why="the second half of a window is scored, but for its first token",
+        )
+    stride = setting.stride
+    if stride is None:
+        stride = protocol.usual_stride(max_length, start == "every")
+    check_stride(stride, max_length, start)
+    return Plan(protocol, int(max_length), int(stride), start, start_id)
+
+
+def choose_start(
+    tokenizer: PreTrainedTokenizerBase, protocol: Protocol, add_start_token: bool | str
+) -> Start:
+    """Choose where the start token stands: the user's choice where the protocol leaves it."""
+    if protocol.start == "chosen":
+        start = resolve_start(tokenizer, add_start_token)
+        # With one window to a text, "every" is "once".
+        return "once" if protocol.last == "cut" and start == "every" else start
+    if protocol.start == "replace" and not prepends_start_token(tokenizer):
+        return "none"
+    if protocol.start == "every if any":
+        return "none" if start_token_id(tokenizer, protocol.start_is) is None else "every"
+    return protocol.start
+
+
+def window_cap(
+    tokenizer: PreTrainedTokenizerBase, limit: ContextLimit, protocol: Protocol
+) -> int | None:
+    """Return the protocol's own window in tokens, None for the model's limit."""
+    if protocol.max_length == "tokenizer or 1024":
+        return trainer_block(tokenizer, limit)
+    return protocol.max_length
+
+
+def own_window(
+    tokenizer: PreTrainedTokenizerBase, limit: ContextLimit, setting: Setting
+) -> int | None:
+    """Return the window in tokens that a setting has under a model by itself.
+
+    None where the model states no limit, and neither the caller nor the protocol sets one.
+    """
+    if setting.max_length is not None:
+        return setting.max_length
+    cap = window_cap(tokenizer, limit, setting.protocol)
+    return min((length for length in (cap, limit.length) if length is not None), default=None)
+
+
+def resolve_max_length(
+    limit: ContextLimit, setting: Setting, cap: int | None, longest: Callable[[], int]
+) -> int:
+    """Choose the window in tokens: the one asked for, or the model's limit.
+
+    Args:
+        cap: the protocol's own window, which the model's limit may shorten; None for the limit.
+        longest: counts the tokens of the longest text, without a start token.
+
+    Raises:
+        ValueError: past a position table; or no limit known and a text longer than 2048 tokens.
+    """
+    max_length, argument = setting.max_length, setting.window_argument
+    if max_length is None:
+        if limit.length is not None:
+            return min(limit.length, cap or limit.length)
+        if cap is None and longest() > UNLIMITED_WINDOW:
+            raise ArgumentError(
+                "max_length",
+                f"be given: the model states no limit and a text has {longest()} tokens, more "
+                f"than {UNLIMITED_WINDOW}",
+                advice=(
+                    "Pass the window to slide over it, for example "
+                    f"`max_length={UNLIMITED_WINDOW}`."
+                ),
+            )
+        return cap or UNLIMITED_WINDOW
+    if limit.table is not None and max_length > limit.table:
+        raise ArgumentError(
+            argument,
+            f"be between 2 and {limit.table}, the entries of the model's position table",
+            got=str(max_length),
+            advice="Longer texts are slid over, not cut.",
+        )
+    if limit.length is not None and max_length > limit.length:
+        warnings.warn(
+            Wording(
+                f"`{argument}`={max_length} is past the {limit.length} tokens that the model "
+                "states as its limit; its perplexity may be far worse there."
+            ),
+            stacklevel=2,
+        )
+    return max_length
+
+
+def trainer_block(tokenizer: PreTrainedTokenizerBase, limit: ContextLimit) -> int:
+    """Return the block of run_clm.py: what the tokenizer states, if the model takes so many."""
+    length = limit.length or 1024
+    stated = getattr(tokenizer, "model_max_length", None) or length + 1
+    return min(1024, length) if stated > length else int(stated)
+
+
+def check_scorable(measurement: Measurement) -> None:
+    """Refuse texts in which there is nothing to score, naming all of them."""
+    plan = measurement.plan
+    protocol = plan.protocol
+    unscorable = [
+        number
+        for number, windows in enumerate(measurement.windows)
+        if len(windows) < (1 if measurement.streams[number].part else protocol.min_windows)
+    ]
+    if not unscorable:
+        return
+    if protocol.last in ("dropped", "popped"):
+        fewest = protocol.min_windows * plan.max_length
+        if protocol.last == "popped":
+            fewest += plan.stride + 1
+        raise ArgumentError(
+            "predictions",
+            f"have at least {fewest} tokens with `protocol={protocol.name!r}`, which drops what "
+            f"does not fill a window of {plan.max_length}",
+            got=str(len(measurement.streams[unscorable[0]])),
+            advice="Lower `max_length`, or pass more text.",
+        )
+    need = "1 token"
+    advice = ""
+    if plan.start == "none":
+        need = "2 tokens"
+        advice = ", or give single tokens a start token (`add_start_token`, if there is one)"
+    raise TextsError(
+        "predictions",
+        f"hold texts of at least {need}",
+        got="shorter ones",
+        positions=unscorable,
+        advice=f"Remove them{advice}.",
+    )

@@ -1,0 +1,638 @@
+"""From texts to token ids: what is encoded, which start token there is, what is joined.
+
+Knows tokenizers, not models.  Arrays are numpy's: ids (N,), offsets (N, 2) in characters of the
+original text, the white space that a token stands for among them.
+"""
+
+import io
+import json
+import threading
+import warnings
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+
+import numpy as np
+import xxhash
+from tokenizers import processors
+from transformers import PreTrainedTokenizerBase
+
+from ..digests import digest_of
+from ..errors import ArgumentError, ArgumentTypeError, Wording
+
+Chat = Sequence[Mapping[str, object]]
+
+# Long words, which have many ways to be cut; a tokenizer that draws them cuts them alike by chance
+# about never.
+TRIAL = "Incomprehensibilities notwithstanding, counterrevolutionaries mischaracterized it. " * 4
+TRIALS = 4
+
+# Texts handed to the tokenizer in one call: enough to keep its threads busy, few enough that the
+# Python lists it returns stay small.
+TEXTS_PER_CALL = 1024
+_LOCKS: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
+_LOCKS_LOCK = threading.Lock()
+# No id of any token.
+NO_TOKEN = -1
+
+# Settings of a tokenizer that say where it came from, or how its owner pads and cuts.
+TOKENIZER_PROVENANCE = ("name_or_path", "file", "padding", "pad_token", "truncation", "max_length")
+# A text of many kinds, by which tokenizers are told apart, and how many of their tokens follow it.
+PROBE_TEXT = (
+    "The quick brown fox; it's 1,234.56 EUR (or 0x7f)!  Two  spaces,\ttab\r\nand\n\nlines. "
+    "na\u00efve nai\u0308ve \ufb01ne \u201cquoted\u201d \u2014 \u2026 \u00a0 \u200b \u3000 "
+    "\u0414\u043e\u0431\u0440\u044b\u0439 \u03ba\u03cc\u03c3\u03bc\u03b5 "
+    "\u0645\u0631\u062d\u0628\u0627 \u05e9\u05dc\u05d5\u05dd \u0928\u092e\u0938\u094d\u0924\u0947 "
+    "\u0e2a\u0e27\u0e31\u0e2a\u0e14\u0e35 \u4f60\u597d\u3002\u3053\u3093\u306b\u3061\u306f "
+    "\uc548\ub155 \U0001f469\u200d\U0001f4bb\U0001f1fa\U0001f1f3 <b>x</b> https://a.b/c?d=e#f "
+    "def f(x): return {'a': [x**2 % 3]} # ok <s> </s> <unk> <|endoftext|> IOI \u0130\u0131\u00df"
+)
+PROBE_TOKENS = 1024
+# Digests of the last tokenizer that has no code of its own, by that of its state.
+_TRIED: dict[str, str] = {}
+
+
+Range = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class ScoredPart:
+    """What of a text is scored; the rest is read as context.
+
+    Attributes:
+        targets: ranges (first, one past the last) of the tokens that are scored, ascending.
+        spans: the same in characters.
+        tails: for each of `targets`, the characters before its span that its first token stands
+            for too; "" where a token begins where the span does.
+    """
+
+    targets: tuple[Range, ...]
+    spans: tuple[Range, ...]
+    tails: tuple[str, ...]
+
+    @property
+    def num_targets(self) -> int:
+        return sum(end - first for first, end in self.targets)
+
+    @property
+    def across(self) -> list[tuple[int, str]]:
+        """List the tokens that reach across an edge, each with its characters before the edge."""
+        return [(first, tail) for (first, _), tail in zip(self.targets, self.tails) if tail]
+
+    def of(self, text: str) -> str:
+        """Return the characters that are scored, one span after the other."""
+        return "".join(text[first:end] for first, end in self.spans)
+
+    def without_first(self, begin: int) -> "ScoredPart":
+        """Return the part without the text's first token, which stands for `begin` characters."""
+        moved = [(max(first - 1, 0), end - 1) for first, end in self.targets]
+        kept = [number for number, (first, end) in enumerate(moved) if first < end]
+        return ScoredPart(
+            tuple(moved[number] for number in kept),
+            tuple((max(first, begin), end) for first, end in self.spans if end > begin),
+            tuple(self.tails[number] for number in kept),
+        )
+
+
+@dataclass(frozen=True)
+class TokenizedText:
+    """One stream of tokens to plan windows over.
+
+    Attributes:
+        ids: token ids (N,), without the start token.
+        offsets: first and one-past-last character of each token (N, 2), or None where the
+            tokenizer does not say.
+        added: which of the ids are special tokens that stand for nothing in the text (N,): the
+            tokenizer, or the protocol, has added them.
+        begin: characters at the head of the text that a dropped start token stands for.
+        part: what of the text is scored; None for all of it.
+    """
+
+    ids: np.ndarray
+    offsets: np.ndarray | None
+    added: np.ndarray
+    begin: int = 0
+    part: ScoredPart | None = None
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def without_first(self, begin: int) -> "TokenizedText":
+        """Return the text without its first token, which stands for `begin` characters."""
+        return TokenizedText(
+            self.ids[1:],
+            None if self.offsets is None else self.offsets[1:],
+            self.added[1:],
+            begin,
+            None if self.part is None else self.part.without_first(begin),
+        )
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Which parts of the texts are scored; one of the three is given.
+
+    Attributes:
+        contexts: what is read before each text.
+        context_separator: what stands between a context and its text, and is the text's.
+        spans: (first, one past the last) characters that are scored in each text.
+        chats: messages in the place of the texts; the assistant's are scored.
+        written: the chats as another model's template has written them, and what is scored of each.
+        boundary: whose a token is that reaches across the edge of a scored part.  "joint": the
+            part's, as a whole.  "healed": the part's, given those of its characters that stand
+            before the part.  "separate": there is none, since context and text are tokenized apart.
+    """
+
+    contexts: Sequence[str] | None = None
+    spans: Sequence[Sequence[Range]] | None = None
+    chats: Sequence[Chat] | None = None
+    written: tuple[Sequence[str], Sequence[Sequence[Range]]] | None = None
+    boundary: str = "joint"
+    context_separator: str = ""
+
+    def describe(self) -> str:
+        """Name the kind of parts."""
+        if self.chats is not None:
+            return "messages"
+        return "texts after `contexts`" if self.spans is None else "`score_spans`"
+
+    def fields(self) -> dict[str, str]:
+        """Name it for the signature."""
+        kinds = {"given": self.contexts, "spans": self.spans, "messages": self.chats}
+        [kind] = [name for name, values in kinds.items() if values is not None]
+        separator = {} if self.contexts is None else {"separator": repr(self.context_separator)}
+        return {"context": kind, **separator, "boundary": self.boundary}
+
+    def describe_texts(self, texts: Sequence[str]) -> list[str]:
+        """Write one line for each text that says what is read and what of it is scored.
+
+        Args:
+            texts: with their separators, see `separated`.
+        """
+        if self.chats is not None:
+            return [json.dumps([dict(message) for message in chat]) for chat in self.chats]
+        return [
+            json.dumps([part, text])
+            for part, text in zip(self.contexts if self.spans is None else self.spans, texts)
+        ]
+
+    def separated(self, texts: Sequence[str]) -> list[str]:
+        """Put the separator before each text that has a context to be kept apart from."""
+        return [self._separator(number) + text for number, text in enumerate(texts)]
+
+    def length_before(self, number: int) -> int:
+        """Count the characters that are read before a text as the caller gave it."""
+        context = "" if self.contexts is None else self.contexts[number]
+        return len(context + self._separator(number))
+
+    def _separator(self, number: int) -> str:
+        return self.context_separator if self.contexts and self.contexts[number] else ""
+
+    def as_read(self, texts: Sequence[str], streams: Sequence[TokenizedText]) -> "Parts":
+        """Return the parts for a second model, which reads what the first one has read.
+
+        Its own template, if it has one, would write other chats.
+
+        Args:
+            texts, streams: what `read` returned for the first.
+        """
+        if self.chats is None:
+            return self
+        spans = [[span for span in stream.part.spans if span[0] < span[1]] for stream in streams]
+        return replace(self, written=(texts, spans))
+
+
+def prepends_start_token(tokenizer: PreTrainedTokenizerBase) -> bool:
+    """Return whether the tokenizer itself puts its start token before a text that it encodes."""
+    if tokenizer.bos_token_id is None:
+        return False
+    [encoded] = tokenize(tokenizer, ["a"], "default")
+    return bool(encoded.added[:1].any()) and encoded.ids[0] == tokenizer.bos_token_id
+
+
+def start_token_id(tokenizer: PreTrainedTokenizerBase, kind: str) -> int | None:
+    """Return the id of the start token: "bos", "eos", or "bos or eos"; None where there is none."""
+    if kind == "bos":
+        return tokenizer.bos_token_id
+    if kind == "bos or eos" and tokenizer.bos_token_id is not None:
+        return tokenizer.bos_token_id
+    return tokenizer.eos_token_id
+
+
+def special_ids(tokenizer: PreTrainedTokenizerBase) -> set[int]:
+    """Return the ids of all special tokens, those that have no role such as "bos" among them."""
+    added = getattr(tokenizer, "added_tokens_decoder", {}).items()
+    return {*tokenizer.all_special_ids, *(number for number, token in added if token.special)}
+
+
+def resolve_start(tokenizer: PreTrainedTokenizerBase, add_start_token: bool | str) -> str:
+    """Turn the argument `add_start_token` into "none", "once" or "every".
+
+    True means "every" where the tokenizer itself prepends a start token: models trained so expect
+    one in each window.  A tokenizer without a start token gets none, as in the stock metric.
+    """
+    if add_start_token is False:
+        return "none"
+    if tokenizer.bos_token_id is None:
+        warnings.warn(
+            Wording(
+                "The tokenizer has no start token (bos_token), so none is put before the texts "
+                "and their first tokens are not scored. Pass `add_start_token=False` to silence "
+                "this."
+            ),
+            stacklevel=2,
+        )
+        return "none"
+    if add_start_token is True:
+        return "every" if prepends_start_token(tokenizer) else "once"
+    return add_start_token
+
+
+def tokenize(
+    tokenizer: PreTrainedTokenizerBase,
+    texts: Sequence[str],
+    encoding: str = "plain",
+    with_offsets: bool = False,
+) -> list[TokenizedText]:
+    """Encode each text, untruncated, without padding.
+
+    Args:
+        encoding: "plain" for the text alone, "default" with the tokenizer's special tokens,
+            "default once" with them unless the text itself begins with the start token, "lines"
+            for every line alone with the end-of-text token after it.
+        with_offsets: keep character offsets, where the tokenizer gives them.
+    """
+    if encoding == "lines":
+        return [tokenize_lines(tokenizer, text, with_offsets) for text in texts]
+    if encoding == "default once":
+        start = tokenizer.bos_token or tokenizer.eos_token or "\0"
+        encodings = ["plain" if text.startswith(start) else "default" for text in texts]
+        return tokenize_each(tokenizer, texts, encodings, with_offsets)
+    with_offsets = with_offsets and tokenizer.is_fast
+    with untrimmed(tokenizer) if with_offsets else unchanged(tokenizer):
+        return [
+            stream
+            for first in range(0, len(texts), TEXTS_PER_CALL)
+            for stream in _encode(
+                *(tokenizer, list(texts[first : first + TEXTS_PER_CALL])),
+                *(encoding == "default", with_offsets),
+            )
+        ]
+
+
+def tokenize_each(
+    tokenizer: PreTrainedTokenizerBase,
+    texts: Sequence[str],
+    encodings: Sequence[str],
+    with_offsets: bool = False,
+) -> list[TokenizedText]:
+    """Encode each text in an encoding of its own, all that have the same one in one call."""
+    streams = {}
+    for encoding in sorted(set(encodings)):
+        places = [place for place, of_text in enumerate(encodings) if of_text == encoding]
+        chosen = [texts[place] for place in places]
+        streams |= zip(places, tokenize(tokenizer, chosen, encoding, with_offsets))
+    return [streams[place] for place in range(len(texts))]
+
+
+def _encode(
+    tokenizer: PreTrainedTokenizerBase, texts: list[str], special: bool, with_offsets: bool
+) -> Iterator[TokenizedText]:
+    """Encode texts in one call of a tokenizer, with its special tokens or without."""
+    encoded = tokenizer(
+        texts,
+        add_special_tokens=special,
+        padding=False,
+        truncation=False,
+        return_attention_mask=False,
+        return_token_type_ids=False,
+        return_offsets_mapping=with_offsets,
+        verbose=False,  # "Token indices sequence length is longer than…" is no news here
+    )
+    offsets = encoded["offset_mapping"] if with_offsets else [None] * len(texts)
+    head, tail = added_around(tokenizer, texts) if special else (0, 0)
+    for ids, spans in zip(encoded["input_ids"], offsets):
+        added = np.zeros(len(ids), dtype=bool)
+        if special:
+            added[:head] = added[len(ids) - tail :] = True
+        if spans is not None:
+            spans = np.asarray(spans, dtype=np.int64).reshape(-1, 2)
+        yield TokenizedText(np.asarray(ids, dtype=np.int64), spans, added)
+
+
+def added_around(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> tuple[int, int]:
+    """Count the special tokens that a tokenizer puts before and after each of some texts."""
+    if not tokenizer.is_fast:
+        built = tokenizer.build_inputs_with_special_tokens([NO_TOKEN])
+        head = built.index(NO_TOKEN)
+        return head, len(built) - head - 1
+    for text in ("a", *texts):  # the first is enough, unless the vocabulary has nothing for it
+        added = tokenizer(text, return_special_tokens_mask=True)["special_tokens_mask"]
+        if 0 in added:
+            return added.index(0), added[::-1].index(0)
+    return len(added), 0
+
+
+def tokenize_lines(
+    tokenizer: PreTrainedTokenizerBase, text: str, with_offsets: bool
+) -> TokenizedText:
+    """Encode each line alone; the end-of-text token after it stands for the line's end.
+
+    Raises:
+        ValueError: the tokenizer has no such token.
+    """
+    if tokenizer.eos_token_id is None:
+        raise ArgumentError(
+            "tokenizer",
+            "have an end-of-text token (eos_token) with this protocol, which puts it after every "
+            "line",
+            got="one without",
+        )
+    # As a file is read: other characters that Python takes for the end of a line are none there.
+    lines = list(io.StringIO(text, newline="")) or [""]
+    without_ends = [line.rstrip("\r\n") for line in lines]
+    parts = []
+    for line, part in zip(
+        without_ends, tokenize(tokenizer, without_ends, with_offsets=with_offsets)
+    ):
+        offsets = part.offsets
+        if offsets is not None:
+            offsets = np.concatenate([offsets, [[len(line), len(line)]]])
+        ids, added = np.append(part.ids, tokenizer.eos_token_id), np.append(part.added, True)
+        parts.append(TokenizedText(ids, offsets, added))
+    return concatenate(parts, lines)
+
+
+def concatenate(parts: list[TokenizedText], texts: list[str]) -> TokenizedText:
+    """Join the tokens of several texts into one stream; offsets count through `texts` joined."""
+    ids = np.concatenate([part.ids for part in parts])
+    added = np.concatenate([part.added for part in parts])
+    if any(part.offsets is None for part in parts):
+        return TokenizedText(ids, None, added)
+    starts = np.cumsum([0] + [len(text) for text in texts[:-1]])
+    offsets = np.concatenate([part.offsets + start for part, start in zip(parts, starts)])
+    return TokenizedText(ids, offsets, added)
+
+
+def without_start_token(
+    tokenizer: PreTrainedTokenizerBase, start_id: int, text: str, stream: TokenizedText
+) -> TokenizedText:
+    """Drop a start token written out at the head of the text, so that there are never two.
+
+    The id alone does not tell: it may be that of unknown words as well.
+    """
+    if len(stream) == 0 or stream.ids[0] != start_id:
+        return stream
+    written = tokenizer.convert_ids_to_tokens(start_id)
+    if not text.lstrip().startswith(written):
+        return stream
+    return stream.without_first(begin=text.index(written) + len(written))
+
+
+def check_fast(tokenizer: PreTrainedTokenizerBase) -> None:
+    """Refuse a tokenizer that does not tell the characters of its tokens."""
+    if not tokenizer.is_fast:
+        raise ArgumentError(
+            "tokenizer",
+            "be a fast tokenizer (offsets are needed) to find a part of a text",
+            got=type(tokenizer).__name__,
+            advice=(
+                "Load one with use_fast=True; contexts can be tokenized apart with "
+                "`boundary='separate'`."
+            ),
+        )
+
+
+def stream_hash(ids: np.ndarray) -> str:
+    """Identify a text by the tokens that the model reads."""
+    return xxhash.xxh3_128(np.ascontiguousarray(ids, dtype=np.int64)).hexdigest()
+
+
+@contextmanager
+def unchanged(tokenizer: PreTrainedTokenizerBase) -> Iterator[None]:
+    """Restore the truncation, padding and processing of a tokenizer afterwards.
+
+    Calling a fast tokenizer with `padding=False` switches its backend's padding off for good.  Other
+    threads wait: they would encode with what is changed for this one.
+    """
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if not hasattr(backend, "no_padding"):
+        yield
+        return
+    with _lock_of(tokenizer):
+        truncation, padding = backend.truncation, backend.padding
+        post_processor = backend.post_processor
+        try:
+            yield
+        finally:
+            if truncation is None:
+                backend.no_truncation()
+            else:
+                backend.enable_truncation(**truncation)
+            backend.no_padding() if padding is None else backend.enable_padding(**padding)
+            if post_processor is not None:
+                backend.post_processor = post_processor
+
+
+def _lock_of(tokenizer: PreTrainedTokenizerBase) -> threading.RLock:
+    """Return the lock of a tokenizer: whoever encodes with it holds it."""
+    with _LOCKS_LOCK:
+        return _LOCKS.setdefault(tokenizer, threading.RLock())
+
+
+@contextmanager
+def untrimmed(tokenizer: PreTrainedTokenizerBase) -> Iterator[None]:
+    """Let a fast tokenizer count all characters of its tokens; restore it afterwards.
+
+    With `trim_offsets` it leaves white space out, and tokens of nothing else stand for nothing.
+    """
+    with unchanged(tokenizer):
+        backend = tokenizer.backend_tokenizer
+        state = backend.post_processor and backend.post_processor.__getstate__()
+        if state and b'"trim_offsets":true' in state:
+            # Only so can one be changed that is part of a sequence.
+            whole = processors.ByteLevel()
+            whole.__setstate__(json.dumps(json.loads(state, object_hook=_keep_all)).encode())
+            backend.post_processor = whole
+        yield
+
+
+def _keep_all(settings: dict) -> dict:
+    """Switch `trim_offsets` off in the settings of a post-processor."""
+    return settings | {"trim_offsets": False} if "trim_offsets" in settings else settings
+
+
+def vocabulary_texts(tokenizer: PreTrainedTokenizerBase) -> list[str]:
+    """Decode every token of a tokenizer, in the order of their ids; an id without one is ""."""
+    tokens = tokenizer.convert_ids_to_tokens(range(len(tokenizer)))
+    return token_texts(tokenizer, [token or "" for token in tokens])
+
+
+def token_texts(tokenizer: PreTrainedTokenizerBase, tokens: Sequence[str]) -> list[str]:
+    """Decode each token as in the middle of a text, with its white space.
+
+    A token is decoded between two others, since decoders strip what is at the ends.  Offsets would
+    not do: some tokenizers trim them, others count a space that is not in the text.
+    """
+    join = partial(_join, tokenizer)
+    anchor = _anchor(tokenizer)
+    if join([anchor, anchor]) == anchor + anchor:
+        return [_cut(join([anchor, token, anchor]), anchor, anchor) for token in tokens]
+    # The decoder puts a space before every word: tokens that it puts none before go on with one.
+    texts = [_cut(join([anchor, token]), anchor, "") for token in tokens]
+    if all(text[:1].isspace() for text in texts):
+        return [text.lstrip() + " " for text in texts]  # every token is a whole word
+    return texts
+
+
+def _join(tokenizer: PreTrainedTokenizerBase, tokens: list[str]) -> str:
+    """Decode tokens as one text; without a decoder they are words, which spaces part.
+
+    transformers 4.45 looks for the decoder that such a tokenizer does not have.
+    """
+    if tokenizer.is_fast and tokenizer.backend_tokenizer.decoder is None:
+        return " ".join(tokens)
+    return tokenizer.convert_tokens_to_string(tokens)
+
+
+def _anchor(tokenizer: PreTrainedTokenizerBase) -> str:
+    """Find a token of plain letters, which decodes to itself beside any other."""
+    vocabulary = tokenizer.get_vocab()
+    letters = "abcdefghijklmnopqrstuvwxyz"
+    return next((letter for letter in letters if letter in vocabulary), "a")
+
+
+def _cut(text: str, head: str, tail: str) -> str:
+    return text[len(head) : len(text) - len(tail)]
+
+
+# --- what is asked of a tokenizer -----------------------------------------------------------------
+
+
+def check_tokenizer(tokenizer: object, argument: str = "tokenizer") -> None:
+    """Refuse what is not a tokenizer, or one of which no number could be repeated.
+
+    Raises:
+        TypeError: it is something else.
+        ValueError: it draws at random, or has a part that nothing can identify.
+    """
+    if not callable(tokenizer) or not hasattr(tokenizer, "convert_ids_to_tokens"):
+        raise ArgumentTypeError(
+            argument, "be a transformers tokenizer", got=type(tokenizer).__name__
+        )
+    check_repeatable(tokenizer, f"`{argument}`")
+
+
+def check_repeatable(tokenizer: PreTrainedTokenizerBase, name: str) -> None:
+    """Refuse a tokenizer of which no number could be repeated.
+
+    Args:
+        name: what an error calls it.
+
+    Raises:
+        ValueError: it draws at random, or has a part that nothing can identify.
+    """
+    setting = random_setting(tokenizer)
+    if setting is None and not cuts_alike(tokenizer):
+        setting = f"a {type(tokenizer).__name__} that cut one text in two ways"
+    if setting is not None:
+        raise ValueError(
+            f"{name} must cut a text in the same way every time, got {setting}: it draws at "
+            "random, "
+            "as in training, and no score could be repeated. Switch that off."
+        )
+    part = part_in_python(tokenizer)
+    if part is not None:
+        raise ValueError(
+            f"{name} must be made of the parts that the tokenizers library has, got a {part} in "
+            "Python, whose code no signature could identify. Use one of the library's, or a "
+            "subclass of PreTrainedTokenizer."
+        )
+
+
+def random_setting(tokenizer: PreTrainedTokenizerBase) -> str | None:
+    """Describe the setting that makes a tokenizer draw at random; None where there is none."""
+    model = getattr(getattr(tokenizer, "backend_tokenizer", None), "model", None)
+    for setting in ("dropout", "alpha"):  # of byte-pair encoding, and of unigrams
+        value = getattr(model, setting, None)
+        if value:
+            return f"`backend_tokenizer.model.{setting}`={value:.3g}"
+    sampling = getattr(tokenizer, "sp_model_kwargs", None) or {}
+    return "`sp_model_kwargs` with enable_sampling" if sampling.get("enable_sampling") else None
+
+
+def cuts_alike(tokenizer: PreTrainedTokenizerBase) -> bool:
+    """Return whether a tokenizer cuts a made-up text in the same way several times."""
+    first, *others = tokenize(tokenizer, [TRIAL] * TRIALS)
+    return all(np.array_equal(other.ids, first.ids) for other in others)
+
+
+def part_in_python(tokenizer: PreTrainedTokenizerBase) -> str | None:
+    """Name a part of a fast tokenizer that is code in Python; None where there is none."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    for name in ("normalizer", "pre_tokenizer", "decoder"):
+        part = getattr(backend, name, None)
+        try:
+            if part is not None:
+                part.__getstate__()
+        except Exception:  # the library has no other kind
+            return name.replace("_", "-")
+    return None
+
+
+# --- what identifies a tokenizer ------------------------------------------------------------------
+
+
+def tokenizer_digest(tokenizer: PreTrainedTokenizerBase) -> str:
+    """Digest whatever decides how a tokenizer encodes and decodes; padding and truncation do not.
+
+    That is its state, and what it makes of a probe text: code of somebody's own is known by what it
+    does.
+    """
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if hasattr(backend, "to_str"):
+        # JSON of which truncation and padding come first; half a megabyte is not parsed for them.
+        state = [backend.to_str().split('"added_tokens":', 1)[-1]]
+        state.append(getattr(tokenizer, "split_special_tokens", False))
+    else:
+        settings = getattr(tokenizer, "init_kwargs", {})
+        kept = {
+            key: settings[key]
+            for key in settings
+            if not any(word in key for word in TOKENIZER_PROVENANCE)
+        }
+        state = [type(tokenizer).__name__, sorted(tokenizer.get_vocab().items()), kept]
+    special = {k: v for k, v in tokenizer.special_tokens_map.items() if k != "pad_token"}
+    digest = digest_of([state, special])
+    if _has_own_code(tokenizer):
+        return digest_of([digest, _try_out(tokenizer)])
+    if digest not in _TRIED:
+        _TRIED.clear()
+        _TRIED[digest] = digest_of([digest, _try_out(tokenizer)])
+    return _TRIED[digest]
+
+
+def _has_own_code(tokenizer: PreTrainedTokenizerBase) -> bool:
+    """Return whether more may decide how a tokenizer encodes than its state and transformers."""
+    kind = type(tokenizer)
+    return not (tokenizer.is_fast and kind.__module__.startswith("transformers.")) or any(
+        callable(value) and callable(getattr(kind, name, None))
+        for name, value in vars(tokenizer).items()
+    )
+
+
+def _try_out(tokenizer: PreTrainedTokenizerBase) -> list:
+    """Return what a tokenizer makes of a probe text, and how it decodes some of its tokens.
+
+    The text is of many scripts, then of tokens from all over the vocabulary, as they are written and
+    with their letters in the other case.
+    """
+    size = len(tokenizer)
+    numbers = list(range(0, size, max(1, size // PROBE_TOKENS)))
+    tokens = [token or "" for token in tokenizer.convert_ids_to_tokens(numbers)]
+    words = " ".join(tokens).replace("\u0120", " ").replace("\u2581", " ")
+    streams = tokenize(tokenizer, [PROBE_TEXT, words, words.swapcase()])
+    streams += tokenize(tokenizer, [PROBE_TEXT], "default")
+    return [[stream.ids.tolist() for stream in streams], token_texts(tokenizer, tokens)]

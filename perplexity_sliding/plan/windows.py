@@ -1,0 +1,397 @@
+"""Which tokens a model reads and which of them it scores: windows, and the passes that they share.
+
+Integers only: no text, no tensor, no model.  A text of N tokens x[0..N-1] becomes a list of
+windows by one planner, `plan_windows`, for every protocol.
+
+Each pass is one row of a forward.  For a causal model a shorter window is a prefix of a longer one
+that begins at the same token, so all of them are one pass, the longest, and each window's scores
+are a slice of its pass's::
+
+    tokens        0  1  2  3  4  5  6  7  8  9
+    window A               .  .  .  #  #  #         # scored   . read as context
+    window B               .  .  #  #
+    their pass             .  .  #  #  #  #
+
+Windows of several protocols, strides and window lengths are merged so; equal texts count as one.
+"""
+
+import itertools
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import NamedTuple
+
+from ..protocols import DEFAULT_PROTOCOL, PROTOCOLS, Protocol, Start
+
+# Longest window for a model that states no limit, unless `max_length` is given.
+UNLIMITED_WINDOW = 2048
+
+
+@dataclass(frozen=True)
+class ContextLimit:
+    """How many tokens a model takes.
+
+    Attributes:
+        length: the stated limit, or None.
+        table: tokens that the model's table of absolute positions reaches, or None; no window may
+            pass it.
+        readable: tokens that one pass may read, or None; a server keeps room for its answer.
+    """
+
+    length: int | None
+    table: int | None
+    readable: int | None = None
+
+
+class Window(NamedTuple):
+    """One forward pass over part of a text, and the targets it scores.
+
+    With `begin=2, first=4, end=7` (and no start token), the model reads x[2..5] and scores x[4..6],
+    each predicted from the row of the token before it::
+
+        INPUT   x2  x3  x4  x5
+        PRED        .   x4  x5  x6
+
+    Attributes:
+        begin: first token of the text that is read.
+        first: first target that is scored.
+        end: one past the last target; x[end - 1] is scored but not read.
+        start_token: whether the start token stands before x[begin].
+        behind: tokens of the planned window from x[end - 1] on that no target of it needs.  They
+            are read where a model gives a token another score in a shorter pass.
+    """
+
+    begin: int
+    first: int
+    end: int
+    start_token: bool = False
+    behind: int = 0
+
+    @property
+    def num_inputs(self) -> int:
+        """Tokens read, the start token included: the length of the row fed to the model."""
+        return self.end - 1 - self.begin + self.start_token
+
+    @property
+    def num_targets(self) -> int:
+        return self.end - self.first
+
+    def context_length(self, target: int) -> int:
+        """Count the tokens that the prediction of x[target] sees, the start token included."""
+        return target - self.begin + self.start_token
+
+    def context_lengths(self) -> range:
+        """Count the tokens that the prediction of each of its targets sees."""
+        return range(self.context_length(self.first), self.context_length(self.end))
+
+
+def plan_windows(
+    num_tokens: int,
+    max_length: int,
+    stride: int,
+    start: Start = "none",
+    protocol: Protocol = PROTOCOLS[DEFAULT_PROTOCOL],
+) -> Iterator[Window]:
+    """Plan the windows over a text of `num_tokens` tokens.
+
+    Under "sliding", window k holds the tokens from k * stride on, `max_length` places in all; a
+    token is scored in the first window that reaches it, given everything before it there.  With
+    `stride == max_length` windows share no token, so the first token of a later one is scored
+    from the last row of the window before it.  Every token with a predecessor is scored exactly
+    once for every stride.
+
+    Args:
+        num_tokens: N, without the start token.
+        max_length: places in a window, from 2 on; from 3 on where second halves are scored.
+        stride: 1 to `max_length`; with `start="every"`, to `max_length - 1`.
+        start: "none"; "once", before the text; "every", at the head of each window; "replace",
+            in the place of each window's first token.
+        protocol: decides which targets count and what becomes of the last window.
+
+    Yields:
+        windows in the order of the text, each with at least one target.
+    """
+    if start == "every":
+        # The start token takes a place, and gives the first token of each window a predecessor.
+        spans = _spans(num_tokens, max_length - 1, stride, protocol.last, lead=0)
+        return (Window(begin, first, end, True) for begin, first, end in spans)
+    scores_next = protocol.scores_next == "always" or (
+        protocol.scores_next == "without overlap" and stride == max_length
+    )
+    width = max_length + scores_next
+    if start == "once":
+        spans = (
+            _spans(num_tokens + 1, width, stride, protocol.last)
+            if protocol.first_window == "full"
+            else _growing_spans(num_tokens + 1, width, stride)
+        )
+        return (_after_start_token(*span) for span in spans)
+    spans = _spans(num_tokens, width, stride, protocol.last)
+    if protocol.scores == "all":
+        spans = ((begin, begin + 1, end) for begin, _, end in spans)
+    if protocol.scores == "second half":
+        spans = ((begin, begin + max_length // 2 + 1, end) for begin, _, end in spans)
+    replaced = start == "replace"
+    return (Window(begin + replaced, first, end, replaced) for begin, first, end in spans)
+
+
+def _spans(
+    length: int, width: int, stride: int, last: str, lead: int = 1
+) -> Iterator[tuple[int, int, int]]:
+    """Yield `(begin, first, end)`: windows of `width` tokens, each scoring what is new in it.
+
+    `lead` is how many tokens of its own a window needs before its first target.
+    """
+    if last == "popped":
+        length = (length - width - 1) // stride * stride + width - 1
+    scored = 0
+    for begin in range(0, length, stride):
+        end = begin + width
+        if end > length:
+            if last in ("dropped", "popped"):
+                return
+            if last == "full":
+                begin = max(0, length - width)
+            end = length
+        first = max(scored, begin + lead)
+        if first < end:
+            yield begin, first, end
+        scored = end
+        if end == length or last == "cut":
+            return
+
+
+def _growing_spans(length: int, width: int, stride: int) -> Iterator[tuple[int, int, int]]:
+    """Yield as `_spans`, but every window has `stride` targets, behind all the context that fits."""
+    for first in range(1, length, stride):
+        yield max(0, first + stride - width), first, min(first + stride, length)
+
+
+def _after_start_token(begin: int, first: int, end: int) -> Window:
+    """Turn a span over [start token] + text into a window over the text."""
+    return Window(max(begin - 1, 0), first - 1, end - 1, begin == 0)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A protocol with its numbers filled in for one model.
+
+    Attributes:
+        start: where the start token stands.
+        start_id: its token id; None without one.
+        carries: what is carried from window to window: "nothing", the keys of the last
+            `max_length - stride` tokens as "keys(N)", or a recurrent "state".
+    """
+
+    protocol: Protocol
+    max_length: int
+    stride: int
+    start: Start
+    start_id: int | None
+    carries: str = "nothing"
+
+    def windows(self, num_tokens: int) -> list[Window]:
+        """List the windows over a text of `num_tokens` tokens."""
+        return list(
+            plan_windows(num_tokens, self.max_length, self.stride, self.start, self.protocol)
+        )
+
+
+def num_scored(windows: list[Window]) -> int:
+    """Count the tokens that a text's windows score."""
+    return sum(window.num_targets for window in windows)
+
+
+def restrict_windows(windows: Iterable[Window], targets: Sequence[tuple[int, int]]) -> list[Window]:
+    """List windows that score ranges of targets alone.
+
+    A window without any of them is left out; one that reaches several ranges comes once for each.
+
+    Args:
+        windows: in the order of the text.
+        targets: ranges (first, one past the last), ascending and apart from each other.
+    """
+    restricted = []
+    place = 0
+    for window in windows:
+        while place < len(targets) and targets[place][1] <= window.first:
+            place += 1
+        following = place
+        while following < len(targets) and targets[following][0] < window.end:
+            first, end = targets[following]
+            end = min(window.end, end)
+            behind = window.end - end
+            restricted.append(
+                window._replace(first=max(window.first, first), end=end, behind=behind)
+            )
+            following += 1
+    return restricted
+
+
+def last_window(num_tokens: int, first: int, max_length: int, starts: bool) -> Window:
+    """Plan the window that lm-evaluation-harness scores a continuation in.
+
+    It reads the last `max_length` tokens before its last target.
+
+    Args:
+        num_tokens: N, context and continuation together.
+        first: the first token of the continuation.
+        starts: whether the start token stands before the text, in the place of a context.
+    """
+    begin = max(0, num_tokens - 1 - max_length)
+    # The start token is the first to be left out.
+    return Window(begin, first, num_tokens, starts and num_tokens <= max_length)
+
+
+def guide_weights(windows: list[Window]) -> list[int]:
+    """Compute the weights that the transformers guide, in its present form, gives the window losses.
+
+    It counts the labels of the window that are not masked, less one for the shift; the shift
+    costs a label only where the window's first token is among them, so later windows of
+    overlapping plans weigh one too little, and nothing at stride 1.
+    """
+    ends = [0] + [window.end for window in windows]
+    return [end - previous_end - 1 for previous_end, end in itertools.pairwise(ends)]
+
+
+# --- passes ---------------------------------------------------------------------------------------
+
+
+class Pass(NamedTuple):
+    """One row of a forward pass, and the targets that are scored in it.
+
+    Attributes:
+        stream: number of the stream of tokens that is read.
+        begin: first token of the stream that is read.
+        end: one past the last token that is read, and one more: x[end - 1] is not read, but scored
+            where it is a target.
+        start_token: id of the token that stands before x[begin], or None.
+        targets: ranges (first, one past the last) of the targets, ascending and apart from each
+            other.
+    """
+
+    stream: int
+    begin: int
+    end: int
+    start_token: int | None
+    targets: tuple[tuple[int, int], ...]
+
+    @property
+    def num_inputs(self) -> int:
+        """Tokens read, the start token included: the length of the row fed to the model."""
+        return self.end - 1 - self.begin + (self.start_token is not None)
+
+    @property
+    def num_targets(self) -> int:
+        return sum(end - first for first, end in self.targets)
+
+
+class PlannedWindow(NamedTuple):
+    """A window over one of several streams.
+
+    Attributes:
+        start_id: the token id that stands before it; None where the window has no start token.
+    """
+
+    stream: int
+    window: Window
+    start_id: int | None
+
+
+class Place(NamedTuple):
+    """Where the scores of a window are: in those of a pass, from `offset` on."""
+
+    number: int
+    offset: int
+
+
+def merge_windows(
+    windows: Sequence[PlannedWindow], prefixes_agree: bool = True
+) -> tuple[list[Pass], list[Place]]:
+    """Merge windows into the fewest passes, in the order in which their first windows come.
+
+    Args:
+        prefixes_agree: whether the model gives a token the same score in a shorter and in a longer
+            pass; otherwise only windows of the same length are merged, and each is read whole.
+
+    Returns:
+        the passes, and for every window the place of its scores.
+    """
+    groups: dict[tuple, list[int]] = {}
+    for number, (stream, window, start_id) in enumerate(windows):
+        whole_end = None if prefixes_agree else window.end + window.behind
+        key = (stream, window.begin, start_id, whole_end)
+        groups.setdefault(key, []).append(number)
+    passes: list[Pass] = []
+    places: list[Place] = [Place(0, 0)] * len(windows)
+    for (stream, begin, start_id, whole_end), members in groups.items():
+        spans = [windows[number].window for number in members]
+        targets = unite([(window.first, window.end) for window in spans])
+        for number, window in zip(members, spans):
+            places[number] = Place(len(passes), offset_of(targets, window.first))
+        passes.append(Pass(stream, begin, whole_end or targets[-1][1], start_id, targets))
+    return passes, places
+
+
+class SharedPrefix(NamedTuple):
+    """Passes that begin with the same tokens, which can be read once for all of them.
+
+    Attributes:
+        numbers: of the passes.
+        length: tokens that they share, the start token included; none of their rows is scored.
+    """
+
+    numbers: tuple[int, ...]
+    length: int
+
+    @property
+    def saved(self) -> int:
+        """Tokens that need not be read again."""
+        return (len(self.numbers) - 1) * self.length
+
+
+def find_shared_prefixes(
+    passes: Sequence[Pass], prefix_of: Callable[[Pass], Sequence[int]], least: int
+) -> list[SharedPrefix]:
+    """Find the passes that begin with the same tokens.
+
+    Args:
+        prefix_of: gives what a pass reads before anything of its own.
+        least: fewest tokens to save by reading a prefix once; fewer are not worth it.
+    """
+    groups: dict[tuple[int, ...], list[int]] = {}
+    for number, pass_ in enumerate(passes):
+        prefix = tuple(prefix_of(pass_))
+        if prefix:
+            groups.setdefault(prefix, []).append(number)
+    shared = [SharedPrefix(tuple(numbers), len(prefix)) for prefix, numbers in groups.items()]
+    return [group for group in shared if group.saved >= least]
+
+
+def unite(ranges: Iterable[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
+    """Unite ranges (first, one past the last), into ascending ranges that do not touch."""
+    ranges = sorted(ranges)
+    if len(ranges) == 1:  # as of most short texts
+        return (ranges[0],)
+    united: list[tuple[int, int]] = []
+    for first, end in ranges:
+        if united and first <= united[-1][1]:
+            united[-1] = (united[-1][0], max(end, united[-1][1]))
+        else:
+            united.append((first, end))
+    return tuple(united)
+
+
+def offset_of(targets: tuple[tuple[int, int], ...], target: int) -> int:
+    """Count the targets of ascending ranges that come before one of them."""
+    if len(targets) == 1:
+        return target - targets[0][0]
+    before = [0, *accumulate(end - first for first, end in targets)]
+    place = bisect_right(targets, target, key=lambda span: span[0]) - 1
+    return before[place] + target - targets[place][0]
+
+
+def count_inputs(passes: Iterable[Pass]) -> int:
+    """Count the tokens that passes read: their cost."""
+    return sum(pass_.num_inputs for pass_ in passes)

@@ -1,0 +1,1 @@
+"""Scores to numbers, intervals and reports."""

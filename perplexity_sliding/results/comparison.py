@@ -1,0 +1,507 @@
+"""From the scores of a model and of its reference to what separates them, and how sure that is.
+
+No model.  Nlls and divergences are in nats.  The two are compared token by token, or where their
+tokenizers differ by the byte, over pieces of text that both cut; what is taken as independent are
+texts, or parts of texts, never tokens.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from ..errors import ArgumentError
+from .uncertainty import Blocks, Estimate, as_ratio, estimate_ratio, share_interval
+
+# Bounds of the reference's probability of its likeliest token, as exllamav3's qbench has them: where
+# the reference wavers itself, any change moves much; where it is sure, only damage does.
+CONFIDENCE_BOUNDS = (0.0, 0.25, 0.5, 0.75, 0.95, 1.0)
+PERCENTILES = (0, 0.1, 1, 5, 10, 25, 50, 75, 90, 95, 99, 99.9, 100)
+# Mean probability of the ids that only one of the models has, beyond which the models are not
+# comparable over the ids that both have.
+MOST_OUTSIDE = 1e-3
+
+Interval = list[float] | None
+
+
+@dataclass(frozen=True, eq=False)
+class PairedScores:
+    """Scores of the same tokens under a model and its reference, one text after the other.
+
+    Attributes:
+        lengths: tokens of each text, scored or not (T,).
+        texts: the text that each scored token belongs to (N,), 0 to T - 1.
+        positions: its place there (N,).
+        contexts: tokens that its prediction sees (N,).
+        targets: its id (N,).
+        columns: `nll` and all that `divergence.Divergence` gives, each (N,).
+    """
+
+    lengths: Sequence[int]
+    texts: np.ndarray
+    positions: np.ndarray
+    contexts: np.ndarray
+    targets: np.ndarray
+    columns: dict[str, np.ndarray]
+
+    def __len__(self) -> int:
+        return len(self.texts)
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        """Return a column in float64."""
+        return self.columns[name].astype(np.float64)
+
+    @property
+    def differences(self) -> np.ndarray:
+        """How much worse the model predicts each token than the reference, in nats (N,)."""
+        with np.errstate(invalid="ignore"):  # both may be infinite
+            return self["nll"] - self["reference_nll"]
+
+    @property
+    def probability_changes(self) -> np.ndarray:
+        """The model's probability of each token less the reference's (N,)."""
+        return np.exp(-self["nll"]) - np.exp(-self["reference_nll"])
+
+
+class PairedClusters:
+    """The clusters that are taken as independent, and sums over them of any column of tokens.
+
+    Args:
+        block_tokens: fewest scored tokens in a part of a text.
+    """
+
+    def __init__(self, scores: PairedScores, block_tokens: float) -> None:
+        self.scores = scores
+        ones = Blocks.of(scores.lengths, scores.texts, scores.positions, [np.ones(len(scores))])
+        self.num_parts = ones.num_parts(block_tokens)
+        clusters = ones.cut(self.num_parts)
+        self.sample, self.scope = clusters.sample, clusters.scope
+
+    def sums(self, *columns: np.ndarray, chosen: np.ndarray | slice = slice(None)) -> np.ndarray:
+        """Sum tokens and columns over each part (1 + columns, C).
+
+        Args:
+            chosen: the tokens that count, which alone the columns hold.
+        """
+        texts, positions = self.scores.texts[chosen], self.scores.positions[chosen]
+        columns = [np.ones(len(texts)), *columns]
+        blocks = Blocks.of(self.scores.lengths, texts, positions, columns)
+        return blocks.cut(self.num_parts).sums.T
+
+    def mean(self, column: np.ndarray) -> Estimate:
+        """Estimate the mean of a column over all tokens."""
+        tokens, sums = self.sums(column)
+        return estimate_ratio(sums, tokens)
+
+    def share(self, column: np.ndarray) -> tuple[float, Interval]:
+        """Return the mean of a column of values from 0 to 1, and its interval."""
+        tokens, hits = self.sums(column)
+        interval = share_interval(hits, tokens)
+        return float(hits.sum() / tokens.sum()), interval and list(interval)
+
+
+def compare(
+    scores: PairedScores, ratio: dict, block_tokens: float, margin: float | None = None
+) -> dict:
+    """Compute what separates a model from its reference.
+
+    Args:
+        ratio: of the perplexities, see `ratio_of_perplexities`.
+        block_tokens: fewest scored tokens in a part of a text that is taken as independent.
+        margin: how much worse the model may be: 0.01 allows a perplexity that is 1 % higher.
+
+    Returns:
+        plain Python numbers and intervals of 95 % confidence, None where the text is too little.
+
+    Raises:
+        ValueError: the two give too much probability to ids that only one of them has.
+    """
+    with_logits = "kl" in scores.columns
+    if with_logits:
+        check_outside_mass(scores)
+    clusters = PairedClusters(scores, block_tokens)
+    return {
+        **judge(ratio, margin, "perplexity", len(scores.lengths)),
+        "perplexity_ratio": ratio,
+        "interval_sample": ratio["sample"],
+        "interval_scope": clusters.scope,
+        "correlation": correlation(scores["nll"], scores["reference_nll"]),
+        **(divergences(scores, clusters) if with_logits else {}),
+        **agreement(scores, clusters),
+        **changes_of_probability(scores, clusters),
+        **({"by_confidence": list(by_confidence(scores, clusters))} if with_logits else {}),
+        "by_tokens_seen": list(by_tokens_seen(scores, clusters)),
+    }
+
+
+def check_outside_mass(scores: PairedScores) -> None:
+    """Refuse two vocabularies that have too little in common."""
+    for name, column in (("model", "outside"), ("reference", "reference_outside")):
+        mass = float(scores[column].mean())
+        if mass > MOST_OUTSIDE:
+            raise ArgumentError(
+                "reference",
+                f"have the vocabulary of the model, up to padding, but the {name} gives ids that "
+                f"the other lacks a probability of {mass:.2g} on average, more than {MOST_OUTSIDE}",
+                advice=(
+                    "Pass the reference's own tokenizer as `reference['tokenizer']` if it differs."
+                ),
+            )
+
+
+def judge(ratio: dict, margin: float | None, what: str, num_texts: int) -> dict:
+    """Judge a ratio by its interval: in a word, and in a sentence."""
+    interval = ratio["interval"]
+    word = verdict(interval, margin)
+    judged = {"verdict": word, "summary": in_words(word, ratio, what, num_texts)}
+    if margin is None:
+        return judged
+    return judged | {"margin": margin, "within_margin": is_within(interval, margin)}
+
+
+def in_words(word: str, of_models: dict, what: str, num_texts: int) -> str:
+    """Write a verdict as a sentence that needs no key.
+
+    Args:
+        of_models: the ratio of the two, with its interval.
+        what: it is a ratio of.
+    """
+    ratio, interval = of_models["ratio"], of_models["interval"]
+    if ratio is None or not math.isfinite(ratio):
+        return f"The model's {what} or the reference's is infinite, and no ratio can be given."
+    change = f"its {what} is {change_in_words(ratio)}"
+    if interval is None:
+        return (
+            f"The model against the reference: {change}. There is not enough text for an interval."
+        )
+    low, high = (change_in_words(bound) for bound in interval)
+    sure = f"{change} (95 % interval: {low} to {high})."
+    if word in ("better", "worse"):
+        texts = "this text" if num_texts == 1 else "these texts"
+        return f"The model predicts {texts} {word} than the reference: {sure}"
+    if word.startswith("within"):
+        return f"The model is {word} of the reference: {sure}"
+    return f"No clear difference between the model and the reference: {sure}"
+
+
+def change_in_words(ratio: float) -> str:
+    """Write a ratio as a change: 1.02 as "2 % higher"."""
+    percent = f"{100 * abs(ratio - 1):.3g}"
+    return f"{percent} % {'higher' if ratio >= 1 else 'lower'}"
+
+
+def verdict(interval: Interval, margin: float | None) -> str:
+    """Say whether the model is better or worse, as far as the interval of the ratio tells.
+
+    That none is seen to be better does not make them equal: "within 1 %" only follows where all
+    of the interval lies below the margin.
+    """
+    if interval is None:
+        return "too little text to tell"
+    low, high = interval
+    if high < 1:
+        return "better"
+    if margin is not None and is_within(interval, margin):
+        return f"within {100 * margin:g} %"
+    if low > 1:
+        return "worse"
+    return "no clear difference"
+
+
+def is_within(interval: Interval, margin: float) -> bool:
+    """Return whether the model is, with 95 % confidence, no worse than the margin allows."""
+    return interval is not None and interval[1] < 1 + margin
+
+
+def divergences(scores: PairedScores, clusters: PairedClusters) -> dict:
+    """Estimate the Kullback-Leibler divergence both ways, in nats."""
+    result = {}
+    for name in ("kl", "kl_reverse"):
+        estimate = clusters.mean(scores[name])
+        result |= {name: estimate.value, f"{name}_interval": positive_interval(estimate)}
+    kl = scores["kl"]
+    _, sums = clusters.sums(kl)
+    return result | {
+        "kl_percentiles": percentiles(kl),
+        # a mean that one text makes up is no more certain than that text
+        "kl_largest_part": float(sums.max() / sums.sum()) if 0 < sums.sum() < math.inf else None,
+        "num_infinite_kl": int(np.isinf(kl).sum()),
+        "outside_mass": {
+            "model": float(scores["outside"].mean()),
+            "reference": float(scores["reference_outside"].mean()),
+        },
+    }
+
+
+def agreement(scores: PairedScores, clusters: PairedClusters) -> dict:
+    """Estimate how often the two pick the same next token, and how often the right one."""
+    same = scores.columns["top"] == scores.columns["reference_top"]
+    right = scores.columns["top"] == scores.targets
+    was_right = scores.columns["reference_top"] == scores.targets
+    with_logits = "total_variation" in scores.columns
+    shares = {
+        **({"token_agreement": 1 - scores["total_variation"]} if with_logits else {}),
+        "same_top": same,
+        "accuracy": right,
+        "reference_accuracy": was_right,
+        "right_to_wrong": was_right & ~right,
+        "wrong_to_right": right & ~was_right,
+    }
+    result = {}
+    for name, column in shares.items():
+        result[name], result[f"{name}_interval"] = clusters.share(column.astype(np.float64))
+    change = clusters.mean(right.astype(np.float64) - was_right)
+    return result | {
+        "accuracy_change": change.value,
+        "accuracy_change_interval": plain_interval(change),
+        "accuracy_change_pvalue": change.pvalue,
+    }
+
+
+def changes_of_probability(scores: PairedScores, clusters: PairedClusters) -> dict:
+    """Estimate how the probability of the text's own tokens changes: mean, spread, percentiles."""
+    changes = scores.probability_changes
+    mean, square = clusters.mean(changes), clusters.mean(changes**2)
+    interval = positive_interval(square)
+    return {
+        "delta_p": mean.value,
+        "delta_p_interval": plain_interval(mean),
+        "rms_delta_p": math.sqrt(square.value),
+        "rms_delta_p_interval": interval and [math.sqrt(bound) for bound in interval],
+        "delta_p_percentiles": percentiles(changes),
+    }
+
+
+def by_confidence(scores: PairedScores, clusters: PairedClusters) -> Iterator[dict]:
+    """Yield divergence and change by the reference's probability of its likeliest token."""
+    bounds = np.array(CONFIDENCE_BOUNDS)
+    group = np.searchsorted(bounds[1:-1], scores["reference_top_probability"], side="right")
+    for number, (low, high) in enumerate(zip(bounds[:-1].tolist(), bounds[1:].tolist())):
+        yield from group_of_tokens(scores, clusters, group == number, low, high)
+
+
+def by_tokens_seen(scores: PairedScores, clusters: PairedClusters) -> Iterator[dict]:
+    """Yield divergence and change by the number of tokens that a prediction sees, doubling."""
+    group = np.frexp(scores.contexts)[1]  # 1, 2-3, 4-7, …
+    for number in np.unique(group).tolist():
+        yield from group_of_tokens(scores, clusters, group == number, 2**number // 2, 2**number - 1)
+
+
+def group_of_tokens(
+    scores: PairedScores, clusters: PairedClusters, chosen: np.ndarray, low: float, high: float
+) -> Iterator[dict]:
+    """Yield divergence and change of some of the tokens, unless there are none."""
+    if not chosen.any():
+        return
+    tokens, difference_sums = clusters.sums(scores.differences[chosen], chosen=chosen)
+    difference = estimate_ratio(difference_sums, tokens)
+    divergence = {}
+    if "kl" in scores.columns:
+        kl = estimate_ratio(clusters.sums(scores["kl"][chosen], chosen=chosen)[1], tokens)
+        divergence = {"kl": kl.value, "kl_interval": positive_interval(kl)}
+    yield {
+        "low": low,
+        "high": high,
+        "num_tokens": int(tokens.sum()),
+        "share": float(tokens.sum() / len(scores)),
+        **divergence,
+        "log_ratio": difference.value,
+        "log_ratio_interval": plain_interval(difference),
+    }
+
+
+def plain_interval(estimate: Estimate) -> Interval:
+    return estimate.interval and list(estimate.interval)
+
+
+def positive_interval(estimate: Estimate) -> Interval:
+    """Return the interval of what cannot be negative and is skewed: symmetric in its logarithm."""
+    if estimate.value == 0:
+        return plain_interval(estimate)
+    interval = estimate.logarithm().interval
+    return interval and [math.exp(bound) for bound in interval]
+
+
+def percentiles(values: np.ndarray) -> dict[str, float]:
+    """Compute order statistics, interpolated in between; by the percentage, as `"99.9"`."""
+    with np.errstate(invalid="ignore"):  # between two infinite ones
+        statistics = np.nan_to_num(
+            np.percentile(values, PERCENTILES), nan=math.inf, posinf=math.inf
+        )
+    return {f"{percent:g}": value for percent, value in zip(PERCENTILES, statistics.tolist())}
+
+
+def correlation(nlls: np.ndarray, reference_nlls: np.ndarray) -> float | None:
+    """Compute Pearson's, over tokens; None where one of them does not vary or is infinite."""
+    if len(nlls) < 2:
+        return None
+    with np.errstate(invalid="ignore", divide="ignore"):
+        value = float(np.corrcoef(nlls, reference_nlls)[0, 1])
+    return value if math.isfinite(value) else None
+
+
+def tool_errors(scores: PairedScores) -> dict[str, float]:
+    """Compute the ± that llama.cpp prints: tokens as independent.
+
+    Those of the two perplexities, the logarithm of their ratio, the ratio, their difference, the
+    divergence, the change of probability, its root mean square, and the share of tokens with the
+    same likeliest one.
+    """
+    nll, reference, kl = scores["nll"], scores["reference_nll"], scores["kl"]
+    changes = scores.probability_changes
+    same = scores.columns["top"] == scores.columns["reference_top"]
+    perplexity, reference_perplexity = np.exp([nll.mean(), reference.mean()])
+    log_ratio = standard_error(scores.differences)
+    slope = perplexity * nll - reference_perplexity * reference
+    root_mean_square = math.sqrt((changes**2).mean())
+    errors = {
+        "perplexity": perplexity * standard_error(nll),
+        "reference_perplexity": reference_perplexity * standard_error(reference),
+        "log_perplexity_ratio": log_ratio,
+        "perplexity_ratio": perplexity / reference_perplexity * log_ratio,
+        "perplexity_difference": standard_error(slope),
+        "kl": standard_error(kl),
+        "delta_p": standard_error(changes),
+        "rms_delta_p": root_mean_square and standard_error(changes**2) / (2 * root_mean_square),
+        "same_top": standard_error(same),
+    }
+    return {name: float(value) for name, value in errors.items()}
+
+
+def standard_error(values: np.ndarray) -> float:
+    """Compute √((⟨x²⟩ - ⟨x⟩²) / (n - 1)) of values taken as independent."""
+    return math.sqrt(values.var() / max(1, len(values) - 1))
+
+
+def worst_tokens(scores: PairedScores, number: int) -> np.ndarray:
+    """Find the tokens with the largest divergence (at most `number`,), the largest first.
+
+    Where only the tokens' own probabilities are known, those that change most.
+    """
+    size = scores.columns["kl"] if "kl" in scores.columns else np.abs(scores.differences)
+    return np.argsort(-size, kind="stable")[:number]
+
+
+# --- other tokenizers: by the byte ----------------------------------------------------------------
+
+
+class Pieces(NamedTuple):
+    """Pieces of a text that begin and end between two tokens of either model, and are fully scored.
+
+    Attributes:
+        length: characters of the text.
+        begins, ends: where each piece begins and ends, in characters (P,).
+        tokens: tokens of the model in it (P,).
+        num_bytes: its length in UTF-8 (P,).
+        nll, reference_nll: its nll under either model, in nats (P,).
+    """
+
+    length: int
+    begins: np.ndarray
+    ends: np.ndarray
+    tokens: np.ndarray
+    num_bytes: np.ndarray
+    nll: np.ndarray
+    reference_nll: np.ndarray
+
+
+def common_pieces(
+    text: str,
+    model: tuple[np.ndarray, np.ndarray],
+    reference: tuple[np.ndarray, np.ndarray],
+) -> Pieces:
+    """Cut a text where both models have a token end and the next one begin no sooner.
+
+    Args:
+        model, reference: characters (N, 2) of each token of the text and its nll (N,), NaN where
+            unscored.  Characters that no token has go to the token after them, or to the last one.
+    """
+    model, reference = ((reach(len(text), of_tokens), nll) for of_tokens, nll in (model, reference))
+    ends = np.intersect1d(clean_ends(model[0]), clean_ends(reference[0]))
+    begins = np.concatenate([[0], ends[:-1]]).astype(int)
+    sides = [sum_pieces(ends, *side) for side in (model, reference)]
+    num_bytes = [len(text[begin:end].encode()) for begin, end in zip(begins, ends)]
+    scored = ~np.isnan(sides[0][1]) & ~np.isnan(sides[1][1])
+    return Pieces(
+        len(text),
+        begins[scored],
+        ends[scored],
+        sides[0][0][scored],
+        np.array(num_bytes, dtype=int)[scored],
+        sides[0][1][scored],
+        sides[1][1][scored],
+    )
+
+
+def reach(length: int, offsets: np.ndarray) -> np.ndarray:
+    """Let the last token reach to the end of a text."""
+    offsets = offsets.copy()
+    offsets[-1:, 1] = length
+    return offsets
+
+
+def clean_ends(offsets: np.ndarray) -> np.ndarray:
+    """Find where tokens end that share no character with a later one, ascending."""
+    begins, ends = offsets.T
+    reached = np.maximum.accumulate(ends)
+    next_begin = np.append(np.minimum.accumulate(begins[::-1])[::-1][1:], np.iinfo(np.int64).max)
+    return np.unique(reached[reached <= next_begin])
+
+
+def sum_pieces(
+    ends: np.ndarray, offsets: np.ndarray, nll: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Count tokens (P,) and sum nll (P,) of each piece; NaN where a token of it is unscored."""
+    piece = np.searchsorted(ends, offsets[:, 1])
+    inside = piece < len(ends)  # none where the other model has no token
+    tokens = np.bincount(piece[inside], minlength=len(ends))
+    return tokens, np.bincount(piece[inside], nll[inside], minlength=len(ends))
+
+
+def compare_bytes(
+    texts: Sequence[Pieces], block_tokens: float, margin: float | None = None
+) -> dict:
+    """Compute how two models with different tokenizers differ over the pieces that both cut.
+
+    Args:
+        texts: the pieces of each text.
+        block_tokens: fewest tokens of the model in a part of a text that is taken as independent.
+        margin: how much worse the model may be, as a share of its perplexity per byte.
+
+    Returns:
+        plain Python numbers and intervals of 95 % confidence, None where the text is too little.
+
+    Raises:
+        ValueError: no piece of any text is scored by both.
+    """
+    number = np.repeat(np.arange(len(texts)), [len(text.ends) for text in texts])
+    if not len(number):
+        raise ArgumentError(
+            "predictions",
+            "hold text that both models score",
+            got="none",
+            why="their tokenizers cut it nowhere at the same place",
+        )
+    names = ("tokens", "num_bytes", "nll", "reference_nll")
+    columns = [np.concatenate([getattr(text, name) for text in texts]) for name in names]
+    ends = np.concatenate([text.ends for text in texts])
+    blocks = Blocks.of([text.length for text in texts], number, ends - 1, columns)
+    clusters = blocks.clusters(block_tokens)
+    _, sizes, nll, reference_nll = clusters.sums.T
+    estimate = estimate_ratio(nll - reference_nll, sizes)
+    bits, reference_bits = (nats.sum() / sizes.sum() / math.log(2) for nats in (nll, reference_nll))
+    interval = plain_interval(estimate)
+    ratio = as_ratio(estimate, clusters.sample)
+    return {
+        **judge(ratio, margin, "perplexity per byte", len(texts)),
+        "bits_per_byte": float(bits),
+        "reference_bits_per_byte": float(reference_bits),
+        "bits_per_byte_change": estimate.value / math.log(2),
+        "bits_per_byte_change_interval": interval and [bound / math.log(2) for bound in interval],
+        "byte_perplexity_ratio": ratio,
+        "interval_sample": clusters.sample,
+        "interval_scope": clusters.scope,
+        "num_compared_bytes": int(sizes.sum()),
+    }

@@ -1,0 +1,341 @@
+"""From the scores of windows to what a call returns."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache, cached_property
+from typing import NamedTuple, Protocol
+
+import numpy as np
+from transformers import PreTrainedTokenizerBase
+
+from ..arguments import Setting
+from ..digests import TextsDigest
+from ..errors import wording_of
+from ..models.interface import ScoredModel
+from ..models.signature import describe_measurement
+from ..plan.measurement import Columns, Measurement, lay_out
+from ..plan.tokenization import TokenizedText
+from ..plan.windows import (
+    PlannedWindow,
+    Window,
+    count_inputs,
+    guide_weights,
+    merge_windows,
+    num_scored,
+    unite,
+)
+from ..protocols import count_words
+from ..scoring.measures import TOKEN_MEASURES
+from .totals import Aggregation, TextScores, Totals, ratio_of_perplexities
+from .words import WordScoring
+
+# What `token_scores` holds besides, where there is a reference; tokens are decoded.
+WINDOW_KEYS = ("begin", "first", "end", "start_token")
+REFERENCE_COLUMNS = ("reference_nll", "kl", "top", "reference_top")
+
+
+class Extras(NamedTuple):
+    """What a result holds beside its numbers, as asked: token scores, totals, those of each text."""
+
+    with_tokens: bool
+    with_totals: bool
+    with_text_totals: bool = False
+
+
+class Comparison(Protocol):
+    """What compares a measurement with that of a second model."""
+
+    def results(self, report: "Report", with_tokens: bool) -> dict:
+        """Build `comparison`, and with tokens what goes with it; see the metric's documentation."""
+        ...
+
+
+@dataclass(frozen=True)
+class Report:
+    """The outcome of a measurement.
+
+    Attributes:
+        scores: of the windows of each text.
+        borders: of the windows over what follows the scored parts of each text.
+        cost: tokens that the measurement reads by itself.
+        comparison: with the scores of a second model; None where there is none.
+        word_counts: words of each text that the caller gave, or None.
+        text_digests: of each text as it was given; of a chat, as it is read.
+        word_scoring: how words are scored; None where they are not.
+        detokenizer: what turned the texts into prose, as the caller names it.
+        own_windows: tokens in the window of the model by itself, and of its reference if any; None
+            where nothing limits one.
+    """
+
+    model: ScoredModel
+    measurement: Measurement
+    scores: list[list[Columns]]
+    cost: int
+    word_counts: list[int] | None
+    text_digests: list[TextsDigest]
+    comparison: Comparison | None = None
+    borders: Sequence[list[Columns]] = ()
+    word_scoring: WordScoring | None = None
+    detokenizer: str | None = None
+    own_windows: Sequence[int | None] = ()
+
+    @cached_property
+    def texts(self) -> list[TextScores]:
+        """What was measured of each text."""
+        return text_scores(self.measurement, self.scores, self.word_counts)
+
+    @cached_property
+    def totals(self) -> Totals:
+        """What adds up over texts."""
+        plan = self.measurement.plan
+        words_given = self.word_counts is not None
+        protocol = plan.protocol
+        return Totals.of(
+            self.texts,
+            Aggregation(
+                protocol.aggregate,
+                protocol.error,
+                plan.max_length,
+                words_given,
+                has_context=self.measurement.parts is not None,
+                stream_texts=self.measurement.stream_texts,
+            ),
+            num_forward_tokens=self.cost,
+            identity=self.settings()
+            | describe_measurement(
+                self.model,
+                self.measurement.signature_fields(),
+                self.measurement.longest_pass,
+                words_given,
+                ({} if self.detokenizer is None else {"detokenizer": self.detokenizer})
+                | ({} if self.word_scoring is None else self.word_scoring.fields()),
+            ),
+            texts_digest=sum(self.text_digests, TextsDigest()),
+        )
+
+    def totals_of_texts(self) -> list[Totals]:
+        """List the totals of each text by itself, which add up to those of all."""
+        if len(self.text_digests) > len(self.measurement.texts):
+            return [self.totals]  # joined
+        counts = [
+            {
+                "windows": len(windows),
+                "forward tokens": self._cost_alone([*windows, *borders]),
+                "context tokens": text.num_context,
+            }
+            for text, windows, borders in zip(
+                self.texts, self.measurement.windows, self.measurement.borders
+            )
+        ]
+        return self.totals.split(counts, self.text_digests)
+
+    def _cost_alone(self, windows: list[Window]) -> int:
+        """Count the tokens that a text's windows read by themselves."""
+        if self.measurement.plan.carries != "nothing":
+            return sum(window.num_targets for window in windows)
+        start_id = self.measurement.plan.start_id
+        planned = [PlannedWindow(0, w, start_id if w.start_token else None) for w in windows]
+        return count_inputs(merge_windows(planned, self.model.prefixes_agree)[0])
+
+    def settings(self) -> dict[str, object]:
+        """Name what was asked for as it was carried out: of `None` what it stood for."""
+        plan = self.measurement.plan
+        return {
+            "protocol": plan.protocol.name,
+            "max_length": plan.max_length,
+            "stride": plan.stride,
+            "add_start_token": False if plan.start == "none" else plan.start,
+            "model": self.model.name,
+        }
+
+    def result(self, extras: Extras) -> dict:
+        """Build what a call returns; see the metric's documentation."""
+        result = self.totals.result()
+        if extras.with_totals:
+            result["totals"] = self.totals
+        if extras.with_text_totals:
+            result["text_totals"] = self.totals_of_texts()
+        if self.word_scoring is not None:
+            result["word_scores"] = self.word_scoring.of_measurement(
+                self.measurement, self.scores, self.borders
+            )
+        parts = self.measurement.parts
+        has_offsets = extras.with_tokens or self.word_scoring is not None
+        if has_offsets and parts is not None and parts.chats is not None:
+            result["chats_as_written"] = list(self.measurement.texts)
+        if extras.with_tokens:
+            measurement = self.measurement
+            result["token_scores"] = [
+                token_scores(self.model.tokenizer, *of_text)
+                for of_text in zip(measurement.streams, measurement.windows, self.scores)
+            ]
+        if self.comparison is not None:
+            result |= self.comparison.results(self, extras.with_tokens)
+            names = ("own_window", "reference_own_window")
+            result["comparison"] |= zip(names, self.own_windows)
+        return result
+
+
+def list_reports(
+    planned: dict[Setting, Measurement | ValueError], reports: Sequence[Report], extras: Extras
+) -> list[dict]:
+    """List an entry for each setting, in order: its result, or why there is none.
+
+    Those after the first that has a result also hold the paired ratio to it.
+    """
+    waiting = iter(reports)
+    entries = []
+    for setting, outcome in planned.items():
+        if isinstance(outcome, ValueError):
+            entries.append(setting.describe() | {"error": wording_of(outcome)})
+            continue
+        report = next(waiting)
+        entry = report.result(extras)
+        if report is not reports[0]:
+            entry["ratio_to_first"] = ratio_of_perplexities(report.totals, reports[0].totals)
+        entries.append(entry)
+    return entries
+
+
+def text_scores(
+    measurement: Measurement,
+    scores: list[list[Columns]],
+    word_counts: list[int] | None,
+) -> list[TextScores]:
+    """Hand the scores of the texts, or of their scored parts, over to result_totals.py with their units."""
+    is_weighted = measurement.plan.protocol.aggregate == "guide weights"
+    bodies = [
+        text[stream.begin :] if stream.part is None else stream.part.of(text)
+        for text, stream in zip(measurement.texts, measurement.streams)
+    ]
+    return [
+        TextScores(
+            window_nlls=[columns["nll"] for columns in of_text],
+            first_targets=[window.first for window in windows],
+            guide_weights=guide_weights(windows) if is_weighted else [],
+            stream_length=len(stream),
+            num_bytes=len(body.encode("utf-8")),
+            num_characters=len(body),
+            num_words=count,
+            **scored_units(text, stream, windows, of_text),
+        )
+        for text, body, stream, windows, of_text, count in zip(
+            *(measurement.texts, bodies, measurement.streams, measurement.windows),
+            *(scores, words_of(measurement, bodies, word_counts)),
+        )
+    ]
+
+
+def words_of(
+    measurement: Measurement, bodies: Sequence[str], word_counts: list[int] | None
+) -> list[int]:
+    """Count the words of each text: as the caller did, or as the protocol does."""
+    protocol = measurement.plan.protocol
+    if word_counts is None:
+        count = protocol.count_words if measurement.parts is None else count_words
+        return [count(body) for body in bodies]
+    if len(bodies) == len(word_counts):
+        return word_counts
+    joined = protocol.texts_joined or len(word_counts)
+    return [
+        sum(word_counts[first : first + joined]) for first in range(0, len(word_counts), joined)
+    ]
+
+
+def scored_units(
+    text: str, stream: TokenizedText, windows: list[Window], scores: list[Columns]
+) -> dict[str, float]:
+    """Count tokens; measure the part of a text that was scored, where that can be known."""
+    if stream.part is not None:
+        num_targets = stream.part.num_targets
+        return {"num_tokens": num_targets, "num_context": len(stream) - num_targets}
+    units = {"num_tokens": num_own_tokens(stream, windows)}
+    if stream.offsets is None or num_scored(windows) == len(stream):
+        return units
+    scored = np.zeros(len(stream), dtype=bool)
+    for window in windows:
+        scored[window.first : window.end] = True
+    if scored.sum() < num_scored(windows):  # some of them several times
+        return units
+    num_bytes, num_characters = measure_span(text, stream, scored)
+    nlls = np.concatenate([columns["nll"] for columns in scores])
+    return units | {
+        "scored_nll": float(nlls[~stream.added[scored]].sum(dtype=np.float64)),
+        "scored_bytes": num_bytes,
+        "scored_characters": num_characters,
+    }
+
+
+def measure_span(text: str, stream: TokenizedText, scored: np.ndarray) -> tuple[int, int]:
+    """Count bytes and characters that scored tokens stand for, as nanochat's `evaluate_bpb` does.
+
+    Characters that no token has, as spaces that a tokenizer drops, go to the token after them, or
+    to the last one.  A character that several tokens share goes to the first of them.
+
+    Args:
+        scored: which tokens are scored (N,).
+    """
+    own = ~stream.added
+    ends = np.where(own, stream.offsets[:, 1], 0)
+    ends = np.maximum.accumulate(np.maximum(ends, stream.begin))
+    if own.any():
+        ends[np.flatnonzero(own)[-1] :] = len(text)
+    starts = np.concatenate([[stream.begin], ends[:-1]])
+    bytes_before = count_bytes_before(text)
+    counted = scored & own
+    return (
+        int((bytes_before[ends] - bytes_before[starts])[counted].sum()),
+        int((ends - starts)[counted].sum()),
+    )
+
+
+def count_bytes_before(text: str) -> np.ndarray:
+    """Count the UTF-8 bytes before each character, and in all of them (N + 1,)."""
+    codes = np.frombuffer(text.encode("utf-32-le"), dtype=np.uint32)
+    sizes = 1 + (codes >= 0x80) + (codes >= 0x800) + (codes >= 0x10000)
+    return np.concatenate([[0], np.cumsum(sizes)])
+
+
+def num_own_tokens(stream: TokenizedText, windows: list[Window]) -> int:
+    """Count tokens that stand for the text: without special ones added to it, unless scored."""
+    all_scored = unite((window.first, window.end) for window in windows) == ((0, len(stream)),)
+    return len(stream) - (0 if all_scored else int(stream.added.sum()))
+
+
+def token_scores(
+    tokenizer: PreTrainedTokenizerBase,
+    stream: TokenizedText,
+    windows: list[Window],
+    scores: list[Columns],
+) -> dict[str, list]:
+    """List every token of a text with its score, `None` where it has none."""
+    offsets = [None] * len(stream) if stream.offsets is None else stream.offsets.tolist()
+    columns = {
+        "tokens": tokenizer.convert_ids_to_tokens(stream.ids.tolist()),
+        "offsets": offsets,
+    }
+    decoded = cache(lambda number: tokenizer.decode([number]))  # most tops are a few tokens
+
+    def add(name: str, values: Sequence[Sequence], unscored: object = None) -> None:
+        columns[name] = [unscored] * len(stream)
+        lay_out(windows, values, columns[name])
+
+    add("nll", [of_window["nll"].tolist() for of_window in scores])
+    add("context_length", [window.context_lengths() for window in windows], 0)
+    for name in TOKEN_MEASURES:
+        if name in scores[0]:
+            add(name, [of_window[name].tolist() for of_window in scores])
+    if "top_ids" in scores[0]:
+        likeliest = (zip(w["top_ids"].tolist(), w["top_nll"].tolist()) for w in scores)
+        add(
+            "alternatives",
+            [
+                [[[decoded(top), nll] for top, nll in zip(*of_token)] for of_token in of_window]
+                for of_window in likeliest
+            ],
+        )
+    if "kl" in scores[0]:  # there is a reference
+        for name in REFERENCE_COLUMNS:
+            values = [of_window[name].tolist() for of_window in scores]
+            add(name, [list(map(decoded, v)) for v in values] if "top" in name else values)
+    return columns | {"windows": [dict(zip(WINDOW_KEYS, window)) for window in windows]}

@@ -1,0 +1,641 @@
+"""From token negative log-likelihoods to the result: perplexity and its uncertainty.
+
+Floats only: no model, no text.  Nlls are in nats and summed in float64.  Each text is reduced to
+sums of bounded size, `Totals`, which add up: one text, a corpus and its shards take the same path.
+"""
+
+import base64
+import importlib
+import json
+import math
+import site
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
+from operator import itemgetter, methodcaller
+from pathlib import Path
+
+import numpy as np
+
+from ..digests import TextsDigest, digest_of, same_probes
+from ..errors import ArgumentError, ArgumentTypeError, Wording
+from ..numeric import exp
+from ..protocols import Aggregate, ToolError
+from .uncertainty import Blocks, Clusters, Estimate, estimate_ratio, jackknife
+
+ARRAY_KEYS = {"dtype", "shape", "base64"}
+
+# A mean above this many nats makes Megatron-LM print exp(20).
+MEGATRON_CAP = 20.0
+# What is added up of each text for the numbers per byte, character and word.
+UNITS = ("tokens", "words", "bytes", "characters", "unit nll", "word nll")
+# What `Totals.to_json` writes, and the version of its form.
+KIND = "totals of perplexity-sliding, 1"
+
+
+@dataclass(frozen=True)
+class TextScores:
+    """What was measured of one text, or of one stream of joined texts.
+
+    Attributes:
+        window_nlls: nlls of the scored tokens in nats, one array a window, in the text's order.
+        first_targets: where in the stream each window's first scored token stands.
+        guide_weights: the weight that the transformers guide gives each window's mean; read where
+            the average is of "guide weights".
+        stream_length: tokens in the stream, scored or not.
+        num_tokens: those of them that stand for the text's characters.
+        num_bytes: the text's length in UTF-8 bytes.
+        num_characters: its length in Unicode code points.
+        num_words: its words as the protocol counts them, or the number the caller gave.
+        scored_nll, scored_bytes, scored_characters: of the scored tokens that stand for
+            characters; None where the tokenizer does not say which characters a token stands for.
+        num_context: tokens that are read as context alone, where a part of the text is scored.
+    """
+
+    window_nlls: list[np.ndarray]
+    first_targets: list[int]
+    guide_weights: list[int]
+    stream_length: int
+    num_tokens: int
+    num_bytes: int
+    num_characters: int
+    num_words: int
+    scored_nll: float | None = None
+    scored_bytes: int | None = None
+    scored_characters: int | None = None
+    num_context: int = 0
+
+
+def nll_interval(estimate: Estimate, cap: float = math.inf) -> list[float] | None:
+    """Return the interval of a mean nll in nats, with bounds between 0 and the cap."""
+    if estimate.interval is None:
+        return None
+    return [min(max(0.0, bound), cap) for bound in estimate.interval]
+
+
+def perplexity_interval(estimate: Estimate, cap: float = math.inf) -> list[float] | None:
+    """Return the interval of a perplexity, none below 1, from the estimate of its logarithm."""
+    bounds = nll_interval(estimate, cap)
+    return None if bounds is None else [exp(bound) for bound in bounds]
+
+
+@dataclass(frozen=True)
+class Aggregation:
+    """How token scores become a result.
+
+    Attributes:
+        average: what is averaged, see `token_weights`: "tokens", "window means", "guide
+            weights"; "capped", tokens with Megatron's cap; or "texts", whose perplexities are.
+        error: the ± to report as the protocol's tool does: "population", "sample" or None.
+        block_tokens: fewest scored tokens in a part of a text that is taken as independent.
+        word_counts_given: whether the word counts are the caller's, to normalise by.
+        has_context: whether parts of the texts are read as context alone.
+        stream_texts: texts that are joined into one stream; None for all of a call.
+    """
+
+    average: Aggregate = "tokens"
+    error: ToolError | None = None
+    block_tokens: int = 1
+    word_counts_given: bool = False
+    has_context: bool = False
+    stream_texts: int | None = 1
+
+    @property
+    def cap(self) -> float:
+        return MEGATRON_CAP if self.average == "capped" else math.inf
+
+
+def _sum(values: np.ndarray | list[float]) -> np.ndarray | float:
+    """Add up texts; of one by itself, as of each row of a table, a reduction would cost the most."""
+    return values[0] if len(values) == 1 else np.add.reduce(values)
+
+
+@dataclass(frozen=True, eq=False)
+class Totals:
+    """All that a result needs of a corpus: at most 32 blocks of sums a text, and a few counts.
+
+    `Totals.of(a) + Totals.of(b)` is `Totals.of(a + b)`.  They pickle, and go through JSON to the
+    last bit.
+
+    Attributes:
+        aggregation: how the sums become a result.
+        blocks: sums over blocks of tokens, of the columns tokens, nll, weight, and term.
+        squares: squared deviations of the nlls from their text's mean, summed (T,).
+        units: of each text what `UNITS` names (T, 6).
+        counts: what adds up over calls.
+        identity: what is the same for all shards and goes into the result: settings and signature.
+        texts_digest: which texts these are.
+    """
+
+    aggregation: Aggregation
+    blocks: Blocks
+    squares: np.ndarray
+    units: np.ndarray
+    counts: dict[str, int]
+    identity: dict[str, object]
+    texts_digest: TextsDigest
+
+    @classmethod
+    def of(
+        cls,
+        texts: Sequence[TextScores],
+        aggregation: Aggregation,
+        num_forward_tokens: int = 0,
+        identity: dict[str, object] | None = None,
+        texts_digest: TextsDigest | None = None,
+    ) -> "Totals":
+        """Reduce texts to their sums."""
+        windows = [window for text in texts for window in text.window_nlls]
+        sizes = np.array([len(window) for window in windows])
+        windows_per_text = [len(text.window_nlls) for text in texts]
+        text_of_token = np.repeat(np.repeat(np.arange(len(texts)), windows_per_text), sizes)
+        nlls = np.concatenate(windows).astype(np.float64)
+        firsts = np.concatenate([text.first_targets for text in texts])
+        positions = np.arange(len(nlls)) + np.repeat(firsts - (np.cumsum(sizes) - sizes), sizes)
+        weights = token_weights(texts, sizes, aggregation.average)
+        terms = np.multiply(nlls, weights, out=np.zeros_like(nlls), where=weights > 0)
+        lengths = [text.stream_length for text in texts]
+        columns = [np.ones_like(nlls), nlls, weights, terms]
+        blocks = Blocks.of(lengths, text_of_token, positions, columns)
+        sums = blocks.by_text()
+        means = sums[:, 1] / sums[:, 0]
+        with np.errstate(invalid="ignore"):  # an infinite nll has no deviation
+            squares = np.bincount(text_of_token, (nlls - means[text_of_token]) ** 2)
+        counts = {"windows": len(windows), "forward tokens": num_forward_tokens}
+        counts["context tokens"] = sum(text.num_context for text in texts)
+        units = count_units(texts, sums[:, 1], sums[:, 0])
+        digest = texts_digest or TextsDigest()
+        return cls(aggregation, blocks, squares, units, counts, identity or {}, digest)
+
+    def __add__(self, other: "Totals") -> "Totals":
+        """Return the totals of both corpora, one after the other.
+
+        Raises:
+            ValueError: they were measured in different ways, or their texts are joined, so that
+                the result of one call would be another.
+        """
+        if not isinstance(other, Totals):
+            return NotImplemented
+        if not self._is_measured_as(other):
+            raise ValueError(
+                "Totals can only be added where model, protocol and settings are the same, got "
+                f"{self.aggregation}, {self.identity} and {other.aggregation}, {other.identity}."
+            )
+        self._check_apart()
+        return replace(
+            self,
+            blocks=self.blocks + other.blocks,
+            squares=np.concatenate([self.squares, other.squares]),
+            units=np.concatenate([self.units, other.units]),
+            counts={name: self.counts[name] + other.counts[name] for name in self.counts},
+            identity=self.identity | _longer_probe(self.identity, other.identity),
+            texts_digest=self.texts_digest + other.texts_digest,
+        )
+
+    def _is_measured_as(self, other: "Totals") -> bool:
+        """Return whether both measured the same in the same way; probes may round otherwise."""
+        one, two = (
+            totals.identity | dict.fromkeys(("probe", "long_probe")) for totals in (self, other)
+        )
+        is_same = (self.aggregation, one) == (other.aggregation, two)
+        return is_same and same_probes(self.identity, other.identity)
+
+    def __radd__(self, other: object) -> "Totals":
+        """Begin a `sum`, which adds the first to 0."""
+        return self if other == 0 else NotImplemented
+
+    def _check_apart(self) -> None:
+        """Refuse to add anything behind texts that one call would have joined with it.
+
+        What is joined has one stream of windows: cut in two, windows end, are dropped and begin
+        elsewhere, and tokens at the cut see another context.
+        """
+        size, count = self.aggregation.stream_texts, self.texts_digest.count
+        if size is None:
+            raise ValueError(
+                "Totals can only be added where each text is scored on its own, but here all texts "
+                "of a call are joined, and two halves give another number than the whole. Score "
+                "all of them in one call."
+            )
+        if count % size:
+            raise ValueError(
+                f"Totals can only be added behind a multiple of {size:,} texts where so many are "
+                f"joined, got {count:,}. Score all of them in one call, or cut them into shards of "
+                f"{size:,} texts."
+            )
+
+    def take(self, texts: Sequence[int], digests: Sequence[int]) -> "Totals":
+        """Return the totals with the texts in another order.
+
+        Args:
+            texts: the number of each text, in the new order.
+            digests: `texts_digest.value` of each of them alone.
+        """
+        texts = np.asarray(texts, dtype=np.int64)
+        return replace(
+            self,
+            blocks=self.blocks.take(texts),
+            squares=self.squares[texts],
+            units=self.units[texts],
+            texts_digest=sum((TextsDigest(1, value) for value in digests), TextsDigest()),
+        )
+
+    def split(
+        self, counts: Sequence[dict[str, int]], digests: Sequence[TextsDigest]
+    ) -> list["Totals"]:
+        """List the totals of each text by itself.
+
+        Args:
+            counts, digests: `counts` and `texts_digest` of each text.
+        """
+        ends = np.cumsum(self.blocks.per_text).tolist()
+        return [
+            replace(
+                self,
+                blocks=Blocks(
+                    self.blocks.sums[first:end],
+                    self.blocks.per_text[text : text + 1],
+                    self.blocks.lengths[text : text + 1],
+                ),
+                squares=self.squares[text : text + 1],
+                units=self.units[text : text + 1],
+                counts=counts[text],
+                texts_digest=digests[text],
+            )
+            for text, (first, end) in enumerate(zip([0, *ends], ends))
+        ]
+
+    def to_json(self) -> str:
+        """Write the totals as JSON, to the last bit and with a checksum; see `from_json`."""
+        return to_checked_json(
+            KIND,
+            {
+                "aggregation": asdict(self.aggregation),
+                "identity": self.identity,
+                "counts": self.counts,
+                "texts": [self.texts_digest.count, str(self.texts_digest.value)],
+                "lengths": self.blocks.lengths,
+                "blocks_per_text": self.blocks.per_text,
+                "sums": self.blocks.sums,
+                "squares": self.squares,
+                "units": self.units,
+            },
+        )
+
+    @classmethod
+    def from_json(cls, text: str) -> "Totals":
+        """Read what `to_json` wrote, in this process or another.
+
+        Raises:
+            TypeError, ValueError: it is something else, or damaged.
+        """
+        fields = from_checked_json(KIND, text, "text")
+        count, value = fields["texts"]
+        return cls(
+            Aggregation(**fields["aggregation"]),
+            Blocks(fields["sums"], fields["blocks_per_text"], fields["lengths"]),
+            fields["squares"],
+            fields["units"],
+            fields["counts"],
+            fields["identity"],
+            TextsDigest(count, int(value)),
+        )
+
+    def __reduce__(self) -> tuple:
+        """Pickle as JSON, for processes that have not loaded the metric as well."""
+        return methodcaller("from_json", self.to_json()), (
+            _Call(getattr, _import_for_pickle(), "Totals"),
+        )
+
+    def __copy__(self) -> "Totals":
+        return self  # nothing of it changes
+
+    def __deepcopy__(self, memo: dict) -> "Totals":
+        return self
+
+    @cached_property
+    def of_texts(self) -> np.ndarray:
+        """Sums of the columns of `blocks` over each text (T, 4)."""
+        return self.blocks.by_text()
+
+    def result(self) -> dict:
+        """Compute every number of the result.
+
+        Returns:
+            plain Python numbers; nats for `total_nll`, bits where the name says so.
+        """
+        tokens, nlls, _, _ = self.of_texts.T
+        total, count = float(_sum(nlls)), int(_sum(tokens))
+        estimate, clusters = self.estimate()
+        of_each = self._of_each_text()  # lists take room, which the estimate has given back
+        mean_perplexity = of_each["mean_perplexity"]
+        mean_of_texts = self.aggregation.average == "texts"
+        perplexity = mean_perplexity if mean_of_texts else exp(estimate.value)
+        has_interval = estimate.interval is not None
+        known = has_interval and math.isfinite(perplexity) and estimate.value < self.aggregation.cap
+        result = {
+            **of_each,
+            "perplexity": perplexity,
+            "perplexity_stderr": perplexity * estimate.stderr if known else None,
+            "perplexity_interval": perplexity_interval(estimate, self.aggregation.cap),
+            "interval_sample": clusters.sample if has_interval else None,
+            "interval_scope": clusters.scope if has_interval else None,
+            "total_nll": total,
+            "num_tokens": count,
+            "scored_share": count / int(_sum(self.blocks.lengths)),
+            "num_windows": self.counts["windows"],
+            "num_forward_tokens": self.counts["forward tokens"],
+        }
+        if self.aggregation.has_context:
+            result["num_context_tokens"] = self.counts["context tokens"]
+        result |= self._per_unit()
+        if self.aggregation.word_counts_given:
+            result["adjusted_perplexity"] = self._adjusted_perplexity(total / count)
+        if self.aggregation.error is not None:
+            result["tool_stderr"] = self._tool_stderr()
+        return result | {"texts_digest": str(self.texts_digest)} | self.identity
+
+    def _of_each_text(self) -> dict:
+        """Compute the keys of the result that are lists of texts, their number and mean."""
+        perplexities = self.perplexities()
+        return {
+            "perplexities": perplexities,
+            "num_texts": len(perplexities),
+            "num_tokens_per_text": self.of_texts[:, 0].astype(int).tolist(),
+            "mean_perplexity": float(_sum(perplexities)) / len(perplexities),
+        }
+
+    def perplexities(self) -> list[float]:
+        """Compute the perplexity of each text; NaN where the tool gives all its tokens weight 0."""
+        cap = self.aggregation.cap
+        return [
+            exp(min(term / weight, cap)) if weight > 0 else math.nan
+            for _, _, weight, term in map(np.ndarray.tolist, self.of_texts)
+        ]
+
+    def estimate(self) -> tuple[Estimate, Clusters]:
+        """Estimate the log perplexity, uncapped; and return the sample."""
+        clusters = self._clusters()
+        estimate = self._estimate_ratio(clusters)
+        if self.aggregation.average == "texts":
+            estimate = estimate.logarithm()
+        if estimate.value > self.aggregation.cap:
+            estimate = replace(estimate, value=self.aggregation.cap)
+        return estimate, clusters
+
+    def _estimate_ratio(self, clusters: Clusters) -> Estimate:
+        return estimate_ratio(*self._terms_and_weights(clusters))
+
+    def _clusters(self) -> Clusters:
+        return self.blocks.cut(self._num_parts())
+
+    def _num_parts(self) -> np.ndarray:
+        if self.aggregation.average == "texts":
+            return np.ones_like(self.blocks.per_text)
+        return self.blocks.num_parts(self.aggregation.block_tokens)
+
+    def _terms_and_weights(self, clusters: Clusters) -> tuple[np.ndarray, np.ndarray]:
+        """Return of each cluster what adds up to the perplexity, or its logarithm, as a ratio."""
+        _, _, weights, terms = clusters.sums.T
+        if self.aggregation.average == "texts":
+            return np.array(self.perplexities()), np.ones(len(clusters.sums))
+        return terms, weights
+
+    def _sum_units(self) -> dict[str, float]:
+        return dict(zip(UNITS, _sum(self.units).tolist()))
+
+    def _per_unit(self) -> dict[str, float | None]:
+        """Compute what does not depend on the tokenizer: per byte, character and word."""
+        units = self._sum_units()
+        per_byte = units["unit nll"] / units["bytes"]
+        per_character = units["unit nll"] / units["characters"]
+        words = units["words"]
+        return {
+            "bits_per_byte": per_byte / math.log(2),
+            "byte_perplexity": exp(per_byte),
+            "bits_per_character": per_character / math.log(2),
+            # a text of nothing but white space has no words
+            "word_perplexity": exp(units["word nll"] / words) if words else None,
+        }
+
+    def _adjusted_perplexity(self, mean_nll: float) -> float | None:
+        """Compute the perplexity per original word: exp(loss × tokens / words).
+
+        "Evaluating and Comparing Language Models" calls loss × V1 / V2 the normalised loss.
+        Megatron leaves the first token and the first word out, and caps the exponent.
+        """
+        units = self._sum_units()
+        tokens, words = units["tokens"], units["words"]
+        if self.aggregation.average == "capped":
+            tokens, words = tokens - 1, max(1, words - 1)
+        if not words:  # nothing but white space
+            return None
+        return exp(min(self.aggregation.cap, mean_nll * tokens / words))
+
+    def _tool_stderr(self) -> float | None:
+        """Compute the ± that llama.cpp and mlx-lm print, with tokens as independent.
+
+        llama.cpp: σ² = (E[nll²] - E[nll]²) / (n - 1).  mlx-lm: σ = std(ddof=1) / √n.  Both are
+        the same number times the perplexity, up to rounding.
+        """
+        tokens, nlls, _, _ = self.of_texts.T
+        count = int(tokens.sum())
+        if count < 2 or not np.isfinite(nlls).all():
+            return None
+        mean = float(nlls.sum()) / count
+        squares = float(self.squares.sum() + (tokens * (nlls / tokens - mean) ** 2).sum())
+        perplexity = exp(mean)
+        if not math.isfinite(perplexity):
+            return None
+        return perplexity * math.sqrt(squares / count / (count - 1))
+
+    def leave_out_each(self, clusters: Clusters) -> tuple[float, np.ndarray, np.ndarray]:
+        """Return log perplexity, what it is without each cluster (C,), and the clusters' shares (C,)."""
+        terms, weights = self._terms_and_weights(clusters)
+        total, weight = terms.sum(), weights.sum()
+        with np.errstate(invalid="ignore", divide="ignore"):
+            values = np.append(total - terms, total) / np.append(weight - weights, weight)
+            if self.aggregation.average == "texts":
+                values = np.log(values)
+        values = np.minimum(values, self.aggregation.cap)
+        return float(values[-1]), values[:-1], weights / weight
+
+
+def ratio_of_perplexities(totals: Totals, first: Totals) -> dict:
+    """Divide the perplexity of one measurement of a corpus by another's, paired.
+
+    The jackknife leaves the same part of the corpus out of both, so that what makes it hard for
+    both cancels.  Parts are found by position: where one of them had the texts joined, a
+    separator or start token shifts them by a token or two.
+
+    Returns:
+        "ratio"; "interval" of 95 % confidence, "pvalue" of a ratio other than 1 by
+        chance, and "sample", what was taken as independent: None where that is too little.
+    """
+    log_ratio = totals.estimate()[0].value - first.estimate()[0].value
+    clusters = shared_clusters(totals, first)
+    estimate = None
+    if clusters is not None:
+        value, without, shares = totals.leave_out_each(clusters[0])
+        first_value, first_without, first_shares = first.leave_out_each(clusters[1])
+        shares = (shares + first_shares) / 2
+        estimate = jackknife(value - first_value, without - first_without, shares)
+    known = estimate is not None and estimate.interval is not None
+    return {
+        "ratio": None if math.isnan(log_ratio) else exp(log_ratio),
+        "interval": [exp(bound) for bound in estimate.interval] if known else None,
+        "pvalue": estimate.pvalue if known else None,
+        "sample": clusters[0].sample if known else None,
+    }
+
+
+def shared_clusters(totals: Totals, first: Totals) -> tuple[Clusters, Clusters] | None:
+    """Partition the corpus alike for both; None where only one of them knows the texts."""
+    if "texts" in (totals.aggregation.average, first.aggregation.average):
+        if len(totals.blocks.lengths) != len(first.blocks.lengths):
+            return None
+        one_each = np.ones_like(totals.blocks.per_text)
+        return totals.blocks.cut(one_each), first.blocks.cut(one_each)
+    blocks = totals.blocks.aligned(first.blocks)
+    block_tokens = totals.aggregation.block_tokens, first.aggregation.block_tokens
+    num_parts = np.minimum(
+        *(of_totals.num_parts(least) for of_totals, least in zip(blocks, block_tokens))
+    )
+    return blocks[0].cut(num_parts), blocks[1].cut(num_parts)
+
+
+def _longer_probe(*identities: dict[str, object]) -> dict[str, object]:
+    """Return the long probe of the longest pass, as a call with all texts has it; none without one."""
+    probes = [identity["long_probe"] for identity in identities if "long_probe" in identity]
+    return (
+        {"long_probe": max(probes, key=lambda probe: probe[-1] if probe else [])} if probes else {}
+    )
+
+
+def token_weights(
+    texts: Sequence[TextScores], sizes: np.ndarray, aggregate: Aggregate
+) -> np.ndarray:
+    """Weigh each scored token; log perplexity is Σ weight · nll / Σ weight.
+
+    "window means": 1 / size of its window, so that windows weigh the same, as in the guide's form
+    of 2022-2024.  "guide weights": w / size, with the weights w of the guide's present form.
+    Otherwise tokens weigh the same.
+
+    Args:
+        sizes: scored tokens of each window of all texts.
+    """
+    if aggregate == "window means":
+        return np.repeat(1 / sizes, sizes)
+    if aggregate == "guide weights":
+        guide_weights = np.concatenate([text.guide_weights for text in texts])
+        return np.repeat(guide_weights / sizes, sizes)
+    return np.ones(sizes.sum())
+
+
+def count_units(texts: Sequence[TextScores], nlls: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    """Count of each text what the numbers per byte, character and word are made of (T, 6).
+
+    Where the characters of the scored tokens are known, these alone count, as in nanochat's
+    `evaluate_bpb`; words then cost what their bytes do.  Else tokens that were not scored count
+    as average ones of their text; where all are scored, that is lm-evaluation-harness's
+    Σ nll / Σ units.
+
+    Args:
+        nlls, counts: sum of the nlls and number of the scored tokens, of each text (T,).
+    """
+    rows = []
+    for text, nll, count in zip(texts, nlls.tolist(), counts.tolist()):
+        if text.scored_bytes and text.scored_characters:
+            unit_nll = text.scored_nll
+            num_bytes, num_characters = text.scored_bytes, text.scored_characters
+        else:
+            unit_nll = nll * text.num_tokens / count
+            num_bytes, num_characters = text.num_bytes, text.num_characters
+        word_nll = unit_nll * text.num_bytes / num_bytes
+        rows.append(
+            (text.num_tokens, text.num_words, num_bytes, num_characters, unit_nll, word_nll)
+        )
+    return np.array(rows, dtype=np.float64)
+
+
+class _Call:
+    """A call that pickle makes while it loads, of what any process can import."""
+
+    def __init__(self, function: Callable, *arguments: object) -> None:
+        self.function, self.arguments = function, arguments
+
+    def __reduce__(self) -> tuple:
+        return self.function, self.arguments
+
+
+def _import_for_pickle() -> _Call:
+    """Import this module where its package is on no path yet.
+
+    evaluate copies the engine into its cache, under a name that a process can import only after it
+    has loaded a metric there; so the cache's folder goes into the pickle, beside the name.
+    """
+    package = sys.modules[__name__.partition(".")[0]]
+    folder = str(Path(package.__file__).resolve().parent.parent)
+    steps = (_Call(site.addsitedir, folder), _Call(importlib.import_module, __name__))
+    return _Call(itemgetter(1), steps)
+
+
+# --- JSON that notices damage ---------------------------------------------------------------------
+
+
+def to_checked_json(kind: str, fields: dict) -> str:
+    """Write fields as JSON with what they are and a checksum; arrays as base64 of their bytes.
+
+    Args:
+        kind: what it is, with the number of its version.
+        fields: what JSON can hold, and numpy arrays.
+    """
+    body = {"kind": kind} | {name: _pack(value) for name, value in fields.items()}
+    return json.dumps(body | {"checksum": digest_of(body)})
+
+
+def from_checked_json(kind: str, text: str, argument: str) -> dict:
+    """Read what `to_checked_json` wrote.
+
+    Args:
+        argument: what the text is called, for an error.
+
+    Raises:
+        TypeError: it is not a string.
+        ValueError: it is no JSON, something else, or damaged.
+    """
+    if not isinstance(text, str):
+        raise ArgumentTypeError(argument, "be a string of JSON", got=type(text).__name__)
+    try:
+        body = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ArgumentError(
+            argument, f"be JSON, but it cannot be read: {error}", advice="Was it cut short?"
+        ) from None
+    found = body.get("kind") if isinstance(body, dict) else type(body).__name__
+    if found != kind:
+        raise ArgumentError(argument, f"hold {kind!r}", got=repr(found))
+    if body.pop("checksum", None) != digest_of(body):
+        raise ValueError(
+            Wording(
+                f"`{argument}` is damaged: its checksum is another than when it was written. "
+                "Write it again."
+            )
+        )
+    return {name: _unpack(value) for name, value in body.items() if name != "kind"}
+
+
+def _pack(value: object) -> object:
+    if not isinstance(value, np.ndarray):
+        return value
+    value = np.ascontiguousarray(value, value.dtype.newbyteorder("<"))
+    text = base64.b64encode(value.tobytes()).decode("ascii")
+    return {"dtype": value.dtype.str, "shape": list(value.shape), "base64": text}
+
+
+def _unpack(value: object) -> object:
+    if not isinstance(value, dict) or set(value) != ARRAY_KEYS:
+        return value
+    flat = np.frombuffer(base64.b64decode(value["base64"]), np.dtype(value["dtype"]))
+    return flat.reshape(value["shape"]).astype(flat.dtype.newbyteorder("="))

@@ -1,0 +1,430 @@
+"""How sure a number is: clusters of tokens, the jackknife over them, intervals and p-values.
+
+Tokens of one text are alike, and so are tokens near each other; the sample is therefore never the
+tokens but clusters of them.  One rule serves the perplexity of a corpus, the ratio of two
+measurements and the comparison of two models::
+
+    blocks = Blocks.of(lengths, texts, positions, [ones, nlls])    # bounded size, add with +
+    clusters = blocks.clusters(block_tokens=max_length)             # texts, or parts of texts
+    tokens, nll = clusters.sums.T
+    estimate = estimate_ratio(nll, tokens)                          # mean nll: .value, .interval, …
+
+The functions, each over clusters (arrays of one length C):
+
+    estimate_ratio(terms, weights) -> Estimate          Σ terms / Σ weights; .logarithm() for
+                                                        an interval of what is skewed, as KL
+    share_interval(hits, counts)   -> (low, high) | None    Wilson's interval for a share
+    jackknife(value, without, shares) -> Estimate       any number, given it without each cluster
+    sign_flip_pvalue(contributions) -> float            exact, for few clusters
+
+Floats only: no model, no text.
+"""
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from scipy.special import stdtr, stdtrit
+
+from ..numeric import exp
+
+# Number of texts from which on texts are the sample.
+ENOUGH_TEXTS = 10
+# Parts that the whole is cut into where there are fewer texts: more of them would be shorter than
+# the stretches over which tokens are alike (Schmeiser, Batch size effects in the analysis of
+# simulation output, 1982, finds 10 to 30 enough).
+NUM_PARTS = 20
+# With fewer degrees of freedom, those of four equal clusters less rounding, an interval would be too
+# wide to say anything.
+FEWEST_DEGREES = 2.5
+# From this number of clusters on, Student's t gives the p-value; below, all changes of sign do.
+MANY_CLUSTERS = 10
+# Blocks that are kept of a text; a power of two, so that those of any two measurements nest.
+MAX_BLOCKS = 32
+# Fewest tokens in a block, so that short texts stay small.
+FEWEST_BLOCK_TOKENS = 8
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A number with its uncertainty.
+
+    Attributes:
+        value: the number.
+        stderr: its standard error; like all that follows None where the clusters are too few, or
+            not finite.
+        degrees: of freedom of Student's t, see `degrees_of_freedom`.
+        interval: [low, high] of 95 % confidence.
+        pvalue: two-sided, of the value being 0 and its difference from 0 chance.
+        num_clusters: clusters with any weight.
+    """
+
+    value: float
+    stderr: float | None
+    degrees: float | None
+    interval: tuple[float, float] | None
+    pvalue: float | None
+    num_clusters: int
+
+    def logarithm(self) -> "Estimate":
+        """Return the estimate of log value, for a value above 0: its interval suits what is skewed."""
+        value = math.log(self.value) if self.value > 0 else -math.inf
+        if self.interval is None or not math.isfinite(value):
+            return Estimate(value, None, None, None, None, self.num_clusters)
+        stderr = self.stderr / self.value
+        margin = student_t(self.degrees) * stderr
+        interval = (value - margin, value + margin)
+        return replace(self, value=value, stderr=stderr, interval=interval, pvalue=None)
+
+
+@dataclass(frozen=True, eq=False)
+class Clusters:
+    """What is taken as independent.
+
+    Attributes:
+        sums: sums of the columns over each cluster (C, columns).
+        num_texts: texts that they are of.
+        num_clusters: C; more where a row is the sum of several clusters.
+    """
+
+    sums: np.ndarray
+    num_texts: int
+    num_clusters: int
+
+    @property
+    def sample(self) -> str:
+        """What a cluster is, in words: "30 texts" or "20 parts of 3 texts"."""
+        texts = f"{self.num_texts} text{'s' * (self.num_texts > 1)}"
+        return texts if self.are_texts else f"{self.num_clusters} parts of {texts}"
+
+    @property
+    def scope(self) -> str:
+        """What an interval speaks of: other texts, or other passages of these."""
+        if self.are_texts:
+            return "over texts"
+        return "within this text" if self.num_texts == 1 else "within these texts"
+
+    @property
+    def are_texts(self) -> bool:
+        """Whether each cluster is a text."""
+        return self.num_clusters == self.num_texts
+
+
+@dataclass(frozen=True, eq=False)
+class Blocks:
+    """Sums over blocks of neighbouring tokens: all that an uncertainty needs of a corpus.
+
+    A text is cut into 1, 2, 4, … or 32 blocks of equal length, by position and not by what was
+    scored, so that two measurements of a text have the same blocks.
+
+    Attributes:
+        sums: sums of the columns over each block (B, columns); the first is the number of scored
+            tokens, which decides over the clusters.
+        per_text: blocks of each text (T,).
+        lengths: length of each text, in what positions are counted in (T,).
+    """
+
+    sums: np.ndarray
+    per_text: np.ndarray
+    lengths: np.ndarray
+
+    @classmethod
+    def of(
+        cls,
+        lengths: Sequence[int],
+        texts: np.ndarray,
+        positions: np.ndarray,
+        columns: Sequence[np.ndarray],
+    ) -> "Blocks":
+        """Sum columns over the blocks of texts.
+
+        Args:
+            lengths: length of each text (T,).
+            texts: the text that each row belongs to (R,), 0 to T - 1.
+            positions: the place of each row in its text (R,), 0 to the text's length - 1.
+            columns: arrays (R,), the first of them the number of tokens in each row.
+        """
+        lengths = np.asarray(lengths, dtype=np.int64)
+        per_text = num_blocks(lengths)
+        first = np.cumsum(per_text) - per_text
+        block = first[texts] + positions * per_text[texts] // lengths[texts]
+        sums = [np.bincount(block, column, minlength=per_text.sum()) for column in columns]
+        return cls(np.stack(sums, axis=1), per_text, lengths)
+
+    def __add__(self, other: "Blocks") -> "Blocks":
+        """Return the blocks of both corpora, one after the other."""
+        return Blocks(
+            np.concatenate([self.sums, other.sums]),
+            np.concatenate([self.per_text, other.per_text]),
+            np.concatenate([self.lengths, other.lengths]),
+        )
+
+    def take(self, texts: np.ndarray) -> "Blocks":
+        """Return the blocks of some of the texts, in this order."""
+        counts = self.per_text[texts]
+        first = (np.cumsum(self.per_text) - self.per_text)[texts]
+        within = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
+        return Blocks(self.sums[np.repeat(first, counts) + within], counts, self.lengths[texts])
+
+    @property
+    def _are_whole(self) -> bool:
+        """Whether each block is a text, as those of short texts are."""
+        return len(self.sums) == len(self.per_text)
+
+    def by_text(self) -> np.ndarray:
+        """Sum the columns over each text (T, columns)."""
+        return self.sums if self._are_whole else self._merged(np.ones_like(self.per_text))
+
+    def clusters(self, block_tokens: float) -> Clusters:
+        """Choose what is taken as independent.
+
+        The texts, where there are ten or more, none of which is nearly all.  Else texts longer
+        than a twentieth of the whole are cut into parts of about that length, but of no less than
+        `block_tokens` scored tokens: what these texts differ in from others is then not seen.
+        """
+        return self.cut(self.num_parts(block_tokens))
+
+    def uncut(self, block_tokens: float) -> "Blocks":
+        """Return what gives the same `clusters`: texts that these never cut are one block."""
+        most = np.round(self.by_text()[:, 0] / block_tokens)
+        per_text = np.where(most > 1, self.per_text, 1)
+        return Blocks(self._merged(per_text), per_text, self.lengths)
+
+    def num_parts(self, block_tokens: float, counts: np.ndarray | None = None) -> np.ndarray:
+        """Choose how many clusters each text makes (T,).
+
+        Args:
+            counts: how many texts each row is the sum of, where they are grouped (T,).
+        """
+        if self._are_whole:
+            return self.per_text  # too short to be cut
+        tokens = self.by_text()[:, 0]
+        counted = tokens > 0
+        counts = np.ones_like(tokens) if counts is None else counts
+        shares = (tokens / counts)[counted] / tokens.sum()
+        enough = counts[counted].sum() >= ENOUGH_TEXTS
+        if enough and degrees_of_freedom(shares, counts[counted]) >= FEWEST_DEGREES:
+            return np.ones_like(self.per_text)
+        parts = np.minimum(NUM_PARTS * tokens / tokens.sum(), tokens / block_tokens)
+        return np.clip(np.round(parts).astype(np.int64), 1, self.per_text)
+
+    def cut(self, num_parts: np.ndarray) -> Clusters:
+        """Merge the blocks of each text into a number of parts (T,)."""
+        sums = self._merged(num_parts)
+        return Clusters(sums, len(num_parts), len(sums))
+
+    def aligned(self, other: "Blocks") -> tuple["Blocks", "Blocks"]:
+        """Return both with the same blocks, by position in the corpus.
+
+        Text by text, or, where one of them had the texts joined, over the whole corpus.
+        """
+        if len(self.lengths) != len(other.lengths):
+            self, other = self._joined(), other._joined()
+        per_text = np.minimum(self.per_text, other.per_text)
+        return (
+            Blocks(self._merged(per_text), per_text, self.lengths),
+            Blocks(other._merged(per_text), per_text, other.lengths),
+        )
+
+    def _merged(self, per_text: np.ndarray) -> np.ndarray:
+        """Sum over fewer blocks a text, at least one (per_text.sum(), columns)."""
+        if per_text is self.per_text:
+            return self.sums
+        first = np.repeat(np.cumsum(self.per_text) - self.per_text, per_text)
+        blocks, parts = np.repeat(self.per_text, per_text), np.repeat(per_text, per_text)
+        number = np.arange(len(first)) - np.repeat(np.cumsum(per_text) - per_text, per_text)
+        begins = first - (-number * blocks // parts)  # rounded up
+        return np.add.reduceat(self.sums, begins)
+
+    def _joined(self) -> "Blocks":
+        """Join the texts; where a block lies across a cut, it is shared out by length."""
+        widths = np.repeat(self.lengths / self.per_text, self.per_text)
+        ends = np.concatenate([[0.0], np.cumsum(widths)])
+        length = self.lengths.sum(keepdims=True)
+        per_text = num_blocks(length)
+        cuts = np.linspace(0, ends[-1], per_text[0] + 1)
+        running = np.concatenate([np.zeros((1, self.sums.shape[1])), np.cumsum(self.sums, axis=0)])
+        sums = np.stack([np.diff(np.interp(cuts, ends, column)) for column in running.T], axis=1)
+        return Blocks(sums, per_text, length)
+
+
+def num_blocks(lengths: np.ndarray) -> np.ndarray:
+    """Choose how many blocks texts of these lengths are cut into: powers of two."""
+    most = np.clip(lengths // FEWEST_BLOCK_TOKENS, 1, MAX_BLOCKS)
+    return 2 ** np.log2(most).astype(np.int64)
+
+
+def degrees_of_freedom(shares: np.ndarray, counts: np.ndarray | int = 1) -> float:
+    """Compute the degrees of freedom of the jackknife's variance of a mean of clusters.
+
+    Those of the scaled χ² with the same mean and variance, where tokens are alike (Bell and
+    McCaffrey, Bias reduction in standard errors for linear regression with multi-stage samples,
+    2002).  With r = share / (1 - share) they are (Σ r)² / (Σ r² + (Σ r²)² - Σ r⁴): C - 1 for C
+    equal clusters, and fewer the more their lengths differ.
+
+    Args:
+        shares: each cluster's share in the whole (C,), adding up to 1.
+        counts: how many clusters have that share, where they are grouped (C,).
+    """
+    if np.broadcast_to(counts, len(shares)).sum() < 2 or shares.max() >= 1:
+        return 0.0
+    odds = shares / (1 - shares)
+    squares = (counts * odds**2).sum()
+    fourth = (counts * odds**4).sum()
+    return float((counts * odds).sum() ** 2 / (squares + squares**2 - fourth))
+
+
+def estimate_ratio(terms: np.ndarray, weights: np.ndarray) -> Estimate:
+    """Estimate Σ terms / Σ weights over independent clusters.
+
+    Leaving out one cluster moves the ratio R by (term - R · weight) / (Σ weight - weight).  With
+    terms in nats and weights in tokens, R is a log perplexity; with differences of nats, a log
+    ratio of perplexities.
+    """
+    terms, weights = np.asarray(terms, np.float64), np.asarray(weights, np.float64)
+    if len(terms) == 1 and weights[0] > 0:  # one text by itself, of which a table has many
+        return Estimate(float(terms[0]) / float(weights[0]), None, None, None, None, 1)
+    counted = weights > 0
+    terms, weights = terms[counted], weights[counted]
+    total = float(weights.sum())
+    value = float(terms.sum()) / total if total else math.nan
+    if len(terms) < 2 or not np.isfinite(terms).all():
+        return Estimate(value, None, None, None, None, len(terms))
+    moved = (terms - value * weights) / (total - weights)
+    return jackknife(value, value - moved, weights / total)
+
+
+def estimate_ratio_of_groups(
+    terms: np.ndarray, weights: np.ndarray, counts: np.ndarray, spreads: np.ndarray
+) -> Estimate:
+    """Estimate Σ terms / Σ weights as `estimate_ratio` does, without a p-value.
+
+    Args:
+        terms, weights: summed over groups of clusters, each of clusters of one weight (G,).
+        counts: clusters in each group (G,).
+        spreads: squared deviations of the clusters' terms from the mean of their group, summed (G,).
+    """
+    counted = weights > 0
+    terms, weights, counts, spreads = (
+        values[counted] for values in (terms, weights, counts, spreads)
+    )
+    total, number = float(weights.sum()), int(counts.sum())
+    value = float(terms.sum()) / total if total else math.nan
+    each = weights / counts
+    degrees = degrees_of_freedom(each / total, counts)
+    if degrees < FEWEST_DEGREES or not np.isfinite(terms).all():
+        return Estimate(value, None, None, None, None, number)
+    moved = (spreads + (terms - value * weights) ** 2 / counts) / (total - each) ** 2
+    return _estimate(value, float(moved.sum()), degrees, number)
+
+
+def estimate_ratio_of_text(
+    *,
+    terms: np.ndarray,
+    weights: np.ndarray,
+    tokens: np.ndarray,
+    positions: np.ndarray,
+    length: int,
+    block_tokens: float,
+) -> tuple[Estimate, str]:
+    """Estimate Σ terms / Σ weights over a text, with the rule of all intervals here.
+
+    Args:
+        terms, weights, tokens (arrays): what is added up of each piece of the text, and how many
+            tokens it has.
+        positions (array): where each piece begins, 0 to `length` - 1.
+        length (int): of the text, in what positions are counted in.
+        block_tokens (int): fewest tokens in a part that is taken as independent.
+
+    Returns:
+        an object with `value`, `stderr`, `interval` (95 %) and `pvalue`, None but for the value
+        where there is too little to tell; and what was taken as independent, in words.
+    """
+    pieces = np.zeros(len(terms), dtype=np.int64)
+    clusters = Blocks.of([length], pieces, positions, [tokens, terms, weights]).clusters(
+        block_tokens
+    )
+    return estimate_ratio(*clusters.sums[:, 1:].T), clusters.sample
+
+
+def jackknife(value: float, without: np.ndarray, shares: np.ndarray) -> Estimate:
+    """Estimate the uncertainty of a number from what it is without each cluster.
+
+    var = (C - 1) / C · Σ (value - without)² (Efron, The Jackknife, the Bootstrap and Other
+    Resampling Plans, 1982), with Student's t of as many degrees of freedom as that variance has.
+
+    Args:
+        without: the number with one cluster left out (C,).
+        shares: each cluster's share in the whole (C,), adding up to 1.
+    """
+    count, degrees = len(without), degrees_of_freedom(shares)
+    if degrees < FEWEST_DEGREES or not (np.isfinite(value) and np.isfinite(without).all()):
+        return Estimate(value, None, None, None, None, count)
+    moved = value - without
+    estimate = _estimate(value, float((moved**2).sum()), degrees, count)
+    if count < MANY_CLUSTERS:
+        pvalue = sign_flip_pvalue(shares * value + (1 - shares) * moved)
+    elif estimate.stderr == 0:
+        pvalue = float(value == 0)
+    else:
+        pvalue = 2 * float(stdtr(degrees, -abs(value) / estimate.stderr))
+    return replace(estimate, pvalue=pvalue)
+
+
+def _estimate(value: float, moved: float, degrees: float, count: int) -> Estimate:
+    """Make the estimate of how far a number moves without each cluster: the sum of the squares."""
+    stderr = math.sqrt((count - 1) / count * moved)
+    margin = student_t(degrees) * stderr
+    return Estimate(value, stderr, degrees, (value - margin, value + margin), None, count)
+
+
+def student_t(degrees: float, confidence: float = 0.95) -> float:
+    """Return how many standard errors a two-sided interval reaches to either side."""
+    return float(stdtrit(degrees, (1 + confidence) / 2))
+
+
+def sign_flip_pvalue(contributions: np.ndarray) -> float:
+    """Count how often random signs would take the sum as far from 0: exactly, over all 2^C.
+
+    Clusters whose contributions are as likely positive as negative are the null hypothesis.  With
+    C clusters no p-value is below 2 / 2^C.
+    """
+    signs = np.array(list(itertools.product([1.0, -1.0], repeat=len(contributions))))
+    sums = np.abs(signs @ contributions)
+    return float((sums >= sums[0] * (1 - 1e-12)).mean())
+
+
+def share_interval(hits: np.ndarray, counts: np.ndarray) -> tuple[float, float] | None:
+    """Compute the 95 % interval of the share Σ hits / Σ counts, between 0 and 1 (Wilson, 1927).
+
+    Clustered tokens tell as much as `size` independent ones, with share · (1 - share) / size the
+    jackknife's variance.  None where the clusters are too few, or all hit or all miss.
+    """
+    estimate = estimate_ratio(hits, counts)
+    share = estimate.value
+    if not estimate.stderr or not 0 < share < 1:
+        return None
+    size = share * (1 - share) / estimate.stderr**2
+    squared = student_t(estimate.degrees) ** 2
+    middle = (share + squared / (2 * size)) / (1 + squared / size)
+    reach = math.sqrt(squared * (share * (1 - share) / size + squared / (4 * size**2)))
+    reach /= 1 + squared / size
+    return middle - reach, middle + reach
+
+
+def as_ratio(log_ratio: Estimate, sample: str) -> dict:
+    """Describe the estimate of a difference of mean nlls as the ratio of two perplexities.
+
+    Returns:
+        `ratio`, its 95 % `interval`, the `pvalue` of it being 1, and the `sample`, what was taken as
+        independent: None but for the ratio where there is too little text.
+    """
+    interval = log_ratio.interval
+    return {
+        "ratio": exp(log_ratio.value),
+        "interval": None if interval is None else [exp(bound) for bound in interval],
+        "pvalue": log_ratio.pvalue,
+        "sample": None if interval is None else sample,
+    }

@@ -1,0 +1,1 @@
+"""Windows to scores: forward passes, and what is measured of each token."""

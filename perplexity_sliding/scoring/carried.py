@@ -1,0 +1,260 @@
+"""Texts read once from end to end: the state of a model is carried on instead of being made anew.
+
+With a recurrent model every token is scored with everything before it, at one reading a token.
+Attention keeps the keys of the last `memory` tokens between segments.  This is Transformer-XL's
+evaluation (Dai et al. 2019): keys of deeper layers have themselves seen tokens before them, so a
+token sees more than the window's tokens, and the number is not the sliding window's::
+
+    segment      0 0 0 0 1 1 1 1 2 2 2 2
+    row of 6             m m . #            m  key that was kept, memory 2
+                                            .  key of its own segment
+"""
+
+from collections.abc import Callable, Container, Iterator, Sequence
+from dataclasses import replace
+from itertools import accumulate
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from ..models.interface import ScoredModel
+from ..models.logits import explain_failure
+from ..models.states import StateReader
+from ..plan.measurement import Columns, Measurement
+from ..plan.windows import Pass, Place, Plan, Window
+from .distributed import Processes
+from .measures import Block, Measure
+from .passes import CPU_BATCH_TOKENS, count_rows, to_device
+from .runner import Runner, Session, Work, check_ids
+
+
+class Segment(NamedTuple):
+    """One segment of a text as the scorer sees it: all of its rows are scored.
+
+    Attributes:
+        inputs: token ids to read (T,).
+        targets: the token id that each row predicts (T,).
+        begins_text: whether nothing is carried to it.
+    """
+
+    inputs: np.ndarray
+    targets: np.ndarray
+    begins_text: bool
+
+
+class CarriedWork(Work):
+    """Segments of texts, to be read in order; each costs its own tokens only."""
+
+    def cost(self, pass_: Pass) -> int:
+        return pass_.num_targets
+
+    def stands_alone(self, number: int) -> bool:
+        return self.row(number).begins_text
+
+    def share(self, processes: Processes) -> list[int]:
+        """Return the segments of whole texts, in order."""
+        counts = [len(windows) for windows in self.measurements[0].windows]
+        texts = [range(end - count, end) for count, end in zip(counts, accumulate(counts))]
+        shared = processes.share([sum(self.costs[number] for number in text) for text in texts])
+        return [number for text in sorted(shared) for number in texts[text]]
+
+    def row(self, number: int) -> Segment:
+        pass_ = self.passes[number]
+        first, end = pass_.targets[0]
+        ids = self.streams[pass_.stream].ids
+        if pass_.start_token is None:
+            return Segment(ids[first - 1 : end - 1], ids[first:end], first == 1)
+        if first == 0:
+            inputs = np.concatenate([[pass_.start_token], ids[: end - 1]])
+            return Segment(inputs, ids[:end], True)
+        return Segment(ids[first - 1 : end - 1], ids[first:end], False)
+
+    def _merge(self) -> tuple[list[Pass], list[Place]]:
+        """Make a pass of every segment; the text's start token tells it from other texts'."""
+        start_id = self.measurements[0].plan.start_id
+        passes = [
+            Pass(stream, window.begin, window.end, start_id, ((window.first, window.end),))
+            for stream, window, _ in self._planned(0)
+        ]
+        return passes, [Place(number, 0) for number in range(len(passes))]
+
+
+def score_carried(
+    session: Session,
+    model: ScoredModel,
+    reader: StateReader,
+    measurement: Measurement,
+    measures: Sequence[Measure],
+) -> tuple[CarriedWork, list[Columns]]:
+    """Plan the texts in segments of a stride each, and score them.
+
+    Args:
+        reader: continues from the model's state.
+    """
+    check_ids(model, [measurement])
+    memory = measurement.plan.max_length - measurement.plan.stride
+    plan = replace(
+        measurement.plan,
+        start="none" if measurement.plan.start == "none" else "once",
+        carries=reader.describe(memory),
+    )
+    windows = [
+        list(plan_segments(len(stream), plan, memory if reader.keeps_keys else None))
+        for stream in measurement.streams
+    ]
+    work = CarriedWork([replace(measurement, plan=plan, windows=windows)])
+    lengths = [window.num_targets for of_text in windows for window in of_text]
+    model.prepare(max(lengths), sum(lengths))
+    model.prepare(work.measurements[0].longest_pass)
+    scorer = CarryingScorer(
+        model, reader, measures, memory, session.batch_size, session.logits_memory
+    )
+    return work, Runner(session, scorer, work).run([model], measures, scorer.key_prefix)
+
+
+def plan_segments(num_tokens: int, plan: Plan, memory: int | None) -> Iterator[Window]:
+    """Cut a text of `num_tokens` tokens into segments of a stride each.
+
+    Args:
+        memory: tokens whose keys a segment sees; None for all before it.
+
+    Yields:
+        windows that begin at the first token that they see.
+    """
+    start = plan.start != "none"
+    last_row = num_tokens - 1 + start  # rows count the start token, and the last predicts nothing
+    for first in range(0, last_row, plan.stride):
+        end = min(first + plan.stride, last_row)
+        seen = 0 if memory is None else max(0, first - memory)
+        sees_start = bool(start and seen == 0)
+        yield Window(max(0, seen - start), first + 1 - start, end + 1 - start, sees_start)
+
+
+class CarryingScorer:
+    """Scores of texts read segment by segment, several texts side by side.
+
+    Args:
+        model: checked, and in use for as long as this scores.
+        reader: continues from the model's state.
+        measures: what to measure of each target.
+        memory: tokens whose keys are kept between segments.
+        batch_size: texts side by side.
+        logits_memory: bytes that logits and the loss over them may take.
+    """
+
+    models = ()  # texts side by side are read on, and cannot be scored again by themselves
+
+    def __init__(
+        self,
+        model: ScoredModel,
+        reader: StateReader,
+        measures: Sequence[Measure],
+        memory: int,
+        batch_size: int,
+        logits_memory: int,
+    ) -> None:
+        self.model = model
+        self.reader = reader
+        self.measures = measures
+        self.memory = memory
+        self.rows = count_rows(logits_memory, [model])
+        if model.device.type == "cpu":
+            self.rows = min(self.rows, CPU_BATCH_TOKENS)
+        self.batch_size = 1 if reader.alone else min(batch_size, self.rows)
+
+    @property
+    def key_prefix(self) -> str:
+        """What the scores depend on beside the tokens read, for a checkpoint."""
+        return f"carry {self.memory}/" if self.reader.keeps_keys else "carry/"
+
+    @torch.inference_mode()
+    def score(
+        self,
+        row_of: Callable[[int], Segment],
+        lengths: Sequence[int],
+        finished: Container[int] = (),
+    ) -> Iterator[tuple[list[int], list[Columns]]]:
+        """Score texts, longest first; yield after every segment.
+
+        Args:
+            row_of: gives the segment of a number, 0 to len(lengths) - 1; those of a text in order.
+            lengths: tokens in each segment.
+            finished: numbers to leave out.  Texts side by side are read again unless all of them
+                are finished, so that a resumed run rounds as the whole one would have.
+
+        Yields:
+            (numbers of the segments, their scores).
+
+        Raises:
+            MemoryError: the texts side by side do not fit.
+            ValueError: the model's forward pass failed in another way.
+        """
+        texts: list[list[int]] = []
+        for number in range(len(lengths)):
+            if row_of(number).begins_text:
+                texts.append([])
+            texts[-1].append(number)
+        text_lengths = [sum(lengths[number] for number in text) for text in texts]
+        for group in side_by_side(text_lengths, self.batch_size):
+            segments = [texts[number] for number in group]
+            if all(number in finished for text in segments for number in text):
+                continue
+            for numbers, columns in self._read_group(segments, row_of):
+                wanted = [place for place, n in enumerate(numbers) if n not in finished]
+                if wanted:
+                    yield [numbers[n] for n in wanted], [columns[n] for n in wanted]
+
+    def _read_group(
+        self, texts: list[list[int]], row_of: Callable[[int], Segment]
+    ) -> Iterator[tuple[list[int], list[Columns]]]:
+        """Read texts to their ends, the longest first among them."""
+        self.reader.begin()
+        for place in range(len(texts[0])):
+            numbers = [text[place] for text in texts if place < len(text)]
+            try:
+                columns = self._read_segment([row_of(number) for number in numbers], len(texts))
+            except Exception as error:
+                length = len(row_of(numbers[0]).inputs)
+                raise explain_failure(error, len(texts), length, self.model.device) from error
+            yield numbers, columns
+            self.reader.keep(self.memory)
+
+    def _read_segment(self, segments: list[Segment], num_texts: int) -> list[Columns]:
+        """Read the next segment of texts; those that have ended read on what is not scored."""
+        length = len(segments[0].inputs)
+        ids = np.zeros((2, num_texts, length), dtype=np.int64)  # inputs, targets
+        for line, segment in enumerate(segments):
+            ids[0, line, : len(segment.inputs)] = segment.inputs
+            ids[1, line, : len(segment.inputs)] = segment.targets
+        inputs, targets = to_device(ids, self.model.device)  # (B, T) each
+        parts: dict[str, list[np.ndarray]] = {}
+        for first, end in self.reader.chunks(length, max(1, self.rows // num_texts)):
+            logits = self.reader.logits(inputs[:, first:end])
+            block = Block(logits.flatten(0, 1), targets[:, first:end].flatten().to(logits.device))
+            for measure in self.measures:
+                for name, values in measure([block]).items():
+                    values = values.unflatten(0, (num_texts, end - first))
+                    parts.setdefault(name, []).append(values.cpu().numpy())
+        columns = {name: np.concatenate(values, axis=1) for name, values in parts.items()}
+        return [
+            {name: values[line, : len(segment.inputs)] for name, values in columns.items()}
+            for line, segment in enumerate(segments)
+        ]
+
+
+def side_by_side(lengths: Sequence[int], most: int) -> list[list[int]]:
+    """Group texts of like lengths, longest first: at most `most`, and a quarter of it padding."""
+    groups: list[list[int]] = []
+    read = 0
+    for number in sorted(range(len(lengths)), key=lambda n: -lengths[n]):
+        length = lengths[number]
+        if groups and len(groups[-1]) < most:
+            padded = (len(groups[-1]) + 1) * lengths[groups[-1][0]]
+            if padded <= 4 / 3 * (read + length):
+                groups[-1].append(number)
+                read += length
+                continue
+        groups.append([number])
+        read = length
+    return groups

@@ -1,0 +1,410 @@
+"""A run that survives being killed: scores of finished passes in a SQLite file.
+
+Every batch is one transaction, so the file holds whole batches whenever the process dies.  Scores
+lie under a key made of the model's signature and probe, the text's hash and what a pass reads of the
+text: another model, dtype or text never matches, while another stride, window or protocol over the
+same text takes what is there already.  Several runs may share a file.
+
+A disk may give back other bits than it was given: every row has a checksum, and one that does not
+match is scored again.  What nothing can see in advance, such as code that acts on rare tokens, shows
+where a run scores one of the finished passes again before it believes them.
+"""
+
+import sqlite3
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import xxhash
+
+from ..digests import probe_tolerance, same_long_probes, same_probe
+from ..errors import Wording
+from ..models.interface import LongProbe, ScoredModel
+from ..models.signature import describe_model
+from ..plan.measurement import Columns
+from ..plan.windows import Pass
+from .measures import Measure
+
+# SQLite's own way to tell whose file it is: an arbitrary number in the header.
+APPLICATION_ID = 0x50504C34
+# Another run that writes takes moments; one that was stopped, or another program, may take for ever.
+WAIT_S, NUM_WAITS = 5.0, 12
+SCHEMA = """
+CREATE TABLE IF NOT EXISTS models (
+    number INTEGER PRIMARY KEY, description TEXT NOT NULL, probe REAL NOT NULL, checksum BLOB NOT NULL
+);
+CREATE TABLE IF NOT EXISTS long_probes (
+    model INTEGER, tokens INTEGER, nll REAL NOT NULL, PRIMARY KEY (model, tokens)
+);
+CREATE TABLE IF NOT EXISTS scores (
+    model INTEGER, text TEXT, first_read INTEGER, start_token INTEGER, end INTEGER, targets TEXT,
+    name TEXT, dtype TEXT NOT NULL, width INTEGER NOT NULL, scores BLOB NOT NULL,
+    checksum BLOB NOT NULL,
+    PRIMARY KEY (model, text, first_read, start_token, end, targets, name)
+) WITHOUT ROWID;
+"""
+NO_START_TOKEN = -1
+# What Python's sqlite3 raises of a damaged file: numbers too large, and names that are no UTF-8, too.
+FILE_ERRORS = (sqlite3.Error, OverflowError, UnicodeDecodeError)
+
+
+class Found(NamedTuple):
+    """A model in the file: its number there, its line and its probe as it was stored first."""
+
+    number: int
+    description: str
+    probe: float
+
+
+class StoredPass(NamedTuple):
+    """Scores of a pass of an earlier run."""
+
+    end: int
+    targets: np.ndarray
+    columns: Columns
+
+
+class Checkpoint:
+    """Scores of passes under one model.
+
+    Args:
+        path: the file; made if it is not there.
+
+    Raises:
+        ValueError: the file cannot be read, or was not created by this program.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = str(path)
+        self.model = 0  # its number in the file
+        self.names: dict[str, str] = {}  # of the wanted columns: what each is stored under
+        self.found: list[Found] = []  # the models in it
+        self.salts: dict[
+            str, str
+        ] = {}  # of the stored columns: the models that their scores are of
+        self.prefixes_agree = True
+        self.connection = None
+        try:
+            self._connect()
+        except (sqlite3.Error, ValueError) as error:  # ValueError: NUL in the name
+            self.close()
+            raise self._failure(f"cannot be used: {error}.", error) from error
+
+    def _connect(self) -> None:
+        self.connection = sqlite3.connect(self.path, timeout=WAIT_S, isolation_level=None)
+        self.connection.text_factory = lambda text: text.decode("utf-8", "replace")
+        if not self._has_tables():  # nothing is written to a file that may lie on a read-only disk
+            with self._transaction():
+                self.connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+                for statement in SCHEMA.split(";"):
+                    self.connection.execute(statement)
+
+    def _has_tables(self) -> bool:
+        with self._transaction("BEGIN"):
+            owner = self._execute("PRAGMA application_id").fetchone()[0]
+            tables = self.connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
+        if tables and owner != APPLICATION_ID:
+            raise sqlite3.DatabaseError(
+                "it is a database of another program, or of an earlier version of this one"
+            )
+        return bool(tables)
+
+    def use(
+        self,
+        models: Sequence[ScoredModel],
+        measures: Sequence[Measure],
+        key_prefix: str = "",
+        length: int = 0,
+    ) -> None:
+        """Set the models and measures whose scores are looked up and stored.
+
+        Args:
+            length: tokens in the longest pass.
+            key_prefix: tells apart scores that depend on more than what a pass reads.
+
+        Raises:
+            ValueError: nothing tells the model from others.
+        """
+        for scored in models:
+            scored.check_identifiable()
+        self.found = [self._find(scored, length) for scored in models]
+        numbers = [found.number for found in self.found]
+        self.model = numbers[0]
+        self.prefixes_agree = all(scored.prefixes_agree for scored in models)
+        if not self.prefixes_agree:
+            # A run with shorter windows does not see that their length matters.
+            key_prefix += "whole passes/"
+        self.names = {}
+        for measure in measures:
+            beside = "".join(f"model {number}/" for number in numbers[1 : measure.num_models])
+            for name in measure.columns:
+                stored = self.names[name] = f"{key_prefix}{beside}{measure.key}/{name}"
+                self.salts[stored] = repr(self.found[: measure.num_models])
+
+    def load(self, wanted: Sequence[tuple[str, Pass]]) -> dict[int, Columns]:
+        """Return the scores of those passes, by place, that earlier runs have finished.
+
+        Args:
+            wanted: (hash of the text, pass).
+        """
+        stored: dict[tuple, list[StoredPass]] = {}
+        for text in {text for text, _ in wanted}:
+            for (begin, start_token), stored_pass in self._stored(text):
+                stored.setdefault((text, begin, start_token), []).append(stored_pass)
+        finished = {}
+        for place, (text, pass_) in enumerate(wanted):
+            candidates = stored.get((text, pass_.begin, pass_.start_token), ())
+            columns = self._put_together(pass_, candidates)
+            if columns is not None:
+                finished[place] = columns
+        return finished
+
+    def save(self, scores: Iterable[tuple[str, Pass, Columns]]) -> None:
+        """Store the passes of a batch, all of them or none."""
+        rows = [
+            (*self._key(text, pass_), self.names[name], *_packed(values))
+            for text, pass_, columns in scores
+            for name, values in columns.items()
+        ]
+        rows = [(*row, self._checksum(row)) for row in rows]
+        with self._writing() as connection:
+            connection.executemany(
+                "INSERT OR REPLACE INTO scores VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", rows
+            )
+
+    def close(self) -> None:
+        if self.connection is not None:
+            self.connection.close()
+
+    def check_repeated(self, stored: Columns, repeated: Columns, where: str) -> None:
+        """Compare stored scores of a pass with those that it has now.
+
+        Args:
+            where: what an error calls the pass.
+
+        Raises:
+            ValueError: they differ by more than rounding explains.
+        """
+        for column, model in zip(("nll", "reference_nll"), self.found):
+            before, now = (np.asarray(c[column], np.float64) for c in (stored, repeated))
+            if not agree(before, now, 3 * probe_tolerance(model.description)):
+                raise ValueError(
+                    Wording(
+                        f"`checkpoint`={self.path!r} must hold scores of this model, but {where}, "
+                        f"which it has as {before.mean():.6f} nats a token, come out as "
+                        f"{now.mean():.6f}. Code of the model has changed, or something that its "
+                        "signature does not show. Name another file, or remove this one."
+                    )
+                )
+
+    def _find(self, model: ScoredModel, length: int) -> Found:
+        """Find the model with this description and these probes; add what is new."""
+        with model.as_scored():
+            description, probe = describe_model(model), model.probe
+            long_probe = model.long_probe(length) or []
+        found = self._known(description, probe, long_probe)
+        if found is not None and not self._new_stretches(found, long_probe):
+            return found  # nothing is written to a file that may lie on a read-only disk
+        with self._writing() as connection:
+            # Another process may have added it since, and its scores must be found again.
+            found = self._known(description, probe, long_probe)
+            if found is None:
+                query = "SELECT coalesce(max(number), 0) FROM models"
+                found = Found(connection.execute(query).fetchone()[0] + 1, description, probe)
+                values = (*found, checksum(found))
+                connection.execute("INSERT INTO models VALUES (?, ?, ?, ?)", values)
+            rows = self._new_stretches(found, long_probe)
+            connection.executemany("INSERT INTO long_probes VALUES (?, ?, ?)", rows)
+        return found
+
+    def _known(self, description: str, probe: float, long_probe: LongProbe) -> Found | None:
+        query = "SELECT * FROM models WHERE description = ? ORDER BY number"
+        for *row, digest in self._read(query, (description,)):
+            if digest == checksum(row) and same_probe(row[-1], probe, description):
+                found = Found(*row)
+                if same_long_probes(self._stretches(found), long_probe, description):
+                    return found
+        return None
+
+    def _stretches(self, found: Found) -> LongProbe:
+        """Return the stretches of long probes that runs with a model have stored."""
+        return self._read("SELECT tokens, nll FROM long_probes WHERE model = ?", (found.number,))
+
+    def _new_stretches(self, found: Found, long_probe: LongProbe) -> list[tuple[int, int, float]]:
+        """List the rows to add for stretches that no run has stored."""
+        stored = dict(self._stretches(found))
+        return [(found.number, *pair) for pair in long_probe if pair[0] not in stored]
+
+    def _checksum(self, row: Sequence[object]) -> bytes:
+        """Digest a row of scores, with the models that they are of."""
+        name = row[6]
+        return checksum((*row, self.salts.get(name)))
+
+    def _read(self, query: str, values: Sequence[object]) -> list[tuple]:
+        """Return the rows of a query.
+
+        Raises:
+            ValueError: the file cannot be read.
+        """
+        try:
+            return self._execute(query, values).fetchall()
+        except FILE_ERRORS as error:
+            reason = f"cannot be read: {error}. It is damaged: remove it, or name another file."
+            raise self._failure(reason, error) from error
+
+    @contextmanager
+    def _writing(self) -> Iterator[sqlite3.Connection]:
+        """Run a transaction; report a failure in one sentence.
+
+        Raises:
+            ValueError: the disk is full or read-only, or the file locked for long or gone.
+        """
+        try:
+            with self._transaction():
+                yield self.connection
+        except FILE_ERRORS as error:
+            reason = (
+                f"cannot be written: {error}. What it holds is intact: free disk space, and repeat "
+                "the call to resume. Where the file is damaged, remove it."
+            )
+            raise self._failure(reason, error) from error
+
+    @contextmanager
+    def _transaction(self, begin: str = "BEGIN IMMEDIATE") -> Iterator[None]:
+        """Run BEGIN IMMEDIATE … COMMIT: two writers wait for each other instead of failing midway."""
+        self._execute(begin)
+        try:
+            yield
+            self._execute("COMMIT")
+        except BaseException:
+            if self.connection.in_transaction:  # not where SQLite has rolled back: a full disk
+                self.connection.execute("ROLLBACK")
+            raise
+
+    def _execute(self, statement: str, values: Sequence[object] = ()) -> sqlite3.Cursor:
+        """Execute a statement; warn once while another run has the file locked, and wait for it."""
+        for number in range(1, NUM_WAITS + 1):
+            try:
+                return self.connection.execute(statement, values)
+            except sqlite3.OperationalError as error:
+                if not is_locked(error) or number == NUM_WAITS:
+                    raise
+            if number == 1:
+                warnings.warn(
+                    Wording(
+                        f"`checkpoint`={self.path!r} is locked by another run, or another program: "
+                        f"waiting for it, {NUM_WAITS * WAIT_S:g} s at most."
+                    ),
+                    stacklevel=2,
+                )
+
+    def _failure(self, reason: str, error: Exception) -> ValueError:
+        """Return the error of a file that another run has, or else for that reason."""
+        if is_locked(error):
+            reason = (
+                f"is in use: another run, or another program, has it locked for "
+                f"{NUM_WAITS * WAIT_S:g} s now. What it holds is intact: wait for that run or end "
+                "it, and repeat the call; or name another file."
+            )
+        return ValueError(Wording(f"`checkpoint`={self.path!r} {reason}"))
+
+    def _key(self, text: str, pass_: Pass) -> tuple:
+        start_token = NO_START_TOKEN if pass_.start_token is None else pass_.start_token
+        targets = ",".join(f"{first}-{end}" for first, end in pass_.targets)
+        return self.model, text, pass_.begin, start_token, pass_.end, targets
+
+    def _stored(self, text: str) -> Iterator[tuple[tuple[int, int | None], StoredPass]]:
+        """Yield ((first token read, start token), scores) of each stored pass over a text."""
+        marks = ", ".join("?" * len(self.names))
+        rows = self._read(
+            f"SELECT * FROM scores WHERE model = ? AND text = ? AND name IN ({marks})",
+            (self.model, text, *self.names.values()),
+        )
+        whole = [row for *row, digest in rows if digest == self._checksum(row)]
+        if len(whole) < len(rows):
+            warnings.warn(
+                Wording(
+                    f"`checkpoint`={self.path!r} is damaged: {len(rows) - len(whole)} of the "
+                    f"{len(rows)} scores of a text are not what was stored. They are computed "
+                    "again."
+                ),
+                stacklevel=2,
+            )
+        columns: dict[tuple, Columns] = {}
+        column_of = {stored: column for column, stored in self.names.items()}
+        for _, _, begin, start_token, end, targets, name, *packed in whole:
+            of_pass = columns.setdefault((begin, start_token, end, targets), {})
+            of_pass[column_of[name]] = _unpacked(*packed)
+        for (begin, start_token, end, ranges), named in columns.items():
+            spans = [tuple(map(int, span.split("-"))) for span in ranges.split(",")]
+            targets = np.concatenate([np.arange(first, last) for first, last in spans])
+            start = None if start_token == NO_START_TOKEN else start_token
+            yield (begin, start), StoredPass(end, targets, named)
+
+    def _put_together(self, pass_: Pass, candidates: Sequence[StoredPass]) -> Columns | None:
+        """Put the scores of a pass together from what is stored; None where some are missing."""
+        wanted = np.concatenate([np.arange(first, end) for first, end in pass_.targets])
+        usable = [
+            stored
+            for stored in candidates
+            if (self.prefixes_agree or stored.end == pass_.end)
+            and self.names.keys() <= stored.columns.keys()
+        ]
+        for stored in usable:
+            if stored.end == pass_.end and np.array_equal(stored.targets, wanted):
+                return {name: stored.columns[name] for name in self.names}
+        if not usable:
+            return None
+        targets, first_places = np.unique(
+            np.concatenate([stored.targets for stored in usable]), return_index=True
+        )
+        places = np.searchsorted(targets, wanted)
+        if places[-1] >= len(targets) or not np.array_equal(targets[places], wanted):
+            return None
+        return {
+            name: np.concatenate([s.columns[name] for s in usable])[first_places[places]]
+            for name in self.names
+        }
+
+
+@contextmanager
+def open_checkpoint(path: str | Path | None) -> Iterator[Checkpoint | None]:
+    """Open the checkpoint at a path for the time of a run, if there is to be one."""
+    if path is None:
+        yield None
+        return
+    checkpoint = Checkpoint(path)
+    try:
+        yield checkpoint
+    finally:
+        checkpoint.close()
+
+
+def is_locked(error: Exception) -> bool:
+    """Return whether an error of SQLite is that another connection has the file."""
+    return isinstance(error, sqlite3.OperationalError) and "locked" in str(error)
+
+
+def checksum(row: Sequence[object]) -> bytes:
+    """Digest the values of a row, which tell their types as well."""
+    return xxhash.xxh3_64(repr(tuple(row)).encode()).digest()
+
+
+def agree(values: np.ndarray, others: np.ndarray, tolerance: float) -> bool:
+    """Return whether values (N,) differ by no more than rounding, in the root of the mean square."""
+    same = values == others  # infinite ones too
+    difference = np.subtract(values, others, where=~same, out=np.zeros_like(values))
+    return bool(np.sqrt(np.mean(difference**2)) <= tolerance)
+
+
+def _packed(values: np.ndarray) -> tuple[str, int, bytes]:
+    width = 0 if values.ndim == 1 else values.shape[1]
+    return values.dtype.str, width, np.ascontiguousarray(values).tobytes()
+
+
+def _unpacked(dtype: str, width: int, scores: bytes) -> np.ndarray:
+    values = np.frombuffer(scores, dtype=dtype)
+    return values.reshape(-1, width) if width else values

@@ -1,0 +1,186 @@
+"""Several processes score one set of windows: who takes which, and how all get the result.
+
+A thin layer over `accelerate`, which sets up torch.distributed from what `torchrun` says.  Every call
+makes the same exchanges in every process, and a process that fails makes the next one as well: so
+all learn of the error there, and all are in step again for the call after it.
+"""
+
+import heapq
+import logging
+import pickle
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import NamedTuple
+
+import torch
+import xxhash
+
+from ..errors import Wording
+
+# Below evaluate's own, so that evaluate.logging decides what is shown.
+logger = logging.getLogger("evaluate.perplexity_sliding")
+
+# How long a process waits for the others: as long as the slowest may need for its share.
+PATIENCE = timedelta(days=2)
+
+
+class Message(NamedTuple):
+    """What a process hands to all others.
+
+    Attributes:
+        run: digest of what is measured, empty until that is agreed upon.
+        number: how many exchanges there were before in this call.
+        error: why there is nothing to hand over, or None.
+    """
+
+    run: str
+    number: int
+    error: Exception | None
+    value: object
+
+
+class Processes:
+    """The processes of a call; a single one unless `distributed`.
+
+    Args:
+        distributed: join the process group that `torchrun` describes.  Every process of it must
+            then make the same calls, or the others wait for it in vain.
+
+    Raises:
+        ValueError: accelerate is not installed.
+    """
+
+    def __init__(self, distributed: bool) -> None:
+        self.rank, self.count = 0, 1
+        self.run = ""
+        self.num_exchanges = 0
+        if distributed:
+            state = _join()
+            self.rank, self.count = state.process_index, state.num_processes
+
+    def share(self, costs: Sequence[int]) -> list[int]:
+        """Return the places of the pieces of work that fall to this process."""
+        return share_out(costs, self.count)[self.rank]
+
+    def agree(self, describe: Callable[[], str], what: str, advice: str) -> None:
+        """Check that all processes were given the same thing.
+
+        Args:
+            describe: describes what this process was given; equal descriptions mean the same.
+            what: what to call it in an error.
+
+        Raises:
+            ValueError: in each process, where one was given something else.
+        """
+        if self.count == 1:
+            return
+        description = describe()
+        descriptions = self.exchange(description)
+        differing = [rank for rank, other in enumerate(descriptions) if other != descriptions[0]]
+        if differing:
+            error = ValueError(
+                f"The {what} must be the same in all processes with distributed=True, but process "
+                f"{differing[0]} has others than process 0. {advice}"
+            )
+            raise _shared(error)
+        self.run += xxhash.xxh3_128_hexdigest(description.encode())
+
+    def gather(self, result: list, error: Exception | None = None) -> list:
+        """Put the results of all processes together, in all processes."""
+        return [item for part in self.exchange(result, error) for item in part]
+
+    def exchange(self, value: object, error: Exception | None = None) -> list:
+        """Hand a value to all processes; return those of all, by rank.
+
+        An error in one is raised in each: the others would otherwise wait for it.
+
+        Raises:
+            RuntimeError: the processes are at different places of their work.
+        """
+        if self.count == 1:
+            if error is not None:
+                raise error
+            return [value]
+        from accelerate.utils import gather_object
+
+        message = Message(self.run, self.num_exchanges, _portable(error), value)
+        self.num_exchanges += 1
+        try:
+            messages = gather_object([message])
+        except Exception as failure:  # another process has ended: there is none left to tell
+            raise _shared(failure) from None
+        for rank, other in enumerate(messages):
+            if other.error is not None:
+                raise _shared(error if rank == self.rank else other.error)
+        if any(other[:2] != messages[0][:2] for other in messages):
+            raise _shared(
+                RuntimeError(
+                    "The processes are out of step: one is in another call than the "
+                    "others. With distributed=True each must make the same calls in the same order."
+                )
+            )
+        return [other.value for other in messages]
+
+    def announce(self, error: Exception) -> None:
+        """Say at once that this process failed: the others learn of it at the next exchange."""
+        if self.count > 1:
+            logger.error(
+                f"Process {self.rank} of {self.count} failed: {error} The call ends once the "
+                "others "
+                "have finished their shares."
+            )
+
+    @contextmanager
+    def failing_together(self) -> Iterator[None]:
+        """Raise an error that happens in one process between two exchanges in all of them.
+
+        An error that came by an exchange is known to all already.
+        """
+        try:
+            yield
+        except Exception as error:
+            if self.count > 1 and not getattr(error, "is_shared", False):
+                self.exchange(None, error)
+            raise
+
+
+def share_out(costs: Sequence[int], num_parts: int) -> list[list[int]]:
+    """Share out pieces of work evenly: each, largest first, goes to who has least so far.
+
+    Graham's longest-processing-time rule (1969): at most 4/3 of the best possible finish.
+    """
+    parts: list[list[int]] = [[] for _ in range(num_parts)]
+    loads = [(0, part) for part in range(num_parts)]
+    for place in sorted(range(len(costs)), key=costs.__getitem__, reverse=True):
+        load, part = heapq.heappop(loads)
+        parts[part].append(place)
+        heapq.heappush(loads, (load + costs[place], part))
+    return parts
+
+
+def _shared(error: Exception) -> Exception:
+    """Mark an error that is raised in every process, so that one of them may print it for all."""
+    error.is_shared = True
+    return error
+
+
+def _portable(error: Exception | None) -> Exception | None:
+    """Return the error in a form that can be pickled and read by another process."""
+    if error is None:
+        return None
+    try:
+        return pickle.loads(pickle.dumps(error))
+    except Exception:
+        return RuntimeError(f"{type(error).__name__}: {error}")
+
+
+def _join() -> object:  # a PartialState; accelerate may be missing
+    try:
+        from accelerate import PartialState
+    except ImportError:
+        raise ValueError(
+            Wording("`distributed=True` needs the package accelerate: pip install accelerate.")
+        ) from None
+    # Without an accelerator, accelerate joins a group only when told to use the CPU.
+    return PartialState(cpu=not torch.cuda.is_available(), timeout=PATIENCE)

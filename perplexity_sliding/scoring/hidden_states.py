@@ -1,0 +1,395 @@
+"""The reference's last hidden states in a file, for where two models do not fit in memory together.
+
+The reference's body runs first and leaves the rows that its vocabulary head takes; then the head
+alone stays, and gives the same logits from the file that it would have given beside the model.
+Rows of hidden states are about thirty times smaller than rows of logits, and nothing is rounded.
+
+Layout: a line of JSON, padded to a multiple of `PAGE_BYTES`, that says what is measured; for each
+pass eight bytes, the digest of its rows, or 0 while they are not there; and the rows, pass by pass.
+"""
+
+import errno
+import json
+import logging
+import math
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+import xxhash
+
+from ..digests import same_long_probes, same_probe
+from ..errors import ArgumentError, Wording
+from ..models.interface import Batch, LogitBlocks, Prefix, ScoredModel
+from ..models.language_model import LanguageModel
+from ..models.logits import BodyThenHead
+from ..models.signature import describe_model
+from ..plan.measurement import Columns, Measurement
+from .measures import Block
+from .passes import Scorer
+from .runner import Progress, Session, Work, plan_work, progress_bar
+
+FORMAT = "perplexity-sliding hidden states, 2"
+PAGE_BYTES = 4096
+
+# Below evaluate's own, so that evaluate.logging decides what is shown.
+logger = logging.getLogger("evaluate.perplexity_sliding")
+
+
+def store_reference(
+    path: str | Path,
+    reference: ScoredModel,
+    measurements: Sequence[Measurement],
+    session: Session,
+) -> tuple["StoredReference", Session]:
+    """Put the reference's hidden states into a file, as far as they are not there, and free its body.
+
+    Returns:
+        the reference, and the session whose progress continues from here.
+
+    Raises:
+        ValueError: its last hidden states cannot be had, nothing tells it from others, or the file
+            holds something else.
+    """
+    reference.check_identifiable("reference['states']")
+    work = plan_work([reference], measurements)
+    if not isinstance(reference.head, BodyThenHead):
+        raise ValueError(
+            Wording(
+                "`reference['states']` needs a reference whose last hidden states can be had, "
+                f"but {reference.description} has an unsupported architecture. Leave it out."
+            )
+        )
+    file = StatesFile(path, reference, work)
+    if len(file.finished) < len(work.passes):
+        file.record(session)
+        session = session.after(sum(work.costs))
+    return StoredReference(file), session
+
+
+class HiddenRows:
+    """A "measure" that keeps what it gets: rows (R, D) where a model gives hidden states."""
+
+    columns = ("states",)
+    num_models = 1
+    key = "states"
+
+    def __call__(self, blocks: Sequence[Block]) -> dict[str, torch.Tensor]:
+        return {"states": blocks[0].logits}
+
+
+class Body:
+    """A model that gives hidden states in place of logits, as the scorer sees it."""
+
+    def __init__(self, model: LanguageModel) -> None:
+        self.forget_passes = model.forget_passes
+        self.device, self.head, self.prefixes_agree = model.device, model.head, model.prefixes_agree
+        # batches are then cut as beside the model
+        self.vocabulary_size, self.by_blocks = model.vocabulary_size, model.by_blocks
+
+    def logits(self, batch: Batch, block_rows: int, prefix: Prefix | None = None) -> LogitBlocks:
+        self.forget_passes()
+        yield self.head.states(batch.ids, batch.scored, prefix), batch.targets
+
+    def read_in_parts(self, length: int, refusal: str) -> None:
+        raise MemoryError(Wording(f"{refusal} `reference['states']` does not read in parts."))
+
+
+class StatesFile:
+    """Hidden states of the passes of some work under one reference.
+
+    Args:
+        path: the file; made if it is not there.
+        reference: prepared, with its head by blocks.
+
+    Attributes:
+        finished: the passes whose rows are there, unharmed.
+
+    Raises:
+        ValueError: the file holds something else: another reference, text or plan.
+        OSError: there is no room for it.
+    """
+
+    def __init__(self, path: str | Path, reference: ScoredModel, work: Work) -> None:
+        self.path = Path(path)
+        self.reference = reference
+        self.work = work
+        counts = [pass_.num_targets for pass_ in work.passes]
+        self.first_rows = np.concatenate([[0], np.cumsum(counts)]).astype(int)
+        with torch.inference_mode():
+            ids = torch.zeros(1, 1, dtype=torch.long, device=reference.device)
+            states = reference.head.states(ids, ids[0])
+        self.dtype = states.dtype
+        self.width = states.shape[1] * states.element_size()
+        self.header = {
+            "format": FORMAT,
+            "reference": describe_model(reference),
+            "probe": reference.probe,
+            "long_probe": reference.long_probe(max(work.lengths)),
+            "passes": digest(work),
+            "vocabulary": reference.vocabulary_size,
+            "states": states.shape[1],
+            "dtype": str(self.dtype).removeprefix("torch."),
+        }
+        line = json.dumps(self.header).encode()
+        self.head = line.ljust(-(-len(line) // PAGE_BYTES) * PAGE_BYTES, b"\0")
+        self._open()
+        self.digests = np.fromfile(self.path, np.uint64, len(counts), offset=len(self.head))
+        self.finished = self._find_finished()
+
+    @property
+    def num_bytes(self) -> int:
+        return self._place(len(self.work.passes))
+
+    def _place(self, number: int) -> int:
+        """Return where the rows of a pass begin."""
+        num_digests = len(self.work.passes)
+        return len(self.head) + 8 * num_digests + int(self.first_rows[number]) * self.width
+
+    def _open(self) -> None:
+        """Check what is there; begin anew where a kill has left nothing but a place for it."""
+        if self.path.exists() and not self.path.is_file():
+            is_folder = self.path.is_dir()
+            raise ArgumentError(
+                "reference['states']",
+                "be a file on a disk",
+                got=f"the {'folder' if is_folder else 'device'} {str(self.path)!r}",
+                advice="Name a file in it." if is_folder else "Name a new file.",
+            )
+        head = b""
+        if self.path.exists():
+            with open(self.path, "rb") as file:
+                head = file.read(len(self.head)).rstrip(b"\0")
+        if head:
+            self._check(head)
+        self._allocate(is_new=not head)
+
+    def _check(self, head: bytes) -> None:
+        try:
+            stored = json.loads(head)
+        except ValueError:
+            stored = {}
+        if not isinstance(stored, dict) or stored.get("format") != FORMAT:
+            raise ValueError(
+                Wording(
+                    f"`reference['states']`={str(self.path)!r} must be a file of hidden states, "
+                    "or a new one, but it holds something else."
+                )
+            )
+        differing = [name for name in self.header if not self._agrees(name, stored.get(name))]
+        if differing:
+            raise ValueError(
+                Wording(
+                    f"`reference['states']`={str(self.path)!r} was made for another "
+                    f"{NAMES[differing[0]]}. Name another file, or remove this one."
+                )
+            )
+        size = self.path.stat().st_size
+        if size > self.num_bytes:
+            raise ValueError(
+                Wording(
+                    f"`reference['states']`={str(self.path)!r} must have {self.num_bytes} bytes, "
+                    f"got {size}: something was added to it. Remove it."
+                )
+            )
+
+    def _agrees(self, name: str, stored: object) -> bool:
+        """Return whether an entry of the header is that of this reference and this work."""
+        value = self.header[name]
+        if name == "probe" and isinstance(stored, float) and value is not None:
+            return same_probe(value, stored, self.header["reference"])
+        if name == "long_probe" and value is not None:
+            return same_long_probes(value, stored, self.header["reference"])
+        return stored == value
+
+    def _allocate(self, is_new: bool) -> None:
+        """Take the room on the disk before hours of work, and write the header."""
+        try:
+            with open(self.path, "wb" if is_new else "r+b") as file:
+                allocate(file.fileno(), self.num_bytes)
+                file.write(self.head)
+        except OSError as error:
+            if is_new:
+                self.path.unlink(missing_ok=True)
+            if error.errno not in (errno.ENOSPC, errno.EFBIG, errno.EDQUOT):
+                raise
+            raise OSError(
+                error.errno,
+                f"{error.strerror}: `reference['states']` needs {self.num_bytes / 2**30:.3g} GiB",
+                str(self.path),
+            ) from None
+
+    def _find_finished(self) -> set[int]:
+        """Return the passes whose rows are what was written; warn of those that are damaged."""
+        written = np.flatnonzero(self.digests).tolist()
+        finished = {number for number in written if self._is_whole(number, self._read(number))}
+        if len(finished) < len(written):
+            logger.warning(
+                f"`reference['states']`={str(self.path)!r} is damaged in "
+                f"{len(written) - len(finished)} of "
+                f"{len(self.digests)} passes, which are computed again."
+            )
+        return finished
+
+    def _read(self, number: int) -> np.ndarray:
+        """Read the bytes of a pass's rows, as far as they are there."""
+        begin, end = self._place(number), self._place(number + 1)
+        return np.fromfile(self.path, np.uint8, end - begin, offset=begin)
+
+    def _is_whole(self, number: int, data: np.ndarray) -> bool:
+        return digest_of_rows(number, data) == self.digests[number]
+
+    def record(self, session: Session) -> None:
+        """Run the reference's body over the passes whose rows are not there yet."""
+        costs = self.work.costs
+        batch_tokens = session.batch_size * self.work.max_length
+        scorer = Scorer([Body(self.reference)], [HiddenRows()], batch_tokens, session.logits_memory)
+        done, total = sum(costs[number] for number in self.finished), sum(costs)
+        with progress_bar(
+            total=total, initial=done, unit="token", desc="Reference", disable=None
+        ) as bar:
+            for numbers, batch in scorer.score(self.work.row, costs, frozenset(self.finished)):
+                self._keep(numbers, batch)
+                read = sum(costs[number] for number in numbers)
+                bar.update(read)
+                done += read
+                if session.callback is not None:  # the model reads as many tokens afterwards
+                    session.callback(Progress(done, 2 * total, math.nan))
+
+    def _keep(self, numbers: Sequence[int], batch: Sequence[Columns]) -> None:
+        """Write the rows of passes, and that they are there."""
+        with open(self.path, "r+b") as file:
+            for number, columns in zip(numbers, batch):
+                states = torch.from_numpy(columns["states"]).to(self.dtype)  # exact: it came so
+                data = states.contiguous().view(torch.uint8).numpy()
+                file.seek(self._place(number))
+                file.write(data)
+                self.digests[number] = digest_of_rows(number, data)
+                file.seek(len(self.head) + 8 * number)
+                file.write(self.digests[number].tobytes())
+        self.finished.update(numbers)
+
+    def states(self, number: int) -> torch.Tensor:
+        """Return the rows (R, D) of a pass.
+
+        Raises:
+            ValueError: they were changed since the file was opened.
+        """
+        data = self._read(number)
+        if not self._is_whole(number, data):
+            raise ValueError(
+                Wording(
+                    f"`reference['states']`={str(self.path)!r} was changed while it was read. "
+                    "Repeat the call."
+                )
+            )
+        return torch.from_numpy(data).view(self.dtype).reshape(-1, self.header["states"])
+
+
+def allocate(file: int, num_bytes: int) -> None:
+    """Take room on the disk, where the system has a call for it; what is there stays."""
+    try:
+        os.posix_fallocate(file, 0, num_bytes)
+    except AttributeError:  # macOS, Windows
+        os.truncate(file, num_bytes)
+    except OSError as error:
+        if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL):  # some network disks
+            raise
+        os.truncate(file, num_bytes)
+
+
+def digest_of_rows(number: int, data: np.ndarray) -> int:
+    """Return a hash of a pass's rows that is never 0."""
+    return xxhash.xxh3_64_intdigest(np.ascontiguousarray(data).data, seed=number) or 1
+
+
+# What an error calls the entries of the header.
+NAMES = {
+    "reference": "reference model",
+    "probe": "reference model, by what it makes of the made-up text",
+    "long_probe": "reference model, by what it makes of a long made-up text",
+    "passes": "text, window or stride",
+    "vocabulary": "reference model",
+    "states": "reference model",
+    "dtype": "dtype",
+}
+
+
+class StoredReference(LanguageModel):
+    """A reference of which nothing is left but its head: its states come from a file."""
+
+    def __init__(self, file: StatesFile) -> None:
+        reference = file.reference
+        self.__dict__.update(vars(reference))
+        self.file = file
+        self._numbers = {
+            row_key(row.inputs, row.scored): number
+            for number, row in enumerate(map(file.work.row, range(len(file.work.passes))))
+        }
+        drop_body(reference.model, reference.head.body)
+
+    def prepare(self, length: int = 0, num_tokens: int = 0, whole_length: int = 0) -> None:
+        """Do nothing: the model was prepared when it was whole."""
+
+    def read_in_parts(self, length: int, refusal: str) -> None:
+        raise MemoryError(refusal)
+
+    def logits(self, batch: Batch, block_rows: int, prefix: Prefix | None = None) -> LogitBlocks:
+        """Yield logits as `LanguageModel.logits` does, for passes that are in the file."""
+        length = batch.ids.shape[1]
+        lines, rows = batch.ids.cpu().numpy(), batch.scored.cpu().numpy()
+        states = []
+        for line in range(len(lines)):
+            scored_rows = rows[rows // length == line] - line * length
+            # Where the length of a pass matters, nothing is padded.
+            read = scored_rows[-1] + 1 if self.prefixes_agree else length
+            number = self._numbers.get(row_key(lines[line, :read], scored_rows))
+            if number is None:
+                raise ValueError(
+                    Wording(
+                        "`reference['states']` cannot serve a model that scores a token otherwise "
+                        "in shorter passes than in longer ones. Leave it out."
+                    )
+                )
+            states.append(self.file.states(number))
+        yield from self.head.blocks(torch.cat(states).to(self.device), batch.targets, block_rows)
+
+
+def row_key(inputs: np.ndarray, scored: np.ndarray) -> str:
+    """Return a digest that identifies a pass by the tokens it reads and the rows it scores."""
+    digest = xxhash.xxh3_128(np.ascontiguousarray(inputs, np.int64).tobytes())
+    digest.update(b"|")
+    digest.update(np.ascontiguousarray(scored, np.int64).tobytes())
+    return digest.hexdigest()
+
+
+def digest(work: Work) -> str:
+    """Hash of all passes: the tokens that they read, and those that they score."""
+    digest = xxhash.xxh3_128()
+    for stream in work.streams:
+        digest.update(stream.digest.encode())
+    for pass_ in work.passes:
+        digest.update(repr(tuple(pass_)).encode())
+    return digest.hexdigest()
+
+
+def drop_body(model: torch.nn.Module, body: torch.nn.Module) -> None:
+    """Free the weights of a model's body that its head does not share."""
+    inside = {id(parameter) for parameter in body.parameters()}
+    kept = {
+        id(parameter)
+        for module in (model.get_output_embeddings(), *modules_outside(model, body))
+        for parameter in module.parameters(recurse=False)
+    }
+    for module in body.modules():
+        for name, parameter in list(module._parameters.items()):
+            if parameter is not None and id(parameter) in inside - kept:
+                empty = torch.empty_like(parameter, device="meta")
+                module._parameters[name] = torch.nn.Parameter(empty, requires_grad=False)
+
+
+def modules_outside(model: torch.nn.Module, body: torch.nn.Module) -> list[torch.nn.Module]:
+    inside = set(body.modules())
+    return [module for module in model.modules() if module not in inside]

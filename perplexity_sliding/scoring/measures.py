@@ -1,0 +1,376 @@
+"""What is measured of a target token, given the logits that predict it: one function a measure.
+
+A measure takes blocks of logits and returns columns, one value (or row of values) a target.  Where
+two models score the same rows there are two blocks: the model's and the reference's.  To add a
+measure of one number a token, write a class as `Rank` is one, and name it in `TOKEN_MEASURES`:
+`return_token_scores=["its name"]` then returns its column in `token_scores`.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Protocol
+
+import torch
+
+from ..digests import digest_of
+
+# Elements of logits that are compared at once: with the four buffers a CPU's cache holds them; an
+# accelerator wants larger pieces, still small beside the logits.
+CPU_PIECE = 2**18
+PIECE = 2**23
+COLUMNS = (
+    *("reference_nll", "top", "reference_top", "reference_top_probability"),
+    *("outside", "reference_outside"),
+    *("kl", "kl_reverse", "total_variation", "reference_entropy"),
+)
+# Largest u of the sums above: q/p of e^30 leaves a p below 1e-13, near where float32 loses it.
+LARGEST_LOG_RATIO = 30.0
+# Nats up to which a loss still tells the logarithm of the sum that it came from.
+LARGEST_NEAR_NLL = 64.0
+
+
+class Block:
+    """Logits of R rows, in float32, and the tokens that they predict.
+
+    Log-likelihoods are taken in float32 whatever the model runs in: in bfloat16 they would come in
+    steps.
+
+    Attributes:
+        logits: (R, V), float32.
+        targets: token ids (R,).
+    """
+
+    def __init__(self, logits: torch.Tensor, targets: torch.Tensor) -> None:
+        self.logits = logits.float()
+        self.targets = targets
+
+    @cached_property
+    def nll(self) -> torch.Tensor:
+        """Negative log-likelihood of each target, in nats (R,)."""
+        return torch.nn.functional.cross_entropy(self.logits, self.targets, reduction="none")
+
+    @cached_property
+    def log_normalizer(self) -> torch.Tensor:
+        """log Σ exp(logits), in nats (R,)."""
+        return self.logits.logsumexp(1)
+
+
+class Measure(Protocol):
+    """Scores targets under the logits of one model, or of a model and its reference.
+
+    Attributes:
+        columns: names of the columns that it returns.
+        num_models: how many models' logits it takes: 2 where it compares.
+        key: names them in a checkpoint; measures of the same key give the same columns.
+    """
+
+    columns: tuple[str, ...]
+    num_models: int
+
+    @property
+    def key(self) -> str: ...
+
+    def __call__(self, blocks: Sequence[Block]) -> dict[str, torch.Tensor]:
+        """Return columns by name, each with R values or rows of values."""
+        ...
+
+
+@dataclass(frozen=True)
+class NegativeLogLikelihood:
+    """`nll`: negative log-likelihood of each target in nats (R,)."""
+
+    columns = ("nll",)
+    num_models = 1
+    key = "nll"
+
+    def __call__(self, blocks: Sequence[Block]) -> dict[str, torch.Tensor]:
+        return {"nll": blocks[0].nll}
+
+
+@dataclass(frozen=True)
+class Alternatives:
+    """The target's rank and the likeliest tokens in its place.
+
+    Gives `rank` (R,), 1 for the likeliest token; `top_ids` (R, K), the likeliest tokens, best
+    first; and `top_nll` (R, K), their negative log-likelihoods in nats.
+
+    Attributes:
+        number: K; at most the size of the vocabulary is given.
+    """
+
+    number: int
+    columns = ("rank", "top_ids", "top_nll")
+    num_models = 1
+
+    @property
+    def key(self) -> str:
+        return f"alternatives({self.number})"
+
+    def __call__(self, blocks: Sequence[Block]) -> dict[str, torch.Tensor]:
+        logits, targets = blocks[0].logits, blocks[0].targets
+        top = logits.topk(min(self.number, logits.shape[1]))
+        return {
+            "rank": 1 + (logits > logits.gather(1, targets[:, None])).sum(1),
+            "top_ids": top.indices,
+            "top_nll": blocks[0].log_normalizer[:, None] - top.values,
+        }
+
+
+@dataclass(frozen=True)
+class Likeliest:
+    """`top`: id of the likeliest token (R,)."""
+
+    columns = ("top",)
+    num_models = 1
+    key = "top"
+
+    def __call__(self, blocks: Sequence[Block]) -> dict[str, torch.Tensor]:
+        return {"top": blocks[0].logits.argmax(1)}
+
+
+@dataclass(frozen=True)
+class Rank:
+    """`rank`: 1 where the target is the likeliest token, and so on (R,)."""
+
+    columns = ("rank",)
+    num_models = 1
+    key = "rank"
+
+    def __call__(self, blocks: Sequence[Block]) -> dict[str, torch.Tensor]:
+        logits, targets = blocks[0].logits, blocks[0].targets
+        return {"rank": 1 + (logits > logits.gather(1, targets[:, None])).sum(1)}
+
+
+@dataclass(frozen=True)
+class Entropy:
+    """`entropy`: of the prediction, -Σ p log p over the vocabulary in nats (R,)."""
+
+    columns = ("entropy",)
+    num_models = 1
+    key = "entropy"
+
+    def __call__(self, blocks: Sequence[Block]) -> dict[str, torch.Tensor]:
+        return {"entropy": torch.special.entr(blocks[0].logits.softmax(1)).sum(1)}
+
+
+# Makers of the measures of one number a token that a caller may ask for, by the name of the column.
+TOKEN_MEASURES: dict[str, Callable[[], Measure]] = {"rank": Rank, "entropy": Entropy}
+
+
+def token_measures(num_alternatives: int, token_columns: Sequence[str]) -> list[Measure]:
+    """List the measures that give what a caller wants to know of each token, the nll first."""
+    measures: list[Measure] = [NegativeLogLikelihood()]
+    if num_alternatives:
+        measures.append(Alternatives(num_alternatives))
+    given = {name for measure in measures for name in measure.columns}
+    asked = (name for name in TOKEN_MEASURES if name in token_columns)
+    return measures + [TOKEN_MEASURES[name]() for name in asked if name not in given]
+
+
+@dataclass(frozen=True)
+class SetMass:
+    """-log of the probability that the next token is one of a set, in nats (R,).
+
+    Attributes:
+        name: of the column.
+        ids: the set.
+    """
+
+    name: str
+    ids: tuple[int, ...]
+    num_models = 1
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        return (self.name,)
+
+    @property
+    def key(self) -> str:
+        return f"mass({digest_of(self.ids)})"
+
+    def __call__(self, blocks: Sequence[Block]) -> dict[str, torch.Tensor]:
+        return {self.name: negative_log_mass(blocks[0], self.ids)}
+
+
+@dataclass(frozen=True)
+class TailMass:
+    """`tail`: -log of the probability of the tokens that begin as the target does, in nats (R, K).
+
+    Only for the targets that are asked for; NaN elsewhere.
+
+    Attributes:
+        sets: (target, its sets of tokens) for each such target; K is the largest number of sets.
+    """
+
+    sets: tuple[tuple[int, tuple[tuple[int, ...], ...]], ...]
+    columns = ("tail",)
+    num_models = 1
+
+    @property
+    def key(self) -> str:
+        return f"tail({digest_of(self.sets)})"
+
+    def __call__(self, blocks: Sequence[Block]) -> dict[str, torch.Tensor]:
+        block = blocks[0]
+        width = max(len(sets) for _, sets in self.sets)
+        tail = block.logits.new_full((len(block.targets), width), torch.nan)
+        for target, sets in self.sets:
+            rows = torch.nonzero(block.targets == target)[:, 0]
+            of_target = Block(block.logits[rows], block.targets[rows])
+            for column, ids in enumerate(sets):
+                tail[rows, column] = negative_log_mass(of_target, ids)
+        return {"tail": tail}
+
+
+def negative_log_mass(block: Block, ids: Sequence[int]) -> torch.Tensor:
+    """Compute -log of the probability that the next token is one of `ids`, in nats (R,)."""
+    chosen = torch.tensor(ids, dtype=torch.long, device=block.logits.device)
+    return block.log_normalizer - block.logits[:, chosen].logsumexp(1)
+
+
+@dataclass(frozen=True)
+class Divergence:
+    """The predictions of a model and of its reference compared, row by row.
+
+    Gives columns (R,), in nats where they are no probabilities:
+
+    reference_nll: nll of the target under the reference.
+    kl, kl_reverse: divergence of the model from the reference, and the other way round.
+    total_variation: half the sum of |p - q|: how often the two must pick different tokens.
+    top, reference_top: id of the likeliest token.
+    reference_top_probability, reference_entropy: how sure the reference is.
+    outside, reference_outside: probability of the ids that only one of the two has.
+
+    Where the vocabularies differ in size, the divergences are of the distributions over the ids
+    that both have, each renormalised.
+    """
+
+    columns = COLUMNS
+    num_models = 2
+    key = "divergence"
+
+    def __call__(self, blocks: Sequence[Block]) -> dict[str, torch.Tensor]:
+        model, reference = blocks
+        common = min(block.logits.shape[1] for block in blocks)
+        sums, mass = compare_distributions(
+            *((block.logits[:, :common], near_normalizer(block, common)) for block in blocks[::-1])
+        )
+        log_normalizer = near_normalizer(reference, common) + mass.log()
+        if common < reference.logits.shape[1]:
+            log_normalizer = reference.log_normalizer
+        reference_top = top_ids(reference.logits)
+        highest = reference.logits.gather(1, reference_top[:, None])[:, 0]
+        return {
+            "reference_nll": reference.nll,
+            "top": top_ids(model.logits),
+            "reference_top": reference_top,
+            "reference_top_probability": (highest - log_normalizer).exp(),
+            "outside": outside(model, common),
+            "reference_outside": outside(reference, common),
+        } | sums
+
+
+def top_ids(logits: torch.Tensor) -> torch.Tensor:
+    """Find the likeliest ids (R,) under logits (R, V), the first of equals."""
+    if logits.device.type != "cpu":
+        return logits.argmax(1)
+    return torch.from_numpy(logits.numpy().argmax(1))  # ten times as fast as torch's
+
+
+def outside(block: Block, common: int) -> torch.Tensor:
+    """Sum the probability (R,) of the ids from `common` on."""
+    if common == block.logits.shape[1]:
+        return block.logits.new_zeros(len(block.logits))
+    return (block.logits[:, common:].logsumexp(1) - block.log_normalizer).exp()
+
+
+def compare_distributions(
+    reference: tuple[torch.Tensor, torch.Tensor], model: tuple[torch.Tensor, torch.Tensor]
+) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+    """Compute the divergences between two distributions.
+
+    Args:
+        reference, model: each its logits (R, V) and about their log-normalizers (R,).
+
+    Returns:
+        the last of `COLUMNS`, and the sum of the reference's probabilities (R,), which would be 1
+        with its log-normalizers themselves.
+    """
+    logits = reference[0]
+    num_rows, width = logits.shape
+    step = (CPU_PIECE if logits.device.type == "cpu" else PIECE) // width
+    step = max(1, min(step, num_rows // 2))  # the buffers then take no more than two losses do
+    buffers = torch.empty(4, step, width, device=logits.device)
+    sums = torch.empty(5, num_rows, device=logits.device)
+    too_far = torch.empty(num_rows, dtype=torch.bool, device=logits.device)
+    for first in range(0, num_rows, step):
+        rows = slice(first, first + step)
+        size = len(logits[rows])
+        sums[:, rows], too_far[rows] = _sum_terms(
+            *(part[rows] for part in (*reference, *model)), buffers[:, :size]
+        )
+    for row in too_far.nonzero()[:, 0].tolist():
+        sums[:4, row] = _sum_in_float64(reference[0][row], model[0][row])
+    sums.clamp_min_(0)
+    sums[2].clamp_max_(1)
+    return dict(zip(COLUMNS[-4:], sums)), sums[4]
+
+
+def _sum_terms(
+    z_p: torch.Tensor,
+    log_p: torch.Tensor,
+    z_q: torch.Tensor,
+    log_q: torch.Tensor,
+    buffers: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Sum the terms of each row, in place of `buffers` (4, R, V).
+
+    Returns:
+        sums (5, R) as `compare_distributions` names them, the mass of p the last, and whether the
+        others are of no use (R,), because u is too large or no number.
+    """
+    p, u, ratio, terms = buffers
+    torch.sub(z_p, log_p[:, None], out=terms)
+    torch.exp(terms, out=p)
+    mass = p.sum(1)
+    entropy = mass.log() - terms.mul_(p).sum(1) / mass
+    torch.sub(z_q, z_p, out=u).sub_((log_q - log_p)[:, None])
+    largest = u.amax(1)
+    torch.expm1(u, out=ratio)  # q/p - 1
+    near_kl = torch.sub(ratio, u, out=terms).mul_(p).sum(1)
+    excess = torch.mul(ratio, p, out=terms).sum(1) / mass
+    both_ways = terms.mul_(u).sum(1)  # the sum of both divergences, as Σ p·(e^u - 1)·u
+    kl = near_kl / mass - (excess - excess.log1p())
+    kl_reverse = (both_ways - near_kl) / (mass * (1 + excess))
+    kl_reverse -= excess.log1p() - excess / (1 + excess)
+    distance = ratio.sub_(excess[:, None]).abs_().mul_(p).sum(1)
+    total_variation = distance / (2 * mass * (1 + excess))
+    sums = torch.stack([kl, kl_reverse, total_variation, entropy, mass])
+    return sums, ~((largest <= LARGEST_LOG_RATIO) & sums.isfinite().all(0))
+
+
+def _sum_in_float64(z_p: torch.Tensor, z_q: torch.Tensor) -> torch.Tensor:
+    """Compute the same sums (4,) for one row (V,), where tokens may have no probability at all."""
+    if z_p.device.type == "mps":  # knows no float64
+        z_p, z_q = z_p.cpu(), z_q.cpu()
+    log_p, log_q = (z.double().log_softmax(0) for z in (z_p, z_q))
+    p, q = log_p.exp(), log_q.exp()
+    u = log_q - log_p
+
+    def expected(weights: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+        return torch.where(weights > 0, weights * values, 0).sum()
+
+    return torch.stack(
+        [expected(p, -u), expected(q, u), (p - q).abs().sum() / 2, expected(p, -log_p)]
+    ).to(z_p.dtype)
+
+
+def near_normalizer(block: Block, common: int) -> torch.Tensor:
+    """Return about the logarithm of the sum (R,) of e^logit over the first `common` ids."""
+    if common < block.logits.shape[1]:
+        return block.logits[:, :common].logsumexp(1)
+    log_sum = block.nll + block.logits.gather(1, block.targets[:, None])[:, 0]
+    coarse = ~(block.nll < LARGEST_NEAR_NLL)
+    log_sum[coarse] = block.logits[coarse].logsumexp(1)
+    return log_sum

@@ -1,0 +1,666 @@
+"""The forward passes that measurements need, each once; and running them.
+
+Equal texts are one stream of tokens, and windows that begin at the same token are one pass.  Passes
+that are not in the checkpoint are shared out between processes and scored, with progress.
+"""
+
+import gc
+import math
+import sys
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence, Set
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from itertools import chain, islice
+
+import numpy as np
+from tqdm.auto import tqdm
+
+from ..digests import probe_tolerance
+from ..errors import ArgumentError, Wording, name_positions
+from ..models.interface import ScoredModel
+from ..models.signature import describe_measurement, describe_model
+from ..numeric import exp
+from ..plan.measurement import Columns, Measurement
+from ..plan.tokenization import stream_hash
+from ..plan.windows import (
+    Pass,
+    Place,
+    PlannedWindow,
+    SharedPrefix,
+    Window,
+    find_shared_prefixes,
+    merge_windows,
+)
+from .checkpoint import Checkpoint, agree
+from .distributed import Processes
+from .measures import Measure
+from .passes import Row, Scorer
+from .served import PassError, ServedScorer
+
+_HIDDEN: list[bool] = []  # one entry for each context of `bars_hidden`
+
+# Tokens that reading a common context once must save: fewer do not pay for trying it.
+LEAST_SAVING = 256
+
+# Nats a token: probes that may differ by more are of half precision or less.
+ROUGH = 0.001
+
+
+@dataclass(frozen=True)
+class Stream:
+    """Tokens that passes read; equal ones of all measurements are one.
+
+    Attributes:
+        text: position of the first text that has them.
+        digest: hash of the ids.
+        num_context: tokens at its head that are read and not scored.
+    """
+
+    ids: np.ndarray
+    text: int
+    digest: str
+    num_context: int
+
+
+class Work:
+    """The forward passes that measurements need.
+
+    Args:
+        prefixes_agree: whether the model gives a token the same score in shorter and in longer
+            passes.
+        num_shown: measurements, from the first one on, whose tokens make up the perplexity that
+            is reported to the callback; None for all of them.
+
+    Attributes:
+        streams: the tokens to read.
+        passes: the passes over them.
+        lengths: tokens that each pass reads.
+        shared: passes that begin with the same tokens, which are read once.
+        costs: tokens that each pass reads, those that are shared in the first of them.
+        shown: for each pass, where the scores are whose perplexity is reported to the callback.
+    """
+
+    def __init__(
+        self,
+        measurements: Sequence[Measurement],
+        prefixes_agree: bool = True,
+        num_shown: int | None = None,
+    ) -> None:
+        self.measurements = measurements
+        self.prefixes_agree = prefixes_agree
+        self.streams: list[Stream] = []
+        self._stream_numbers = self._number_streams()
+        self.passes, self._places = self._merge()
+        self.lengths = [self.cost(pass_) for pass_ in self.passes]
+        self.costs = self.lengths
+        self.shared: list[SharedPrefix] = []
+        self.shown = self._find_shown(num_shown)
+
+    def share_prefixes(self, model: ScoredModel) -> None:
+        """Read contexts that many passes begin with once, where the scores stay the same."""
+        if not any(stream.num_context for stream in self.streams):
+            return
+        shared = find_shared_prefixes(self.passes, self._prefix, LEAST_SAVING)
+        if not shared:
+            return
+        if all(model.shares_prefixes(*parts) for parts in self._extremes(shared)):
+            self.shared = shared
+            self.costs = costs_of(self.passes, shared)
+
+    def _extremes(self, shared: Sequence[SharedPrefix]) -> list[tuple[np.ndarray, np.ndarray]]:
+        """List the passes that read most, and fewest tokens after a shared prefix, cut there.
+
+        A single token may be read by another way than several.
+        """
+        cuts = [(group.length, number) for group in shared for number in group.numbers]
+        by_rest = sorted(cuts, key=lambda cut: (self.lengths[cut[1]] - cut[0], cut[0]))
+        chosen = dict.fromkeys((by_rest[-1], by_rest[0]))
+        return [tuple(np.split(self.row(number).inputs, [length])) for length, number in chosen]
+
+    def _prefix(self, pass_: Pass) -> list[int]:
+        """List what a pass reads of its context, but for the last token: its row is scored."""
+        end = min(self.streams[pass_.stream].num_context, pass_.targets[0][0]) - 1
+        prefix = self.streams[pass_.stream].ids[pass_.begin : max(pass_.begin, end)].tolist()
+        return [pass_.start_token, *prefix] if prefix and pass_.start_token is not None else prefix
+
+    @property
+    def max_length(self) -> int:
+        """The longest window of the plans."""
+        return max(measurement.plan.max_length for measurement in self.measurements)
+
+    def cost(self, pass_: Pass) -> int:
+        """Count the tokens that a pass reads."""
+        return pass_.num_inputs
+
+    def stands_alone(self, number: int) -> bool:
+        """Return whether a pass can be scored by itself."""
+        return True
+
+    def share(self, processes: Processes) -> list[int]:
+        """Return the passes that fall to this process."""
+        return processes.share(self.costs)
+
+    def row(self, number: int) -> Row:
+        """Return a pass as the scorer takes it."""
+        pass_ = self.passes[number]
+        ids = self.streams[pass_.stream].ids
+        inputs = ids[pass_.begin : pass_.end - 1]
+        lead = 0
+        if pass_.start_token is not None:
+            inputs = np.concatenate([[pass_.start_token], inputs])
+            lead = 1
+        targets = [np.arange(first, end) for first, end in pass_.targets]
+        targets = targets[0] if len(targets) == 1 else np.concatenate(targets)
+        # What follows the last token is no token: its row is read for what else could follow.
+        target_ids = ids.take(targets, mode="clip")
+        return Row(inputs, targets - (1 + pass_.begin - lead), target_ids)
+
+    def by_measurement(
+        self, scores: Sequence[Columns]
+    ) -> Iterator[tuple[Measurement, list[list[Columns]], int]]:
+        """Yield each measurement, the scores of the windows of its texts, and its cost alone."""
+        for number, (of_windows, _) in enumerate(self._placed()):
+            cost = self._cost_alone(number)
+            yield self.measurements[number], cut_texts(of_windows, scores), cost
+
+    def of_borders(self, scores: Sequence[Columns]) -> Iterator[list[list[Columns]]]:
+        """Yield for each measurement the scores of the borders of its texts."""
+        for _, of_borders in self._placed():
+            yield cut_texts(of_borders, scores)
+
+    def _placed(self) -> Iterator[list[list[list[tuple[Window, Place]]]]]:
+        """Yield for each measurement its windows, then its borders, text by text, with places."""
+        places = iter(self._places)
+        for measurement in self.measurements:
+            yield [
+                [list(zip(windows, places)) for windows in of_texts]
+                for of_texts in (measurement.windows, measurement.borders)
+            ]
+
+    def _merge(self) -> tuple[list[Pass], list[Place]]:
+        """Return the passes, and for each window where in them its scores are."""
+        planned = [
+            window for number in range(len(self.measurements)) for window in self._planned(number)
+        ]
+        return merge_windows(planned, self.prefixes_agree)
+
+    def _find_shown(self, num_shown: int | None) -> list[list[slice]]:
+        shown: list[list[slice]] = [[] for _ in self.passes]
+        for of_windows, _ in islice(self._placed(), num_shown):
+            for window, place in chain.from_iterable(of_windows):
+                shown[place.number].append(slice(place.offset, place.offset + window.num_targets))
+        return shown
+
+    def _cost_alone(self, number: int) -> int:
+        """Count the tokens that a measurement would read by itself."""
+        if len(self.measurements) == 1:
+            return sum(self.costs)
+        passes = merge_windows(list(self._planned(number)), self.prefixes_agree)[0]
+        shared = self.shared and find_shared_prefixes(passes, self._prefix, LEAST_SAVING)
+        return sum(costs_of(passes, shared))
+
+    def _planned(self, number: int) -> Iterator[PlannedWindow]:
+        measurement = self.measurements[number]
+        start_id = measurement.plan.start_id
+        for of_texts in (measurement.windows, measurement.borders):
+            for stream, windows in zip(self._stream_numbers[number], of_texts):
+                for window in windows:
+                    yield PlannedWindow(stream, window, start_id if window.start_token else None)
+
+    def _number_streams(self) -> list[list[int]]:
+        """Number the streams of each measurement through, equal ones as one."""
+        numbers: dict[str, int] = {}
+        digests: dict[int, str] = {}  # measurements share most streams: each is hashed once
+        for measurement in self.measurements:
+            for position, stream in enumerate(measurement.streams):
+                if id(stream) not in digests:
+                    digest = digests[id(stream)] = stream_hash(stream.ids)
+                    if digest not in numbers:
+                        numbers[digest] = len(self.streams)
+                        context = 0 if stream.part is None else stream.part.targets[0][0]
+                        self.streams.append(Stream(stream.ids, position, digest, context))
+        return [
+            [numbers[digests[id(stream)]] for stream in measurement.streams]
+            for measurement in self.measurements
+        ]
+
+
+def plan_work(
+    models: Sequence[ScoredModel],
+    measurements: Sequence[Measurement],
+    num_shown: int | None = None,
+) -> Work:
+    """Try the models at the length of the longest window, and plan the passes.
+
+    Args:
+        num_shown: see `Work`.
+
+    Raises:
+        MemoryError, ValueError: one cannot be scored with, or not with these tokens.
+    """
+    windows = [
+        window for m in measurements for of_text in m.windows + m.borders for window in of_text
+    ]
+    lengths = [window.num_inputs for window in windows]
+    longest_whole = max(window.num_inputs + window.behind for window in windows)
+    for model in models:
+        check_ids(model, measurements)
+        model.prepare(max(lengths), sum(lengths), longest_whole)
+        if not model.prefixes_agree:  # what longer passes show is not true of shorter ones
+            for length in {m.longest_pass for m in measurements}:
+                model.prepare(length)
+    with without_collecting():
+        work = Work(measurements, all(model.prefixes_agree for model in models), num_shown)
+    if len(models) == 1:
+        work.share_prefixes(models[0])
+    return work
+
+
+def check_ids(model: ScoredModel, measurements: Sequence[Measurement]) -> None:
+    """Refuse token ids that the model has no embedding or no logit for."""
+    size = min(model.num_embeddings or model.vocabulary_size, model.vocabulary_size)
+    for measurement in measurements:
+        largest = [int(stream.ids.max(initial=0)) for stream in measurement.streams]
+        beyond = [number for number, token in enumerate(largest) if token >= size]
+        start_id = measurement.plan.start_id or 0
+        if beyond or start_id >= size:
+            where = f"in the texts at {name_positions(beyond)}" if beyond else "as its start token"
+            raise ArgumentError(
+                "tokenizer",
+                f"give token ids below {size}, the size of the model's vocabulary",
+                got=f"{max(start_id, *largest)} {where}",
+                advice="It belongs to another model.",
+            )
+
+
+def costs_of(passes: Sequence[Pass], shared: Sequence[SharedPrefix]) -> list[int]:
+    """Count the tokens that each pass reads, those of a shared prefix in the first that has it."""
+    costs = [pass_.num_inputs for pass_ in passes]
+    for group in shared:
+        for number in group.numbers[1:]:
+            costs[number] -= group.length
+    return costs
+
+
+def cut_texts(
+    placed: Sequence[Sequence[tuple[Window, Place]]], scores: Sequence[Columns]
+) -> list[list[Columns]]:
+    """Cut the scores of the windows of texts out of those of the passes."""
+    return [
+        [cut(scores[place.number], place.offset, window.num_targets) for window, place in of_text]
+        for of_text in placed
+    ]
+
+
+def cut(columns: Columns, offset: int, count: int) -> Columns:
+    """Cut the scores of a window out of those of its pass."""
+    if count == len(columns["nll"]):
+        return columns
+    return {name: values[offset : offset + count] for name, values in columns.items()}
+
+
+# --- running them ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a run has come: what `callback` gets after every batch.
+
+    Attributes:
+        done, total: tokens that went and that have to go through the model, in this process; where
+            a reference stores its states in a file first, through both, one after the other.
+        perplexity: of the tokens scored so far, longest windows first; NaN before there is one.
+    """
+
+    done: int
+    total: int
+    perplexity: float
+
+
+class RunningEstimate:
+    """Perplexity of the tokens scored so far, and how many tokens went through the model."""
+
+    def __init__(self, total: int) -> None:
+        self.total, self.done = total, 0
+        self.nll_sum, self.num_scored = 0.0, 0
+
+    def add(self, nlls: Sequence[np.ndarray], cost: int) -> None:
+        """Count passes: the nlls in them that are part of the result, and the tokens they read."""
+        if nlls:
+            together = np.concatenate(nlls)
+            self.nll_sum += float(together.sum(dtype=np.float64))
+            self.num_scored += len(together)
+        self.done += cost
+
+    @property
+    def perplexity(self) -> float:
+        return exp(self.nll_sum / self.num_scored) if self.num_scored else math.nan
+
+
+@dataclass(frozen=True)
+class Session:
+    """How a call runs: batches, memory, checkpoint, processes, progress.
+
+    Attributes:
+        batch_size: windows of the longest length in one forward pass.
+        logits_memory: bytes that logits and the losses over them may take.
+        checkpoint: keeps the scores of finished passes, and has those of an earlier run.
+        processes: who shares the work.
+        callback: called after every batch.
+    """
+
+    batch_size: int
+    logits_memory: int
+    checkpoint: Checkpoint | None
+    processes: Processes
+    callback: Callable[[Progress], None] | None
+
+    @contextmanager
+    def looking(self) -> Iterator[None]:
+        """Show, for the time of the context, that a model is looked at before texts are scored.
+
+        A callback with a method `status` is told so.
+        """
+        message = "Looking at the model"
+        if hasattr(self.callback, "status"):
+            self.callback.status(message)
+        hidden = True if self.processes.rank else None
+        with progress_bar(desc=message, bar_format="{desc} …", leave=False, disable=hidden):
+            yield
+
+    def after(self, num_tokens: int) -> "Session":
+        """Return the same, with progress that continues after `num_tokens` tokens read already."""
+        if self.callback is None:
+            return self
+
+        def callback(progress: Progress) -> None:
+            done, total = progress.done + num_tokens, progress.total + num_tokens
+            self.callback(Progress(done, total, progress.perplexity))
+
+        return replace(self, callback=callback)
+
+    def score(
+        self,
+        models: Sequence[ScoredModel],
+        measurements: Sequence[Measurement],
+        measures: Sequence[Measure],
+        num_shown: int | None = None,
+    ) -> tuple[Work, list[Columns]]:
+        """Plan the passes of measurements, and score them under a model, or it and its reference.
+
+        Args:
+            num_shown: measurements, from the first one on, whose perplexity is reported.
+        """
+        with self.looking():
+            work = plan_work(models, measurements, num_shown)
+        batch_tokens = self.batch_size * work.max_length
+        if models[0].gives_logits:
+            scorer = Scorer(models, measures, batch_tokens, self.logits_memory)
+        else:
+            scorer = ServedScorer(models[0], measures, self.batch_size, batch_tokens)
+        return work, Runner(self, scorer, work).run(models, measures)
+
+
+def describe_all(
+    models: Sequence[ScoredModel],
+    measurements: Sequence[Measurement],
+    measures: Sequence[Measure],
+) -> str:
+    """Describe on one line what processes that share work must have in common."""
+    signatures = [
+        describe_measurement(
+            model, measurement.signature_fields(), measurement.longest_pass, words_given=False
+        )["signature"]
+        for model in models
+        for measurement in measurements
+    ]
+    return repr((signatures, [measure.key for measure in measures]))
+
+
+class Runner:
+    """Scores the passes of a work as a session says.
+
+    Args:
+        scorer: of the session's models.
+    """
+
+    def __init__(self, session: Session, scorer: Scorer | ServedScorer, work: Work) -> None:
+        self.session, self.scorer, self.work = session, scorer, work
+        self.checkpoint, self.processes = session.checkpoint, session.processes
+
+    def run(
+        self, models: Sequence[ScoredModel], measures: Sequence[Measure], key_prefix: str = ""
+    ) -> list[Columns]:
+        """Return the scores of every pass, in all processes.
+
+        Args:
+            models, measures: of the scorer; all processes must have the same.
+            key_prefix: tells apart scores that depend on more than what a pass reads.
+        """
+        self.processes.agree(
+            lambda: key_prefix + describe_all(models, self.work.measurements, measures),
+            "model and settings",
+            "Pass the same models, tokenizers and arguments to every process.",
+        )
+        finished: dict[int, Columns] = {}
+        if self.checkpoint is not None:
+            length = max((m.longest_pass for m in self.work.measurements), default=0)
+            self.checkpoint.use(models, measures, key_prefix, length)
+            finished = self._load_finished()
+        # Each process may have a checkpoint of its own: the first that has a pass hands it over.
+        holders: dict[int, int] = {}
+        for rank, numbers in enumerate(self.processes.exchange(list(finished))):
+            for number in numbers:
+                holders.setdefault(number, rank)
+        rank = self.processes.rank
+        scores = {number: finished[number] for number in finished if holders[number] == rank}
+        try:
+            self._check_finished(finished)
+            self._score_share(scores, holders.keys())
+        except Exception as error:
+            self.processes.announce(error)
+            raise
+        gathered = dict(self.processes.gather(list(scores.items())))
+        return [gathered[number] for number in range(len(self.work.passes))]
+
+    def _score_share(self, scores: dict[int, Columns], known: Set[int]) -> None:
+        """Score this process's passes into `scores`, longest first, and show how it goes.
+
+        Args:
+            known: passes that one of the processes has the scores of.
+        """
+        share = self.work.share(self.processes)
+        costs = [self.work.costs[number] for number in share]
+        finished = {place for place, number in enumerate(share) if number in known}
+        estimate = RunningEstimate(sum(costs))
+        known_here = [share[place] for place in finished]
+        estimate.add(self._shown(known_here, scores), sum(costs[place] for place in finished))
+        hidden = True if self.processes.rank else None
+        bar = progress_bar(
+            total=estimate.total,
+            initial=estimate.done,
+            unit="token",
+            desc="Scoring",
+            disable=hidden,
+        )
+        with bar, self._naming_text(share):
+            for places, batch in self._batches(share, finished):
+                numbers = [share[place] for place in places]
+                self._check_numbers(numbers, batch)
+                self._check_company(numbers, batch)
+                scores.update(zip(numbers, batch))
+                cost = sum(costs[place] for place in places)
+                estimate.add(self._shown(numbers, scores), cost)
+                self._save(numbers, batch)
+                bar.set_postfix(perplexity=f"{estimate.perplexity:.2f}", refresh=False)
+                bar.update(cost)
+                if self.session.callback is not None:
+                    self.session.callback(
+                        Progress(estimate.done, estimate.total, estimate.perplexity)
+                    )
+
+    def _batches(
+        self, share: Sequence[int], finished: Container[int]
+    ) -> Iterator[tuple[list[int], list[Columns]]]:
+        """Iterate over the scores of a share, by place, those that share a context first."""
+        place_of = {number: place for place, number in enumerate(share)}
+        after_prefix = []
+        shared: set[int] = set()
+        for group in self.work.shared:
+            places = [place_of[number] for number in group.numbers if number in place_of]
+            shared.update(places)
+            unfinished = [place for place in places if place not in finished]
+            if unfinished:
+                after_prefix.append((unfinished, group.length))
+
+        def row_of(place: int) -> Row:
+            return self.work.row(share[place])
+
+        lengths = [self.work.lengths[number] for number in share]
+        return chain(
+            chain.from_iterable(
+                self.scorer.score_after_prefix(row_of, *group) for group in after_prefix
+            ),
+            self.scorer.score(row_of, lengths, shared.union(finished)),
+        )
+
+    @contextmanager
+    def _naming_text(self, share: Sequence[int]) -> Iterator[None]:
+        """Say which tokens of which text a pass of a share has, where it is refused."""
+        try:
+            yield
+        except PassError as error:
+            pass_ = self.work.passes[share[error.number]]
+            raise ValueError(
+                f"{error} It is the window over tokens {pass_.begin} to {pass_.end - 1} of the "
+                "text "
+                f"at position {self.work.streams[pass_.stream].text}."
+            ) from None
+
+    def _shown(self, numbers: Sequence[int], scores: Mapping[int, Columns]) -> list[np.ndarray]:
+        """List the nlls of passes that are part of the result, as far as this process has them."""
+        return [
+            scores[number]["nll"][part]
+            for number in numbers
+            if number in scores
+            for part in self.work.shown[number]
+        ]
+
+    def _load_finished(self) -> dict[int, Columns]:
+        """Load the scores that an earlier run left in this process's checkpoint, by pass."""
+        digests = [stream.digest for stream in self.work.streams]
+        return self.checkpoint.load([(digests[pass_.stream], pass_) for pass_ in self.work.passes])
+
+    def _check_finished(self, finished: Mapping[int, Columns]) -> None:
+        """Score the longest of the finished passes again, before they are believed.
+
+        Raises:
+            ValueError: its scores have changed.
+        """
+        alone = [number for number in finished if self.work.stands_alone(number)]
+        if not alone:
+            return
+        number = max(alone, key=lambda number: self.work.lengths[number])
+        row, pass_ = self.work.row(number), self.work.passes[number]
+        [(_, [repeated])] = self.scorer.score(lambda _: row, [self.work.lengths[number]])
+        where = (
+            f"tokens {pass_.targets[0][0]} to {pass_.end - 1} of the text at position "
+            f"{self.work.streams[pass_.stream].text}"
+        )
+        self.checkpoint.check_repeated(finished[number], repeated, where)
+
+    def _check_company(self, numbers: Sequence[int], batch: Sequence[Columns]) -> None:
+        """Score the first and the last pass of a larger batch than any before again, each alone.
+
+        Raises:
+            ValueError: their scores depend on the other passes.
+        """
+        models = self.scorer.models
+        if len(numbers) <= min((model.rows_tried for model in models), default=len(numbers)):
+            return
+        for place in (0, -1):
+            row, length = self.work.row(numbers[place]), self.work.lengths[numbers[place]]
+            [(_, [alone])] = self.scorer.score(lambda _, row=row: row, [length])
+            for model, name in zip(models, ("nll", "reference_nll")):
+                if name in alone and not self._agree(model, batch[place][name], alone[name]):
+                    raise ValueError(
+                        f"{model.description} must score a text by itself, but a token's score in "
+                        f"a batch of {len(numbers)} passes is another than in a pass alone: "
+                        f"{batch[place][name].mean():.6f} and {alone[name].mean():.6f} nats on "
+                        "average. A part of it acts on the other rows of a batch, or on their number."
+                    )
+        for model in models:
+            model.rows_tried = max(model.rows_tried, len(numbers))
+
+    @staticmethod
+    def _agree(model: ScoredModel, nlls: np.ndarray, others: np.ndarray) -> bool:
+        """Return whether nlls (R,) differ by no more than a model rounds in other batches."""
+        tolerance = probe_tolerance(describe_model(model))
+        slack = 3 if tolerance < ROUGH else 10  # experts that are chosen otherwise
+        return agree(nlls, others, slack * tolerance)
+
+    def _save(self, numbers: Sequence[int], batch: Sequence[Columns]) -> None:
+        if self.checkpoint is None:
+            return
+        passes = [self.work.passes[number] for number in numbers]
+        self.checkpoint.save(
+            (self.work.streams[pass_.stream].digest, pass_, columns)
+            for pass_, columns in zip(passes, batch)
+        )
+
+    def _check_numbers(self, numbers: Sequence[int], batch: Sequence[Columns]) -> None:
+        """Refuse NaN, naming the model and the text; infinity is a result."""
+        for name, who in (("nll", "model"), ("reference_nll", "reference model")):
+            values = [columns[name] for columns in batch if name in columns]
+            if not values or not np.isnan(np.concatenate(values)).any():
+                continue
+            broken = next(n for n, nlls in zip(numbers, values) if np.isnan(nlls).any())
+            pass_ = self.work.passes[broken]
+            raise ValueError(
+                Wording(
+                    f"The {who} gave NaN for the text at position "
+                    f"{self.work.streams[pass_.stream].text}, in its tokens {pass_.targets[0][0]} "
+                    f"to {pass_.end - 1}. Its weights hold NaN, or it overflows in its dtype: "
+                    "load it with `dtype='float32'`."
+                )
+            )
+
+
+def progress_bar(**settings: object) -> tqdm:
+    """Return a bar as `tqdm` makes it, hidden where there is no terminal.
+
+    `evaluate.logging.disable_progress_bar` hides it too; who has not imported evaluate has not called
+    that, and importing it here would take longer than scoring a short text.
+    """
+    evaluate = sys.modules.get("evaluate")
+    off = evaluate is not None and not evaluate.logging.is_progress_bar_enabled()
+    hides = True if _HIDDEN or off else settings.get("disable")
+    return tqdm(**(settings | {"disable": hides}))
+
+
+@contextmanager
+def bars_hidden() -> Iterator[None]:
+    """Show no bars for the time of the context: the caller shows one of its own."""
+    _HIDDEN.append(True)
+    try:
+        yield
+    finally:
+        _HIDDEN.pop()
+
+
+@contextmanager
+def without_collecting() -> Iterator[None]:
+    """Pause the garbage collector, where millions of plans and results are made, and no garbage.
+
+    What was made meanwhile is old to it afterwards: else it would go through all of that at once.
+    """
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            if not gc.get_freeze_count():  # else somebody froze objects, who means them to stay so
+                gc.freeze()
+                gc.unfreeze()
+            gc.enable()

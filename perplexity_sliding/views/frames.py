@@ -1,0 +1,50 @@
+"""Results of the metric as tables of pandas, with the columns of the command line's --format csv."""
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+from ..cli import rows
+from ..cli.reading import ReadText
+
+if TYPE_CHECKING:
+    import pandas
+
+UNITS = {"tokens": "token_scores", "words": "word_scores"}
+
+
+def to_frame(results: dict, of: str | None = None) -> "pandas.DataFrame":
+    """Make a table of a result, one row for each token, word or measurement.
+
+    Args:
+        results: of `compute`.
+        of: "tokens", "words" or "measurements", of which a single result is one; by default the finest
+            that there are.
+
+    Raises:
+        ValueError: another name, or rows that the results do not have.
+    """
+    import pandas
+
+    makers: dict[str, Callable[[], Iterator[dict]]] = {
+        "tokens": lambda: _parts(results, "token"),
+        "words": lambda: _parts(results, "word"),
+        "measurements": lambda: rows.of_measurements(results.get("measurements", [results])),
+    }
+    there = [name for name in makers if UNITS.get(name, "perplexity") in results]
+    if of is None:
+        of = there[0]
+    if of not in makers:
+        raise ValueError(f"`of` must be one of {', '.join(map(repr, makers))}, got {of!r}.")
+    if of not in there:
+        asked = {"tokens": "return_token_scores=True", "words": "words=True"}[of]
+        raise ValueError(
+            f"`results` must have {UNITS[of]} for a table of {of}. Compute them with {asked}."
+        )
+    return pandas.DataFrame(list(makers[of]()))
+
+
+def _parts(results: dict, unit: str) -> Iterator[dict]:
+    """Yield rows of the tokens or words of each text, which is named by its number."""
+    for number, columns in enumerate(results[UNITS[f"{unit}s"]]):
+        for row in rows.of_parts(ReadText(str(number), None), columns, unit):
+            yield {"text": number} | {key: row[key] for key in row if key not in ("name", "piece")}

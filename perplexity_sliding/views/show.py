@@ -1,0 +1,137 @@
+"""Results of the metric in a notebook: the text, coloured, where the cell's output is."""
+
+import re
+from ast import literal_eval
+from collections.abc import Sequence
+
+from ..digests import TextsDigest
+from .comparison import Pair, pair_of
+from .markup import escape
+from .reading import SHOWN, Reading, own_perplexities, within
+from .report import report
+
+HEIGHT = 720  # pixels that a notebook gives to it
+
+
+class Shown:
+    """Results to be looked at: the last value of a cell, or a file.
+
+    A notebook shows it in a frame of its own, so that its style and the notebook's are apart.
+    """
+
+    def __init__(self, html: str):
+        self.html = html
+
+    def _repr_html_(self) -> str:
+        return (
+            f'<iframe srcdoc="{escape(self.html)}" sandbox="allow-scripts" title="Coloured text" '
+            f'style="width: 100%; height: {HEIGHT}px; border: 0"></iframe>'
+        )
+
+    def save(self, path: str) -> None:
+        """Write it as an HTML file that needs nothing else."""
+        with open(path, "w", encoding="utf-8", newline="") as file:
+            file.write(self.html)
+
+
+def show(
+    results: dict,
+    texts: str | Sequence[str],
+    contexts: str | Sequence[str] | None = None,
+    context_separator: str = "",
+) -> Shown:
+    """Colour texts by what `compute` found, with a panel for each token.
+
+    Args:
+        results: of `compute` with `return_token_scores=True`; with `num_alternatives=5` the panel says
+            what the model expected too.
+        texts: the ones that were scored, in their order.
+        contexts, context_separator: as in `compute`.
+
+    Raises:
+        ValueError: the results have no token scores, or are of other texts.
+    """
+    scores = results.get("token_scores")
+    if scores is None:
+        raise ValueError(
+            "`results` must have token scores to be shown. Compute them with "
+            "return_token_scores=True, num_alternatives=5."
+        )
+    texts = [texts] if isinstance(texts, str) else list(texts)
+    wholes = _as_read(results, texts, contexts, context_separator)
+    _check(results, texts, wholes, scores)
+    begins = [0] * len(wholes)
+    if contexts is not None:
+        begins = [len(whole) - len(text) for whole, text in zip(wholes, texts)]
+    own = own_perplexities(results, len(wholes))
+    readings = [
+        Reading(
+            whole, tokens, results, results["model"], begin, _name(number, len(wholes)), perplexity
+        )
+        for number, (whole, tokens, begin, perplexity) in enumerate(
+            zip(wholes, scores, begins, own), 1
+        )
+    ]
+    notes = []
+    if sum(map(len, wholes)) > SHOWN:
+        notes.append(f"The numbers are of all texts; the first {SHOWN:,} characters are shown.")
+    return Shown(report(results, *_split(list(within(readings)), results), notes=notes))
+
+
+def _as_read(
+    results: dict, texts: list[str], contexts: str | Sequence[str] | None, separator: str
+) -> list[str]:
+    """Return what token scores are of: chats as written, texts behind their contexts, or joined."""
+    if "chats_as_written" in results:
+        return results["chats_as_written"]
+    if contexts is not None:
+        before = [contexts] * len(texts) if isinstance(contexts, str) else contexts
+        return [
+            context + (separator if context else "") + text for context, text in zip(before, texts)
+        ]
+    join = _join(results["signature"])
+    return texts if join is None else [join.join(texts)]
+
+
+def _join(signature: str) -> str | None:
+    """Read what texts were joined by from the signature: None, tokens (""), or a string."""
+    field = re.search(r"\|join:([^|]*)", signature)
+    value = "None" if field is None else field[1].encode("ascii").decode("unicode_escape")
+    return (
+        {"None": None, "tokens": ""}[value] if value in ("None", "tokens") else literal_eval(value)
+    )
+
+
+def _check(results: dict, texts: list[str], wholes: list[str], scores: list[dict]) -> None:
+    """Refuse texts that these are not the results of: colours would lie on other words."""
+    if len(scores) != len(wholes):
+        raise ValueError(
+            f"`texts` must be as many as `results` has token scores of, {len(scores)}, got {len(wholes)}."
+        )
+    # The digest of texts that are scored in part is one of their parts too.
+    if (
+        "num_context_tokens" not in results
+        and str(TextsDigest.of(texts)) != results["texts_digest"]
+    ):
+        raise ValueError(
+            "`texts` must be the ones that `results` are of, in their order: these have another digest."
+        )
+    for whole, tokens in zip(wholes, scores):
+        ends = [offset[1] for offset in tokens["offsets"] if offset is not None]
+        if max(ends, default=0) > len(whole):
+            raise ValueError(
+                "`texts` must be the ones that `results` are of, with the `contexts` that were read before "
+                f"them: tokens reach to character {max(ends)}, but there are {len(whole)}."
+            )
+
+
+def _name(number: int, of: int) -> str:
+    return f"Text {number}" if of > 1 else ""
+
+
+def _split(readings: list[Reading], results: dict) -> tuple[list[Reading], list[Pair]]:
+    """Return the readings of one model, or else pairs of two models'."""
+    if "comparison" not in results:
+        return readings, []
+    names = (results["model"], results["comparison"].get("reference") or "the reference")
+    return [], [pair_of(reading, place, names) for place, reading in enumerate(readings)]
