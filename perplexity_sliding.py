@@ -1,76 +1,218 @@
 """Perplexity of texts of any length under a causal language model, with a sliding window.
 
-The metric as evaluate loads it: documentation, and texts that are added bit by bit.  What a call does
-is in call.py, which needs no evaluate.
+The metric as `evaluate.load` finds it: its documentation, and texts that are added bit by bit.  The
+engine is the package `perplexity_sliding`, which lies beside this file in a clone, around it where
+it is installed, and in the same Space on the Hub.
 """
 
+import ast
+import importlib.util
 import os
 import re
+import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
+from functools import cache
+from importlib import import_module
 from inspect import Parameter, Signature, signature
+from pathlib import Path
 
 import datasets
 import evaluate
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from perplexity_sliding.about import CITATION, VERSION
-from perplexity_sliding.api import compute, compute_with
-from perplexity_sliding.arguments import check_texts
-from perplexity_sliding.digests import TextsDigest as TextsDigest
-from perplexity_sliding.engines.gguf import GGUFModel as GGUFModel
-from perplexity_sliding.engines.served import ServedModel as ServedModel
-from perplexity_sliding.engines.server import Server as Server
-from perplexity_sliding.engines.server_apis import Prompt as Prompt
-from perplexity_sliding.engines.server_opening import ServedModelInfo as ServedModelInfo
-from perplexity_sliding.engines.server_probe import Identity as Identity
-from perplexity_sliding.engines.sources import ModelSource, OpenModels, check_model_source
-from perplexity_sliding.engines.vllm import adopt_vllm as adopt_vllm
-from perplexity_sliding.errors import ArgumentError
-from perplexity_sliding.models.digest import modifications as modifications
-from perplexity_sliding.models.language_model import LanguageModel
-from perplexity_sliding.models.loading import check_exists as check_exists
-from perplexity_sliding.models.logits import Head as Head
-from perplexity_sliding.models.module import input_device as input_device
-from perplexity_sliding.models.probes import KeptState as KeptState
-from perplexity_sliding.models.signature import describe_measurement as describe_measurement
-from perplexity_sliding.models.states import StateReader as StateReader
-from perplexity_sliding.plan.chats import separate_chats
-from perplexity_sliding.plan.joins import runs_together as runs_together
-from perplexity_sliding.plan.measurement import Measurement as Measurement
-from perplexity_sliding.plan.parts import check_parts as check_parts
-from perplexity_sliding.plan.settings import Corpus as Corpus
-from perplexity_sliding.plan.tokenization import Chat
-from perplexity_sliding.plan.windows import ContextLimit as ContextLimit
-from perplexity_sliding.plan.windows import Window as Window
-from perplexity_sliding.protocols import DEFAULT_PROTOCOL, PROTOCOLS, Protocol
-from perplexity_sliding.request import Request as Request
-from perplexity_sliding.results.comparison import PairedScores as PairedScores
-from perplexity_sliding.results.contexts import LongContextTotals as LongContextTotals
-from perplexity_sliding.results.identity import judge_identity as judge_identity
-from perplexity_sliding.results.key_tokens import KeyTokenTotals as KeyTokenTotals
-from perplexity_sliding.results.pairs import score_pair as score_pair
-from perplexity_sliding.results.pooled import PooledTotals as PooledTotals
-from perplexity_sliding.results.report import Report as Report
-from perplexity_sliding.results.totals import Totals
-from perplexity_sliding.results.uncertainty import estimate_ratio_of_text
-from perplexity_sliding.results.words import Vocabulary as Vocabulary
-from perplexity_sliding.scoring.carried import score_carried as score_carried
-from perplexity_sliding.scoring.checkpoint import Checkpoint as Checkpoint
-from perplexity_sliding.scoring.distributed import Processes as Processes
-from perplexity_sliding.scoring.healing import plan_healing as plan_healing
-from perplexity_sliding.scoring.hidden_states import store_reference as store_reference
-from perplexity_sliding.scoring.measures import TOKEN_MEASURES
-from perplexity_sliding.scoring.passes import Scorer as Scorer
-from perplexity_sliding.scoring.runner import Session as Session
-from perplexity_sliding.scoring.served import ServedScorer as ServedScorer
+# --- find the package ------------------------------------------------------------------------------
 
-# Names imported as themselves are used by other modules of the engine alone: evaluate copies no
-# file that isn't imported here.
+# evaluate copies this file alone into its cache and imports the copy.  It demands that packages which
+# are imported at the left margin are installed; those of the engine are imported further in.
+
+_PACKAGE = "perplexity_sliding"
+# Version of the package that this file belongs to.
+_VERSION = "0.2.0"
+
+
+@contextmanager
+def _own_package() -> Iterator[None]:
+    """Make `import perplexity_sliding` import the package that belongs to this file.
+
+    Raises:
+        ImportError: the package cannot be found, is of another version, or Python would import, or
+            has imported, other code by its name.
+    """
+    own, found = _find_own_package(), _find_importable_package()
+    if found is not None and found != own and _read_code(found) != _read_code(own):
+        raise ImportError(
+            f"The metric's package is {own} (version {_read_version(own)}), but Python imports "
+            f"{found} (version {_read_version(found)}), whose code differs. Uninstall the one that "
+            "is not wanted, or use each in a process of its own."
+        )
+    if (version := _read_version(own)) != _VERSION:
+        raise ImportError(
+            f"The metric {__file__} is of version {_VERSION}, but its package {own} is of version "
+            f"{version}. Install the same version of both, or load the metric again."
+        )
+    if found is None:
+        _import_from(own)
+    if (imported := import_module(_PACKAGE).__version__) != _VERSION:
+        raise ImportError(
+            f"Python imported version {imported} of {own} before its files were updated to "
+            f"{_VERSION}. Restart Python."
+        )
+    yield
+
+
+def _find_own_package() -> Path:
+    """Return the folder of the package that belongs to this file.
+
+    It lies beside the file that evaluate was asked for, around it, or in the same Space.  A file
+    that stands alone takes the package that Python imports.
+    """
+    load = _call_of_load()
+    path = load.get("path", __file__)
+    file = Path(path) if path.endswith(".py") else Path(path, f"{Path(path).name}.py")
+    if load and not file.is_file():
+        settings = load["download_config"] or datasets.DownloadConfig()
+        offline = settings.local_files_only or evaluate.config.HF_EVALUATE_OFFLINE
+        return _fetch(path, load["revision"], settings.token, offline)
+    # In the cache of the Hub the file is a link, and the package lies beside the link.
+    for folder in (file.parent.resolve(), file.resolve().parent):
+        for place in (folder / _PACKAGE, folder):
+            if _is_package(place):
+                return place
+    found = _find_importable_package()
+    if found is None:
+        raise ImportError(
+            f"The metric {file} needs its package {_PACKAGE}, which is neither beside it nor "
+            "installed. Load the metric from a clone or by its name on the Hub, or install it."
+        )
+    return found
+
+
+def _call_of_load() -> dict:
+    """Return the local variables of the call of `evaluate.load` that imports this file, if any.
+
+    Only that call knows which file or Space it loads: equal files share one copy, whose name and
+    place are those of the first.
+    """
+    module, frame = __name__.split("."), sys._getframe()
+    while frame is not None and module[0] == "evaluate_modules":
+        if frame.f_globals.get("__name__") == "evaluate.loading" and frame.f_code.co_name == "load":
+            variables = frame.f_locals
+            return variables if Path(variables["path"]).stem == module[-1] else {}
+        frame = frame.f_back
+    return {}
+
+
+@cache
+def _fetch(space: str, revision: str | None, token: str | bool | None, offline: bool) -> Path:
+    """Return the package of a Space at a revision, from the Hub or from its cache."""
+    from huggingface_hub import snapshot_download
+
+    if re.match(r"\d*\.\d*\.\d*", revision or ""):
+        revision = f"v{revision}"  # as evaluate does
+    try:
+        snapshot = snapshot_download(
+            space,
+            repo_type="space",
+            revision=revision,
+            token=token,
+            local_files_only=offline,
+            allow_patterns=[f"{_PACKAGE}/**", f"{_PACKAGE}.py"],
+        )
+    except Exception as error:  # versions of huggingface_hub differ in what they raise
+        raise ImportError(
+            f"The package of the metric {space}, revision {revision or 'main'}, can neither be "
+            f"fetched from the Hub nor found in its cache: {error}"
+        ) from error
+    package, file = Path(snapshot, _PACKAGE), Path(snapshot, f"{_PACKAGE}.py")
+    if not (file.is_file() and _is_package(package)):
+        raise ImportError(
+            f"The metric {space}, revision {revision or 'main'}, has no complete package in "
+            f"{snapshot}. Load it once while the Hub can be reached."
+        )
+    if _statements(file) != _statements(Path(__file__)):
+        raise ImportError(
+            f"evaluate took {__file__} for the metric {space}, which differs from that of revision "
+            f"{revision or 'main'}: where it does not reach a file, it takes its latest copy of any "
+            f"revision. Load {file} instead."
+        )
+    return package.resolve()
+
+
+def _statements(file: Path) -> str:
+    """Return the code of a file without its comments, which evaluate ignores too."""
+    return ast.dump(ast.parse(file.read_text("utf-8")))
+
+
+def _find_importable_package() -> Path | None:
+    """Return the folder of the package that Python imports, or has imported, by its name.
+
+    Raises:
+        ImportError: the name is that of something else.
+    """
+    try:
+        spec = importlib.util.find_spec(_PACKAGE)
+    except ValueError:  # a module that was made by hand
+        spec = importlib.util.spec_from_loader(_PACKAGE, None, origin="a module without a file")
+    if spec is None or spec.origin is None:  # a mere folder of this name, such as that of a clone
+        return None
+    # Not the file: in the cache of the Hub it is a link to a file of another name.
+    folder = Path(spec.origin).parent.resolve()
+    if not _is_package(folder):
+        raise ImportError(
+            f"The metric's package is {_PACKAGE}, but Python imports {spec.origin} by this name. "
+            "Rename it, or remove it from Python's path."
+        )
+    return folder
+
+
+def _is_package(folder: Path) -> bool:
+    """Return whether a folder is this metric's package, of whichever version."""
+    return all((folder / name).is_file() for name in ("__init__.py", "about.py", "api.py"))
+
+
+def _read_version(package: Path) -> str:
+    """Return the version that a package's files are of."""
+    return re.search(r'^VERSION = "(.+)"', (package / "about.py").read_text("utf-8"), re.M)[1]
+
+
+def _read_code(package: Path) -> dict[str, str]:
+    """Return the code of a package by file; where it is installed, this file is among them."""
+    return {
+        path.relative_to(package).as_posix(): path.read_text("utf-8")
+        for path in package.rglob("*.py")
+        if path != package / f"{_PACKAGE}.py"
+    }
+
+
+def _import_from(package: Path) -> None:
+    """Import a package from its folder, here and in processes that are started from here."""
+    spec = importlib.util.spec_from_file_location(
+        _PACKAGE, package / "__init__.py", submodule_search_locations=[str(package)]
+    )
+    module = sys.modules[_PACKAGE] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    sys.path.append(import_module(f"{_PACKAGE}.about").import_folder())
+
+
+with _own_package():
+    from perplexity_sliding.about import CITATION, VERSION
+    from perplexity_sliding.api import compute, compute_with
+    from perplexity_sliding.arguments import check_texts
+    from perplexity_sliding.engines.sources import ModelSource, OpenModels, check_model_source
+    from perplexity_sliding.errors import ArgumentError
+    from perplexity_sliding.models.interface import ScoredModel
+    from perplexity_sliding.plan.tokenization import Chat
+    from perplexity_sliding.protocols import DEFAULT_PROTOCOL, PROTOCOLS, Protocol
+    from perplexity_sliding.results.totals import Totals
+    from perplexity_sliding.results.uncertainty import estimate_ratio_of_text
+    from perplexity_sliding.scoring.measures import TOKEN_MEASURES
 
 __version__ = VERSION
+
+# --- the metric ------------------------------------------------------------------------------------
 
 _DESCRIPTION = """\
 Perplexity of texts of any length under a causal language model.
@@ -317,8 +459,6 @@ def signature_of_a_method(function: Callable) -> Signature:
 
 
 _ARGUMENTS = signature_of_a_method(compute)
-# Held while a thread looks whether another one is inside a metric.
-_ENTRANCE = threading.Lock()
 
 
 @evaluate.utils.file_utils.add_start_docstrings(_DESCRIPTION, _KWARGS_DESCRIPTION)
@@ -334,10 +474,18 @@ class PerplexitySliding(evaluate.Metric):
     default_protocol: str = DEFAULT_PROTOCOL
 
     def __init__(self, *args: object, **kwargs: object) -> None:
-        super().__init__(*args, **kwargs)
+        with _own_package():  # evaluate imports equal files of two clones only once
+            super().__init__(*args, **kwargs)
+        if self.num_process > 1:
+            raise ArgumentError(
+                "num_process",
+                "be 1",
+                got=str(self.num_process),
+                advice="Load the metric without it, and share the work with `distributed=True`.",
+            )
         self._texts: list[str] = []  # those that were added
         self._adder: int | None = None  # the thread that added them
-        self._thread: int | None = None  # the thread that is inside a call
+        self._lock = threading.RLock()  # again in the thread of a callback that uses this metric
         self._models = OpenModels()
 
     def _info(self) -> evaluate.MetricInfo:
@@ -374,9 +522,7 @@ class PerplexitySliding(evaluate.Metric):
         Raises:
             TypeError: it is not a string.
         """
-        texts = check_texts([prediction if predictions is None else predictions])
-        with self._in_one_thread(adding=True):
-            self._texts += texts
+        self.add_batch(predictions=[prediction if predictions is None else predictions])
 
     def add_batch(
         self, *, predictions: Iterable[str] | None = None, references: None = None
@@ -391,7 +537,8 @@ class PerplexitySliding(evaluate.Metric):
             ValueError: the list is empty.
         """
         texts = check_texts(predictions)
-        with self._in_one_thread(adding=True):
+        with self._lock:
+            self._check_adder()
             self._texts += texts
 
     def compute(
@@ -400,7 +547,7 @@ class PerplexitySliding(evaluate.Metric):
         predictions: Iterable[str] | Sequence[Chat] | None = None,
         references: None = None,
         **kwargs: object,
-    ) -> dict | None:
+    ) -> dict:
         """Compute the perplexity of the texts added so far and of those given.
 
         When it fails, texts that had been added are kept for the next call.
@@ -420,89 +567,35 @@ class PerplexitySliding(evaluate.Metric):
                 got=f"{references!r:.80}",
                 advice="Pass a second model as `reference`, texts as `predictions`.",
             )
-        with self._in_one_thread(adding=predictions is not None):
+        with self._lock:
             texts = self._with_added(predictions)
             # A callback may use this metric too: it finds nothing of this call.
             added, self._texts = self._texts, []
             try:
-                return self._of_all_processes(texts, kwargs)
+                # evaluate would write the texts to a file, for which processes wait for each other
+                return self._compute(texts, **kwargs)
             except BaseException:
                 self._texts = [*added, *self._texts]
                 raise
 
     def _with_added(self, predictions: object) -> object:
-        """Put the texts that were added before those that are given; what is no list is not looked at."""
+        """Put the texts that were added before those that are given; check only what is joined."""
         if not self._texts:
             return predictions
+        if predictions is not None:
+            self._check_adder()
         given = () if predictions is None else predictions
         return [*self._texts, *(given if isinstance(given, list | tuple) else check_texts(given))]
 
-    def _of_all_processes(self, texts: object, kwargs: dict) -> dict | None:
-        """Compute; with `num_process` in the first process, of the texts of all of them.
-
-        Texts stay in memory otherwise: evaluate's files would make processes wait for each other.
-        """
-        if self.num_process == 1:
-            return self._compute(texts, **kwargs)
-        texts, chats = separate_chats(texts)
-        if chats is not None:
-            raise ArgumentError(
-                "num_process", "be 1 with chats", advice="Load the metric without it."
-            )
-        # evaluate leaves the names of the last call's files, which may be another's by now.
-        self.file_paths = self.filelocks = None
-        try:
-            super().add_batch(predictions=check_texts(texts))
-            return super().compute(**kwargs)
-        except BaseException:
-            self._discard_cache()
-            raise
-
-    def _discard_cache(self) -> None:
-        """Remove the Arrow file that evaluate leaves behind when a call fails, and free its lock.
-
-        The lock's file stays, as another process may wait for it, and so do the Arrow files of
-        other processes, of which evaluate holds the locks.
-        """
-        writer, self.data, self.writer = self.writer, None, None
-        if writer is not None:
-            with suppress(Exception):  # a file that cannot be written cannot be closed either
-                writer.close()
-        files = [(self.filelock, self.cache_file_name)]
-        files += zip(self.filelocks or (), self.file_paths or ())
-        own_file = self.cache_file_name or (self.file_paths or [None])[0]
-        for lock, path in files:
-            if path is not None and path == own_file:
-                with suppress(FileNotFoundError):
-                    os.remove(path)
-            if lock is not None:
-                lock.release()
-        self.filelocks = self.file_paths = self.filelock = self.cache_file_name = None
-
-    @contextmanager
-    def _in_one_thread(self, adding: bool) -> Iterator[None]:
-        """Refuse a second thread, whose texts would mix with those of the first.
-
-        Args:
-            adding: texts come from this thread; those that were added must have, too.
-        """
+    def _check_adder(self) -> None:
+        """Refuse to add texts to those of another thread."""
         thread = threading.get_ident()
-        with _ENTRANCE:
-            alive = {running.ident for running in threading.enumerate()}
-            other_inside = self._thread not in (None, thread)
-            other_adds = adding and self._texts and self._adder != thread
-            if other_inside or (other_adds and self._adder in alive):
-                raise RuntimeError(
-                    "This metric is in use by another thread, with whose texts it would mix these. "
-                    "Load a metric for each thread: evaluate.load gives a new one at every call."
-                )
-            previous, self._thread = self._thread, thread
-            if adding:
-                self._adder = thread
-        try:
-            yield
-        finally:
-            self._thread = previous
+        if self._texts and self._adder != thread:
+            raise RuntimeError(
+                "Another thread has added texts to this metric, with which it would mix these. "
+                "Load a metric for each thread: evaluate.load gives a new one at every call."
+            )
+        self._adder = thread
 
     def _compute(self, predictions: Sequence[str] | Sequence[Chat], **kwargs: object) -> dict:
         """Compute by `compute`, whose arguments these are."""
@@ -525,7 +618,7 @@ class PerplexitySliding(evaluate.Metric):
         dtype: str | torch.dtype | None = None,
         model_kwargs: dict | None = None,
         tokenizer_kwargs: dict | None = None,
-    ) -> LanguageModel:
+    ) -> ScoredModel:
         """Open a model once, to ask what it takes.
 
         Args:

@@ -8,11 +8,10 @@ passes, one window at a time, does the same.  A model either agrees, or is refus
 one that does neither is an error of ours.
 
 With `--known`, each is asked instead whether short passes show what passes of 1,024 tokens show: the
-list for `model_probes.py`.
+list for `models/probes.py`.
 """
 
 import argparse
-import importlib
 import inspect
 import json
 import math
@@ -32,7 +31,13 @@ import transformers
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-METRIC = Path(__file__).resolve().parent.parent / "perplexity_sliding.py"
+ROOT = Path(__file__).resolve().parent.parent
+METRIC = ROOT / "perplexity_sliding.py"
+sys.path.insert(0, str(ROOT))
+
+from perplexity_sliding.models import probes  # noqa: E402
+from perplexity_sliding.models.language_model import LanguageModel  # noqa: E402
+
 VOCABULARY = 80
 CONTEXT, WINDOW, STRIDE = 128, 64, 20
 LONG_CONTEXT = 1024
@@ -212,10 +217,6 @@ def look(name: str, metric) -> Outcome:
 
     It is "known" where the quick look accepts it and nothing is found in long passes.
     """
-    engine = type(metric).__module__.rpartition(".")[0]
-    probes, model_module = (
-        importlib.import_module(f".{part}", engine) for part in ("model_probes", "model")
-    )
     limits = [key for key, value in SMALL.items() if value == CONTEXT]
     try:
         with time_limit(TIME_LIMIT_S):
@@ -225,7 +226,7 @@ def look(name: str, metric) -> Outcome:
         return Outcome(name, "not built", one_line(error))
     finally:
         SMALL.update(dict.fromkeys(limits, CONTEXT))
-    opened = model_module.LanguageModel.adopt(model, make_tokenizer())
+    opened = LanguageModel.adopt(model, make_tokenizer())
     try:
         with time_limit(TIME_LIMIT_S), opened.in_use(), torch.inference_mode():
             quick = probes.look_quickly(model, name, opened.limit.length)

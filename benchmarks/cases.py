@@ -1,12 +1,11 @@
 """The workloads, and who runs them: plain passes, this metric, and what people use today."""
 
-import importlib
 import importlib.util
+import sys
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import ModuleType
 
 import evaluate
 import torch
@@ -15,6 +14,9 @@ from plain import PlainPasses
 from workloads import make_lines, make_model, make_text, make_tokenizer, read_lines
 
 ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from perplexity_sliding.plan.windows import plan_windows  # noqa: E402
 
 OURS, PLAIN = "ours", "plain passes"
 # The stock metric pads every text to the longest one: at the full length of WikiText's lines it
@@ -47,11 +49,6 @@ class Case:
     contenders: dict[str, Contender] = field(default_factory=dict)
 
 
-def engine(metric: evaluate.Metric, name: str) -> ModuleType:
-    """A module of the loaded metric: the copy that it uses, not another one."""
-    return importlib.import_module(f".{name}", type(metric).__module__.rpartition(".")[0])
-
-
 class Setup:
     """A model, its tokenizer and the metric, in memory and on disk."""
 
@@ -82,7 +79,6 @@ class Setup:
 
     def plain(self, texts: list[str], stride: int) -> PlainPasses:
         """Bare forward passes over the windows that this metric plans for the texts."""
-        plan_windows = engine(self.metric, "plan_windows").plan_windows
         windows = [
             window
             for text in texts

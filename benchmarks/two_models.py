@@ -1,9 +1,12 @@
 """What comparing two models costs: both at once beside two single runs, and the memory above both."""
 
 import torch
-from cases import Case, Contender, Setup, engine
+from cases import Case, Contender, Setup
 from measure import ratio, time_in_turns
 from workloads import make_model, make_text
+
+from perplexity_sliding.scoring import measures
+from perplexity_sliding.scoring import passes as scoring
 
 # Windows whose full logits under two models fit into the memory of a small machine.
 NUM_WINDOWS = 2
@@ -39,8 +42,6 @@ def both_at_once(setup: Setup, num_tokens: int, repetitions: int) -> dict:
 
 def divergence(setup: Setup, num_rows: int, repetitions: int) -> dict:
     """What the comparison of rows of logits takes, beside the two losses and the two heads."""
-    measures = engine(setup.metric, "score_measures")
-    scoring = engine(setup.metric, "score_passes")
     width = setup.model.config.n_embd
     states = torch.randn(num_rows, width)
     targets = torch.randint(setup.vocabulary, (num_rows,))

@@ -1,62 +1,63 @@
-"""Perplexity of texts of any length with a sliding window, as a package.
+"""Perplexity of texts of any length under a causal language model, with a sliding window.
 
-In a clone and in a Space the modules lie flat beside each other, as evaluate's loader needs it; the
-wheel puts them into this package.  From a clone, and installed with `pip install -e`, they are found
-there all the same.
-
-    >>> from perplexity_sliding import PerplexitySliding, compute, __version__
+>>> from perplexity_sliding import PerplexitySliding, compute, __version__
 """
 
 import importlib.util
 import sys
+from importlib import import_module
 from pathlib import Path
 
-_HERE = Path(__file__).resolve().parent
-if not (_HERE / "perplexity_sliding.py").exists():
-    __path__.append(str(_HERE.parent))
+from .about import VERSION as __version__
 
-METRIC = str(Path(__path__[-1]) / "perplexity_sliding.py")
+__all__ = [
+    "PerplexityCallback",
+    "PerplexitySliding",
+    "__version__",
+    "compute",
+    "load",
+    "show",
+    "to_frame",
+]
+
+_HERE = Path(__file__).parent.resolve()
+# Names that take seconds to import, and the modules that have them.
+_LAZY = {
+    "compute": ".api",
+    "PerplexityCallback": ".callback",
+    "show": ".views.show",
+    "to_frame": ".cli.frames",
+}
 
 
 def load(*args: object, **kwargs: object) -> object:
     """Load the metric as `evaluate.load` would by its name on the Hub."""
     import evaluate
 
-    return evaluate.load(METRIC, *args, **kwargs)
+    return evaluate.load(str(_metric_file()), *args, **kwargs)
+
+
+def _metric_file() -> Path:
+    """Return the file of the metric: in this folder where it is installed, beside it in a clone."""
+    name = f"{__name__}.py"
+    return next(folder / name for folder in (_HERE, _HERE.parent) if (folder / name).exists())
 
 
 def _metric_module() -> object:
-    """Import the metric's module; in a clone this folder hides it from the import system."""
-    name = f"{__name__}.perplexity_sliding"
+    """Import the metric's module; in a clone this package hides it from the import system."""
+    name = f"{__name__}.{__name__}"
     if name not in sys.modules:
-        spec = importlib.util.spec_from_file_location(name, METRIC)
-        module = sys.modules[name] = importlib.util.module_from_spec(spec)
+        spec = importlib.util.spec_from_file_location(name, _metric_file())
+        module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
+        sys.modules[name] = module
     return sys.modules[name]
 
 
 def __getattr__(name: str) -> object:
-    """Import what takes seconds, or evaluate, when it is asked for."""
-    if name == "__version__":
-        from .about import VERSION
-
-        return VERSION
-    if name == "compute":
-        from .api import compute
-
-        return compute
+    """Import a name on its first use."""
+    if name in _LAZY:
+        return getattr(import_module(_LAZY[name], __name__), name)
     if name == "PerplexitySliding":
         return _metric_module().PerplexitySliding
-    if name == "PerplexityCallback":
-        from .callback import PerplexityCallback
-
-        return PerplexityCallback
-    if name == "show":
-        from .views.show import show
-
-        return show
-    if name == "to_frame":
-        from .views.frames import to_frame
-
-        return to_frame
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

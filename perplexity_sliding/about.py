@@ -1,6 +1,10 @@
-"""The version of this package, and how to cite it."""
+"""The version of this package, how to cite it, and where Python imports it from."""
 
-VERSION = "0.1.0"
+import hashlib
+import os
+from pathlib import Path
+
+VERSION = "0.2.0"
 
 CITATION = """\
 @software{perplexity_sliding,
@@ -18,3 +22,26 @@ CITATION = """\
   year = {1977}
 }
 """.replace("{VERSION}", f"{{{VERSION}}}")
+
+
+def import_folder() -> str:
+    """Return a folder from which Python imports this package and nothing else.
+
+    The folder around it may not serve: in a clone there are app, score, tests and space as well,
+    which would hide modules of a user.
+    """
+    from huggingface_hub.constants import HF_HOME
+
+    package = Path(__file__).parent.resolve()
+    name = hashlib.sha256(str(package).encode()).hexdigest()[:16]
+    # where evaluate keeps its copies of metrics
+    modules = os.environ.get("HF_MODULES_CACHE", os.path.join(HF_HOME, "modules"))
+    folder = Path(modules, "perplexity-sliding", name)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / package.name).symlink_to(package, target_is_directory=True)
+    except FileExistsError:
+        pass
+    except OSError:  # Windows makes links for the privileged alone; the cache may be read-only
+        return str(package.parent)
+    return str(folder)

@@ -148,8 +148,7 @@ def _restore(kind: type, wording: Wording) -> Exception:
 def wording_of(error: object) -> Wording:
     """Return what an error or a warning says, with its parts where it has such."""
     first = error.args[0] if isinstance(error, BaseException) and error.args else error
-    # not by its class: evaluate's loader makes copies of this module
-    return first if hasattr(first, "said") else Wording(str(error) or type(error).__name__)
+    return first if isinstance(first, Wording) else Wording(str(error) or type(error).__name__)
 
 
 def name_positions(numbers: Sequence[int]) -> str:

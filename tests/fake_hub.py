@@ -1,11 +1,26 @@
-"""A server on this machine that plays the Hugging Face Hub: descriptions of models, and files."""
+"""A server on this machine that plays the Hugging Face Hub: models and Spaces, and their files."""
 
+import hashlib
 import json
+import re
 import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
+
+
+@dataclass
+class Space:
+    """Files of a Space by commit, and commits by branch or tag."""
+
+    token: str | None
+    commits: dict[str, dict[str, bytes]] = field(default_factory=dict)
+    references: dict[str, str] = field(default_factory=dict)
 
 
 class FakeHub:
@@ -14,11 +29,14 @@ class FakeHub:
     Attributes:
         asked: paths of all requests.
         gates: events by name of a repository; its weights are sent half, and the rest after the event.
+        delay: seconds before each answer.
     """
 
-    def __init__(self):
+    def __init__(self, delay: float = 0):
         self.asked: list[str] = []
         self.gates: dict[str, threading.Event] = {}
+        self.delay = delay
+        self._spaces: dict[str, Space] = {}
         self._repositories: dict[str, tuple[dict, dict[str, bytes]]] = {}
         hub = self
 
@@ -35,13 +53,26 @@ class FakeHub:
             def log_message(self, *args):
                 pass
 
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._handler = Handler
+        self._listen(0)
+
+    def _listen(self, port: int) -> None:
+        self._server = ThreadingHTTPServer(("127.0.0.1", port), self._handler)
         self._server.daemon_threads = True
         threading.Thread(target=self._server.serve_forever, daemon=True).start()
 
     @property
     def endpoint(self) -> str:
         return f"http://127.0.0.1:{self._server.server_port}"
+
+    @contextmanager
+    def unreachable(self) -> Iterator[None]:
+        """Refuse new connections."""
+        self.close()
+        try:
+            yield
+        finally:
+            self._listen(self._server.server_port)
 
     def close(self) -> None:
         self._server.shutdown()
@@ -73,10 +104,31 @@ class FakeHub:
         )
         return name
 
+    def add_space(
+        self, name: str, files: dict[str, bytes], tag: str | None = None, token: str | None = None
+    ) -> str:
+        """Publish files as the newest commit of a Space, and return the commit.
+
+        Args:
+            token: what a request must bring, where the Space is private.
+        """
+        space = self._spaces.setdefault(name, Space(token))
+        contents = [part for file, data in sorted(files.items()) for part in (file.encode(), data)]
+        commit = hashlib.sha1(b"\0".join(contents)).hexdigest()
+        space.commits[commit] = files
+        space.references |= {name: commit for name in ("main", tag) if name}
+        return commit
+
     def answer(self, request: BaseHTTPRequestHandler, with_body: bool) -> None:
         path = request.path.split("?")[0]
         self.asked.append(path)
-        status, body, headers = self._find(path)
+        time.sleep(self.delay)
+        place = re.fullmatch(r"(?:/api)?/spaces/([\w-]+/[\w-]+)/(\w+)/([\w.-]+)(?:/(.*))?", path)
+        if place:
+            token = request.headers.get("Authorization", "").removeprefix("Bearer ")
+            status, body, headers = self._find_in_space(*place.groups(), token)
+        else:
+            status, body, headers = self._find(path)
         request.send_response(status)
         for key, value in headers.items():
             request.send_header(key, value)
@@ -91,6 +143,31 @@ class FakeHub:
                 gate.wait(60)
         request.wfile.write(body[half:])
 
+    def _find_in_space(
+        self, name: str, what: str, revision: str, file: str | None, token: str
+    ) -> tuple[int, bytes, dict[str, str]]:
+        space = self._spaces.get(name)
+        if space is None or space.token not in (None, token):
+            return 401, b"{}", {"X-Error-Code": "RepoNotFound"}
+        commit = space.references.get(revision, revision)
+        if commit not in space.commits:
+            return 404, b"{}", {"X-Error-Code": "RevisionNotFound"}
+        files = space.commits[commit]
+        if what == "revision":
+            siblings = [{"rfilename": path} for path in files]
+            return _json({"id": name, "sha": commit, "siblings": siblings})
+        if what == "tree":
+            return _json(
+                [
+                    {"type": "file", "path": path, "size": len(data), "oid": _digest(data)}
+                    for path, data in files.items()
+                ]
+            )
+        if file not in files:
+            return 404, b"{}", {"X-Error-Code": "EntryNotFound"}
+        data = files[file]
+        return 200, data, {"ETag": f'"{_digest(data)}"', "X-Repo-Commit": commit}
+
     def _find(self, path: str) -> tuple[int, bytes, dict[str, str]]:
         for name, (description, files) in self._repositories.items():
             if path == f"/api/models/{name}":
@@ -103,3 +180,11 @@ class FakeHub:
                 data = files[path.removeprefix(prefix)]
                 return 200, data, {"ETag": etag, "X-Repo-Commit": COMMIT}
         return 404, b"{}", {"X-Error-Code": "RepoNotFound"}
+
+
+def _json(answer: object) -> tuple[int, bytes, dict[str, str]]:
+    return 200, json.dumps(answer).encode(), {"Content-Type": "application/json"}
+
+
+def _digest(data: bytes) -> str:
+    return hashlib.sha1(data).hexdigest()

@@ -23,28 +23,28 @@ ROOT = Path(__file__).resolve().parent.parent
 # The tests that concern each module, the fast ones.
 TESTS = {
     "digests": "test_digests.py test_verifying.py test_signature.py::test_digests_of_parts_add_up",
-    "model_digest": "test_descriptions.py test_signature.py",
-    "model_module": "test_descriptions.py test_loading.py test_signature.py",
-    "model_probes": "test_guards.py",
-    "model_source": "test_reference.py",
-    "model_states": "test_states.py test_carrying.py",
-    "plan_windows": "test_windows.py test_passes.py test_parts.py test_long_protocols.py",
-    "result_comparison": "test_comparison.py test_reference.py::test_other_tokenizers_are_compared_by_bytes",
-    "result_identity": "test_identity.py",
-    "result_pooled": "test_pooled.py",
-    "result_pairs": "test_reference.py test_comparison_of_parts.py",
-    "result_uncertainty": "test_uncertainty.py",
-    "result_words": "test_words.py",
-    "score_checkpoint": "test_checkpoint.py",
-    "score_runner": "test_scoring.py test_shared_contexts.py test_passes.py test_checkpoint.py",
-    "text_parts": "test_parts.py test_contexts.py test_context_separator.py test_chats.py",
+    "models.digest": "test_descriptions.py test_signature.py",
+    "models.module": "test_descriptions.py test_loading.py test_signature.py",
+    "models.probes": "test_guards.py",
+    "engines.sources": "test_reference.py",
+    "models.states": "test_states.py test_carrying.py",
+    "plan.windows": "test_windows.py test_passes.py test_parts.py test_long_protocols.py",
+    "results.comparison": "test_comparison.py test_reference.py::test_other_tokenizers_are_compared_by_bytes",
+    "results.identity": "test_identity.py",
+    "results.pooled": "test_pooled.py",
+    "results.pairs": "test_reference.py test_comparison_of_parts.py",
+    "results.uncertainty": "test_uncertainty.py",
+    "results.words": "test_words.py",
+    "scoring.checkpoint": "test_checkpoint.py",
+    "scoring.runner": "test_scoring.py test_shared_contexts.py test_passes.py test_checkpoint.py",
+    "plan.parts": "test_parts.py test_contexts.py test_context_separator.py test_chats.py",
 }
 FASTEST = 15  # of these, for each function
 CONFIG = """[mutmut]
 source_paths =
     perplexity_sliding
 only_mutate =
-    perplexity_sliding/{module}.py
+    perplexity_sliding/{path}.py
 also_copy =
 {copied}
 pytest_add_cli_args =
@@ -64,19 +64,14 @@ OUTCOMES |= dict.fromkeys((-24, 24, 36, 152, 255), "timed out")
 
 
 def lay_out(module: str, folder: Path) -> None:
-    """Copy the project as it lies in the wheel, with its tests beside it, and configure mutmut."""
-    package = folder / "perplexity_sliding"
+    """Copy the project, with its tests beside the package, and configure mutmut."""
     without = shutil.ignore_patterns("__pycache__", ".*")
     shutil.copytree(ROOT, folder, ignore=without, dirs_exist_ok=True)
-    for path in ROOT.glob("*.py"):
-        shutil.copy(path, package)
-    for name in ("cli", "space", "views", "demo_model"):
-        shutil.copytree(ROOT / name, package / name, ignore=without)
     beside = sorted(path.name for path in folder.iterdir() if path.name != "perplexity_sliding")
     tests = [f"tests/{name}" for name in TESTS[module].split()]
     lines = {"copied": beside, "tests": tests}
     lines = {key: "\n".join(f"    {value}" for value in values) for key, values in lines.items()}
-    (folder / "setup.cfg").write_text(CONFIG.format(module=module, **lines))
+    (folder / "setup.cfg").write_text(CONFIG.format(path=module.replace(".", "/"), **lines))
 
 
 def choose_operators() -> None:
@@ -131,7 +126,7 @@ def main(module: str, count: str = "") -> None:
 
         choose_operators()
         keep_fast_tests(mutmut)
-        meta = Path("mutants", "perplexity_sliding", f"{module}.py.meta")
+        meta = Path("mutants", "perplexity_sliding", f"{module.replace('.', '/')}.py.meta")
         Path("mutants").mkdir()
         mutmut.copy_src_dir()
         mutmut.copy_also_copy_files()

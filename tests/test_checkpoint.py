@@ -520,7 +520,8 @@ def test_a_disk_that_fails_while_scoring(metric, arguments, path, monkeypatch, s
     """One sentence; what was saved resumes, where it is not gone."""
     arguments |= {"batch_size": 1, "stride": 1}
     expected = metric.compute(predictions=TEXTS, **arguments)
-    module = sys.modules[f"{type(metric).__module__.rpartition('.')[0]}.score_checkpoint"]
+    from perplexity_sliding.scoring import checkpoint as module
+
     saves = []
     save = module.Checkpoint.save
 

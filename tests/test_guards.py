@@ -25,6 +25,7 @@ from models import (
 )
 
 from perplexity_sliding.engines.sources import in_use_together
+from perplexity_sliding.models import probes
 from perplexity_sliding.models.probes import leaks, state_kept, with_other_end
 
 sys.path.append(str(Path(__file__).resolve().parent.parent / "benchmarks"))
@@ -296,7 +297,6 @@ OWN_CODE = [remapping, from_a_repository_of_its_own, with_a_hook_before, with_a_
 @pytest.fixture
 def plain_probes(metric, monkeypatch):
     """No text that is made up to look at a model holds token 7."""
-    probes = sys.modules[f"{type(metric).__module__.rpartition('.')[0]}.model_probes"]
     made_up = probes.probe_ids
     monkeypatch.setattr(probes, "probe_ids", lambda *args, **kw: made_up(*args, **kw) % 5 + 20)
 

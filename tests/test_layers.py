@@ -1,25 +1,53 @@
-"""The engine's rooms: every import points downwards, there are at most eight floors, and few calls deep."""
+"""The package's folders: imports point downwards, without circles."""
 
 import ast
-import traceback
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
 
-from perplexity_sliding import compute
+PACKAGE = Path(__file__).resolve().parent.parent / "perplexity_sliding"
+# From top to bottom; what is on one line imports nothing of its neighbours.
+FLOORS = (
+    {"__init__", "__main__"},
+    {"cli"},
+    {"views", "callback"},
+    {"api"},
+    {"request"},
+    {"results"},
+    {"scoring"},
+    {"engines"},
+    {"models"},
+    {"plan"},
+    {"arguments"},
+    {"errors", "protocols", "digests", "numeric", "about"},
+)
+MOST_FILES = 50
 
-ROOT = Path(__file__).resolve().parent.parent
-FACE = "perplexity_sliding"
-# Doors: programs and the callback for Trainer.  Nothing of the engine imports them.
-DOORS = {"app", "score", "training"}
-MOST_FLOORS = 8
-MOST_CALLS = 14
+
+def name_of(path: Path) -> str:
+    """The dotted name of a module inside the package; of a folder's `__init__`, that of the folder."""
+    parts = path.relative_to(PACKAGE).with_suffix("").parts
+    return ".".join(parts[:-1] if len(parts) > 1 and parts[-1] == "__init__" else parts)
 
 
 def imports_of(path: Path) -> set[str]:
-    """Modules beside a module that it imports anywhere in it, in functions too."""
-    nodes = ast.walk(ast.parse(path.read_text("utf-8")))
-    return {n.module for n in nodes if isinstance(n, ast.ImportFrom) and n.level == 1}
+    """Modules of the package that a module imports anywhere in it, in functions too."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        if isinstance(node, ast.ImportFrom) and node.level:
+            folder = path.parents[node.level - 1]
+            folder = folder.joinpath(*(node.module or "").split("."))
+            found |= {name_of(one) for one in files_of(folder, [a.name for a in node.names])}
+    return found
+
+
+def files_of(module: Path, names: Iterable[str]) -> set[Path]:
+    """The files of a module, or those of a folder's modules that are imported from it."""
+    if module != PACKAGE and module.with_suffix(".py").exists():
+        return {module.with_suffix(".py")}
+    files = {module / f"{name}.py" for name in names}
+    return {file if file.exists() else module / "__init__.py" for file in files}
 
 
 def count_floors(imports: dict[str, set[str]]) -> dict[str, int]:
@@ -33,60 +61,86 @@ def count_floors(imports: dict[str, set[str]]) -> dict[str, int]:
     return floors
 
 
+def folder_of(name: str) -> str:
+    return name.partition(".")[0]
+
+
 @pytest.fixture(scope="module")
-def engine() -> dict[str, set[str]]:
-    return {path.stem: imports_of(path) for path in ROOT.glob("*.py")}
+def imports() -> dict[str, set[str]]:
+    return {name_of(path): imports_of(path) for path in PACKAGE.rglob("*.py")}
 
 
 def test_circles_have_no_floor():
     assert count_floors({"a": {"b"}, "b": {"a"}, "c": {"a"}, "d": set()}) == {"d": 1}
 
 
-def test_imports_have_no_circle(engine):
-    assert set(engine) == set(count_floors(engine))
+def test_imports_have_no_circle(imports):
+    assert sum(map(len, imports.values())) > 200
+    assert set(imports) == set(count_floors(imports))
 
 
-def test_there_are_at_most_eight_floors(engine):
-    floors = count_floors(engine)
-    assert floors[FACE] == max(floors.values()) == MOST_FLOORS
-
-
-def test_the_face_imports_every_room(engine):
-    """evaluate's loader copies those files alone that the metric's own file imports."""
-    assert engine[FACE] == set(engine) - DOORS - {FACE}
+def test_imports_between_folders_point_downwards(imports):
+    floor = {name: number for number, names in enumerate(FLOORS) for name in names}
+    assert {folder_of(name) for name in imports} == set(floor)
+    upward = [
+        f"{name} imports {below}"
+        for name, belows in imports.items()
+        for below in belows
+        if folder_of(name) != folder_of(below)
+        and floor[folder_of(name)] >= floor[folder_of(below)]
+        and name != "__init__"  # imports its names when they are used
+    ]
+    assert upward == []
 
 
 def test_no_import_is_for_annotations_alone():
-    paths = [path for folder in ("", "cli") for path in (ROOT / folder).glob("*.py")]
-    assert [path.name for path in paths if "TYPE_CHECKING" in path.read_text("utf-8")] == []
+    assert [p.name for p in PACKAGE.rglob("*.py") if "TYPE_CHECKING" in p.read_text("utf-8")] == []
 
 
-def imported_with(name: str) -> set[str]:
+def test_the_engine_is_at_most_fifty_modules(imports):
+    engine = [name for name in imports if folder_of(name) not in ("cli", "views")]
+    assert len(engine) <= MOST_FILES
+
+
+def test_imports_are_relative():
+    """Absolute ones would escape the tests above."""
+    named = [
+        path.name
+        for path in PACKAGE.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text("utf-8")))
+        if (isinstance(node, ast.ImportFrom) and (node.module or "").startswith(PACKAGE.name))
+        or (
+            isinstance(node, ast.Import)
+            and any(a.name.startswith(PACKAGE.name) for a in node.names)
+        )
+    ]
+    assert named == []
+
+
+def imported_with(name: str, imports: dict[str, set[str]]) -> set[str]:
     """The modules that are imported as soon as one of them is."""
     found, waiting = set(), [name]
     while waiting:
         found.add(name := waiting.pop())
-        body = ast.parse((ROOT / f"{name}.py").read_text("utf-8")).body
-        below = {n.module for n in body if isinstance(n, ast.ImportFrom) and n.level == 1}
+        path = PACKAGE / (name.replace(".", "/") + ".py")
+        path = path if path.exists() else path.with_suffix("") / "__init__.py"
+        body = ast.parse(path.read_text("utf-8")).body
+        top = {n.lineno for n in body if isinstance(n, ast.ImportFrom)}
+        below = {
+            name_of(one)
+            for node in body
+            if isinstance(node, ast.ImportFrom) and node.level and node.lineno in top
+            for one in files_of(
+                path.parents[node.level - 1].joinpath(*(node.module or "").split(".")),
+                [a.name for a in node.names],
+            )
+        }
         waiting += below - found
     return found
 
 
-def test_http_is_imported_for_a_server_alone():
+def test_http_is_imported_for_a_server_alone(imports):
     """It would delay every call with another model."""
-    assert {"call", "model_source"} <= imported_with("call")
-    assert imported_with("call") & {"model_server", "model_server_opening"} == set()
-
-
-def test_few_calls_lie_between_compute_and_the_model(gpt2, tokenizer):
-    depths = []
-
-    def look(module, inputs):
-        frames = traceback.extract_stack()
-        calls = [f for f in frames if Path(f.filename).parent == ROOT and f.name != "<listcomp>"]
-        depths.append(len(calls))
-
-    handle = gpt2.transformer.register_forward_pre_hook(look)
-    compute(["w3 w4 w5 w6"] * 3, model=gpt2, tokenizer=tokenizer, batch_size=1)
-    handle.remove()
-    assert 0 < depths[-1] <= MOST_CALLS  # the last passes are those that are scored
+    found = imported_with("api", imports)
+    assert {"api", "engines.sources"} <= found
+    assert found & {"engines.server", "engines.server_opening"} == set()

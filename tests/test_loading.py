@@ -1,7 +1,6 @@
 """What is loaded, when it is loaded again, and how many tokens it takes."""
 
 import os
-import sys
 import time
 import types
 
@@ -10,6 +9,7 @@ import torch
 import transformers
 from models import CONTEXT, VOCABULARY, make_model, make_tokenizer, random_text, save
 
+from perplexity_sliding.models import loading
 from perplexity_sliding.models.loading import context_limit
 from perplexity_sliding.plan.windows import ContextLimit
 
@@ -263,8 +263,7 @@ def test_a_folder_that_holds_an_adapter(metric, folder, adapted):
 
 @pytest.mark.filterwarnings("ignore:.*fan_in_fan_out")
 def test_an_adapter_where_peft_is_missing(metric, adapted, monkeypatch):
-    package = type(metric).__module__.rpartition(".")[0]
-    monkeypatch.setattr(sys.modules[f"{package}.model_loading"], "is_peft_available", lambda: False)
+    monkeypatch.setattr(loading, "is_peft_available", lambda: False)
     with pytest.raises(ValueError, match=r"`model_id`=.* an adapter.*pip install peft"):
         metric.compute(predictions=TEXTS, model_id=adapted[0])
 
@@ -290,7 +289,6 @@ def test_what_is_no_folder_is_told_apart(metric, tmp_path, name, message):
 
 def test_python_without_docstrings(metric, tmp_path, monkeypatch):
     """transformers reads those of its own classes, and says so in its own words."""
-    loading = sys.modules[f"{type(metric).__module__.rpartition('.')[0]}.model_loading"]
     flags = types.SimpleNamespace(flags=types.SimpleNamespace(optimize=2))
     monkeypatch.setattr(loading, "sys", flags)
     with pytest.raises(

@@ -24,7 +24,7 @@ ROW = """
 # Asks the metric, the page and the command line, in one process: starting takes most of the time.
 SCRIPT = """
 import json, pathlib, evaluate
-from cli.main import main
+from perplexity_sliding.cli.main import main
 from space.jobs import Job
 from space.protocols import guide
 from space.service import Service
@@ -59,9 +59,9 @@ def copy(root, tmp_path_factory):
     folder = tmp_path_factory.mktemp("project")
     for module in root.glob("*.py"):
         shutil.copy(module, folder)
-    for name in ("cli", "space", "views", "samples", "demo_model", "perplexity_sliding"):
+    for name in ("space", "samples", "demo_model", "perplexity_sliding"):
         shutil.copytree(root / name, folder / name)
-    protocols = folder / "protocols.py"
+    protocols = folder / "perplexity_sliding" / "protocols.py"
     table = "PROTOCOLS = protocol_table(\n"
     source = protocols.read_text("utf-8")
     assert source.count(table) == 1
@@ -93,7 +93,10 @@ def test_a_new_row_works_in_python_on_the_command_line_and_on_the_page(copy):
 
 def test_no_protocol_is_asked_for_by_name(root):
     """What a protocol does differently is an attribute of its row."""
-    files = [path for room in (".", "cli", "space", "views") for path in (root / room).glob("*.py")]
+    files = [
+        *root.glob("*.py"),
+        *(path for room in ("perplexity_sliding", "space") for path in (root / room).rglob("*.py")),
+    ]
     asked = [
         f"{path.name}:{node.lineno} {ast.unparse(node)}"
         for path in files

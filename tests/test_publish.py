@@ -4,10 +4,12 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from types import SimpleNamespace
 from typing import ClassVar
 
 import pytest
+from huggingface_hub.hf_api import RepoFile
 from space_models import ROOT, byte_model
 
 from perplexity_sliding.cli import main as score
@@ -23,22 +25,38 @@ short_description: {}
 """
 
 
+METRIC = """_VERSION = "1.2.3"
+
+with own_package():
+    from perplexity_sliding.plan.windows import plan
+"""
+
+
 @pytest.fixture
 def project(tmp_path):
     """A small copy of the project under git, with files around it that are nobody's business."""
     files = {
         ".gitattributes": "",
         "README.md": CARD.format("short"),
+        "CHANGELOG.md": "",
         "LICENSE": "",
         "requirements.txt": "",
+        "constraints.txt": "",
+        "pyproject.toml": "",
         "app.py": "from space.page import build\n",
-        "perplexity_sliding.py": "from .windows import plan\n",
-        "windows.py": "",
-        "score.py": "import json\n\ndef late():\n    from cli.main import main\n",
-        "cli/__init__.py": "",
-        "cli/main.py": "from . import plots\n",
-        "cli/plots.py": "",
+        "perplexity_sliding.py": METRIC,
+        "perplexity_sliding/__init__.py": "",
+        "perplexity_sliding/about.py": 'VERSION = "1.2.3"\n',
+        "perplexity_sliding/plan/__init__.py": "",
+        "perplexity_sliding/plan/windows.py": "from .notes import text\n",
+        "perplexity_sliding/cli/main.py": "",
+        "perplexity_sliding/cli/compare.txt": "",
+        "perplexity_sliding/views/report.css": "",
+        "perplexity_sliding/py.typed": "",
+        "perplexity_sliding/draft.ipynb": "",
+        "score.py": "import json\n\ndef late():\n    from perplexity_sliding.cli.main import main\n",
         "scratch.py": "",
+        "notes.py": "",
         ".env": "SECRET=1",
         "space/__init__.py": "",
         "space/page.py": "from demo_model.halve import halve\n",
@@ -61,7 +79,7 @@ def project(tmp_path):
         "tests/test_package.py": "",
     }
     for name, text in files.items():
-        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
     for command in (["init", "-q"], ["add", "-A"]):
         subprocess.run(["git", *command], cwd=tmp_path, check=True)
@@ -72,12 +90,11 @@ def project(tmp_path):
 
 EXPECTED = [
     ".gitattributes",
+    "CHANGELOG.md",
     "LICENSE",
     "README.md",
     "app.py",
-    "cli/__init__.py",
-    "cli/main.py",
-    "cli/plots.py",
+    "constraints.txt",
     "demo_model/README.md",
     "demo_model/config.json",
     "demo_model/halve.py",
@@ -86,6 +103,15 @@ EXPECTED = [
     "docs/picture.png",
     "docs/python.md",
     "perplexity_sliding.py",
+    "perplexity_sliding/__init__.py",
+    "perplexity_sliding/about.py",
+    "perplexity_sliding/cli/compare.txt",
+    "perplexity_sliding/cli/main.py",
+    "perplexity_sliding/plan/__init__.py",
+    "perplexity_sliding/plan/windows.py",
+    "perplexity_sliding/py.typed",
+    "perplexity_sliding/views/report.css",
+    "pyproject.toml",
     "requirements.txt",
     "samples/README.md",
     "samples/story.txt",
@@ -94,7 +120,6 @@ EXPECTED = [
     "space/page.css",
     "space/page.js",
     "space/page.py",
-    "windows.py",
 ]
 
 
@@ -107,14 +132,43 @@ def test_a_dry_run_names_them_and_asks_nobody(project, capsys, monkeypatch):
     assert publish.main(["user/name", "--dry-run"], project) == 0
     printed = capsys.readouterr().out
     assert [line.split()[1] for line in printed.splitlines()[:-1]] == EXPECTED
-    assert "24 files for user/name; nothing was uploaded." in printed
+    assert f"{len(EXPECTED)} files of version 1.2.3 for user/name; nothing" in printed
 
 
 class RecordingHub:
-    """Stands in for the Hub's client and keeps what it was asked to do."""
+    """Stands in for the Hub's client and keeps what it was asked to do.
+
+    Attributes:
+        calls: what would change the Space.
+        code: files with their contents, by revision.
+        tags: those of the Space.
+    """
 
     calls: ClassVar[list] = []
     pointers: ClassVar[set] = set()
+    code: ClassVar[dict[str, dict[str, bytes]]] = {"main": {}}
+    tags: ClassVar[list[str]] = []
+
+    def list_repo_refs(self, name, repo_type):
+        return SimpleNamespace(tags=[SimpleNamespace(name=tag) for tag in self.tags])
+
+    def file_exists(self, name, file, repo_type):
+        return file in self.code["main"]
+
+    def hf_hub_download(self, name, file, repo_type):
+        with tempfile.NamedTemporaryFile(delete=False) as copy:
+            copy.write(self.code["main"][file])
+        return copy.name
+
+    def list_repo_tree(self, name, recursive, revision, repo_type):
+        assert recursive
+        for file, content in self.code[revision].items():
+            command = ["git", "hash-object", "--stdin"]
+            done = subprocess.run(command, input=content, capture_output=True, check=True)
+            yield RepoFile(path=file, size=len(content), oid=done.stdout.decode().strip())
+
+    def create_tag(self, name, **kwargs):
+        self.calls.append(("create_tag", name, kwargs))
 
     def create_repo(self, *args, **kwargs):
         self.calls.append(("create_repo", args, kwargs))
@@ -133,14 +187,21 @@ class RecordingHub:
 
     def create_commit(self, name, operations, **kwargs):
         self.calls.append(("create_commit", name, operations, kwargs))
-        return SimpleNamespace(commit_url="https://example.com/commit")
+        return SimpleNamespace(commit_url="https://example.com/commit", oid="abc")
 
 
-def test_publishing_is_one_commit_that_also_removes_old_files(project, capsys, monkeypatch):
+@pytest.fixture
+def hub(monkeypatch):
+    """The Hub, on which the Space has nothing yet."""
     monkeypatch.setattr(publish, "HfApi", RecordingHub)
-    monkeypatch.setattr(RecordingHub, "calls", [])
+    for name, value in {"calls": [], "code": {"main": {}}, "tags": []}.items():
+        monkeypatch.setattr(RecordingHub, name, value)
+    return RecordingHub
+
+
+def test_publishing_is_one_commit_that_also_removes_old_files(project, capsys, hub):
     assert publish.main(["user/name"], project) == 0
-    created, attributes, committed = RecordingHub.calls
+    created, attributes, committed, tagged = hub.calls
     assert created[1] == ("user/name",)
     assert created[2]["repo_type"] == "space" and created[2]["space_sdk"] == "gradio"
     assert attributes[0] == "upload_file"  # before the weights come
@@ -150,13 +211,75 @@ def test_publishing_is_one_commit_that_also_removes_old_files(project, capsys, m
     removed = [o.path_in_repo for o in committed[2] if isinstance(o, publish.CommitOperationDelete)]
     assert added == EXPECTED
     assert removed == ["old_module.py", "samples/old.txt"]
+    # evaluate loads vX.Y.Z of its own version by itself, and makes vX.Y.Z of a revision X.Y.Z
+    revision = {"tag": "release-1.2.3", "revision": "abc", "repo_type": "space"}
+    assert tagged == ("create_tag", "user/name", revision)
     printed = capsys.readouterr()
     assert "https://example.com/commit" in printed.out and not printed.err
 
 
-def test_what_the_hub_keeps_in_lfs_all_the_same_is_told(project, capsys, monkeypatch):
-    monkeypatch.setattr(publish, "HfApi", RecordingHub)
-    monkeypatch.setattr(RecordingHub, "calls", [])
+@pytest.fixture
+def published(project, hub):
+    """Publish the project as it is, as far as the Hub is asked about it."""
+    code = {file: (project / file).read_bytes() for file in publish.list_files(project)}
+    hub.code |= {"main": dict(code), "release-1.2.3": dict(code)}
+    hub.tags.append("release-1.2.3")
+    return project
+
+
+def change(project, file, text):
+    (project / file).write_text(text)
+    names = ["-c", "user.name=T", "-c", "user.email=t@example.com"]
+    for command in (["add", "-A"], [*names, "commit", "-qm", "More"]):
+        subprocess.run(["git", *command], cwd=project, check=True)
+
+
+def test_documents_are_published_again_under_the_same_version(published, hub):
+    change(published, "docs/python.md", "more")
+    assert publish.main(["user/name"], published) == 0
+    assert [call[0] for call in hub.calls] == ["create_repo", "upload_file", "create_commit"]
+
+
+@pytest.mark.parametrize("is_tagged", [True, False])
+@pytest.mark.parametrize(
+    "file",
+    ["perplexity_sliding/plan/windows.py", "perplexity_sliding/new.py", "perplexity_sliding.py"],
+)
+def test_other_code_is_not_published_under_a_version_that_is_there(
+    published, hub, capsys, file, is_tagged
+):
+    """Neither where the tag is there, nor where a publication broke off before it."""
+    if is_tagged:
+        hub.code["main"] = {}
+    else:
+        hub.tags.clear()
+    change(published, file, METRIC + "more = True\n")
+    assert publish.main(["user/name"], published) == 2
+    assert [call[0] for call in hub.calls] == ["create_repo"]
+    message = capsys.readouterr().err
+    assert "Version 1.2.3" in message and file in message
+    if file == "perplexity_sliding.py":
+        return
+    change(published, "perplexity_sliding.py", METRIC.replace("1.2.3", "1.2.4"))
+    change(published, "perplexity_sliding/about.py", 'VERSION = "1.2.4"\n')
+    assert publish.main(["user/name"], published) == 0
+    assert hub.calls[-1][2]["tag"] == "release-1.2.4"
+
+
+def test_a_broken_off_publication_is_completed(published, hub):
+    hub.tags.clear()
+    assert publish.main(["user/name"], published) == 0
+    assert hub.calls[-1][2]["tag"] == "release-1.2.3"
+
+
+def test_the_metric_and_its_package_must_be_of_one_version(project, capsys, hub):
+    change(project, "perplexity_sliding.py", METRIC.replace("1.2.3", "1.2.4"))
+    assert publish.main(["user/name"], project) == 2
+    assert "1.2.4 and 1.2.3" in capsys.readouterr().err
+    assert not hub.calls
+
+
+def test_what_the_hub_keeps_in_lfs_all_the_same_is_told(project, capsys, hub, monkeypatch):
     monkeypatch.setattr(RecordingHub, "pointers", {"demo_model/model.safetensors"})
     assert publish.main(["user/name"], project) == 0
     said = capsys.readouterr().err
@@ -171,10 +294,11 @@ def test_a_file_too_large_for_git_is_refused(project, capsys, monkeypatch):
 
 def test_what_is_not_committed_is_not_published(project, capsys, monkeypatch):
     monkeypatch.setattr(publish, "HfApi", None)
-    (project / "windows.py").write_text("changed = True\n")
+    (project / "perplexity_sliding/plan/windows.py").write_text("changed = True\n")
     (project / "space/new.py").write_text("")
     assert publish.main(["user/name"], project) == 2
-    assert "Commit first: space/new.py, windows.py differ" in sorted_names(capsys)
+    changed = "perplexity_sliding/plan/windows.py, space/new.py"
+    assert f"Commit first: {changed} differ" in sorted_names(capsys)
     assert publish.main(["user/name", "--dry-run"], project) == 0
 
 
@@ -212,10 +336,13 @@ def test_the_files_are_enough_to_run_the_space(tmp_path):
     files = sorted(publish.with_imports(ROOT, publish.PROGRAMS))
     files += [path.relative_to(ROOT).as_posix() for path in (ROOT / "samples").glob("*.txt")]
     for file in files:
-        (tmp_path / file).parent.mkdir(exist_ok=True)
+        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / file, tmp_path / file)
     byte_model(tmp_path / "demo_model")
-    source = "import app; app.create_app(); from cli.main import main; main(['samples/note.txt'])"
+    source = (
+        "import app; app.create_app(); from perplexity_sliding.cli.main import main;"
+        "main(['samples/note.txt'])"
+    )
     done = subprocess.run(
         [sys.executable, "-c", source], cwd=tmp_path, capture_output=True, text=True, check=False
     )

@@ -690,7 +690,7 @@ def test_a_terminal_is_not_waited_for(refuse, monkeypatch):
 
 
 def test_plots_need_matplotlib(refuse, files, monkeypatch):
-    monkeypatch.delattr(cli, "plots", raising=False)
+    monkeypatch.delattr("perplexity_sliding.cli.plots", raising=False)
     monkeypatch.setitem(sys.modules, "perplexity_sliding.cli.plots", None)
     message = refuse(files[0], "--protocol=all", "--plot=a.png")
     assert "--plot needs the package matplotlib: pip install matplotlib." in message

@@ -22,7 +22,7 @@ from models import (
 )
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from perplexity_sliding.scoring.passes import batches
+from perplexity_sliding.scoring.passes import Scorer, batches
 
 TEXTS = [random_text(length, seed=length) for length in (45, 16, 30, 5, 2)]
 IDS = [[int(word[1:]) for word in text.split()] for text in TEXTS]
@@ -256,11 +256,9 @@ OUT_OF_MEMORY = [
 @pytest.mark.parametrize("error", OUT_OF_MEMORY, ids=lambda error: type(error).__name__)
 def test_batches_shrink_when_memory_runs_out(metric, tokenizer, monkeypatch, error):
     """And are lowered where no traceback holds the activations of the batch any more."""
-    package = type(metric).__module__.rpartition(".")[0]
-    scorer, handled = sys.modules[f"{package}.score_passes"].Scorer, []
-    lower = scorer._lower_batch
+    handled, lower = [], Scorer._lower_batch
     monkeypatch.setattr(
-        scorer, "_lower_batch", lambda *args: handled.append(sys.exc_info()[1]) or lower(*args)
+        Scorer, "_lower_batch", lambda *args: handled.append(sys.exc_info()[1]) or lower(*args)
     )
     arguments = {"predictions": TEXTS, "tokenizer": tokenizer, "stride": 4}
     expected = metric.compute(model=make_model("gpt2"), **arguments)

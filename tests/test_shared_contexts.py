@@ -1,12 +1,11 @@
 """A context that many texts share is read once, for the same numbers."""
 
-import sys
-
 import pytest
 import torch
 from models import ARCHITECTURES, NEWEST, forget, make_model, make_tokenizer, random_text
 
 from perplexity_sliding.plan.windows import Pass, SharedPrefix, find_shared_prefixes
+from perplexity_sliding.scoring.passes import Scorer
 from perplexity_sliding.scoring.runner import LEAST_SAVING
 
 CONTEXT_TOKENS = 30
@@ -129,8 +128,7 @@ def test_a_killed_run_goes_on(metric, tmp_path):
 
 def test_out_of_memory_halves_the_batch(metric, monkeypatch):
     model, launches = roomy("gpt2"), []
-    scorer = sys.modules[type(metric).__module__].Scorer
-    launch = scorer._launch
+    launch = Scorer._launch
 
     def tight(self, numbers, rows, kept):
         launches.append(len(numbers))
@@ -138,7 +136,7 @@ def test_out_of_memory_halves_the_batch(metric, monkeypatch):
             raise torch.OutOfMemoryError("CUDA out of memory")
         return launch(self, numbers, rows, kept)
 
-    monkeypatch.setattr(scorer, "_launch", tight)
+    monkeypatch.setattr(Scorer, "_launch", tight)
     with pytest.warns(UserWarning, match="Out of memory with"):
         together = metric.compute(
             predictions=TEXTS,

@@ -16,7 +16,7 @@ import pytest
 from models import make_byte_tokenizer, make_model, make_tokenizer, random_text, save
 
 from perplexity_sliding import compute, show, to_frame
-from perplexity_sliding.cli import measuring as installed_measuring
+from perplexity_sliding.cli import measuring
 from perplexity_sliding.views.reading import Reading, within
 from perplexity_sliding.views.report import report
 
@@ -237,9 +237,8 @@ def test_a_report_of_much_text_shows_its_beginning_and_asks_for_no_more(call, mo
     Path("t.jsonl").write_text(rows, "utf-8")
     whole = call("t.jsonl", "--shard-characters=1000", "--json").json["corpus"]
     most, asked = len(TEXTS[0]) + 20, []
-    for module in (sys.modules["perplexity_sliding.cli.measuring"], installed_measuring):
-        monkeypatch.setattr(module, "SHOWN", most)
-    loaded = sys.modules["perplexity_sliding.cli.measuring"].load_metric
+    monkeypatch.setattr(measuring, "SHOWN", most)
+    loaded = measuring.load_metric
 
     def watched(args):
         metric = loaded(args)
@@ -250,7 +249,7 @@ def test_a_report_of_much_text_shows_its_beginning_and_asks_for_no_more(call, mo
 
         return types.SimpleNamespace(**{**vars(metric), "compute": compute})
 
-    monkeypatch.setattr(sys.modules["perplexity_sliding.cli.main"], "load_metric", watched)
+    monkeypatch.setattr("perplexity_sliding.cli.main.load_metric", watched)
     outcome = call("t.jsonl", "--shard-characters=1000", "--json", "--html=r.html")
     assert outcome.json["corpus"]["total_nll"] == pytest.approx(whole["total_nll"], rel=1e-6)
     first, second = (pieces["text"] for pieces in read().data("data-pieces"))

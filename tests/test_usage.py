@@ -10,7 +10,6 @@ import shutil
 import sys
 import time
 import weakref
-from concurrent.futures import ThreadPoolExecutor
 
 import datasets
 import evaluate
@@ -278,50 +277,10 @@ def test_the_callback_can_end_it(metric, gpt2, tokenizer, tmp_path, error):
     assert metric.compute(**arguments)["num_tokens"] == 68
 
 
-@pytest.fixture
-def two_processes(metric, tmp_path, gpt2, tokenizer):
-    """Compute in two metrics at once, as two processes would that share a folder."""
-    folder = str(tmp_path / "shared")
-    both = [
-        type(metric)(cache_dir=folder, num_process=2, process_id=number, experiment_id="both")
-        for number in range(2)
-    ]
-
-    def compute(texts, **arguments):
-        def one(own, of_one):
-            own.add_batch(predictions=of_one)
-            try:
-                return own.compute(model=gpt2, tokenizer=tokenizer, batch_size=1, **arguments)
-            except RuntimeError as error:
-                return error
-
-        with ThreadPoolExecutor() as pool:  # each waits until the other is there
-            return list(pool.map(one, both, texts))
-
-    compute.metrics, compute.folder = both, tmp_path / "shared"
-    return compute
-
-
-def test_the_first_process_has_the_texts_of_all(two_processes, metric, gpt2, tokenizer):
-    """With `num_process`, evaluate brings them together."""
-    expected = metric.compute(predictions=TEXTS, model=gpt2, tokenizer=tokenizer, batch_size=1)
-    assert two_processes([TEXTS[:1], TEXTS[1:]]) == [expected, None]
-    assert list(two_processes.folder.rglob("*.arrow")) == []
-    with pytest.raises(ValueError, match="`num_process` must be 1 with chats"):
-        two_processes.metrics[0].compute(
-            predictions=[[{"role": "assistant", "content": "w5"}]], model=gpt2, tokenizer=tokenizer
-        )
-
-
-def test_a_call_that_fails_leaves_the_texts_of_other_processes(two_processes):
-    def stop(progress):
-        raise RuntimeError("enough")
-
-    first, second = two_processes([TEXTS[:1], TEXTS[1:]], callback=stop)
-    assert str(first) == "enough" and second is None
-    (left,) = two_processes.folder.rglob("*.arrow")
-    assert left.name.endswith("-2-1.arrow")
-    assert [len(one) for one in two_processes.metrics] == [1, 0]
+def test_processes_of_evaluate_are_refused(metric, tmp_path):
+    """evaluate would gather the texts in one process, which computes alone."""
+    with pytest.raises(ValueError, match=r"`num_process` must be 1, got 2.*`?distributed=True"):
+        type(metric)(cache_dir=str(tmp_path), num_process=2, process_id=0, experiment_id="both")
 
 
 @pytest.mark.parametrize("shown", [True, False])

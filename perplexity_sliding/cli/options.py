@@ -7,7 +7,6 @@ tables.py.  Nothing here imports what takes long, so that a mistake is told at o
 """
 
 import argparse
-import ast
 import difflib
 import os
 import re
@@ -15,12 +14,22 @@ import sys
 import textwrap
 from pathlib import Path
 
+from ..about import VERSION
+from ..protocols import PROTOCOLS
 from . import values, verifying
 from .helping import HelpAction
 from .streams import to_stdout
 
-ROOT = Path(__file__).resolve().parent.parent
-BUNDLED_MODEL = ROOT / "demo_model"
+PACKAGE = Path(__file__).parent.parent.resolve()
+# In a clone, the bundled model lies beside the package.
+BUNDLED_MODEL = next(
+    (
+        folder / "demo_model"
+        for folder in (PACKAGE, PACKAGE.parent)
+        if (folder / "demo_model").exists()
+    ),
+    PACKAGE / "demo_model",
+)
 FORMATS = ("text", "json", "jsonl", "csv", "tsv", "markdown", "latex")
 # What the ending of --output stands for; Parquet cannot be printed.
 ENDINGS = {
@@ -42,28 +51,10 @@ def option(help: str, **settings) -> dict:
     return {"help": help} | settings
 
 
-def protocol_names() -> list[str]:
-    """List the protocols of the metric, read from the source of its table without importing it."""
-    tree = ast.parse((ROOT / "protocols.py").read_text("utf-8"))
-    calls = [
-        node
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "Protocol"
-    ]
-    named = [[*call.args, *(k.value for k in call.keywords if k.arg == "name")] for call in calls]
-    return [ast.literal_eval(arguments[0]) for arguments in named]
-
-
-def version() -> str:
-    """Read the metric's version from its source without importing it."""
-    source = (ROOT / "about.py").read_text("utf-8")
-    return re.search(r'^VERSION = "(.+)"', source, re.MULTILINE)[1]
-
-
 # The arguments of the metric, under their own names.
 MEASURE = {
     "protocol": option(
-        f"{', '.join(protocol_names())}; several, or all", type=values.names, metavar="NAME,...",
+        f"{', '.join(PROTOCOLS)}; several, or all", type=values.names, metavar="NAME,...",
     ),
     "max_length": option(
         "tokens in a window, default: the model's limit", type=values.whole_numbers(2),
@@ -347,7 +338,7 @@ def make_parser(program: str = "score.py") -> Parser:
     parser.add_argument(
         "--version",
         action="version",
-        version=f"perplexity-sliding {version()}",
+        version=f"perplexity-sliding {VERSION}",
         help="show the version and exit",
     )
     for title, options in GROUPS.items():
@@ -416,7 +407,7 @@ def parse_arguments(argv: list[str], program: str = "score.py") -> argparse.Name
 
 def check_protocols(given: list[str]) -> None:
     """Refuse a misspelt name before anything is imported, and say which was meant."""
-    known = protocol_names()
+    known = list(PROTOCOLS)
     for name in given:
         if name != "all" and name not in known:
             close = difflib.get_close_matches(name, known, n=1)

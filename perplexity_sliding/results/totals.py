@@ -9,15 +9,14 @@ import importlib
 import json
 import math
 import site
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from operator import itemgetter, methodcaller
-from pathlib import Path
 
 import numpy as np
 
+from ..about import import_folder
 from ..digests import TextsDigest, digest_of, same_probes
 from ..errors import ArgumentError, ArgumentTypeError, Wording
 from ..numeric import exp
@@ -570,14 +569,8 @@ class _Call:
 
 
 def _import_for_pickle() -> _Call:
-    """Import this module where its package is on no path yet.
-
-    evaluate copies the engine into its cache, under a name that a process can import only after it
-    has loaded a metric there; so the cache's folder goes into the pickle, beside the name.
-    """
-    package = sys.modules[__name__.partition(".")[0]]
-    folder = str(Path(package.__file__).resolve().parent.parent)
-    steps = (_Call(site.addsitedir, folder), _Call(importlib.import_module, __name__))
+    """Import this module, also where its package is on no path yet: its folder is in the pickle."""
+    steps = (_Call(site.addsitedir, import_folder()), _Call(importlib.import_module, __name__))
     return _Call(itemgetter(1), steps)
 
 

@@ -2,7 +2,8 @@
 
 from pathlib import Path
 
-HERE = Path(__file__).resolve().parent
+# Not the file: in the cache of the Hub it is a link to a file elsewhere.
+HERE = Path(__file__).parent.resolve()
 STYLE = HERE / "pieces.css"
 SCRIPTS = tuple(HERE / name for name in ("base.js", "text.js", "tell.js", "pairs.js"))
 

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-STYLE = (Path(__file__).resolve().parents[2] / "views" / "pieces.css").read_text(encoding="utf-8")
+ROOT = Path(__file__).resolve().parents[2]
+STYLE = (ROOT / "perplexity_sliding" / "views" / "pieces.css").read_text(encoding="utf-8")
 ENOUGH = 4.5  # to 1, as WCAG 2 has it
 GROUNDS = r"--ps-(b[1-4]|c\d|n\d|w\d|v\d|good|better|context|out|ground|panel): (#\w{6})"
 OTHERS = [

@@ -1,18 +1,16 @@
 """Results of the metric as tables of pandas, with the columns of the command line's --format csv."""
 
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
 
-from ..cli import rows
-from ..cli.reading import ReadText
+import pandas
 
-if TYPE_CHECKING:
-    import pandas
+from . import rows
+from .reading import ReadText
 
 UNITS = {"tokens": "token_scores", "words": "word_scores"}
 
 
-def to_frame(results: dict, of: str | None = None) -> "pandas.DataFrame":
+def to_frame(results: dict, of: str | None = None) -> pandas.DataFrame:
     """Make a table of a result, one row for each token, word or measurement.
 
     Args:
@@ -23,8 +21,6 @@ def to_frame(results: dict, of: str | None = None) -> "pandas.DataFrame":
     Raises:
         ValueError: another name, or rows that the results do not have.
     """
-    import pandas
-
     makers: dict[str, Callable[[], Iterator[dict]]] = {
         "tokens": lambda: _parts(results, "token"),
         "words": lambda: _parts(results, "word"),
