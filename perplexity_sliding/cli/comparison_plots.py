@@ -8,8 +8,8 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from .axes import DOTS, GREY, INK, new_axes
 from .comparison_report import byte_interval
-from .plots import DOTS, GREY, INK, new_axes
 from .tables import signature_fields
 
 SMALLEST_KL = 1e-9  # what the axis of divergences begins with

@@ -7,11 +7,11 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, NullLocator
 
+from .axes import DOTS, GREY, INK, new_axes, tidied
+from .comparison_plots import draw_models
 from .replacing import replaced
 
-INK, GREY, GRID = "#1f4e79", "#9db4c8", "#e6e6e6"
 TITLES = {"stride": "stride", "max_length": "window"}
-DOTS = {"fmt": "o", "color": INK, "ecolor": GREY, "elinewidth": 1.5, "capsize": 3, "markersize": 5}
 
 
 def check_path(path: str) -> None:
@@ -32,8 +32,6 @@ def draw(compared: str, rows: list[dict], path: str) -> None:
         ValueError: none has one.
     """
     if compared == "models":
-        from .comparison_plots import draw_models
-
         save(draw_models(rows), path)
         return
     rows = [row for row in rows if math.isfinite(row.get("perplexity", math.inf))]
@@ -139,17 +137,6 @@ def draw_costs(rows: list[dict]) -> Figure:
     axes.set_xlabel("cost: tokens through the model")
     axes.set_ylabel("perplexity per token (bars: 95 % interval)")
     return figure
-
-
-def new_axes(figure: Figure, grid: str) -> Axes:
-    return tidied(figure.add_subplot(), grid)
-
-
-def tidied(axes: Axes, grid: str) -> Axes:
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.grid(axis=grid, color=GRID)
-    axes.set_axisbelow(True)
-    return axes
 
 
 def reach(rows: list[dict]) -> list[list[float]]:
