@@ -43,15 +43,18 @@ def _metric_file() -> Path:
     return next(folder / name for folder in (_HERE, _HERE.parent) if (folder / name).exists())
 
 
-def _metric_module() -> object:
-    """Import the metric's module; in a clone this package hides it from the import system."""
-    name = f"{__name__}.{__name__}"
-    if name not in sys.modules:
-        spec = importlib.util.spec_from_file_location(name, _metric_file())
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-        sys.modules[name] = module
-    return sys.modules[name]
+class _MetricFinder:
+    """Finds the metric's module in a clone too, where this package hides it from the import system."""
+
+    @staticmethod
+    def find_spec(name: str, path: object = None, target: object = None) -> object:
+        if name != _METRIC:
+            return None
+        return importlib.util.spec_from_file_location(name, _metric_file())
+
+
+_METRIC = f"{__name__}.{__name__}"
+sys.meta_path.append(_MetricFinder)
 
 
 def __getattr__(name: str) -> object:
@@ -59,5 +62,5 @@ def __getattr__(name: str) -> object:
     if name in _LAZY:
         return getattr(import_module(_LAZY[name], __name__), name)
     if name == "PerplexitySliding":
-        return _metric_module().PerplexitySliding
+        return import_module(_METRIC).PerplexitySliding
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

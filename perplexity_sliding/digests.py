@@ -57,8 +57,9 @@ def same_probes(one: Mapping, other: Mapping) -> bool:
     """Return whether two results under one signature, or their identities, may be of one computation."""
     probes = [result.get("probe") for result in (one, other)]
     long_probes = [result.get("long_probe") for result in (one, other)]
-    is_same = None in probes or same_probe(*probes, one["signature"])
-    return is_same and same_long_probes(*long_probes, one["signature"])
+    signature = one.get("signature", "")
+    is_same = None in probes or same_probe(*probes, signature)
+    return is_same and same_long_probes(*long_probes, signature)
 
 
 def describe_probes(result: Mapping) -> str:

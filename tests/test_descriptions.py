@@ -1,133 +1,20 @@
 """What somebody's own code and values are described by: equal ones alike, any other one otherwise."""
 
-from contextlib import contextmanager
-from functools import partial, wraps
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import torch
-from transformers import PreTrainedTokenizer, PreTrainedTokenizerFast
 
 from perplexity_sliding.models.digest import (
-    describe,
-    describe_class,
     differs_from_class,
     plain_tensors,
 )
-from perplexity_sliding.models.module import defining_module, is_known, precision
+from perplexity_sliding.models.module import precision
 from perplexity_sliding.models.probes import state_kept
-
-
-class Cutter:
-    """Holds a number and does something with it."""
-
-    def __init__(self, width):
-        self.width = width
-
-    def cut(self, text):
-        return text[: self.width]
-
-
-class Other(Cutter):
-    def cut(self, text):
-        return text[self.width :]
 
 
 def holding(value):
     return lambda text: text[:value]
-
-
-def by_default(value):
-    def cut(text, width=value, *, begin=0):
-        return text[begin:width]
-
-    return cut
-
-
-def by_keyword(value):
-    def cut(text, *, width=value):
-        return text[:width]
-
-    return cut
-
-
-def nested(value):
-    for _ in range(3):
-        value = [value]
-    return value
-
-
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda n: n,
-        lambda n: [n],
-        lambda n: {"a": n},
-        lambda n: {n, "b"},
-        lambda n: frozenset({n}),
-        lambda n: partial(max, n),
-        lambda n: partial(max, default=n),
-        lambda n: partial(holding(n)),
-        lambda n: Cutter(n),
-        lambda n: Cutter(n).cut,
-        lambda n: [Cutter(1), Other(1)][n].cut,
-        lambda n: [Cutter.cut, Other.cut][n],
-        lambda n: staticmethod(holding(n)),
-        lambda n: classmethod(holding(n)),
-        lambda n: property(holding(n)),
-        lambda n: holding(n),
-        lambda n: by_default(n),
-        lambda n: by_keyword(n),
-        lambda n: [lambda text: text in ("a", "b"), lambda text: text in ("a", "c")][n],
-        lambda n: [lambda text: text in {"a", "b"}, lambda text: text in {"a", "c"}][n],
-        lambda n: [lambda text: text.upper(), lambda text: text.lower()][n],
-        lambda n: [lambda x: lambda y: y + 1, lambda x: lambda y: y + 2][n],
-        lambda n: bytes([n]),
-        lambda n: complex(n),
-        lambda n: np.array([n]),
-        lambda n: np.float64(n),
-        lambda n: [np.int32(1), np.int64(1)][n],
-        lambda n: [len, max][n],
-        lambda n: [int, str][n],
-        nested,
-    ],
-)
-def test_what_is_held_and_done(make):
-    assert describe(make(0)) == describe(make(0))
-    assert describe(make(0)) != describe(make(1))
-
-
-def test_code_of_the_libraries_goes_by_its_name():
-    """Their versions stand in the signature, and tensors are digested elsewhere."""
-    assert describe(torch.nn.functional.relu) == "relu"
-    assert describe(PreTrainedTokenizerFast.encode) == "PreTrainedTokenizerBase.encode"
-    assert describe(torch.ones(1)) == describe(torch.zeros(1)) == "Tensor"
-    name = f"{PreTrainedTokenizerFast.__module__}.{PreTrainedTokenizerFast.__qualname__}"
-    assert describe_class(PreTrainedTokenizerFast) == [name]
-
-
-def test_a_class_is_described_by_what_is_its_own():
-    def make(value, base=PreTrainedTokenizerFast):
-        members = {"cut": holding(value), "width": 3, "__call__": holding(3), "__doc__": str(value)}
-        return type("Own", (base,), members)
-
-    assert describe_class(make(1)) == describe_class(make(1))
-    assert describe_class(make(1)) != describe_class(make(2))
-    assert describe_class(make(1)) != describe_class(make(1, base=PreTrainedTokenizer))
-    assert [name for name, _ in describe_class(make(1))[1]] == ["__call__", "cut", "width"]
-
-
-def test_a_wrapper_of_somebody_s_own_is_not_looked_through():
-    forward = torch.nn.Linear.forward
-    wrappers = [forward, torch.no_grad()(forward), partial(forward), contextmanager(forward)]
-    for function in (*wrappers, torch.nn.ReLU()):
-        assert defining_module(function).startswith("torch"), function
-        assert is_known(function)
-    own = wraps(forward)(holding(1))
-    assert defining_module(own) == defining_module(partial(own)) == __name__
-    assert defining_module(len) == "builtins"
-    assert not is_known(own) and not is_known(len)
 
 
 class Module(torch.nn.Module):

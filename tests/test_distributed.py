@@ -341,7 +341,7 @@ def test_a_single_process_needs_no_group():
 
 SCRIPT = """
 import json, os, subprocess, sys
-from cli.main import main
+from perplexity_sliding.cli.main import main
 
 shared, refused, child = json.loads(sys.argv[1])
 assert main(shared) == 0

@@ -11,7 +11,7 @@ from models import make_model, make_tokenizer, random_text, save
 
 from perplexity_sliding.cli import main
 
-ROOT = Path(main.__file__).parent.parent
+ROOT = Path(main.__file__).resolve().parents[2]
 
 
 @pytest.fixture(autouse=True)
@@ -130,7 +130,7 @@ def test_a_disk_that_is_full_is_no_reader_that_left(monkeypatch, tiny, capsys):
 FAKE = """
 import os, sys
 sys.path.insert(0, {root!r})
-import cli
+from perplexity_sliding import cli
 sys.modules["perplexity_sliding.cli.main"] = sys
 
 def run():

@@ -15,8 +15,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from perplexity_sliding.demo_model.round_weights import round_weights
 from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from demo_model.round_weights import round_weights
 
 WINDOW = 64
 FIRST = WINDOW // 2 + 1

@@ -723,7 +723,7 @@ def test_the_signature_says_what_was_read(metric, gpt2, tokenizer):
 
     plain, after = identity(), identity(contexts="w5 ")
     assert "|context:" not in plain[0]
-    assert "|context:given|boundary:joint|" in after[0]
+    assert "|context:given|separator:''|boundary:joint|" in after[0]
     assert identity(contexts="w6 ")[0] == after[0]
     others = [
         identity(contexts="w6 "),

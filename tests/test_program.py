@@ -137,7 +137,7 @@ def test_what_can_be_told_at_once_is_told_before_the_imports():
     Path("items.csv").write_text("item,text\n1,w5 w6\n")
     Path("long.csv").write_text("item,text\n1,w5, w6\n")
     source = (
-        "import json, sys; from cli.main import main\n"
+        "import json, sys; from perplexity_sliding.cli.main import main\n"
         "codes = [main(argv) for argv in json.loads(sys.argv[1])]\n"
         "print(codes, [n for n in ('torch', 'datasets', 'evaluate', 'numpy') if n in sys.modules])"
     )
@@ -533,7 +533,7 @@ def test_data_is_escaped_for_a_terminal_alone(call, monkeypatch):
     assert VISIBLE in shown and "\x1b" not in shown
 
 
-ASK = f"{sys.executable} -c 'from cli.options import was_started_by_torchrun as was; print(was())'"
+ASK = f"{sys.executable} -c 'from perplexity_sliding.cli.options import was_started_by_torchrun as was; print(was())'"
 RUN_BY_PYTHON = f"import subprocess; subprocess.run({f'{ASK}; true'!r}, shell=True)"
 
 

@@ -15,7 +15,9 @@ def errors_of(rows: str, folder: Path) -> list[str]:
     """What mypy says of the table with further rows."""
     pytest.importorskip("mypy")
     copy = folder / "protocols.py"
-    copy.write_text((ROOT / "protocols.py").read_text("utf-8") + rows, "utf-8")
+    copy.write_text(
+        (ROOT / "perplexity_sliding" / "protocols.py").read_text("utf-8") + rows, "utf-8"
+    )
     command = [sys.executable, "-m", "mypy", "--config-file", str(ROOT / "pyproject.toml")]
     checked = subprocess.run(
         [*command, "--no-incremental", str(copy)], capture_output=True, text=True
