@@ -15,6 +15,7 @@ __all__ = [
     "PerplexitySliding",
     "__version__",
     "compute",
+    "find",
     "load",
     "show",
     "to_frame",
@@ -25,6 +26,7 @@ _HERE = Path(__file__).parent.resolve()
 _LAZY = {
     "compute": ".api",
     "PerplexityCallback": ".callback",
+    "find": ".finding",
     "show": ".views.show",
     "to_frame": ".cli.frames",
 }

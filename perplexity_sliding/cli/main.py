@@ -44,6 +44,10 @@ def run(args: argparse.Namespace) -> int:
         args.takes_bundled_model = False  # the parts know their model
         return deliver(merge(args), args)  # nothing is cited
     check_names(args)
+    if args.find:
+        from .searching import search
+
+        return search(args)
     plots = check_plot(args.plot)
     showing = import_showing(args)
     progress = Progress(title(args), args.hides_progress, advice=lambda: advice.of_long_runs(args))

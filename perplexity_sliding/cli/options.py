@@ -224,6 +224,11 @@ IN_MERGING = (
     *("files", "merge", "format", "json", "output", "fail_above", "verbose", "quiet"),
     *("debug", "distributed"),
 )
+# What --find takes: all else that is measured it tries by itself.
+IN_FINDING = (
+    *("files", "find", "max_tokens", "model_id", "dtype", "device", "batch_size", "logits_memory"),
+    *("model_kwargs", "format", "json", "quiet", "debug", "distributed"),
+)
 INPUT = {
     "dataset": option(
         "of the Hub, a folder or a file", metavar="NAME:CONFIG:SPLIT:COLUMN"
@@ -263,6 +268,14 @@ OUTPUT = {
         "exit code 1 where the perplexity is above X", type=values.positive, metavar="X"
     ),
     "cite": option("print the sentence for a paper, and BibTeX", action="store_true"),
+    "find": option(
+        "list the settings that give a published figure; several: one a FILE",
+        type=values.figures, metavar="X,...",
+    ),
+    "max_tokens": option(
+        "read so many for --find; default 40 for each of the text", type=values.size(1000),
+        metavar="N",
+    ),
     "verify": option(
         "measure again what FILE has, written by --format json; exit code 1 where it differs",
         metavar="FILE",
@@ -475,6 +488,7 @@ def check_together(args: argparse.Namespace) -> None:
     if args.html and Path(args.html).suffix.lower() not in (".html", ".htm"):
         raise ValueError(f"--html must be a file that ends in .html, got {args.html!r}.")
     check_companions(args)
+    check_finding(args)
     check_parts(args)
     check_shared_files(args)
     check_own_files(args)
@@ -507,6 +521,27 @@ def written_files(args: argparse.Namespace) -> dict[str, str]:
     names = ("output", "html", "plot", "checkpoint", "reference_states")
     files = {f"--{with_hyphens(name)}": getattr(args, name) for name in names}
     return {option: path for option, path in files.items() if path is not None}
+
+
+def check_finding(args: argparse.Namespace) -> None:
+    """Refuse what --find tries by itself, and what it has no output for."""
+    if args.find is None:
+        if args.max_tokens is not None:
+            raise ValueError("--max-tokens must go with --find.")
+        return
+    names = [name for options in GROUPS.values() for name in options if name not in IN_FINDING]
+    given = [name for name in names if getattr(args, name) != default_of(name)]
+    if given:
+        raise ValueError(f"--find must be without --{with_hyphens(given[0])}.")
+    if args.models[1:]:
+        raise ValueError("--find must go with one --model.")
+    if args.format not in (None, "text", "json"):
+        raise ValueError(f"--find must go with --format text or json, got {args.format}.")
+    if len(args.find) > 1 and len(args.find) != len(args.files):
+        raise ValueError(
+            f"--find must name one figure, or one for each FILE, got {len(args.find)} figures and "
+            f"{len(args.files)} files."
+        )
 
 
 def check_parts(args: argparse.Namespace) -> None:

@@ -39,6 +39,16 @@ def whole_numbers(low: int) -> Callable[[str], list[int]]:
     return read
 
 
+def figures(text: str) -> list[str]:
+    """Read positive numbers with commas between, and keep their digits."""
+    found = [part.strip() for part in text.split(",")]
+    if not all(re.fullmatch(r"\d+(\.\d+)?", part) and float(part) > 0 for part in found):
+        raise argparse.ArgumentTypeError(
+            f"{text!r} must be a positive number such as 29.41, or several with commas between"
+        )
+    return found
+
+
 def doubling_or_numbers(low: int) -> Callable[[str], list[int] | str]:
     """Make a reader of "doubling", or of whole numbers from `low` on with commas between."""
     read_numbers = whole_numbers(low)

@@ -1,0 +1,300 @@
+"""From figures that other code computes to the settings that give them."""
+
+import json
+import math
+import re
+import shlex
+
+import pytest
+import reference
+from models import CONTEXT, make_model, make_tokenizer, random_text, save
+
+from perplexity_sliding import compute, find, finding, layouts
+from perplexity_sliding.cli import main as score
+from perplexity_sliding.finding import Figure, chance
+from perplexity_sliding.protocols import detokenize_wikitext
+
+TEXT = f" = Title = \n\n {random_text(50, 1)} . \n {random_text(90, 2)} \n\n = Other = \n{random_text(40, 3)}\n"
+OTHER = random_text(110, 4)
+
+
+@pytest.fixture(scope="module")
+def model():
+    return make_model("gpt2", seed=5)
+
+
+@pytest.fixture(scope="module")
+def words():
+    return make_tokenizer()
+
+
+def ids_of(tokenizer, text):
+    return tokenizer(text, add_special_tokens=False)["input_ids"]
+
+
+def guide(model, tokenizer, text, stride):
+    """Perplexity of the transformers guide, mean of window means."""
+    windows = reference.guide_loop(model, ids_of(tokenizer, text), CONTEXT, stride)
+    return math.exp(reference.mean(loss for _, loss in windows))
+
+
+def names(result):
+    return [(m["protocol"], m["max_length"], m["stride"], m["layout"]) for m in result["matches"]]
+
+
+@pytest.fixture(scope="module")
+def search(model, words):
+    return lambda figure, texts, **others: find(
+        figure, texts, model=model, tokenizer=words, **others
+    )
+
+
+# --- figures --------------------------------------------------------------------------------------
+
+
+def test_a_figure_is_the_interval_that_rounds_to_it():
+    figure = Figure.read("29.41")
+    assert (figure.low, figure.high) == pytest.approx((29.405, 29.415), abs=1e-12)
+    assert figure.fits(29.405) and not figure.fits(29.415) and not figure.fits(29.4049)
+    assert Figure.read("37.50").high == pytest.approx(37.505)
+    assert Figure.read(37.5).high == pytest.approx(37.55)
+    assert Figure.read(30).low == pytest.approx(29.5)
+    assert Figure.read("1e1").high == pytest.approx(15)
+
+
+@pytest.mark.parametrize("figure", [0, -3, "", "nan", "inf", float("nan"), [], "3,5"])
+def test_figures_that_are_none(search, figure):
+    with pytest.raises(ValueError, match="figure"):
+        search(figure, [OTHER])
+
+
+@pytest.mark.parametrize("figure", [True, None, [None]])
+def test_figures_of_other_types(search, figure):
+    with pytest.raises(TypeError, match="figure"):
+        search(figure, [OTHER])
+
+
+@pytest.mark.parametrize("texts", [[], [" "]])
+def test_no_text(search, texts):
+    with pytest.raises(ValueError, match="texts"):
+        search("3.5", texts)
+
+
+def test_figures_and_texts_pair(search):
+    with pytest.raises(ValueError, match="2 figures and 1 texts"):
+        search(["3.5", "4.5"], [OTHER])
+    with pytest.raises(TypeError, match="texts"):
+        search("3.5", OTHER)
+    with pytest.raises(TypeError, match="stride"):
+        search("3.5", [OTHER], stride=3)
+
+
+# --- layouts --------------------------------------------------------------------------------------
+
+
+def test_layouts():
+    text = " = A = \n\n one \n = = B = = \n two\n = C = \n three"
+    assert layouts.arrange([text], "each-line") == text.replace("\n\n", "\n").split("\n")
+    assert layouts.arrange([text], "each-article") == [
+        text[: text.index(" = C")],
+        " = C = \n three",
+    ]
+    rows = [" = A = \n", "", " one \n", " = = B = = \n", " two\n", " = C = \n", " three"]
+    assert layouts.arrange([text], "hub-rows-by-blank-line") == ["\n\n".join(rows)]
+    assert layouts.arrange(["a\n\nb\n"], "lines-by-nothing") == ["ab"]
+    assert layouts.arrange(["a\n\nb\n"], "lines-by-space") == ["a  b"]
+    assert layouts.arrange(["a\n\nb\n"], "without-blank-lines") == ["a\nb"]
+    assert layouts.arrange([" a @-@ b ,"], "detokenized") == [" a-b ,"]
+
+
+# --- against other code ---------------------------------------------------------------------------
+
+
+def test_the_guides_figure(search, model, words):
+    value = guide(model, words, OTHER, CONTEXT // 2)
+    result = search(f"{value:.4f}", [OTHER])
+    assert names(result)[0] == ("transformers-docs", CONTEXT, CONTEXT // 2, "as-is")
+    assert result["matches"][0]["average"] == "perplexity"
+    assert result["matches"][0]["value"] == pytest.approx(value, rel=1e-5)
+    assert math.fsum(match["likelihood"] for match in result["matches"]) == pytest.approx(1)
+
+
+def test_the_figure_of_the_rows_of_the_hub(search, model, words):
+    text = "\n".join([random_text(31, 6), "", random_text(40, 7)])
+    separated = make_tokenizer()  # whose tokens are words: only the texts' cut shows in the numbers
+    lines = [ids_of(separated, line) for line in text.split("\n") if line]
+    nlls = [
+        reference.token_nlls(model, ids, reference.stock(len(ids), CONTEXT, True), 0)
+        for ids in lines
+    ]
+    value = reference.mean(math.exp(reference.mean(of_text.values())) for of_text in nlls)
+    result = search(f"{value:.3f}", [text])
+    assert names(result)[0] == ("stock", CONTEXT, CONTEXT, "each-line")
+    assert result["matches"][0]["average"] == "mean_perplexity"
+
+
+@pytest.mark.parametrize("detokenized", [False, True])
+def test_the_word_perplexity_of_the_harness(search, model, words, detokenized):
+    huggingface = pytest.importorskip("lm_eval.models.huggingface")
+    from lm_eval.api.instance import Instance
+
+    text = TEXT if detokenized else OTHER
+    read = detokenize_wikitext(text) if detokenized else text
+    harness = huggingface.HFLM(pretrained=model, tokenizer=words, device="cpu")
+    request = Instance("loglikelihood_rolling", doc={}, arguments=(read,), idx=0)
+    (likelihood,) = harness.loglikelihood_rolling([request], disable_tqdm=True)
+    value = math.exp(-likelihood / len(re.split(r"\s+", text)))
+    result = search(f"{value:.5g}", [text], max_tokens=10**6)
+    layout = "as-is, detokenized by the tool" if detokenized else "as-is"
+    assert ("lm-eval", CONTEXT, CONTEXT, layout) == names(result)[0]
+    assert result["matches"][0]["average"] == "word_perplexity"
+
+
+def test_a_loss_in_nats(search, model, words):
+    nlls = reference.token_nlls(
+        model, ids := ids_of(words, OTHER), reference.chunks(len(ids), CONTEXT)
+    )
+    result = search(f"{reference.mean(nlls.values()):.5f}", [OTHER])
+    assert ("gptq", "nats_per_token") in [(m["protocol"], m["average"]) for m in result["matches"]]
+
+
+def test_several_figures_are_of_one_setting(search, model, words):
+    texts = [OTHER, random_text(75, 8)]
+    values = [guide(model, words, text, CONTEXT) for text in texts]
+    result = search([f"{value:.2f}" for value in values], texts)
+    assert names(result)[0] == ("transformers-docs", CONTEXT, CONTEXT, "as-is")
+    assert result["matches"][0]["value"] == pytest.approx(values, rel=1e-5)
+    one = search(f"{values[0]:.2f}", texts[:1])
+    assert result["expected_by_chance"] < one["expected_by_chance"]
+    # The figures of the other texts' are of no setting.
+    assert search([f"{value:.2f}" for value in values[::-1]], texts)["matches"] == []
+
+
+# --- the rest of the answer -----------------------------------------------------------------------
+
+
+def test_a_figure_that_nothing_gives(search):
+    above = search("5e9", [OTHER])
+    assert above["matches"] == [] and len(above["nearest"]) > 0
+    assert "greatest" in above["conclusion"]
+    assert "least" in search("0.00012", [OTHER])["conclusion"]
+
+
+def test_what_costs_too_much_is_named(search):
+    little = search("1.2345", [OTHER], max_tokens=700)
+    assert little["num_forward_tokens"] <= 700
+    assert little["not_tried"] and all(
+        step["num_forward_tokens"] > 0 and step["num_settings"] > 0 for step in little["not_tried"]
+    )
+    with pytest.raises(ValueError, match="max_tokens"):
+        search("1.2345", [OTHER], max_tokens=1)
+
+
+def test_nearest_others_differ_in_one_thing(search, model, words):
+    result = search(f"{guide(model, words, OTHER, CONTEXT // 2):.4f}", [OTHER])
+    best = result["matches"][0]
+    assert result["nearest"]
+    for other in result["nearest"]:
+        fields = ("protocol", "max_length", "stride", "add_start_token", "layout", "average")
+        (differing,) = [name for name in fields if other[name] != best[name]]
+        assert other["difference"] == f"{differing} {other[differing]} instead of {best[differing]}"
+
+
+def test_half_of_the_values_are_expected_in_half_of_the_space():
+    tried = [{"values": [math.exp(0.001 * n)], "average": "perplexity"} for n in range(2000)]
+    figure = Figure("x", math.exp(1.0), math.exp(1.01))
+    assert chance(tried, [figure]) == pytest.approx(10, rel=0.02)
+
+
+# --- the command line -----------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def tiny_folder(model, tmp_path_factory):
+    return save(tmp_path_factory.mktemp("find") / "tiny", model, make_tokenizer())
+
+
+def run_command(command, capsys):
+    """Run a printed command in this process; return what it prints as JSON."""
+    for part in command.split(" && "):
+        part, _, target = part.partition(" > ")
+        argv = shlex.split(part)
+        if argv[1] == "-m":
+            assert layouts.main(argv[3:]) == 0
+            with open(target, "w") as file:
+                file.write(capsys.readouterr().out)
+        else:
+            assert argv[:2] == ["python", "score.py"]
+            assert score.main([*argv[2:], "--quiet"]) == 0
+    return json.loads(capsys.readouterr().out)["corpus"]
+
+
+def value_in(printed, average):
+    if average in ("nats_per_token", "bits_per_token"):
+        return math.log(printed["perplexity"]) / (1 if average[0] == "n" else math.log(2))
+    return printed[average]
+
+
+def test_printed_commands_repeat_the_values(tiny_folder, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a.txt").write_text(TEXT)
+    kept = []
+    monkeypatch.setattr(
+        finding, "conclude", lambda figure, figures, tried, *rest: kept.extend(tried)
+    )
+    find("1.2345", [TEXT], model_id=tiny_folder, files=["a.txt"], max_tokens=10**6)
+    by_command = {}
+    for entry in kept:
+        by_command.setdefault(entry["commands"][0], []).append(entry)
+    assert len(by_command) > 100
+    for command in sorted(by_command)[::9]:
+        printed = run_command(command, capsys)
+        for entry in by_command[command]:
+            value = value_in(printed, entry["average"])
+            assert value == pytest.approx(entry["values"][0], rel=1e-5), (command, entry)
+            assert printed["protocol"] == entry["protocol"]
+            assert (printed["max_length"], printed["stride"]) == (
+                entry["max_length"],
+                entry["stride"],
+            )
+
+
+def test_the_command_line(tiny_folder, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a.txt").write_text(OTHER)
+    value = compute([OTHER], model_id=tiny_folder, protocol="gptq")["perplexity"]
+    find_it = ["a.txt", "--model", tiny_folder, "--quiet", "--find", f"{value:.4f}"]
+    assert score.main([*find_it, "--json"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert {"figure", "matches", "nearest", "num_tried", "expected_by_chance"} <= set(result)
+    assert "gptq" in [match["protocol"] for match in result["matches"]]
+    assert score.main(find_it) == 0
+    printed = capsys.readouterr().out
+    assert (
+        "gptq" in printed and "by chance" in printed and result["matches"][0]["command"] in printed
+    )
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["--find", "0"],
+        ["--find", "x"],
+        ["--find", "3,4"],
+        ["--find=3", "--stride=4"],
+        ["--find=3", "--cite"],
+    ],
+)
+def test_refusals_of_the_command_line(tmp_path, capsys, argv):
+    (tmp_path / "a.txt").write_text(OTHER)
+    assert score.main([str(tmp_path / "a.txt"), *argv]) == 2
+    assert "--find" in capsys.readouterr().err
+
+
+def test_a_certain_match_ends_the_search_unless_tokens_are_given(search, model, words):
+    figure = f"{guide(model, words, OTHER, CONTEXT // 2):.3f}"
+    short, whole = search(figure, [OTHER]), search(figure, [OTHER], max_tokens=10**6)
+    assert short["not_tried"] and not whole["not_tried"]
+    assert short["num_forward_tokens"] < whole["num_forward_tokens"]
+    assert names(short)[0] == names(whole)[0]
+    assert short["expected_by_chance"] < 0.01
