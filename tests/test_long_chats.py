@@ -68,6 +68,12 @@ TEMPLATES = {
     "numbered": NUMBERED,
     "the last thinks": THINKING,
     "earlier thoughts": WITHOUT_THOUGHTS,
+    "prompts otherwise later": PLAIN.replace(
+        "{{ '<|assistant|> '",
+        "{{ ('<deep> ' if messages | length == 21 else '') + '<|assistant|> '",
+    ),
+    "begins the answer": PLAIN.replace("'<|assistant|> '", "'<|assistant|> w9'"),
+    "a sentinel": PLAIN.replace("<|assistant|> '", f"<|assistant|> {module.SENTINEL[0]}'"),
     "counts": PLAIN.replace("m['content'] +", "m['content'] + (messages | length) | string +"),
 }
 CONTENTS = {
@@ -76,6 +82,7 @@ CONTENTS = {
     "white space": [(" w3", "w5 ", "\nw7\n", "w8  \n", "w9")[n % 5] for n in range(24)],
     "empty": [("w3", "", " ", "w5 w6", "w7")[n % 5] for n in range(24)],
     "thoughts": [f"w{n}" if n % 2 == 0 else f"w9</think>w{n}" for n in range(24)],
+    "begun": [f"w9{n}" if n != 11 else "w8" for n in range(24)],
     "templates' own": [("<|im_start|>assistant\n", "<eos>\n", "[/INST]")[n % 3] for n in range(24)],
     "sentinels' own": ["".join(module.SENTINEL), "0".join(module.SENTINEL)] * 12,
 }
@@ -124,7 +131,18 @@ def test_turns_are_those_of_every_beginning_written_out(template):
 
 def test_roles_in_any_order():
     tokenizer = make_tokenizer(chat_template=CHATML)
-    roles = ["user", "assistant", "assistant", "tool", "assistant", "user", "user", "assistant", "system", "assistant"]
+    roles = [
+        "user",
+        "assistant",
+        "assistant",
+        "tool",
+        "assistant",
+        "user",
+        "user",
+        "assistant",
+        "system",
+        "assistant",
+    ]
     chat = [{"role": role, "content": f"w{n}"} for n, role in enumerate(roles * 4)]
     assert module.write_chats(tokenizer, [chat])[1] == [naive_spans(tokenizer, chat)]
 
