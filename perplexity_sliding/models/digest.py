@@ -19,6 +19,7 @@ from .module import (
     is_known,
     modules_of,
     named_modules,
+    own_names,
     package_of,
 )
 
@@ -77,10 +78,6 @@ SETTINGS = (bool, int, float, str, FunctionType, BuiltinFunctionType, partial, M
 TORCH_SETTINGS = (*SETTINGS, tuple)
 
 
-# Attributes that every module has in itself, none of which is called.
-OF_EVERY_MODULE = frozenset(name for name, v in vars(torch.nn.Module()).items() if not callable(v))
-
-
 def model_name(name: str, model_kwargs: dict) -> str:
     """Return a model's name on the Hub, or the last part of its folder's path."""
     local = os.path.isabs(name) or name.startswith(".") or os.path.isdir(name)
@@ -113,9 +110,12 @@ def _own_settings(model: torch.nn.Module) -> list:
     known = {id(whole): as_whole}  # most modules share one object
     places = []
     for name, module in named_modules(model):
-        for attribute, config in vars(module).items():
-            if not isinstance(config, transformers.PretrainedConfig):
-                continue
+        own = vars(module)
+        is_config = {
+            n for n in own_names(module) if isinstance(own[n], transformers.PretrainedConfig)
+        }
+        for attribute in [n for n in own if n in is_config] if is_config else ():
+            config = own[attribute]
             if id(config) not in known:
                 known[id(config)] = _settings(config), config._attn_implementation
             if known[id(config)] != as_whole:
@@ -226,9 +226,8 @@ def _replaced_methods(module: torch.nn.Module) -> list[str]:
     """List methods of a module's class that the module itself overrides."""
     return [
         name
-        for name, value in vars(module).items()
-        if name not in OF_EVERY_MODULE
-        and callable(value)
+        for name in sorted(own_names(module))
+        if callable(value := vars(module)[name])
         and callable(getattr(type(module), name, None))
         # accelerate brings offloaded weights in before a forward; its mixed precision is said.
         and not (name == "forward" and hasattr(module, "_hf_hook"))
@@ -277,8 +276,9 @@ def _attributes(module: torch.nn.Module) -> dict[str, object]:
     if isinstance(module, torch.nn.modules.dropout._DropoutNd):
         return {}
     kinds = TORCH_SETTINGS if package_of(type(module).__module__) == "torch" else SETTINGS
-    names = [n for n, v in vars(module).items() if _has_effect(n) and isinstance(v, kinds)]
-    return {name: _shown(vars(module)[name]) for name in names if differs_from_class(module, name)}
+    own = vars(module)
+    names = [n for n in own_names(module) if _has_effect(n) and isinstance(own[n], kinds)]
+    return {name: _shown(own[name]) for name in names if differs_from_class(module, name)}
 
 
 def differs_from_class(module: torch.nn.Module, name: str) -> bool:

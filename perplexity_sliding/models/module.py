@@ -28,6 +28,8 @@ DEPENDENCIES = ("huggingface_hub", "numpy", "packaging", "safetensors", "tqdm", 
 # Kinds of attributes of a module whose code it may call, and of what modules of Python name.
 OWN_KINDS = (FunctionType, MethodType, partial)
 NAMED = (FunctionType, type)
+# Attributes that every module has in itself, none of which is called.
+OF_EVERY_MODULE = frozenset(name for name, v in vars(torch.nn.Module()).items() if not callable(v))
 # How many times modules are followed to those that they have functions from.
 MODULES_DEEP = 2
 # Tokens of the forward pass that shows which tables hold a model's positions.
@@ -68,6 +70,11 @@ def modules_of(model: torch.nn.Module) -> list[torch.nn.Module]:
             if module._modules:
                 waiting.extend(reversed(module._modules.values()))
     return list(found)
+
+
+def own_names(module: torch.nn.Module) -> set[str]:
+    """Name the attributes that a module has in itself, beside those of every module."""
+    return vars(module).keys() - OF_EVERY_MODULE
 
 
 def parameters_of(model: torch.nn.Module) -> list[torch.nn.Parameter]:
@@ -397,7 +404,10 @@ def runs_own_code(model: torch.nn.Module, code: LibraryCode) -> bool:
         or code.is_foreign
         or any(
             package_of(type(module).__module__) not in KNOWN_PACKAGES
-            or any(isinstance(v, OWN_KINDS) and not is_known(v) for v in vars(module).values())
+            or any(
+                isinstance(vars(module)[name], OWN_KINDS) and not is_known(vars(module)[name])
+                for name in own_names(module)
+            )
             for module in modules_of(model)
         )
     )
