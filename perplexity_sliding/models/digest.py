@@ -3,7 +3,7 @@
 import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
-from functools import partial
+from functools import lru_cache, partial
 from types import BuiltinFunctionType, FunctionType, MethodType
 
 import numpy as np
@@ -13,7 +13,15 @@ import xxhash
 
 from ..digests import DIGITS, digest_of
 from ..errors import ArgumentError
-from .module import PINNED_PACKAGES, is_growing_rotary, is_known, package_of
+from .module import (
+    PINNED_PACKAGES,
+    is_growing_rotary,
+    is_known,
+    modules_of,
+    named_modules,
+    own_names,
+    package_of,
+)
 
 # Configuration entries that say where a model came from, how it was trained or how it generates;
 # none has a part in the logits of a text.
@@ -101,10 +109,13 @@ def _own_settings(model: torch.nn.Module) -> list:
     as_whole = _settings(whole), getattr(whole, "_attn_implementation", None)
     known = {id(whole): as_whole}  # most modules share one object
     places = []
-    for name, module in model.named_modules():
-        for attribute, config in vars(module).items():
-            if not isinstance(config, transformers.PretrainedConfig):
-                continue
+    for name, module in named_modules(model):
+        own = vars(module)
+        is_config = {
+            n for n in own_names(module) if isinstance(own[n], transformers.PretrainedConfig)
+        }
+        for attribute in [n for n in own if n in is_config] if is_config else ():
+            config = own[attribute]
             if id(config) not in known:
                 known[id(config)] = _settings(config), config._attn_implementation
             if known[id(config)] != as_whole:
@@ -141,7 +152,7 @@ def structure(model: torch.nn.Module) -> list:
     """
     return [
         [name, _class_name(type(module)), _attributes(module), _adapter_state(module)]
-        for name, module in model.named_modules()
+        for name, module in named_modules(model)
     ]
 
 
@@ -157,13 +168,13 @@ def modifications(model: torch.nn.Module) -> list[str]:
     hooks = torch.nn.modules.module
     if hooks._global_forward_hooks or hooks._global_forward_pre_hooks:
         places.append("a forward hook of all modules")
-    for name, module in model.named_modules():
+    for name, module in named_modules(model):
         place = name or type(module).__name__
         watchers = (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
-        if not all(map(is_known, watchers)):
+        if watchers and not all(map(is_known, watchers)):
             places.append(f"a forward hook on {place}")
         places += [f"another {method} on {place}" for method in _replaced_methods(module)]
-    kinds = {type(module) for module in model.modules()}
+    kinds = {type(module) for module in modules_of(model)}
     places += [f"another {kind.__name__}.forward" for kind in kinds if _has_other_forward(kind)]
     if not all(map(is_known, _attention_functions(model))):
         places.append("another attention function")
@@ -173,7 +184,7 @@ def modifications(model: torch.nn.Module) -> list[str]:
 def _attention_functions(model: torch.nn.Module) -> list[Callable]:
     """List the functions registered under the names of the attention that a model's parts ask for."""
     registered = getattr(transformers.modeling_utils, "ALL_ATTENTION_FUNCTIONS", {})
-    configs = {id(c): c for c in (getattr(m, "config", None) for m in model.modules())}.values()
+    configs = {id(c): c for c in (getattr(m, "config", None) for m in modules_of(model))}.values()
     names = dict.fromkeys(getattr(config, "_attn_implementation", None) for config in configs)
     functions = [registered[name] for name in names if name in registered]
     return functions or [torch.nn.functional.scaled_dot_product_attention]
@@ -200,7 +211,7 @@ def check_identifiable(model: torch.nn.Module, argument: str = "checkpoint") -> 
 
 def active_adapters(model: torch.nn.Module) -> str | None:
     """Name the adapters (LoRA and its kin) in use: "none" if switched off, None without any."""
-    states = [state for module in model.modules() if (state := _adapter_state(module))]
+    states = [state for module in modules_of(model) if (state := _adapter_state(module))]
     if not states:
         return None
     names = dict.fromkeys(
@@ -215,8 +226,8 @@ def _replaced_methods(module: torch.nn.Module) -> list[str]:
     """List methods of a module's class that the module itself overrides."""
     return [
         name
-        for name, value in vars(module).items()
-        if callable(value)
+        for name in sorted(own_names(module))
+        if callable(value := vars(module)[name])
         and callable(getattr(type(module), name, None))
         # accelerate brings offloaded weights in before a forward; its mixed precision is said.
         and not (name == "forward" and hasattr(module, "_hf_hook"))
@@ -251,6 +262,7 @@ def _with_effect(settings: dict) -> dict:
     }
 
 
+@lru_cache(maxsize=4096)
 def _has_effect(name: str) -> bool:
     return not (
         name.startswith("_")
@@ -264,8 +276,9 @@ def _attributes(module: torch.nn.Module) -> dict[str, object]:
     if isinstance(module, torch.nn.modules.dropout._DropoutNd):
         return {}
     kinds = TORCH_SETTINGS if package_of(type(module).__module__) == "torch" else SETTINGS
-    names = [n for n, v in vars(module).items() if _has_effect(n) and isinstance(v, kinds)]
-    return {name: _shown(vars(module)[name]) for name in names if differs_from_class(module, name)}
+    own = vars(module)
+    names = [n for n in own_names(module) if _has_effect(n) and isinstance(own[n], kinds)]
+    return {name: _shown(own[name]) for name in names if differs_from_class(module, name)}
 
 
 def differs_from_class(module: torch.nn.Module, name: str) -> bool:
@@ -301,14 +314,21 @@ def _tensors(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
 
     Tied ones come under each of their names: offloaded, they are no longer the same object.
     """
-    for prefix, module in model.named_modules():
+    for prefix, module in named_modules(model):
+        if not (module._parameters or module._buffers or _is_quantised(module)):
+            continue
         names = [name for name, _ in module.named_parameters(recurse=False)]
         names += [name for name, _ in module.named_buffers(recurse=False) if _stays(module, name)]
         with _brought_in(module):
             for name in names:
                 yield f"{prefix}.{name}", getattr(module, name)
-            if ".quantized." in type(module).__module__:
+            if _is_quantised(module):
                 yield from _quantised_tensors(prefix, module)
+
+
+def _is_quantised(module: torch.nn.Module) -> bool:
+    """Return whether a module is a layer quantised by torch.ao."""
+    return ".quantized." in type(module).__module__
 
 
 def _quantised_tensors(prefix: str, module: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:

@@ -58,8 +58,11 @@ from .module import (
     input_device,
     input_embeddings,
     library_code,
+    modules_of,
+    named_modules,
     num_embeddings,
     number_format,
+    parameters_of,
     precision,
     runs_own_code,
 )
@@ -67,7 +70,6 @@ from .probes import (
     KeptState,
     check_causal,
     examine_passes,
-    forget_lengths,
     gives_logits,
     is_known_architecture,
     look_quickly,
@@ -346,12 +348,8 @@ class LanguageModel:
 
         Other threads that use the same model wait: parts of it run differently meanwhile.
         """
-        with lock_of(self.model), evaluating(self.model), state_kept(self.model):
-            forget_lengths(self.model)
-            outer, self._kept_state = (
-                self._kept_state,
-                KeptState(self.model),
-            )  # of a callback's call
+        with lock_of(self.model), evaluating(self.model), state_kept(self.model) as state:
+            outer, self._kept_state = self._kept_state, state  # of a callback's call
             try:
                 yield
             finally:
@@ -387,10 +385,12 @@ class LanguageModel:
         if known is None or known.state != state:
             known = self._look(state)
             logger.info(f"{self.description}: logits by {describe_head(self._make_head(known))}")
-        elif modified or runs_own_code(self.model, code):
+            self._apply(known)
+            return
+        if modified or runs_own_code(self.model, code):
             # It may act otherwise than in the last call.
             known = known._replace(probe=None, long_nlls={}, rows_tried=2)
-        self._apply(known)
+        self._adopt(known)  # no pass has run that could have changed it
 
     def _look(self, state: tuple) -> Findings:
         """Find with short passes whether it is a causal language model, and a way to its logits.
@@ -529,10 +529,14 @@ class LanguageModel:
         """Adopt the findings, and note which modules the passes of a probe have changed."""
         if self._kept_state is not None:
             self._restore()
-            names = {module: name for name, module in self.model.named_modules()}
+            names = {module: name for name, module in named_modules(self.model)}
             changed = frozenset(names[module] for module in self._changed if module in names)
             findings = findings._replace(stateful=findings.stateful | changed)
-        modules = dict(self.model.named_modules())
+        self._adopt(findings)
+
+    def _adopt(self, findings: Findings) -> None:
+        """Adopt the findings as they are."""
+        modules = dict(named_modules(self.model)) if findings.stateful else {}
         self._stateful = [modules[name] for name in findings.stateful if name in modules]
         self._found, self._head = findings, self._make_head(findings)
         _FINDINGS.setdefault(self.model, {})[self.variant] = findings
@@ -603,14 +607,16 @@ def model_structure(model: torch.nn.Module) -> tuple:
             *map(as_weak, module._forward_hooks.values()),
             *map(as_weak, module._forward_pre_hooks.values()),
         )
-        for module in model.modules()
+        for module in modules_of(model)
     ]
-    tensors = [(p.device, p.dtype) for p in model.parameters()]
+    tensors = [(p.device, p.dtype) for p in parameters_of(model)]
     return (*modules, *tensors, number_format(model))
 
 
 def as_weak(function: object) -> object:
     """Return a weak reference to a function, where it can have one."""
+    if function is None:
+        return None
     try:
         return weakref.ref(function)
     except TypeError:

@@ -25,7 +25,9 @@ from .module import (
     forward_parameters,
     ids_name,
     is_known,
+    modules_of,
     package_of,
+    parameters_of,
 )
 
 # Largest difference, as a share of the logits' spread, that rounding explains in a dtype: of two
@@ -260,8 +262,8 @@ def has_forward_of_transformers(model: torch.nn.Module) -> bool:
     if hooks._global_forward_hooks or hooks._global_forward_pre_hooks:
         return False
     tops = bodies(model)
-    inside = {module for body in tops for module in body.modules()}
-    outside = (module for module in model.modules() if module not in inside)
+    inside = {module for body in tops for module in modules_of(body)}
+    outside = (module for module in modules_of(model) if module not in inside)
     return all(map(runs_as_written, (*outside, *tops)))
 
 
@@ -321,7 +323,7 @@ def body_shortcuts(body: torch.nn.Module) -> dict[torch.nn.Module, Callable]:
     if are_torchs_own(*gelus) and computes_in_float32(
         body
     ):  # in half precision each of the eight steps rounds
-        activations = (m for m in body.modules() if type(m) is NewGELUActivation)
+        activations = (m for m in modules_of(body) if type(m) is NewGELUActivation)
         shortcuts |= dict.fromkeys(activations, fused_gelu)
     feed_forward = last_feed_forward(body)
     if feed_forward is not None and is_untouched(feed_forward) and is_row_wise(feed_forward):
@@ -331,7 +333,7 @@ def body_shortcuts(body: torch.nn.Module) -> dict[torch.nn.Module, Callable]:
 
 def last_feed_forward(body: torch.nn.Module) -> torch.nn.Module | None:
     """Find the feed-forward layer of the last block, where a model has one of a usual name."""
-    blocks = next((m for m in body.modules() if isinstance(m, torch.nn.ModuleList) and m), [None])
+    blocks = next((m for m in modules_of(body) if isinstance(m, torch.nn.ModuleList) and m), [None])
     candidates = (getattr(blocks[-1], name, None) for name in FEED_FORWARD_NAMES)
     return next((part for part in candidates if isinstance(part, torch.nn.Module)), None)
 
@@ -362,7 +364,7 @@ def is_row_wise(module: torch.nn.Module) -> bool:
 def is_untouched(module: torch.nn.Module) -> bool:
     """Return whether no forward is replaced or hooked."""
     return not any(
-        "forward" in vars(m) or m._forward_hooks or m._forward_pre_hooks for m in module.modules()
+        "forward" in vars(m) or m._forward_hooks or m._forward_pre_hooks for m in modules_of(module)
     )
 
 
@@ -379,7 +381,7 @@ def are_torchs_own(*functions: Callable) -> bool:
 def computes_in_float32(module: torch.nn.Module) -> bool:
     return (
         is_untouched(module)
-        and all(p.dtype == torch.float32 for p in module.parameters())
+        and all(p.dtype == torch.float32 for p in parameters_of(module))
         and not any(torch.is_autocast_enabled(device) for device in ("cpu", "cuda"))
     )
 

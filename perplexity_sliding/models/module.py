@@ -28,6 +28,8 @@ DEPENDENCIES = ("huggingface_hub", "numpy", "packaging", "safetensors", "tqdm", 
 # Kinds of attributes of a module whose code it may call, and of what modules of Python name.
 OWN_KINDS = (FunctionType, MethodType, partial)
 NAMED = (FunctionType, type)
+# Attributes that every module has in itself, none of which is called.
+OF_EVERY_MODULE = frozenset(name for name, v in vars(torch.nn.Module()).items() if not callable(v))
 # How many times modules are followed to those that they have functions from.
 MODULES_DEEP = 2
 # Tokens of the forward pass that shows which tables hold a model's positions.
@@ -36,6 +38,50 @@ TABLE_PROBE = 3
 _TABLES: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
 # What the libraries' code finds, by the classes of models.
 _CODE: dict[frozenset[type], "LibraryCode"] = {}
+
+
+def named_modules(model: torch.nn.Module) -> list[tuple[str, torch.nn.Module]]:
+    """List a model's modules with their names, as `model.named_modules` yields them.
+
+    That passes each one through as many generators as it lies deep; a call lists them often.
+    """
+    found: dict[torch.nn.Module, str] = {}
+    waiting = [("", model)]
+    while waiting:
+        name, module = waiting.pop()
+        if module in found:
+            continue
+        found[module] = name
+        if module._modules:
+            prefix = f"{name}." if name else ""
+            children = reversed(module._modules.items())
+            waiting += [(prefix + part, child) for part, child in children if child is not None]
+    return [(name, module) for module, name in found.items()]
+
+
+def modules_of(model: torch.nn.Module) -> list[torch.nn.Module]:
+    """List a model's modules, as `model.modules` yields them."""
+    found: dict[torch.nn.Module, None] = {}
+    waiting = [model]
+    while waiting:
+        module = waiting.pop()
+        if module is not None and module not in found:
+            found[module] = None
+            if module._modules:
+                waiting.extend(reversed(module._modules.values()))
+    return list(found)
+
+
+def own_names(module: torch.nn.Module) -> set[str]:
+    """Name the attributes that a module has in itself, beside those of every module."""
+    return vars(module).keys() - OF_EVERY_MODULE
+
+
+def parameters_of(model: torch.nn.Module) -> list[torch.nn.Parameter]:
+    """List a model's parameters, each once, as `model.parameters` yields them."""
+    tables = (module._parameters.values() for module in modules_of(model) if module._parameters)
+    own = [parameter for table in tables for parameter in table if parameter is not None]
+    return list({id(parameter): parameter for parameter in own}.values())
 
 
 def input_device(model: torch.nn.Module) -> torch.device:
@@ -66,7 +112,7 @@ def position_table(model: torch.nn.Module) -> int | None:
     """
     embeddings = input_embeddings(model)
     sizes, fixed = [], []
-    for module in model.modules():
+    for module in modules_of(model):
         if isinstance(module, torch.nn.Embedding) and module is not embeddings:
             sizes.append(module.num_embeddings)
         precomputed = getattr(module, "embed_positions", None)  # GPT-J, CodeGen: a tensor
@@ -123,10 +169,11 @@ class _EmbeddingRecorder(TorchDispatchMode):
 @contextmanager
 def evaluating(model: torch.nn.Module) -> Iterator[None]:
     """Switch a model to evaluation mode and named outputs, and back afterwards, module by module."""
-    training = [module for module in model.modules() if module.training]
+    training = [module for module in modules_of(model) if module.training]
     config = getattr(model, "config", None)
     returns_tuples = getattr(config, "return_dict", True) is False
-    model.eval()
+    if training:
+        model.eval()
     if returns_tuples:
         config.return_dict = True
     try:
@@ -188,7 +235,7 @@ def probe_ids(model: torch.nn.Module, length: int, first: int = 1) -> torch.Tens
 
 def number_format(model: torch.nn.Module) -> str:
     """Describe what a model computes in: quantisation, dtypes, autocast, products of fewer bits."""
-    dtypes = {p.dtype for p in model.parameters() if p.is_floating_point()}
+    dtypes = {p.dtype for p in parameters_of(model) if p.is_floating_point()}
     names = [str(dtype).removeprefix("torch.") for dtype in dtypes] or ["float32"]
     parts = [*quantisation(model), *sorted(names)]
     for device in ("cpu", "cuda"):
@@ -220,8 +267,8 @@ def quantisation(model: torch.nn.Module) -> list[str]:
             bits = size if settings.get(f"load_in_{size}bit") else bits
         kind = settings.get("bnb_4bit_quant_type") if bits == 4 else settings.get("quant_type")
         return ["-".join(str(part) for part in (method, bits and f"{bits}bit", kind) if part)]
-    kinds = {type(p.data).__name__ for p in model.parameters()} - {"Tensor", "Parameter"}
-    if any(".quantized." in type(module).__module__ for module in model.modules()):
+    kinds = {type(p.data).__name__ for p in parameters_of(model)} - {"Tensor", "Parameter"}
+    if any(".quantized." in type(module).__module__ for module in modules_of(model)):
         kinds.add("torch.ao")
     return sorted(kinds)
 
@@ -234,7 +281,7 @@ def precision(model: torch.nn.Module) -> torch.dtype:
     for device in ("cpu", "cuda"):
         if torch.is_autocast_enabled(device):
             return torch.get_autocast_dtype(device)
-    dtypes = {p.dtype for p in model.parameters() if p.is_floating_point()}
+    dtypes = {p.dtype for p in parameters_of(model) if p.is_floating_point()}
     if quantisation(model) or torch.bfloat16 in dtypes:
         return torch.bfloat16
     return torch.float16 if torch.float16 in dtypes else torch.float32
@@ -249,7 +296,7 @@ def grows_frequencies(model: torch.nn.Module) -> bool:
     configs = (getattr(model, "config", None), text_config(model))
     names = ("rope_parameters", "rope_scaling")
     settings = (getattr(config, name, None) for config in configs for name in names)
-    return any(map(_names_growth, settings)) or any(map(is_growing_rotary, model.modules()))
+    return any(map(_names_growth, settings)) or any(map(is_growing_rotary, modules_of(model)))
 
 
 def is_growing_rotary(module: torch.nn.Module) -> bool:
@@ -258,7 +305,7 @@ def is_growing_rotary(module: torch.nn.Module) -> bool:
 
 
 def _names_growth(settings: object) -> bool:
-    return any(kind in str(settings) for kind in GROWING_ROTARY)
+    return settings is not None and any(kind in str(settings) for kind in GROWING_ROTARY)
 
 
 # --- whose code it runs ---------------------------------------------------------------------------
@@ -335,7 +382,7 @@ class LibraryCode:
 
 def library_code(model: torch.nn.Module) -> LibraryCode:
     """Return the libraries' code that a model runs: the same object for as long as it stays as it is."""
-    kinds = {kind for module in model.modules() for kind in type(module).__mro__}
+    kinds = {kind for module in modules_of(model) for kind in type(module).__mro__}
     classes = frozenset(c for c in kinds if package_of(c.__module__) in PINNED_PACKAGES)
     known = _CODE.get(classes)
     if known is None or not known.is_unchanged():
@@ -357,8 +404,11 @@ def runs_own_code(model: torch.nn.Module, code: LibraryCode) -> bool:
         or code.is_foreign
         or any(
             package_of(type(module).__module__) not in KNOWN_PACKAGES
-            or any(isinstance(v, OWN_KINDS) and not is_known(v) for v in vars(module).values())
-            for module in model.modules()
+            or any(
+                isinstance(vars(module)[name], OWN_KINDS) and not is_known(vars(module)[name])
+                for name in own_names(module)
+            )
+            for module in modules_of(model)
         )
     )
 

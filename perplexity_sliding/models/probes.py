@@ -35,6 +35,7 @@ from .module import (
     input_device,
     is_growing_rotary,
     is_known,
+    modules_of,
     num_embeddings,
     package_of,
     position_table,
@@ -379,7 +380,7 @@ class KeptState:
     """
 
     def __init__(self, model: torch.nn.Module) -> None:
-        self.saved = {module: SavedModule.of(module) for module in model.modules()}
+        self.saved = {module: SavedModule.of(module) for module in modules_of(model)}
 
     def changed(self) -> list[torch.nn.Module]:
         """List the modules that have changed."""
@@ -440,27 +441,35 @@ class SavedModule(NamedTuple):
 
 
 @contextmanager
-def state_kept(model: torch.nn.Module) -> Iterator[None]:
-    """Give a model back with the buffers and settings that it came with."""
+def state_kept(model: torch.nn.Module) -> Iterator[KeptState]:
+    """Give a model back with the buffers and settings that it came with.
+
+    Yields:
+        what it keeps from one pass to the next, before any text was read.
+    """
     state = KeptState(model)
     try:
-        yield
+        yield KeptState(model) if forget_lengths(model) else state
     finally:
         state.restore(state.changed())
 
 
-def forget_lengths(model: torch.nn.Module) -> None:
-    """Set rotary embeddings back to the frequencies that they had before any text was read."""
-    for module in model.modules():
+def forget_lengths(model: torch.nn.Module) -> bool:
+    """Set rotary embeddings back to the frequencies that they had before any text was read.
+
+    Returns:
+        whether there are embeddings whose frequencies grow.
+    """
+    growing = [module for module in modules_of(model) if is_growing_rotary(module)]
+    for module in growing:  # frequencies that somebody set elsewhere are meant
         limit = getattr(module, "original_max_seq_len", None)
-        if not is_growing_rotary(module):
-            continue  # frequencies that somebody set are meant
         for name in [n for n in module._buffers if n.endswith("inv_freq")]:
             prefix = name.removesuffix("inv_freq")
             original = getattr(module, f"{prefix}original_inv_freq", None)
             if limit is not None and isinstance(original, torch.Tensor):
                 module._buffers[name] = original.clone().to(module._buffers[name].device)
                 setattr(module, f"{prefix}max_seq_len_cached", limit)
+    return bool(growing)
 
 
 def same_objects(present: dict, saved: dict) -> bool:
@@ -485,7 +494,7 @@ def is_known_architecture(model: torch.nn.Module) -> bool:
         and not grows_frequencies(model)
         and not has_local_layers(config)
         and has_forward_of_transformers(model)
-        and all(map(is_of_library, model.modules()))
+        and all(map(is_of_library, modules_of(model)))
         and not modifications(model)
     )
 

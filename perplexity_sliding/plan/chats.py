@@ -14,6 +14,10 @@ from .tokenization import Chat, Range, TokenizedText, tokenize, untrimmed
 
 # A template that says itself what the model generates.
 GENERATION_MARK = re.compile(r"\{%-?\s*generation\s*-?%\}")
+# Most turns of the assistant that are found one by one.
+FEW_TURNS = 8
+# Characters for private use, which surround the number of a message in place of its content.
+SENTINEL = "\ue0f0", "\ue0f1"
 HOW_TO_MARK = "Mark the assistant's turns in the template with {% generation %}"
 
 
@@ -120,8 +124,9 @@ def write_chats(
         find_turns(tokenizer, chat, text, number)
         for number, (chat, text) in enumerate(zip(chats, texts))
     ]
-    warn_of_headers(tokenizer, chats, [turn for of_chat in turns for turn in of_chat])
-    return texts, [[turn.span for turn in of_chat if turn.said] for of_chat in turns]
+    warn_of_headers(tokenizer, chats, texts, [turn for of_chat in turns for turn in of_chat])
+    spans = [[turn.span for turn in of_chat] for of_chat in turns]
+    return texts, [[(begin, end) for begin, end in found if begin < end] for found in spans]
 
 
 def write(
@@ -182,50 +187,161 @@ class Turn(NamedTuple):
     Attributes:
         chat: position of its chat.
         number: of its message there.
-        before: all that is written before it, the prompt for the answer included.
-        said: what the chat has more with it, without white space at its end.
+        span: characters that the chat has more with it, without white space at the end.
+        prompted: whether the template writes a prompt for the answer before them.
     """
 
     chat: int
     number: int
-    before: str
-    said: str
+    span: Range
+    prompted: bool
 
-    @property
-    def span(self) -> Range:
-        return len(self.before), len(self.before) + len(self.said)
+    def said(self, text: str) -> str:
+        return text[slice(*self.span)]
 
 
 def find_turns(
     tokenizer: PreTrainedTokenizerBase, chat: Chat, text: str, number: int
 ) -> list[Turn]:
-    """Find the assistant's turns in a chat that a template without marks has written out."""
+    """Find the assistant's turns in a chat that a template without marks has written out.
+
+    Raises:
+        TextsError: the template writes a beginning of the chat in another way than the whole.
+    """
+    answers = [turn for turn, message in enumerate(chat) if message["role"] == "assistant"]
+    if len(answers) > FEW_TURNS:
+        turns = find_turns_by_place(tokenizer, chat, text, number, answers)
+        if turns is not None:
+            return turns
+    return [find_turn(tokenizer, chat, text, number, turn) for turn in answers]
+
+
+def find_turn(
+    tokenizer: PreTrainedTokenizerBase, chat: Chat, text: str, number: int, turn: int
+) -> Turn:
+    """Find a turn of the assistant by writing out the chat up to it, without it and with it.
+
+    Raises:
+        TextsError: the template writes this beginning of the chat in another way than the whole.
+    """
+    before = write(tokenizer, chat[:turn], number, prompts=True)
+    after = write(tokenizer, chat[: turn + 1], number).rstrip()
+    goes_on = after.startswith(before) or after == before.rstrip()  # an empty turn
+    if not (goes_on and text.startswith(after)):
+        raise TextsError(
+            "predictions",
+            "be chats that the tokenizer's template writes as it writes their beginnings, "
+            f"but it writes the chat at position {number} up to its message {turn} in another "
+            "way than the whole",
+            advice=f"{HOW_TO_MARK}, or pass texts and `contexts`.",
+            positions=[number],
+        )
+    prompted = before != write(tokenizer, chat[:turn], number)
+    return Turn(number, turn, (len(before), max(len(before), len(after))), prompted)
+
+
+def find_turns_by_place(
+    tokenizer: PreTrainedTokenizerBase,
+    chat: Chat,
+    text: str,
+    number: int,
+    answers: Sequence[int],
+) -> list[Turn] | None:
+    """Find the assistant's turns in a long chat, in time that grows with its length alone.
+
+    `find_turn` writes out a beginning of the chat for every turn.  Here it finds the first and the
+    last of the turns between the same roles and the same text of the template; the others begin and
+    end as these do, at the same distance from the message's content.
+
+    Returns:
+        None where the contents cannot be located, or turns of a kind differ.
+    """
+    places = locate_contents(tokenizer, chat, text)
+    if places is None:
+        return None
+    ends = [0, *(end for _, end in places)]
+    begins = [*(begin for begin, _ in places), len(text)]
+    around = [text[end:begin] for end, begin in zip(ends, begins)]  # of the template, by message
+    roles = [None, *(message["role"] for message in chat), None]
+    kinds: dict[tuple, list[int]] = {}
+    for turn in answers:
+        kind = (roles[turn], roles[turn + 2], around[turn], around[turn + 1])
+        kinds.setdefault(kind, []).append(turn)
     turns = []
-    for turn, message in enumerate(chat):
-        if message["role"] != "assistant":
-            continue
-        before = write(tokenizer, chat[:turn], number, prompts=True)
-        after = write(tokenizer, chat[: turn + 1], number).rstrip()
-        goes_on = after.startswith(before) or after == before.rstrip()  # an empty turn
-        if not (goes_on and text.startswith(after)):
-            raise TextsError(
-                "predictions",
-                "be chats that the tokenizer's template writes as it writes their beginnings, "
-                f"but it writes the chat at position {number} up to its message {turn} in another "
-                "way than the whole",
-                advice=f"{HOW_TO_MARK}, or pass texts and `contexts`.",
-                positions=[number],
-            )
-        turns.append(Turn(number, turn, before, after[len(before) :]))
-    return turns
+    for alike in kinds.values():
+        first = find_turn(tokenizer, chat, text, number, alike[0])
+        begin, end = places[alike[0]]
+        if not ends[alike[0]] <= first.span[0] <= begin:  # a prompt that ends inside a content
+            return None
+        edges = _Edges(begin - first.span[0], max(0, first.span[1] - end))
+        found = [edges.turn(first, turn, places[turn], text) for turn in alike]
+        if found[0] != first or found[-1] != find_turn(tokenizer, chat, text, number, alike[-1]):
+            return None
+        turns += found
+    return sorted(turns, key=lambda turn: turn.number)
+
+
+class _Edges(NamedTuple):
+    """How far the edges of a turn are from those of its message's content, in characters."""
+
+    before: int
+    after: int
+
+    def turn(self, like: Turn, number: int, place: Range, text: str) -> Turn:
+        """Return the turn around a content; without white space at its end, as `find_turn` does."""
+        begin = place[0] - self.before
+        written = text[begin : place[1] + self.after].rstrip()
+        return Turn(like.chat, number, (begin, begin + len(written)), like.prompted)
+
+
+def locate_contents(
+    tokenizer: PreTrainedTokenizerBase, chat: Chat, text: str
+) -> list[Range] | None:
+    """Locate the content of each message in a chat that a template has written out.
+
+    The template writes the chat a second time with sentinels in place of the contents.
+
+    Returns:
+        None where the rest is not what it is around the contents, or a content is neither as it was
+        passed nor without white space at its ends, or may be either.
+    """
+    sentinels = [f"{SENTINEL[0]}{turn}{SENTINEL[1]}" for turn in range(len(chat))]
+    marked = [{**message, "content": mark} for message, mark in zip(chat, sentinels)]
+    try:
+        written = _write(tokenizer, marked, prompts=False)
+    except Exception:  # of a template that acts on contents
+        return None
+    rest, position = [], 0
+    for sentinel in sentinels:
+        place = written.find(sentinel, position)
+        if place < 0:
+            return None
+        rest.append(written[position:place])
+        position = place + len(sentinel)
+    rest.append(written[position:])
+    places, position = [], 0
+    for message, before, after in zip(chat, rest, rest[1:]):
+        if not text.startswith(before, position):
+            return None
+        position += len(before)
+        contents = (message["content"], message["content"].strip())
+        ends = {position + len(c) for c in contents if text.startswith(c + after, position)}
+        if len(ends) != 1:  # neither, or both where only white space differs
+            return None
+        places.append((position, *ends))
+        [position] = ends
+    return places if text[position:] == rest[-1] else None
 
 
 def warn_of_headers(
-    tokenizer: PreTrainedTokenizerBase, chats: Sequence[Chat], turns: Iterable[Turn]
+    tokenizer: PreTrainedTokenizerBase,
+    chats: Sequence[Chat],
+    texts: Sequence[str],
+    turns: Sequence[Turn],
 ) -> None:
     """Name the chats in which more than the assistant's words is scored as if it had said it."""
-    foreign = [(turn, foreign_text(tokenizer, chats[turn.chat], turn)) for turn in turns]
-    foreign = [(turn, written) for turn, written in foreign if written]
+    written = (foreign_text(tokenizer, chats[turn.chat], texts[turn.chat], turn) for turn in turns)
+    foreign = [(turn, header) for turn, header in zip(turns, written) if header]
     if not foreign:
         return
     first, written = foreign[0]
@@ -240,21 +356,21 @@ def warn_of_headers(
     )
 
 
-def foreign_text(tokenizer: PreTrainedTokenizerBase, chat: Chat, turn: Turn) -> str:
+def foreign_text(tokenizer: PreTrainedTokenizerBase, chat: Chat, text: str, turn: Turn) -> str:
     """Return what is written around the assistant's words though it is no part of its turn.
 
     That is the header of its role, where the template does not write it as a prompt; or the prompt
     for the next answer, where it always ends in one.  "" where there is neither.
     """
     words = chat[turn.number]["content"].strip()
-    prompted = turn.before != write(tokenizer, chat[: turn.number], turn.chat)
-    if prompted or not words or words not in turn.said:
+    said = turn.said(text)
+    if turn.prompted or not words or words not in said:
         return ""
-    head, _, tail = turn.said.partition(words)
+    head, _, tail = said.partition(words)
     if head.strip() or turn.number < len(chat) - 1:
         return head.strip()
     longer = write(tokenizer, [*chat, {"role": "user", "content": words}], turn.chat)
-    following = longer[len(turn.before) :].partition(words)[2]
+    following = longer[turn.span[0] :].partition(words)[2]
     return "" if following.startswith(tail) else tail
 
 

@@ -4,9 +4,14 @@ import itertools
 import math
 from collections.abc import Sequence
 
+import numpy as np
+
 from .reading import Reading
 from .segments import Segment, cut, segment_data
 from .surprise import LABELS, ODDS, bits_colour, in_bits
+
+# Probabilities below it are shown as 0: 10 to the 22nd is the largest power that a float has exactly.
+SMALLEST = 1e-20
 
 
 def text_segments(reading: Reading) -> tuple[list[Segment], str]:
@@ -30,14 +35,28 @@ def token_data(reading: Reading, segments: list[Segment]) -> dict:
         "bits": [None if nll is None else in_bits(nll) for nll in tokens["nll"]],
         "rank": tokens.get("rank"),
         "context": tokens["context_length"],
-        "alternatives": tokens.get("alternatives")
-        and [
-            top and [[name, float(f"{math.exp(-nll):.3g}")] for name, nll in top]
-            for top in tokens["alternatives"]
-        ],
+        "alternatives": tokens.get("alternatives") and _with_probabilities(tokens["alternatives"]),
         "segments": segment_data(segments),
         "windows": window_data(reading),
     }
+
+
+def _with_probabilities(alternatives: list[list | None]) -> list[list | None]:
+    """Return the names of alternatives with their probabilities, to three significant digits.
+
+    Digits of all are rounded at once: to write out and read each takes a third of drawing a report.
+    """
+    nlls = np.array([nll for top in alternatives for _, nll in top or ()], dtype=float)
+    shown = iter(three_digits(np.exp(-nlls)).tolist())
+    return [top and [[name, next(shown)] for name, _ in top] for top in alternatives]
+
+
+def three_digits(values: np.ndarray) -> np.ndarray:
+    """Round probabilities (N,) to three significant digits, as `f"{value:.3g}"` writes them."""
+    digits = 2 - np.floor(np.log10(np.maximum(values, SMALLEST)))
+    scales = 10.0**digits  # a whole number is divided by it, which gives the nearest float
+    rounded = np.rint(values * scales) / scales
+    return np.where(values < SMALLEST, 0.0, rounded)
 
 
 def token_texts(reading: Reading) -> list[str]:
