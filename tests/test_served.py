@@ -253,3 +253,27 @@ def test_key_is_sent_and_never_shown(metric, gpt2, tokenizer, monkeypatch, caplo
 def test_addresses_with_secrets(metric, tokenizer, address):
     with pytest.raises(ValueError, match="without user, password or parameters"):
         metric.compute(predictions=TEXTS, model_id=address, tokenizer=tokenizer)
+
+
+def test_tokens_beside_those_of_the_reference(metric, gpt2, servers, tokenizer):
+    arguments = {"predictions": TEXTS, "tokenizer": tokenizer, "max_length": 12}
+    arguments |= {"reference": gpt2, "return_token_scores": True}
+    served = metric.compute(model_id=servers["vllm"], **arguments)["token_scores"]
+    expected = metric.compute(model=gpt2, **arguments)["token_scores"]
+    for of_text, of_expected in zip(served, expected):
+        del of_expected["kl"]
+        compare(of_text, of_expected, "token_scores")
+
+
+def test_columns_that_a_server_cannot_fill(call, tiny, gpt2, tokenizer, tmp_path):
+    """On the terminal, in the report and in the picture there is no divergence."""
+    text, report, plot = (tmp_path / name for name in ("text.txt", "report.html", "plot.png"))
+    text.write_text(random_text(300), "utf-8")
+    with running(FakeServer(gpt2, tokenizer)) as address:
+        arguments = [f"--tokenizer={tiny}", f"--reference={tiny}", "--max-length=15"]
+        ran = call(text, *arguments, f"--html={report}", f"--plot={plot}", model=address)
+    assert ran.code == 0, ran.err
+    assert "right next token" in ran.out and "KL" not in ran.out
+    shown = report.read_text("utf-8")
+    assert "Right next token" in shown and "KL divergence<small>" not in shown
+    assert plot.stat().st_size > 10_000

@@ -93,6 +93,13 @@ def test_an_address_without_http(metric, address):
         metric.compute(predictions=TEXTS, model_id=address)
 
 
+@pytest.mark.parametrize("address", ["localhost:8000/v1/", "localhost:8000/v1/completions"])
+def test_an_address_without_http_on_the_command_line(call, tmp_path, address):
+    (tmp_path / "a.txt").write_text(TEXTS[0])
+    ran = call(tmp_path / "a.txt", model=address)
+    assert ran.code == 2 and f"Write http://{address}." in ran.err
+
+
 @pytest.mark.parametrize("root", ["demo-model-of-the-server", "models/demo", "./demo", "a/b/c"])
 def test_a_folder_of_the_server_is_looked_up_once(metric, gpt2, tokenizer, monkeypatch, root):
     import huggingface_hub.hf_api

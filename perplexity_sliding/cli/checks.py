@@ -2,12 +2,16 @@
 
 import json
 import os
+import re
 from collections.abc import Iterable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
 # The file that makes a folder an adapter, and its entry for the model below it.
 ADAPTER, BASE = "adapter_config.json", "base_model_name_or_path"
+
+# What a server's address begins with where http:// is left out.
+HOST = re.compile(r"[^/\\]+:\d+(/|$)")
 
 
 def check_model(name: str, option: str = "--model") -> None:
@@ -32,7 +36,7 @@ def check_model(name: str, option: str = "--model") -> None:
         )
     elif path.is_dir():
         _check_folder(f"{option} {name}", path)
-    else:
+    elif not HOST.match(name):  # for which http:// is asked when it is opened
         check_path(name, option)
 
 

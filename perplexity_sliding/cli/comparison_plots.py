@@ -33,28 +33,31 @@ def draw_models(rows: Sequence[dict]) -> Figure:
 
 
 def draw_comparison(report: dict) -> Figure:
-    """Draw one model: divergence and change by context, both nlls, the distribution of divergences.
+    """Draw one model: change by context and both nlls; above, divergences, where there are such.
 
     Args:
         report: the metric's result, with `comparison` of tokens and `token_scores`.
     """
-    figure = Figure(figsize=(11, 7), layout="constrained")
-    figure.suptitle(report["comparison"]["summary"], fontsize=10)
-    places = figure.subplots(2, 2)
+    comparison = report["comparison"]
+    has_divergence = "kl" in comparison  # not under a server, which gives no logits
+    figure = Figure(figsize=(11, 7 if has_divergence else 4), layout="constrained")
+    figure.suptitle(comparison["summary"], fontsize=10)
+    places = figure.subplots(1 + has_divergence, 2, squeeze=False)
     for axes in places.flat:
         axes.spines[["top", "right"]].set_visible(False)
-    nll, reference_nll, kl = scored_columns(report)
-    groups = report["comparison"]["by_tokens_seen"]
-    draw_groups(places[0, 0], groups, "kl", "KL divergence, nats")
-    draw_groups(places[1, 0], groups, "log_ratio", "change of nll, nats per token")
+    names = ("nll", "reference_nll", *(["kl"] if has_divergence else []))
+    nll, reference_nll, *divergence = scored_columns(report, names)
+    groups = comparison["by_tokens_seen"]
+    draw_groups(places[-1, 0], groups, "log_ratio", "change of nll, nats per token")
     draw_pairs(places[0, 1], nll, reference_nll)
-    draw_distribution(places[1, 1], kl, report["comparison"]["kl_percentiles"])
+    if has_divergence:
+        draw_groups(places[0, 0], groups, "kl", "KL divergence, nats")
+        draw_distribution(places[1, 1], *divergence, comparison["kl_percentiles"])
     return figure
 
 
-def scored_columns(report: dict) -> tuple[np.ndarray, ...]:
-    """Return nll, the reference's nll and divergence of the scored tokens, each (N,), in nats."""
-    names = ("nll", "reference_nll", "kl")
+def scored_columns(report: dict, names: Sequence[str]) -> tuple[np.ndarray, ...]:
+    """Return columns of the scored tokens, such as "nll", each (N,), in nats, where all are finite."""
     columns = [
         np.array([v for scores in report["token_scores"] for v in scores[name] if v is not None])
         for name in names
@@ -134,12 +137,12 @@ def changes(comparisons: Sequence[dict]) -> list[Measured]:
         ]
         return [Measured("change of bits per byte", values, same=0.0)]
     ratios = [comparison["perplexity_ratio"] for comparison in comparisons]
-    return [
-        Measured(
-            "perplexity, × reference", [(r["ratio"], r["interval"]) for r in ratios], same=1.0
-        ),
-        Measured("KL divergence, nats", [(c["kl"], c["kl_interval"]) for c in comparisons]),
-    ]
+    values = [(ratio["ratio"], ratio["interval"]) for ratio in ratios]
+    measures = [Measured("perplexity, × reference", values, same=1.0)]
+    if all("kl" in comparison for comparison in comparisons):
+        values = [(comparison["kl"], comparison["kl_interval"]) for comparison in comparisons]
+        measures.append(Measured("KL divergence, nats", values))
+    return measures
 
 
 def draw_candidates(rows: Sequence[dict], measures: Sequence[Measured]) -> Figure:

@@ -105,13 +105,7 @@ class ValueComparison(TokenComparison):
 
     def compare(self, report: Report) -> dict:
         """Build what stands under `comparison`; see the metric's documentation."""
-        beside = [
-            [
-                columns | {"reference_nll": other["nll"], "reference_top": other["top"]}
-                for columns, other in zip(*of_text)
-            ]
-            for of_text in zip(report.scores, self.scores)
-        ]
+        beside = self._beside(report)
         result = super().compare(replace(report, scores=beside))
         if self.rounded is None:
             return result
@@ -120,6 +114,25 @@ class ValueComparison(TokenComparison):
         rounding = rounded.astype(np.float64) - scores["reference_nll"]
         identity = judge_identity(scores.differences, rounding, scores.contexts)
         return result | {"summary": identity["summary"], "identity": identity}
+
+    def results(self, report: Report, with_tokens: bool) -> dict:
+        """Build the keys of a result that compare it; see `Comparison`."""
+        results = super().results(report, with_tokens)
+        if not with_tokens:
+            return results
+        return results | {
+            "token_scores": replace(report, scores=self._beside(report)).token_scores()
+        }
+
+    def _beside(self, report: Report) -> list[list[Columns]]:
+        """Put the reference's values beside those of the model."""
+        return [
+            [
+                columns | {"reference_nll": other["nll"], "reference_top": other["top"]}
+                for columns, other in zip(*of_text)
+            ]
+            for of_text in zip(report.scores, self.scores)
+        ]
 
 
 def scores_of_reference(scores: list[list[Columns]]) -> list[list[Columns]]:

@@ -148,6 +148,14 @@ class Report:
             "model": self.model.name,
         }
 
+    def token_scores(self) -> list[dict[str, list]]:
+        """List the tokens of each text with their scores."""
+        measurement = self.measurement
+        return [
+            token_scores(self.model.tokenizer, *of_text)
+            for of_text in zip(measurement.streams, measurement.windows, self.scores)
+        ]
+
     def result(self, extras: Extras) -> dict:
         """Build what a call returns; see the metric's documentation."""
         result = self.totals.result()
@@ -164,11 +172,7 @@ class Report:
         if has_offsets and parts is not None and parts.chats is not None:
             result["chats_as_written"] = list(self.measurement.texts)
         if extras.with_tokens:
-            measurement = self.measurement
-            result["token_scores"] = [
-                token_scores(self.model.tokenizer, *of_text)
-                for of_text in zip(measurement.streams, measurement.windows, self.scores)
-            ]
+            result["token_scores"] = self.token_scores()
         if self.comparison is not None:
             result |= self.comparison.results(self, extras.with_tokens)
             names = ("own_window", "reference_own_window")
@@ -334,8 +338,10 @@ def token_scores(
                 for of_window in likeliest
             ],
         )
-    if "kl" in scores[0]:  # there is a reference
+    if "reference_nll" in scores[0]:
         for name in REFERENCE_COLUMNS:
+            if name not in scores[0]:  # a server gives no divergence
+                continue
             values = [of_window[name].tolist() for of_window in scores]
             add(name, [list(map(decoded, v)) for v in values] if "top" in name else values)
     return columns | {"windows": [dict(zip(WINDOW_KEYS, window)) for window in windows]}

@@ -22,6 +22,7 @@ KL_EDGES = (0.001, 0.01, 0.1, 0.5, 2.0)
 WORST_SHOWN = 10
 FEWEST = 30  # tokens of a group; a mean over fewer would be noise
 SMALLEST_KL = 1e-9  # what the axis of divergences begins with
+CONTEXT_AXIS = "tokens of context, at least, in windows without overlap"
 MARKED_PERCENTILES = {"50": "half are below", "99": "99 %", "100": "largest"}
 
 
@@ -54,8 +55,13 @@ class Pair:
 
     @property
     def by_tokens(self) -> bool:
-        """Whether both read the same tokens, so that their predictions can be compared."""
+        """Whether both read the same tokens, so that these can be compared."""
         return self.comparison["compared"] == "tokens"
+
+    @property
+    def has_divergence(self) -> bool:
+        """Whether it was measured how far the predictions differ: not under a server."""
+        return "kl" in self.comparison
 
     @property
     def is_one_of_several(self) -> bool:
@@ -106,7 +112,7 @@ class Change:
         piece: its number among the segments.
         bits: surprisal under the model.
         reference_bits: under the reference.
-        kl: largest divergence of its tokens, in nats; None where the models read other tokens.
+        kl: largest divergence of its tokens, in nats; None where there is none.
         tops: likeliest token for the model and for the reference there, or None.
     """
 
@@ -149,9 +155,9 @@ def comparison_view(pair: Pair, mark: str = "", place: int = 1) -> str:
         None if change is None and not piece.strip() else change_colour(change)
         for change, piece in zip(by_segment, pieces)
     ]
-    choices = ("change", "divergence") if pair.by_tokens else ("change",)
+    choices = ("change", "divergence") if pair.has_divergence else ("change",)
     data = {"models": names, "pieces": [_columns(change) for change in by_segment]}
-    if pair.by_tokens:
+    if pair.has_divergence:
         data["kl_colours"] = [kl_colour(change) for change in by_segment]
     of = f' data-of="{escape(mark)}"' if mark else ""
     return (
@@ -220,7 +226,7 @@ def measure_changes(pair: Pair, segments: Sequence[Segment]) -> list[Change]:
         if None in (*nll, *reference_nll):
             continue
         bits = [sum(side) / math.log(2) for side in (nll, reference_nll)]
-        if not pair.by_tokens:
+        if not pair.has_divergence:
             changes.append(Change(piece, *bits))
             continue
         kl = scores["kl"][tokens]
@@ -279,7 +285,7 @@ def _cells(cells: Sequence[str]) -> str:
 
 
 def _token_rows(pair: Pair) -> list[tuple[str, ...]]:
-    comparison, points = pair.comparison, pair.comparison["kl_percentiles"]
+    comparison = pair.comparison
     return [
         (
             "Perplexity<small>lower is better</small>",
@@ -295,17 +301,28 @@ def _token_rows(pair: Pair) -> list[tuple[str, ...]]:
             + f"<small>{100 * comparison['right_to_wrong']:.1f} % lost, "
             f"{100 * comparison['wrong_to_right']:.1f} % won</small>",
         ),
+        *(_divergence_rows(comparison) if pair.has_divergence else ()),
+        (
+            "Same next token",
+            (
+                f"up to {100 * comparison['token_agreement']:.1f} % if sampled, "
+                if pair.has_divergence
+                else ""
+            )
+            + f"{100 * comparison['same_top']:.1f} % if the likeliest is taken",
+        ),
+    ]
+
+
+def _divergence_rows(comparison: dict) -> list[tuple[str, ...]]:
+    points = comparison["kl_percentiles"]
+    return [
         (
             "KL divergence<small>how much predictions change, for better or worse</small>",
             f"{number(comparison['kl'])} nats a token{_within(comparison['kl_interval'], number)}"
             f"<small>half of all tokens below {number(points['50'], 3)}, the largest "
             f"{number(points['100'], 3)}</small>",
-        ),
-        (
-            "Same next token",
-            f"up to {100 * comparison['token_agreement']:.1f} % if sampled, {100 * comparison['same_top']:.1f} % if the "
-            "likeliest is taken",
-        ),
+        )
     ]
 
 
@@ -366,7 +383,7 @@ def _remarks(pair: Pair) -> str:
         is_over_texts = scope == "over texts"
         beyond = "" if is_over_texts else ": other texts may differ by more"
         said.append(f"Intervals are {scope}, from {sample}{beyond}.")
-    if pair.by_tokens and comparison["num_infinite_kl"]:
+    if pair.has_divergence and comparison["num_infinite_kl"]:
         said.append(
             f"{count(comparison['num_infinite_kl'], 'token')} have an infinite divergence: the model rules out "
             "what the reference does not."
@@ -453,22 +470,30 @@ def _charts(pair: Pair, changes: Sequence[Change]) -> str:
 def _token_charts(pair: Pair, changes: Sequence[Change]) -> Iterator[str]:
     if not pair.by_tokens:
         return
-    comparison, model = pair.comparison, pair.names[0]
+    model = pair.names[0]
     groups = [
         group
         for group in pair.by_context
         if group["low"] and group["num_tokens"] >= FEWEST and group["log_ratio_interval"]
     ]
     if len(groups) > 1:
-        axis = "tokens of context, at least, in windows without overlap"
         yield line_chart(
             [_change_point(group) for group in groups],
-            axis,
+            CONTEXT_AXIS,
             f"Perplexity of {model}, change in %",
             base=0,
         )
+    if pair.has_divergence:
+        yield from _divergence_charts(pair, changes, groups)
+
+
+def _divergence_charts(
+    pair: Pair, changes: Sequence[Change], groups: Sequence[dict]
+) -> Iterator[str]:
+    comparison = pair.comparison
+    if len(groups) > 1:
         yield line_chart(
-            [_kl_point(group) for group in groups], axis, "KL divergence, nats", base=0
+            [_kl_point(group) for group in groups], CONTEXT_AXIS, "KL divergence, nats", base=0
         )
     points = comparison["kl_percentiles"]
     marks = [(points[name], words) for name, words in MARKED_PERCENTILES.items()]
