@@ -17,6 +17,7 @@ from models import (
     random_text,
 )
 from tokenizers import decoders
+from transformers import modeling_rope_utils
 
 from perplexity_sliding.plan.windows import (
     Pass,
@@ -301,6 +302,8 @@ def test_length_dependent_positions_are_measured_by_the_windows_length(metric):
 @pytest.mark.filterwarnings("ignore:.*past the 8 tokens")
 def test_parts_are_scored_in_whole_windows(metric, kind, spans, num_windows):
     """A window that ended with the span would be read at other frequencies."""
+    if kind == "longrope" and not hasattr(modeling_rope_utils, "dynamic_rope_update"):
+        pytest.skip("these transformers keep longrope's frequencies the same at every length")
     text = random_text(30)
     ids = [int(word[1:]) for word in text.split()]
     places = [match.span() for match in re.finditer(r"\S+", text)]

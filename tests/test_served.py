@@ -267,6 +267,7 @@ def test_tokens_beside_those_of_the_reference(metric, gpt2, servers, tokenizer):
 
 def test_columns_that_a_server_cannot_fill(call, tiny, gpt2, tokenizer, tmp_path):
     """On the terminal, in the report and in the picture there is no divergence."""
+    pytest.importorskip("matplotlib")
     text, report, plot = (tmp_path / name for name in ("text.txt", "report.html", "plot.png"))
     text.write_text(random_text(300), "utf-8")
     with running(FakeServer(gpt2, tokenizer)) as address:

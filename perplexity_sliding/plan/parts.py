@@ -4,8 +4,6 @@ The whole text is tokenized and read; its `ScoredPart` says which of its tokens 
 token reaches across the edge of the scored part, `boundary` says whose it is.
 """
 
-import re
-import unicodedata
 import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -17,6 +15,7 @@ from ..arguments import check_choice, check_context_separator, check_contexts, c
 from ..errors import ArgumentError, Wording, name_positions
 from ..protocols import Protocol
 from .chats import without_ends_of_turns, write_chats
+from .joins import runs_together
 from .tokenization import (
     Chat,
     Parts,
@@ -31,16 +30,6 @@ from .tokenization import (
     tokenize_each,
 )
 from .windows import Plan, Window, last_window, restrict_windows
-
-# How the names of characters begin in scripts that put no space between words.
-UNSPACED_SCRIPTS = (
-    *("CJK", "HIRAGANA", "KATAKANA", "HALFWIDTH", "FULLWIDTH", "IDEOGRAPHIC", "BOPOMOFO"),
-    *("THAI", "LAO", "KHMER", "MYANMAR", "TIBETAN", "YI", "JAVANESE", "BALINESE"),
-)
-# A context may end in these, and a text begin with them, without a space in between.
-JOINING = frozenset("'’/\\@#&*-‐‑–—_")
-OPENING_QUOTES = frozenset("\"'")
-CLITIC = re.compile(r"['’](?:d|ll|m|re|s|t|ve)\b", re.IGNORECASE)
 
 BOUNDARIES = ("joint", "separate", "healed")
 
@@ -357,32 +346,3 @@ def border_windows(plan: Plan, stream: TokenizedText) -> list[Window]:
     inside = [border for border in borders if border[0] < len(stream)]
     windows = restrict_windows(plan.windows(len(stream)), inside)
     return windows + restrict_windows(plan.windows(len(stream) + 1), borders[len(inside) :])
-
-
-# --- where a context and its text meet --------------------------------------------------------------
-
-# Tables have a context and what follows it in two columns, and the space between them in neither.
-
-
-def runs_together(context: str, text: str) -> bool:
-    """Return whether letters, digits or marks meet that white space keeps apart in their script."""
-    before, after = context[-1:], text[:1]
-    if not before or not after or _is_unspaced(before) or _is_unspaced(after):
-        return False
-    return _ends_word(before) and _begins_word(after) and not CLITIC.match(text)
-
-
-def _is_unspaced(character: str) -> bool:
-    return unicodedata.name(character, "").split(" ")[0].split("-")[0] in UNSPACED_SCRIPTS
-
-
-def _ends_word(character: str) -> bool:
-    """Return whether a space follows a character: a letter, a digit, or a mark that closes."""
-    kind = unicodedata.category(character)
-    return character not in JOINING and (kind[0] in "LMN" or kind in ("Pe", "Pf", "Po"))
-
-
-def _begins_word(character: str) -> bool:
-    """Return whether a space comes before a character: a letter, a digit, or a mark that opens."""
-    kind = unicodedata.category(character)
-    return kind[0] in "LN" or kind in ("Ps", "Pi", "Sc") or character in (*OPENING_QUOTES, "¿", "¡")
