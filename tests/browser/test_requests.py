@@ -42,7 +42,8 @@ def test_a_second_score_scores_the_second_text(page, held):
     page.fill(LONG)
     press_score(page)
     page.until(lambda: "tokens read, perplexity so far" in page.status)
-    page.fill("A short text, scored while another one was running.")  # by itself, without the button
+    # scored by itself: the button is not shown for it
+    page.fill("A short text, scored while another one was running.")
     page.until(lambda: "Scored with" in page.status, "the second text was not scored")
     assert tokens_in_text(page) < 100
     page.until(lambda: is_idle(page))
