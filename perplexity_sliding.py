@@ -389,8 +389,9 @@ Returns:
             within_margin; perplexity_ratio (ratio, interval, pvalue, sample), correlation; of the
             reference reference_perplexity, reference_perplexity_interval, reference_perplexities,
             reference_bits_per_byte, reference_signature, reference_probe and reference_long_probe;
-            own_window and reference_own_window (tokens in the window of either by itself, None without a limit:
-            both read windows of `max_length`, the smaller of the two); bits_per_byte_change,
+            own_window and reference_own_window (tokens in the window of either by itself, None
+            without a limit: both read windows of `max_length`, the smaller of the two);
+            bits_per_byte_change,
             its bits_per_byte_change_interval and num_compared_bytes (over the pieces of text that
             both cut, where tokens have offsets: what comparisons with other models can be set
             beside); kl and kl_reverse (divergence of the model from the reference and the other

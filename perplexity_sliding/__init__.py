@@ -46,7 +46,7 @@ def _metric_file() -> Path:
 
 
 class _MetricFinder:
-    """Finds the metric's module in a clone too, where this package hides it from the import system."""
+    """Find the metric's module in a clone too, where this package hides it from the import system."""
 
     @staticmethod
     def find_spec(name: str, path: object = None, target: object = None) -> object:

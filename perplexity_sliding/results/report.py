@@ -29,8 +29,9 @@ from ..scoring.measures import TOKEN_MEASURES
 from .totals import Aggregation, TextScores, Totals, ratio_of_perplexities
 from .words import WordScoring
 
-# What `token_scores` holds besides, where there is a reference; tokens are decoded.
+# Fields of a window in `token_scores`.
 WINDOW_KEYS = ("begin", "first", "end", "start_token")
+# Columns of `token_scores` besides, where there is a reference; tokens are decoded.
 REFERENCE_COLUMNS = ("reference_nll", "kl", "top", "reference_top")
 
 
