@@ -83,7 +83,7 @@ def test_each_of_two_models_reads_the_text_once(service, pair):
 
 def test_changes_are_the_differences_of_two_runs(service, quantised):
     segments, _ = text_segments(quantised.scored)
-    changes = measure_changes(quantised, segments)
+    changes = measure_changes(quantised.pair, segments)
     alone = [service.score(EVIL, Settings(name), Job(60)).tokens for name in (ROUNDED, BUNDLED)]
     assert len(changes) == len(EVIL)  # a byte is a piece
     for own in changes:
@@ -99,7 +99,7 @@ def test_changes_are_the_differences_of_two_runs(service, quantised):
 def test_pieces_add_up_to_both_models_totals(service, apart):
     assert not apart.by_tokens
     pieces = apart.scores
-    changes = measure_changes(apart, cut(apart.scored.text, pieces["offsets"]))
+    changes = measure_changes(apart.pair, cut(apart.scored.text, pieces["offsets"]))
     for own, name in (("bits", "owner/words"), ("reference_bits", "owner/bytes")):
         settings = replace(apart.scored.settings, model=name)
         alone = service.score(apart.scored.text, settings, Job(60)).result
