@@ -34,7 +34,11 @@ def all_protocols(setup: Setup, num_tokens: int, repetitions: int) -> dict:
     """Every protocol over one text, by a window of at most 256 tokens."""
     text = make_text(num_tokens, setup.vocabulary)
     length = min(PROTOCOL_CONTEXT, setup.context)
-    protocols = [name for name, row in setup.metric.protocols.items() if "max_length" in row.knobs]
+    protocols = [
+        name
+        for name, row in setup.metric.protocols.items()
+        if "max_length" in row.supported_arguments
+    ]
     given = {"max_length": length}
     return measure(
         f"all {len(protocols)} protocols, L = {length}",

@@ -131,7 +131,7 @@ def compute_with(open_models: OpenModels, arguments: dict) -> dict:
     """
     processes = Processes(check_flag("distributed", arguments.get("distributed", False)))
     with processes.failing_together():
-        asked = complete(arguments)
+        asked = with_defaults(arguments)
         request, source, second = check(processes, asked)
         with open_checkpoint(asked["checkpoint"]) as store:
             # numpy's integers overflow
@@ -158,7 +158,7 @@ OF_SOURCE = (
 OF_RUN = ("batch_size", "logits_memory", "callback", "checkpoint", "distributed")
 
 
-def complete(arguments: dict) -> dict:
+def with_defaults(arguments: dict) -> dict:
     """Return all arguments of `compute`, those that were not given with their defaults.
 
     Raises:
@@ -272,7 +272,7 @@ def store_states(
         reference.prepare()
         limit = smallest_limit([model, reference])
         corpus = Corpus(model.tokenizer, request.texts, with_offsets=True, parts=request.parts)
-        measured = without_refusals(plan_request(request, corpus, limit))
+        measured = accepted(plan_request(request, corpus, limit))
         planned = list(measured.values())
         of_reference = plan_reference(request, measured, reference.tokenizer, limit)
         if not read_alike(model, reference, list(zip(planned, of_reference))):
@@ -302,7 +302,7 @@ def plan_request(request: Request, corpus: Corpus, limit: ContextLimit) -> Plann
     return plan_settings(corpus, limit, settings, request.gives_list, request.words)
 
 
-def without_refusals(planned: Planned) -> dict[Setting, Measurement]:
+def accepted(planned: Planned) -> dict[Setting, Measurement]:
     """Return the measurements that were planned."""
     return {s: m for s, m in planned.items() if isinstance(m, Measurement)}
 
@@ -457,7 +457,7 @@ def read_and_plan(models: Sequence[ScoredModel], request: Request) -> Task:
     with_offsets = request.reads_characters or len(models) > 1
     corpus = Corpus(model.tokenizer, request.texts, with_offsets, request.parts)
     planned = plan_request(request, corpus, smallest_limit(models))
-    measured = without_refusals(planned)
+    measured = accepted(planned)
     for language_model in models:
         if hasattr(language_model, "tokenize"):
             compare_tokenizers(language_model, next(iter(measured.values())).texts)

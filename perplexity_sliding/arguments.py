@@ -201,17 +201,17 @@ def check_setting(setting: Setting) -> None:
         "separator": setting.separator is not None,
     }
     for argument in (argument for argument, is_given in given.items() if is_given):
-        check_knob(argument, protocol)
+        check_supported(argument, protocol)
     check_choice("add_start_token", setting.add_start_token, protocol.start_choices)
 
 
-def check_knob(argument: str, protocol: Protocol) -> None:
+def check_supported(argument: str, protocol: Protocol) -> None:
     """Refuse an argument that a protocol's tool has no setting for."""
-    if argument not in protocol.knobs:
+    if argument not in protocol.supported_arguments:
         raise ArgumentError(
             argument,
             f"be left out with `protocol={protocol.name!r}`: {protocol.source} has no such setting",
-            advice=f"It takes {', '.join(f'`{knob}`' for knob in protocol.knobs)}.",
+            advice=f"It takes {', '.join(f'`{argument}`' for argument in protocol.supported_arguments)}.",
         )
 
 
@@ -457,7 +457,7 @@ def check_long_context(
                 advice="Make a call for each.",
             )
         if name != "positions":
-            check_knob(name, settings[0].protocol)
+            check_supported(name, settings[0].protocol)
     if isinstance(lengths, list) and settings[0].max_length not in (None, lengths[-1]):
         raise ArgumentError(
             "max_length",

@@ -9,7 +9,7 @@ from decimal import Decimal, InvalidOperation
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from .api import check, complete, report_request, score_request
+from .api import check, report_request, score_request, with_defaults
 from .arguments import Setting, check_setting, check_whole_number
 from .engines.sources import in_use_together
 from .errors import ArgumentError, ArgumentTypeError
@@ -238,7 +238,7 @@ class Scorer:
         self.arguments = source | {"callback": callback}
         self.processes = Processes(False)
         _, checked, _ = check(
-            self.processes, complete({"predictions": ["a text"], **self.arguments})
+            self.processes, with_defaults({"predictions": ["a text"], **self.arguments})
         )
         self.model: ScoredModel = checked.open()
         with in_use_together([self.model]):
@@ -276,7 +276,7 @@ class Scorer:
 
     def score(self, texts: list[str], settings: list[Setting], **others: object) -> list[dict]:
         """Return the result of each setting."""
-        asked = complete({"predictions": texts, **self.arguments, **others})
+        asked = with_defaults({"predictions": texts, **self.arguments, **others})
         request, _, _ = check(self.processes, asked)
         request: Request = replace(request, settings=settings, gives_list=True)
         with open_checkpoint(None) as store:
@@ -365,7 +365,7 @@ def list_choices(scorer: Scorer, protocols: list[Protocol], start: bool | str) -
         for window in windows:
             length = window or limit
             strides = [None]
-            if "stride" in protocol.knobs and length is not None:
+            if "stride" in protocol.supported_arguments and length is not None:
                 usual = (length, length // 2, *STRIDES)
                 strides += sorted({s for s in usual if 0 < s <= length}, reverse=True)
             choices += [Setting(protocol, window, stride, start) for stride in strides]

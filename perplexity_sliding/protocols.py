@@ -18,7 +18,9 @@ ToolError = Literal["population", "sample"]
 
 Pairs = Literal["by characters", "by lengths"]
 
-Knob = Literal["max_length", "stride", "add_start_token", "separator", "context_lengths", "carry"]
+SupportedArgument = Literal[
+    "max_length", "stride", "add_start_token", "separator", "context_lengths", "carry"
+]
 
 # How lm-evaluation-harness and Megatron-LM turn WikiText's word-level form into prose, both by the
 # same list, applied in this order.  Its slips belong to it: the second step only finds what is
@@ -103,7 +105,7 @@ class Protocol:
         pairs: how a text is told from the context that it is scored after: "by characters", in the
             windows of the whole; "by lengths", after as many tokens as the context has alone, all
             in one window that ends with the text; None takes no contexts.
-        knobs: the arguments that the tool has a setting for.
+        supported_arguments: the arguments that the tool has a setting for.
         count_words: how the tool counts the words of a text.
         detokenize: how the tool turns WikiText's word-level form into prose, if it does.
 
@@ -130,7 +132,7 @@ class Protocol:
     error: ToolError | None = None
     min_windows: int = 1
     pairs: Pairs | None = None
-    knobs: tuple[Knob, ...] = ("max_length",)
+    supported_arguments: tuple[SupportedArgument, ...] = ("max_length",)
     count_words: Callable = count_words
     detokenize: Callable | None = None
 
@@ -178,7 +180,7 @@ PROTOCOLS = protocol_table(
         drops_written_start=True,
         scores_next="without overlap",
         pairs="by characters",
-        knobs=(
+        supported_arguments=(
             *("max_length", "stride", "add_start_token", "separator"),
             *("context_lengths", "carry"),
         ),
@@ -194,7 +196,7 @@ PROTOCOLS = protocol_table(
         encoding="default",
         join="\n\n",
         aggregate="window means",
-        knobs=("max_length", "stride", "separator"),
+        supported_arguments=("max_length", "stride", "separator"),
     ),
     Protocol(
         "transformers-docs-weighted",
@@ -206,7 +208,7 @@ PROTOCOLS = protocol_table(
         encoding="default",
         join="\n\n",
         aggregate="guide weights",
-        knobs=("max_length", "stride", "separator"),
+        supported_arguments=("max_length", "stride", "separator"),
     ),
     Protocol(
         "stock",
@@ -216,7 +218,7 @@ PROTOCOLS = protocol_table(
         start_choices=(True, False),
         last="cut",
         aggregate="texts",
-        knobs=("max_length", "add_start_token"),
+        supported_arguments=("max_length", "add_start_token"),
     ),
     Protocol(
         "lm-eval",
@@ -263,7 +265,7 @@ PROTOCOLS = protocol_table(
         join="\n\n",
         error="population",
         min_windows=2,
-        knobs=("max_length", "separator"),
+        supported_arguments=("max_length", "separator"),
     ),
     Protocol(
         "gptq",
@@ -277,7 +279,7 @@ PROTOCOLS = protocol_table(
         encoding="default",
         last="dropped",
         join="\n\n",
-        knobs=("max_length", "separator"),
+        supported_arguments=("max_length", "separator"),
     ),
     Protocol(
         "exllamav2",
@@ -286,7 +288,7 @@ PROTOCOLS = protocol_table(
         stride=512,
         last="dropped",
         join="\n\n",
-        knobs=("max_length", "separator"),
+        supported_arguments=("max_length", "separator"),
     ),
     Protocol(
         "megatron",
@@ -300,7 +302,7 @@ PROTOCOLS = protocol_table(
         scores_next="always",
         join="\n\n",
         aggregate="capped",
-        knobs=("max_length", "stride", "separator"),
+        supported_arguments=("max_length", "stride", "separator"),
         count_words=count_words_and_lines,
         detokenize=detokenize_wikitext,
     ),
@@ -342,7 +344,7 @@ PROTOCOLS = protocol_table(
         stride=256,
         start="every if any",
         aggregate="window means",
-        knobs=("max_length", "stride"),
+        supported_arguments=("max_length", "stride"),
     ),
     Protocol(
         "yarn-truncated",
@@ -370,7 +372,7 @@ PROTOCOLS = protocol_table(
         last="popped",
         join="tokens",
         aggregate="window means",
-        knobs=("max_length", "stride"),
+        supported_arguments=("max_length", "stride"),
     ),
     Protocol(
         "fairseq",
@@ -385,6 +387,6 @@ PROTOCOLS = protocol_table(
         scores_next="always",
         first_window="stride",
         join="tokens",
-        knobs=("max_length", "stride"),
+        supported_arguments=("max_length", "stride"),
     ),
 )

@@ -45,8 +45,8 @@ def guide(protocol: str) -> Guide:
     return Guide(
         row.source,
         row.description,
-        "stride" in row.knobs,
-        _starts(row) if "add_start_token" in row.knobs else (),
+        "stride" in row.supported_arguments,
+        _starts(row) if "add_start_token" in row.supported_arguments else (),
         row.start == "every if any",
         row.pairs is not None,
         row.scores_each_text,

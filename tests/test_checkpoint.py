@@ -20,7 +20,7 @@ import pytest
 import torch
 from models import CONTEXT, VOCABULARY, make_model, random_text
 
-from perplexity_sliding.models.interface import MadeUpText
+from perplexity_sliding.models.interface import ProbeText
 from perplexity_sliding.models.language_model import LanguageModel
 from perplexity_sliding.scoring.checkpoint import Checkpoint
 from perplexity_sliding.scoring.measures import NegativeLogLikelihood
@@ -334,7 +334,7 @@ def test_code_that_acts_on_rare_tokens_of_a_model_that_is_known(
     metric, arguments, path, monkeypatch
 ):
     """Nothing of the model shows it: one of the finished passes does."""
-    assert 7 not in MadeUpText.of(VOCABULARY, CONTEXT).ids
+    assert 7 not in ProbeText.of(VOCABULARY, CONTEXT).ids
     texts = ["w7 " + TEXTS[0]]
     metric.compute(predictions=texts, checkpoint=path, **arguments)
     monkeypatch.setattr(torch, "embedding", remapping(torch.embedding))

@@ -18,7 +18,7 @@ ROW = """
         stride=5,
         last="dropped",
         join=" ",
-        knobs=("max_length",),
+        supported_arguments=("max_length",),
     ),
 """
 # Asks the metric, the page and the command line, in one process: starting takes most of the time.

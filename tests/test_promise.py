@@ -12,7 +12,7 @@ import transformers
 from models import NEWEST, VOCABULARY, make_model, random_text
 
 from perplexity_sliding.digests import same_probe, same_probes
-from perplexity_sliding.models.interface import MadeUpText
+from perplexity_sliding.models.interface import ProbeText
 from perplexity_sliding.models.logits import BodyThenHead
 
 MODELING = transformers.models.llama.modeling_llama
@@ -223,7 +223,7 @@ def test_a_checkpoint_tells_apart_what_acts_behind_the_first_tokens(score, monke
 
 def test_the_long_probe_is_the_mean_nll_of_a_long_made_up_text(score):
     result = score(long_llama())
-    ids = MadeUpText.of(VOCABULARY, None, 701).ids
+    ids = ProbeText.of(VOCABULARY, None, 701).ids
     nlls = [None, *reference.row_nlls(long_llama(), ids)]
     expected = [[512, sum(nlls[256:512]) / 256], [701, sum(nlls[445:701]) / 256]]
     assert [stop for stop, _ in result["long_probe"]] == [512, 701]

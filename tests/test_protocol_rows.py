@@ -8,7 +8,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 ROW = 'NEW = Protocol("new", source="a tool", description="As it does.", {})\n'
-UNKNOWN = ('encoding="defualt"', 'stride="third"', 'knobs=("window",)', "stridee=3")
+UNKNOWN = ('encoding="defualt"', 'stride="third"', 'supported_arguments=("window",)', "stridee=3")
 
 
 def errors_of(rows: str, folder: Path) -> list[str]:

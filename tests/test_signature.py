@@ -25,7 +25,7 @@ from tokenizers import normalizers
 from perplexity_sliding.digests import TextsDigest, same_probe
 from perplexity_sliding.models import language_model as model_module
 from perplexity_sliding.models.digest import structure, weights_digest
-from perplexity_sliding.models.interface import MadeUpText
+from perplexity_sliding.models.interface import ProbeText
 from perplexity_sliding.models.module import number_format
 
 TEXTS = [random_text(60), random_text(33, seed=1)]
@@ -548,7 +548,7 @@ def test_the_probe_is_the_mean_nll_of_a_made_up_text(measure):
     model = make_model("llama", max_position_embeddings=400)
     result, other = measure(model=model), measure(model=model, predictions=TEXTS[1:], batch_size=1)
     assert other["probe"] == result["probe"]
-    ids = MadeUpText.of(VOCABULARY, 400).ids
+    ids = ProbeText.of(VOCABULARY, 400).ids
     assert len(ids) == 256 and max(ids) < VOCABULARY and len(set(ids)) > 60
     expected = reference.mean(reference.row_nlls(model, ids))
     assert result["probe"] == pytest.approx(expected, abs=1e-5)

@@ -113,7 +113,7 @@ def take_settings(stored: dict, args: argparse.Namespace) -> None:
         )
     args.protocol = args.protocol or result["protocol"]
     known = PROTOCOLS[args.protocol]
-    for name in known.knobs:
+    for name in known.supported_arguments:
         if name in SETTINGS and getattr(args, name) is None:
             setattr(args, name, result[name])
     if args.add_start_token not in (None, *known.start_choices):

@@ -22,7 +22,7 @@ from transformers import PreTrainedTokenizerBase
 
 from ..digests import DIGITS
 from ..errors import ArgumentError, Wording
-from ..models.interface import Batch, EngineModel, LogitBlocks, MadeUpText, Prefix
+from ..models.interface import Batch, EngineModel, LogitBlocks, Prefix, ProbeText
 from ..models.loading import load_tokenizer
 from ..plan.tokenization import tokenizer_digest
 from ..plan.windows import ContextLimit
@@ -179,7 +179,7 @@ class GGUFModel(EngineModel):
             self._make_room(length)
         if self.probe is not None:
             return
-        text = MadeUpText.of(self.vocabulary_size, self.limit.length)
+        text = ProbeText.of(self.vocabulary_size, self.limit.length)
         logits = self._read(text.ids[:-1])
         half = len(text.ids) // 2
         alone = self._read(text.ids[:half])

@@ -12,7 +12,7 @@ from functools import cached_property
 from transformers import PreTrainedTokenizerBase
 
 from ..errors import Wording
-from ..models.interface import EngineModel, MadeUpText
+from ..models.interface import EngineModel, ProbeText
 from ..plan.tokenization import tokenizer_digest
 from ..plan.windows import ContextLimit
 from .server_apis import AnswerError, Prompt
@@ -102,7 +102,7 @@ class ServedModel(EngineModel):
 
     def _measure_probe(self) -> float:
         """Read the made-up text that other models are measured on, as far as the server reads it."""
-        ids = MadeUpText.of(self.vocabulary_size, self.limit.length).ids
+        ids = ProbeText.of(self.vocabulary_size, self.limit.length).ids
         if len(ids) == len(self._identity.probe.ids) or not self.source.api.forces:
             return self._identity.mean
         return float(self.source.values([Prompt(ids[:-1], ids[-1])])[0].nll.mean())

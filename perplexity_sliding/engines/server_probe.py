@@ -14,7 +14,7 @@ from typing import Protocol
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
-from ..models.interface import PROBE_TOKENS, MadeUpText
+from ..models.interface import PROBE_TOKENS, ProbeText
 from .server_apis import (
     AnswerError,
     Generated,
@@ -157,7 +157,7 @@ class ServerProbe:
     def __init__(self, source: Source, tokenizer: PreTrainedTokenizerBase, length: int) -> None:
         self.source, self.tokenizer, self.length = source, tokenizer, length
         self.ordinary = ordinary_ids(tokenizer)
-        self.probe = Prompt(MadeUpText.of(int(max(tokenizer.get_vocab().values())) + 1, length).ids)
+        self.probe = Prompt(ProbeText.of(int(max(tokenizer.get_vocab().values())) + 1, length).ids)
         self.canary = Prompt(self.make_up(min(length, CANARY_LENGTH), seed=1))
 
     def make_up(self, length: int, seed: int | None = None) -> list[int]:

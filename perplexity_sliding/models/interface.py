@@ -219,7 +219,7 @@ class EngineModel:
         """Accept any: a digest of the file, or the probe, tells apart the scores that are kept."""
 
 
-class MadeUpText(NamedTuple):
+class ProbeText(NamedTuple):
     """The text that models are told apart by.
 
     Attributes:
@@ -229,9 +229,7 @@ class MadeUpText(NamedTuple):
     ids: list[int]
 
     @classmethod
-    def of(
-        cls, vocabulary_size: int, limit: int | None, length: int = PROBE_TOKENS
-    ) -> "MadeUpText":
+    def of(cls, vocabulary_size: int, limit: int | None, length: int = PROBE_TOKENS) -> "ProbeText":
         """Make it up for a vocabulary, of as many tokens as the model takes; longer ones begin alike.
 
         Python promises that `random()` draws the same numbers in every version.

@@ -27,8 +27,8 @@ from .interface import (
     Batch,
     LogitBlocks,
     LongProbe,
-    MadeUpText,
     Prefix,
+    ProbeText,
     long_probe_of,
 )
 from .loading import (
@@ -77,7 +77,7 @@ from .probes import (
     short_probe,
     state_kept,
 )
-from .states import HeadInParts, StateReader, find_reader, why_not_in_parts
+from .states import ChunkedHead, StateReader, find_reader, why_not_in_parts
 
 # Below evaluate's own, so that evaluate.logging decides what is shown.
 logger = logging.getLogger("evaluate.perplexity_sliding")
@@ -464,7 +464,7 @@ class LanguageModel:
     def _read_made_up_text(self, length: int, limit: int | None = None) -> np.ndarray:
         """Read the made-up text as texts are read; return the nlls of all its tokens but the first."""
         size = min(self.num_embeddings or self.vocabulary_size, self.vocabulary_size)
-        batch = MadeUpText.of(size, limit, length).batch(self.device)
+        batch = ProbeText.of(size, limit, length).batch(self.device)
         self._restore()
         try:
             return read_made_up_text(self.logits, batch)[1]
@@ -545,7 +545,7 @@ class LanguageModel:
         head = head_makers(self.model)[findings.head_number]()
         if findings.part is None:
             return head
-        return HeadInParts(head, StateReader(self.model, findings.steps_singly), findings.part)
+        return ChunkedHead(head, StateReader(self.model, findings.steps_singly), findings.part)
 
     def _restore(self) -> None:
         """Undo what passes have changed in the model, and note which modules they change."""

@@ -14,7 +14,7 @@ import torch
 
 from ..errors import Wording
 from .digest import modifications
-from .interface import Batch, MadeUpText
+from .interface import Batch, ProbeText
 from .logits import (
     OTHER_SHAPE,
     SAME_SHAPE,
@@ -45,7 +45,7 @@ from .module import (
 )
 
 # Values of `model_type`.
-SWEPT = frozenset(
+VERIFIED_ARCHITECTURES = frozenset(
     [
         "apertus",
         "arcee",
@@ -260,7 +260,7 @@ def look_quickly(model: torch.nn.Module, name: str, limit: int | None) -> QuickL
     batch, nor the way matters.
     """
     size = num_embeddings(model)
-    text = MadeUpText.of(size or 2, limit)
+    text = ProbeText.of(size or 2, limit)
     count = min(QUICK_ROWS, len(text.ids) // 2)
     if size is None or count < 2:
         return None
@@ -489,7 +489,7 @@ def is_known_architecture(model: torch.nn.Module) -> bool:
     """Return whether a model is one of those, with nothing changed that can be seen."""
     config = getattr(model, "config", None)
     return (
-        getattr(config, "model_type", None) in SWEPT
+        getattr(config, "model_type", None) in VERIFIED_ARCHITECTURES
         and getattr(config, "_attn_implementation", None) in ATTENTION
         and not grows_frequencies(model)
         and not has_local_layers(config)

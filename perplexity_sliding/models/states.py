@@ -167,7 +167,7 @@ def find_reader(model: torch.nn.Module) -> StateReader | None:
     return None
 
 
-class HeadInParts:
+class ChunkedHead:
     """A way to the logits that reads long passes in parts, through what the model keeps.
 
     Exact to rounding, in the memory that a part takes and what is kept of the parts before it.

@@ -73,7 +73,7 @@ class Measurement:
         }
 
 
-def lay_out(windows: Sequence[Window], values: Sequence, over: list | np.ndarray) -> None:
+def scatter_to_tokens(windows: Sequence[Window], values: Sequence, over: list | np.ndarray) -> None:
     """Lay what windows say of their targets over the tokens of a text.
 
     Of several values a token has that with the most context, which is its first window's.
@@ -96,7 +96,7 @@ def nlls_by_token(
     """
     of_texts = [np.full(len(stream), np.nan) for stream in measurement.streams]
     for windows, columns_of, nlls in zip(measurement.windows, scores, of_texts):
-        lay_out(windows, [columns["nll"] for columns in columns_of], nlls)
+        scatter_to_tokens(windows, [columns["nll"] for columns in columns_of], nlls)
     return of_texts
 
 
@@ -104,5 +104,5 @@ def contexts_by_token(measurement: Measurement) -> list[np.ndarray]:
     """Count the tokens that each prediction sees, for each text (N,), 0 where unscored."""
     of_texts = [np.zeros(len(stream), dtype=np.int64) for stream in measurement.streams]
     for windows, seen in zip(measurement.windows, of_texts):
-        lay_out(windows, [window.context_lengths() for window in windows], seen)
+        scatter_to_tokens(windows, [window.context_lengths() for window in windows], seen)
     return of_texts

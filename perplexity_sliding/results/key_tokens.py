@@ -31,7 +31,7 @@ EVALUATOR = Protocol(
     source="longppl",
     description="The tokenizer's own special tokens and no others; every token is scored once.",
     encoding="default",
-    knobs=("max_length", "stride"),
+    supported_arguments=("max_length", "stride"),
 )
 
 

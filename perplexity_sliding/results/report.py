@@ -13,7 +13,7 @@ from ..digests import TextsDigest
 from ..errors import wording_of
 from ..models.interface import ScoredModel
 from ..models.signature import describe_measurement
-from ..plan.measurement import Columns, Measurement, lay_out
+from ..plan.measurement import Columns, Measurement, scatter_to_tokens
 from ..plan.tokenization import TokenizedText
 from ..plan.windows import (
     PlannedWindow,
@@ -323,7 +323,7 @@ def token_scores(
 
     def add(name: str, values: Sequence[Sequence], unscored: object = None) -> None:
         columns[name] = [unscored] * len(stream)
-        lay_out(windows, values, columns[name])
+        scatter_to_tokens(windows, values, columns[name])
 
     add("nll", [of_window["nll"].tolist() for of_window in scores])
     add("context_length", [window.context_lengths() for window in windows], 0)

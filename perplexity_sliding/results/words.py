@@ -30,7 +30,7 @@ from transformers import PreTrainedTokenizerBase
 from ..arguments import check_spans_of
 from ..errors import ArgumentError, name_positions
 from ..models.interface import ScoredModel
-from ..plan.measurement import Columns, Measurement, lay_out
+from ..plan.measurement import Columns, Measurement, scatter_to_tokens
 from ..plan.tokenization import Range, TokenizedText, check_fast, special_ids, vocabulary_texts
 from ..plan.windows import Window
 from ..scoring.measures import Entropy, Measure, SetMass
@@ -527,7 +527,7 @@ class TokenArrays:
         arrays._lay(*borders, ("boundary", "interior"))
         arrays._lay(*scored, ("nll", "boundary", "interior", "entropy"))
         windows, _ = scored
-        lay_out(windows, [w.context_lengths() for w in windows], arrays.context_length)
+        scatter_to_tokens(windows, [w.context_lengths() for w in windows], arrays.context_length)
         return arrays
 
     def _lay(
@@ -535,7 +535,9 @@ class TokenArrays:
     ) -> None:
         for name in names:
             if columns and name in columns[0]:
-                lay_out(windows, [of_window[name] for of_window in columns], getattr(self, name))
+                scatter_to_tokens(
+                    windows, [of_window[name] for of_window in columns], getattr(self, name)
+                )
 
 
 def word_offsets(stream: TokenizedText) -> np.ndarray:

@@ -22,7 +22,7 @@ from ..errors import Wording
 logger = logging.getLogger("evaluate.perplexity_sliding")
 
 # How long a process waits for the others: as long as the slowest may need for its share.
-PATIENCE = timedelta(days=2)
+TIMEOUT = timedelta(days=2)
 
 
 class Message(NamedTuple):
@@ -183,4 +183,4 @@ def _join() -> object:  # a PartialState; accelerate may be missing
             Wording("`distributed=True` needs the package accelerate: pip install accelerate.")
         ) from None
     # Without an accelerator, accelerate joins a group only when told to use the CPU.
-    return PartialState(cpu=not torch.cuda.is_available(), timeout=PATIENCE)
+    return PartialState(cpu=not torch.cuda.is_available(), timeout=TIMEOUT)
