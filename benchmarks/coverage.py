@@ -112,7 +112,7 @@ def main() -> None:
     parser.add_argument("--corpora", type=int, default=2000)
     arguments = parser.parse_args()
     print(
-        "| texts | interval over texts | it holds their mean | else within: holds these texts' | others' |"
+        "| texts | with an interval over texts | its coverage | within: coverage of these texts | of other texts |"
     )
     print("| --- | --- | --- | --- | --- |")
     for name, draw_lengths in SCENARIOS.items():
