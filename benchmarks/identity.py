@@ -143,7 +143,7 @@ def main() -> None:
         rounding = nlls(texts, model=in_dtype(torch.float32), tokenizer=tokenizer) - reference
     copies = copies_of(texts, tokenizer)
     print(f"{len(reference):,} tokens; rounding {rms(rounding):.2g} nats (root mean square)")
-    print("| copy | differs by (rms, nats) | " + " | ".join(f"{n:,}" for n in NUMBERS) + " |")
+    print("| copy | difference (rms, nats) | " + " | ".join(f"{n:,}" for n in NUMBERS) + " |")
     print("| --- " * (len(NUMBERS) + 2) + "|")
     for name, values in copies.items():
         cells = " | ".join(shares(values - reference, rounding, n) for n in NUMBERS)
