@@ -89,10 +89,21 @@ def test_what_pipelines_run_is_what_the_command_line_takes():
     assert [(args.margin, args.fail_above) for args in given] == [(0.01, None), (None, 40)]
 
 
+def anchors(page: Path) -> set[str]:
+    """Return the anchors of a page's headings, as GitHub and the Hub make them."""
+    titles = re.findall(r"^#+ (.+)$", page.read_text("utf-8"), re.M)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
 def test_links_lead_somewhere():
     for page in PAGES:
-        for target in re.findall(r"\]\((?!https?:)([^)#]+)", page.read_text("utf-8")):
-            assert (page.parent / target).exists(), f"{page.name}: {target}"
+        for target, anchor in re.findall(
+            r"\]\((?!https?:)([^)#]*)#?([^)]*)\)", page.read_text("utf-8")
+        ):
+            linked = page.parent / target if target else page
+            assert linked.exists(), f"{page.name}: {target}"
+            if anchor and linked.suffix == ".md":
+                assert anchor in anchors(linked), f"{page.name}: {target}#{anchor}"
 
 
 # ---- that the above can fail
