@@ -5,12 +5,16 @@ from collections.abc import Sequence
 
 from .tables import (
     NOTHING,
+    P,
     Table,
     bits,
+    change,
     count,
+    explained_change,
     format_number,
     interval,
     number,
+    pvalue_of,
     quoted,
     signature_fields,
     table,
@@ -284,7 +288,14 @@ def signed(value: float | None) -> str:
 def of_measured_models(rows: Sequence[dict]) -> Table:
     """Tabulate several models by themselves: absolute numbers with their intervals."""
     tokenizers = {signature_fields(row)["tokenizer"] for row in rows if "error" not in row}
-    per_token = {"perplexity": number("perplexity", 4), "95 % interval": interval}
+    first = next(row for row in rows if "error" not in row)["name"]
+    against, key = f"against {first}", "ratio_to_first_model"
+    per_token = {
+        "perplexity": number("perplexity", 4),
+        "95 % interval": interval,
+        against: lambda row: change(row, key),
+        P: lambda row: pvalue_of(row, key),
+    }
     per_byte = {"interval of bits/byte": lambda row: bounds(byte_interval(row), "{:.4f}")}
     return table(
         rows,
@@ -297,7 +308,7 @@ def of_measured_models(rows: Sequence[dict]) -> Table:
             "word perplexity": number("word_perplexity", 2),
         },
         notes=(
-            "Intervals overlap even where a difference is sure: --reference compares pairwise.",
+            *([explained_change(against)] if any(key in row for row in rows) else []),
             *(
                 ("The tokenizers differ: perplexities per token cannot be compared.",)
                 if len(tokenizers) > 1

@@ -22,9 +22,9 @@ from .measuring import Report, as_list, load_metric, measure, merge
 from .messages import describe, program_name, say, show_traceback, show_warning
 from .options import parse_arguments, was_started_by_torchrun, written_files
 from .progress import Progress
-from .reading import check_output, open_texts
+from .reading import check_output, open_each, open_texts
 from .streams import to_stdout
-from .tables import SETTINGS, varying_settings
+from .tables import AXES, SETTINGS, label, varying_settings
 
 REFUSALS = (ValueError, TypeError)
 # What the shell is told; 128 and the number of the signal where one has ended the run.
@@ -53,12 +53,14 @@ def run(args: argparse.Namespace) -> int:
     progress = Progress(title(args), args.hides_progress, advice=lambda: advice.of_long_runs(args))
     try:
         progress.status("Reading")
-        texts = open_texts(args)
-        texts = chain([next(texts)], texts)  # what cannot be read shows before the imports
+        files = open_each(args) if args.takes_each_file else []
+        if not files:
+            texts = open_texts(args)
+            files = [chain([next(texts)], texts)]  # what cannot be read shows before the imports
         progress.status("Loading the libraries")
         metric = load_metric(args)
         progress.status(f"Loading {os.path.basename(args.model_id.rstrip('/'))}")
-        report = measure(metric, texts, args, progress)
+        report = measure(metric, files, args, progress)
     finally:
         progress.close()
     if is_one_of_several(args):
@@ -120,7 +122,7 @@ def draw(plots, report: Report, args: argparse.Namespace) -> None:
     if report.corpus is not None:
         plots.draw_curves(report.corpus, args.plot)
     else:
-        plots.draw(report.compared, report.measurements, args.plot)
+        plots.draw(report.compared, report.measurements, args.plot, report.axes)
 
 
 def verify(report: Report, args: argparse.Namespace) -> int:
@@ -197,6 +199,8 @@ def of_what(result: dict, report: Report) -> str:
         return f" of {result['name']}"
     if report.compared is None:
         return ""
+    if report.compared == "grid":
+        return f" of {label(result, [AXES[axis] for axis in report.axes])}"
     varying = varying_settings(report.measurements)
     return " at " + ", ".join(f"{SETTINGS[key]} {result[key]}" for key in varying)
 

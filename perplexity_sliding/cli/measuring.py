@@ -17,6 +17,7 @@ from .progress import Progress
 from .reading import ReadText, Text
 from .rows import flat
 from .spooling import Spool
+from .tables import AXES, signature_fields
 
 # Where --shard-characters says nothing: characters that are read and scored at a time; each takes
 # this many times the room where tokens or words have rows, and again for each alternative.
@@ -34,9 +35,11 @@ class Report:
         texts: for each text that has a row of its own, its name and the metric's result, or the
             `error` that refused it; as flat columns where these are all that is shown.
         corpus: the result of all texts together; None in a comparison.
-        compared: "settings" or "models" in a comparison.
+        compared: "settings", "models", or "grid" for both or for each FILE, in a comparison.
+        axes: what the measurements differ in, of `options.AXES`.
         reference: what the model is called that others are compared with, if any.
-        measurements: in a comparison, a result or an `error` for each that was asked for.
+        measurements: in a comparison, a result or an `error` for each that was asked for. In a grid
+            each has the `name` of its model, and the `text` where each FILE is measured by itself.
         parts: the texts whose tokens or words are shown, each with the columns of these.
         scored: the texts of a comparison of models.
         shown: the texts that --show and --html colour, from the first on.
@@ -53,6 +56,7 @@ class Report:
     texts: Spool[dict] = field(default_factory=Spool)
     corpus: dict | None = None
     compared: str | None = None
+    axes: Sequence[str] = ()
     reference: str | None = None
     measurements: list[dict] = field(default_factory=list)
     parts: Spool[tuple[ReadText, dict]] = field(default_factory=Spool)
@@ -136,14 +140,24 @@ def load_tokenizer(name: str, settings: dict):
         raise ValueError(f"--tokenizer {name} could not be loaded: {error}") from error
 
 
-def measure(metric, texts: Iterator[Text], args: argparse.Namespace, progress: Progress) -> Report:
-    """Score the texts as the command line says."""
+def measure(
+    metric, corpora: Sequence[Iterator[Text]], args: argparse.Namespace, progress: Progress
+) -> Report:
+    """Score the texts as the command line says.
+
+    Args:
+        corpora: all texts, or with --columns text those of each FILE.
+    """
     started = time.monotonic()
     from ..scoring.runner import bars_hidden
 
     with bars_hidden():  # there is one for the whole run
         scoring = Scoring(metric, args, progress)
-        if args.reference or args.models[1:]:
+        texts = corpora[0]
+        if args.is_grid:
+            names = args.files if args.takes_each_file else [None]
+            report = scoring.compare_all(list(zip(names, corpora)))
+        elif args.reference or args.models[1:]:
             report = scoring.compare_models(texts)
         else:
             report = scoring.compare(texts) if args.compares else scoring.score(texts)
@@ -198,7 +212,7 @@ class Scoring:
         named = self.arguments.get("protocol", metric.default_protocol)
         names = list(metric.protocols) if named == "all" else named
         self.protocols = [metric.protocols[name] for name in as_list(names)]
-        self.report = Report()
+        self.report = Report(axes=args.axes)
         self.part = None if args.part is None else Part(*args.part)
         self.num_bytes = (0, 0)  # with --detokenize: of the prose, and of the originals
         self.counts: dict[int, int] = {}  # of --word-counts, by the text's identity
@@ -477,7 +491,8 @@ class Scoring:
                 self.report.num_refused += 1
                 self.report.texts.append(described(text) | {"error": text.error})
         if not good:
-            raise ValueError("There is no text in it that isn't empty.")
+            error = next((row["error"] for row in self.report.texts), None)
+            raise ValueError(error or "There is no text in it that isn't empty.")
         return good
 
     def compare_models(self, texts: Iterator[Text]) -> Report:
@@ -487,10 +502,13 @@ class Scoring:
         predictions = self.wordings(good, protocol)
         is_drawn = self.args.plot is not None and self.args.reference is not None
         more = {"return_token_scores": self.args.tokens or is_drawn} | self.for_showing()
+        more["return_totals"] = not self.args.reference
         self.report.compared = "models"
         if self.args.reference:
             [self.report.reference] = short_names([self.args.reference])
-        for model_id, name in zip(self.args.models, short_names(self.args.models)):
+        names = model_names(self.args)
+        totals = []
+        for model_id, name in zip(self.args.models, names):
             self.progress.begin_part(1 / len(self.args.models))
             row = {"name": name}
             try:
@@ -501,6 +519,7 @@ class Scoring:
                 )
                 if self.scores_each_text(protocol):
                     row = with_original_bytes(row, *self.count_bytes(good, predictions))
+                totals.append((row, row.pop("totals", None)))
                 written = row.pop("chats_as_written", None)
                 self.report.scored = self.as_scored(good, predictions, written)
                 self.report.num_forward_tokens += row["num_forward_tokens"]
@@ -510,12 +529,74 @@ class Scoring:
                 self.report.num_refused += 1
             self.progress.end_part()
             self.report.measurements.append(row)
+        if not self.args.reference and len(totals) > 1:
+            add_model_ratios(totals)
         if not self.report.results:
             raise ValueError(self.report.measurements[0]["error"])
         if self.args.tokens:
             for of_text in zip(self.report.scored, self.report.results[0]["token_scores"]):
                 self.report.parts.append(of_text)
         return self.report
+
+    def compare_all(self, corpora: Sequence[tuple[str | None, Iterator[Text]]]) -> Report:
+        """Measure each corpus under each model in each way; a refusal becomes its row.
+
+        Args:
+            corpora: names and texts; the name is None where there is one corpus alone.
+
+        Raises:
+            ValueError: there is no result at all.
+        """
+        self.report.compared = "grid"
+        asked = [AXES[axis] for axis in self.args.axes if axis in ("protocol", "window", "stride")]
+        named = [(name, list(texts)) for name, texts in corpora]
+        self.progress.scale = 1 / (len(named) * len(self.args.models))
+        totals: dict[tuple, list[tuple[dict, object]]] = {}
+        for number, (model_id, label) in enumerate(zip(self.args.models, model_names(self.args))):
+            for file, texts in named:
+                where = {"name": label} | ({} if file is None else {"text": file})
+                for row in self.measure_alone(model_id, texts, is_first=number == 0):
+                    row = where | row
+                    if "error" not in row:
+                        setting = (file, *(row[key] for key in asked))
+                        totals.setdefault(setting, []).append((row, row.pop("totals")))
+                    self.report.measurements.append(row)
+        if not self.report.results:
+            raise ValueError(self.report.measurements[0]["error"])
+        for measured in totals.values():
+            add_model_ratios(measured)
+        return self.report
+
+    def measure_alone(self, model_id: str, texts: list[Text], is_first: bool) -> list[dict]:
+        """Measure one corpus under one model; list a result or an `error` for each setting.
+
+        Args:
+            is_first: whether what is wrong with the texts is still to be reported.
+        """
+        args = argparse.Namespace(**vars(self.args) | {"model_id": model_id, "models": [model_id]})
+        part = Scoring(self.metric, args, self.progress)
+        part.arguments["return_totals"] = True
+        done = self.progress.parts_done
+        found = part.report
+        try:
+            part.compare(iter(texts))
+        except (ValueError, TypeError) as error:
+            reason = in_options(error)
+            refused = [{"protocol": protocol.name, "error": reason} for protocol in self.protocols]
+            found.measurements = found.measurements or refused
+            found.num_refused += len(found.measurements)
+            self.progress.parts_done = done + self.progress.scale
+        report = self.report
+        report.num_forward_tokens += found.num_forward_tokens
+        report.num_refused += found.num_refused
+        if is_first:
+            for row in found.texts:
+                report.texts.append(row)
+            report.num_empty += found.num_empty
+            report.keeps_empty |= found.keeps_empty
+        else:
+            report.num_refused -= len(found.texts)  # counted under the first model
+        return found.measurements
 
     def compare(self, texts: Iterator[Text]) -> Report:
         """Measure in several ways at once; one that is refused becomes a row that says why."""
@@ -597,6 +678,29 @@ class Scoring:
                 entry = with_original_bytes(entry, *sizes)
             entries.setdefault(entry["protocol"], []).append(entry)
         return entries
+
+
+def add_model_ratios(measured: Sequence[tuple[dict, object]]) -> None:
+    """Add the paired ratio to the first model where both read the same tokens.
+
+    Args:
+        measured: results of one corpus in one setting, each with its totals.
+    """
+    from ..results.totals import ratio_of_perplexities
+
+    (first, first_totals), *others = measured
+    for result, totals in others:
+        if tokenizer_of(result) == tokenizer_of(first):
+            result["ratio_to_first_model"] = ratio_of_perplexities(totals, first_totals)
+
+
+def tokenizer_of(result: dict) -> str:
+    return signature_fields(result)["tokenizer"]
+
+
+def model_names(args: argparse.Namespace) -> list[str]:
+    """Return what the models are called in the output: the labels, or short names."""
+    return args.label or short_names(args.models)
 
 
 def short_names(models: list[str]) -> list[str]:

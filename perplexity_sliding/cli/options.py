@@ -8,6 +8,7 @@ tables.py.  Nothing here imports what takes long, so that a mistake is told at o
 
 import argparse
 import difflib
+import glob
 import os
 import re
 import sys
@@ -44,6 +45,7 @@ ENDINGS = {
 }
 # Formats with one row a text (a token, a word), and nothing else.
 TIDY = ("jsonl", "csv", "tsv", "parquet")
+DATA_FORMATS = ("json", *TIDY)
 
 
 def option(help: str, **settings) -> dict:
@@ -181,6 +183,17 @@ OF_REFERENCE = {
     "reference_model_kwargs": "model_kwargs",
     "reference_states": "states",
 }
+# What several measurements may differ in, and the numbers that a table may have of each.
+AXES = ("model", "text", "protocol", "window", "stride")
+NUMBERS = (
+    "perplexity",
+    "interval",
+    "change",
+    "pvalue",
+    "bits_per_byte",
+    "word_perplexity",
+    "tokens",
+)
 # What may be given several times with commas between.
 COMPARED = ("protocol", "max_length", "stride")
 WORDS = {
@@ -216,6 +229,8 @@ NOT_IN_PARTS = (
         "json",
         "verbose",
         "word_counts",
+        "columns",
+        "label",
     ),
     *("separator", "reference", "context_lengths", "positions", "key_tokens"),
 )
@@ -261,6 +276,11 @@ OUTPUT = {
     **WORDS,
     **TOKENS,
     "keep_text": option("rows carry their text and context too", action="store_true"),
+    "columns": option(
+        f"of a table: one of {', '.join(AXES)}; and {', '.join(NUMBERS)}", type=values.names,
+        metavar="NAME,...",
+    ),
+    "label": option("names of the models in the output", type=values.names, metavar="NAME,..."),
     "show": option("the text in the terminal, coloured by surprise", action="store_true"),
     "html": option("a report with coloured text, to open in a browser", metavar="FILE"),
     "plot": option("draw what is compared: .png, .svg, .pdf", metavar="FILE"),
@@ -388,7 +408,7 @@ def parse_arguments(argv: list[str], program: str = "score.py") -> argparse.Name
         parser.error(f"unrecognized arguments: {' '.join(unknown)}{suggestion(unknown[0])}")
     args.argv = argv
     args.takes_bundled_model = args.model_id is None
-    args.models = args.model_id or [str(BUNDLED_MODEL)]
+    args.models = expand_models(args.model_id or [str(BUNDLED_MODEL)])
     args.model_id = args.models[0]
     args.tokens = args.tokens or bool(args.num_alternatives)
     args.words = args.words or bool(args.words_column) or args.word_correction is not None
@@ -401,6 +421,9 @@ def parse_arguments(argv: list[str], program: str = "score.py") -> argparse.Name
         args.compares |= len(given or []) > 1
         if given is not None and len(given) == 1:
             setattr(args, name, given[0])
+    args.takes_each_file = "text" in (args.columns or ())
+    args.is_grid = args.takes_each_file or (args.compares and len(args.models) > 1)
+    args.axes = list_axes(args)
     check_together(args)
     args.stored = verifying.read_result(args.verify) if args.verify else None
     if args.stored:
@@ -408,6 +431,7 @@ def parse_arguments(argv: list[str], program: str = "score.py") -> argparse.Name
     args.format = resolve_format(args)
     if args.cite and args.format != "text":
         raise ValueError(f"--cite must go with --format text, got {args.format}: it is a sentence.")
+    check_columns(args)
     args.carries_columns = args.format in TIDY
     if args.keep_text and not args.carries_columns:
         raise ValueError(
@@ -447,6 +471,13 @@ def check_together(args: argparse.Namespace) -> None:
         "--word-counts and --detokenize": args.word_counts and args.detokenize,
         f"--tokens and {comparison}": args.tokens and args.compares,
         f"--words and {comparison}": args.words and args.compares,
+        "--columns and --tokens or --words": args.columns and args.unit,
+        "--columns and --reference": args.columns and args.reference,
+        "--columns text and --dataset": args.takes_each_file and args.dataset,
+        "--columns text and --word-counts": args.takes_each_file and args.word_counts,
+        "--columns text and --show or --html": args.takes_each_file and (args.show or args.html),
+        "--columns text and --context-lengths or --positions": args.takes_each_file
+        and (args.context_lengths or args.positions),
         "--words and --tokens": args.words and args.tokens,
         "--words-column and --detokenize": args.words_column and args.detokenize,
         "--reference and --words": args.reference and args.words,
@@ -472,14 +503,14 @@ def check_together(args: argparse.Namespace) -> None:
         "several models and --words": args.models[1:] and args.words,
         "several models and --cite": args.models[1:] and args.cite,
         "several models and --show or --html": args.models[1:] and (args.show or args.html),
-        f"several models and {comparison}": args.models[1:] and args.compares,
         "several models and --context-lengths or --positions": args.models[1:]
         and (args.context_lengths or args.positions),
     }
     for what, given in conflicts.items():
         if given:
             raise ValueError(f"{what} must not be given together.")
-    draws = args.compares or args.reference or args.context_lengths or args.positions
+    draws = args.compares or args.is_grid or args.reference
+    draws = draws or args.context_lengths or args.positions
     if args.plot and not (draws or args.models[1:]):
         raise ValueError(
             f"--plot needs {comparison} to draw, several models, --context-lengths, --positions or "
@@ -492,6 +523,69 @@ def check_together(args: argparse.Namespace) -> None:
     check_parts(args)
     check_shared_files(args)
     check_own_files(args)
+
+
+def expand_models(names: list[str]) -> list[str]:
+    """List the models behind the names: folders and GGUF files that match a glob, 9 before 10.
+
+    Raises:
+        ValueError: nothing matches.
+    """
+    return [model for name in names for model in matching_models(name)]
+
+
+def matching_models(name: str) -> list[str]:
+    if "://" in name or not glob.has_magic(name) or os.path.exists(name):
+        return [name]
+    found = glob.glob(os.path.expanduser(name), recursive=True)
+    models = [path for path in found if os.path.isdir(path) or path.lower().endswith(".gguf")]
+    if not models:
+        raise ValueError(f"--model {name}: no folder and no .gguf file matches.")
+    return sorted(models, key=by_numbers)
+
+
+def by_numbers(path: str) -> list[tuple[int, int | str]]:
+    """Return a key that sorts numbers within names by their value."""
+    parts = re.split(r"(\d+)", path)
+    return [(0, int(part)) if part.isdecimal() else (1, part) for part in parts]
+
+
+def list_axes(args: argparse.Namespace) -> list[str]:
+    """List what the measurements differ in, in the order of `AXES`."""
+    varies = {
+        "model": len(args.models) > 1,
+        "text": args.takes_each_file,
+        "protocol": isinstance(args.protocol, list) or args.protocol == "all",
+        "window": isinstance(args.max_length, list),
+        "stride": isinstance(args.stride, list),
+    }
+    return [axis for axis in AXES if varies[axis]]
+
+
+def check_columns(args: argparse.Namespace) -> None:
+    """Refuse columns that there are none of, and labels of other models than those given."""
+    if args.label is not None and len(args.label) != len(args.models):
+        raise ValueError(
+            f"--label must be one name for each model, got {len(args.label)} for {len(args.models)}."
+        )
+    given = args.columns or []
+    for name in given:
+        if name not in (*AXES, *NUMBERS):
+            known = ", ".join((*AXES, *NUMBERS))
+            raise ValueError(f"--columns must be of {known}, got {name!r}.")
+        if name in AXES and name not in args.axes:
+            raise ValueError(f"--columns {name} must go with several of them to compare.")
+    if sum(name in AXES for name in given) > 1:
+        raise ValueError(
+            f"--columns must be one of {', '.join(AXES)}, got {', '.join(given)}: the others are rows."
+        )
+    if args.takes_each_file and not args.files:
+        raise ValueError("--columns text must go with FILEs, each of which is a column.")
+    if args.format in DATA_FORMATS and given not in ([], ["text"]):
+        raise ValueError(
+            f"--columns must go with --format text, markdown or latex, got {args.format}, which has "
+            "everything."
+        )
 
 
 def check_shared_files(args: argparse.Namespace) -> None:

@@ -6,15 +6,13 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
 
-from . import citing, comparison_report, formats, rows, tables
+from . import citing, comparison_report, formats, grids, rows, tables
 from .measuring import Report
 from .messages import harmless, named
-from .options import TIDY
+from .options import DATA_FORMATS
 from .reading import ReadText
 from .spooling import Rows
 
-# Formats that other programs read: text in them is kept as it is.
-DATA = ("json", *TIDY)
 # So many times the bits per byte of most texts, and a text is of another kind.
 FAR_ABOVE = 1.75
 LOWER = "Lower is better."
@@ -53,7 +51,7 @@ def printed(report: Report, args: argparse.Namespace, metric) -> Iterator[str]:
 def what_was_written(report: Report, args: argparse.Namespace) -> str:
     """Name the file, how many rows it has, and what was left out."""
     said = [f"wrote {args.output}"]
-    if args.format in (*TIDY, "parquet"):
+    if args.format in DATA_FORMATS and args.format != "json":
         said.append(plural(count_rows(report, args), "row"))
     if report.num_empty:
         said.append(f"{plural(report.num_empty, 'empty text')} left out")
@@ -80,7 +78,7 @@ def render(report: Report, args: argparse.Namespace, metric) -> Iterator[str]:
     if args.cite:
         return map(harmless, [citing.of_results(report.results, args, metric) + "\n"])
     pieces = writers[args.format]()
-    return pieces if args.format in DATA else map(harmless, pieces)
+    return pieces if args.format in DATA_FORMATS else map(harmless, pieces)
 
 
 def paragraphs(texts: Iterable[str]) -> Iterator[str]:
@@ -120,7 +118,7 @@ def tidy_rows(report: Report, args: argparse.Namespace) -> Iterable[dict]:
     if args.unit:
         return Rows(lambda: part_rows(report, args.unit))
     if report.compared:
-        return rows.of_measurements(report.measurements)
+        return rows.of_measurements(report.measurements, args.label is not None)
     more = [rows.flat({"name": "all together"} | report.corpus)] if has_row(report) else []
     return rows.of_texts(Rows(lambda: chain(report.texts, more)))
 
@@ -165,14 +163,19 @@ def all_tables(
         texts = [text.wording for text in report.scored]
         yield from map(write, comparison_report.of_comparison(report.results[0], texts))
     else:
-        yield write(table_of(report))
+        yield write(table_of(report, args))
     corpus = report.corpus or {}
     for key, of_curve in CURVES.items():
         if corpus.get(key):
             yield write(of_curve(corpus[key]))
 
 
-def table_of(report: Report) -> tables.Table:
+def table_of(report: Report, args: argparse.Namespace) -> tables.Table:
+    """Tabulate the texts, or what is compared."""
+    if report.compared == "grid" or args.columns:
+        return grids.of_grid(
+            report.measurements or [report.corpus], report.axes, args.columns or ()
+        )
     if report.compared == "models":
         return comparison_report.of_models(report.measurements, report.reference)
     if report.compared:

@@ -1,6 +1,7 @@
 """The pictures that score.py draws: perplexity by protocol, and by the cost of a stride."""
 
 import math
+from collections.abc import Sequence
 from pathlib import Path
 
 from matplotlib.axes import Axes
@@ -10,6 +11,7 @@ from matplotlib.ticker import EngFormatter, NullLocator
 from .axes import DOTS, GREY, INK, new_axes, tidied
 from .comparison_plots import draw_models
 from .replacing import replaced
+from .tables import AXES, label
 
 TITLES = {"stride": "stride", "max_length": "window"}
 
@@ -25,13 +27,19 @@ def check_path(path: str) -> None:
         raise ValueError(f"--plot must end in one of .{', .'.join(sorted(known))}, got {path!r}.")
 
 
-def draw(compared: str, rows: list[dict], path: str) -> None:
-    """Draw "settings" or "models", leaving out the rows without a finite perplexity.
+def draw(compared: str, rows: list[dict], path: str, axes: Sequence[str] = ()) -> None:
+    """Draw "settings", "models" or a "grid", leaving out the rows without a finite perplexity.
+
+    Args:
+        axes: what the rows of a grid differ in.
 
     Raises:
         ValueError: none has one.
     """
-    if compared == "models":
+    if compared == "grid":
+        keys = [AXES[axis] for axis in axes]
+        rows = [row | {"name": label(row, keys)} for row in rows]
+    if compared in ("models", "grid"):
         save(draw_models(rows), path)
         return
     rows = [row for row in rows if math.isfinite(row.get("perplexity", math.inf))]

@@ -39,6 +39,7 @@ class Progress:
         self.started = self.logged = clock()
         self.parts_done = 0.0
         self.part = 1.0
+        self.scale = 1.0  # of the parts, where one of several runs is cut into them
         self.first: tuple[float, float] | None = None  # time and share after the first batch
         self._bar = None
 
@@ -49,7 +50,7 @@ class Progress:
 
     def begin_part(self, share: float) -> None:
         """Begin a part of the run, such as a shard, that is so much of all of it."""
-        self.part = share
+        self.part = share * self.scale
 
     def end_part(self) -> None:
         self.parts_done += self.part

@@ -80,6 +80,21 @@ def open_texts(args: argparse.Namespace) -> Iterator[Text]:
     return watched(read_sources(sources, args), args)
 
 
+def open_each(args: argparse.Namespace) -> list[Iterator[Text]]:
+    """List the texts of each FILE by itself."""
+    opened = [open_texts(argparse.Namespace(**vars(args) | {"files": [f]})) for f in args.files]
+    return [guarded(texts, name) for texts, name in zip(opened, args.files)]
+
+
+def guarded(texts: Iterator[Text], name: str) -> Iterator[Text]:
+    """Read one of several files; what cannot be read becomes a text with an error."""
+    try:
+        yield from texts
+    except (ValueError, OSError) as error:
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        yield Text(name, "", error=reason)
+
+
 def check_outputs(args: argparse.Namespace, names: list[str]) -> None:
     """Refuse to write anything over the files that are read."""
     for option, path in written_files(args).items():

@@ -62,9 +62,14 @@ def free_name(name: str, taken: Collection[str], carried: Collection[str]) -> st
     return given
 
 
-def of_measurements(results: Sequence[dict]) -> list[dict]:
+def of_measurements(results: Sequence[dict], has_labels: bool = False) -> list[dict]:
+    """Make one row of a measurement; models that have labels keep them, as `label`."""
     rows = [flat(result) for result in results]
-    return [{key: value for key, value in row.items() if key != "name"} for row in rows]
+    labels = [{"label": row.pop("name", None)} if has_labels else {} for row in rows]
+    return [
+        {k: v for k, v in (of_row | row).items() if k != "name"}
+        for of_row, row in zip(labels, rows)
+    ]
 
 
 def flat(result: dict) -> dict:

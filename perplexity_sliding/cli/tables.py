@@ -19,8 +19,12 @@ from .messages import one_line
 Cell = Callable[[dict], str]
 NOTHING = "–"
 WIDTH = 80
+# The title of p-values, which are for papers: a terminal shows their intervals.
+P = "p"
 # What measurements differ in, under the titles of their columns.
 SETTINGS = {"protocol": "protocol", "max_length": "window", "stride": "stride"}
+# The key of a result by which measurements are told apart, for each axis.
+AXES = {"model": "name", "text": "text"} | {title: key for key, title in SETTINGS.items()}
 # Below this share of scored tokens, a table says so.
 NEARLY_ALL = 0.99
 # Titles of the columns that are left out where the terminal is too narrow, the first one first.
@@ -185,13 +189,17 @@ def of_measurements(rows: list[dict]) -> Table:
         "perplexity": number("perplexity", 4),
         "95 % interval": interval,
         against: change,
+        P: pvalue_of,
         "tool ±": number("tool_stderr", 4),
         **bits(4),
         "word perplexity": number("word_perplexity", 4),
         "adjusted": number("adjusted_perplexity", 4),
     }
-    explained = f"{against}: change of the perplexity with its 95 % interval; - is lower: better."
-    return table(rows, columns, notes=(explained, *what_intervals_speak_of(rows)))
+    return table(rows, columns, notes=(explained_change(against), *what_intervals_speak_of(rows)))
+
+
+def explained_change(against: str) -> str:
+    return f"{against}: change of the perplexity with its 95 % interval; - is lower: better."
 
 
 def varying_settings(rows: list[dict]) -> list[str]:
@@ -210,14 +218,28 @@ def scored_share(row: dict) -> str:
     return f"{100 * share:.2g} %" if share < NEARLY_ALL else ""
 
 
-def change(row: dict) -> str:
-    """Say how much lower or higher than the first one it is, paired."""
-    ratio = row.get("ratio_to_first")
+def change(row: dict, key: str = "ratio_to_first") -> str:
+    """Write how much lower or higher than the first one it is, paired.
+
+    Args:
+        key: of the ratio, "ratio_to_first" setting or "ratio_to_first_model".
+    """
+    ratio = row.get(key)
     if ratio is None or ratio["ratio"] is None:
         return ""
     bounds = ratio["interval"]
     within = "" if bounds is None else " (" + " to ".join(percent(bound) for bound in bounds) + ")"
     return f"{percent(ratio['ratio'])} %{within}"
+
+
+def pvalue_of(row: dict, key: str = "ratio_to_first") -> str:
+    """Write the p-value of a change."""
+    value = (row.get(key) or {}).get("pvalue")
+    return "" if value is None else pvalue(value)
+
+
+def pvalue(value: float) -> str:
+    return "< 0.0001" if value < 1e-4 else f"{value:.4f}"
 
 
 def percent(ratio: float) -> str:
@@ -374,6 +396,7 @@ def lay_out(what: Table, width: int | None = None) -> str:
 
 def fitted(what: Table, width: int) -> Table:
     """Leave out columns and shorten names until a table fits into a width; note what is left out."""
+    what = without_column(what, P)
     kept, dropped = fit(what, width)
     notes = what.notes
     if dropped:
@@ -389,6 +412,13 @@ def fitted(what: Table, width: int) -> Table:
         lines=[[shorten(line[0], most), *line[1:]] for line in lines],
         errors=tuple((number, shorten(name, most), why) for number, name, why in what.errors),
     )
+
+
+def without_column(what: Table, title: str) -> Table:
+    """Leave out a column, if the table has it."""
+    kept = [n for n, name in enumerate(what.titles) if name != title]
+    lines = [[line[n] for n in kept] if len(line) > 1 else line for line in what.lines]
+    return replace(what, titles=[what.titles[n] for n in kept], lines=lines)
 
 
 def widths_of(what: Table) -> list[int]:
