@@ -247,6 +247,7 @@ def of_alike(rows: Sequence[dict]) -> Table:
             "perplexity": lambda row: format_number(row["perplexity"], 4),
             "× reference": lambda row: format_number(ratio(row).get("ratio"), 4),
             "interval": lambda row: bounds(ratio(row).get("interval"), "{:.4f}"),
+            P: lambda row: pvalue_of(row, "perplexity_ratio"),
             **of_kl(
                 rows,
                 {
@@ -274,6 +275,9 @@ def of_other_tokenizers(rows: Sequence[dict]) -> Table:
             "bits/byte": lambda row: format_number(row["bits_per_byte"], 4),
             "change": lambda row: signed(row.get("bits_per_byte_change")),
             "interval": lambda row: bounds(row.get("bits_per_byte_change_interval"), "{:+.4f}"),
+            P: lambda row: (
+                pvalue_of(row, "byte_perplexity_ratio") or pvalue_of(row, "perplexity_ratio")
+            ),
             "verdict": lambda row: row.get("verdict", NOTHING),
         },
         left=("model", "verdict"),
@@ -345,6 +349,7 @@ def bounds(limits: Sequence[float] | None, form: str) -> str:
 
 
 def pvalue(value: float | None) -> str:
+    """Write a p-value in a sentence; nothing where there is none."""
     if value is None:
         return ""
     return "p < 0.0001" if value < 1e-4 else f"p = {value:.4f}"

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
 
-from . import citing, comparison_report, formats, grids, rows, tables
+from . import citing, comparison_report, formats, grids, papers, rows, tables
 from .measuring import Report
 from .messages import harmless, named
 from .options import DATA_FORMATS
@@ -71,8 +71,8 @@ def render(report: Report, args: argparse.Namespace, metric) -> Iterator[str]:
         "jsonl": lambda: formats.to_jsonl(tidy_rows(report, args)),
         "csv": lambda: formats.to_csv(tidy_rows(report, args)),
         "tsv": lambda: formats.to_csv(tidy_rows(report, args), "\t"),
-        "markdown": lambda: paragraphs(all_tables(report, args, tables.to_markdown)),
-        "latex": lambda: paragraphs(all_tables(report, args, tables.to_latex)),
+        "markdown": lambda: paragraphs(all_tables(report, args, papers.to_markdown)),
+        "latex": lambda: paragraphs(all_tables(report, args, papers.to_latex)),
         "text": lambda: as_text(report, args, Plain()),
     }
     if args.cite:
@@ -163,7 +163,11 @@ def all_tables(
         texts = [text.wording for text in report.scored]
         yield from map(write, comparison_report.of_comparison(report.results[0], texts))
     else:
-        yield write(table_of(report, args))
+        table = table_of(report, args)
+        if args.format in ("markdown", "latex"):
+            of_all = report.measurements or [report.corpus]
+            table = papers.with_measurement(table, of_all, report.axes)
+        yield write(table)
     corpus = report.corpus or {}
     for key, of_curve in CURVES.items():
         if corpus.get(key):

@@ -1,4 +1,4 @@
-"""The tables for people: as text in the width of the terminal, as Markdown, as LaTeX.
+"""The tables for people, and how they are written as text in the width of the terminal.
 
 A row is a result of the metric with the name of what was measured, or with an `error` instead.  To
 show a new number, add a column here; `EXPENDABLE` says which columns go first where there is no
@@ -7,7 +7,6 @@ room for all.
 
 import json
 import math
-import re
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -62,6 +61,8 @@ class Table:
         left: titles of the columns to align on the left.
         lines: cells of each row; a row of one cell is a name with what went wrong.
         notes: sentences below the table.
+        errors: of rows without numbers, their place, name, and what went wrong.
+        comments: lines for those who edit a table for a paper.
     """
 
     titles: list[str]
@@ -69,6 +70,7 @@ class Table:
     left: tuple[str, ...]
     notes: tuple[str, ...] = ()
     errors: tuple[tuple[int, str, str], ...] = ()
+    comments: tuple[str, ...] = ()
 
 
 def number(key: str, digits: int = 2) -> Cell:
@@ -199,7 +201,7 @@ def of_measurements(rows: list[dict]) -> Table:
 
 
 def explained_change(against: str) -> str:
-    return f"{against}: change of the perplexity with its 95 % interval; - is lower: better."
+    return f"{against}: change of the perplexity with its 95 % interval; below 0 is better."
 
 
 def varying_settings(rows: list[dict]) -> list[str]:
@@ -496,41 +498,3 @@ def with_title(what: Table | str, title: str = "") -> str:
     """Lay a table out below its title; a paragraph stays as it is."""
     text = what if isinstance(what, str) else lay_out(what)
     return f"{title}\n{text}" if title else text
-
-
-def to_markdown(what: Table, title: str = "") -> str:
-    """Write a table for Markdown, with its title above and its notes below."""
-    from tabulate import tabulate
-
-    rows = [list(map(escaped, line)) for line in with_errors(what)]
-    rows = tabulate(rows, what.titles, "pipe", **_aligned(what))
-    return "\n\n".join([*filter(None, [escaped(title)]), rows, *map(escaped, what.notes)])
-
-
-def escaped(text: str) -> str:
-    """Escape text so that Markdown makes nothing else of it."""
-    return re.sub(r"([\\`*_<>\[\]|~&$])", r"\\\1", text)
-
-
-def to_latex(what: Table, title: str = "") -> str:
-    """Write a table for LaTeX's booktabs, with title and notes as comments."""
-    from tabulate import tabulate
-
-    rows = tabulate(with_errors(what), what.titles, "latex_booktabs", **_aligned(what))
-    comments = "".join(f"% {line}\n" for line in [*filter(None, [title]), *what.notes])
-    return f"{comments}{rows}".replace("–", "--")
-
-
-def with_errors(what: Table) -> list[list[str]]:
-    """Return the lines of a table, with what went wrong in the second column."""
-    errors = {number: error for number, _, error in what.errors}
-    num_empty = len(what.titles) - 2
-    return [
-        [line[0], errors[number], *[""] * num_empty] if number in errors else line
-        for number, line in enumerate(what.lines)
-    ]
-
-
-def _aligned(what: Table) -> dict:
-    sides = ["left" if title in what.left else "right" for title in what.titles]
-    return {"disable_numparse": True, "colalign": sides}
