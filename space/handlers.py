@@ -141,16 +141,17 @@ class Handlers:
         return run_and_note
 
     def making(self, run: Callable) -> Callable:
-        """Make a handler that yields its status line, and what it has made once it is there."""
+        """Make a handler that yields its status line, and what it has made once it is there.
+
+        Until then it leaves alone what is there: that may be of a newer request, which overtook it.
+        """
 
         def run_and_make(request: gr.Request, *values) -> Iterator:
-            made = None
             for line, *views in run(request, *values):
                 if all(view == gr.skip() for view in views):
-                    yield line, made
+                    yield line, gr.skip()
                 else:
-                    made = [line, *views]
-                    yield gr.skip(), made
+                    yield gr.skip(), [line, *views]
 
         return run_and_make
 
@@ -389,8 +390,23 @@ class Handlers:
             refused: what the views say of a refusal; None where they keep what they show.
             silent: seconds before the first line of progress.
         """
-        unchanged = [gr.skip()] * width
         job = self.jobs.take(request.session_hash, address(request), watch(request))
+        for shown in self._steps(job, work, render, width, done, refused, silent):
+            # The newer request of the same visitor has the page to itself.
+            yield [gr.skip()] * (1 + width) if job.superseded else shown
+
+    def _steps(
+        self,
+        job: Job,
+        work: Callable[[Job], object],
+        render: Callable[[object], tuple],
+        width: int,
+        done: Callable[[object], str],
+        refused: Callable[[str], tuple] | None,
+        silent: float,
+    ) -> Iterator:
+        """Yield what `_run` yields for a job that nothing replaces."""
+        unchanged = [gr.skip()] * width
         try:
             for told in follow(job, work, silent):
                 if not isinstance(told, Shown):
@@ -398,8 +414,7 @@ class Handlers:
                 else:
                     yield status(done(told.result)), *render(told.result)
         except Stopped as stopped:
-            line = gr.skip() if job.superseded else status(str(stopped))
-            yield line, *unchanged
+            yield status(str(stopped)), *unchanged
         except (Refused, OverBudget) as refusal:
             said = str(refusal)
             yield alert(said), *(unchanged if refused is None else refused(said))

@@ -19,11 +19,35 @@ window.fetch = (address, ...rest) => String(address.url ?? address).includes("qu
   ? Promise.resolve(new Response('{"detail": "Queue is full."}', {status: 503}))
   : send(address, ...rest);
 """
+# The server ends its stream of answers just as another request is sent: its word of that arrives later
+# than the answer to the request, for seconds at most.
+LATE_END = """
+const send = window.fetch;
+let joined = () => {};
+window.fetch = async (address, ...rest) => {
+  const response = await send(address, ...rest), url = String(address.url ?? address);
+  if (url.includes("queue/join")) setTimeout(joined, 50);
+  if (!url.includes("queue/data")) return response;
+  const late = new TransformStream({
+    async transform(chunk, out) {
+      const text = new TextDecoder().decode(chunk), ends = text.includes('"close_stream"');
+      if (ends) await new Promise((go) => { joined = go; setTimeout(go, 5000); });
+      out.enqueue(chunk);
+    },
+  });
+  return new Response(response.body.pipeThrough(late), {headers: response.headers});
+};
+"""
 
 
 def tokens_in_text(page):
     """How long the scored text is, as the card says it; thousands for `LONG`."""
     return len(json.loads(page.one("[data-view=text]").get_attribute("data-payload"))["bits"])
+
+
+def said_again(page, words):
+    """Whether the status line says this, and not since an earlier request, which is marked."""
+    return any(words in line.text for line in page.all("#status .ps-status:not([data-earlier])"))
 
 
 def press_score(page):
@@ -42,11 +66,27 @@ def test_a_second_score_scores_the_second_text(page, held):
     page.fill(LONG)
     press_score(page)
     page.until(lambda: "tokens read, perplexity so far" in page.status)
-    # scored by itself: the button is not shown for it
     page.fill("A short text, scored while another one was running.")
+    press_score(page)
     page.until(lambda: "Scored with" in page.status, "the second text was not scored")
     assert tokens_in_text(page) < 100
     page.until(lambda: is_idle(page))
+
+
+def test_score_pressed_as_the_last_answer_arrives_is_answered(browser, url):
+    """Its answer came over a stream that the page took to be open: "Asked." stayed for good."""
+    patch = browser.execute_cdp_cmd("Page.addScriptToEvaluateOnNewDocument", {"source": LATE_END})
+    try:
+        page = visitor.Page(browser, url)
+        for text in ("A text that scores itself.", "And another one, behind it."):
+            page.fill(text)
+            page.until(lambda: "Scored with" in page.status and page.shown == text)  # noqa: B023
+            page.script("document.querySelector('#status .ps-status').dataset.earlier = 'yes'")
+            press_score(page)
+            page.until(lambda: said_again(page, "Scored with"), "no answer", patience=30)
+            page.until(lambda: is_idle(page))
+    finally:
+        browser.execute_cdp_cmd("Page.removeScriptToEvaluateOnNewDocument", patch)
 
 
 def test_the_last_of_many_clicks_counts(page):

@@ -11,6 +11,7 @@ from pages import STORY, visitor
 
 from space import jobs
 from space.handlers import SCORE_OUTPUTS
+from space.limits import Refused
 from space.models import BUNDLED
 from space.page import RESULTS_KEPT, build
 from space.plan_view import sketch
@@ -124,6 +125,32 @@ def test_the_stop_button_ends_the_visitors_own_request(handlers, monkeypatch):
     assert handlers.stop(visitor()) is None
     last = list(steps)[-1]
     assert "Stopped." in last[0]
+
+
+@pytest.mark.parametrize("ends", ["with a result", "with a refusal", "with a fault"])
+def test_a_request_that_was_replaced_changes_nothing(handlers, monkeypatch, scored, ends):
+    """Its result stood over that of the newer request, where it came a moment later."""
+
+    def overtaken(text, settings, job, clip):
+        handlers.begin(visitor())
+        if ends == "with a refusal":
+            raise Refused("No room.")
+        return scored if ends == "with a result" else 1 / 0
+
+    monkeypatch.setattr(handlers.service, "score", overtaken)
+    handlers.begin(visitor())
+    steps = handlers.score(visitor(), STORY, BUNDLED, 64, 32, "automatic", "sliding")
+    assert all(value == gr.skip() for step in steps for value in step)
+
+
+def test_a_request_that_ends_late_leaves_the_newer_result_alone(handlers):
+    """It cleared the place where the newer one's result waited to be shown."""
+
+    def run(request):
+        yield "Scoring.", gr.skip()
+        yield gr.skip(), gr.skip()
+
+    assert [made for _, made in handlers.making(run)(visitor())] == [gr.skip()] * 2
 
 
 def test_sliders_follow_the_model(handlers):
