@@ -1,19 +1,23 @@
 """From a published figure to the settings that give it."""
 
+import csv
 import math
 import shlex
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from decimal import Decimal, InvalidOperation
+from pathlib import Path
+from statistics import median
 
 import torch
 from transformers import PreTrainedTokenizerBase
 
+from . import wikitext
 from .api import check, report_request, score_request, with_defaults
 from .arguments import Setting, check_setting, check_whole_number
 from .engines.sources import in_use_together
 from .errors import ArgumentError, ArgumentTypeError
-from .layouts import LAYOUTS, arrange
+from .layouts import LAYOUTS, arrange, is_wikitext
 from .models.interface import ScoredModel
 from .plan.measurement import Measurement
 from .plan.settings import Corpus, plan_settings
@@ -33,29 +37,54 @@ TOOLS = {
 }
 OTHER_TOOL, OTHER_WINDOW, OTHER_STRIDE = 0.5, 0.4, 0.4
 STARTS = {True: 1.0, False: 0.6, "every": 0.2}
-# The keys of a result that are averages, and how usual each is where it is not the tool's own.
+DETOKENIZED_BY_TOOL, DETOKENIZED_BY_US = 1.0, 0.1
+# Averages that a tool does not print itself.
 AVERAGES = {
-    "perplexity": 1.0,
+    "perplexity": 0.4,
     "mean_perplexity": 0.3,
     "word_perplexity": 0.3,
     "byte_perplexity": 0.1,
     "bits_per_byte": 0.3,
-    "bits_per_original_byte": 0.3,
+    "bits_per_original_byte": 0.2,
     "bits_per_character": 0.2,
+    "adjusted_perplexity": 0.2,
 }
-OWN_AVERAGE = {"stock": "mean_perplexity", "lm-eval": "word_perplexity"}
-# Of the perplexity's logarithm: no key of a result.
-LOSSES = {"nats_per_token": (1.0, 0.3), "bits_per_token": (math.log(2), 0.1)}
+# Averages that are no keys of a result: of which key, and how they follow from it.
+DERIVED: dict[str, tuple[str, Callable[[float], float], float]] = {
+    "nats_per_token": ("perplexity", math.log, 0.3),
+    "bits_per_token": ("perplexity", math.log2, 0.1),
+    "original_byte_perplexity": ("bits_per_original_byte", lambda bits: 2.0**bits, 0.1),
+}
+# Averages that a tool prints; where none is named, its perplexity.
+PRINTED = {
+    "stock": ("mean_perplexity",),
+    "lm-eval": (
+        *("word_perplexity", "byte_perplexity", "bits_per_byte"),
+        *("bits_per_original_byte", "original_byte_perplexity"),
+    ),
+    "paloma": ("perplexity", "bits_per_byte"),
+    "run-clm": ("perplexity", "nats_per_token"),
+    "megatron": ("perplexity", "adjusted_perplexity", "nats_per_token"),
+    "fairseq": ("perplexity", "bits_per_token"),
+}
 TOKENS_READ = 40  # by default, for each token of the texts
 CERTAIN = 0.01  # matches expected by chance, below which a match ends the search
+SAMPLE_WINDOWS = 16  # of the longest, in a sample of a corpus
+SAMPLED_FROM = 8  # samples that a corpus has at least: a shorter one is read at once
+SAMPLE_TOLERANCE = 0.02  # relative; at least, as far as an estimate from a sample may be off
 NUM_NEAREST = 5
 NEIGHBOURHOOD = 1.1  # the factor around a figure within which values are counted
+ROUNDING = 2e-6  # of a loss in single precision, relative
 FIELDS = ("protocol", "max_length", "stride", "add_start_token", "layout", "average")
 
 
 @dataclass(frozen=True)
 class Figure:
-    """A number as printed, and the interval [low, high) that rounds to it."""
+    """A number as printed, and the interval [low, high) that rounds to it.
+
+    Where a number has more digits than single precision settles, the interval is as wide as its
+    rounding errors.
+    """
 
     printed: str
     low: float
@@ -84,6 +113,8 @@ class Figure:
                 advice="Write it as it is printed.",
             )
         half = Decimal((0, (5,), number.as_tuple().exponent - 1))
+        rounding = Decimal(float(number) * ROUNDING * max(1.0, abs(math.log(float(number)))))
+        half = max(half, rounding)
         return cls(str(figure).strip(), float(number - half), float(number + half))
 
     @property
@@ -100,16 +131,30 @@ class Figure:
 
 
 @dataclass(frozen=True)
-class Step:
-    """Settings that are scored in one pass over each corpus.
+class Case:
+    """A figure with the model and the texts that it is of.
 
     Attributes:
-        texts: of each corpus, in the step's layout.
+        named: the texts as the command line names them.
+    """
+
+    figure: Figure
+    scorer: "Scorer"
+    texts: list[str]
+    named: list[str]
+
+
+@dataclass(frozen=True)
+class Step:
+    """Settings that are scored in one pass over the texts of each case.
+
+    Attributes:
+        texts: of each case, in the step's layout.
         start: `add_start_token`.
-        settings: those that every corpus can be scored with.
+        settings: those that every case can be scored with.
         num_tokens: read by the merged passes.
-        prior: of its likeliest setting.
-        originals: where the tool turns the texts into prose, what they were.
+        layout_prior: how usual the layout is.
+        originals: where the texts were turned into prose, what they were.
     """
 
     layout: str
@@ -117,14 +162,20 @@ class Step:
     start: bool | str
     settings: list[Setting]
     num_tokens: int
-    prior: float
+    layout_prior: float
     originals: list[list[str]] | None = None
+
+    @property
+    def worth(self) -> float:
+        """How usual the settings are, for each token that they read."""
+        usual = sum(prior_of(setting) for setting in self.settings)
+        return usual * self.layout_prior / max(1, self.num_tokens)
 
 
 def find(
     figure: float | str | Sequence[float | str],
-    texts: Sequence[str],
-    model_id: str | None = None,
+    texts: Sequence[str | Sequence[str]],
+    model_id: str | Sequence[str] | None = None,
     model: torch.nn.Module | None = None,
     tokenizer: PreTrainedTokenizerBase | None = None,
     max_tokens: int | None = None,
@@ -135,17 +186,19 @@ def find(
     """Find the settings under which a model has a published figure on texts.
 
     Scores the texts under every protocol, with the windows, strides, start tokens, layouts and
-    averages that people use, likeliest first, and returns those whose value rounds to
-    the figure.  A match is no proof: compare `expected_by_chance`.
+    averages that people use, likeliest and cheapest first, and returns those whose value rounds to
+    the figure.  Of a long corpus, a sample decides which settings are worth a pass over all of it.
+    A match is no proof: compare `expected_by_chance`.
 
     Args:
         figure: as printed; a string keeps zeros at its end ("37.50").  With several, one setting
-            must explain all: the first figure on the first text, and so on.
-        texts: the corpus; with several figures, as many texts as figures.
+            must explain all: the first figure on the first text, and so on, or of the first model.
+        texts: the corpus; with several figures of one model, a text or a list of texts for each.
+        model_id: with several figures of the same texts, a model for each.
         max_tokens: tokens that the model may read for it.  By default 40 for each of the texts,
             and the search ends with a match where fewer than 0.01 are expected by chance.
         files: names of the texts' files, for the commands.
-        callback: as that of `compute`; called for each pass over a corpus.
+        callback: called with the progress after every batch; its perplexity is NaN.
         arguments: `dtype`, `device`, `batch_size` and others of `compute` that say how the model
             is loaded and run.
 
@@ -156,19 +209,21 @@ def find(
             that of all matches, from how usual the settings are) and the command that repeats it.
             With several figures, value and command are lists.
         nearest: settings that do not match, each with its difference to the likeliest match.
+        published: known published figures that are this one, each with model, corpus, protocol and
+            source; those of other models only where the model is not known.
         num_tried: values that were compared with the figure.
         expected_by_chance: settings that would match if values lay anywhere around the figure.
         num_forward_tokens: tokens that the model has read.
-        not_tried: passes that were left out, with the tokens that each would read.
+        not_tried: passes that were left out, each with the tokens that it would read and, where a
+            sample was read, the difference of its nearest estimate to the figure.
         conclusion: one sentence on what that means.
 
     Raises:
-        TypeError, ValueError: a figure is not positive, texts and figures do not pair, or as
-            `compute`.
+        TypeError, ValueError: a figure is not positive, texts or models and figures do not pair,
+            or as `compute`.
     """
     several = isinstance(figure, list | tuple)
     figures = [Figure.read(one) for one in (figure if several else [figure])]
-    corpora = pair_texts(figures, texts)
     if max_tokens is not None:
         check_whole_number("max_tokens", max_tokens, 1)
     unknown = set(arguments) - {"dtype", "device", "batch_size", "logits_memory", "model_kwargs"}
@@ -177,77 +232,92 @@ def find(
             f"find() takes no argument {sorted(unknown)[0]!r}: it tries all protocols, windows, "
             "strides and start tokens itself."
         )
-    source = {"model_id": model_id, "model": model, "tokenizer": tokenizer, **arguments}
-    scorer = Scorer(source, callback)
-    steps = list_steps(scorer, corpora)
-    budget = max_tokens or TOKENS_READ * scorer.count_tokens(corpora)
-    names = list(files) if files is not None else ["FILE"] * len(texts)
-    named = [[name] for name in names] if several else [names]
-    commands = Commands(named, model_id, arguments.get("dtype"))
-    tried: list[dict] = []
-    left_out, num_read = [], 0
-    for number, step in enumerate(steps):
-        if num_read + step.num_tokens > budget:
-            left_out.append(step)
-            continue
-        tried += score_step(scorer, step, commands)
-        num_read += step.num_tokens
-        has_match = any(is_match(one, figures) for one in tried)
-        if max_tokens is None and has_match and chance(tried, figures) < CERTAIN:
-            left_out += steps[number + 1 :]
-            break
-    if not tried:
-        raise ArgumentError(
-            "max_tokens",
-            f"be at least {min(step.num_tokens for step in steps)}, the tokens of the cheapest pass",
-            got=str(budget),
-        )
-    return conclude(figure, figures, tried, left_out, num_read)
+    models = list(model_id) if isinstance(model_id, list | tuple) else [model_id]
+    corpora = pair_texts(figures, texts, models)
+    named = name_files(files, corpora, several and len(models) == 1)
+    loaded = {"model": model, "tokenizer": tokenizer, **arguments}
+    scorers = [Scorer({"model_id": name, **loaded}) for name in dict.fromkeys(models)]
+    scorers = scorers if len(models) > 1 else scorers * len(figures)
+    cases = [Case(*case) for case in zip(figures, scorers, corpora, named, strict=True)]
+    search = Search(cases, max_tokens, callback)
+    search.run()
+    return conclude(figure, search)
 
 
-def pair_texts(figures: list[Figure], texts: object) -> list[list[str]]:
+def pair_texts(figures: list[Figure], texts: object, models: list) -> list[list[str]]:
     """Return the texts of each figure.
 
     Raises:
-        TypeError, ValueError: there are none, or not one for each of several figures.
+        TypeError, ValueError: there are none, or not one or a model for each of several figures.
     """
     if isinstance(texts, str) or not isinstance(texts, Sequence):
         raise ArgumentTypeError("texts", "be a list of strings", got=type(texts).__name__)
     if not figures:
         raise ArgumentError("figure", "name at least one figure", got="an empty list")
-    if not any(isinstance(text, str) and text.strip() for text in texts):
-        raise ArgumentError("texts", "have at least one text that is not blank", got="none")
-    if len(figures) == 1:
-        return [list(texts)]
-    if len(figures) != len(texts):
+    if len(models) > 1 and len(models) != len(figures):
+        raise ArgumentError(
+            "figure",
+            "name one figure for each model",
+            got=f"{len(figures)} figures and {len(models)} models",
+        )
+    if len(models) > 1 or len(figures) == 1:
+        corpora = [list(texts)] * len(figures)
+    elif len(figures) == len(texts):
+        corpora = [[text] if isinstance(text, str) else list(text) for text in texts]
+    else:
         raise ArgumentError(
             "figure",
             "name one figure for each text, or a single one for all",
             got=f"{len(figures)} figures and {len(texts)} texts",
         )
-    return [[text] for text in texts]
+    for corpus in corpora:
+        if not all(isinstance(text, str) for text in corpus):
+            raise ArgumentTypeError("texts", "be a list of strings", got="other items")
+        if not any(text.strip() for text in corpus):
+            raise ArgumentError("texts", "have at least one text that is not blank", got="none")
+    return corpora
+
+
+def name_files(
+    files: Sequence[str] | None, corpora: list[list[str]], one_for_each: bool
+) -> list[list[str]]:
+    """Return the files of each corpus."""
+    if files is None:
+        return [["FILE"]] * len(corpora)
+    return [[name] for name in files] if one_for_each else [list(files)] * len(corpora)
 
 
 # --- plan -----------------------------------------------------------------------------------------
 
 
 class Scorer:
-    """A model that stays open, and scores any list of settings in one pass."""
+    """A model that stays open, and scores any list of settings in one pass.
 
-    def __init__(self, source: dict, callback: Callable | None) -> None:
-        self.arguments = source | {"callback": callback}
+    Attributes:
+        name: its last part, in lower case; None for a live model without one.
+        options: of the command line, for the model.
+    """
+
+    def __init__(self, source: dict) -> None:
+        self.arguments = source
+        model_id, model, dtype = (source.get(name) for name in ("model_id", "model", "dtype"))
+        name = model_id or getattr(model, "name_or_path", None)
+        self.name = short_name(name) if name else None
+        self.options = [] if model_id is None else ["--model", str(model_id)]
+        self.options += [] if dtype is None else ["--dtype", str(dtype).removeprefix("torch.")]
         self.processes = Processes(False)
-        _, checked, _ = check(
-            self.processes, with_defaults({"predictions": ["a text"], **self.arguments})
-        )
+        _, checked, _ = check(self.processes, with_defaults({"predictions": ["a text"], **source}))
         self.model: ScoredModel = checked.open()
         with in_use_together([self.model]):
             self.model.prepare()
 
-    def count_tokens(self, corpora: list[list[str]]) -> int:
-        """Count the tokens of the texts."""
-        read = [self.corpus(texts).read(PROTOCOLS["sliding"], None)[1] for texts in corpora]
-        return sum(len(stream) for streams in read for stream in streams)
+    @property
+    def limit(self) -> int | None:
+        return self.model.limit.length
+
+    def count_tokens(self, texts: list[str]) -> int:
+        """Count the tokens of texts."""
+        return sum(map(len, self.corpus(texts).read(PROTOCOLS["sliding"], None)[1]))
 
     def corpus(self, texts: list[str]) -> Corpus:
         return Corpus(self.model.tokenizer, texts, with_offsets=False)
@@ -274,91 +344,93 @@ class Scorer:
                 ]
         return count_inputs(merge_windows(planned, self.model.prefixes_agree)[0])
 
-    def score(self, texts: list[str], settings: list[Setting], **others: object) -> list[dict]:
+    def score(
+        self, texts: list[str], settings: list[Setting], callback: Callable | None, **others: object
+    ) -> list[dict]:
         """Return the result of each setting."""
-        asked = with_defaults({"predictions": texts, **self.arguments, **others})
+        asked = with_defaults(
+            {"predictions": texts, **self.arguments, "callback": callback, **others}
+        )
         request, _, _ = check(self.processes, asked)
         request: Request = replace(request, settings=settings, gives_list=True)
         with open_checkpoint(None) as store:
             sizes = int(asked["batch_size"]), int(asked["logits_memory"])
-            session = Session(*sizes, store, self.processes, asked["callback"])
+            session = Session(*sizes, store, self.processes, callback)
             scored = score_request(session, [self.model], request)
             return report_request(request, scored, session, lambda: self.model)["measurements"]
 
 
-def list_steps(scorer: Scorer, corpora: list[list[str]]) -> list[Step]:
-    """List what to score: the likeliest first, of equally likely ones the cheapest.
+def list_steps(cases: list[Case]) -> list[Step]:
+    """List the passes to make: those of the most usual settings for each token read first.
 
     Raises:
         ValueError: no setting can score the texts.
     """
     steps: list[Step] = []
     seen: set[tuple] = set()
-    for layout in LAYOUTS:
-        texts = [arrange(own, layout) for own in corpora]
+    for name, layout in LAYOUTS.items():
+        texts = [arrange(case.texts, name) for case in cases]
         key = tuple(map(tuple, texts))
         if key in seen or not all(texts):
             continue
         seen.add(key)
+        of_wikitext = any(is_wikitext(case.texts) for case in cases)
+        usual = layout.usual_for_wikitext if of_wikitext else layout.usual
         for start in STARTS:
-            steps += split_steps(scorer, layout, texts, start, list(PROTOCOLS.values()))
-        if layout in ("as-is", "each-article"):
-            steps += detokenizing_steps(scorer, layout, texts)
+            settings = list_choices(cases, list(PROTOCOLS.values()), start)
+            steps += split_steps(cases, Step(name, texts, start, settings, 0, usual))
+        if name in ("as-is", "joined", "each-article"):
+            steps += detokenizing_steps(cases, name, texts, usual)
     if not steps:
         raise ArgumentError("texts", "be long enough to score", got="texts of fewer than 2 tokens")
-    return sorted(steps, key=lambda step: (-step.prior, step.num_tokens))
+    return sorted(steps, key=lambda step: -step.worth)
 
 
-def detokenizing_steps(scorer: Scorer, layout: str, texts: list[list[str]]) -> list[Step]:
-    """List the steps of tools that turn WikiText into prose, and count the words of what it was."""
+def detokenizing_steps(
+    cases: list[Case], layout: str, texts: list[list[str]], usual: float
+) -> list[Step]:
+    """List the steps that turn WikiText into prose, and count the words of what it was."""
     steps = []
     for protocol in PROTOCOLS.values():
-        if protocol.detokenize is not None:
-            prose = [[protocol.detokenize(text) for text in own] for own in texts]
-            if prose != texts:
-                found = split_steps(scorer, layout, prose, True, [protocol])
-                steps += [replace(step, originals=texts) for step in found]
+        detokenize = protocol.detokenize or wikitext.detokenize
+        share = DETOKENIZED_BY_TOOL if protocol.detokenize else DETOKENIZED_BY_US
+        prose = [[detokenize(text) for text in own] for own in texts]
+        if prose != texts:
+            settings = list_choices(cases, [protocol], True)
+            step = Step(layout, prose, True, settings, 0, usual * share, texts)
+            steps += split_steps(cases, step)
     return steps
 
 
-def split_steps(
-    scorer: Scorer,
-    layout: str,
-    texts: list[list[str]],
-    start: bool | str,
-    protocols: list[Protocol],
-) -> list[Step]:
-    """Return a step of the settings that read a text about once or twice, and of the costly ones."""
-    settings = list_choices(scorer, protocols, start)
-    planned = [scorer.plan(own, settings) for own in texts]
+def split_steps(cases: list[Case], whole: Step) -> list[Step]:
+    """Split a step into what a tool does by itself and the rest, and each by what it costs."""
+    planned = [case.scorer.plan(own, whole.settings) for case, own in zip(cases, whole.texts)]
     groups: dict[tuple[bool, bool], dict[tuple, Setting]] = {}
-    for setting in settings:
+    seen = set()
+    for setting in whole.settings:
         if all(setting in own for own in planned):
-            plan = planned[0][setting].plan
-            others = [own[setting].plan for own in planned]
-            if any((o.max_length, o.stride) != (plan.max_length, plan.stride) for o in others):
-                continue  # one setting must explain all
-            is_costly = plan.max_length > 4 * plan.stride
+            plans = [own[setting].plan for own in planned]
+            is_costly = any(plan.max_length > 4 * plan.stride for plan in plans)
             is_own = setting.max_length is None and setting.stride is None
-            key = (plan.protocol.name, plan.max_length, plan.stride, plan.start)
-            if not any(key in group for group in groups.values()):
+            key = tuple((p.protocol.name, p.max_length, p.stride, p.start) for p in plans)
+            if key not in seen:
+                seen.add(key)
                 groups.setdefault((is_costly, is_own), {})[key] = setting
-    return [
-        Step(
-            layout,
-            texts,
-            start,
-            list(group.values()),
-            sum(scorer.cost([own[s] for s in group.values()]) for own in planned),
-            max(prior_of(setting) for setting in group.values()) * LAYOUTS[layout][1],
-        )
-        for group in groups.values()
-    ]
+    steps = []
+    for group in groups.values():
+        settings = list(group.values())
+        costs = [
+            case.scorer.cost([own[setting] for setting in settings])
+            for case, own in zip(cases, planned)
+        ]
+        steps.append(replace(whole, settings=settings, num_tokens=sum(costs)))
+    return steps
 
 
-def list_choices(scorer: Scorer, protocols: list[Protocol], start: bool | str) -> list[Setting]:
+def list_choices(cases: list[Case], protocols: list[Protocol], start: bool | str) -> list[Setting]:
     """List the settings that people use, those that a tool has by itself first."""
-    limit = scorer.model.limit.length
+    limits = [case.scorer.limit for case in cases if case.scorer.limit is not None]
+    limit = min(limits, default=None)
     windows = [None, *(length for length in WINDOWS if limit is None or length <= limit)]
     choices = []
     for protocol in protocols:
@@ -388,56 +460,215 @@ def prior_of(setting: Setting) -> float:
     return usual * (1.0 if setting.stride is None else OTHER_STRIDE)
 
 
+# --- search ---------------------------------------------------------------------------------------
+
+
+@dataclass
+class Search:
+    """The passes over the texts: which are made, what they give, and what is left out.
+
+    Attributes:
+        max_tokens: to read; None for the default, with which a certain match ends the search.
+        tried: an entry for each setting and average, with its value for each figure.
+        left_out: steps, each with the ratio of its nearest estimate to the figures less 1, if any.
+        num_read: tokens.
+    """
+
+    cases: list[Case]
+    max_tokens: int | None
+    callback: Callable[[Progress], None] | None
+    tried: list[dict] = field(default_factory=list)
+    left_out: list[tuple[Step, float | None]] = field(default_factory=list)
+    num_read: int = 0
+
+    def run(self) -> None:
+        """Score one step after the other.
+
+        Raises:
+            ValueError: no pass fits in the budget, or no setting can score the texts.
+        """
+        steps = list_steps(self.cases)
+        num_tokens = sum(case.scorer.count_tokens(case.texts) for case in self.cases)
+        self.budget = self.max_tokens or TOKENS_READ * num_tokens
+        self.total = min(self.budget, sum(step.num_tokens for step in steps))
+        sample = Sample.of(self.cases, num_tokens)
+        unlikely: list[tuple[Step, float]] = []
+        for number, step in enumerate(steps):
+            if self.num_read + step.num_tokens > self.budget:
+                self.left_out.append((step, None))
+                continue
+            estimates = sample and self.score_sample(sample, step)
+            if estimates and self.tried:
+                nearest = sample.nearest(estimates, self.figures)
+                if nearest is not None:
+                    unlikely.append((step, nearest))
+                    continue
+            entries = self.score(step)
+            self.tried += entries
+            if estimates:
+                sample.compare(estimates, entries)
+            if self.is_certain():
+                self.left_out += [(step, None) for step in steps[number + 1 :]]
+                break
+        for step, nearest in unlikely:  # last, and only where the budget was chosen
+            if self.max_tokens is None or self.num_read + step.num_tokens > self.budget:
+                self.left_out.append((step, nearest))
+            else:
+                self.tried += self.score(step)
+        if not self.tried:
+            raise ArgumentError(
+                "max_tokens",
+                f"be at least {min(step.num_tokens for step in steps)}, the tokens of the "
+                "cheapest pass",
+                got=str(self.budget),
+            )
+
+    @property
+    def figures(self) -> list[Figure]:
+        return [case.figure for case in self.cases]
+
+    @property
+    def matches(self) -> list[dict]:
+        """The entries that explain all figures, likeliest first."""
+        matches = [entry for entry in self.tried if is_match(entry, self.figures)]
+        return sorted(matches, key=lambda entry: -entry["prior"])
+
+    def is_certain(self) -> bool:
+        """Return whether a match ends the search."""
+        if self.max_tokens is not None or not self.matches:
+            return False
+        return chance(self.tried, self.figures) < CERTAIN
+
+    def score_sample(self, sample: "Sample", step: Step) -> list[dict]:
+        """Score a step on the samples, as far as they are long enough."""
+        texts = [arrange(own, step.layout) for own in sample.texts]
+        originals = None
+        if step.originals is not None:
+            protocol = step.settings[0].protocol
+            detokenize = protocol.detokenize or wikitext.detokenize
+            originals, texts = texts, [[detokenize(text) for text in own] for own in texts]
+        parts = split_steps(self.cases, replace(step, texts=texts, originals=originals))
+        if sum(len(part.settings) for part in parts) < len(step.settings):
+            return []  # the sample cannot say anything about some
+        return [entry for part in parts for entry in self.score(part)]
+
+    def score(self, step: Step) -> list[dict]:
+        """Score a step; return an entry for each setting and average, with a value for each case."""
+        before = self.num_read
+        callback = None
+        if self.callback is not None:
+
+            def callback(progress: Progress) -> None:
+                done = min(self.total, before + progress.done)
+                self.callback(Progress(done, self.total, math.nan))
+
+        results = []
+        for case, *texts in zip(self.cases, step.texts, step.originals or step.texts):
+            results.append(score_texts(case.scorer, step, *texts, callback))
+        self.num_read += step.num_tokens
+        return [
+            entry
+            for setting, *of_setting in zip(step.settings, *results)
+            for entry in list_entries(self.cases, step, setting, of_setting)
+        ]
+
+
+@dataclass
+class Sample:
+    """The first parts of long corpora, which say what is worth a pass over all.
+
+    Attributes:
+        ratios: for each average and case, logarithms of value over estimate, of what was scored on
+            the sample and on the whole.
+    """
+
+    texts: list[list[str]]
+    ratios: dict[tuple[str, int], list[float]] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, cases: list[Case], num_tokens: int) -> "Sample | None":
+        """Take the first part of each case's texts; None where these are short."""
+        longest = max(case.scorer.limit or WINDOWS[-1] for case in cases)
+        share = len(cases) * SAMPLE_WINDOWS * min(longest, WINDOWS[-1]) / num_tokens
+        if share > 1 / SAMPLED_FROM:
+            return None
+        return cls([first_part(case.texts, share) for case in cases])
+
+    def compare(self, estimates: list[dict], entries: list[dict]) -> None:
+        """Learn how values on the whole differ from those on the sample."""
+        known = {identity(entry): entry for entry in estimates}
+        for entry in entries:
+            for place, value in enumerate(entry["values"]):
+                estimate = known[identity(entry)]["values"][place]
+                ratios = self.ratios.setdefault((entry["average"], place), [])
+                ratios.append(math.log(value / estimate))
+
+    def nearest(self, estimates: list[dict], figures: list[Figure]) -> float | None:
+        """Return by how much the nearest estimate misses; None where one may be the figure.
+
+        What is learned of one average says nothing of another.
+        """
+        nearest = math.inf
+        for entry in estimates:
+            misses = []
+            for place, (figure, value) in enumerate(zip(figures, entry["values"])):
+                ratios = self.ratios.get((entry["average"], place))
+                if ratios is None:
+                    return None
+                middle = median(ratios)
+                spread = max(abs(ratio - middle) for ratio in ratios)
+                miss = math.log(value / figure.value) + middle
+                if abs(miss) > max(SAMPLE_TOLERANCE, 2 * spread):
+                    misses.append(math.expm1(miss))
+            if not misses:
+                return None
+            worst = max(misses, key=abs)
+            nearest = min(nearest, worst, key=abs)
+        return nearest
+
+
+def first_part(texts: list[str], share: float) -> list[str]:
+    """Return the first texts, and of the last of them the first lines, up to a share of all."""
+    left = math.ceil(share * sum(map(len, texts)))
+    chosen = []
+    for text in texts:
+        if left <= 0:
+            break
+        if len(text) > left:
+            end = text.find("\n", left)
+            text = text if end < 0 or end > 2 * left else text[: end + 1]
+            text = text[: 2 * left]
+        chosen.append(text)
+        left -= len(text)
+    return chosen
+
+
+def identity(entry: dict) -> tuple:
+    return tuple(str(entry[name]) for name in FIELDS)
+
+
 # --- score ----------------------------------------------------------------------------------------
 
 
-def score_step(scorer: Scorer, step: Step, commands: "Commands") -> list[dict]:
-    """Score a step; return an entry for each setting and average, with a value for each figure."""
-    of_corpora = [score_corpus(scorer, step, number) for number in range(len(step.texts))]
-    entries = []
-    for setting, *results in zip(step.settings, *of_corpora):
-        averaged = [averages_of(result) for result in results]
-        for average in averaged[0]:
-            values = [of_corpus.get(average) for of_corpus in averaged]
-            if all(value is not None and math.isfinite(value) for value in values):
-                layout = step.layout + (", detokenized by the tool" if step.originals else "")
-                usual = prior_of(setting) * LAYOUTS[step.layout][1]
-                entries.append(
-                    {
-                        "protocol": setting.protocol.name,
-                        "max_length": results[0]["max_length"],
-                        "stride": results[0]["stride"],
-                        "add_start_token": results[0]["add_start_token"],
-                        "layout": layout,
-                        "average": average,
-                        "values": values,
-                        "prior": usual * prior_of_average(setting.protocol.name, average),
-                        "commands": commands.of(step, setting),
-                    }
-                )
-    return entries
-
-
-def score_corpus(scorer: Scorer, step: Step, number: int) -> list[dict]:
-    """Return the results of a step's settings on one corpus."""
-    texts = step.texts[number]
+def score_texts(
+    scorer: Scorer, step: Step, texts: list[str], originals: list[str], callback: Callable | None
+) -> list[dict]:
+    """Return the results of a step's settings on texts."""
     if step.originals is None:
-        return scorer.score(texts, step.settings)
-    originals, protocol = step.originals[number], step.settings[0].protocol
+        return scorer.score(texts, step.settings, callback)
+    protocol = step.settings[0].protocol
     results = scorer.score(
         texts,
         step.settings,
+        callback,
         word_counts=[protocol.count_words(text) for text in originals],
-        detokenizer=protocol.detokenize.__name__,
+        detokenizer=protocol.detokenize.__name__ if protocol.detokenize else "wikitext",
     )
-    if not protocol.scores_each_text:  # the command line counts no bytes of joined texts
-        return [{k: v for k, v in r.items() if k not in PER_BYTE} for r in results]
-    ratio = num_bytes(texts) / num_bytes(originals)
-    return [
-        {k: v for k, v in r.items() if k not in PER_BYTE}
-        | {"bits_per_original_byte": r["bits_per_byte"] * ratio}
-        for r in results
-    ]
+    if protocol.scores_each_text:  # the command line counts no bytes of joined texts
+        ratio = num_bytes(texts) / num_bytes(originals)
+        for result in results:
+            result["bits_per_original_byte"] = result["bits_per_byte"] * ratio
+    return [{key: r[key] for key in r if key not in PER_BYTE} for r in results]
 
 
 # Of the prose, which such a tool does not report.
@@ -448,53 +679,79 @@ def num_bytes(texts: list[str]) -> int:
     return sum(len(text.encode("utf-8")) for text in texts)
 
 
+def list_entries(
+    cases: list[Case], step: Step, setting: Setting, results: list[dict]
+) -> list[dict]:
+    """List the averages of a setting's results; of those that agree, the most usual."""
+    layout = step.layout
+    if step.originals is not None:
+        layout += ", detokenized" + (" by the tool" if setting.protocol.detokenize else "")
+    usual = prior_of(setting) * step.layout_prior
+    of_all = {
+        **{"protocol": setting.protocol.name, "layout": layout},
+        **{name: common(r[name] for r in results) for name in FIELDS[1:4]},
+        "commands": write_commands(cases, step, setting),
+    }
+    averaged = [averages_of(result) for result in results]
+    priors = {name: prior_of_average(setting.protocol.name, name) for name in averaged[0]}
+    entries: list[dict] = []
+    for average in sorted(priors, key=lambda name: -priors[name]):
+        values = [of_case.get(average) for of_case in averaged]
+        if any(value is None or not 0 < value < math.inf for value in values):
+            continue
+        if not any(agree(values, entry["values"]) for entry in entries):
+            prior = usual * priors[average]
+            entries.append(of_all | {"average": average, "values": values, "prior": prior})
+    return entries
+
+
+def common(values: object) -> object:
+    """Return what all have in common, or the list of them."""
+    values = list(values)
+    return values[0] if all(value == values[0] for value in values) else values
+
+
+def agree(values: list[float], others: list[float]) -> bool:
+    return all(math.isclose(a, b, rel_tol=1e-9) for a, b in zip(values, others))
+
+
 def averages_of(result: dict) -> dict[str, float]:
     """Return the values of a result that a paper may print."""
     values = {key: result[key] for key in AVERAGES if result.get(key) is not None}
-    loss = math.log(values["perplexity"])
-    return values | {name: loss / unit for name, (unit, _) in LOSSES.items()}
+    derived = {
+        name: convert(values[key])
+        for name, (key, convert, _) in DERIVED.items()
+        if 0 < values.get(key, 0) < math.inf
+    }
+    return values | derived
 
 
 def prior_of_average(protocol: str, average: str) -> float:
     """Return how usual an average is for a protocol's tool."""
-    if average == OWN_AVERAGE.get(protocol):
+    if average in PRINTED.get(protocol, ("perplexity",)):
         return 1.0
-    usual = LOSSES[average][1] if average in LOSSES else AVERAGES[average]
-    return usual * (0.5 if protocol in OWN_AVERAGE else 1.0)
+    return DERIVED[average][2] if average in DERIVED else AVERAGES[average]
 
 
-class Commands:
-    """Writes the command that repeats a setting alone.
-
-    Args:
-        files: of each corpus.
-        model_id: None for a live model or that of the command line.
-    """
-
-    def __init__(self, files: list[list[str]], model_id: str | None, dtype: object) -> None:
-        self.files = files
-        self.options = [] if model_id is None else ["--model", str(model_id)]
-        self.options += [] if dtype is None else ["--dtype", str(dtype).removeprefix("torch.")]
-
-    def of(self, step: Step, setting: Setting) -> list[str]:
-        """Return the command for each corpus; it prints the value under the average's name."""
-        given = {
-            "--protocol": setting.protocol.name,
-            "--max-length": setting.max_length,
-            "--stride": setting.stride,
-            "--add-start-token": {False: "false", "every": "every"}.get(setting.add_start_token),
-            "--detokenize": "wikitext" if step.originals else None,
-        }
-        options = [str(part) for pair in given.items() if pair[1] is not None for part in pair]
-        commands = []
-        for files in self.files:
-            before = ""
-            if step.layout != "as-is":
-                lay_out = ["python", "-m", "perplexity_sliding.layouts", step.layout, *files]
-                before, files = f"{shlex.join(lay_out)} > laid-out.jsonl && ", ["laid-out.jsonl"]
-            command = ["python", "score.py", *files, *self.options, *options, "--json"]
-            commands.append(before + shlex.join(command))
-        return commands
+def write_commands(cases: list[Case], step: Step, setting: Setting) -> list[str]:
+    """Write for each case the command that repeats a setting alone; it prints the averages' values."""
+    given = {
+        "--protocol": setting.protocol.name,
+        "--max-length": setting.max_length,
+        "--stride": setting.stride,
+        "--add-start-token": {False: "false", "every": "every"}.get(setting.add_start_token),
+        "--detokenize": None if step.originals is None else "wikitext",
+    }
+    options = [str(part) for pair in given.items() if pair[1] is not None for part in pair]
+    commands = []
+    for case in cases:
+        before, files = "", case.named
+        if step.layout != "as-is":
+            lay_out = ["python", "-m", "perplexity_sliding.cli.layouts", step.layout, *files]
+            before, files = f"{shlex.join(lay_out)} > laid-out.jsonl && ", ["laid-out.jsonl"]
+        command = ["python", "score.py", *files, *case.scorer.options, *options, "--json"]
+        commands.append(before + shlex.join(command))
+    return commands
 
 
 # --- conclude -------------------------------------------------------------------------------------
@@ -511,9 +768,10 @@ def chance(tried: list[dict], figures: list[Figure]) -> float:
     Values around each figure are taken for evenly spread on a logarithmic scale; the figures of
     several texts for independent of each other, which those of one setting are not quite.
     """
-    expected = float(len(distinct(tried)))
+    rows = distinct(tried)
+    expected = float(len(rows))
     for place, figure in enumerate(figures):
-        values = {row[place] for row in distinct(tried)}
+        values = {row[place] for row in rows}
         around = [v for v in values if figure.distance(v) <= math.log(NEIGHBOURHOOD)]
         width = math.log(figure.high / max(figure.low, figure.value / 100))
         share = len(around) / len(values) * width / (2 * math.log(NEIGHBOURHOOD))
@@ -526,13 +784,10 @@ def distinct(tried: list[dict]) -> set[tuple[float, ...]]:
     return {tuple(float(f"{value:.8g}") for value in entry["values"]) for entry in tried}
 
 
-def conclude(
-    figure: object, figures: list[Figure], tried: list[dict], left_out: list[Step], num_read: int
-) -> dict:
+def conclude(figure: object, search: Search) -> dict:
     """Build what `find` returns."""
     several = isinstance(figure, list | tuple)
-    matches = [entry for entry in tried if is_match(entry, figures)]
-    matches.sort(key=lambda entry: -entry["prior"])
+    figures, tried, matches = search.figures, search.tried, search.matches
     total = sum(entry["prior"] for entry in matches)
     expected = chance(tried, figures)
     return {
@@ -544,17 +799,19 @@ def conclude(
             shown(entry, several) | {"difference": text}
             for entry, text in list_nearest(tried, matches, figures)
         ],
+        "published": list_published(search.cases),
         "num_tried": len(tried),
         "expected_by_chance": expected,
-        "num_forward_tokens": num_read,
+        "num_forward_tokens": search.num_read,
         "not_tried": [
             {
                 "layout": step.layout,
                 "add_start_token": step.start,
                 "num_settings": len(step.settings),
                 "num_forward_tokens": step.num_tokens,
+                "nearest_estimate": estimate,
             }
-            for step in left_out
+            for step, estimate in search.left_out
         ],
         "conclusion": describe(tried, matches, figures, expected),
     }
@@ -567,6 +824,35 @@ def shown(entry: dict, several: bool) -> dict:
         "value": values if several else values[0],
         "command": commands if several else commands[0],
     }
+
+
+def list_published(cases: list[Case]) -> list[dict]:
+    """List the published figures that are one of the cases'.
+
+    The test parts of WikiText are known by their first title; texts that are not known may be any other
+    corpus, but only of the model that is named.
+    """
+    found = []
+    for case in cases:
+        is_wikitext_test = "= Robert Boulter =" in "".join(case.texts[:3])[:100]
+        for row in read_published():
+            is_model = case.scorer.name == short_name(row["model"])
+            may_be_model = is_model or (case.scorer.name is None and is_wikitext_test)
+            may_be_corpus = row["corpus"].startswith("WikiText") == is_wikitext_test
+            if may_be_model and may_be_corpus and case.figure.fits(float(row["figure"])):
+                found.append(row)
+    return found
+
+
+def read_published() -> list[dict]:
+    """Read the table of published figures, with their sources."""
+    with open(Path(__file__).parent / "published.csv", encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def short_name(model: str) -> str:
+    """Return the last part of a model's name, in lower case."""
+    return str(model).rstrip("/").rpartition("/")[2].lower()
 
 
 def list_nearest(
@@ -602,9 +888,11 @@ def describe(tried: list[dict], matches: list[dict], figures: list[Figure], expe
     if len(figures) > 1:
         by_chance = f"{expected:.2g} of {len(tried):,} settings would fit all figures by chance"
     if matches:
-        ties = sum(entry["prior"] == matches[0]["prior"] for entry in matches)
-        several = " Several fit: further figures of the same source separate them."
-        return f"{by_chance}.{several if len(matches) > 1 or ties > 1 else ''}"
+        if all(agree(entry["values"], matches[0]["values"]) for entry in matches[1:]):
+            several = " The matches are one number: on these texts nothing separates them."
+        else:
+            several = " Several fit: further figures of the same source separate them."
+        return f"{by_chance}.{several if len(matches) > 1 else ''}"
     ppls = [entry["values"][0] for entry in tried if entry["average"] == "perplexity"]
     low, high, value = min(ppls), max(ppls), figures[0].value
     if len(figures) > 1:

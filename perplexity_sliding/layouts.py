@@ -1,18 +1,31 @@
-"""Layouts: how people arrange the lines of a corpus before they score it.
+"""Layouts: how people arrange the texts of a corpus, and their lines, before they score them."""
 
-    python -m perplexity_sliding.layouts each-line wiki.test.raw > laid-out.jsonl
-
-prints the texts of a layout as JSON lines with a column `text`.
-"""
-
-import json
 import re
-import sys
 from collections.abc import Callable
+from typing import NamedTuple
 
 from .protocols import detokenize_wikitext
 
 TITLE = re.compile(r"^ = [^=\n]+ = $", re.MULTILINE)
+
+
+class Layout(NamedTuple):
+    """A way to arrange a corpus.
+
+    Attributes:
+        arrange: returns the texts of a corpus anew.
+        usual: how usual that is beside "as-is"; a judgement, not a measurement.
+        usual_for_wikitext: the same for WikiText.
+    """
+
+    arrange: Callable[[list[str]], list[str]]
+    usual: float
+    usual_for_wikitext: float
+
+
+def is_wikitext(texts: list[str]) -> bool:
+    """Return whether texts are in WikiText's form: titles between single equals signs."""
+    return any(TITLE.search(text) for text in texts)
 
 
 def hub_rows(text: str) -> list[str]:
@@ -31,44 +44,34 @@ def articles(text: str) -> list[str]:
     return [text[begin:end] for begin, end in zip(begins, ends)] or [text]
 
 
-def joined(by: str) -> Callable[[str], list[str]]:
-    return lambda text: [by.join(text.splitlines())]
+def each(change: Callable[[str], str]) -> Callable[[list[str]], list[str]]:
+    return lambda texts: [change(text) for text in texts]
 
 
-# By name: how a text becomes texts, and how usual that is beside "as-is" (a judgement, no measurement).
-LAYOUTS: dict[str, tuple[Callable[[str], list[str]], float]] = {
-    "as-is": (lambda text: [text], 1.0),
-    "hub-rows-by-blank-line": (lambda text: ["\n\n".join(hub_rows(text))], 0.6),
-    "each-article": (articles, 0.4),
-    "each-line": (filled_lines, 0.3),
-    "lines-by-blank-line": (joined("\n\n"), 0.3),
-    "stripped": (lambda text: [text.strip()], 0.2),
-    "without-blank-lines": (lambda text: ["\n".join(filled_lines(text))], 0.2),
-    "detokenized": (lambda text: [detokenize_wikitext(text)], 0.2),
-    "lines-by-line-end": (joined("\n"), 0.1),
-    "lines-by-space": (joined(" "), 0.1),
-    "lines-by-nothing": (joined(""), 0.05),
+def parts(split: Callable[[str], list[str]]) -> Callable[[list[str]], list[str]]:
+    return lambda texts: [part for text in texts for part in split(text)]
+
+
+LAYOUTS = {
+    "as-is": Layout(lambda texts: texts, 1.0, 1.0),
+    "joined": Layout(lambda texts: ["".join(texts)], 0.4, 0.8),
+    "joined-by-line-end": Layout(lambda texts: ["\n".join(texts)], 0.4, 0.4),
+    "joined-by-blank-line": Layout(lambda texts: ["\n\n".join(texts)], 0.3, 0.6),
+    "without-blank-texts": Layout(lambda texts: [t for t in texts if t.strip()], 0.6, 0.6),
+    "each-line": Layout(parts(filled_lines), 0.4, 0.3),
+    "each-article": Layout(parts(articles), 0.4, 0.5),
+    "hub-rows-by-blank-line": Layout(each(lambda text: "\n\n".join(hub_rows(text))), 0.05, 0.9),
+    "lines-by-blank-line": Layout(each(lambda text: "\n\n".join(text.splitlines())), 0.3, 0.2),
+    "without-last-line-end": Layout(each(lambda text: text.removesuffix("\n")), 0.3, 0.1),
+    "stripped": Layout(each(str.strip), 0.3, 0.2),
+    "without-blank-lines": Layout(each(lambda text: "\n".join(filled_lines(text))), 0.2, 0.2),
+    "detokenized": Layout(each(detokenize_wikitext), 0.05, 0.2),
+    "lines-by-line-end": Layout(each(lambda text: "\n".join(text.splitlines())), 0.1, 0.1),
+    "lines-by-space": Layout(each(lambda text: " ".join(text.splitlines())), 0.1, 0.1),
+    "lines-by-nothing": Layout(each(lambda text: "".join(text.splitlines())), 0.05, 0.05),
 }
 
 
 def arrange(texts: list[str], layout: str) -> list[str]:
     """Return the texts of a layout."""
-    return [one for text in texts for one in LAYOUTS[layout][0](text)]
-
-
-def main(argv: list[str]) -> int:
-    """Print the texts of a layout, one JSON object a line; return the exit code."""
-    if len(argv) < 2 or argv[0] not in LAYOUTS:
-        print(f"usage: layouts NAME FILE ...; NAME is one of {', '.join(LAYOUTS)}", file=sys.stderr)
-        return 2
-    texts = []
-    for name in argv[1:]:
-        with open(name, encoding="utf-8", newline="") as file:
-            texts.append(file.read())
-    for text in arrange(texts, argv[0]):
-        print(json.dumps({"text": text}))
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    return LAYOUTS[layout].arrange(texts)

@@ -10,6 +10,7 @@ import reference
 from models import CONTEXT, make_model, make_tokenizer, random_text, save
 
 from perplexity_sliding import compute, find, finding, layouts
+from perplexity_sliding.cli import layouts as layouts_program
 from perplexity_sliding.cli import main as score
 from perplexity_sliding.finding import Figure, chance
 from perplexity_sliding.protocols import detokenize_wikitext
@@ -220,7 +221,7 @@ def run_command(command, capsys):
         part, _, target = part.partition(" > ")
         argv = shlex.split(part)
         if argv[1] == "-m":
-            assert layouts.main(argv[3:]) == 0
+            assert layouts_program.main(argv[3:]) == 0
             with open(target, "w") as file:
                 file.write(capsys.readouterr().out)
         else:
@@ -230,6 +231,8 @@ def run_command(command, capsys):
 
 
 def value_in(printed, average):
+    if average == "original_byte_perplexity":
+        return 2 ** printed["bits_per_original_byte"]
     if average in ("nats_per_token", "bits_per_token"):
         return math.log(printed["perplexity"]) / (1 if average[0] == "n" else math.log(2))
     return printed[average]
@@ -239,9 +242,7 @@ def test_printed_commands_repeat_the_values(tiny_folder, tmp_path, monkeypatch, 
     monkeypatch.chdir(tmp_path)
     (tmp_path / "a.txt").write_text(TEXT)
     kept = []
-    monkeypatch.setattr(
-        finding, "conclude", lambda figure, figures, tried, *rest: kept.extend(tried)
-    )
+    monkeypatch.setattr(finding, "conclude", lambda figure, search: kept.extend(search.tried))
     find("1.2345", [TEXT], model_id=tiny_folder, files=["a.txt"], max_tokens=10**6)
     by_command = {}
     for entry in kept:

@@ -8,8 +8,9 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
+from .. import wikitext
 from ..views.reading import SHOWN, Reading, own_perplexities
-from . import sharding, wikitext
+from . import sharding
 from .messages import in_options
 from .options import METRIC_ARGUMENTS, OF_REFERENCE
 from .parts import Part, merge_totals, read_parts
