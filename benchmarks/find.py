@@ -317,9 +317,16 @@ def outcome(case: Case, matches: list[dict]) -> str:
     return "tied" if is_tied else "later"
 
 
-def remember_scores() -> None:
-    """Score the passes of a text once for all of its figures."""
+def remember() -> None:
+    """Plan and score the passes of a text once for all of its figures."""
+    list_steps, steps = finding.list_steps, {}
     score, known = finding.Scorer.score, {}
+
+    def remembered_steps(cases: list) -> list:
+        key = repr([(id(case.scorer.arguments["model"]), case.texts) for case in cases])
+        if key not in steps:
+            steps[key] = list_steps(cases)
+        return steps[key]
 
     def remembered(self, texts: list[str], settings: list, callback, **others) -> list[dict]:
         key = (id(self.arguments["model"]), repr((texts, settings, others)))
@@ -328,6 +335,7 @@ def remember_scores() -> None:
         return known[key]
 
     finding.Scorer.score = remembered
+    finding.list_steps = remembered_steps
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -347,7 +355,7 @@ def main(argv: list[str] | None = None) -> None:
     if arguments.model:
         makers = {arguments.model: lambda: loaded(arguments.model)}
     texts = {name: Path(name).read_text("utf-8") for name in arguments.texts} or sample_texts()
-    remember_scores()
+    remember()
     counted: dict[tuple[str, str], Counter] = {}
     for label, make in makers.items():
         model, tokenizer = make()

@@ -21,7 +21,7 @@ from .layouts import LAYOUTS, arrange, is_wikitext
 from .models.interface import ScoredModel
 from .plan.measurement import Measurement
 from .plan.settings import Corpus, plan_settings
-from .plan.windows import PlannedWindow, count_inputs, merge_windows
+from .plan.windows import Plan, PlannedWindow, count_inputs, merge_windows
 from .protocols import PROTOCOLS, Protocol
 from .request import Request
 from .scoring.checkpoint import open_checkpoint
@@ -32,10 +32,10 @@ WINDOWS = (512, 1024, 2048, 4096)
 STRIDES = (512, 256, 128, 64, 32)
 # How usual a choice is beside the most usual one.  These are judgements, not measurements.
 TOOLS = {
-    **{"lm-eval": 1.0, "llama.cpp": 1.0, "gptq": 1.0, "stock": 0.9},
+    **{"lm-eval": 1.0, "llama.cpp": 1.0, "gptq": 1.0, "stock": 0.9, "run-clm": 0.8},
     **{"transformers-docs": 0.9, "transformers-docs-weighted": 0.9, "sliding": 0.7},
 }
-OTHER_TOOL, OTHER_WINDOW, OTHER_STRIDE = 0.5, 0.4, 0.4
+OTHER_TOOL, OTHER_WINDOW, WINDOW_AS_STRIDE, OTHER_STRIDE = 0.5, 0.4, 0.8, 0.4
 STARTS = {True: 1.0, False: 0.6, "every": 0.2}
 DETOKENIZED_BY_TOOL, DETOKENIZED_BY_US = 1.0, 0.1
 # Averages that a tool does not print itself.
@@ -67,6 +67,9 @@ PRINTED = {
     "megatron": ("perplexity", "adjusted_perplexity", "nats_per_token"),
     "fairseq": ("perplexity", "bits_per_token"),
 }
+# Decimals that tools print, and how much likelier they make a tool.
+DECIMALS = {"llama.cpp": 4, "lm-eval": 4, "run-clm": 4, "exllamav2": 4, "mlx-lm": 3}
+SAME_DECIMALS = 3.0
 TOKENS_READ = 40  # by default, for each token of the texts
 CERTAIN = 0.01  # matches expected by chance, below which a match ends the search
 SAMPLE_WINDOWS = 16  # of the longest, in a sample of a corpus
@@ -89,6 +92,7 @@ class Figure:
     printed: str
     low: float
     high: float
+    decimals: int
 
     @classmethod
     def read(cls, figure: object) -> "Figure":
@@ -112,10 +116,11 @@ class Figure:
                 got=repr(figure),
                 advice="Write it as it is printed.",
             )
-        half = Decimal((0, (5,), number.as_tuple().exponent - 1))
+        decimals = -int(number.as_tuple().exponent)
+        half = Decimal((0, (5,), -decimals - 1))
         rounding = Decimal(float(number) * ROUNDING * max(1.0, abs(math.log(float(number)))))
         half = max(half, rounding)
-        return cls(str(figure).strip(), float(number - half), float(number + half))
+        return cls(str(figure).strip(), float(number - half), float(number + half), decimals)
 
     @property
     def value(self) -> float:
@@ -151,7 +156,7 @@ class Step:
     Attributes:
         texts: of each case, in the step's layout.
         start: `add_start_token`.
-        settings: those that every case can be scored with.
+        settings: those that every case can be scored with, and how usual each is.
         num_tokens: read by the merged passes.
         layout_prior: how usual the layout is.
         originals: where the texts were turned into prose, what they were.
@@ -160,7 +165,7 @@ class Step:
     layout: str
     texts: list[list[str]]
     start: bool | str
-    settings: list[Setting]
+    settings: dict[Setting, float]
     num_tokens: int
     layout_prior: float
     originals: list[list[str]] | None = None
@@ -168,8 +173,7 @@ class Step:
     @property
     def worth(self) -> float:
         """How usual the settings are, for each token that they read."""
-        usual = sum(prior_of(setting) for setting in self.settings)
-        return usual * self.layout_prior / max(1, self.num_tokens)
+        return sum(self.settings.values()) * self.layout_prior / max(1, self.num_tokens)
 
 
 def find(
@@ -378,7 +382,8 @@ def list_steps(cases: list[Case]) -> list[Step]:
         usual = layout.usual_for_wikitext if of_wikitext else layout.usual
         for start in STARTS:
             settings = list_choices(cases, list(PROTOCOLS.values()), start)
-            steps += split_steps(cases, Step(name, texts, start, settings, 0, usual))
+            whole = Step(name, texts, start, dict.fromkeys(settings, 0.0), 0, usual)
+            steps += split_steps(cases, whole)
         if name in ("as-is", "joined", "each-article"):
             steps += detokenizing_steps(cases, name, texts, usual)
     if not steps:
@@ -396,7 +401,7 @@ def detokenizing_steps(
         share = DETOKENIZED_BY_TOOL if protocol.detokenize else DETOKENIZED_BY_US
         prose = [[detokenize(text) for text in own] for own in texts]
         if prose != texts:
-            settings = list_choices(cases, [protocol], True)
+            settings = dict.fromkeys(list_choices(cases, [protocol], True), 0.0)
             step = Step(layout, prose, True, settings, 0, usual * share, texts)
             steps += split_steps(cases, step)
     return steps
@@ -404,21 +409,21 @@ def detokenizing_steps(
 
 def split_steps(cases: list[Case], whole: Step) -> list[Step]:
     """Split a step into what a tool does by itself and the rest, and each by what it costs."""
-    planned = [case.scorer.plan(own, whole.settings) for case, own in zip(cases, whole.texts)]
-    groups: dict[tuple[bool, bool], dict[tuple, Setting]] = {}
+    planned = [case.scorer.plan(own, list(whole.settings)) for case, own in zip(cases, whole.texts)]
+    groups: dict[tuple[bool, bool], dict[Setting, float]] = {}
     seen = set()
     for setting in whole.settings:
         if all(setting in own for own in planned):
             plans = [own[setting].plan for own in planned]
-            is_costly = any(plan.max_length > 4 * plan.stride for plan in plans)
+            is_costly = any(plan.max_length > 2 * plan.stride for plan in plans)
             is_own = setting.max_length is None and setting.stride is None
             key = tuple((p.protocol.name, p.max_length, p.stride, p.start) for p in plans)
             if key not in seen:
                 seen.add(key)
-                groups.setdefault((is_costly, is_own), {})[key] = setting
+                usual = prior_of(setting, plans[0])
+                groups.setdefault((is_costly, is_own), {})[setting] = usual
     steps = []
-    for group in groups.values():
-        settings = list(group.values())
+    for settings in groups.values():
         costs = [
             case.scorer.cost([own[setting] for setting in settings])
             for case, own in zip(cases, planned)
@@ -453,11 +458,13 @@ def is_allowed(setting: Setting) -> bool:
     return True
 
 
-def prior_of(setting: Setting) -> float:
+def prior_of(setting: Setting, plan: Plan) -> float:
     """Return how usual a setting is."""
     usual = TOOLS.get(setting.protocol.name, OTHER_TOOL) * STARTS[setting.add_start_token]
     usual *= 1.0 if setting.max_length is None else OTHER_WINDOW
-    return usual * (1.0 if setting.stride is None else OTHER_STRIDE)
+    if setting.stride is None:
+        return usual
+    return usual * (WINDOW_AS_STRIDE if plan.stride == plan.max_length else OTHER_STRIDE)
 
 
 # --- search ---------------------------------------------------------------------------------------
@@ -531,7 +538,13 @@ class Search:
     def matches(self) -> list[dict]:
         """The entries that explain all figures, likeliest first."""
         matches = [entry for entry in self.tried if is_match(entry, self.figures)]
-        return sorted(matches, key=lambda entry: -entry["prior"])
+        return sorted(matches, key=lambda entry: -self.likelihood(entry))
+
+    def likelihood(self, entry: dict) -> float:
+        """Return how likely a match is beside others: how usual it is, and whether it prints so."""
+        decimals = DECIMALS.get(entry["protocol"])
+        is_printed_so = any(figure.decimals == decimals for figure in self.figures)
+        return entry["prior"] * (SAME_DECIMALS if is_printed_so else 1.0)
 
     def is_certain(self) -> bool:
         """Return whether a match ends the search."""
@@ -544,7 +557,7 @@ class Search:
         texts = [arrange(own, step.layout) for own in sample.texts]
         originals = None
         if step.originals is not None:
-            protocol = step.settings[0].protocol
+            protocol = next(iter(step.settings)).protocol
             detokenize = protocol.detokenize or wikitext.detokenize
             originals, texts = texts, [[detokenize(text) for text in own] for own in texts]
         parts = split_steps(self.cases, replace(step, texts=texts, originals=originals))
@@ -655,11 +668,11 @@ def score_texts(
 ) -> list[dict]:
     """Return the results of a step's settings on texts."""
     if step.originals is None:
-        return scorer.score(texts, step.settings, callback)
-    protocol = step.settings[0].protocol
+        return scorer.score(texts, list(step.settings), callback)
+    protocol = next(iter(step.settings)).protocol
     results = scorer.score(
         texts,
-        step.settings,
+        list(step.settings),
         callback,
         word_counts=[protocol.count_words(text) for text in originals],
         detokenizer=protocol.detokenize.__name__ if protocol.detokenize else "wikitext",
@@ -686,7 +699,7 @@ def list_entries(
     layout = step.layout
     if step.originals is not None:
         layout += ", detokenized" + (" by the tool" if setting.protocol.detokenize else "")
-    usual = prior_of(setting) * step.layout_prior
+    usual = step.settings[setting] * step.layout_prior
     of_all = {
         **{"protocol": setting.protocol.name, "layout": layout},
         **{name: common(r[name] for r in results) for name in FIELDS[1:4]},
@@ -788,12 +801,13 @@ def conclude(figure: object, search: Search) -> dict:
     """Build what `find` returns."""
     several = isinstance(figure, list | tuple)
     figures, tried, matches = search.figures, search.tried, search.matches
-    total = sum(entry["prior"] for entry in matches)
+    total = sum(map(search.likelihood, matches))
     expected = chance(tried, figures)
     return {
         "figure": list(figure) if several else figure,
         "matches": [
-            shown(entry, several) | {"likelihood": entry["prior"] / total} for entry in matches
+            shown(entry, several) | {"likelihood": search.likelihood(entry) / total}
+            for entry in matches
         ],
         "nearest": [
             shown(entry, several) | {"difference": text}

@@ -203,7 +203,7 @@ def test_nearest_others_differ_in_one_thing(search, model, words):
 
 def test_half_of_the_values_are_expected_in_half_of_the_space():
     tried = [{"values": [math.exp(0.001 * n)], "average": "perplexity"} for n in range(2000)]
-    figure = Figure("x", math.exp(1.0), math.exp(1.01))
+    figure = Figure("x", math.exp(1.0), math.exp(1.01), 2)
     assert chance(tried, [figure]) == pytest.approx(10, rel=0.02)
 
 
