@@ -183,7 +183,7 @@ def find(
     model: torch.nn.Module | None = None,
     tokenizer: PreTrainedTokenizerBase | None = None,
     max_tokens: int | None = None,
-    files: Sequence[str] | None = None,
+    files: Sequence[Sequence[str]] | None = None,
     callback: Callable[[Progress], None] | None = None,
     **arguments: object,
 ) -> dict:
@@ -201,7 +201,7 @@ def find(
         model_id: with several figures of the same texts, a model for each.
         max_tokens: tokens that the model may read for it.  By default 40 for each of the texts,
             and the search ends with a match where fewer than 0.01 are expected by chance.
-        files: names of the texts' files, for the commands.
+        files: for each figure, the words by which commands name its texts.
         callback: called with the progress after every batch; its perplexity is NaN.
         arguments: `dtype`, `device`, `batch_size` and others of `compute` that say how the model
             is loaded and run.
@@ -238,7 +238,7 @@ def find(
         )
     models = list(model_id) if isinstance(model_id, list | tuple) else [model_id]
     corpora = pair_texts(figures, texts, models)
-    named = name_files(files, corpora, several and len(models) == 1)
+    named = list(files) if files is not None else [["FILE"]] * len(figures)
     loaded = {"model": model, "tokenizer": tokenizer, **arguments}
     scorers = [Scorer({"model_id": name, **loaded}) for name in dict.fromkeys(models)]
     scorers = scorers if len(models) > 1 else scorers * len(figures)
@@ -280,15 +280,6 @@ def pair_texts(figures: list[Figure], texts: object, models: list) -> list[list[
         if not any(text.strip() for text in corpus):
             raise ArgumentError("texts", "have at least one text that is not blank", got="none")
     return corpora
-
-
-def name_files(
-    files: Sequence[str] | None, corpora: list[list[str]], one_for_each: bool
-) -> list[list[str]]:
-    """Return the files of each corpus."""
-    if files is None:
-        return [["FILE"]] * len(corpora)
-    return [[name] for name in files] if one_for_each else [list(files)] * len(corpora)
 
 
 # --- plan -----------------------------------------------------------------------------------------

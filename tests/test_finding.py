@@ -243,7 +243,7 @@ def test_printed_commands_repeat_the_values(tiny_folder, tmp_path, monkeypatch, 
     (tmp_path / "a.txt").write_text(TEXT)
     kept = []
     monkeypatch.setattr(finding, "conclude", lambda figure, search: kept.extend(search.tried))
-    find("1.2345", [TEXT], model_id=tiny_folder, files=["a.txt"], max_tokens=10**6)
+    find("1.2345", [TEXT], model_id=tiny_folder, files=[["a.txt"]], max_tokens=10**6)
     by_command = {}
     for entry in kept:
         by_command.setdefault(entry["commands"][0], []).append(entry)

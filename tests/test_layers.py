@@ -20,7 +20,7 @@ FLOORS = (
     {"engines"},
     {"models"},
     {"plan"},
-    {"arguments", "layouts"},
+    {"arguments", "layouts", "wikitext"},
     {"errors", "protocols", "digests", "numeric", "about"},
 )
 MOST_FILES = 54

@@ -243,6 +243,7 @@ IN_MERGING = (
 IN_FINDING = (
     *("files", "find", "max_tokens", "model_id", "dtype", "device", "batch_size", "logits_memory"),
     *("model_kwargs", "format", "json", "quiet", "debug", "distributed"),
+    *("dataset", "text_column", "encoding"),
 )
 INPUT = {
     "dataset": option(
@@ -289,7 +290,7 @@ OUTPUT = {
     ),
     "cite": option("print the sentence for a paper, and BibTeX", action="store_true"),
     "find": option(
-        "list the settings that give a published figure; several: one a FILE",
+        "settings that give a published figure; several: one a FILE or --model",
         type=values.figures, metavar="X,...",
     ),
     "max_tokens": option(
@@ -627,14 +628,12 @@ def check_finding(args: argparse.Namespace) -> None:
     given = [name for name in names if getattr(args, name) != default_of(name)]
     if given:
         raise ValueError(f"--find must be without --{with_hyphens(given[0])}.")
-    if args.models[1:]:
-        raise ValueError("--find must go with one --model.")
     if args.format not in (None, "text", "json"):
         raise ValueError(f"--find must go with --format text or json, got {args.format}.")
-    if len(args.find) > 1 and len(args.find) != len(args.files):
+    several, num = ("--model", len(args.models)) if args.models[1:] else ("FILE", len(args.files))
+    if len(args.find) != num and (len(args.find) > 1 or args.models[1:]):
         raise ValueError(
-            f"--find must name one figure, or one for each FILE, got {len(args.find)} figures and "
-            f"{len(args.files)} files."
+            f"--find must name one figure for each {several}, got {len(args.find)} figures and {num}."
         )
 
 

@@ -6,7 +6,7 @@ import shlex
 
 from . import progress as bars
 from .messages import program_name
-from .options import BUNDLED_MODEL
+from .options import BUNDLED_MODEL, with_hyphens
 from .reading import open_texts
 from .streams import to_stdout
 
@@ -27,12 +27,7 @@ def search(args: argparse.Namespace) -> int:
     progress = bars.Progress("Searching", args.hides_progress)
     try:
         progress.status("Reading")
-        texts = list(open_texts(args))
-        for text in texts:
-            if text.error is not None:
-                raise ValueError(f"{text.name}: {text.error}")
-            if text.row is not None or text.name == "-":
-                raise ValueError(f"--find must go with files that are texts, got {text.name}.")
+        texts, names = read_corpora(args)
         progress.status("Loading the libraries")
         import transformers
 
@@ -40,16 +35,17 @@ def search(args: argparse.Namespace) -> int:
         from ..scoring.runner import bars_hidden
 
         transformers.logging.disable_progress_bar()
-        names = ("dtype", "device", "batch_size", "logits_memory", "model_kwargs", "max_tokens")
-        given = {name: getattr(args, name) for name in names if getattr(args, name) is not None}
-        progress.status("Searching")
+        arguments = ("dtype", "device", "batch_size", "logits_memory", "model_kwargs", "max_tokens")
+        given = {name: getattr(args, name) for name in arguments}
+        progress.status("Planning")
         with bars_hidden():
             result = find(
                 args.find if len(args.find) > 1 else args.find[0],
-                [text.text for text in texts],
-                model_id=args.model_id,
-                files=args.files,
-                **given,
+                texts,
+                model_id=args.models if args.models[1:] else args.model_id,
+                files=names,
+                callback=progress,
+                **{name: value for name, value in given.items() if value is not None},
             )
     finally:
         progress.close()
@@ -57,6 +53,36 @@ def search(args: argparse.Namespace) -> int:
         entry["command"] = as_called(entry["command"], args)
     to_stdout([json.dumps(result, indent=2) + "\n" if args.format == "json" else to_text(result)])
     return 0
+
+
+def read_corpora(args: argparse.Namespace) -> tuple[list, list[list[str]]]:
+    """Read the texts of each figure, and write how the command line names them.
+
+    Returns:
+        one list of texts for all figures, or one for each FILE; and the words of each.
+    """
+    names = ("dataset", "text_column", "encoding")
+    given = [(f"--{with_hyphens(name)}", getattr(args, name)) for name in names]
+    options = [str(word) for pair in given if pair[1] is not None for word in pair]
+    if len(args.find) == 1 or args.models[1:]:
+        return read_corpus(args), [[*args.files, *options]] * len(args.find)
+    corpora = [read_corpus(argparse.Namespace(**vars(args) | {"files": [f]})) for f in args.files]
+    return corpora, [[file, *options] for file in args.files]
+
+
+def read_corpus(args: argparse.Namespace) -> list[str]:
+    """Read all texts.
+
+    Raises:
+        ValueError: one cannot be read, or is a chat.
+    """
+    texts = list(open_texts(args))
+    for text in texts:
+        if text.error is not None:
+            raise ValueError(f"{text.name}: {text.error}")
+        if text.chat is not None:
+            raise ValueError(f"--find must go with texts, got a chat in {text.name}.")
+    return [text.text for text in texts]
 
 
 def as_called(command: str | list[str], args: argparse.Namespace) -> str | list[str]:
@@ -73,7 +99,7 @@ def to_text(result: dict) -> str:
     """Write the result for people."""
     figures = result["figure"] if isinstance(result["figure"], list) else [result["figure"]]
     parts = []
-    matches, nearest = result["matches"], result["nearest"]
+    matches, nearest = grouped(result["matches"]), result["nearest"]
     if matches:
         parts += [f"Settings that give {', '.join(figures)}, likeliest first", ""]
         parts += [table(matches[:MOST_SHOWN]), ""]
@@ -83,16 +109,45 @@ def to_text(result: dict) -> str:
         parts += ["The first again:", *([commands] if isinstance(commands, str) else commands), ""]
     if nearest:
         parts += ["Nearest others", "", table(nearest), ""]
-    parts.append(result["conclusion"])
-    left = result["not_tried"]
-    if left:
-        num_settings = sum(step["num_settings"] for step in left)
-        num_tokens = sum(step["num_forward_tokens"] for step in left)
+    for row in result["published"]:
+        named = f" ({row['protocol']})" if row["protocol"] else ""
         parts.append(
-            f"Read {result['num_forward_tokens']:,} tokens. Not tried: {num_settings:,} settings, "
-            f"which would read {num_tokens:,}: --max-tokens N goes on until N tokens are read."
+            f"Published: {row['figure']} for {row['model']} on {row['corpus']}{named}: {row['source']}"
         )
+    parts.append(result["conclusion"])
+    parts += left_out(result)
     return "\n".join(parts) + "\n"
+
+
+def left_out(result: dict) -> list[str]:
+    """Say what was not tried, and what it would cost."""
+    left = result["not_tried"]
+    if not left:
+        return []
+    num_settings = sum(step["num_settings"] for step in left)
+    num_tokens = sum(step["num_forward_tokens"] for step in left)
+    far = [step["nearest_estimate"] for step in left if step["nearest_estimate"] is not None]
+    sampled = ""
+    if far:
+        sampled = f" By a sample, {len(far)} of these passes miss the figure by {min(map(abs, far)):.0%} or more."
+    return [
+        f"Read {result['num_forward_tokens']:,} tokens. Not tried: {num_settings:,} settings, "
+        f"which would read {num_tokens:,}: --max-tokens N goes on until N tokens are read.{sampled}"
+    ]
+
+
+def grouped(matches: list[dict]) -> list[dict]:
+    """Merge matches whose number and settings are the same under several protocols."""
+    groups: dict[tuple, dict] = {}
+    for match in matches:
+        values = match["value"] if isinstance(match["value"], list) else [match["value"]]
+        key = (*(f"{value:.9g}" for value in values), match["layout"], match["average"])
+        first = groups.setdefault(key, match | {"protocols": []})
+        first["protocols"].append(match["protocol"])
+    return [
+        group | {"protocol": ", ".join(dict.fromkeys(group["protocols"]))}
+        for group in groups.values()
+    ]
 
 
 def table(entries: list[dict]) -> str:
@@ -107,7 +162,9 @@ def table(entries: list[dict]) -> str:
 
 
 def written(key: str, value: object) -> str:
-    """Write a value to four places."""
+    """Write a value to four places, and no start token as "none"."""
+    if value is False:
+        return "none"
     if key != "value":
         return str(value)
     return ", ".join(f"{one:.4f}" for one in (value if isinstance(value, list) else [value]))

@@ -42,7 +42,9 @@ def whole_numbers(low: int) -> Callable[[str], list[int]]:
 def figures(text: str) -> list[str]:
     """Read positive numbers with commas between, and keep their digits."""
     found = [part.strip() for part in text.split(",")]
-    if not all(re.fullmatch(r"\d+(\.\d+)?", part) and float(part) > 0 for part in found):
+    if not all(
+        re.fullmatch(r"\d+(\.\d+)?(e[+-]?\d+)?", part, re.I) and float(part) > 0 for part in found
+    ):
         raise argparse.ArgumentTypeError(
             f"{text!r} must be a positive number such as 29.41, or several with commas between"
         )
