@@ -2,6 +2,8 @@
 
 import sys
 import types
+import warnings
+from contextlib import contextmanager
 
 import pytest
 import reference
@@ -23,6 +25,7 @@ from models import (
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from perplexity_sliding.scoring.passes import Scorer, batches
+from perplexity_sliding.scoring.runner import Runner
 
 TEXTS = [random_text(length, seed=length) for length in (45, 16, 30, 5, 2)]
 IDS = [[int(word[1:]) for word in text.split()] for text in TEXTS]
@@ -77,41 +80,69 @@ def test_batches(lengths, room, padding, expected):
     assert batches(lengths, room, padding) == expected
 
 
+class BelowTheModel(TorchDispatchMode):
+    """Sees what torch computes while texts are scored, below the model: a hook would be code in it."""
+
+    @contextmanager
+    def while_scoring(self):
+        """Watch, but not while the model is tried, where a mode counts as code of the caller's own."""
+        score_share = Runner._score_share
+
+        def watched(runner, *args):
+            with self:
+                score_share(runner, *args)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Runner, "_score_share", watched)
+            yield self
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        output = function(*args, **(kwargs or {}))
+        self.see(function.overloadpacket, args, output)
+        return output
+
+
+class BatchSizes(BelowTheModel):
+    """Lists the shapes (windows, tokens) of what the embedding of the tokens reads."""
+
+    def __init__(self):
+        super().__init__()
+        self.shapes = []
+
+    def see(self, function, args, output):
+        if function == torch.ops.aten.embedding and args[0].shape[0] == VOCABULARY:
+            self.shapes.append(tuple(args[1].shape))
+
+
 def test_batch_size_counts_whole_windows(metric, tokenizer):
-    """No forward pass holds more tokens than `batch_size` windows do; short texts share passes."""
-    model = make_model("gpt2")
-    sizes = []
-    block = model.transformer.h[0]
-    block.register_forward_pre_hook(lambda _, args: sizes.append(tuple(args[0].shape[:2])))
-    arguments = {"model": model, "tokenizer": tokenizer, "add_start_token": False}
-    texts = [random_text(CONTEXT + 1, seed) for seed in range(7)]
-    short = [random_text(5, seed) for seed in range(8)]
-    metric.compute(
-        predictions=short, batch_size=2, **arguments
-    )  # tries larger batches by passes alone
-    assert (8, 4) in sizes and max(rows * length for rows, length in sizes[-3:]) <= 2 * CONTEXT
-    sizes.clear()
-    metric.compute(predictions=texts, batch_size=3, stride=CONTEXT, **arguments)
-    assert sizes.count((3, 16)) >= 2 and sizes[-1] == (1, 16)
-    assert max(rows * length for rows, length in sizes) <= 3 * CONTEXT
+    """No forward pass reads more tokens than `batch_size` windows do; short texts share passes."""
+    arguments = {"model": make_model("gpt2"), "tokenizer": tokenizer, "add_start_token": False}
+    long = {"predictions": [random_text(CONTEXT + 1, seed) for seed in range(7)], "batch_size": 3}
+    short = {"predictions": [random_text(5, seed) for seed in range(8)], "batch_size": 2}
+    for call, shapes in (
+        (long | {"stride": CONTEXT}, [(3, 16), (3, 16), (1, 16)]),
+        (short, [(8, 4)]),
+    ):
+        metric.compute(**call, **arguments)  # compares a batch of this size with passes alone
+        with BatchSizes().while_scoring() as sizes:
+            metric.compute(**call, **arguments)
+        assert sizes.shapes == shapes
 
 
 # ---- only the rows that are scored
 
 
-class RowsOfLogits(TorchDispatchMode):
-    """Counts the rows that products give logits for, below the model: a hook would be code in it."""
+class RowsOfLogits(BelowTheModel):
+    """Counts the rows that products give logits for."""
 
     def __init__(self):
         super().__init__()
         self.total = 0
 
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        output = function(*args, **(kwargs or {}))
+    def see(self, function, args, output):
         products = (torch.ops.aten.mm, torch.ops.aten.addmm, torch.ops.aten.linear)
-        if function.overloadpacket in products and output.shape[-1] == VOCABULARY:
+        if function in products and output.shape[-1] == VOCABULARY:
             self.total += output[..., 0].numel()
-        return output
 
 
 @pytest.mark.parametrize("architecture", sorted(set(ARCHITECTURES) - {"opt", "rwkv"}))
@@ -119,16 +150,11 @@ def test_only_scored_rows_go_through_the_vocabulary_head(metric, architecture):
     model = make_model(architecture)
     arguments = {"predictions": TEXTS, "model": model, "tokenizer": make_tokenizer()}
     arguments |= {"max_length": CONTEXT, "stride": 2}
-    more = arguments | {"predictions": [*TEXTS, random_text(30, seed=99)]}
-    metric.compute(**more)  # finds out how the model works
-    counts, results = [], []
-    for asked in (arguments, more):
-        with RowsOfLogits() as counted:
-            results.append(metric.compute(**asked))
-        counts.append(counted.total)
-    assert results[0]["num_forward_tokens"] > 2 * results[0]["num_tokens"]
-    # what is read to try the model is the same in both
-    assert counts[1] - counts[0] == results[1]["num_tokens"] - results[0]["num_tokens"]
+    result = metric.compute(**arguments)  # finds out how the model works
+    with RowsOfLogits().while_scoring() as counted:
+        assert metric.compute(**arguments) == result
+    assert result["num_forward_tokens"] > 2 * result["num_tokens"]
+    assert counted.total == result["num_tokens"]
 
 
 def test_models_without_a_reachable_body_compute_few_rows_too(metric):
@@ -136,7 +162,7 @@ def test_models_without_a_reachable_body_compute_few_rows_too(metric):
     model = make_model("opt")
     arguments = {"predictions": [TEXTS[0]], "model": model, "tokenizer": make_tokenizer()}
     result = metric.compute(stride=2, batch_size=2, **arguments)
-    with RowsOfLogits() as counted:
+    with RowsOfLogits().while_scoring() as counted:
         metric.compute(stride=2, batch_size=2, **arguments)
     assert 0 < counted.total < result["num_forward_tokens"] / 2
 
@@ -279,19 +305,40 @@ def test_batches_shrink_when_memory_runs_out(metric, tokenizer, monkeypatch, err
     assert handled and not any(handled)
 
 
+class NoRoom(BelowTheModel):
+    """No window fits."""
+
+    def see(self, function, args, output):
+        if function == torch.ops.aten.embedding:
+            raise OUT_OF_MEMORY[0]
+
+
+DOES_NOT_FIT = r"One window of 15 tokens does not fit.*lower `max_length`"
+
+
 def test_a_single_window_that_does_not_fit(metric, tokenizer):
+    """Where memory is gone by the time that texts are scored."""
+    arguments = {"model": make_model("gpt2"), "tokenizer": tokenizer}
+    metric.compute(predictions=TEXTS, **arguments)  # tries the model
+    metric.add_batch(predictions=TEXTS)
+    with (
+        NoRoom().while_scoring(),
+        pytest.warns(UserWarning, match=r"Out of memory with \d+ windows"),
+        pytest.raises(MemoryError, match=DOES_NOT_FIT),
+    ):
+        metric.compute(**arguments)
+    assert len(metric) == len(TEXTS)
+
+
+def test_a_single_window_that_does_not_fit_where_the_model_is_tried_again(metric, tokenizer):
+    """A model with a hook is, before every call: by one window, so no batch is halved first."""
     model = make_model("gpt2")
     cramped = Cramped(model, room=99, error=OUT_OF_MEMORY[0])
-    metric.compute(predictions=TEXTS, model=model, tokenizer=tokenizer)  # tries the model
-    metric.add_batch(predictions=TEXTS)
+    metric.compute(predictions=TEXTS, model=model, tokenizer=tokenizer)
     cramped.room = 0
-    with (
-        pytest.raises(
-            MemoryError, match=r"One window of 15 tokens does not fit.*lower `max_length`"
-        ),
-    ):
-        metric.compute(model=model, tokenizer=tokenizer)
-    assert len(metric) == len(TEXTS)
+    with warnings.catch_warnings(), pytest.raises(MemoryError, match=DOES_NOT_FIT):
+        warnings.simplefilter("error")
+        metric.compute(predictions=TEXTS, model=model, tokenizer=tokenizer)
 
 
 def test_a_single_window_that_does_not_even_fit_to_try_the_model(metric, tokenizer):
