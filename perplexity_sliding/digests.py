@@ -23,7 +23,16 @@ COARSEST = 0.03
 
 def digest_of(state: object) -> str:
     """Digest what JSON can hold, and anything else by its name."""
-    line = json.dumps(state, sort_keys=True, default=str)
+    return digest_of_line(as_json(state))
+
+
+def as_json(state: object) -> str:
+    """Write what JSON can hold, and anything else by its name, as `digest_of` digests it."""
+    return json.dumps(state, sort_keys=True, default=str)
+
+
+def digest_of_line(line: str) -> str:
+    """Digest a line of JSON."""
     return xxhash.xxh3_128(line.encode()).hexdigest()[:DIGITS]
 
 

@@ -1,9 +1,11 @@
 """Digests of models: whatever a forward pass depends on, and nothing else."""
 
+import operator
 import os
-from collections.abc import Callable, Iterator
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from functools import lru_cache, partial
+from functools import cached_property, lru_cache, partial
 from types import BuiltinFunctionType, FunctionType, MethodType
 
 import numpy as np
@@ -11,13 +13,15 @@ import torch
 import transformers
 import xxhash
 
-from ..digests import DIGITS, digest_of
+from ..digests import DIGITS, as_json, digest_of_line
 from ..errors import ArgumentError
 from .module import (
     PINNED_PACKAGES,
+    LibraryCode,
+    calls_own_code,
     is_growing_rotary,
     is_known,
-    modules_of,
+    is_under_a_mode,
     named_modules,
     own_names,
     package_of,
@@ -76,6 +80,14 @@ SETTINGS = (bool, int, float, str, FunctionType, BuiltinFunctionType, partial, M
 # In a layer of torch tuples as well; transformers keeps them as a configuration has them, which is
 # as lists where it was read from a file.
 TORCH_SETTINGS = (*SETTINGS, tuple)
+# Kinds of attributes that stay the same for as long as they are the same object.
+CONSTANTS = (bool, int, float, str, type(None), torch.dtype, torch.device, torch.Size)
+
+# A model's modules by name.
+Modules = Sequence[tuple[str, torch.nn.Module]]
+
+# Structures of models in which a change is seen by comparing attributes.
+_STRUCTURES: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
 
 
 def model_name(name: str, model_kwargs: dict) -> str:
@@ -92,10 +104,14 @@ def model_revision(model: torch.nn.Module, commit: str | None) -> str:
     A model that was passed live may have been trained since it was loaded: its commit says nothing,
     and neither does that of an adapter about the model below it.
     """
-    if commit is None or active_adapters(model) is not None:
+    structure, modules = examine(model)
+    if commit is None or structure.adapters:
         commit = weights_digest(model)
-    settings = [_settings(getattr(model, "config", None)), structure(model), *_own_settings(model)]
-    return f"{commit[:DIGITS]}.{digest_of(settings)}"
+    whole = getattr(model, "config", None)
+    settings = _settings(whole)
+    own = _own_settings(structure.configs_in(modules), whole, settings)
+    line = ", ".join([as_json(settings), structure.line(modules), *map(as_json, own)])
+    return f"{commit[:DIGITS]}.{digest_of_line(f'[{line}]')}"
 
 
 def _settings(config: object) -> dict:
@@ -103,23 +119,26 @@ def _settings(config: object) -> dict:
     return _with_effect(config.to_dict()) if hasattr(config, "to_dict") else {}
 
 
-def _own_settings(model: torch.nn.Module) -> list:
-    """List the settings of modules that read another configuration than the whole model's."""
-    whole = getattr(model, "config", None)
-    as_whole = _settings(whole), getattr(whole, "_attn_implementation", None)
+def _own_settings(
+    configs: Sequence[tuple[str, str, object]], whole: object, settings: dict
+) -> list:
+    """List the settings of modules that read another configuration than the whole model's.
+
+    Args:
+        configs: (module, attribute, configuration).
+        whole: the model's configuration.
+        settings: its entries that have a part in the logits.
+    """
+    as_whole = settings, getattr(whole, "_attn_implementation", None)
     known = {id(whole): as_whole}  # most modules share one object
     places = []
-    for name, module in named_modules(model):
-        own = vars(module)
-        is_config = {
-            n for n in own_names(module) if isinstance(own[n], transformers.PretrainedConfig)
-        }
-        for attribute in [n for n in own if n in is_config] if is_config else ():
-            config = own[attribute]
-            if id(config) not in known:
-                known[id(config)] = _settings(config), config._attn_implementation
-            if known[id(config)] != as_whole:
-                places.append([name, attribute, *known[id(config)]])
+    for name, attribute, config in configs:
+        if not isinstance(config, transformers.PretrainedConfig):
+            continue
+        if id(config) not in known:
+            known[id(config)] = _settings(config), config._attn_implementation
+        if known[id(config)] != as_whole:
+            places.append([name, attribute, *known[id(config)]])
     return places
 
 
@@ -144,16 +163,143 @@ def weights_digest(model: torch.nn.Module) -> str:
     return digest.hexdigest()
 
 
-def structure(model: torch.nn.Module) -> list:
-    """Describe how a model is built, apart from its configuration, which may have changed since.
+class Structure:
+    """How a model is built, apart from its configuration, which may have changed since.
 
-    By the names of its classes and functions and the numbers that its modules keep; what somebody's
-    own code does with them is measured, by the probe.
+    It is described by the names of classes and functions and by the numbers that modules keep.
+    What somebody's own code does with them is measured, by the probe.
+
+    Args:
+        modules: of the model; no reference to them is kept.
+
+    Attributes:
+        adapters: places, in the list of modules, of those that PEFT has put adapters on.
+        kinds: classes of the modules.
+        replaced: what was put over the modules' own code, and where.
+        calls_own_code: whether a module calls code of no library.
+        is_comparable: whether the structure is the same while `describes` returns True.
     """
-    return [
-        [name, _class_name(type(module)), _attributes(module), _adapter_state(module)]
-        for name, module in named_modules(model)
-    ]
+
+    def __init__(self, modules: Modules) -> None:
+        self._records = [ModuleRecord(name, module) for name, module in modules]
+        self._described = [
+            [name, _class_name(type(module)), _attributes(module)] for name, module in modules
+        ]
+        self._configs = [
+            (n, attribute)
+            for n, (_, module) in enumerate(modules)
+            for attribute, value in vars(module).items()
+            if isinstance(value, transformers.PretrainedConfig) or attribute == "config"
+        ]
+        self.adapters = [n for n, (_, module) in enumerate(modules) if _has_adapters(module)]
+        self.kinds = {type(module) for _, module in modules}
+        self.replaced = [place for named in modules for place in _replaced_in(*named)]
+        self.calls_own_code = any(calls_own_code(module) for _, module in modules)
+        self.is_comparable = not (self.replaced or self.calls_own_code) and all(
+            record.is_comparable for record in self._records
+        )
+
+    def describes(self, modules: Modules) -> bool:
+        """Return whether modules are as they were."""
+        return len(modules) == len(self._records) and all(
+            record.describes(name, module) for record, (name, module) in zip(self._records, modules)
+        )
+
+    def line(self, modules: Modules) -> str:
+        """Write the structure as JSON, with the adapters as they are set."""
+        if not self.adapters:
+            return self._line
+        return as_json(
+            [
+                [*described, _adapter_state(module) if n in self.adapters else None]
+                for n, (described, (_, module)) in enumerate(zip(self._described, modules))
+            ]
+        )
+
+    @cached_property
+    def _line(self) -> str:
+        return as_json([[*described, None] for described in self._described])
+
+    def configs_in(self, modules: Modules) -> list[tuple[str, str, object]]:
+        """List (module, attribute, configuration) of the configurations that modules read."""
+        return [
+            (modules[n][0], attribute, vars(modules[n][1])[attribute])
+            for n, attribute in self._configs
+        ]
+
+
+class ModuleRecord:
+    """The attributes that a module has of its own, to see whether any has changed.
+
+    Attributes:
+        is_comparable: whether the module is the same while `describes` returns True: it has no
+            hooks, and its attributes are constants, or objects by their identity.
+    """
+
+    def __init__(self, name: str, module: torch.nn.Module) -> None:
+        own = vars(module)
+        self._name, self._kind, self._size = name, type(module), len(own)
+        names = own_names(module)
+        constants = [n for n in names if _is_constant(own[n])]
+        self._get = operator.itemgetter("_forward_hooks", "_forward_pre_hooks", *constants)
+        self._constants = tuple(own[n] for n in constants)
+        # Their contents have no part in the structure.
+        containers = [n for n in names if type(own[n]) in (list, dict, set)]
+        self._containers = [(n, type(own[n])) for n in containers]
+        # They may lead back to the model, which is not kept alive for them.
+        objects = {n: as_weak(own[n]) for n in names.difference(constants, containers)}
+        self._objects = list(objects.items())
+        self.is_comparable = not (module._forward_hooks or module._forward_pre_hooks) and all(
+            isinstance(found, weakref.ref) for found in objects.values()
+        )
+
+    def describes(self, name: str, module: torch.nn.Module) -> bool:
+        """Return whether a module is as it was."""
+        own = vars(module)
+        try:
+            hooks, hooks_before, *constants = self._get(own)
+            return (
+                type(module) is self._kind
+                and len(own) == self._size
+                and name == self._name
+                and not (hooks or hooks_before)
+                and all(map(operator.is_, constants, self._constants))
+                and all(type(own[n]) is kind for n, kind in self._containers)
+                and all(own[n] is not None and own[n] is found() for n, found in self._objects)
+            )
+        except KeyError:  # an attribute is gone
+            return False
+
+
+def as_weak(value: object) -> object:
+    """Return a weak reference to an object, where it can have one."""
+    try:
+        return weakref.ref(value)
+    except TypeError:
+        return value
+
+
+def _is_constant(value: object) -> bool:
+    """Return whether a value is the same for as long as it is the same object.
+
+    Configurations, which change, are read anew wherever they matter.
+    """
+    if isinstance(value, tuple):
+        return all(map(_is_constant, value))
+    return isinstance(value, (*CONSTANTS, transformers.PretrainedConfig))
+
+
+def examine(model: torch.nn.Module) -> tuple[Structure, Modules]:
+    """Return how a model is built, and its modules by name."""
+    modules = named_modules(model)
+    known = _STRUCTURES.get(model)
+    if known is None or not known.describes(modules):
+        known = Structure(modules)
+        if known.is_comparable:
+            _STRUCTURES[model] = known
+        else:
+            _STRUCTURES.pop(model, None)
+    return known, modules
 
 
 def _class_name(kind: type) -> str:
@@ -164,30 +310,44 @@ def _class_name(kind: type) -> str:
 
 def modifications(model: torch.nn.Module) -> list[str]:
     """List what has been put over a model's own code, and where, as far as that is cheap to see."""
-    places = []
+    structure, modules = examine(model)
+    places = list(structure.replaced)
     hooks = torch.nn.modules.module
     if hooks._global_forward_hooks or hooks._global_forward_pre_hooks:
-        places.append("a forward hook of all modules")
-    for name, module in named_modules(model):
-        place = name or type(module).__name__
-        watchers = (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
-        if watchers and not all(map(is_known, watchers)):
-            places.append(f"a forward hook on {place}")
-        places += [f"another {method} on {place}" for method in _replaced_methods(module)]
-    kinds = {type(module) for module in modules_of(model)}
+        places.insert(0, "a forward hook of all modules")
+    kinds = sorted(structure.kinds, key=_class_name)
     places += [f"another {kind.__name__}.forward" for kind in kinds if _has_other_forward(kind)]
-    if not all(map(is_known, _attention_functions(model))):
+    configs = {id(config): config for _, _, config in structure.configs_in(modules)}
+    if not all(map(is_known, _attention_functions(configs.values()))):
         places.append("another attention function")
     return places
 
 
-def _attention_functions(model: torch.nn.Module) -> list[Callable]:
-    """List the functions registered under the names of the attention that a model's parts ask for."""
+def _replaced_in(name: str, module: torch.nn.Module) -> list[str]:
+    """List what has been put over a module's own code, and where."""
+    place = name or type(module).__name__
+    watchers = (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
+    watched = [] if all(map(is_known, watchers)) else [f"a forward hook on {place}"]
+    return watched + [f"another {method} on {place}" for method in _replaced_methods(module)]
+
+
+def _attention_functions(configs: Iterable[object]) -> list[Callable]:
+    """List the functions registered under the names of the attention that configurations ask for."""
     registered = getattr(transformers.modeling_utils, "ALL_ATTENTION_FUNCTIONS", {})
-    configs = {id(c): c for c in (getattr(m, "config", None) for m in modules_of(model))}.values()
     names = dict.fromkeys(getattr(config, "_attn_implementation", None) for config in configs)
     functions = [registered[name] for name in names if name in registered]
     return functions or [torch.nn.functional.scaled_dot_product_attention]
+
+
+def runs_own_code(model: torch.nn.Module, code: LibraryCode) -> bool:
+    """Return whether code of no library runs in a model or behind it.
+
+    It may act otherwise the next time, under the same name.
+
+    Args:
+        code: the libraries' that it runs.
+    """
+    return is_under_a_mode() or code.is_foreign or examine(model)[0].calls_own_code
 
 
 def check_identifiable(model: torch.nn.Module, argument: str = "checkpoint") -> None:
@@ -211,9 +371,10 @@ def check_identifiable(model: torch.nn.Module, argument: str = "checkpoint") -> 
 
 def active_adapters(model: torch.nn.Module) -> str | None:
     """Name the adapters (LoRA and its kin) in use: "none" if switched off, None without any."""
-    states = [state for module in modules_of(model) if (state := _adapter_state(module))]
-    if not states:
+    structure, modules = examine(model)
+    if not structure.adapters:
         return None
+    states = [_adapter_state(modules[n][1]) for n in structure.adapters]
     names = dict.fromkeys(
         name
         for active, disabled, merged, _ in states
@@ -295,12 +456,18 @@ def _shown(value: object) -> object:
     return value
 
 
-def _adapter_state(module: torch.nn.Module) -> tuple | None:
+def _has_adapters(module: torch.nn.Module) -> bool:
+    """Return whether a module is a layer that PEFT has put adapters on."""
+    return (
+        hasattr(module, "active_adapters")
+        and hasattr(module, "disable_adapters")
+        and not isinstance(module, transformers.PreTrainedModel)
+        and not callable(module.disable_adapters)
+    )
+
+
+def _adapter_state(module: torch.nn.Module) -> tuple:
     """Return (active adapters, switched off, merged adapters, their scales) of a PEFT layer."""
-    if not hasattr(module, "active_adapters") or not hasattr(module, "disable_adapters"):
-        return None
-    if isinstance(module, transformers.PreTrainedModel) or callable(module.disable_adapters):
-        return None
     return (
         list(module.active_adapters),
         bool(module.disable_adapters),

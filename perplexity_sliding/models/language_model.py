@@ -21,7 +21,15 @@ from transformers import PreTrainedTokenizerBase
 from ..errors import ArgumentTypeError
 from ..plan.tokenization import check_tokenizer, tokenizer_digest
 from ..plan.windows import ContextLimit
-from .digest import active_adapters, check_identifiable, model_name, model_revision, modifications
+from .digest import (
+    active_adapters,
+    as_weak,
+    check_identifiable,
+    model_name,
+    model_revision,
+    modifications,
+    runs_own_code,
+)
 from .interface import (
     PROBE_TOKENS,
     Batch,
@@ -64,7 +72,6 @@ from .module import (
     number_format,
     parameters_of,
     precision,
-    runs_own_code,
 )
 from .probes import (
     KeptState,
@@ -611,13 +618,3 @@ def model_structure(model: torch.nn.Module) -> tuple:
     ]
     tensors = [(p.device, p.dtype) for p in parameters_of(model)]
     return (*modules, *tensors, number_format(model))
-
-
-def as_weak(function: object) -> object:
-    """Return a weak reference to a function, where it can have one."""
-    if function is None:
-        return None
-    try:
-        return weakref.ref(function)
-    except TypeError:
-        return function

@@ -301,7 +301,9 @@ def grows_frequencies(model: torch.nn.Module) -> bool:
 
 def is_growing_rotary(module: torch.nn.Module) -> bool:
     """Return whether a module is a rotary embedding whose frequencies depend on the pass."""
-    return _names_growth(getattr(module, "rope_type", None))
+    # `getattr` of a module takes its time where there is none.
+    kind = vars(module).get("rope_type") or getattr(type(module), "rope_type", None)
+    return _names_growth(kind)
 
 
 def _names_growth(settings: object) -> bool:
@@ -382,7 +384,7 @@ class LibraryCode:
 
 def library_code(model: torch.nn.Module) -> LibraryCode:
     """Return the libraries' code that a model runs: the same object for as long as it stays as it is."""
-    kinds = {kind for module in modules_of(model) for kind in type(module).__mro__}
+    kinds = {kind for own in set(map(type, modules_of(model))) for kind in own.__mro__}
     classes = frozenset(c for c in kinds if package_of(c.__module__) in PINNED_PACKAGES)
     known = _CODE.get(classes)
     if known is None or not known.is_unchanged():
@@ -390,26 +392,16 @@ def library_code(model: torch.nn.Module) -> LibraryCode:
     return known
 
 
-def runs_own_code(model: torch.nn.Module, code: LibraryCode) -> bool:
-    """Return whether code of no library runs in a model or behind it.
+def is_under_a_mode() -> bool:
+    """Return whether functions of torch run under a mode, which may act in their place."""
+    return bool(torch._C._len_torch_function_stack() + torch._C._len_torch_dispatch_stack())
 
-    It may act otherwise the next time, under the same name.
 
-    Args:
-        code: the libraries' that it runs.
-    """
-    modes = torch._C._len_torch_function_stack() + torch._C._len_torch_dispatch_stack()
-    return bool(
-        modes
-        or code.is_foreign
-        or any(
-            package_of(type(module).__module__) not in KNOWN_PACKAGES
-            or any(
-                isinstance(vars(module)[name], OWN_KINDS) and not is_known(vars(module)[name])
-                for name in own_names(module)
-            )
-            for module in modules_of(model)
-        )
+def calls_own_code(module: torch.nn.Module) -> bool:
+    """Return whether a module is of no library, or has a function of none in itself."""
+    own = vars(module)
+    return package_of(type(module).__module__) not in KNOWN_PACKAGES or any(
+        isinstance(own[name], OWN_KINDS) and not is_known(own[name]) for name in own_names(module)
     )
 
 

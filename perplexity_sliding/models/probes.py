@@ -5,6 +5,7 @@ rows of a batch, is refused.  Where logits depend on the length of a pass, that 
 passes of different lengths run apart.
 """
 
+import operator
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
@@ -397,6 +398,7 @@ class SavedModule(NamedTuple):
 
     Attributes:
         contents: copies of the numbers in its buffers, which newer rotary embeddings overwrite.
+        attributes: all that it has in itself, of which a forward pass may set those of PLAIN kinds.
     """
 
     children: dict[str, torch.nn.Module | None]
@@ -411,10 +413,7 @@ class SavedModule(NamedTuple):
             for name, buffer in module._buffers.items()
             if buffer is not None and buffer.is_floating_point() and not buffer.is_meta
         }
-        attributes = {
-            name: value for name, value in vars(module).items() if isinstance(value, PLAIN)
-        }
-        return cls(dict(module._modules), dict(module._buffers), contents, attributes)
+        return cls(dict(module._modules), dict(module._buffers), contents, dict(vars(module)))
 
     def describes(self, module: torch.nn.Module) -> bool:
         """Return whether the module is unchanged."""
@@ -423,11 +422,17 @@ class SavedModule(NamedTuple):
             same_objects(module._modules, self.children)
             and same_objects(module._buffers, self.buffers)
             and all(torch.equal(self.buffers[name], old) for name, old in self.contents.items())
-            and all(
-                name in present and is_same(present[name], value)
-                for name, value in self.attributes.items()
-            )
+            and (same_objects(present, self.attributes) or self._has_same_settings(present))
         )
+
+    def _has_same_settings(self, present: dict[str, object]) -> bool:
+        return all(
+            name in present and is_same(present[name], value)
+            for name, value in self._settings().items()
+        )
+
+    def _settings(self) -> dict[str, object]:
+        return {name: value for name, value in self.attributes.items() if isinstance(value, PLAIN)}
 
     def restore(self, module: torch.nn.Module) -> None:
         """Undo the changes of the module."""
@@ -437,7 +442,7 @@ class SavedModule(NamedTuple):
         with torch.inference_mode():  # buffers that were made in it can be written in it alone
             for name, content in self.contents.items():
                 self.buffers[name].copy_(content)
-        vars(module).update(self.attributes)
+        vars(module).update(self._settings())
 
 
 @contextmanager
@@ -473,7 +478,9 @@ def forget_lengths(model: torch.nn.Module) -> bool:
 
 
 def same_objects(present: dict, saved: dict) -> bool:
-    return present.keys() == saved.keys() and all(present[key] is saved[key] for key in saved)
+    return present.keys() == saved.keys() and all(
+        map(operator.is_, map(present.get, saved), saved.values())
+    )
 
 
 def is_same(value: object, other: object) -> bool:
