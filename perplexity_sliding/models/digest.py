@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property, lru_cache, partial
 from types import BuiltinFunctionType, FunctionType, MethodType
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -83,6 +84,9 @@ TORCH_SETTINGS = (*SETTINGS, tuple)
 # Kinds of attributes that stay the same for as long as they are the same object.
 CONSTANTS = (bool, int, float, str, type(None), torch.dtype, torch.device, torch.Size)
 
+# Kinds of numbers that numpy has too.
+NUMPY_TYPES = frozenset({torch.float32, torch.float16, torch.float64, torch.int64, torch.bool})
+
 # A model's modules by name.
 Modules = Sequence[tuple[str, torch.nn.Module]]
 
@@ -104,13 +108,13 @@ def model_revision(model: torch.nn.Module, commit: str | None) -> str:
     A model that was passed live may have been trained since it was loaded: its commit says nothing,
     and neither does that of an adapter about the model below it.
     """
-    structure, modules = examine(model)
-    if commit is None or structure.adapters:
+    built = examine(model)
+    if commit is None or built.structure.adapters:
         commit = weights_digest(model)
     whole = getattr(model, "config", None)
     settings = _settings(whole)
-    own = _own_settings(structure.configs_in(modules), whole, settings)
-    line = ", ".join([as_json(settings), structure.line(modules), *map(as_json, own)])
+    own = _own_settings(built.configs(), whole, settings)
+    line = ", ".join([as_json(settings), built.line(), *map(as_json, own)])
     return f"{commit[:DIGITS]}.{digest_of_line(f'[{line}]')}"
 
 
@@ -173,7 +177,9 @@ class Structure:
         modules: of the model; no reference to them is kept.
 
     Attributes:
-        adapters: places, in the list of modules, of those that PEFT has put adapters on.
+        described: [name, class, attributes] of each module.
+        configs: (place in the list of modules, attribute) of the configurations that modules read.
+        adapters: places of the modules that PEFT has put adapters on.
         kinds: classes of the modules.
         replaced: what was put over the modules' own code, and where.
         calls_own_code: whether a module calls code of no library.
@@ -182,10 +188,10 @@ class Structure:
 
     def __init__(self, modules: Modules) -> None:
         self._records = [ModuleRecord(name, module) for name, module in modules]
-        self._described = [
+        self.described = [
             [name, _class_name(type(module)), _attributes(module)] for name, module in modules
         ]
-        self._configs = [
+        self.configs = [
             (n, attribute)
             for n, (_, module) in enumerate(modules)
             for attribute, value in vars(module).items()
@@ -205,27 +211,10 @@ class Structure:
             record.describes(name, module) for record, (name, module) in zip(self._records, modules)
         )
 
-    def line(self, modules: Modules) -> str:
-        """Write the structure as JSON, with the adapters as they are set."""
-        if not self.adapters:
-            return self._line
-        return as_json(
-            [
-                [*described, _adapter_state(module) if n in self.adapters else None]
-                for n, (described, (_, module)) in enumerate(zip(self._described, modules))
-            ]
-        )
-
     @cached_property
-    def _line(self) -> str:
-        return as_json([[*described, None] for described in self._described])
-
-    def configs_in(self, modules: Modules) -> list[tuple[str, str, object]]:
-        """List (module, attribute, configuration) of the configurations that modules read."""
-        return [
-            (modules[n][0], attribute, vars(modules[n][1])[attribute])
-            for n, attribute in self._configs
-        ]
+    def line(self) -> str:
+        """The structure as JSON, without adapters."""
+        return as_json([[*described, None] for described in self.described])
 
 
 class ModuleRecord:
@@ -289,8 +278,32 @@ def _is_constant(value: object) -> bool:
     return isinstance(value, (*CONSTANTS, transformers.PretrainedConfig))
 
 
-def examine(model: torch.nn.Module) -> tuple[Structure, Modules]:
-    """Return how a model is built, and its modules by name."""
+class Built(NamedTuple):
+    """A model as it is built at this moment."""
+
+    structure: Structure
+    modules: Modules
+
+    def line(self) -> str:
+        """Write the structure as JSON, with the adapters as they are set."""
+        if not self.structure.adapters:
+            return self.structure.line
+        states: list = [None] * len(self.modules)
+        for n in self.structure.adapters:
+            states[n] = _adapter_state(self.modules[n][1])
+        pairs = zip(self.structure.described, states)
+        return as_json([[*described, state] for described, state in pairs])
+
+    def configs(self) -> list[tuple[str, str, object]]:
+        """List (module, attribute, configuration) of the configurations that modules read."""
+        return [
+            (self.modules[n][0], attribute, vars(self.modules[n][1])[attribute])
+            for n, attribute in self.structure.configs
+        ]
+
+
+def examine(model: torch.nn.Module) -> Built:
+    """Return how a model is built; what is known of it is compared, and not read again."""
     modules = named_modules(model)
     known = _STRUCTURES.get(model)
     if known is None or not known.describes(modules):
@@ -299,7 +312,7 @@ def examine(model: torch.nn.Module) -> tuple[Structure, Modules]:
             _STRUCTURES[model] = known
         else:
             _STRUCTURES.pop(model, None)
-    return known, modules
+    return Built(known, modules)
 
 
 def _class_name(kind: type) -> str:
@@ -308,16 +321,15 @@ def _class_name(kind: type) -> str:
     return f"{kind.__module__}.{kind.__qualname__}" if is_pinned else kind.__qualname__
 
 
-def modifications(model: torch.nn.Module) -> list[str]:
+def modifications(built: Built) -> list[str]:
     """List what has been put over a model's own code, and where, as far as that is cheap to see."""
-    structure, modules = examine(model)
-    places = list(structure.replaced)
+    places = list(built.structure.replaced)
     hooks = torch.nn.modules.module
     if hooks._global_forward_hooks or hooks._global_forward_pre_hooks:
         places.insert(0, "a forward hook of all modules")
-    kinds = sorted(structure.kinds, key=_class_name)
+    kinds = sorted(built.structure.kinds, key=_class_name)
     places += [f"another {kind.__name__}.forward" for kind in kinds if _has_other_forward(kind)]
-    configs = {id(config): config for _, _, config in structure.configs_in(modules)}
+    configs = {id(config): config for _, _, config in built.configs()}
     if not all(map(is_known, _attention_functions(configs.values()))):
         places.append("another attention function")
     return places
@@ -339,7 +351,7 @@ def _attention_functions(configs: Iterable[object]) -> list[Callable]:
     return functions or [torch.nn.functional.scaled_dot_product_attention]
 
 
-def runs_own_code(model: torch.nn.Module, code: LibraryCode) -> bool:
+def runs_own_code(built: Built, code: LibraryCode) -> bool:
     """Return whether code of no library runs in a model or behind it.
 
     It may act otherwise the next time, under the same name.
@@ -347,7 +359,7 @@ def runs_own_code(model: torch.nn.Module, code: LibraryCode) -> bool:
     Args:
         code: the libraries' that it runs.
     """
-    return is_under_a_mode() or code.is_foreign or examine(model)[0].calls_own_code
+    return is_under_a_mode() or code.is_foreign or built.structure.calls_own_code
 
 
 def check_identifiable(model: torch.nn.Module, argument: str = "checkpoint") -> None:
@@ -359,7 +371,7 @@ def check_identifiable(model: torch.nn.Module, argument: str = "checkpoint") -> 
     Raises:
         ValueError: code that nothing can identify runs in the model.
     """
-    places = modifications(model)
+    places = modifications(examine(model))
     if places:
         raise ArgumentError(
             argument,
@@ -369,12 +381,11 @@ def check_identifiable(model: torch.nn.Module, argument: str = "checkpoint") -> 
         )
 
 
-def active_adapters(model: torch.nn.Module) -> str | None:
+def active_adapters(built: Built) -> str | None:
     """Name the adapters (LoRA and its kin) in use: "none" if switched off, None without any."""
-    structure, modules = examine(model)
-    if not structure.adapters:
+    if not built.structure.adapters:
         return None
-    states = [_adapter_state(modules[n][1]) for n in structure.adapters]
+    states = [_adapter_state(built.modules[n][1]) for n in built.structure.adapters]
     names = dict.fromkeys(
         name
         for active, disabled, merged, _ in states
@@ -484,13 +495,22 @@ def _tensors(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
     for prefix, module in named_modules(model):
         if not (module._parameters or module._buffers or _is_quantised(module)):
             continue
-        names = [name for name, _ in module.named_parameters(recurse=False)]
-        names += [name for name, _ in module.named_buffers(recurse=False) if _stays(module, name)]
+        names = [*_names_of(module._parameters)]
+        names += [name for name in _names_of(module._buffers) if _stays(module, name)]
         with _brought_in(module):
             for name in names:
                 yield f"{prefix}.{name}", getattr(module, name)
             if _is_quantised(module):
                 yield from _quantised_tensors(prefix, module)
+
+
+def _names_of(tensors: dict[str, torch.Tensor | None]) -> Iterator[str]:
+    """Yield the names of tensors, each of which under its first."""
+    seen: set[int] = set()
+    for name, tensor in tensors.items():
+        if tensor is not None and id(tensor) not in seen:
+            seen.add(id(tensor))
+            yield name
 
 
 def _is_quantised(module: torch.nn.Module) -> bool:
@@ -543,5 +563,8 @@ def plain_tensors(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
 
 
 def tensor_bytes(tensor: torch.Tensor) -> np.ndarray:
-    """Return the numbers of a tensor as bytes (N,)."""
-    return tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy()
+    """Return the numbers of a tensor, in order, as something that their bytes can be read from."""
+    numbers = tensor.detach().cpu().contiguous()
+    if numbers.dtype not in NUMPY_TYPES:
+        numbers = numbers.flatten().view(torch.uint8)
+    return numbers.numpy()

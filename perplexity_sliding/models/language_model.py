@@ -25,6 +25,7 @@ from .digest import (
     active_adapters,
     as_weak,
     check_identifiable,
+    examine,
     model_name,
     model_revision,
     modifications,
@@ -263,9 +264,10 @@ class LanguageModel:
 
     def signature_fields(self) -> dict[str, object]:
         """Return what the scores of given tokens depend on, by name, in the signature's order."""
-        adapters = active_adapters(self.model)
+        built = examine(self.model)
+        adapters = active_adapters(built)
         return {
-            "model": self.name + ("+modified" if self.modifications() else ""),
+            "model": self.name + ("+modified" if modifications(built) else ""),
             "revision": self.revision,
             "dtype": number_format(self.model),
             **({} if adapters is None else {"adapters": adapters}),
@@ -273,10 +275,6 @@ class LanguageModel:
             "transformers": transformers.__version__,
             "torch": torch.__version__,
         }
-
-    def modifications(self) -> list[str]:
-        """List what has been put over the model's own code, and where, as far as that can be seen."""
-        return modifications(self.model)
 
     def check_identifiable(self, argument: str = "checkpoint") -> None:
         """Refuse to keep scores of a model that may change under the same signature.
@@ -386,7 +384,8 @@ class LanguageModel:
 
     def _recognise(self) -> None:
         """Take what is known of the model as it stands, or look at it."""
-        modified, code = self.modifications(), library_code(self.model)
+        built, code = examine(self.model), library_code(self.model)
+        modified = modifications(built)
         state = (self.revision, code, model_structure(self.model), *modified)
         known = _FINDINGS.get(self.model, {}).get(self.variant)
         if known is None or known.state != state:
@@ -394,7 +393,7 @@ class LanguageModel:
             logger.info(f"{self.description}: logits by {describe_head(self._make_head(known))}")
             self._apply(known)
             return
-        if modified or runs_own_code(self.model, code):
+        if modified or runs_own_code(built, code):
             # It may act otherwise than in the last call.
             known = known._replace(probe=None, long_nlls={}, rows_tried=2)
         self._adopt(known)  # no pass has run that could have changed it

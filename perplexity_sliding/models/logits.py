@@ -6,7 +6,7 @@ rounding.  Parts are taken of models alone whose own forward is transformers', a
 tried before it is taken; any other model runs as it is.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from types import BuiltinFunctionType
@@ -27,7 +27,6 @@ from .module import (
     is_known,
     modules_of,
     package_of,
-    parameters_of,
 )
 
 # Largest difference, as a share of the logits' spread, that rounding explains in a dtype: of two
@@ -262,9 +261,11 @@ def has_forward_of_transformers(model: torch.nn.Module) -> bool:
     if hooks._global_forward_hooks or hooks._global_forward_pre_hooks:
         return False
     tops = bodies(model)
-    inside = {module for body in tops for module in modules_of(body)}
-    outside = (module for module in modules_of(model) if module not in inside)
-    return all(map(runs_as_written, (*outside, *tops)))
+    outside = modules_of(model, without=tops)
+    changed = {module for module in outside if not runs_as_written(module)}
+    if changed:  # but parts of a body may be reached from elsewhere too
+        changed.difference_update(*map(modules_of, tops))
+    return not changed and all(map(runs_as_written, tops))
 
 
 def runs_as_written(module: torch.nn.Module) -> bool:
@@ -299,7 +300,8 @@ def bodies(model: torch.nn.Module) -> list[torch.nn.Module]:
     parts = [getattr(model, "base_model", None)]
     if hasattr(model, "get_decoder"):
         parts.append(model.get_decoder())
-    return [part for part in parts if isinstance(part, torch.nn.Module) and part is not model]
+    found = [part for part in parts if isinstance(part, torch.nn.Module) and part is not model]
+    return list(dict.fromkeys(found))
 
 
 def head_shortcuts(model: torch.nn.Module) -> dict[torch.nn.Module, Callable]:
@@ -310,7 +312,7 @@ def head_shortcuts(model: torch.nn.Module) -> dict[torch.nn.Module, Callable]:
         type(linear) is torch.nn.Linear
         and are_torchs_own(torch.nn.functional.linear, torch.mm, torch.addmm)
         and linear.weight.device.type == "cpu"
-        and computes_in_float32(linear)
+        and compute_in_float32([linear])
     ):
         return {linear: AlignedProduct(linear)}
     return {}
@@ -318,22 +320,26 @@ def head_shortcuts(model: torch.nn.Module) -> dict[torch.nn.Module, Callable]:
 
 def body_shortcuts(body: torch.nn.Module) -> dict[torch.nn.Module, Callable]:
     """Make faster parts of a model's body, by the modules whose places they take."""
+    modules = modules_of(body)
     shortcuts: dict[torch.nn.Module, Callable] = {}
+    activations = [module for module in modules if type(module) is NewGELUActivation]
     gelus = (torch.nn.functional.gelu, torch.tanh, torch.pow)
-    if are_torchs_own(*gelus) and computes_in_float32(
-        body
-    ):  # in half precision each of the eight steps rounds
-        activations = (m for m in modules_of(body) if type(m) is NewGELUActivation)
+    # In half precision each of the eight steps rounds.
+    if activations and are_torchs_own(*gelus) and compute_in_float32(modules):
         shortcuts |= dict.fromkeys(activations, fused_gelu)
-    feed_forward = last_feed_forward(body)
-    if feed_forward is not None and is_untouched(feed_forward) and is_row_wise(feed_forward):
+    feed_forward = last_feed_forward(modules)
+    if (
+        feed_forward is not None
+        and are_untouched(modules_of(feed_forward))
+        and is_row_wise(feed_forward)
+    ):
         shortcuts[feed_forward] = ScoredRows(feed_forward)
     return shortcuts
 
 
-def last_feed_forward(body: torch.nn.Module) -> torch.nn.Module | None:
+def last_feed_forward(modules: Iterable[torch.nn.Module]) -> torch.nn.Module | None:
     """Find the feed-forward layer of the last block, where a model has one of a usual name."""
-    blocks = next((m for m in modules_of(body) if isinstance(m, torch.nn.ModuleList) and m), [None])
+    blocks = next((m for m in modules if isinstance(m, torch.nn.ModuleList) and m), [None])
     candidates = (getattr(blocks[-1], name, None) for name in FEED_FORWARD_NAMES)
     return next((part for part in candidates if isinstance(part, torch.nn.Module)), None)
 
@@ -361,10 +367,10 @@ def is_row_wise(module: torch.nn.Module) -> bool:
     )
 
 
-def is_untouched(module: torch.nn.Module) -> bool:
+def are_untouched(modules: Iterable[torch.nn.Module]) -> bool:
     """Return whether no forward is replaced or hooked."""
     return not any(
-        "forward" in vars(m) or m._forward_hooks or m._forward_pre_hooks for m in modules_of(module)
+        "forward" in vars(m) or m._forward_hooks or m._forward_pre_hooks for m in modules
     )
 
 
@@ -378,10 +384,12 @@ def are_torchs_own(*functions: Callable) -> bool:
     return not modes and all(isinstance(f, BuiltinFunctionType) for f in functions)
 
 
-def computes_in_float32(module: torch.nn.Module) -> bool:
+def compute_in_float32(modules: Sequence[torch.nn.Module]) -> bool:
+    """Return whether modules, as the libraries have them, compute in nothing but float32."""
+    own = (p for module in modules for p in module._parameters.values() if p is not None)
     return (
-        is_untouched(module)
-        and all(p.dtype == torch.float32 for p in parameters_of(module))
+        are_untouched(modules)
+        and all(parameter.dtype == torch.float32 for parameter in own)
         and not any(torch.is_autocast_enabled(device) for device in ("cpu", "cuda"))
     )
 

@@ -7,7 +7,7 @@ import inspect
 import operator
 import sys
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from types import FunctionType, MethodType, ModuleType
@@ -36,6 +36,8 @@ MODULES_DEEP = 2
 TABLE_PROBE = 3
 # Found position tables, by the model and the sizes of its embeddings.
 _TABLES: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
+# Parameters of methods that are a forward.
+_PARAMETERS: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
 # What the libraries' code finds, by the classes of models.
 _CODE: dict[frozenset[type], "LibraryCode"] = {}
 
@@ -59,17 +61,24 @@ def named_modules(model: torch.nn.Module) -> list[tuple[str, torch.nn.Module]]:
     return [(name, module) for module, name in found.items()]
 
 
-def modules_of(model: torch.nn.Module) -> list[torch.nn.Module]:
-    """List a model's modules, as `model.modules` yields them."""
-    found: dict[torch.nn.Module, None] = {}
+def modules_of(
+    model: torch.nn.Module, without: Sequence[torch.nn.Module] = ()
+) -> list[torch.nn.Module]:
+    """List a model's modules, as `model.modules` yields them.
+
+    Args:
+        without: those not to list, with what can be reached through them alone.
+    """
+    found = dict.fromkeys((None, *without))
+    first = len(found)
     waiting = [model]
     while waiting:
         module = waiting.pop()
-        if module is not None and module not in found:
+        if module not in found:
             found[module] = None
             if module._modules:
                 waiting.extend(reversed(module._modules.values()))
-    return list(found)
+    return list(found)[first:]
 
 
 def own_names(module: torch.nn.Module) -> set[str]:
@@ -115,7 +124,7 @@ def position_table(model: torch.nn.Module) -> int | None:
     for module in modules_of(model):
         if isinstance(module, torch.nn.Embedding) and module is not embeddings:
             sizes.append(module.num_embeddings)
-        precomputed = getattr(module, "embed_positions", None)  # GPT-J, CodeGen: a tensor
+        precomputed = module._buffers.get("embed_positions")  # GPT-J, CodeGen
         if isinstance(precomputed, torch.Tensor) and precomputed.ndim == 2:
             fixed.append(precomputed.shape[0])
     if sizes:
@@ -199,8 +208,14 @@ def input_embeddings(model: torch.nn.Module) -> torch.nn.Module | None:
         return None
 
 
-def forward_parameters(module: torch.nn.Module) -> set[str]:
-    return set(inspect.signature(module.forward).parameters)
+def forward_parameters(module: torch.nn.Module) -> Mapping[str, inspect.Parameter]:
+    """Return the parameters of a module's forward, by name and in order."""
+    forward = module.forward
+    if not inspect.ismethod(forward):  # replaced
+        return inspect.signature(forward).parameters
+    if forward.__func__ not in _PARAMETERS:
+        _PARAMETERS[forward.__func__] = inspect.signature(forward).parameters
+    return _PARAMETERS[forward.__func__]
 
 
 def forward_kwargs(module: torch.nn.Module) -> dict:
@@ -214,7 +229,7 @@ def ids_name(module: torch.nn.Module) -> str:
     They go by it as transformers passes them: hooks registered `with_kwargs` look for `input_ids`.
     A forward of somebody's own may call its first argument otherwise.
     """
-    parameters = inspect.signature(module.forward).parameters.values()
+    parameters = forward_parameters(module).values()
     names = [p.name for p in parameters if p.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD]
     return names[0] if names and "input_ids" not in names else "input_ids"
 
@@ -235,9 +250,10 @@ def probe_ids(model: torch.nn.Module, length: int, first: int = 1) -> torch.Tens
 
 def number_format(model: torch.nn.Module) -> str:
     """Describe what a model computes in: quantisation, dtypes, autocast, products of fewer bits."""
-    dtypes = {p.dtype for p in parameters_of(model) if p.is_floating_point()}
+    parameters = parameters_of(model)
+    dtypes = [dtype for dtype in {p.dtype for p in parameters} if dtype.is_floating_point]
     names = [str(dtype).removeprefix("torch.") for dtype in dtypes] or ["float32"]
-    parts = [*quantisation(model), *sorted(names)]
+    parts = [*quantisation(model, parameters), *sorted(names)]
     for device in ("cpu", "cuda"):
         if torch.is_autocast_enabled(device):
             dtype = str(torch.get_autocast_dtype(device)).removeprefix("torch.")
@@ -255,8 +271,14 @@ def matmul_precision() -> str:
         return torch.backends.cuda.matmul.fp32_precision
 
 
-def quantisation(model: torch.nn.Module) -> list[str]:
-    """Name the methods that a model's weights are quantised by, with the bits."""
+def quantisation(
+    model: torch.nn.Module, parameters: Sequence[torch.nn.Parameter] | None = None
+) -> list[str]:
+    """Name the methods that a model's weights are quantised by, with the bits.
+
+    Args:
+        parameters: the model's, if they are listed already.
+    """
     settings = getattr(getattr(model, "config", None), "quantization_config", None)
     if hasattr(settings, "to_dict"):
         settings = settings.to_dict()
@@ -267,8 +289,10 @@ def quantisation(model: torch.nn.Module) -> list[str]:
             bits = size if settings.get(f"load_in_{size}bit") else bits
         kind = settings.get("bnb_4bit_quant_type") if bits == 4 else settings.get("quant_type")
         return ["-".join(str(part) for part in (method, bits and f"{bits}bit", kind) if part)]
-    kinds = {type(p.data).__name__ for p in parameters_of(model)} - {"Tensor", "Parameter"}
-    if any(".quantized." in type(module).__module__ for module in modules_of(model)):
+    parameters = parameters_of(model) if parameters is None else parameters
+    special = [p for p in parameters if type(p) is not torch.nn.Parameter]
+    kinds = {type(p.data).__name__ for p in special} - {"Tensor", "Parameter"}
+    if any(".quantized." in kind.__module__ for kind in set(map(type, modules_of(model)))):
         kinds.add("torch.ao")
     return sorted(kinds)
 
@@ -281,8 +305,9 @@ def precision(model: torch.nn.Module) -> torch.dtype:
     for device in ("cpu", "cuda"):
         if torch.is_autocast_enabled(device):
             return torch.get_autocast_dtype(device)
-    dtypes = {p.dtype for p in parameters_of(model) if p.is_floating_point()}
-    if quantisation(model) or torch.bfloat16 in dtypes:
+    parameters = parameters_of(model)
+    dtypes = {p.dtype for p in parameters}
+    if torch.bfloat16 in dtypes or quantisation(model, parameters):
         return torch.bfloat16
     return torch.float16 if torch.float16 in dtypes else torch.float32
 

@@ -6,7 +6,7 @@ passes of different lengths run apart.
 """
 
 import operator
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple
 
@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from ..errors import Wording
-from .digest import modifications
+from .digest import examine, modifications
 from .interface import Batch, ProbeText
 from .logits import (
     OTHER_SHAPE,
@@ -380,8 +380,8 @@ class KeptState:
     a short text switched it to; scores would then depend on what was scored before.
     """
 
-    def __init__(self, model: torch.nn.Module) -> None:
-        self.saved = {module: SavedModule.of(module) for module in modules_of(model)}
+    def __init__(self, modules: Sequence[torch.nn.Module]) -> None:
+        self.saved = {module: SavedModule.of(module) for module in modules}
 
     def changed(self) -> list[torch.nn.Module]:
         """List the modules that have changed."""
@@ -452,20 +452,21 @@ def state_kept(model: torch.nn.Module) -> Iterator[KeptState]:
     Yields:
         what it keeps from one pass to the next, before any text was read.
     """
-    state = KeptState(model)
+    modules = modules_of(model)
+    state = KeptState(modules)
     try:
-        yield KeptState(model) if forget_lengths(model) else state
+        yield KeptState(modules) if forget_lengths(modules) else state
     finally:
         state.restore(state.changed())
 
 
-def forget_lengths(model: torch.nn.Module) -> bool:
+def forget_lengths(modules: Sequence[torch.nn.Module]) -> bool:
     """Set rotary embeddings back to the frequencies that they had before any text was read.
 
     Returns:
         whether there are embeddings whose frequencies grow.
     """
-    growing = [module for module in modules_of(model) if is_growing_rotary(module)]
+    growing = [module for module in modules if is_growing_rotary(module)]
     for module in growing:  # frequencies that somebody set elsewhere are meant
         limit = getattr(module, "original_max_seq_len", None)
         for name in [n for n in module._buffers if n.endswith("inv_freq")]:
@@ -502,7 +503,7 @@ def is_known_architecture(model: torch.nn.Module) -> bool:
         and not has_local_layers(config)
         and has_forward_of_transformers(model)
         and all(map(is_of_library, modules_of(model)))
-        and not modifications(model)
+        and not modifications(examine(model))
     )
 
 

@@ -50,8 +50,9 @@ PROBE_TEXT = (
     "def f(x): return {'a': [x**2 % 3]} # ok <s> </s> <unk> <|endoftext|> IOI \u0130\u0131\u00df"
 )
 PROBE_TOKENS = 1024
-# Digests of the last tokenizer that has no code of its own, by that of its state.
-_TRIED: dict[str, str] = {}
+# Digests of the last tokenizers that have no code of their own, by what is written in them.
+MOST_TRIED = 8
+_TRIED: dict[tuple[bytes, str], str] = {}
 
 
 Range = tuple[int, int]
@@ -605,13 +606,17 @@ def tokenizer_digest(tokenizer: PreTrainedTokenizerBase) -> str:
         }
         state = [type(tokenizer).__name__, sorted(tokenizer.get_vocab().items()), kept]
     special = {k: v for k, v in tokenizer.special_tokens_map.items() if k != "pad_token"}
-    digest = digest_of([state, special])
     if _has_own_code(tokenizer):
-        return digest_of([digest, _try_out(tokenizer)])
-    if digest not in _TRIED:
-        _TRIED.clear()
-        _TRIED[digest] = digest_of([digest, _try_out(tokenizer)])
-    return _TRIED[digest]
+        return digest_of([digest_of([state, special]), _try_out(tokenizer)])
+    # Most often it is one of the last; writing its state as JSON would take several times longer.
+    written, *others = state
+    key = (xxhash.xxh3_128(written.encode()).digest(), repr([others, special]))
+    digest = _TRIED.get(key)
+    if digest is None:
+        if len(_TRIED) >= MOST_TRIED:
+            _TRIED.clear()
+        digest = _TRIED[key] = digest_of([digest_of([state, special]), _try_out(tokenizer)])
+    return digest
 
 
 def _has_own_code(tokenizer: PreTrainedTokenizerBase) -> bool:
