@@ -110,7 +110,7 @@ def model_revision(model: torch.nn.Module, commit: str | None) -> str:
     """
     built = examine(model)
     if commit is None or built.structure.adapters:
-        commit = weights_digest(model)
+        commit = weights_digest(built.modules)
     whole = getattr(model, "config", None)
     settings = _settings(whole)
     own = _own_settings(built.configs(), whole, settings)
@@ -146,14 +146,14 @@ def _own_settings(
     return places
 
 
-def weights_digest(model: torch.nn.Module) -> str:
+def weights_digest(modules: Modules) -> str:
     """Digest of every parameter and buffer, by name, saved with the model or not.
 
     Raises:
         ValueError: a tensor has no values.
     """
     digest = xxhash.xxh3_128()
-    for name, tensor in _tensors(model):
+    for name, tensor in _tensors(modules):
         for part in plain_tensors(tensor):
             if part.is_meta:
                 raise ArgumentError(
@@ -181,6 +181,8 @@ class Structure:
         configs: (place in the list of modules, attribute) of the configurations that modules read.
         adapters: places of the modules that PEFT has put adapters on.
         kinds: classes of the modules.
+        of_libraries: those of torch and transformers among them and among their bases.
+        calls: what each module runs when it is called, see `_calls`.
         replaced: what was put over the modules' own code, and where.
         calls_own_code: whether a module calls code of no library.
         is_comparable: whether the structure is the same while `describes` returns True.
@@ -198,7 +200,12 @@ class Structure:
             if isinstance(value, transformers.PretrainedConfig) or attribute == "config"
         ]
         self.adapters = [n for n, (_, module) in enumerate(modules) if _has_adapters(module)]
-        self.kinds = {type(module) for _, module in modules}
+        self.kinds = frozenset(type(module) for _, module in modules)
+        classes = {c for kind in self.kinds for c in kind.__mro__}
+        self.of_libraries = frozenset(
+            c for c in classes if package_of(c.__module__) in PINNED_PACKAGES
+        )
+        self.calls = tuple(_calls(module) for _, module in modules)
         self.replaced = [place for named in modules for place in _replaced_in(*named)]
         self.calls_own_code = any(calls_own_code(module) for _, module in modules)
         self.is_comparable = not (self.replaced or self.calls_own_code) and all(
@@ -231,13 +238,14 @@ class ModuleRecord:
         names = own_names(module)
         constants = [n for n in names if _is_constant(own[n])]
         self._get = operator.itemgetter("_forward_hooks", "_forward_pre_hooks", *constants)
-        self._constants = tuple(own[n] for n in constants)
+        self._values = self._get(own)
         # Their contents have no part in the structure.
         containers = [n for n in names if type(own[n]) in (list, dict, set)]
         self._containers = [(n, type(own[n])) for n in containers]
         # They may lead back to the model, which is not kept alive for them.
         objects = {n: as_weak(own[n]) for n in names.difference(constants, containers)}
         self._objects = list(objects.items())
+        self._others = bool(self._containers or self._objects)
         self.is_comparable = not (module._forward_hooks or module._forward_pre_hooks) and all(
             isinstance(found, weakref.ref) for found in objects.values()
         )
@@ -246,18 +254,23 @@ class ModuleRecord:
         """Return whether a module is as it was."""
         own = vars(module)
         try:
-            hooks, hooks_before, *constants = self._get(own)
+            values = self._get(own)
             return (
                 type(module) is self._kind
                 and len(own) == self._size
                 and name == self._name
-                and not (hooks or hooks_before)
-                and all(map(operator.is_, constants, self._constants))
-                and all(type(own[n]) is kind for n, kind in self._containers)
-                and all(own[n] is not None and own[n] is found() for n, found in self._objects)
+                and all(map(operator.is_, values, self._values))
+                and not (values[0] or values[1])  # hooks
+                and (not self._others or self._describes_others(own))
             )
         except KeyError:  # an attribute is gone
             return False
+
+    def _describes_others(self, own: dict[str, object]) -> bool:
+        """Return whether the attributes that are no constants are as they were."""
+        return all(type(own[n]) is kind for n, kind in self._containers) and all(
+            own[n] is not None and own[n] is found() for n, found in self._objects
+        )
 
 
 def as_weak(value: object) -> object:
@@ -266,6 +279,16 @@ def as_weak(value: object) -> object:
         return weakref.ref(value)
     except TypeError:
         return value
+
+
+def _calls(module: torch.nn.Module) -> tuple:
+    """Describe what a module runs when it is called, to be compared.
+
+    Replaced forwards and hooks are held weakly: compared while they live, and never taken for
+    others that come to lie at the same address.
+    """
+    hooks = (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
+    return type(module), as_weak(vars(module).get("forward")), *map(as_weak, hooks)
 
 
 def _is_constant(value: object) -> bool:
@@ -281,6 +304,7 @@ def _is_constant(value: object) -> bool:
 class Built(NamedTuple):
     """A model as it is built at this moment."""
 
+    model: torch.nn.Module
     structure: Structure
     modules: Modules
 
@@ -312,7 +336,7 @@ def examine(model: torch.nn.Module) -> Built:
             _STRUCTURES[model] = known
         else:
             _STRUCTURES.pop(model, None)
-    return Built(known, modules)
+    return Built(model, known, modules)
 
 
 def _class_name(kind: type) -> str:
@@ -487,12 +511,12 @@ def _adapter_state(module: torch.nn.Module) -> tuple:
     )
 
 
-def _tensors(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+def _tensors(modules: Modules) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield every tensor of a model with its name; offloaded ones as they are brought in.
 
     Tied ones come under each of their names: offloaded, they are no longer the same object.
     """
-    for prefix, module in named_modules(model):
+    for prefix, module in modules:
         if not (module._parameters or module._buffers or _is_quantised(module)):
             continue
         names = [*_names_of(module._parameters)]

@@ -22,8 +22,8 @@ from ..errors import ArgumentTypeError
 from ..plan.tokenization import check_tokenizer, tokenizer_digest
 from ..plan.windows import ContextLimit
 from .digest import (
+    Built,
     active_adapters,
-    as_weak,
     check_identifiable,
     examine,
     model_name,
@@ -67,7 +67,6 @@ from .module import (
     input_device,
     input_embeddings,
     library_code,
-    modules_of,
     named_modules,
     num_embeddings,
     number_format,
@@ -384,9 +383,10 @@ class LanguageModel:
 
     def _recognise(self) -> None:
         """Take what is known of the model as it stands, or look at it."""
-        built, code = examine(self.model), library_code(self.model)
+        built = examine(self.model)
+        code = library_code(built.structure.of_libraries)
         modified = modifications(built)
-        state = (self.revision, code, model_structure(self.model), *modified)
+        state = (self.revision, code, model_structure(built), *modified)
         known = _FINDINGS.get(self.model, {}).get(self.variant)
         if known is None or known.state != state:
             known = self._look(state)
@@ -600,20 +600,7 @@ def lock_of(model: torch.nn.Module) -> threading.RLock:
         return _LOCKS.setdefault(owner, threading.RLock())
 
 
-def model_structure(model: torch.nn.Module) -> tuple:
-    """Describe what decides, beside weights and configuration, how a model's forward runs.
-
-    Replaced forwards and hooks are held weakly: compared while they live, and never taken for
-    others that come to lie at the same address.
-    """
-    modules = [
-        (
-            type(module),
-            as_weak(vars(module).get("forward")),
-            *map(as_weak, module._forward_hooks.values()),
-            *map(as_weak, module._forward_pre_hooks.values()),
-        )
-        for module in modules_of(model)
-    ]
-    tensors = [(p.device, p.dtype) for p in parameters_of(model)]
-    return (*modules, *tensors, number_format(model))
+def model_structure(built: Built) -> tuple:
+    """Describe what decides, beside weights and configuration, how a model's forward runs."""
+    tensors = ((p.device, p.dtype) for p in parameters_of(built.model))
+    return (*built.structure.calls, *tensors, number_format(built.model))

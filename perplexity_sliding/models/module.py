@@ -407,10 +407,8 @@ class LibraryCode:
         ) and all(space.get(name) is function() for space, name, function in self._foreign)
 
 
-def library_code(model: torch.nn.Module) -> LibraryCode:
-    """Return the libraries' code that a model runs: the same object for as long as it stays as it is."""
-    kinds = {kind for own in set(map(type, modules_of(model))) for kind in own.__mro__}
-    classes = frozenset(c for c in kinds if package_of(c.__module__) in PINNED_PACKAGES)
+def library_code(classes: frozenset[type]) -> LibraryCode:
+    """Return the libraries' code behind classes: the same object for as long as it stays as it is."""
     known = _CODE.get(classes)
     if known is None or not known.is_unchanged():
         known = _CODE[classes] = LibraryCode(classes)

@@ -5,6 +5,7 @@ rows of a batch, is refused.  Where logits depend on the length of a pass, that 
 passes of different lengths run apart.
 """
 
+import itertools
 import operator
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -104,6 +105,8 @@ QUICK_ROWS, MADE_UP_ROWS = 8, 64
 
 # Attributes of modules that a forward pass may set.
 PLAIN = (bool, int, float, str, torch.Tensor, type(None))
+# Stands for an attribute that there is not.
+MISSING = object()
 
 # Gives the logits of some rows (R, V) for token ids (B, T).
 RowLogits = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
@@ -421,9 +424,12 @@ class SavedModule(NamedTuple):
         return (
             same_objects(module._modules, self.children)
             and same_objects(module._buffers, self.buffers)
-            and all(torch.equal(self.buffers[name], old) for name, old in self.contents.items())
             and (same_objects(present, self.attributes) or self._has_same_settings(present))
+            and (not self.contents or self._has_same_contents())
         )
+
+    def _has_same_contents(self) -> bool:
+        return all(torch.equal(self.buffers[name], old) for name, old in self.contents.items())
 
     def _has_same_settings(self, present: dict[str, object]) -> bool:
         return all(
@@ -479,9 +485,10 @@ def forget_lengths(modules: Sequence[torch.nn.Module]) -> bool:
 
 
 def same_objects(present: dict, saved: dict) -> bool:
-    return present.keys() == saved.keys() and all(
-        map(operator.is_, map(present.get, saved), saved.values())
-    )
+    if not saved:
+        return not present
+    found = map(present.get, saved, itertools.repeat(MISSING))
+    return len(present) == len(saved) and all(map(operator.is_, found, saved.values()))
 
 
 def is_same(value: object, other: object) -> bool:
