@@ -145,12 +145,18 @@ def test_a_function_that_ends_and_another_one_that_takes_its_place():
         assert remembered(model) == whole(model)
 
 
+class Owner:
+    def __init__(self, model):
+        self.model = model
+
+
 def test_a_model_that_is_remembered_is_not_kept_alive():
     model = make_model("gpt2")
-    model.transformer.h[0].mlp.owner = types.SimpleNamespace(model=model)
+    model.transformer.h[0].mlp.owner = Owner(model)
     model.transformer.h[0].again = types.MethodType(torch.nn.Module.extra_repr, model)
-    examine(model)
+    structure = examine(model).structure
+    assert examine(model).structure is structure
     alive = weakref.ref(model)
-    del model
+    del model, structure
     gc.collect()
     assert alive() is None
