@@ -19,6 +19,7 @@ from perplexity_sliding.models.logits import (
     head_shortcuts,
     last_feed_forward,
 )
+from perplexity_sliding.models.module import modules_of
 
 FED = {"gpt2": "mlp", "llama": "mlp", "gemma2": "mlp", "bloom": "mlp", "gptj": "mlp"}
 
@@ -73,7 +74,7 @@ def test_scored_rows_alone_run_through_the_layer():
 def test_ordinary_architectures_take_them_all(name):
     model = make_model(name)
     head = head_of(model)
-    assert last_feed_forward(head.body) in head.in_body
+    assert last_feed_forward(modules_of(head.body)) in head.in_body
     assert list(head.in_head) == [model.get_output_embeddings()]
 
 
