@@ -3,30 +3,28 @@
 import operator
 import os
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property, lru_cache, partial
 from types import BuiltinFunctionType, FunctionType, MethodType
 from typing import NamedTuple
 
-import numpy as np
 import torch
 import transformers
-import xxhash
 
 from ..digests import DIGITS, as_json, digest_of_line
 from ..errors import ArgumentError
 from .module import (
     PINNED_PACKAGES,
     LibraryCode,
+    Modules,
     calls_own_code,
-    is_growing_rotary,
     is_known,
     is_under_a_mode,
     named_modules,
     own_names,
     package_of,
 )
+from .weights import weights_digest
 
 # Configuration entries that say where a model came from, how it was trained or how it generates;
 # none has a part in the logits of a text.
@@ -74,8 +72,6 @@ WITHOUT_EFFECT = {
 }
 # The same by what is in a name.
 WITHOUT_EFFECT_PARTS = ("dropout", "pdrop", "layerdrop", "initializer", "summary_", "cached")
-# Buffers that models write while they run, and compute anew.
-WRITTEN_WHILE_RUNNING = ("_cached", "_cache")
 # Kinds of values that decide what a module of the libraries computes.
 SETTINGS = (bool, int, float, str, FunctionType, BuiltinFunctionType, partial, MethodType)
 # In a layer of torch tuples as well; transformers keeps them as a configuration has them, which is
@@ -83,12 +79,6 @@ SETTINGS = (bool, int, float, str, FunctionType, BuiltinFunctionType, partial, M
 TORCH_SETTINGS = (*SETTINGS, tuple)
 # Kinds of attributes that stay the same for as long as they are the same object.
 CONSTANTS = (bool, int, float, str, type(None), torch.dtype, torch.device, torch.Size)
-
-# Kinds of numbers that numpy has too.
-NUMPY_TYPES = frozenset({torch.float32, torch.float16, torch.float64, torch.int64, torch.bool})
-
-# A model's modules by name.
-Modules = Sequence[tuple[str, torch.nn.Module]]
 
 # Structures of models in which a change is seen by comparing attributes.
 _STRUCTURES: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
@@ -144,27 +134,6 @@ def _own_settings(
         if known[id(config)] != as_whole:
             places.append([name, attribute, *known[id(config)]])
     return places
-
-
-def weights_digest(modules: Modules) -> str:
-    """Digest of every parameter and buffer, by name, saved with the model or not.
-
-    Raises:
-        ValueError: a tensor has no values.
-    """
-    digest = xxhash.xxh3_128()
-    for name, tensor in _tensors(modules):
-        for part in plain_tensors(tensor):
-            if part.is_meta:
-                raise ArgumentError(
-                    "model",
-                    f"have its weights, but {name.lstrip('.')} is on the meta device, which holds "
-                    "none",
-                    advice="Load the weights before passing the model.",
-                )
-            digest.update(name.encode())
-            digest.update(tensor_bytes(part))
-    return digest.hexdigest()
 
 
 class Structure:
@@ -509,86 +478,3 @@ def _adapter_state(module: torch.nn.Module) -> tuple:
         list(getattr(module, "merged_adapters", [])),
         dict(getattr(module, "scaling", {})),
     )
-
-
-def _tensors(modules: Modules) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield every tensor of a model with its name; offloaded ones as they are brought in.
-
-    Tied ones come under each of their names: offloaded, they are no longer the same object.
-    """
-    for prefix, module in modules:
-        if not (module._parameters or module._buffers or _is_quantised(module)):
-            continue
-        names = [*_names_of(module._parameters)]
-        names += [name for name in _names_of(module._buffers) if _stays(module, name)]
-        with _brought_in(module):
-            for name in names:
-                yield f"{prefix}.{name}", getattr(module, name)
-            if _is_quantised(module):
-                yield from _quantised_tensors(prefix, module)
-
-
-def _names_of(tensors: dict[str, torch.Tensor | None]) -> Iterator[str]:
-    """Yield the names of tensors, each of which under its first."""
-    seen: set[int] = set()
-    for name, tensor in tensors.items():
-        if tensor is not None and id(tensor) not in seen:
-            seen.add(id(tensor))
-            yield name
-
-
-def _is_quantised(module: torch.nn.Module) -> bool:
-    """Return whether a module is a layer quantised by torch.ao."""
-    return ".quantized." in type(module).__module__
-
-
-def _quantised_tensors(prefix: str, module: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield the weights of layers quantised by torch.ao, which are not parameters."""
-    for name in ("weight", "bias"):
-        getter = getattr(module, name, None)
-        value = getter() if callable(getter) else None
-        if isinstance(value, torch.Tensor):
-            yield f"{prefix}.{name}", value.dequantize()
-
-
-def _stays(module: torch.nn.Module, buffer: str) -> bool:
-    """Return whether a forward pass leaves a buffer as it is."""
-    if buffer not in module._non_persistent_buffers_set:
-        return True
-    is_rotary = buffer.endswith("inv_freq") and hasattr(module, f"original_{buffer}")
-    if is_rotary and is_growing_rotary(module):
-        return False
-    return not buffer.endswith(WRITTEN_WHILE_RUNNING)
-
-
-def _brought_in(module: torch.nn.Module) -> AbstractContextManager:
-    """Bring weights that accelerate has offloaded to where they can be read."""
-    if not hasattr(module, "_hf_hook"):
-        return nullcontext()
-    from accelerate.utils import align_module_device
-
-    return align_module_device(module, "cpu")
-
-
-def plain_tensors(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
-    """Yield a tensor, or those that make up a quantised one: codes and scales."""
-    if hasattr(tensor, "__tensor_flatten__"):
-        for name in tensor.__tensor_flatten__()[0]:
-            yield from plain_tensors(getattr(tensor, name))
-        return
-    yield tensor
-    for attribute in ("quant_state", "SCB"):  # bitsandbytes
-        state = getattr(tensor, attribute, None)
-        if isinstance(state, torch.Tensor):
-            yield state
-        elif hasattr(state, "as_dict"):
-            values = state.as_dict(packed=True).values()
-            yield from (value for value in values if isinstance(value, torch.Tensor))
-
-
-def tensor_bytes(tensor: torch.Tensor) -> np.ndarray:
-    """Return the numbers of a tensor, in order, as something that their bytes can be read from."""
-    numbers = tensor.detach().cpu().contiguous()
-    if numbers.dtype not in NUMPY_TYPES:
-        numbers = numbers.flatten().view(torch.uint8)
-    return numbers.numpy()

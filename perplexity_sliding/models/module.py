@@ -16,6 +16,9 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import PretrainedConfig
 
+# A model's modules by name.
+Modules = Sequence[tuple[str, torch.nn.Module]]
+
 # Kinds of rotary embeddings whose frequencies depend on the length of the pass.
 GROWING_ROTARY = ("dynamic", "longrope")
 # Packages whose versions the signature names, so that a name says what their code does.

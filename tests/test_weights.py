@@ -1,0 +1,138 @@
+"""The digest of weights that are not copied for it is that of weights that are."""
+
+import pytest
+import torch
+from models import make_model
+
+from perplexity_sliding.models import weights
+from perplexity_sliding.models.module import named_modules
+from perplexity_sliding.models.weights import weights_digest
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+ROW = 16
+
+
+class Numbers(torch.nn.Module):
+    """Tensors of many kinds, some of which fill rows, and one of which is twice in it."""
+
+    def __init__(self):
+        super().__init__()
+        draw = torch.Generator().manual_seed(1)
+        for name, dtype in (("whole", torch.float32), ("halves", torch.bfloat16)):
+            values = torch.randn(3, ROW + 5, generator=draw).to(dtype)
+            setattr(self, name, torch.nn.Parameter(values))
+        self.turned = torch.nn.Parameter(torch.randn(ROW, 4, generator=draw).T)
+        self.register_buffer("codes", torch.arange(-64, 64, dtype=torch.int8))
+        self.register_buffer("places", torch.arange(2 * ROW))
+        self.register_buffer("doubles", torch.randn(7, generator=draw, dtype=torch.float64))
+        self.register_buffer("waves", torch.randn(5, generator=draw, dtype=torch.complex128))
+        self.register_buffer("flags", torch.tensor([True, False, True]))
+        self.register_buffer("step", torch.tensor(3.0))
+        self.register_buffer("nothing", torch.zeros(0))
+        self.again = torch.nn.Linear(ROW + 5, 3, bias=False)
+        self.again.weight = self.whole
+
+
+@pytest.fixture
+def far(monkeypatch):
+    """Weights of a device that they are not copied from for nothing; a list of the copies."""
+    copies = []
+    read = weights._digest
+    monkeypatch.setattr(weights, "ROW", ROW)
+    monkeypatch.setattr(weights, "ROWS", 2)
+    monkeypatch.setattr(weights, "FAR_DEVICES", (DEVICE,))
+    monkeypatch.setattr(weights, "_digest", lambda modules: copies.append(1) or read(modules))
+    weights._factors.cache_clear()
+    yield copies
+    weights._factors.cache_clear()
+
+
+def near(model):
+    return weights._digest(named_modules(model.cpu()))
+
+
+def test_sums_are_those_of_whole_numbers(far):
+    numbers = torch.tensor([2**63 - 1, -(2**63), -1, 0, 12345678901234567] * 9, device=DEVICE)
+    factors = weights._factors(torch.device(DEVICE)).tolist()
+    assert len(factors) == ROW and all(factor % 2 for factor in factors)
+    expected = [
+        sum(n * f for n, f in zip(numbers.tolist()[k : k + ROW], factors)) % 2**64
+        for k in range(0, len(numbers), ROW)
+    ]
+    sums = torch.cat(list(weights._sums(numbers))).tolist()
+    assert [value % 2**64 for value in sums] == expected
+
+
+def test_the_digest_is_the_same_and_weights_are_copied_once(far):
+    model = Numbers()
+    expected = near(model)
+    far.clear()
+    model = model.to(DEVICE)
+    for _ in range(3):
+        assert weights_digest(named_modules(model)) == expected
+    assert len(far) == 1
+
+
+def last_bit(tensor):
+    tensor.view(torch.int32)[2, 7] ^= 1
+
+
+def exchange(tensor):
+    tensor[0, 3], tensor[0, 4] = tensor[0, 4].clone(), tensor[0, 3].clone()
+
+
+def exchange_rows(tensor):
+    tensor[[0, 1]] = tensor[[1, 0]]
+
+
+CHANGES = {
+    "a number's last bit": lambda model: last_bit(model.whole),
+    "two numbers": lambda model: exchange(model.whole),
+    "two rows": lambda model: exchange_rows(model.halves),
+    "the sign of a zero": lambda model: model.step.mul_(0).neg_(),
+    "the last number of a row that is not full": lambda model: model.halves[-1, -1].add_(1),
+    "a number that is turned": lambda model: model.turned[1, 2].add_(1e-7),
+    "a code": lambda model: model.codes[100].add_(1),
+    "a place": lambda model: model.places[-1].add_(2**40),
+    "a double": lambda model: model.doubles[3].add_(1e-15),
+    "an imaginary part": lambda model: model.waves.imag[4].add_(1e-15),
+    "a flag": lambda model: model.flags[1].logical_not_(),
+    "a shape": lambda model: setattr(model.halves, "data", model.halves.data.T.contiguous()),
+    "a dtype": lambda model: setattr(model.halves, "data", model.halves.data.float()),
+    "a tensor more": lambda model: model.register_buffer("more", model.nothing.clone()),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+def test_a_change_is_seen(far, change):
+    model = Numbers().to(DEVICE)
+    with torch.no_grad():
+        model.step.zero_()
+        weights_digest(named_modules(model))
+        change(model)
+    seen = weights_digest(named_modules(model))
+    assert len(far) == 2
+    assert seen == near(model)
+
+
+def test_steps_of_a_fused_optimizer_are_seen(far):
+    """They leave the versions of the weights as they are."""
+    model = make_model("gpt2").to(DEVICE)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-6, fused=True)
+    digests = []
+    for _ in range(3):
+        digests.append(weights_digest(named_modules(model)))
+        model(torch.arange(8, device=DEVICE)[None]).logits.square().sum().backward()
+        optimizer.step()
+    assert len(set(digests)) == len(far) == 3
+
+
+def test_weights_in_two_places(far, monkeypatch):
+    """Those of the CPU are read at every call; those of the other one are summed up."""
+    monkeypatch.setattr(weights, "FAR_DEVICES", ("cuda", "meta"))
+    monkeypatch.setattr(weights, "_lies_far", lambda module: True)
+    model = make_model("gpt2")
+    first = weights_digest(named_modules(model))
+    with torch.no_grad():
+        model.transformer.h[1].mlp.c_fc.bias[3] += 1
+    assert first != weights_digest(named_modules(model)) == near(model)
