@@ -24,10 +24,9 @@ from tokenizers import normalizers
 
 from perplexity_sliding.digests import TextsDigest, same_probe
 from perplexity_sliding.models import language_model as model_module
-from perplexity_sliding.models.digest import examine
+from perplexity_sliding.models.digest import examine, weights_digest
 from perplexity_sliding.models.interface import ProbeText
 from perplexity_sliding.models.module import named_modules, number_format
-from perplexity_sliding.models.weights import weights_digest
 
 TEXTS = [random_text(60), random_text(33, seed=1)]
 

@@ -1,15 +1,23 @@
-"""Digests of models: whatever a forward pass depends on, and nothing else."""
+"""Digests of models: whatever a forward pass depends on, and nothing else.
+
+All of it is looked at in every call.  What is known of modules is compared with what they have now.
+Weights are read again; versions that torch counts would not do, as fused optimizers leave them as
+they are.
+"""
 
 import operator
 import os
 import weakref
-from collections.abc import Callable, Iterable, Sequence
-from functools import cached_property, lru_cache, partial
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from functools import cache, cached_property, lru_cache, partial
 from types import BuiltinFunctionType, FunctionType, MethodType
 from typing import NamedTuple
 
+import numpy as np
 import torch
 import transformers
+import xxhash
 
 from ..digests import DIGITS, as_json, digest_of_line
 from ..errors import ArgumentError
@@ -18,13 +26,13 @@ from .module import (
     LibraryCode,
     Modules,
     calls_own_code,
+    is_growing_rotary,
     is_known,
     is_under_a_mode,
     named_modules,
     own_names,
     package_of,
 )
-from .weights import weights_digest
 
 # Configuration entries that say where a model came from, how it was trained or how it generates;
 # none has a part in the logits of a text.
@@ -82,6 +90,19 @@ CONSTANTS = (bool, int, float, str, type(None), torch.dtype, torch.device, torch
 
 # Structures of models in which a change is seen by comparing attributes.
 _STRUCTURES: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
+# Buffers that models write while they run, and compute anew.
+WRITTEN_WHILE_RUNNING = ("_cached", "_cache")
+# Weights on these devices are summed up there, as it takes long to copy them for their digest.
+FAR_DEVICES = ("cuda",)
+# Kinds of numbers that numpy has too.
+NUMPY_TYPES = frozenset({torch.float32, torch.float16, torch.float64, torch.int64, torch.bool})
+
+# Integers of each size in bytes, as which numbers are summed up.
+INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+# Numbers to a sum, and sums at a time.
+ROW, ROWS = 2**18, 32
+# Of each model on such devices: its checksum and its digest.
+_LAST: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
 
 
 def model_name(name: str, model_kwargs: dict) -> str:
@@ -478,3 +499,182 @@ def _adapter_state(module: torch.nn.Module) -> tuple:
         list(getattr(module, "merged_adapters", [])),
         dict(getattr(module, "scaling", {})),
     )
+
+
+# --- weights --------------------------------------------------------------------------------------
+
+
+def weights_digest(modules: Modules) -> str:
+    """Digest every parameter and buffer, by name, saved with the model or not.
+
+    Weights on a GPU are copied only where a checksum of them, computed there, has changed.
+
+    Args:
+        modules: of the model, which is the first.
+
+    Raises:
+        ValueError: a tensor has no values.
+    """
+    if not any(_lies_far(module) for _, module in modules):
+        return _digest(modules)
+    model, checksum = modules[0][1], _checksum(modules)
+    last, digest = _LAST.get(model, (None, ""))
+    if checksum != last:
+        digest = _digest(modules)
+        _LAST[model] = checksum, digest
+    return digest
+
+
+def _lies_far(module: torch.nn.Module) -> bool:
+    """Return whether a module has weights of its own that take long to copy."""
+    tensors = (*module._parameters.values(), *module._buffers.values())
+    return any(t is not None and t.device.type in FAR_DEVICES for t in tensors)
+
+
+def _digest(modules: Modules) -> str:
+    digest = xxhash.xxh3_128()
+    for name, part in _parts(modules):
+        digest.update(name.encode())
+        digest.update(tensor_bytes(part))
+    return digest.hexdigest()
+
+
+@torch.inference_mode()
+def _checksum(modules: Modules) -> bytes:
+    """Sum up weights on the devices that they lie on; digest the sums, and weights on the CPU."""
+    digest = xxhash.xxh3_128()
+    sums: dict[torch.device, list[torch.Tensor]] = {}
+    for name, part in _parts(modules):
+        digest.update(f"{name} {part.dtype} {tuple(part.shape)} {part.device}".encode())
+        if part.device.type in FAR_DEVICES:
+            sums.setdefault(part.device, []).extend(_sums(part))
+        else:
+            digest.update(tensor_bytes(part))
+    for of_device in sums.values():
+        digest.update(torch.cat(of_device).cpu().numpy())
+    return digest.digest()
+
+
+def _sums(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
+    """Yield sums (R,) of a tensor's numbers, each times a factor of its place, modulo 2^64.
+
+    The factors are odd: no change of a single number leaves its sum as it was, and one of several
+    numbers does by chance once in 2^64 times.
+    """
+    numbers = tensor.detach().contiguous().flatten()
+    numbers = numbers.view(INTEGERS[min(numbers.element_size(), 8)])
+    factors = _factors(tensor.device)
+    whole = len(numbers) // ROW * ROW
+    for rows in numbers[:whole].view(-1, ROW).split(ROWS):
+        yield (rows * factors).sum(-1)
+    rest = numbers[whole:]
+    yield (rest * factors[: len(rest)]).sum(-1, keepdim=True)
+
+
+@cache
+def _factors(device: torch.device) -> torch.Tensor:
+    """Draw odd numbers (ROW,), the same on every device."""
+    draw = torch.Generator().manual_seed(0)
+    return torch.randint(-(2**63), 2**63 - 1, (ROW,), generator=draw).bitwise_or(1).to(device)
+
+
+def _parts(modules: Modules) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield every plain tensor of a model with its name, see `plain_tensors`.
+
+    Raises:
+        ValueError: one has no values.
+    """
+    for name, tensor in _tensors(modules):
+        for part in plain_tensors(tensor):
+            if part.is_meta:
+                raise ArgumentError(
+                    "model",
+                    f"have its weights, but {name.lstrip('.')} is on the meta device, which holds "
+                    "none",
+                    advice="Load the weights before passing the model.",
+                )
+            yield name, part
+
+
+def _tensors(modules: Modules) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield every tensor of a model with its name; offloaded ones as they are brought in.
+
+    Tied ones come under each of their names: offloaded, they are no longer the same object.
+    """
+    for prefix, module in modules:
+        if not (module._parameters or module._buffers or _is_quantised(module)):
+            continue
+        names = [*_names_of(module._parameters)]
+        names += [name for name in _names_of(module._buffers) if _stays(module, name)]
+        with _brought_in(module):
+            for name in names:
+                yield f"{prefix}.{name}", getattr(module, name)
+            if _is_quantised(module):
+                yield from _quantised_tensors(prefix, module)
+
+
+def _names_of(tensors: dict[str, torch.Tensor | None]) -> Iterator[str]:
+    """Yield the names of tensors, each of which under its first."""
+    seen: set[int] = set()
+    for name, tensor in tensors.items():
+        if tensor is not None and id(tensor) not in seen:
+            seen.add(id(tensor))
+            yield name
+
+
+def _is_quantised(module: torch.nn.Module) -> bool:
+    """Return whether a module is a layer quantised by torch.ao."""
+    return ".quantized." in type(module).__module__
+
+
+def _quantised_tensors(prefix: str, module: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield the weights of layers quantised by torch.ao, which are not parameters."""
+    for name in ("weight", "bias"):
+        getter = getattr(module, name, None)
+        value = getter() if callable(getter) else None
+        if isinstance(value, torch.Tensor):
+            yield f"{prefix}.{name}", value.dequantize()
+
+
+def _stays(module: torch.nn.Module, buffer: str) -> bool:
+    """Return whether a forward pass leaves a buffer as it is."""
+    if buffer not in module._non_persistent_buffers_set:
+        return True
+    is_rotary = buffer.endswith("inv_freq") and hasattr(module, f"original_{buffer}")
+    if is_rotary and is_growing_rotary(module):
+        return False
+    return not buffer.endswith(WRITTEN_WHILE_RUNNING)
+
+
+def _brought_in(module: torch.nn.Module) -> AbstractContextManager:
+    """Bring weights that accelerate has offloaded to where they can be read."""
+    own = (*module._parameters.values(), *module._buffers.values())
+    if not hasattr(module, "_hf_hook") or not any(t is not None and t.is_meta for t in own):
+        return nullcontext()
+    from accelerate.utils import align_module_device
+
+    return align_module_device(module, "cpu")
+
+
+def plain_tensors(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
+    """Yield a tensor, or those that make up a quantised one: codes and scales."""
+    if hasattr(tensor, "__tensor_flatten__"):
+        for name in tensor.__tensor_flatten__()[0]:
+            yield from plain_tensors(getattr(tensor, name))
+        return
+    yield tensor
+    for attribute in ("quant_state", "SCB"):  # bitsandbytes
+        state = getattr(tensor, attribute, None)
+        if isinstance(state, torch.Tensor):
+            yield state
+        elif hasattr(state, "as_dict"):
+            values = state.as_dict(packed=True).values()
+            yield from (value for value in values if isinstance(value, torch.Tensor))
+
+
+def tensor_bytes(tensor: torch.Tensor) -> np.ndarray:
+    """Return the numbers of a tensor, in order, as something that their bytes can be read from."""
+    numbers = tensor.detach().cpu().contiguous()
+    if numbers.dtype not in NUMPY_TYPES:
+        numbers = numbers.flatten().view(torch.uint8)
+    return numbers.numpy()
