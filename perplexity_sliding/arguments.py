@@ -31,6 +31,7 @@ COMMON_NAMES = {
     "seqlen": "max_length",
     "texts": "predictions",
     "text": "predictions",
+    "input_texts": "predictions",  # of the stock metric, before evaluate 0.3
     "pretrained": "model_id",
     "add_bos": "add_start_token",
     "torch_dtype": "dtype",

@@ -355,3 +355,16 @@ def test_a_setting_that_a_tool_lacks_is_named_without_stray_quotes(metric, gpt2,
     said = messages.describe(refused.value)
     assert said.startswith("--stride must be left out with --protocol gptq: ")
     assert "'" not in said.partition(":")[0] and "`" not in said
+
+
+def test_the_command_line_knows_the_words_of_the_metric():
+    """It has its own, since those of the metric take numpy to import."""
+    from perplexity_sliding import arguments
+    from perplexity_sliding.cli import options
+
+    assert options.WITHOUT_ADAPTER == arguments.WITHOUT_ADAPTER
+
+
+def test_texts_under_their_former_name_are_answered_with_the_present_one(metric):
+    with pytest.raises(TypeError, match="`predictions`"):
+        metric.compute(input_texts=["She closed the door."], model_id="demo_model")

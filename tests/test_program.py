@@ -367,9 +367,14 @@ def test_the_folder_of_an_adapter_is_a_model(call, tiny):
     assert by_adapter == pytest.approx(
         call("a.txt", "--json", model="merged").json["corpus"]["perplexity"], rel=1e-5
     )
-    assert by_adapter != pytest.approx(
-        call("a.txt", "--json").json["corpus"]["perplexity"], rel=1e-3
-    )
+    below = call("a.txt", "--json").json["corpus"]["perplexity"]
+    assert by_adapter != pytest.approx(below, rel=1e-3)
+    paired = call("a.txt", "--json", "--reference=without adapter", model="adapter").json
+    [comparison] = [result["comparison"] for result in paired["models"]]
+    assert comparison["reference_perplexity"] == pytest.approx(below, rel=1e-5)
+    refused = call("a.txt", "--reference=without adapter", "--reference-dtype=float16")
+    assert "--reference-dtype must be without --reference 'without adapter'" in refused.err
+    assert "needs a model with an adapter" in call("a.txt", "--reference=without adapter").err
 
 
 # ---- streams, interruptions, errors of the program

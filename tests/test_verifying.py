@@ -70,7 +70,7 @@ def altered(value):
         return value + 1
     if isinstance(value, float):
         return 1.01 * value + 0.001
-    return f"{value}more"
+    return f"more{value}"
 
 
 def leaves(value, place=()):
@@ -89,7 +89,8 @@ def test_each_field_counts(call, text, tmp_path):
     written = json.loads(path.read_text())
     assert verifying.compare(written, written, 1e-4).is_verified
     uncounted = ("name", *verifying.COSTS)
-    places = [place for place in leaves(written) if place[-1] not in uncounted]
+    # Options are what is run again, not what comes out.
+    places = [p for p in leaves(written) if p[-1] not in uncounted and p[0] != "options"]
     assert len(places) > 150
     for *folder, key in places:
         edited = json.loads(path.read_text())
@@ -112,6 +113,8 @@ def test_an_edit_of_any_field_is_said(call, stored, text):
 def test_a_field_that_is_not_repeated_is_named(call, text, tmp_path):
     path = tmp_path / "result.json"
     call(text, "--json", "--tokens", f"--output={path}")
+    written = json.loads(path.read_text())
+    path.write_text(json.dumps(written["corpus"]))  # as Python has it
     outcome = call("--verify", path, text)
     assert outcome.code == 1
     assert "\nnot repeated  token_scores: pass the options" in outcome.out
@@ -125,10 +128,150 @@ def test_the_field_of_a_signature_that_differs_is_named(call, stored, text):
     assert outcome.out.splitlines()[0] == "signature     differs: attention eager and sdpa"
 
 
-def test_the_model_is_asked_for(stored, text, capsys):
+def test_the_model_is_that_of_the_result(stored, text, capsys, folder):
     """The bundled one was scored, and said to differ."""
+    assert main.main(["--verify", str(stored), str(text), "-q"]) == 0
+    assert capsys.readouterr().out.endswith("\nverified\n")
+
+
+def test_a_model_that_is_not_here_is_asked_for(stored, text, capsys, tmp_path):
+    """A folder that has moved, and a result in Python, which does not say where the folder is."""
+    written = json.loads(stored.read_text())
+    written["options"]["model_id"] = [str(tmp_path / "moved")]
+    stored.write_text(json.dumps(written))
+    assert main.main(["--verify", str(stored), str(text)]) == 2
+    assert "moved, which is not here: name it by --model." in capsys.readouterr().err
+    stored.write_text(json.dumps(written["corpus"]))
     assert main.main(["--verify", str(stored), str(text)]) == 2
     assert "is a result of the model tiny: name it by --model." in capsys.readouterr().err
+
+
+def test_another_model_in_the_folder_differs(call, stored, text, tmp_path, capsys):
+    """A folder is pinned by the digest of its weights."""
+    other = save(tmp_path / "tiny", make_model("gpt2", seed=5), make_tokenizer())
+    written = json.loads(stored.read_text())
+    written["options"]["model_id"] = [other]
+    stored.write_text(json.dumps(written))
+    assert main.main(["--verify", str(stored), str(text), "-q"]) == 1
+    assert re.search(r"^signature +differs: revision \S+ and \S+$", capsys.readouterr().out, re.M)
+
+
+def test_the_commit_of_a_model_of_the_hub_is_loaded(monkeypatch, stored):
+    """The signature has the first digits of it."""
+    import argparse
+    from types import SimpleNamespace
+
+    commits = [SimpleNamespace(commit_id=c * 40) for c in "9a0"]
+    monkeypatch.setattr("huggingface_hub.HfApi.list_repo_commits", lambda self, name: commits)
+    result = json.loads(stored.read_text())["corpus"] | {"model": "some/model"}
+    result["signature"] = f"model:some/model|revision:{'a' * 12}.0123456789ab|protocol:sliding"
+    nothing = dict.fromkeys(("protocol", "max_length", "stride", "add_start_token", "separator"))
+    nothing |= dict.fromkeys(("carry", "detokenize", "model_id", "model_kwargs", "dataset"))
+    args = argparse.Namespace(**nothing, files=["a.txt"], verify="result.json")
+    verifying.take_options({"corpus": result}, args, ())
+    assert args.model_id == ["some/model"]
+    assert args.model_kwargs == {"revision": "a" * 40}
+
+
+SETTINGS = [
+    ["--protocol=sliding,lm-eval"],
+    ["--protocol=all"],
+    ["--max-length=16,8", "--stride=4"],
+    ["--separator= ", "--max-length=9"],
+    ["--detokenize=wikitext"],
+    ["--detokenize=wikitext", "--protocol=lm-eval"],
+    ["--words"],
+    ["--tokens", "--num-alternatives=2"],
+    ["--context-lengths=4,8"],
+    ["--columns=text", "--stride=8,4"],
+]
+
+
+@pytest.mark.parametrize("argv", SETTINGS, ids=" ".join)
+def test_the_settings_are_those_of_the_result(call, text, tmp_path, argv):
+    path, other = tmp_path / "result.json", tmp_path / "other.txt"
+    other.write_text(random_text(30, 3))
+    assert call(text, other, "--json", f"--output={path}", *argv).code in (0, 2)
+    outcome = call("--verify", path, text, other)
+    assert outcome.out.endswith("\nverified\n"), outcome.out + outcome.err
+
+
+@pytest.mark.parametrize("argv", [["--separator= "], ["--detokenize=wikitext"]])
+def test_the_settings_of_a_result_in_python(call, text, tmp_path, argv):
+    """They are in its signature."""
+    path, other = tmp_path / "result.json", tmp_path / "other.txt"
+    other.write_text(random_text(30, 3))
+    written = call(text, other, "--json", *argv).json["corpus"]
+    path.write_text(json.dumps(written))
+    outcome = call("--verify", path, text, other)
+    assert outcome.out.endswith("\nverified\n"), outcome.out + outcome.err
+
+
+def test_a_state_that_is_carried_is_taken(call, text, tmp_path):
+    recurrent, path = (
+        save(tmp_path / "m", make_model("mamba"), make_tokenizer()),
+        tmp_path / "r.json",
+    )
+    assert call(text, "--json", "--carry", f"--output={path}", model=recurrent).code == 0
+    assert "carry:" in path.read_text()
+    written = json.loads(path.read_text())
+    for stored in (written, written["corpus"]):  # of the command line, and of Python
+        path.write_text(json.dumps(stored))
+        outcome = call("--verify", path, text, model=recurrent)
+        assert outcome.out.endswith("\nverified\n"), outcome.out + outcome.err
+
+
+def test_columns_of_a_table_are_taken(call, tmp_path):
+    table, path = tmp_path / "table.csv", tmp_path / "result.json"
+    table.write_text(f"prompt,answer\n{random_text(5)},{random_text(9, 1)}\n" * 2)
+    argv = ("--text-column=answer", "--context-column=prompt", "--boundary=separate")
+    argv += ("--context-separator= ",)
+    assert call(table, "--json", f"--output={path}", *argv).code == 0
+    assert call("--verify", path, table).out.endswith("\nverified\n")
+
+
+@pytest.mark.parametrize("more", [["--protocol=lm-eval,gptq"], []], ids=["grid", "models"])
+def test_several_models_come_out_again(call, text, tmp_path, more):
+    """And where one number of one of them was edited, it is said which."""
+    other = save(tmp_path / "other", make_model("gpt2", seed=5), make_tokenizer())
+    path = tmp_path / "result.json"
+    call(text, f"--model={other}", "--json", f"--output={path}", *more)
+    written = json.loads(path.read_text())
+    assert call("--verify", path, text, model=other).code != 0, "two models were scored"
+    verify = ["--verify", str(path), str(text), "-q"]
+    assert main.main(verify) == 0
+    written["measurements" if more else "models"][-1]["total_nll"] += 0.1
+    path.write_text(json.dumps(written))
+    assert main.main(verify) == 1
+
+
+def test_a_comparison_comes_out_again(call, text, tmp_path, capsys):
+    other = save(tmp_path / "other", make_model("gpt2", seed=5), make_tokenizer())
+    path = tmp_path / "result.json"
+    call(text, f"--reference={other}", "--json", f"--output={path}")
+    assert call("--verify", path, text).out.endswith("\nverified\n")
+    written = json.loads(path.read_text())
+    written["models"][0]["comparison"]["kl"] *= 1.01
+    path.write_text(json.dumps(written))
+    outcome = call("--verify", path, text)
+    assert outcome.code == 1 and "comparison.kl  differs" in outcome.out
+
+
+def test_other_versions_are_named_where_the_numbers_agree(call, stored, text):
+    result = json.loads(stored.read_text())["corpus"]
+    signature = re.sub(r"torch:.*", "torch:2.4.0", result["signature"])
+    short = re.sub("[^|]*$", "0123456789ab", result["signature_short"])
+    outcome = call("--verify", edited(stored, signature=signature, signature_short=short), text)
+    assert outcome.code == 0
+    assert re.search(r"^versions +other ones: torch 2\.4\.0 and \S+$", outcome.out, re.M)
+    assert outcome.out.endswith("\nverified\n")
+
+
+def test_secrets_are_not_stored(call, text):
+    argv = ("--json", '--model-kwargs={"revision": "main", "token": "hf_secret"}')
+    outcome = call(text, *argv)
+    assert outcome.json["options"]["model_kwargs"] == {"revision": "main"}
+    assert "hf_secret" not in outcome.out
 
 
 @pytest.mark.parametrize(
@@ -208,7 +351,7 @@ def test_a_perplexity_that_was_edited(call, stored, text, number):
 def test_what_is_no_number(call, stored, text, name):
     outcome = call("--verify", edited(stored, **{name: "much"}), text)
     assert outcome.code == 2
-    assert f"must hold a number as {name}, got 'much'." in outcome.err
+    assert f"must have a number as {name}, got 'much'." in outcome.err
 
 
 def test_what_is_no_name(call, stored, text):

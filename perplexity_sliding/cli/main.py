@@ -20,7 +20,12 @@ from . import advice, formats, output, verifying
 from .checks import check_model, check_path, check_spares_models, check_writable
 from .measuring import Report, as_list, load_metric, measure, merge
 from .messages import describe, program_name, say, show_traceback, show_warning
-from .options import parse_arguments, was_started_by_torchrun, written_files
+from .options import (
+    WITHOUT_ADAPTER,
+    parse_arguments,
+    was_started_by_torchrun,
+    written_files,
+)
 from .progress import Progress
 from .reading import check_output, open_each, open_texts
 from .streams import to_stdout
@@ -127,7 +132,7 @@ def draw(plots, report: Report, args: argparse.Namespace) -> None:
 
 def verify(report: Report, args: argparse.Namespace) -> int:
     """Print whether the stored result has come out again; return the exit code."""
-    tolerance = probe_tolerance(report.corpus["signature"])
+    tolerance = probe_tolerance(report.results[0]["signature"])
     repeated = json.loads("".join(output.render(report, args, metric=None)))
     outcome = verifying.compare(formats.finite(args.stored), repeated, tolerance)
     to_stdout([verifying.describe(outcome)])
@@ -139,7 +144,7 @@ def check_names(args: argparse.Namespace) -> None:
     for name in args.models:
         check_model(name)
     for name, option in ((args.reference, "--reference"), (args.evaluator, "--evaluator")):
-        if name:
+        if name and name != WITHOUT_ADAPTER:
             check_model(name, option)
     if args.tokenizer:
         check_path(args.tokenizer, "--tokenizer")

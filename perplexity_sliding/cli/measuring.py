@@ -12,7 +12,7 @@ from .. import wikitext
 from ..views.reading import SHOWN, Reading, own_perplexities
 from . import sharding
 from .messages import in_options
-from .options import METRIC_ARGUMENTS, OF_REFERENCE
+from .options import METRIC_ARGUMENTS, OF_REFERENCE, WITHOUT_ADAPTER
 from .parts import Part, merge_totals, read_parts
 from .progress import Progress
 from .reading import ReadText, Text
@@ -125,6 +125,8 @@ def metric_arguments(args: argparse.Namespace) -> dict:
     if args.reference is not None:
         of_reference = {key: given.pop(name) for name, key in OF_REFERENCE.items()}
         given["reference"] = {k: value for k, value in of_reference.items() if value is not None}
+        if args.reference == WITHOUT_ADAPTER:
+            given["reference"] = WITHOUT_ADAPTER
     evaluator = given.pop("evaluator")
     if evaluator is not None:
         rule = {} if args.key_tokens == "longppl" else args.key_tokens

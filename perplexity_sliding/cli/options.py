@@ -119,7 +119,7 @@ MODEL = {
     ),
 }
 REFERENCE = {
-    "reference": option("compare with this one: worse, and by how much?", metavar="NAME"),
+    "reference": option("is it worse than this? or 'without adapter'", metavar="NAME"),
     "margin": option(
         "exit code 1 unless surely within: 0.01 for 1 %%",
         type=values.share,
@@ -183,6 +183,8 @@ OF_REFERENCE = {
     "reference_model_kwargs": "model_kwargs",
     "reference_states": "states",
 }
+# The reference that an adapter's own model is; `arguments` has it too, but imports numpy.
+WITHOUT_ADAPTER = "without adapter"
 # What several measurements may differ in, and the numbers that a table may have of each.
 AXES = ("model", "text", "protocol", "window", "stride")
 NUMBERS = (
@@ -234,6 +236,7 @@ NOT_IN_PARTS = (
     ),
     *("separator", "reference", "context_lengths", "positions", "key_tokens"),
 )
+SECRET = re.compile("token$|key|auth|password|secret|header", re.IGNORECASE)
 # What --merge takes: how to show the result.
 IN_MERGING = (
     *("files", "merge", "format", "json", "output", "fail_above", "verbose", "quiet"),
@@ -305,6 +308,23 @@ OUTPUT = {
     "quiet": option("show no progress", action="store_true"),
     "debug": option("show the traceback of an error", action="store_true"),
 }  # fmt: skip
+# What decides over the numbers, and is stored with them for --verify.
+STORED = tuple(
+    name
+    for name in (
+        *INPUT,
+        *MEASURE,
+        *MODEL,
+        *REFERENCE,
+        *TOKENS,
+        *WORDS,
+        "tokens",
+        "words",
+        "columns",
+        "label",
+    )
+    if name not in ("device", "shard_characters", "reference_states", "id_column")
+)
 GROUPS = {
     "texts": INPUT,
     "measure": MEASURE,
@@ -408,6 +428,9 @@ def parse_arguments(argv: list[str], program: str = "score.py") -> argparse.Name
     if unknown:
         parser.error(f"unrecognized arguments: {' '.join(unknown)}{suggestion(unknown[0])}")
     args.argv = argv
+    args.stored = verifying.read_result(args.verify) if args.verify else None
+    if args.stored:
+        verifying.take_options(args.stored, args, STORED)
     args.takes_bundled_model = args.model_id is None
     args.models = expand_models(args.model_id or [str(BUNDLED_MODEL)])
     args.model_id = args.models[0]
@@ -426,9 +449,6 @@ def parse_arguments(argv: list[str], program: str = "score.py") -> argparse.Name
     args.is_grid = args.takes_each_file or (args.compares and len(args.models) > 1)
     args.axes = list_axes(args)
     check_together(args)
-    args.stored = verifying.read_result(args.verify) if args.verify else None
-    if args.stored:
-        verifying.take_settings(args.stored, args)
     args.format = resolve_format(args)
     if args.cite and args.format != "text":
         raise ValueError(f"--cite must go with --format text, got {args.format}: it is a sentence.")
@@ -486,9 +506,6 @@ def check_together(args: argparse.Namespace) -> None:
         f"--positions and {comparison}": args.positions and args.compares,
         "--json and --format": args.json and args.format not in (None, "json"),
         "--cite and --tokens or --words": args.cite and args.unit,
-        f"--verify and {comparison}": args.verify and args.compares,
-        "--verify and several models or --reference": args.verify
-        and (args.models[1:] or args.reference),
         f"--show and {comparison}": args.show and args.compares,
         "--show and --reference": args.show and args.reference,
         "--show and --output": args.show and args.output,
@@ -499,10 +516,8 @@ def check_together(args: argparse.Namespace) -> None:
         "--verify and --fail-above": args.verify and args.fail_above is not None,
         "--dataset and --text-column": args.dataset and args.text_column,
         f"--reference and {comparison}": args.reference and args.compares,
-        "--reference and --cite": args.reference and args.cite,
         "several models and --tokens": args.models[1:] and args.tokens,
         "several models and --words": args.models[1:] and args.words,
-        "several models and --cite": args.models[1:] and args.cite,
         "several models and --show or --html": args.models[1:] and (args.show or args.html),
         "several models and --context-lengths or --positions": args.models[1:]
         and (args.context_lengths or args.positions),
@@ -672,11 +687,18 @@ def default_of(name: str) -> object:
 
 def check_companions(args: argparse.Namespace) -> None:
     """Refuse an option that says nothing without another one."""
-    settings = [name for name in REFERENCE if name != "reference"]
-    needless = [f"--{with_hyphens(name)}" for name in settings if getattr(args, name) is not None]
-    if needless and not args.reference:
+    settings = [
+        name for name in REFERENCE if name != "reference" and getattr(args, name) is not None
+    ]
+    if settings and not args.reference:
         raise ValueError(
-            f"{needless[0]} must go with a model to compare with: pass --reference NAME."
+            f"--{with_hyphens(settings[0])} must go with a model to compare with: pass --reference NAME."
+        )
+    of_model = [name for name in settings if name != "margin"]
+    if of_model and args.reference == WITHOUT_ADAPTER:
+        raise ValueError(
+            f"--{with_hyphens(of_model[0])} must be without --reference {WITHOUT_ADAPTER!r}, which is the "
+            "model itself."
         )
     for name in ("boundary", "context_separator"):
         if getattr(args, name) is not None and not args.context_column:
@@ -700,6 +722,22 @@ def resolve_format(args: argparse.Namespace) -> str:
             "--format."
         )
     return ENDINGS[ending]
+
+
+def stored_options(args: argparse.Namespace) -> dict:
+    """Return what the command line says of the numbers, as --verify takes it; without secrets."""
+    given = {name: getattr(args, name) for name in STORED}
+    given["model_id"] = None if args.takes_bundled_model else args.models
+    given["columns"] = ["text"] if args.takes_each_file else None
+    kept = {name: without_secrets(value) for name, value in given.items()}
+    return {name: value for name, value in kept.items() if value not in (None, False, {})}
+
+
+def without_secrets(value: object) -> object:
+    """Leave keys and tokens out of an object of JSON."""
+    if not isinstance(value, dict):
+        return value
+    return {key: item for key, item in value.items() if not SECRET.search(key)}
 
 
 def before_dashes(argv: list[str]) -> list[str]:

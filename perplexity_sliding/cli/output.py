@@ -9,7 +9,7 @@ from itertools import chain
 from . import citing, comparison_report, formats, grids, papers, rows, tables
 from .measuring import Report
 from .messages import harmless, named
-from .options import DATA_FORMATS
+from .options import DATA_FORMATS, stored_options
 from .reading import ReadText
 from .spooling import Rows
 
@@ -106,7 +106,8 @@ def as_json(report: Report, args: argparse.Namespace) -> dict:
     else:
         scores = {f"{args.unit}_scores": Rows(lambda: (columns for _, columns in report.parts))}
         parts["corpus"] = report.corpus | (scores if args.unit else {})
-    return parts | {"num_empty_texts": report.num_empty} | report.cost
+    options = {} if args.merge else {"options": stored_options(args)}
+    return parts | {"num_empty_texts": report.num_empty} | report.cost | options
 
 
 def is_refused_row(row: dict) -> bool:
