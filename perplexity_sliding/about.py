@@ -6,11 +6,14 @@ from pathlib import Path
 
 VERSION = "0.2.0"
 
+# Publishing puts the Space's owner in the place of USER.
 CITATION = """\
 @software{perplexity_sliding,
+  author = {USER},
   title = {Perplexity Sliding: perplexity of texts of any length, under every published protocol},
   year = {2026},
   version = {VERSION},
+  url = {https://huggingface.co/spaces/USER/perplexity_sliding},
   license = {Apache-2.0}
 }
 

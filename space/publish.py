@@ -52,6 +52,8 @@ VERSION = re.compile(r'^_?VERSION = "(.+)"$', re.M)
 # Never vX.Y.Z: evaluate takes a tag of its own version for the revision to load.  Nor X.Y.Z: it puts
 # the v before a revision of that form.
 TAG = "release-{}"
+# Files that name the owner of the Space, as USER.
+FILLED = ("README.md", ABOUT)
 PICTURE = re.compile(r"""[("'](docs/[\w./-]+\.(?:png|svg|gif))[)"']""")
 LARGEST_FILE = 10_000_000  # bytes that the Hub takes into git
 SHORT_DESCRIPTION = 60  # characters that the Hub shows
@@ -209,7 +211,7 @@ def check_version(
     Raises:
         ValueError: other code was.
     """
-    own = {file: blob((root / file).read_bytes()) for file in files if is_code(file)}
+    own = {file: blob(content_of(file, space, root)) for file in files if is_code(file)}
     tag = TAG.format(version)
     is_tagged = tag in {ref.name for ref in api.list_repo_refs(space, repo_type="space").tags}
     # A publication that was interrupted before its tag counts as well.
@@ -225,11 +227,26 @@ def check_version(
     return is_tagged
 
 
-def operations(files: Iterable[str], published: Iterable[str], root: Path = ROOT) -> list:
+def content_of(file: str, space: str, root: Path = ROOT) -> bytes:
+    """Return a file as it is published: the citation has the owner in the place of USER."""
+    content = (root / file).read_bytes()
+    if file not in FILLED:
+        return content
+    owner = space.partition("/")[0].encode()
+    return re.sub(rb"\bUSER\b", owner, content)
+
+
+def operations(
+    files: Iterable[str], published: Iterable[str], space: str, root: Path = ROOT
+) -> list:
     """List the operations that turn the published files into these."""
     files = list(files)
     gone = sorted(set(published) - set(files))
-    added = [CommitOperationAdd(path_in_repo=file, path_or_fileobj=root / file) for file in files]
+    contents = {file: content_of(file, space, root) for file in FILLED if file in files}
+    added = [
+        CommitOperationAdd(path_in_repo=file, path_or_fileobj=contents.get(file, root / file))
+        for file in files
+    ]
     return added + [CommitOperationDelete(path_in_repo=file) for file in gone]
 
 
@@ -260,7 +277,7 @@ def publish(space: str, files: list[str], private: bool, root: Path = ROOT) -> s
     ).stdout.strip()
     commit = api.create_commit(
         space,
-        operations(files, published, root),
+        operations(files, published, space, root),
         commit_message=f"Publish {version} ({source})",
         repo_type="space",
     )

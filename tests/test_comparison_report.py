@@ -284,7 +284,6 @@ def test_infinite_divergence_is_said():
             ["--reference=x", "--protocol=all"],
             "--reference and several protocols, windows or strides must not",
         ),
-        (["--reference=x", "--cite"], "--reference and --cite must not be given together"),
         (["--reference=x", "--model=y", "--tokens"], "several models and --tokens must not"),
         (["--reference=x", "--margin=2"], "--margin: must be from 0 to below 1, got 2"),
     ],

@@ -408,3 +408,23 @@ def test_the_attributes_of_the_hub_would_bring_a_pointer(tmp_path, capsys):
     note, model = clone / "samples/note.txt", clone / "demo_model"
     assert score.main([str(note), f"--model={model}"]) == 2
     assert "could not be loaded" in capsys.readouterr().err
+
+
+def test_the_citation_names_the_owner(project, hub):
+    """Of the code, and of the README; the code counts as it is published, when it is compared."""
+    about = "perplexity_sliding/about.py"
+    text = (project / about).read_text("utf-8") + 'AUTHOR = "{USER}, USERS, spaces/USER/x"\n'
+    change(project, about, text)
+    assert publish.main(["user/name"], project) == 0
+    (committed,) = [call for call in hub.calls if call[0] == "create_commit"]
+    contents = {
+        operation.path_in_repo: operation.path_or_fileobj
+        for operation in committed[2]
+        if isinstance(operation, publish.CommitOperationAdd)
+    }
+    expected = text.replace("{USER}", "{user}").replace("spaces/USER", "spaces/user")
+    assert contents[about] == expected.encode()
+    assert contents["app.py"] == str(project / "app.py")
+    code = {file: (project / file).read_bytes() for file in publish.list_files(project)}
+    hub.code |= {"main": code | {about: contents[about]}}
+    assert publish.main(["user/name"], project) == 0

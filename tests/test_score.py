@@ -87,6 +87,7 @@ def run_json(run):
         report = strict_json(run(*argv, "--json"))
         assert all(report.pop(name) > 0 for name in COST)
         assert report.pop("num_empty_texts") == 0
+        assert report.pop("options")["model_id"]  # what --verify takes
         return report
 
     return run_json

@@ -1,19 +1,34 @@
 """--cite: the sentence for a paper, and all that it takes to repeat its number."""
 
+import argparse
 import hashlib
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
 from ..digests import describe_probes
+from .measuring import model_names
 from .messages import command_name
+from .options import WITHOUT_ADAPTER
+from .papers import with_minus
 from .sources import STANDARD_INPUT, list_sources
-from .tables import format_number, signature_fields
+from .tables import (
+    AXES,
+    SETTINGS,
+    change,
+    format_number,
+    label,
+    pvalue_of,
+    signature_fields,
+)
 
 SENTENCE = """\
-The perplexity of {model} is {perplexity}{interval} over {tokens:,} tokens in {texts}, measured in \
+The perplexity of {model} is {perplexity}{interval} over {tokens:,} tokens in {texts}{layout}, measured in \
 windows of {window} tokens with a stride of {stride} (protocol {protocol}{source}; {signature}; \
-perplexity-sliding {version})."""
+perplexity-sliding {version}).{change}"""
+# How texts are joined, by the field `join` of a signature; a string stands between them.
+JOINED = {"None": "each by itself", "tokens": "the texts joined token after token"}
+BLANK_LINES = {"\\n\\n": "blank lines", "\\n": "line ends", " ": "spaces", "": "nothing"}
 # Files that are named one by one.
 MOST_NAMED = 5
 # What has nothing to do with the number, and how many values it takes.
@@ -21,21 +36,30 @@ NOT_OF_THE_NUMBER = {"--cite": 0, "--quiet": 0, "-q": 0, "--verbose": 0, "-v": 0
 NOT_OF_THE_NUMBER |= {"--output": 1, "-o": 1, "--plot": 1, "--html": 1, "--show": 0}
 
 
-def of_results(results: Sequence[dict], args, metric) -> str:
-    """Write a sentence for each result, the model, the text, the command and the signatures; BibTeX.
+def of_results(
+    results: Sequence[dict], args: argparse.Namespace, metric, axes: Sequence[str] = ()
+) -> str:
+    """Write a sentence for each result, the models, the texts, the command and the signatures; BibTeX.
 
     Args:
-        results: of one corpus: a protocol, a window and a stride each.
+        results: of the same texts, unless they have a `text` each.
         args: the command line.
+        axes: what they differ in.
     """
-    first = results[0]
+    models = {result.get("name", ""): result for result in results}
+    ids = dict(zip(model_names(args), args.models))
+    digests = dict.fromkeys(result["texts_digest"] for result in results)
     parts = [
-        "\n\n".join(sentence(result, args, metric) for result in results),
+        "\n\n".join(sentence(result, results[0], args, metric, axes) for result in results),
         "\n".join(
             [
-                f"Model:      {model(first, args.model_id)}",
+                *(
+                    f"Model:      {model(of_model, ids.get(name, args.model_id))}"
+                    for name, of_model in models.items()
+                ),
+                *references(results[0], args),
                 *(f"Text:       {line}" for line in texts(args)),
-                f"Texts read: digest {first['texts_digest']}",
+                *(f"Texts read: digest {digest}" for digest in digests),
                 f"Command:    {command(args.argv)}",
             ]
         ),
@@ -45,8 +69,20 @@ def of_results(results: Sequence[dict], args, metric) -> str:
     return "\n\n".join(parts)
 
 
-def sentence(result: dict, args, metric) -> str:
-    """Write the number with its interval, and how it was measured."""
+def references(result: dict, args: argparse.Namespace) -> list[str]:
+    """List the model that others are compared with, and its signature."""
+    comparison = result.get("comparison")
+    if comparison is None:
+        return []
+    signature = comparison["reference_signature"]
+    named = model({"signature": signature}, args.reference)
+    return [f"Reference:  {named}", f"            {signature}"]
+
+
+def sentence(
+    result: dict, first: dict, args: argparse.Namespace, metric, axes: Sequence[str] = ()
+) -> str:
+    """Write the number with its interval, how it was measured, and how it differs from the first."""
     fields = signature_fields(result)
     name, bounds = fields["protocol"], result["perplexity_interval"]
     source = "" if name == metric.default_protocol else f", {metric.protocols[name].source}"
@@ -57,18 +93,67 @@ def sentence(result: dict, args, metric) -> str:
         f"{format_number(bounds[0])}–{format_number(bounds[1])})"
     )
     return SENTENCE.format(
-        model=fields["model"],
+        model=result["name"] if "model" in axes else fields["model"],
         perplexity=format_number(result["perplexity"]),
         interval=interval,
         tokens=result["num_tokens"],
-        texts=named_texts(args, result["num_texts"]),
+        texts=result.get("text") or named_texts(args, result["num_texts"]),
+        layout=layout(result, args),
         window=fields["window"],
         stride=fields["stride"],
         protocol=name,
         source=source,
         signature=result["signature_short"],
         version=fields["version"],
+        change=with_minus(changes(result, first, args, axes)),
     )
+
+
+def layout(result: dict, args: argparse.Namespace) -> str:
+    """Say how the texts were laid out: joined, turned into prose, behind contexts."""
+    fields = signature_fields(result)
+    said = [joined(fields["join"])] if result["num_texts"] > 1 or fields["join"] != "None" else []
+    if "detokenizer" in fields:
+        said.append(f"turned from WikiText's tokens into prose by {fields['detokenizer']}")
+    if args.context_column:
+        between = args.context_separator
+        said.append(
+            f"each after its context from the column {args.context_column}, boundary "
+            f"{args.boundary or 'joint'}"
+            + ("" if between is None else f", with {named_separator(repr(between))} between")
+        )
+    return f" ({'; '.join(said)})" if said else ""
+
+
+def joined(join: str) -> str:
+    """Say how texts were joined, as a signature has it."""
+    return (
+        JOINED.get(join)
+        or f"the texts joined by {named_separator(join.replace(chr(92) * 2, chr(92)))}"
+    )
+
+
+def named_separator(quoted: str) -> str:
+    """Name a separator, which stands between quotation marks."""
+    return BLANK_LINES.get(quoted[1:-1], quoted)
+
+
+def changes(result: dict, first: dict, args: argparse.Namespace, axes: Sequence[str]) -> str:
+    """Say how a result differs from its reference, the first model or the first setting, paired."""
+    comparison = result.get("comparison")
+    if comparison is not None:
+        return f" Compared with {args.reference}: {comparison['summary']}"
+    said = []
+    for key, keys in (
+        ("ratio_to_first_model", ["name"]),
+        ("ratio_to_first", [AXES[axis] for axis in axes if AXES[axis] in SETTINGS] or ["protocol"]),
+    ):
+        changed = change(result, key)
+        if changed:
+            value = pvalue_of(result, key)
+            sign = f", p {value}" if value.startswith("<") else f", p = {value}" if value else ""
+            said.append(f" Paired change against {label(first, keys)}: {changed}{sign}.")
+    return "".join(said)
 
 
 def named_texts(args, count: int) -> str:
@@ -81,7 +166,10 @@ def named_texts(args, count: int) -> str:
 
 def model(result: dict, model_id: str) -> str:
     """Say where the model is found: a folder, or a name on the Hub; with the digest that pins it."""
-    revision = signature_fields(result)["revision"]
+    fields = signature_fields(result)
+    revision = fields["revision"]
+    if model_id == WITHOUT_ADAPTER:
+        return f"{fields['model']}, revision {revision}"
     if Path(model_id).expanduser().is_dir():
         return f"{model_id} (a folder), revision {revision}"
     return f"https://huggingface.co/{model_id}, revision {revision}"

@@ -76,7 +76,7 @@ def render(report: Report, args: argparse.Namespace, metric) -> Iterator[str]:
         "text": lambda: as_text(report, args, Plain()),
     }
     if args.cite:
-        return map(harmless, [citing.of_results(report.results, args, metric) + "\n"])
+        return map(harmless, [citing.of_results(report.results, args, metric, report.axes) + "\n"])
     pieces = writers[args.format]()
     return pieces if args.format in DATA_FORMATS else map(harmless, pieces)
 

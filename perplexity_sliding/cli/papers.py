@@ -40,7 +40,7 @@ LATEX = {
     "×": r"\(\times\)",
     "±": r"\(\pm\)",
 }
-BARE_MINUS = re.compile(r"(?<![\w.-])-(?=\.?\d)")
+BARE_MINUS = re.compile(r"(?<![\w.-])-(?=\.?\d| is lower)")
 
 
 def to_markdown(what: Table | str, title: str = "") -> str:

@@ -129,9 +129,7 @@ def of_report(report_: Report, args: argparse.Namespace, metric) -> dict:
     notes = notes_on(report_)
     if report_.has_more_texts:
         notes.append(f"The numbers are of all texts; the first {SHOWN:,} characters are shown.")
-    citation = ""
-    if not args.reference:
-        citation = citing.of_results(report_.results, args, metric)
+    citation = citing.of_results(report_.results, args, metric, report_.axes)
     pairs = []
     if args.reference:
         pairs, readings = list(_pairs(readings, result, report_.reference)), []

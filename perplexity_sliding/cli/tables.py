@@ -201,7 +201,7 @@ def of_measurements(rows: list[dict]) -> Table:
 
 
 def explained_change(against: str) -> str:
-    return f"{against}: change of the perplexity with its 95 % interval; below 0 is better."
+    return f"{against}: change of the perplexity with its 95 % interval; - is lower: better."
 
 
 def varying_settings(rows: list[dict]) -> list[str]:

@@ -1,0 +1,86 @@
+"""--cite says how texts were laid out and what was compared, for every kind of run."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from models import make_model, make_tokenizer, random_text, save
+
+
+@pytest.fixture(autouse=True)
+def place(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for seed, name in enumerate(("a.txt", "b.txt")):
+        Path(name).write_text(random_text(100, seed), "utf-8")
+
+
+@pytest.fixture(scope="module")
+def other(tmp_path_factory) -> str:
+    folder = tmp_path_factory.mktemp("models") / "other"
+    return save(folder, make_model("gpt2", seed=4), make_tokenizer())
+
+
+@pytest.mark.parametrize(
+    "argv, said",
+    [
+        ([], "in 2 texts (each by itself), measured"),
+        (["--separator=\\n"], "in one text (the texts joined by line ends), measured"),
+        (["--separator=; "], "(the texts joined by '; ')"),
+        (["--protocol=transformers-docs"], "(the texts joined by blank lines)"),
+        (["--protocol=run-clm"], "(the texts joined token after token)"),
+        (["--detokenize=wikitext"], "turned from WikiText's tokens into prose by wikitext"),
+    ],
+    ids=str,
+)
+def test_the_layout_is_named(call, argv, said):
+    outcome = call("a.txt", "b.txt", "--cite", *argv)
+    assert outcome.code == 0, outcome.err
+    assert said in outcome.out.splitlines()[0]
+
+
+def test_contexts_and_what_stands_between_are_named(call):
+    rows = [{"prompt": random_text(4, n), "text": random_text(20, n + 9)} for n in range(3)]
+    Path("rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    argv = ("--context-column=prompt", "--context-separator= ", "--boundary=separate")
+    sentence = call("rows.jsonl", "--cite", *argv).out.splitlines()[0]
+    expected = "its context from the column prompt, boundary separate, with spaces between"
+    assert expected in sentence
+
+
+def test_a_comparison_is_cited_with_its_reference(call, other):
+    result = call("a.txt", f"--reference={other}", "--json").json["models"][0]
+    cited = call("a.txt", f"--reference={other}", "--cite").out
+    assert f"Compared with {other}: {result['comparison']['summary'][:40]}" in cited
+    assert f"\nReference:  {other} (a folder), revision " in cited
+    assert result["comparison"]["reference_signature"] in cited
+
+
+def test_several_protocols_are_cited_with_their_paired_change(call):
+    argv = ("a.txt", "--stride=2,16")
+    _, row = call(*argv, "--json").json["measurements"]
+    cited = call(*argv, "--cite").out
+    ratio = row["ratio_to_first"]
+    change = "{:+.2f} % ({:+.2f} to {:+.2f})".format(
+        *(100 * (value - 1) for value in (ratio["ratio"], *ratio["interval"]))
+    ).replace("-", "−")
+    assert f"Paired change against 2: {change}, p = {ratio['pvalue']:.4f}." in cited
+    assert cited.count("Paired change") == 1
+
+
+@pytest.mark.parametrize("more", [[], ["--protocol=sliding,lm-eval", "--columns=text"]])
+def test_several_models_are_cited_by_name(call, tiny, other, more):
+    cited = call("a.txt", "b.txt", f"--model={other}", "--cite", *more, model=tiny).out
+    for name, folder in (("tiny", tiny), ("other", other)):
+        assert cited.count(f"The perplexity of {name} is ") == (4 if more else 1)
+        assert f"\nModel:      {folder} (a folder), revision " in cited
+    assert ("tokens in b.txt" in cited) is bool(more)
+    named = "other" if cited.startswith("The perplexity of other") else "tiny"
+    assert len(re.findall(f"Paired change against {named}: ", cited)) == (4 if more else 1)
+
+
+def test_the_entry_of_bibtex_has_author_and_address(call):
+    entry = call("a.txt", "--cite").out.split("@software{")[1].split("\n}")[0]
+    assert {"author", "title", "year", "version", "url"} <= set(
+        re.findall(r"^  (\w+) =", entry, re.M)
+    )
