@@ -7,8 +7,8 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Iterable, Mapping
-from typing import NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 import xxhash
 
@@ -52,23 +52,22 @@ def same_probe(probe: float, other: float, signature: str) -> bool:
 
 
 def same_long_probes(
-    probe: Iterable[tuple[int, float]] | None,
-    other: Iterable[tuple[int, float]] | None,
+    probe: Iterable[Sequence[float]] | None,
+    other: Iterable[Sequence[float]] | None,
     signature: str,
 ) -> bool:
     """Return whether two long probes agree in all stretches that both have."""
-    stretches, others = (dict(map(tuple, pairs or ())) for pairs in (probe, other))
+    stretches, others = ({end: nll for end, nll in pairs or ()} for pairs in (probe, other))
     shared = stretches.keys() & others.keys()
     return all(same_probe(stretches[end], others[end], signature) for end in shared)
 
 
 def same_probes(one: Mapping, other: Mapping) -> bool:
     """Return whether two results under one signature, or their identities, may be of one computation."""
-    probes = [result.get("probe") for result in (one, other)]
-    long_probes = [result.get("long_probe") for result in (one, other)]
     signature = one.get("signature", "")
-    is_same = None in probes or same_probe(*probes, signature)
-    return is_same and same_long_probes(*long_probes, signature)
+    probe, other_probe = one.get("probe"), other.get("probe")
+    is_same = probe is None or other_probe is None or same_probe(probe, other_probe, signature)
+    return is_same and same_long_probes(one.get("long_probe"), other.get("long_probe"), signature)
 
 
 def describe_probes(result: Mapping) -> str:
@@ -77,7 +76,8 @@ def describe_probes(result: Mapping) -> str:
     return f"probe: {result['probe']:.6f} nats a token{''.join(stretches)}"
 
 
-class TextsDigest(NamedTuple):
+@dataclass(frozen=True)
+class TextsDigest:
     """Digest of a sequence of texts; that of two sequences, one after the other, is their sum.
 
     A polynomial in the hashes of the texts, so that the parts of a corpus can be read apart.

@@ -11,10 +11,12 @@ Sentences are marked: arguments stand between backticks, `` `stride` ``, and so 
 """
 
 from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 # Errors name this many offending texts and count the rest.
 NAMED_TEXTS = 10
 
+E = TypeVar("E", bound=Exception)
 # Words for an argument, or for a setting where there is a value; None to leave it as Python has it.
 Naming = Callable[[str, str | None], str | None]
 
@@ -49,7 +51,14 @@ class Wording(str):
         why: why it is not taken, marked.
     """
 
-    def __new__(cls, sentence: str, advice: str = "", **parts: object) -> "Wording":
+    sentence: str
+    advice: str
+    argument: str | None
+    got: str | None
+    positions: Sequence[int]
+    why: str
+
+    def __new__(cls, sentence: str, advice: str = "", **parts: Any) -> "Wording":
         parts = _PARTS | parts | {"sentence": sentence, "advice": advice}
         wording = super().__new__(cls, _write(in_python, **parts))
         vars(wording).update(parts)
@@ -58,7 +67,7 @@ class Wording(str):
     def __reduce__(self) -> tuple:
         return _restore_wording, (vars(self),)
 
-    def said(self, naming: Naming, **others: object) -> str:
+    def said(self, naming: Naming, **others: Any) -> str:
         """Write it with a door's words.
 
         Args:
@@ -67,7 +76,7 @@ class Wording(str):
         return _write(naming, **(vars(self) | others))
 
 
-_PARTS = {"argument": None, "got": None, "positions": (), "why": ""}
+_PARTS: dict[str, Any] = {"argument": None, "got": None, "positions": (), "why": ""}
 
 
 def _write(
@@ -139,7 +148,7 @@ class TextsError(ArgumentError):
     """Some of the texts cannot be scored; `positions` says which."""
 
 
-def _restore(kind: type, wording: Wording) -> Exception:
+def _restore(kind: type[E], wording: Wording) -> E:
     error = kind.__new__(kind, wording)
     error.args = (wording,)
     return error

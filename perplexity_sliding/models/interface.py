@@ -22,6 +22,7 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
+from transformers import PreTrainedTokenizerBase
 from transformers.cache_utils import Cache
 
 from ..plan.windows import ContextLimit
@@ -34,7 +35,7 @@ LogitBlocks = Iterator[tuple[torch.Tensor, torch.Tensor]]
 
 
 # Tokens up to the end of a stretch of a long made-up text, and the mean nll of that.
-LongProbe = Sequence[tuple[int, float]]
+LongProbe = Sequence[Sequence[float]]
 
 # Tokens of the made-up text whose mean nll vouches for a model, at most.
 PROBE_TOKENS = 256
@@ -95,13 +96,15 @@ class ScoredModel(Protocol):
 
     name: str
     description: str
-    tokenizer: object
-    tokenizer_digest: str
+    tokenizer: PreTrainedTokenizerBase
     limit: ContextLimit
     device: torch.device
     num_embeddings: int | None
     gives_logits: bool
     rows_tried: int
+
+    @property
+    def tokenizer_digest(self) -> str: ...
 
     @property
     def vocabulary_size(self) -> int: ...
@@ -255,7 +258,7 @@ def long_probe_of(nlls: np.ndarray, prefixes_agree: bool) -> LongProbe:
         prefixes_agree: whether a shorter pass would give the same.
 
     Returns:
-        (tokens up to the end of a stretch, its mean nll in nats a token).
+        [tokens up to the end of a stretch, its mean nll in nats a token], as JSON has them.
     """
     end = len(nlls) + 1
     ends = [PROBE_TOKENS]

@@ -4,7 +4,7 @@ import re
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from transformers import PreTrainedTokenizerBase
@@ -162,9 +162,10 @@ BEGINS = (
 
 def _write(tokenizer: PreTrainedTokenizerBase, messages: Chat, prompts: bool) -> str:
     # In a list, since of no messages transformers does not see that they are a chat.
-    [text] = tokenizer.apply_chat_template(
-        [list(messages)], tokenize=False, add_generation_prompt=prompts
+    texts: Any = tokenizer.apply_chat_template(
+        [[dict(message) for message in messages]], tokenize=False, add_generation_prompt=prompts
     )
+    [text] = texts
     return text
 
 
@@ -328,8 +329,9 @@ def locate_contents(
         ends = {position + len(c) for c in contents if text.startswith(c + after, position)}
         if len(ends) != 1:  # neither, or both where only white space differs
             return None
-        places.append((position, *ends))
-        [position] = ends
+        [end] = ends
+        places.append((position, end))
+        position = end
     return places if text[position:] == rest[-1] else None
 
 
@@ -340,8 +342,8 @@ def warn_of_headers(
     turns: Sequence[Turn],
 ) -> None:
     """Name the chats in which more than the assistant's words is scored as if it had said it."""
-    written = (foreign_text(tokenizer, chats[turn.chat], texts[turn.chat], turn) for turn in turns)
-    foreign = [(turn, header) for turn, header in zip(turns, written) if header]
+    headers = (foreign_text(tokenizer, chats[turn.chat], texts[turn.chat], turn) for turn in turns)
+    foreign = [(turn, header) for turn, header in zip(turns, headers) if header]
     if not foreign:
         return
     first, written = foreign[0]
@@ -384,13 +386,17 @@ def marks_turns(tokenizer: PreTrainedTokenizerBase) -> bool:
 def marked_spans(tokenizer: PreTrainedTokenizerBase, chat: Chat, text: str) -> list[Range]:
     """Find the characters that a template marks with `{% generation %}`."""
     with untrimmed(tokenizer):  # else a turn that begins with white space is not found
-        encoded = tokenizer.apply_chat_template(
-            list(chat), tokenize=True, return_dict=True, return_assistant_tokens_mask=True
+        encoded: Any = tokenizer.apply_chat_template(
+            [dict(message) for message in chat],
+            tokenize=True,
+            return_dict=True,
+            return_assistant_tokens_mask=True,
         )
     [stream] = tokenize(tokenizer, [text], with_offsets=True)
     edges = np.flatnonzero(np.diff([0, *encoded["assistant_masks"], 0])).tolist()
+    offsets = stream.known_offsets
     return [
-        (int(stream.offsets[first, 0]), int(stream.offsets[end - 1, 1]))
+        (int(offsets[first, 0]), int(offsets[end - 1, 1]))
         for first, end in zip(edges[::2], edges[1::2])
     ]
 
@@ -409,7 +415,7 @@ def without_ends_of_turns(
         TextsError: an assistant has no words in a whole chat.
     """
     streams = [without_end_of_turn(stream, special) for stream in streams]
-    scored = [stream.part.of(text) for text, stream in zip(texts, streams)]
+    scored = [stream.scored_part.of(text) for text, stream in zip(texts, streams)]
     silent = [number for number, words in enumerate(scored) if not words.strip()]
     if silent:
         first = next(t for t, m in enumerate(chats[silent[0]]) if m["role"] == "assistant")
@@ -427,11 +433,12 @@ def without_ends_of_turns(
 def without_end_of_turn(stream: TokenizedText, special: set[int]) -> TokenizedText:
     """Return it with scored characters that end before the special tokens of each turn's end."""
     spans = []
-    for begin, stop in stream.part.spans:
-        first = int(np.searchsorted(stream.offsets[:, 1], begin, side="right"))
-        end = int(np.searchsorted(stream.offsets[:, 0], stop, side="left"))
+    part, offsets = stream.scored_part, stream.known_offsets
+    for begin, stop in part.spans:
+        first = int(np.searchsorted(offsets[:, 1], begin, side="right"))
+        end = int(np.searchsorted(offsets[:, 0], stop, side="left"))
         while end > first and int(stream.ids[end - 1]) in special:
             end -= 1
-            stop = int(stream.offsets[end, 0])
+            stop = int(offsets[end, 0])
         spans.append((begin, max(begin, stop)))
-    return replace(stream, part=replace(stream.part, spans=tuple(spans)))
+    return replace(stream, part=replace(part, spans=tuple(spans)))

@@ -55,7 +55,7 @@ class Measurement:
         """List the tokens of a text that are scored given their characters before an edge."""
         if self.parts is None or self.parts.boundary != "healed":
             return []
-        return [token for token, _ in self.streams[number].part.across]
+        return [token for token, _ in self.streams[number].scored_part.across]
 
     def signature_fields(self) -> dict[str, object]:
         """Return what its scores depend on beside the model, by name, in the signature's order."""

@@ -149,11 +149,11 @@ def read_parts(
         whole, streams = list(parts.written[0]), read_spans(tokenizer, *parts.written)
     elif parts.chats is not None:
         whole, streams = read_chats(tokenizer, parts.chats)
-    elif parts.spans is not None:
-        whole, streams = list(texts), read_spans(tokenizer, texts, parts.spans)
-    else:
+    elif parts.contexts is not None:
         whole = [context + text for context, text in zip(parts.contexts, texts)]
-        streams = read_after_contexts(parts, tokenizer, texts, protocol)
+        streams = read_after_contexts(parts.contexts, parts.boundary, tokenizer, texts, protocol)
+    else:
+        whole, streams = list(texts), read_spans(tokenizer, texts, parts.spans or ())
     check_scored(streams, protocol)
     if parts.boundary == "joint":
         warn_of_spanning(whole, streams)
@@ -171,15 +171,19 @@ def read_chats(
 
 
 def read_after_contexts(
-    parts: Parts, tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], protocol: Protocol
+    contexts: Sequence[str],
+    boundary: str,
+    tokenizer: PreTrainedTokenizerBase,
+    texts: Sequence[str],
+    protocol: Protocol,
 ) -> list[TokenizedText]:
     """Tokenize texts after their contexts, as the protocol and the boundary say."""
     if protocol.pairs == "by lengths":
-        return cut_by_lengths(tokenizer, parts.contexts, texts, protocol)
-    if parts.boundary == "separate":
-        return tokenize_apart(tokenizer, parts.contexts, texts)
-    whole = [context + text for context, text in zip(parts.contexts, texts)]
-    spans = [[(len(context), len(pair))] for context, pair in zip(parts.contexts, whole)]
+        return cut_by_lengths(tokenizer, contexts, texts, protocol)
+    if boundary == "separate":
+        return tokenize_apart(tokenizer, contexts, texts)
+    whole = [context + text for context, text in zip(contexts, texts)]
+    spans = [[(len(context), len(pair))] for context, pair in zip(contexts, whole)]
     return read_spans(tokenizer, whole, spans)
 
 
@@ -194,7 +198,7 @@ def read_spans(
     check_fast(tokenizer)
     streams = tokenize(tokenizer, list(texts), with_offsets=True)
     return [
-        replace(stream, part=find_part(text, stream.offsets, of_text))
+        replace(stream, part=find_part(text, stream.known_offsets, of_text))
         for text, stream, of_text in zip(texts, streams, spans)
     ]
 
@@ -266,7 +270,7 @@ def cut_by_lengths(
 
 def check_scored(streams: Sequence[TokenizedText], protocol: Protocol) -> None:
     """Refuse texts of which no token is scored, naming them."""
-    empty = [number for number, stream in enumerate(streams) if not stream.part.num_targets]
+    empty = [number for number, stream in enumerate(streams) if not stream.scored_part.num_targets]
     if empty and protocol.pairs == "by lengths":
         raise ArgumentError(
             "predictions",
@@ -289,10 +293,10 @@ def check_scored(streams: Sequence[TokenizedText], protocol: Protocol) -> None:
 
 def warn_of_spanning(texts: Sequence[str], streams: Sequence[TokenizedText]) -> None:
     """Name the texts in which a token reaches across the edge of the scored part."""
-    spanning = [number for number, stream in enumerate(streams) if any(stream.part.tails)]
+    spanning = [number for number, stream in enumerate(streams) if any(stream.scored_part.tails)]
     if not spanning:
         return
-    part, offsets = streams[spanning[0]].part, streams[spanning[0]].offsets
+    part, offsets = streams[spanning[0]].scored_part, streams[spanning[0]].known_offsets
     begin = next(begin for (begin, _), tail in zip(part.targets, part.tails) if tail)
     first, end = offsets[begin].tolist()
     places = f" in the texts at {name_positions(spanning)}" if len(texts) > 1 else ""
@@ -317,7 +321,7 @@ def windows_of_part(plan: Plan, stream: TokenizedText) -> list[Window]:
     Raises:
         ValueError: the part does not fit into the one window that the protocol has for it.
     """
-    part = stream.part
+    part = stream.scored_part
     if plan.protocol.pairs != "by lengths":
         return restrict_windows(plan.windows(len(stream)), part.targets)
     first, end = part.targets[0]

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any, cast
 
 import numpy as np
 import xxhash
@@ -21,8 +22,9 @@ from transformers import PreTrainedTokenizerBase
 
 from ..digests import digest_of
 from ..errors import ArgumentError, ArgumentTypeError, Wording
+from ..protocols import Start
 
-Chat = Sequence[Mapping[str, object]]
+Chat = Sequence[Mapping[str, Any]]
 
 # Long words, which have many ways to be cut; a tokenizer that draws them cuts them alike by chance
 # about never.
@@ -120,6 +122,28 @@ class TokenizedText:
     def __len__(self) -> int:
         return len(self.ids)
 
+    @property
+    def known_offsets(self) -> np.ndarray:
+        """The offsets of a text that was tokenized with them.
+
+        Raises:
+            TypeError: it was not.
+        """
+        if self.offsets is None:
+            raise TypeError("the text was tokenized without offsets")
+        return self.offsets
+
+    @property
+    def scored_part(self) -> ScoredPart:
+        """The part of a text that is scored in part.
+
+        Raises:
+            TypeError: all of it is scored.
+        """
+        if self.part is None:
+            raise TypeError("the text is scored as a whole")
+        return self.part
+
     def without_first(self, begin: int) -> "TokenizedText":
         """Return the text without its first token, which stands for `begin` characters."""
         return TokenizedText(
@@ -175,8 +199,7 @@ class Parts:
         if self.chats is not None:
             return [json.dumps([dict(message) for message in chat]) for chat in self.chats]
         return [
-            json.dumps([part, text])
-            for part, text in zip(self.contexts if self.spans is None else self.spans, texts)
+            json.dumps([part, text]) for part, text in zip(self.contexts or self.spans or (), texts)
         ]
 
     def separated(self, texts: Sequence[str]) -> list[str]:
@@ -201,7 +224,9 @@ class Parts:
         """
         if self.chats is None:
             return self
-        spans = [[span for span in stream.part.spans if span[0] < span[1]] for stream in streams]
+        spans = [
+            [span for span in stream.scored_part.spans if span[0] < span[1]] for stream in streams
+        ]
         return replace(self, written=(texts, spans))
 
 
@@ -228,7 +253,7 @@ def special_ids(tokenizer: PreTrainedTokenizerBase) -> set[int]:
     return {*tokenizer.all_special_ids, *(number for number, token in added if token.special)}
 
 
-def resolve_start(tokenizer: PreTrainedTokenizerBase, add_start_token: bool | str) -> str:
+def resolve_start(tokenizer: PreTrainedTokenizerBase, add_start_token: bool | str) -> Start:
     """Turn the argument `add_start_token` into "none", "once" or "every".
 
     True means "every" where the tokenizer itself prepends a start token: models trained so expect
@@ -248,7 +273,7 @@ def resolve_start(tokenizer: PreTrainedTokenizerBase, add_start_token: bool | st
         return "none"
     if add_start_token is True:
         return "every" if prepends_start_token(tokenizer) else "once"
-    return add_start_token
+    return cast(Start, add_start_token)
 
 
 def tokenize(
@@ -290,7 +315,7 @@ def tokenize_each(
     with_offsets: bool = False,
 ) -> list[TokenizedText]:
     """Encode each text in an encoding of its own, all that have the same one in one call."""
-    streams = {}
+    streams: dict[int, TokenizedText] = {}
     for encoding in sorted(set(encodings)):
         places = [place for place, of_text in enumerate(encodings) if of_text == encoding]
         chosen = [texts[place] for place in places]
@@ -386,7 +411,7 @@ def without_start_token(
     """
     if len(stream) == 0 or stream.ids[0] != start_id:
         return stream
-    written = tokenizer.convert_ids_to_tokens(start_id)
+    [written] = list(tokenizer.convert_ids_to_tokens([start_id]))
     if not text.lstrip().startswith(written):
         return stream
     return stream.without_first(begin=text.index(written) + len(written))
@@ -408,7 +433,7 @@ def check_fast(tokenizer: PreTrainedTokenizerBase) -> None:
 
 def stream_hash(ids: np.ndarray) -> str:
     """Identify a text by the tokens that the model reads."""
-    return xxhash.xxh3_128(np.ascontiguousarray(ids, dtype=np.int64)).hexdigest()
+    return xxhash.xxh3_128(np.ascontiguousarray(ids, dtype=np.int64).data).hexdigest()
 
 
 @contextmanager
@@ -419,7 +444,7 @@ def unchanged(tokenizer: PreTrainedTokenizerBase) -> Iterator[None]:
     threads wait: they would encode with what is changed for this one.
     """
     backend = getattr(tokenizer, "backend_tokenizer", None)
-    if not hasattr(backend, "no_padding"):
+    if backend is None or not hasattr(backend, "no_padding"):
         yield
         return
     with _lock_of(tokenizer):
@@ -467,7 +492,7 @@ def _keep_all(settings: dict) -> dict:
 
 def vocabulary_texts(tokenizer: PreTrainedTokenizerBase) -> list[str]:
     """Decode every token of a tokenizer, in the order of their ids; an id without one is ""."""
-    tokens = tokenizer.convert_ids_to_tokens(range(len(tokenizer)))
+    tokens = tokenizer.convert_ids_to_tokens(list(range(len(tokenizer))))
     return token_texts(tokenizer, [token or "" for token in tokens])
 
 
@@ -512,7 +537,7 @@ def _cut(text: str, head: str, tail: str) -> str:
 # --- what is asked of a tokenizer -----------------------------------------------------------------
 
 
-def check_tokenizer(tokenizer: object, argument: str = "tokenizer") -> None:
+def check_tokenizer(tokenizer: Any, argument: str = "tokenizer") -> None:
     """Refuse what is not a tokenizer, or one of which no number could be repeated.
 
     Raises:
@@ -593,7 +618,7 @@ def tokenizer_digest(tokenizer: PreTrainedTokenizerBase) -> str:
     does.
     """
     backend = getattr(tokenizer, "backend_tokenizer", None)
-    if hasattr(backend, "to_str"):
+    if backend is not None and hasattr(backend, "to_str"):
         # JSON of which truncation and padding come first; half a megabyte is not parsed for them.
         state = [backend.to_str().split('"added_tokens":', 1)[-1]]
         state.append(getattr(tokenizer, "split_special_tokens", False))

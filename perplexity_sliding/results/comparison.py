@@ -86,8 +86,8 @@ class PairedClusters:
             chosen: the tokens that count, which alone the columns hold.
         """
         texts, positions = self.scores.texts[chosen], self.scores.positions[chosen]
-        columns = [np.ones(len(texts)), *columns]
-        blocks = Blocks.of(self.scores.lengths, texts, positions, columns)
+        ones = np.ones(len(texts))
+        blocks = Blocks.of(self.scores.lengths, texts, positions, [ones, *columns])
         return blocks.cut(self.num_parts).sums.T
 
     def mean(self, column: np.ndarray) -> Estimate:
@@ -217,7 +217,7 @@ def is_within(interval: Interval, margin: float) -> bool:
 
 def divergences(scores: PairedScores, clusters: PairedClusters) -> dict:
     """Estimate the Kullback-Leibler divergence both ways, in nats."""
-    result = {}
+    result: dict[str, object] = {}
     for name in ("kl", "kl_reverse"):
         estimate = clusters.mean(scores[name])
         result |= {name: estimate.value, f"{name}_interval": positive_interval(estimate)}
@@ -249,7 +249,7 @@ def agreement(scores: PairedScores, clusters: PairedClusters) -> dict:
         "right_to_wrong": was_right & ~right,
         "wrong_to_right": right & ~was_right,
     }
-    result = {}
+    result: dict[str, object] = {}
     for name, column in shares.items():
         result[name], result[f"{name}_interval"] = clusters.share(column.astype(np.float64))
     change = clusters.mean(right.astype(np.float64) - was_right)

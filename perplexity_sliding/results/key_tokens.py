@@ -66,7 +66,7 @@ def find_key_characters(
     spans = []
     for stream, short_nlls, full_nlls in zip(streams, short, full):
         key = rule.key_tokens(short_nlls, full_nlls)
-        spans.append(merge_spans(stream.offsets[key[~stream.added[key]]]))
+        spans.append(merge_spans(stream.known_offsets[key[~stream.added[key]]]))
     return spans
 
 
@@ -115,7 +115,9 @@ def total_key_tokens(report: Report, spans: Sequence[np.ndarray], signature: str
     """
     nlls = nlls_by_token(report.measurement, report.scores)
     places = [
-        np.flatnonzero(tokens_inside(stream.offsets, of_text) & ~stream.added & ~np.isnan(nll))
+        np.flatnonzero(
+            tokens_inside(stream.known_offsets, of_text) & ~stream.added & ~np.isnan(nll)
+        )
         for stream, nll, of_text in zip(report.measurement.streams, nlls, spans)
     ]
     texts = np.repeat(np.arange(len(places)), [len(inside) for inside in places])

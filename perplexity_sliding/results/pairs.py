@@ -275,7 +275,7 @@ def scored_characters(
     """
     for stream, nll in zip(measurement.streams, nlls_by_token(measurement, scores)):
         dropped = [[0, stream.begin]] if stream.begin else np.empty((0, 2), dtype=np.int64)
-        offsets = np.concatenate([dropped, stream.offsets[~stream.added]])
+        offsets = np.concatenate([dropped, stream.known_offsets[~stream.added]])
         nll = np.concatenate([np.full(len(dropped), np.nan), nll[~stream.added]])
         edges = [] if stream.part is None else [first for first, _ in stream.part.spans]
         yield with_edges(edges, offsets, nll)

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from transformers import PreTrainedTokenizerBase
@@ -249,7 +249,7 @@ def words_of(
 
 def scored_units(
     text: str, stream: TokenizedText, windows: list[Window], scores: list[Columns]
-) -> dict[str, float]:
+) -> dict[str, Any]:
     """Count tokens; measure the part of a text that was scored, where that can be known."""
     if stream.part is not None:
         num_targets = stream.part.num_targets
@@ -281,7 +281,7 @@ def measure_span(text: str, stream: TokenizedText, scored: np.ndarray) -> tuple[
         scored: which tokens are scored (N,).
     """
     own = ~stream.added
-    ends = np.where(own, stream.offsets[:, 1], 0)
+    ends = np.where(own, stream.known_offsets[:, 1], 0)
     ends = np.maximum.accumulate(np.maximum(ends, stream.begin))
     if own.any():
         ends[np.flatnonzero(own)[-1] :] = len(text)
@@ -315,8 +315,8 @@ def token_scores(
 ) -> dict[str, list]:
     """List every token of a text with its score, `None` where it has none."""
     offsets = [None] * len(stream) if stream.offsets is None else stream.offsets.tolist()
-    columns = {
-        "tokens": tokenizer.convert_ids_to_tokens(stream.ids.tolist()),
+    columns: dict[str, list] = {
+        "tokens": list(tokenizer.convert_ids_to_tokens(stream.ids.tolist())),
         "offsets": offsets,
     }
     decoded = cache(lambda number: tokenizer.decode([number]))  # most tops are a few tokens

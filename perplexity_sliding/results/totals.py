@@ -231,12 +231,12 @@ class Totals:
             texts: the number of each text, in the new order.
             digests: `texts_digest.value` of each of them alone.
         """
-        texts = np.asarray(texts, dtype=np.int64)
+        order = np.asarray(texts, dtype=np.int64)
         return replace(
             self,
-            blocks=self.blocks.take(texts),
-            squares=self.squares[texts],
-            units=self.units[texts],
+            blocks=self.blocks.take(order),
+            squares=self.squares[order],
+            units=self.units[order],
             texts_digest=sum((TextsDigest(1, value) for value in digests), TextsDigest()),
         )
 

@@ -133,7 +133,7 @@ class Blocks:
     @classmethod
     def of(
         cls,
-        lengths: Sequence[int],
+        lengths: Sequence[int] | np.ndarray,
         texts: np.ndarray,
         positions: np.ndarray,
         columns: Sequence[np.ndarray],
@@ -146,12 +146,12 @@ class Blocks:
             positions: the place of each row in its text (R,), 0 to the text's length - 1.
             columns: arrays (R,), the first of them the number of tokens in each row.
         """
-        lengths = np.asarray(lengths, dtype=np.int64)
-        per_text = num_blocks(lengths)
+        of_texts = np.asarray(lengths, dtype=np.int64)
+        per_text = num_blocks(of_texts)
         first = np.cumsum(per_text) - per_text
-        block = first[texts] + positions * per_text[texts] // lengths[texts]
+        block = first[texts] + positions * per_text[texts] // of_texts[texts]
         sums = [np.bincount(block, column, minlength=per_text.sum()) for column in columns]
-        return cls(np.stack(sums, axis=1), per_text, lengths)
+        return cls(np.stack(sums, axis=1), per_text, of_texts)
 
     def __add__(self, other: "Blocks") -> "Blocks":
         """Return the blocks of both corpora, one after the other."""

@@ -66,7 +66,7 @@ class Vocabulary:
     closes: np.ndarray
     special: np.ndarray
 
-    def boundary_ids(self, correction: str) -> np.ndarray:
+    def boundary_ids(self, correction: str | None) -> np.ndarray:
         """Return ids of the tokens that close the word before them.
 
         "oh" counts tokens with white space alone, "pimentel" the end of the text as well.
@@ -180,7 +180,7 @@ def find_words(text: str, words: Iterable[str]) -> list[Range]:
     """
     spans, place = [], 0
     for word in words:
-        first = SPACE.match(text, place).end()
+        first = next(SPACE.finditer(text, place)).end()
         if not word.strip() or not text.startswith(word, first):
             raise ArgumentError(
                 "words",
@@ -314,7 +314,7 @@ def closing_terms(borders: TokenBorders, boundary: np.ndarray) -> np.ndarray:
 
 
 def opening_terms(
-    borders: TokenBorders, boundary: np.ndarray, interior: np.ndarray, correction: str
+    borders: TokenBorders, boundary: np.ndarray, interior: np.ndarray, correction: str | None
 ) -> np.ndarray:
     """Compute what a word gets back for its beginning, by the border where it begins (N + 1,).
 
@@ -520,10 +520,9 @@ class TokenArrays:
             scored, borders: windows, and the columns of each; of borders only what says whether a
                 word ends there.
         """
-        arrays = cls(
-            *(np.full(num_tokens + 1, np.nan) for _ in range(4)),
-            np.zeros(num_tokens + 1, dtype=np.int64),
-        )
+        nll, boundary, interior, entropy = np.full((4, num_tokens + 1), np.nan)
+        counts = np.zeros(num_tokens + 1, dtype=np.int64)
+        arrays = cls(nll, boundary, interior, entropy, counts)
         arrays._lay(*borders, ("boundary", "interior"))
         arrays._lay(*scored, ("nll", "boundary", "interior", "entropy"))
         windows, _ = scored
@@ -546,7 +545,7 @@ def word_offsets(stream: TokenizedText) -> np.ndarray:
     A special token that the tokenizer added has none, (-1, -1); of a token across the edge of the
     scored part the characters before the edge are left out.
     """
-    offsets = stream.offsets.copy()
+    offsets = stream.known_offsets.copy()
     offsets[stream.added] = -1
     if stream.part is not None:
         for (first, _), tail in zip(stream.part.targets, stream.part.tails):

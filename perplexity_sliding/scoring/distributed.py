@@ -11,7 +11,7 @@ import pickle
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import xxhash
@@ -161,7 +161,7 @@ def share_out(costs: Sequence[int], num_parts: int) -> list[list[int]]:
 
 def _shared(error: Exception) -> Exception:
     """Mark an error that is raised in every process, so that one of them may print it for all."""
-    error.is_shared = True
+    vars(error)["is_shared"] = True
     return error
 
 
@@ -175,7 +175,7 @@ def _portable(error: Exception | None) -> Exception | None:
         return RuntimeError(f"{type(error).__name__}: {error}")
 
 
-def _join() -> object:  # a PartialState; accelerate may be missing
+def _join() -> Any:  # a PartialState; accelerate may be missing
     try:
         from accelerate import PartialState
     except ImportError:

@@ -45,7 +45,7 @@ class Healing:
 
     def _heal_window(self, stream: TokenizedText, window: Window, columns: Columns) -> Columns:
         nll = columns["nll"].copy()
-        for first, tail in stream.part.across:
+        for first, tail in stream.scored_part.across:
             if window.first <= first < window.end:
                 column = list(self.completions[int(stream.ids[first])]).index(tail)
                 place = first - window.first
@@ -64,7 +64,7 @@ def plan_healing(model: ScoredModel, measurements: Sequence[Measurement]) -> Hea
         for measurement in measurements
         if measurement.parts is not None and measurement.parts.boundary == "healed"
         for position, stream in enumerate(measurement.streams)
-        for first, tail in stream.part.across
+        for first, tail in stream.scored_part.across
     }
     if not across:
         return Healing({})

@@ -65,8 +65,11 @@ class Measure(Protocol):
         key: names them in a checkpoint; measures of the same key give the same columns.
     """
 
-    columns: tuple[str, ...]
-    num_models: int
+    @property
+    def columns(self) -> tuple[str, ...]: ...
+
+    @property
+    def num_models(self) -> int: ...
 
     @property
     def key(self) -> str: ...
@@ -308,7 +311,8 @@ def compare_distributions(
         rows = slice(first, first + step)
         size = len(logits[rows])
         sums[:, rows], too_far[rows] = _sum_terms(
-            *(part[rows] for part in (*reference, *model)), buffers[:, :size]
+            *(reference[0][rows], reference[1][rows], model[0][rows], model[1][rows]),
+            buffers[:, :size],
         )
     for row in too_far.nonzero()[:, 0].tolist():
         sums[:4, row] = _sum_in_float64(reference[0][row], model[0][row])

@@ -289,15 +289,15 @@ def same_rows(streams: Sequence[LogitBlocks], most_rows: int) -> Iterator[list[t
 
     A model's next block, which may overwrite the last, is asked for once that one is used up.
     """
-    waiting = [next(stream, None) for stream in streams]
-    while waiting[0] is not None:
+    waiting = [list(next(stream, ())) for stream in streams]
+    while waiting[0]:
         count = min(most_rows, *(len(labels) for _, labels in waiting))
         yield [(logits[:count], labels[:count]) for logits, labels in waiting]
-        for number, stream in enumerate(streams):
-            waiting[number] = tuple(part[count:] for part in waiting[number])
-            if not len(waiting[number][1]):
-                waiting[number] = None  # lets go of the block before the next one is computed
-                waiting[number] = next(stream, None)
+        for block, stream in zip(waiting, streams):
+            block[:] = [part[count:] for part in block]
+            if not len(block[1]):
+                block.clear()  # lets go of the block before the next one is computed
+                block[:] = next(stream, ())
 
 
 def collect(launched: Launched) -> list[Columns]:

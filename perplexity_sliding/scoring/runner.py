@@ -115,7 +115,8 @@ class Work:
         cuts = [(group.length, number) for group in shared for number in group.numbers]
         by_rest = sorted(cuts, key=lambda cut: (self.lengths[cut[1]] - cut[0], cut[0]))
         chosen = dict.fromkeys((by_rest[-1], by_rest[0]))
-        return [tuple(np.split(self.row(number).inputs, [length])) for length, number in chosen]
+        rows = [(self.row(number).inputs, length) for length, number in chosen]
+        return [(inputs[:length], inputs[length:]) for inputs, length in rows]
 
     def _prefix(self, pass_: Pass) -> list[int]:
         """List what a pass reads of its context, but for the last token: its row is scored."""
@@ -149,8 +150,8 @@ class Work:
         if pass_.start_token is not None:
             inputs = np.concatenate([[pass_.start_token], inputs])
             lead = 1
-        targets = [np.arange(first, end) for first, end in pass_.targets]
-        targets = targets[0] if len(targets) == 1 else np.concatenate(targets)
+        ranges = [np.arange(first, end) for first, end in pass_.targets]
+        targets = ranges[0] if len(ranges) == 1 else np.concatenate(ranges)
         # What follows the last token is no token: its row is read for what else could follow.
         target_ids = ids.take(targets, mode="clip")
         return Row(inputs, targets - (1 + pass_.begin - lead), target_ids)
@@ -362,7 +363,7 @@ class Session:
         A callback with a method `status` is told so.
         """
         message = "Looking at the model"
-        if hasattr(self.callback, "status"):
+        if self.callback is not None and hasattr(self.callback, "status"):
             self.callback.status(message)
         hidden = True if self.processes.rank else None
         with progress_bar(desc=message, bar_format="{desc} …", leave=False, disable=hidden):
@@ -370,12 +371,13 @@ class Session:
 
     def after(self, num_tokens: int) -> "Session":
         """Return the same, with progress that continues after `num_tokens` tokens read already."""
-        if self.callback is None:
+        call = self.callback
+        if call is None:
             return self
 
         def callback(progress: Progress) -> None:
             done, total = progress.done + num_tokens, progress.total + num_tokens
-            self.callback(Progress(done, total, progress.perplexity))
+            call(Progress(done, total, progress.perplexity))
 
         return replace(self, callback=callback)
 
