@@ -34,7 +34,7 @@ from .engines.sources import (
     smallest_limit,
 )
 from .errors import ArgumentError, Wording
-from .models.interface import ScoredModel
+from .models.interface import EngineModel, ScoredModel
 from .models.language_model import LanguageModel
 from .models.signature import describe_key_tokens
 from .models.states import StateReader, find_carrier
@@ -62,7 +62,7 @@ from .scoring.distributed import Processes
 from .scoring.healing import Healing, plan_healing
 from .scoring.hidden_states import store_reference
 from .scoring.measures import Measure
-from .scoring.runner import Progress, Session, without_collecting
+from .scoring.runner import Progress, Session, Work, without_collecting
 
 
 def compute(
@@ -323,7 +323,7 @@ def plan_reference(
         first = next(iter(measured.values()))
         parts = parts.as_read(first.texts, first.streams)
     corpus = Corpus(tokenizer, request.texts, with_offsets=True, parts=parts)
-    return list(plan_settings(corpus, limit, list(measured), keeps_refusals=False).values())
+    return list(accepted(plan_settings(corpus, limit, list(measured), False)).values())
 
 
 # --- score ----------------------------------------------------------------------------------------
@@ -352,8 +352,10 @@ def score_request(session: Session, models: Sequence[ScoredModel], request: Requ
         measurements, measures = list(task.measured.values()), task.measures
         comparisons: Sequence[Comparison | None] = [None] * len(measurements)
         own_windows = find_own_windows(models, task)
+        work: Work
         if task.carrier is not None:
-            work, scores = score_carried(session, models[0], task.carrier, *measurements, measures)
+            [measurement] = measurements
+            work, scores = score_carried(session, models[0], task.carrier, measurement, measures)
         elif len(models) == 1:
             # a curve of context lengths is about the tokens of the first, the longest
             num_shown = None if request.gives_list else 1
@@ -362,7 +364,9 @@ def score_request(session: Session, models: Sequence[ScoredModel], request: Requ
             tokenizer, limit = models[1].tokenizer, smallest_limit(models)
             of_reference = plan_reference(request, task.measured, tokenizer, limit)
             pairs = list(zip(measurements, of_reference))
-            work, scores, comparisons = score_pair(session, models, pairs, measures, request.margin)
+            work, scores, comparisons = score_pair(
+                session, (models[0], models[1]), pairs, measures, request.margin
+            )
     with without_collecting():
         outcomes = zip(
             work.by_measurement(scores), work.of_borders(scores), comparisons, own_windows
@@ -451,27 +455,26 @@ def read_and_plan(models: Sequence[ScoredModel], request: Request) -> Task:
     if request.words:
         words = WordScoring.of(model, request.word_spans, request.word_correction)
     if request.long_context.carry:
-        check_carries(model)
-        carrier = find_carrier(model.model, model.description)
+        carrier = find_carrier(check_carries(model).model, model.description)
     # pieces of text that both models cut are found by their characters
     with_offsets = request.reads_characters or len(models) > 1
     corpus = Corpus(model.tokenizer, request.texts, with_offsets, request.parts)
     planned = plan_request(request, corpus, smallest_limit(models))
     measured = accepted(planned)
     for language_model in models:
-        if hasattr(language_model, "tokenize"):
+        if isinstance(language_model, EngineModel):
             compare_tokenizers(language_model, next(iter(measured.values())).texts)
     if not model.gives_logits:  # which tell what could follow a scored part
         measured = {s: replace(m, borders=[[]] * len(m.borders)) for s, m in measured.items()}
     measures = request.measures()
     if words is not None:
         measures += [m for m in words.measures() if m not in measures]
-    healing = plan_healing(model, measured.values())
+    healing = plan_healing(model, list(measured.values()))
     return Task(planned, measured, measures + healing.measures(), healing, words, carrier)
 
 
-def check_carries(model: ScoredModel) -> None:
-    """Refuse to carry the state of a model that lives elsewhere.
+def check_carries(model: ScoredModel) -> LanguageModel:
+    """Return the model; refuse to carry the state of a model that lives elsewhere.
 
     Raises:
         ValueError: it does.
@@ -484,6 +487,7 @@ def check_carries(model: ScoredModel) -> None:
                 "`carry`."
             )
         )
+    return model
 
 
 # --- sum up ---------------------------------------------------------------------------------------
@@ -524,8 +528,9 @@ def total_long_contexts(
     parts: list[PartTotals] = []
     identity = reports[0].totals.identity | {"probe": None, "long_probe": None}
     if asked.context_lengths is not None:
-        parts.append(total_contexts(reports, scored.num_forward_tokens))
-        identity["context_lengths"] = parts[-1].context_lengths
+        contexts = total_contexts(reports, scored.num_forward_tokens)
+        parts.append(contexts)
+        identity["context_lengths"] = contexts.context_lengths
     if asked.positions is not None:
         parts.append(total_positions(reports[0], asked.positions))
         identity["positions"] = asked.positions

@@ -11,6 +11,7 @@ from numbers import Integral, Real
 from operator import index
 from os import PathLike
 from os.path import isfile
+from typing import Any
 
 import numpy as np
 
@@ -142,7 +143,7 @@ def list_settings(
     protocol: object,
     max_length: object,
     stride: object,
-    add_start_token: object = True,
+    add_start_token: Any = True,
     separator: str | None = None,
 ) -> tuple[list[Setting], bool]:
     """List all combinations of protocols, window lengths and strides, in the order asked.
@@ -186,7 +187,7 @@ def _check_protocol_name(name: object) -> Protocol:
     return PROTOCOLS[name]
 
 
-def _check_optional(name: str, value: object, low: int) -> int | None:
+def _check_optional(name: str, value: Any, low: int) -> int | None:
     if value is not None:
         check_whole_number(name, value, low)
     return value
@@ -280,7 +281,7 @@ def check_stride(stride: int, max_length: int, start: str) -> None:
         )
 
 
-def check_margin(margin: object, has_reference: bool) -> None:
+def check_margin(margin: Any, has_reference: bool) -> None:
     if margin is None:
         return
     if not has_reference:
@@ -382,7 +383,7 @@ def check_spans(
     ]
 
 
-def check_spans_of(name: str, spans: object, text: str, number: int) -> list[tuple[int, int]]:
+def check_spans_of(name: str, spans: Any, text: str, number: int) -> list[tuple[int, int]]:
     checked: list[tuple[int, int]] = []
     try:
         checked = [(index(first), index(end)) for first, end in spans]
@@ -441,7 +442,7 @@ class LongContext:
 def check_long_context(
     context_lengths: object,
     positions: object,
-    carry: object,
+    carry: Any,
     settings: Sequence[Setting],
     gives_list: bool,
 ) -> LongContext:

@@ -5,6 +5,8 @@ trainer = Trainer(model, args, ..., callbacks=[PerplexityCallback(texts, stride=
 
 import sys
 from collections.abc import Iterable, Sequence
+from types import FrameType
+from typing import Any
 
 import torch
 import transformers
@@ -71,13 +73,13 @@ class PerplexityCallback(TrainerCallback):
             self.results = scored[self] = self._compute(args, model, kwargs)
             if trainer is not None:
                 trainer.log(summary(self.results))
-        if metrics is not None:
+        if metrics is not None and self.results is not None:
             metrics.update(summary(self.results))
 
-    def _compute(self, args: TrainingArguments, model: torch.nn.Module, kwargs: dict) -> dict:
+    def _compute(self, args: TrainingArguments, model: Any, kwargs: dict) -> dict:
         tokenizer = kwargs.get("processing_class") or kwargs.get("tokenizer")
         is_sharded = bool(args.fsdp or args.deepspeed)
-        settings = {"tokenizer": tokenizer} | self.settings
+        settings: dict[str, Any] = {"tokenizer": tokenizer} | self.settings
         precision = torch.bfloat16 if args.bf16 else torch.float16
         with torch.autocast(model.device.type, precision, enabled=args.bf16 or args.fp16):
             return compute(
@@ -105,7 +107,7 @@ def calling_trainer() -> transformers.Trainer | None:
 
     It does not hand itself to its callbacks, but only its `log` reaches TensorBoard and the like.
     """
-    frame = sys._getframe()
+    frame: FrameType | None = sys._getframe()
     while frame is not None:
         if isinstance(frame.f_locals.get("self"), transformers.Trainer):
             return frame.f_locals["self"]
@@ -121,7 +123,8 @@ def scored_in_evaluation(trainer: transformers.Trainer | None) -> dict[Perplexit
     nor the Trainer tells one evaluation from the next, since the best model may be loaded, or
     weights written to, in between.
     """
-    frame, outermost = sys._getframe(), None
+    frame: FrameType | None = sys._getframe()
+    outermost: FrameType | None = None
     while frame is not None:
         is_evaluation = frame.f_code is transformers.Trainer.evaluate.__code__
         if is_evaluation and frame.f_locals["self"] is trainer:

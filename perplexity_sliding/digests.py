@@ -57,7 +57,7 @@ def same_long_probes(
     signature: str,
 ) -> bool:
     """Return whether two long probes agree in all stretches that both have."""
-    stretches, others = ({end: nll for end, nll in pairs or ()} for pairs in (probe, other))
+    stretches, others = ({pair[0]: pair[1] for pair in pairs or ()} for pairs in (probe, other))
     shared = stretches.keys() & others.keys()
     return all(same_probe(stretches[end], others[end], signature) for end in shared)
 

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
 from numbers import Real
+from typing import Any
 
 import torch
 
@@ -86,7 +87,7 @@ class Request:
         if self.parts is None or self.parts.chats is None:
             return self.text_digests
         written = zip(measurement.texts, measurement.streams)
-        lines = (json.dumps([text, stream.part.spans]) for text, stream in written)
+        lines = (json.dumps([text, stream.scored_part.spans]) for text, stream in written)
         return [TextsDigest.of([line]) for line in lines]
 
     @property
@@ -225,7 +226,7 @@ def check_key_tokens(
     return rule, _evaluator(settings.get("evaluator"))
 
 
-def _evaluator(evaluator: object) -> ModelSource | None:
+def _evaluator(evaluator: Any) -> ModelSource | None:
     if evaluator is None:
         return None
     if isinstance(evaluator, str):

@@ -64,6 +64,8 @@ class ServedModel(EngineModel):
     @property
     def identity(self) -> Identity:
         """What the model said on trial; there after `prepare`."""
+        if self._identity is None:
+            raise RuntimeError(f"{self.description} must be prepared first: call prepare().")
         return self._identity
 
     @property
@@ -98,13 +100,13 @@ class ServedModel(EngineModel):
         longest = self._longest_prompt
         self._identity = try_source(self.source, self.tokenizer, longest, self.description)
         self.probe = self._measure_probe()
-        self._tried = len(self._identity.probe.ids)
+        self._tried = len(self.identity.probe.ids)
 
     def _measure_probe(self) -> float:
         """Read the made-up text that other models are measured on, as far as the server reads it."""
         ids = ProbeText.of(self.vocabulary_size, self.limit.length).ids
-        if len(ids) == len(self._identity.probe.ids) or not self.source.api.forces:
-            return self._identity.mean
+        if len(ids) == len(self.identity.probe.ids) or not self.source.api.forces:
+            return self.identity.mean
         return float(self.source.values([Prompt(ids[:-1], ids[-1])])[0].nll.mean())
 
     def _try_length(self, length: int) -> None:
@@ -113,7 +115,7 @@ class ServedModel(EngineModel):
         Raises:
             ValueError: it reads no more than a part of it, or refuses it.
         """
-        known = self._identity
+        known = self.identity
         whole = length + 1 if self._longest_prompt is None else self._longest_prompt
         more = ServerProbe(self.source, self.tokenizer, CANARY_LENGTH).make_up(length + 1, seed=6)
         ids = [*known.probe.ids, *more][: min(length + 1, whole)]
@@ -159,7 +161,7 @@ class ServedModel(EngineModel):
         Raises:
             ValueError: it does.
         """
-        if not self._identity.is_of(self.source):
+        if not self.identity.is_of(self.source):
             raise changed_model(self.description)
 
     def signature_fields(self) -> dict[str, object]:

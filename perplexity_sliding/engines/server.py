@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import httpx
 
@@ -102,26 +102,35 @@ class Server:
             self._pool.close()
             self._pool = None
 
+    @property
+    def _open_pool(self) -> "ConnectionPool":
+        if self._pool is None:
+            raise RuntimeError(f"{self.root} is not connected: enter connected() first.")
+        return self._pool
+
     def get(self, path: str) -> object:
         """Return what lies at a path.
 
         Raises:
             ServerError: the server refuses, or cannot be reached.
         """
-        return self._pool.submit(self._request, "GET", path, None, LONGEST_DESCRIPTION).result()
+        return self._open_pool.submit(
+            self._request, "GET", path, None, LONGEST_DESCRIPTION
+        ).result()
 
     def post(self, path: str, body: dict, most_bytes: int = LONGEST_DESCRIPTION) -> object:
         """Send one request and return the answer, of `most_bytes` bytes at most; as `get`."""
-        return self._pool.submit(self._request, "POST", path, body, most_bytes).result()
+        return self._open_pool.submit(self._request, "POST", path, body, most_bytes).result()
 
     def post_all(
         self, requests: Iterable[tuple[Hashable, str, dict, int]]
-    ) -> Iterator[tuple[Hashable, object]]:
+    ) -> Iterator[tuple[Any, object]]:
         """Send (key, path, body, most bytes) each, several in flight; yield (key, answer) as they come."""
         running: dict[Future, Hashable] = {}
         try:
             for key, path, body, most_bytes in requests:
-                running[self._pool.submit(self._request, "POST", path, body, most_bytes)] = key
+                future = self._open_pool.submit(self._request, "POST", path, body, most_bytes)
+                running[future] = key
                 if len(running) >= self.settings.requests_in_flight:
                     yield from answered(running)
             while running:
@@ -147,6 +156,7 @@ class Server:
 
     def _hidden_part(self, part: object) -> object:
         if isinstance(part, Wording):
+            parts: dict[str, Any]
             parts = {name: self._hidden_part(value) for name, value in vars(part).items()}
             return Wording(**parts)
         return self.hidden(part) if isinstance(part, str) else part
@@ -157,7 +167,7 @@ class Server:
         started = time.monotonic()
         while True:
             try:
-                reply = self._pool.send(method, self.root + path, body, most_bytes)
+                reply = self._open_pool.send(method, self.root + path, body, most_bytes)
             except httpx.LocalProtocolError as error:
                 raise ServerError(f"The request for {path} cannot be sent: {error}.") from None
             except httpx.TransportError as error:
@@ -177,7 +187,7 @@ class Server:
             logger.info(
                 self.hidden(f"{self.root}{path}: {failures[-1]}; trying again in {pause:.1f} s")
             )
-            self._pool.sleep(pause)
+            self._open_pool.sleep(pause)
 
     def _explain(self, path: str, failures: list[str]) -> Wording:
         """Say how the tries failed: the first failure, and the last where it is another."""

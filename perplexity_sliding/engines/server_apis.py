@@ -12,7 +12,7 @@ OpenAI's legacy completions: POST /v1/completions with `echo` and `logprobs`.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -246,7 +246,7 @@ class SGLang(LogprobsAPI):
     def _read_one(
         self, answer: object, prompt: Prompt, num_likeliest: int, place: int
     ) -> TokenValues:
-        found = answer.get("meta_info") if isinstance(answer, dict) else None
+        found: Any = answer.get("meta_info") if isinstance(answer, dict) else None
         entries = found.get("input_token_logprobs") if isinstance(found, dict) else None
         if not isinstance(entries, list):
             raise AnswerError(f"no `input_token_logprobs` but {shown(answer)}", place)
@@ -306,7 +306,7 @@ class OpenAI(LogprobsAPI):
         ]
 
     def _read_choice(self, choice: dict, prompt: Prompt, place: int) -> TokenValues:
-        found = choice.get("logprobs")
+        found: Any = choice.get("logprobs")
         values = found.get("token_logprobs") if isinstance(found, dict) else None
         if not isinstance(values, list):
             raise AnswerError(f"no `token_logprobs` but {shown(choice)}", place)
@@ -416,10 +416,8 @@ def named_top(top: object, own: object, number: int, place: int) -> list[tuple[i
     """List (id, log-probability) of likeliest tokens that a server names by text or by id."""
     if not isinstance(top, dict):
         return []
-    pairs = [
-        (-1 if id_of(text) is None else id_of(text), log_probability(value, number, place))
-        for text, value in top.items()
-    ]
+    named = ((id_of(text), log_probability(value, number, place)) for text, value in top.items())
+    pairs = [(-1 if token is None else token, value) for token, value in named]
     return sorted(pairs, key=lambda pair: -pair[1])
 
 

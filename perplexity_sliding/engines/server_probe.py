@@ -7,7 +7,8 @@ by which the same model is recognised later.
 """
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -60,10 +61,20 @@ class Source(Protocol):
 
     api: LogprobsAPI
 
+    def connected(self) -> AbstractContextManager:
+        """Keep connections for the time of the context."""
+        ...
+
     def values(
         self, prompts: Sequence[Prompt], num_likeliest: int = 0, **sampling: float
     ) -> list[TokenValues]:
         """Ask for the values of prompts in one request."""
+        ...
+
+    def values_of_all(
+        self, requests: Iterable[Sequence[Prompt]], num_likeliest: int
+    ) -> Iterator[tuple[int, Sequence[TokenValues] | AnswerError]]:
+        """Ask for the values of requests; yield (number, values or what is wrong) as they come."""
         ...
 
     def generating(self) -> "Source":
@@ -224,7 +235,7 @@ class ServerProbe:
     def check_names(self, values: TokenValues) -> None:
         """Refuse a server whose ids mean other tokens than the tokenizer's."""
         pairs = [
-            (self.tokenizer.decode([token]), text)
+            (str(self.tokenizer.decode([token])), text)
             for token, text in zip(self.probe.targets, values.texts)
             if isinstance(text, str) and not text.startswith("token_id:")
         ]
@@ -307,7 +318,7 @@ class ServerProbe:
 
     def check_sampling(self, expected: np.ndarray) -> None:
         """Refuse values that are scaled by a temperature or cut by top-p."""
-        values = self.source.values([self.probe], **OTHER_SAMPLING)[0].nll
+        values = self.source.values([self.probe], 0, **OTHER_SAMPLING)[0].nll
         if differ(values, expected):
             raise Refusal(
                 "its values of a prompt follow the sampling of the answer, temperature and top-p: "
@@ -343,13 +354,17 @@ class ServerProbe:
         prompts = [Prompt(ids) for ids in self.make_up_several()]
         generated = [values.generated for values in self.source.generating().values(prompts)]
         ids = [self.find_id(token, first.texts) for token in generated]
-        known = [place for place, token in enumerate(ids) if token is not None]
-        sent = [Prompt([*prompts[place].ids, ids[place]]) for place in known]
+        known = [
+            (prompt, token, number)
+            for prompt, token, number in zip(prompts, generated, ids)
+            if token is not None and number is not None
+        ]
+        sent = [Prompt([*prompt.ids, number]) for prompt, _, number in known]
         returned = self.source.values(sent) if sent else []
         pairs = [
-            (generated[place].nll, values.nll[-1])
-            for place, values in zip(known, returned)
-            if generated[place].id is not None or generated[place].text == values.texts[-1]
+            (token.nll, values.nll[-1])
+            for (_, token, _), values in zip(known, returned)
+            if token.id is not None or token.text == values.texts[-1]
         ]
         if not pairs:
             warnings.warn(

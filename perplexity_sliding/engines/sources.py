@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from os import PathLike
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -76,7 +76,7 @@ def check_scheme(model_id: str, argument: str) -> None:
         )
 
 
-def open_address(*arguments: object) -> ScoredModel:
+def open_address(*arguments: Any) -> ScoredModel:
     """Open a model behind an address; what speaks HTTP is imported for that alone."""
     from .server_opening import open_served
 
@@ -105,7 +105,7 @@ def check_elsewhere(
 
 
 def adopt_model(
-    model: object,
+    model: Any,
     tokenizer: PreTrainedTokenizerBase,
     argument: str = "model",
     tokenizer_argument: str = "tokenizer",
@@ -129,8 +129,8 @@ class ModelSource:
     """
 
     model_id: str | None = None
-    model: object = None
-    tokenizer: object = None
+    model: Any = None
+    tokenizer: Any = None
     device: str | torch.device | None = None
     dtype: str | torch.dtype | None = None
     model_kwargs: dict | None = None
@@ -151,7 +151,7 @@ class ModelSource:
             self.tokenizer,
             getattr(self.tokenizer, "model_max_length", None),  # may be set between two calls
             snapshot([self.device, self.dtype, self.model_kwargs, self.tokenizer_kwargs]),
-            files_state(self.model_id, self.model_kwargs or {}, self.tokenizer_kwargs or {}),
+            files_state(str(self.model_id), self.model_kwargs or {}, self.tokenizer_kwargs or {}),
         )
 
     def open(self) -> ScoredModel:
@@ -164,8 +164,13 @@ class ModelSource:
             names = self.named("model"), self.named("tokenizer")
             return adopt_model(self.model, self.tokenizer, *names)
         return open_model(
-            *(self.model_id, self.tokenizer, self.device, self.dtype),
-            *(self.model_kwargs, self.tokenizer_kwargs, self.named("model_id")),
+            str(self.model_id),
+            self.tokenizer,
+            self.device,
+            self.dtype,
+            self.model_kwargs,
+            self.tokenizer_kwargs,
+            self.named("model_id"),
         )
 
 
@@ -340,7 +345,7 @@ def _check_states(states: object, is_live: bool, distributed: bool) -> None:
 class FreedModel(NamedTuple):
     """What is kept of a model that was freed: its tokenizer and its limit."""
 
-    tokenizer: object
+    tokenizer: PreTrainedTokenizerBase
     limit: ContextLimit
 
 
@@ -350,14 +355,14 @@ class WithoutAdapter(LanguageModel):
     variant = WITHOUT_ADAPTER
 
     @classmethod
-    def of(cls, model: LanguageModel) -> "WithoutAdapter":
+    def of(cls, model: ScoredModel) -> "WithoutAdapter":
         """Take the model below the adapters of another.
 
         Raises:
             ValueError: it has no adapters, or they are merged into its weights.
         """
-        layers = adapter_layers(model.model)
-        if not layers:
+        layers = adapter_layers(model.model) if isinstance(model, LanguageModel) else []
+        if not isinstance(model, LanguageModel) or not layers:
             raise ValueError(
                 Wording(
                     f"`reference`={cls.variant!r} needs a model with an adapter, got "
@@ -445,7 +450,7 @@ class InBfloat16(WithoutAdapter):
             return super().signature_fields()
 
 
-def adapter_layers(model: torch.nn.Module) -> list[torch.nn.Module]:
+def adapter_layers(model: torch.nn.Module) -> list:
     """List the layers of a model that PEFT has put adapters on."""
     if not is_peft_available():
         return []
@@ -463,7 +468,7 @@ def in_use_together(models: Sequence[ScoredModel]) -> Iterator[None]:
         yield
 
 
-def smallest_limit(models: Sequence[ScoredModel]) -> ContextLimit:
+def smallest_limit(models: Sequence[ScoredModel | FreedModel]) -> ContextLimit:
     """Return the number of tokens that all of the models take."""
     lengths = [model.limit.length for model in models if model.limit.length is not None]
     tables = [model.limit.table for model in models if model.limit.table is not None]
@@ -471,7 +476,9 @@ def smallest_limit(models: Sequence[ScoredModel]) -> ContextLimit:
     return ContextLimit(*(min(limits, default=None) for limits in (lengths, tables, readable)))
 
 
-def read_alike(model: ScoredModel, reference: ScoredModel, pairs: Sequence[tuple]) -> bool:
+def read_alike(
+    model: ScoredModel | FreedModel, reference: ScoredModel, pairs: Sequence[tuple]
+) -> bool:
     """Return whether two models read the same tokens, and mean the same by them.
 
     Args:
@@ -528,10 +535,10 @@ def compare_tokenizers(model: EngineModel, texts: Sequence[str]) -> None:
     see other numbers then.
     """
     text = "\n".join(texts)[:MOST_CHARACTERS]
-    own = model.tokenize(text)
-    if own is None:
+    cut = model.tokenize(text)
+    if cut is None:
         return
-    own, ids = np.asarray(own), tokenize(model.tokenizer, [text])[0].ids
+    own, ids = np.asarray(cut), tokenize(model.tokenizer, [text])[0].ids
     if np.array_equal(own, ids):
         return
     common = min(len(own), len(ids))

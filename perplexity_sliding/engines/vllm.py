@@ -9,6 +9,7 @@ import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from itertools import islice
+from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
@@ -32,7 +33,7 @@ def is_vllm(model: object) -> bool:
 
 
 def adopt_vllm(
-    engine: object,
+    engine: Any,
     tokenizer: PreTrainedTokenizerBase,
     argument: str = "model",
     tokenizer_argument: str = "tokenizer",
@@ -72,7 +73,7 @@ class EngineSource:
 
     api = VLLM()
 
-    def __init__(self, engine: object) -> None:
+    def __init__(self, engine: Any) -> None:
         self.engine = engine
         with _LOCKS_LOCK:
             self.lock = _LOCKS.setdefault(engine, threading.RLock())
@@ -117,9 +118,7 @@ class EngineSource:
             return None
         return self.engine.get_tokenizer()(text, add_special_tokens=False)["input_ids"]
 
-    def _generate(
-        self, prompts: Sequence[Prompt], num_likeliest: int, settings: dict
-    ) -> list[object]:
+    def _generate(self, prompts: Sequence[Prompt], num_likeliest: int, settings: dict) -> list:
         """Let the engine read prompts; sampling changes no distribution."""
         from vllm import SamplingParams
 
@@ -145,7 +144,7 @@ class EngineSource:
         return self.api.read({"choices": choices}, whole, num_likeliest)
 
 
-def entries_of(output: object, prompt: Prompt) -> list[dict | None] | None:
+def entries_of(output: Any, prompt: Prompt) -> list[dict | None] | None:
     """Return what the engine says of each token of a prompt, and of the one that is forced."""
     entries = output.prompt_logprobs
     if entries is not None and prompt.forced is not None:
@@ -156,7 +155,7 @@ def entries_of(output: object, prompt: Prompt) -> list[dict | None] | None:
     ]
 
 
-def as_dict(found: object) -> dict:
+def as_dict(found: Any) -> dict:
     return {
         "logprob": found.logprob,
         "rank": found.rank,

@@ -18,7 +18,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from itertools import pairwise
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -68,10 +68,11 @@ class Prefix(NamedTuple):
 
     @property
     def num_bytes(self) -> int:
-        if hasattr(self.cache, "layers"):
-            values = [value for layer in self.cache.layers for value in vars(layer).values()]
+        cache: Any = self.cache
+        if hasattr(cache, "layers"):
+            values = [value for layer in cache.layers for value in vars(layer).values()]
         else:  # before transformers 4.54
-            values = [*self.cache.key_cache, *self.cache.value_cache]
+            values = [*cache.key_cache, *cache.value_cache]
         return sum(value.nbytes for value in values if isinstance(value, torch.Tensor))
 
 
@@ -92,6 +93,7 @@ class ScoredModel(Protocol):
         prefixes_agree: whether a token's score is the same in shorter and in longer passes.
         probe: mean nll of the made-up text, in nats a token; after `prepare` with a length.
         rows_tried: passes in the largest batch that gave each of them the scores that it has alone.
+        lock: what whoever runs the model holds.
     """
 
     name: str
@@ -102,6 +104,9 @@ class ScoredModel(Protocol):
     num_embeddings: int | None
     gives_logits: bool
     rows_tried: int
+
+    @property
+    def lock(self) -> AbstractContextManager: ...
 
     @property
     def tokenizer_digest(self) -> str: ...
@@ -198,10 +203,16 @@ class EngineModel:
     device = torch.device("cpu")
     prefixes_agree = True  # `prepare` refuses any other
     rows_tried = sys.maxsize
+    description: str
+    tokenizer: PreTrainedTokenizerBase
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
         self.probe: float | None = None
+
+    def tokenize(self, text: str) -> list[int] | None:
+        """Return the ids that the engine cuts a text into; None where it does not say."""
+        return None
 
     def long_probe(self, length: int) -> LongProbe | None:
         """Return None: what runs elsewhere is measured on the first tokens alone."""

@@ -296,7 +296,8 @@ class LanguageModel:
     @property
     def head(self) -> Head:
         """The way to its logits."""
-        self.findings  # noqa: B018
+        if self._head is None:
+            raise RuntimeError(f"{self.description} must be prepared first: call prepare().")
         return self._head
 
     @property
@@ -555,6 +556,8 @@ class LanguageModel:
 
     def _restore(self) -> None:
         """Undo what passes have changed in the model, and note which modules they change."""
+        if self._kept_state is None:
+            raise RuntimeError(f"{self.description} must be in use: enter in_use() first.")
         changed = self._kept_state.changed()
         self._changed.update(changed)
         self._kept_state.restore(changed)

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import huggingface_hub
 import torch
@@ -187,9 +188,10 @@ def load_model(
     check_decoder(config, name)
     check_layers(config, name)
     with _naming(name):
-        model, report = AutoModelForCausalLM.from_pretrained(
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
             model_id, output_loading_info=True, **kwargs
         )
+        model, report = loaded
     missing = sorted(report["missing_keys"]) + sorted(str(key) for key in report["mismatched_keys"])
     if missing:
         raise ValueError(
@@ -306,7 +308,7 @@ def find_commit(model_id: str, model_kwargs: dict) -> str | None:
     return commit[1] if commit and not os.path.isdir(model_id) else None
 
 
-def unwrapped(model: torch.nn.Module) -> torch.nn.Module:
+def unwrapped(model: Any) -> torch.nn.Module:
     """Return the model inside of what compiles it, copies it over devices or manages its adapters."""
     if hasattr(model, "_orig_mod"):  # torch.compile
         return unwrapped(model._orig_mod)

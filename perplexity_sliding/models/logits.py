@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from types import BuiltinFunctionType
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from transformers.activations import NewGELUActivation
@@ -70,6 +70,10 @@ class Head(Protocol):
         Args:
             prefix: what was read before each of the B, of which `read_prefix` gives one.
         """
+        ...
+
+    def read_prefix(self, ids: torch.Tensor) -> Prefix:
+        """Return what the model keeps of tokens (1, T), to continue from them."""
         ...
 
 
@@ -274,7 +278,7 @@ def runs_as_written(module: torch.nn.Module) -> bool:
     accelerate may bring its weights in before.
     """
     kind, own = type(module), vars(module)
-    moved = "_hf_hook" in own and is_known(own.get("forward"))
+    moved = "_hf_hook" in own and "forward" in own and is_known(own["forward"])
     return (
         package_of(kind.__module__) in PINNED_PACKAGES
         and is_known(kind.forward)
@@ -288,14 +292,15 @@ def runs_as_written(module: torch.nn.Module) -> bool:
 
 def describe_head(head: Head) -> str:
     """Describe on one line how the logits of the scored rows are computed."""
-    if isinstance(head, WholeForward):
-        return "logits_to_keep" if head.takes_index else "plain forward passes, all logits"
+    if not isinstance(head, BodyThenHead):
+        takes_index = isinstance(head, WholeForward) and head.takes_index
+        return "logits_to_keep" if takes_index else "plain forward passes, all logits"
     parts = [type(module).__name__ for module in (head.in_body | head.in_head)]
     shortcuts = f", faster: {', '.join(sorted(set(parts)))}" if parts else ""
     return f"the body ({type(head.body).__name__}), then the head over scored rows{shortcuts}"
 
 
-def bodies(model: torch.nn.Module) -> list[torch.nn.Module]:
+def bodies(model: Any) -> list[torch.nn.Module]:
     """List parts of a model that may give its last hidden states: OPT's is inside its base model."""
     parts = [getattr(model, "base_model", None)]
     if hasattr(model, "get_decoder"):
@@ -304,7 +309,7 @@ def bodies(model: torch.nn.Module) -> list[torch.nn.Module]:
     return list(dict.fromkeys(found))
 
 
-def head_shortcuts(model: torch.nn.Module) -> dict[torch.nn.Module, Callable]:
+def head_shortcuts(model: Any) -> dict[torch.nn.Module, Callable]:
     """Make a faster vocabulary head, by the module whose place it takes."""
     linear = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
     # On a GPU, and in other dtypes, the product is another one.
@@ -402,8 +407,8 @@ def read_prefix(module: torch.nn.Module, ids: torch.Tensor) -> Prefix:
     """
     cache = getattr(module(**{ids_name(module): ids}, use_cache=True), "past_key_values", None)
     if isinstance(cache, tuple):  # transformers before 4.48
-        cache = DynamicCache.from_legacy_cache(cache)
-    if not hasattr(cache, "batch_repeat_interleave"):
+        cache = DynamicCache.from_legacy_cache(cache)  # type: ignore[attr-defined]
+    if cache is None or not hasattr(cache, "batch_repeat_interleave"):
         raise TypeError("the model keeps nothing of what it read that can be copied")
     return Prefix(cache)
 
@@ -421,10 +426,14 @@ def replaced_forwards(forwards: dict[torch.nn.Module, Callable]) -> Iterator[Non
     Raises:
         RuntimeError: one of them was not called.
     """
-    called = set()
+    called: set[torch.nn.Module] = set()
 
     def note_call(module: torch.nn.Module, forward: Callable) -> Callable:
-        return lambda *args, **kwargs: called.add(module) or forward(*args, **kwargs)
+        def run(*args: Any, **kwargs: Any) -> object:
+            called.add(module)
+            return forward(*args, **kwargs)
+
+        return run
 
     # accelerate puts its hooks where these go
     replaced = {module: vars(module).get("forward") for module in forwards}
@@ -433,11 +442,11 @@ def replaced_forwards(forwards: dict[torch.nn.Module, Callable]) -> Iterator[Non
     try:
         yield
     finally:
-        for module, forward in replaced.items():
-            if forward is None:
+        for module, own in replaced.items():
+            if own is None:
                 del module.forward
             else:
-                module.forward = forward
+                module.forward = own
     if len(called) < len(forwards):
         raise RuntimeError("the model reaches its hidden states in another way")
 

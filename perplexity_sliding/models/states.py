@@ -7,6 +7,7 @@ it could do so without end, is tried on it, not looked up.
 
 import itertools
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 
@@ -220,7 +221,7 @@ def find_carrier(model: torch.nn.Module, name: str) -> StateReader:
     """
     reader = find_reader(model)
     reason = why_not_carried(model, reader)
-    if reason is not None:
+    if reader is None or reason is not None:
         raise ArgumentError(
             "carry",
             f"be left out with {name}: {reason}",
@@ -314,12 +315,12 @@ def steady_rotations(model: torch.nn.Module) -> dict[torch.nn.Module, Callable]:
     called: dict[torch.nn.Module, Callable] = {}
     agreed: list[torch.nn.Module] = []
 
-    def compare(module: torch.nn.Module, args: tuple, kwargs: dict, output: object) -> None:
+    def compare(module: torch.nn.Module, args: tuple, kwargs: dict, output: Any) -> None:
         called[module] = SteadyRotation(module)
         try:
             pairs = list(zip(called[module](*args, **kwargs), output, strict=True))
             same_shape = all(steady.shape == plain.shape for steady, plain in pairs)
-            if same_shape and all(torch.allclose(*pair, atol=1e-2) for pair in pairs):
+            if same_shape and all(torch.allclose(one, other, atol=1e-2) for one, other in pairs):
                 agreed.append(module)
         except UNSUPPORTED_ERRORS:
             pass

@@ -5,7 +5,7 @@ token reaches across the edge of the scored part, `boundary` says whose it is.
 """
 
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -106,7 +106,7 @@ def warn_of_joins(
         )
 
 
-def check_alone(arguments: dict[str, object], parts: Parts | None, words: object) -> None:
+def check_alone(arguments: Mapping[str, object], parts: Parts | None, words: object) -> None:
     """Refuse to score parts of texts, or words, together with what is about whole texts.
 
     Args:

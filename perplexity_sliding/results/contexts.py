@@ -13,7 +13,7 @@ Nlls are in nats.
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -53,7 +53,7 @@ def expand_settings(
     if context_lengths is None:
         return settings
     argument = "context_lengths"
-    if context_lengths == "doubling":
+    if isinstance(context_lengths, str):  # "doubling"
         argument = "max_length"
         planned = plan_measurement(corpus, limit, setting)
         longest_text = max(len(stream) for stream in planned.streams)
@@ -342,11 +342,10 @@ def total_contexts(reports: Sequence[Report], num_forward_tokens: int) -> Contex
 def total_positions(report: Report, positions: list[int] | str) -> PositionTotals:
     """Sum up tokens by place in the text."""
     nlls = nlls_by_token(report.measurement, report.scores)
-    edges = positions
-    if edges == "doubling":
-        edges = doubling_edges(max(len(nll) for nll in nlls))
+    if isinstance(positions, str):  # "doubling"
+        positions = doubling_edges(max(len(nll) for nll in nlls))
     contexts = contexts_by_token(report.measurement)
-    return PositionTotals.of(edges, nlls, contexts, report.measurement.plan.max_length)
+    return PositionTotals.of(positions, nlls, contexts, report.measurement.plan.max_length)
 
 
 class PartTotals(Protocol):
@@ -359,7 +358,7 @@ class PartTotals(Protocol):
     @property
     def are_enough(self) -> bool: ...
 
-    def __add__(self, other: "PartTotals") -> "PartTotals": ...
+    def __add__(self, other: Any) -> "PartTotals": ...
 
     def result(self) -> dict: ...
 

@@ -25,7 +25,7 @@ from .comparison import (
     worst_tokens,
 )
 from .identity import judge_identity
-from .report import Report
+from .report import Comparison, Report
 from .totals import ratio_of_perplexities
 
 WORST_TOKENS = 20
@@ -307,7 +307,7 @@ def score_values(
 ) -> tuple[Work, list[Columns], list[ValueComparison]]:
     """Score measurements under a model and its reference of which one gives no logits."""
     model, reference = models
-    values = [NegativeLogLikelihood(), Likeliest()]
+    values: list[Measure] = [NegativeLogLikelihood(), Likeliest()]
     other_work, other_scores = session.score([reference], measurements, values)
     others = [of_texts for _, of_texts, _ in other_work.by_measurement(other_scores)]
     roundings = score_rounded(session, reference, measurements)
@@ -338,7 +338,7 @@ def score_pair(
     pairs: Sequence[tuple[Measurement, Measurement]],
     measures: Sequence[Measure],
     margin: float | None,
-) -> tuple[Work, list[Columns], list[TokenComparison | ByteComparison]]:
+) -> tuple[Work, list[Columns], Sequence[Comparison]]:
     """Score measurements under a model and its reference, both at once where they read alike.
 
     Args:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from operator import itemgetter, methodcaller
+from typing import Any
 
 import numpy as np
 
@@ -105,7 +106,7 @@ class Aggregation:
         return MEGATRON_CAP if self.average == "capped" else math.inf
 
 
-def _sum(values: np.ndarray | list[float]) -> np.ndarray | float:
+def _sum(values: np.ndarray | list[float]) -> Any:
     """Add up texts; of one by itself, as of each row of a table, a reduction would cost the most."""
     return values[0] if len(values) == 1 else np.add.reduce(values)
 
@@ -132,7 +133,7 @@ class Totals:
     squares: np.ndarray
     units: np.ndarray
     counts: dict[str, int]
-    identity: dict[str, object]
+    identity: dict[str, Any]
     texts_digest: TextsDigest
 
     @classmethod
@@ -331,12 +332,12 @@ class Totals:
         mean_perplexity = of_each["mean_perplexity"]
         mean_of_texts = self.aggregation.average == "texts"
         perplexity = mean_perplexity if mean_of_texts else exp(estimate.value)
-        has_interval = estimate.interval is not None
+        stderr, has_interval = estimate.stderr, estimate.interval is not None
         known = has_interval and math.isfinite(perplexity) and estimate.value < self.aggregation.cap
         result = {
             **of_each,
             "perplexity": perplexity,
-            "perplexity_stderr": perplexity * estimate.stderr if known else None,
+            "perplexity_stderr": perplexity * stderr if known and stderr is not None else None,
             "perplexity_interval": perplexity_interval(estimate, self.aggregation.cap),
             "interval_sample": clusters.sample if has_interval else None,
             "interval_scope": clusters.scope if has_interval else None,
@@ -473,19 +474,21 @@ def ratio_of_perplexities(totals: Totals, first: Totals) -> dict:
         chance, and "sample", what was taken as independent: None where that is too little.
     """
     log_ratio = totals.estimate()[0].value - first.estimate()[0].value
+    ratio = {"ratio": None if math.isnan(log_ratio) else exp(log_ratio)}
+    unknown = ratio | dict.fromkeys(("interval", "pvalue", "sample"))
     clusters = shared_clusters(totals, first)
-    estimate = None
-    if clusters is not None:
-        value, without, shares = totals.leave_out_each(clusters[0])
-        first_value, first_without, first_shares = first.leave_out_each(clusters[1])
-        shares = (shares + first_shares) / 2
-        estimate = jackknife(value - first_value, without - first_without, shares)
-    known = estimate is not None and estimate.interval is not None
-    return {
-        "ratio": None if math.isnan(log_ratio) else exp(log_ratio),
-        "interval": [exp(bound) for bound in estimate.interval] if known else None,
-        "pvalue": estimate.pvalue if known else None,
-        "sample": clusters[0].sample if known else None,
+    if clusters is None:
+        return unknown
+    value, without, shares = totals.leave_out_each(clusters[0])
+    first_value, first_without, first_shares = first.leave_out_each(clusters[1])
+    shares = (shares + first_shares) / 2
+    estimate = jackknife(value - first_value, without - first_without, shares)
+    if estimate.interval is None:
+        return unknown
+    return ratio | {
+        "interval": [exp(bound) for bound in estimate.interval],
+        "pvalue": estimate.pvalue,
+        "sample": clusters[0].sample,
     }
 
 
@@ -504,7 +507,7 @@ def shared_clusters(totals: Totals, first: Totals) -> tuple[Clusters, Clusters] 
     return blocks[0].cut(num_parts), blocks[1].cut(num_parts)
 
 
-def _longer_probe(*identities: dict[str, object]) -> dict[str, object]:
+def _longer_probe(*identities: dict[str, Any]) -> dict[str, object]:
     """Return the long probe of the longest pass, as a call with all texts has it; none without one."""
     probes = [identity["long_probe"] for identity in identities if "long_probe" in identity]
     return (
@@ -545,7 +548,7 @@ def count_units(texts: Sequence[TextScores], nlls: np.ndarray, counts: np.ndarra
     """
     rows = []
     for text, nll, count in zip(texts, nlls.tolist(), counts.tolist()):
-        if text.scored_bytes and text.scored_characters:
+        if text.scored_nll is not None and text.scored_bytes and text.scored_characters:
             unit_nll = text.scored_nll
             num_bytes, num_characters = text.scored_bytes, text.scored_characters
         else:

@@ -71,7 +71,7 @@ class Estimate:
     def logarithm(self) -> "Estimate":
         """Return the estimate of log value, for a value above 0: its interval suits what is skewed."""
         value = math.log(self.value) if self.value > 0 else -math.inf
-        if self.interval is None or not math.isfinite(value):
+        if self.stderr is None or self.degrees is None or not math.isfinite(value):
             return Estimate(value, None, None, None, None, self.num_clusters)
         stderr = self.stderr / self.value
         margin = student_t(self.degrees) * stderr
@@ -366,7 +366,7 @@ def jackknife(value: float, without: np.ndarray, shares: np.ndarray) -> Estimate
     estimate = _estimate(value, float((moved**2).sum()), degrees, count)
     if count < MANY_CLUSTERS:
         pvalue = sign_flip_pvalue(shares * value + (1 - shares) * moved)
-    elif estimate.stderr == 0:
+    elif not estimate.stderr:
         pvalue = float(value == 0)
     else:
         pvalue = 2 * float(stdtr(degrees, -abs(value) / estimate.stderr))
@@ -404,7 +404,7 @@ def share_interval(hits: np.ndarray, counts: np.ndarray) -> tuple[float, float] 
     """
     estimate = estimate_ratio(hits, counts)
     share = estimate.value
-    if not estimate.stderr or not 0 < share < 1:
+    if not estimate.stderr or estimate.degrees is None or not 0 < share < 1:
         return None
     size = share * (1 - share) / estimate.stderr**2
     squared = student_t(estimate.degrees) ** 2

@@ -59,7 +59,7 @@ class CarriedWork(Work):
         shared = processes.share([sum(self.costs[number] for number in text) for text in texts])
         return [number for text in sorted(shared) for number in texts[text]]
 
-    def row(self, number: int) -> Segment:
+    def row(self, number: int) -> Segment:  # type: ignore[override]  # its own scorer reads it
         pass_ = self.passes[number]
         first, end = pass_.targets[0]
         ids = self.streams[pass_.stream].ids
@@ -143,7 +143,9 @@ class CarryingScorer:
         logits_memory: bytes that logits and the loss over them may take.
     """
 
-    models = ()  # texts side by side are read on, and cannot be scored again by themselves
+    models: Sequence[
+        ScoredModel
+    ] = ()  # texts side by side are read on, and cannot be scored again by themselves
 
     def __init__(
         self,

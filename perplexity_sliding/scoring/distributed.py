@@ -112,7 +112,7 @@ class Processes:
             raise _shared(failure) from None
         for rank, other in enumerate(messages):
             if other.error is not None:
-                raise _shared(error if rank == self.rank else other.error)
+                raise _shared(error if error is not None and rank == self.rank else other.error)
         if any(other[:2] != messages[0][:2] for other in messages):
             raise _shared(
                 RuntimeError(

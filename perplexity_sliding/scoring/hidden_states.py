@@ -55,7 +55,7 @@ def store_reference(
     """
     reference.check_identifiable("reference['states']")
     work = plan_work([reference], measurements)
-    if not isinstance(reference.head, BodyThenHead):
+    if not isinstance(reference, LanguageModel) or not isinstance(reference.head, BodyThenHead):
         raise ValueError(
             Wording(
                 "`reference['states']` needs a reference whose last hidden states can be had, "

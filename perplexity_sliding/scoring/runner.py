@@ -7,15 +7,17 @@ that are not in the checkpoint are shared out between processes and scored, with
 import gc
 import math
 import sys
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import chain, islice
+from typing import Any, Protocol
 
 import numpy as np
 from tqdm.auto import tqdm
 
 from ..digests import probe_tolerance
+from ..engines.served import ServedModel
 from ..errors import ArgumentError, Wording, name_positions
 from ..models.interface import ScoredModel
 from ..models.signature import describe_measurement, describe_model
@@ -396,10 +398,11 @@ class Session:
         with self.looking():
             work = plan_work(models, measurements, num_shown)
         batch_tokens = self.batch_size * work.max_length
-        if models[0].gives_logits:
-            scorer = Scorer(models, measures, batch_tokens, self.logits_memory)
-        else:
+        scorer: PassScorer
+        if isinstance(models[0], ServedModel):
             scorer = ServedScorer(models[0], measures, self.batch_size, batch_tokens)
+        else:
+            scorer = Scorer(models, measures, batch_tokens, self.logits_memory)
         return work, Runner(self, scorer, work).run(models, measures)
 
 
@@ -419,6 +422,17 @@ def describe_all(
     return repr((signatures, [measure.key for measure in measures]))
 
 
+class PassScorer(Protocol):
+    """Scores passes; see `Scorer`."""
+
+    @property
+    def models(self) -> Sequence[ScoredModel]: ...
+
+    def score(
+        self, row_of: Callable[[int], Any], lengths: Sequence[int], finished: Set[int] = ...
+    ) -> Iterator[tuple[list[int], list[Columns]]]: ...
+
+
 class Runner:
     """Scores the passes of a work as a session says.
 
@@ -426,7 +440,7 @@ class Runner:
         scorer: of the session's models.
     """
 
-    def __init__(self, session: Session, scorer: Scorer | ServedScorer, work: Work) -> None:
+    def __init__(self, session: Session, scorer: PassScorer, work: Work) -> None:
         self.session, self.scorer, self.work = session, scorer, work
         self.checkpoint, self.processes = session.checkpoint, session.processes
 
@@ -448,7 +462,7 @@ class Runner:
         if self.checkpoint is not None:
             length = max((m.longest_pass for m in self.work.measurements), default=0)
             self.checkpoint.use(models, measures, key_prefix, length)
-            finished = self._load_finished()
+            finished = self._load_finished(self.checkpoint)
         # Each process may have a checkpoint of its own: the first that has a pass hands it over.
         holders: dict[int, int] = {}
         for rank, numbers in enumerate(self.processes.exchange(list(finished))):
@@ -502,7 +516,7 @@ class Runner:
                     )
 
     def _batches(
-        self, share: Sequence[int], finished: Container[int]
+        self, share: Sequence[int], finished: Set[int]
     ) -> Iterator[tuple[list[int], list[Columns]]]:
         """Iterate over the scores of a share, by place, those that share a context first."""
         place_of = {number: place for place, number in enumerate(share)}
@@ -519,12 +533,11 @@ class Runner:
             return self.work.row(share[place])
 
         lengths = [self.work.lengths[number] for number in share]
-        return chain(
-            chain.from_iterable(
-                self.scorer.score_after_prefix(row_of, *group) for group in after_prefix
-            ),
-            self.scorer.score(row_of, lengths, shared.union(finished)),
-        )
+        apart = self.scorer.score(row_of, lengths, shared.union(finished))
+        if not isinstance(self.scorer, Scorer):
+            return apart
+        together = (self.scorer.score_after_prefix(row_of, *group) for group in after_prefix)
+        return chain(chain.from_iterable(together), apart)
 
     @contextmanager
     def _naming_text(self, share: Sequence[int]) -> Iterator[None]:
@@ -548,10 +561,10 @@ class Runner:
             for part in self.work.shown[number]
         ]
 
-    def _load_finished(self) -> dict[int, Columns]:
+    def _load_finished(self, checkpoint: Checkpoint) -> dict[int, Columns]:
         """Load the scores that an earlier run left in this process's checkpoint, by pass."""
         digests = [stream.digest for stream in self.work.streams]
-        return self.checkpoint.load([(digests[pass_.stream], pass_) for pass_ in self.work.passes])
+        return checkpoint.load([(digests[pass_.stream], pass_) for pass_ in self.work.passes])
 
     def _check_finished(self, finished: Mapping[int, Columns]) -> None:
         """Score the longest of the finished passes again, before they are believed.
@@ -560,16 +573,21 @@ class Runner:
             ValueError: its scores have changed.
         """
         alone = [number for number in finished if self.work.stands_alone(number)]
-        if not alone:
+        if self.checkpoint is None or not alone:
             return
         number = max(alone, key=lambda number: self.work.lengths[number])
-        row, pass_ = self.work.row(number), self.work.passes[number]
-        [(_, [repeated])] = self.scorer.score(lambda _: row, [self.work.lengths[number]])
+        pass_, repeated = self.work.passes[number], self._score_alone(number)
         where = (
             f"tokens {pass_.targets[0][0]} to {pass_.end - 1} of the text at position "
             f"{self.work.streams[pass_.stream].text}"
         )
         self.checkpoint.check_repeated(finished[number], repeated, where)
+
+    def _score_alone(self, number: int) -> Columns:
+        """Score a pass by itself."""
+        row = self.work.row(number)
+        [(_, [columns])] = self.scorer.score(lambda _: row, [self.work.lengths[number]])
+        return columns
 
     def _check_company(self, numbers: Sequence[int], batch: Sequence[Columns]) -> None:
         """Score the first and the last pass of a larger batch than any before again, each alone.
@@ -581,8 +599,7 @@ class Runner:
         if len(numbers) <= min((model.rows_tried for model in models), default=len(numbers)):
             return
         for place in (0, -1):
-            row, length = self.work.row(numbers[place]), self.work.lengths[numbers[place]]
-            [(_, [alone])] = self.scorer.score(lambda _, row=row: row, [length])
+            alone = self._score_alone(numbers[place])
             for model, name in zip(models, ("nll", "reference_nll")):
                 if name in alone and not self._agree(model, batch[place][name], alone[name]):
                     raise ValueError(

@@ -12,6 +12,7 @@ import numpy as np
 from ..engines.served import ServedModel
 from ..engines.server_apis import AnswerError, Prompt, TokenValues
 from ..engines.server_probe import MOST_SPREAD, changed_model, differ
+from ..models.interface import ScoredModel
 from ..plan.measurement import Columns
 from .measures import Alternatives, Measure
 from .passes import Row
@@ -66,7 +67,7 @@ class ServedScorer:
         ValueError: a measure needs logits.
     """
 
-    models = ()  # an engine reads each prompt by itself
+    models: Sequence[ScoredModel] = ()  # an engine reads each prompt by itself
 
     def __init__(
         self, model: ServedModel, measures: Sequence[Measure], batch_size: int, batch_tokens: int
@@ -180,7 +181,7 @@ class ServedScorer:
                 f"{self.model.description} does not say the rank of every token"
                 + (
                     ", as it does not for the last token of a window that fills it. Pass "
-                    f"max_length={self.model.limit.length - 1}."
+                    f"max_length={(self.model.limit.length or 0) - 1}."
                     if self.model.source.api.gives_ranks
                     else ". Leave ranks and `num_alternatives` out."
                 ),
