@@ -3,6 +3,7 @@
 >>> from perplexity_sliding import PerplexitySliding, compute, __version__
 """
 
+import importlib.machinery
 import importlib.util
 import sys
 from importlib import import_module
@@ -49,14 +50,16 @@ class _MetricFinder:
     """Find the metric's module in a clone too, where this package hides it from the import system."""
 
     @staticmethod
-    def find_spec(name: str, path: object = None, target: object = None) -> object:
+    def find_spec(
+        name: str, path: object = None, target: object = None
+    ) -> importlib.machinery.ModuleSpec | None:
         if name != _METRIC:
             return None
         return importlib.util.spec_from_file_location(name, _metric_file())
 
 
 _METRIC = f"{__name__}.{__name__}"
-sys.meta_path.append(_MetricFinder)
+sys.meta_path.append(_MetricFinder())
 
 
 def __getattr__(name: str) -> object:

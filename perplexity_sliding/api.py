@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from inspect import signature
+from os import PathLike
 
 import torch
 from transformers import PreTrainedTokenizerBase
@@ -229,8 +230,10 @@ def open_all(
     request: Request,
 ) -> tuple[list[ScoredModel], Session]:
     """Open the model and, where there is one, its reference; and the session that goes on with them."""
-    if second is not None and second.states is not None:
-        reference, session = store_states(open_models, source, second, session, request)
+    if second is not None and second.source is not None and second.states is not None:
+        reference, session = store_states(
+            open_models, source, second.source, second.states, session, request
+        )
         return [open_models.open(source), reference], session
     model = open_models.open(source)
     if second is None:
@@ -257,7 +260,8 @@ def open_reference(
 def store_states(
     open_models: OpenModels,
     source: ModelSource,
-    second: ReferenceSource,
+    second: ModelSource,
+    states: str | PathLike,
     session: Session,
     request: Request,
 ) -> tuple[ScoredModel, Session]:
@@ -266,7 +270,7 @@ def store_states(
     model = FreedModel(language_model.tokenizer, language_model.limit)
     open_models.close("model")
     del language_model
-    reference = open_models.open(second.source)
+    reference = open_models.open(second)
     open_models.close("reference")  # no other call can use what is left of it
     with reference.in_use():
         reference.prepare()
@@ -282,7 +286,7 @@ def store_states(
                     "tokenizers. Leave it out."
                 )
             )
-        return store_reference(second.states, reference, planned, session)
+        return store_reference(states, reference, planned, session)
 
 
 # --- plan -----------------------------------------------------------------------------------------

@@ -290,7 +290,7 @@ def check_margin(margin: Any, has_reference: bool) -> None:
         )
     if isinstance(margin, bool) or not isinstance(margin, Real):
         raise ArgumentTypeError("margin", "be a number such as 0.01 for 1 %", got=repr(margin))
-    if not 0 <= margin < 1:
+    if not 0 <= float(margin) < 1:
         raise ArgumentError("margin", "be from 0 to below 1, 0.01 for 1 %", got=str(margin))
 
 

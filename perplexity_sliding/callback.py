@@ -52,7 +52,7 @@ class PerplexityCallback(TrainerCallback):
         given = [name for name in settings if name in OF_THE_TRAINER]
         if given:
             raise ArgumentTypeError(f"{given[0]}", "be left out: the Trainer has it")
-        self.texts = list(texts)
+        self.texts: list = list(texts)
         self.settings = settings
         self.results: dict | None = None
 

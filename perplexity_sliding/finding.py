@@ -8,7 +8,6 @@ from dataclasses import dataclass, field, replace
 from decimal import Decimal, InvalidOperation
 from pathlib import Path
 from statistics import median
-from typing import Any
 
 import torch
 from transformers import PreTrainedTokenizerBase
@@ -24,6 +23,7 @@ from .plan.measurement import Measurement
 from .plan.settings import Corpus, plan_settings
 from .plan.windows import Plan, PlannedWindow, count_inputs, merge_windows
 from .protocols import PROTOCOLS, Protocol
+from .request import Request
 from .scoring.checkpoint import open_checkpoint
 from .scoring.distributed import Processes
 from .scoring.runner import Progress, Session
@@ -347,7 +347,7 @@ class Scorer:
             {"predictions": texts, **self.arguments, "callback": callback, **others}
         )
         request, _, _ = check(self.processes, asked)
-        request = replace(request, settings=settings, gives_list=True)
+        request: Request = replace(request, settings=settings, gives_list=True)
         with open_checkpoint(None) as store:
             sizes = int(asked["batch_size"]), int(asked["logits_memory"])
             session = Session(*sizes, store, self.processes, callback)
@@ -432,7 +432,7 @@ def list_choices(cases: list[Case], protocols: list[Protocol], start: bool | str
     for protocol in protocols:
         for window in windows:
             length = window or limit
-            strides: list[int | None] = [None]
+            strides = [None]
             if "stride" in protocol.supported_arguments and length is not None:
                 usual = (length, length // 2, *STRIDES)
                 strides += sorted({s for s in usual if 0 < s <= length}, reverse=True)
@@ -788,7 +788,7 @@ def distinct(tried: list[dict]) -> set[tuple[float, ...]]:
     return {tuple(float(f"{value:.8g}") for value in entry["values"]) for entry in tried}
 
 
-def conclude(figure: Any, search: Search) -> dict:
+def conclude(figure: object, search: Search) -> dict:
     """Build what `find` returns."""
     several = isinstance(figure, list | tuple)
     figures, tried, matches = search.figures, search.tried, search.matches

@@ -12,7 +12,7 @@ from functools import cached_property
 from transformers import PreTrainedTokenizerBase
 
 from ..errors import Wording
-from ..models.interface import EngineModel, ProbeText
+from ..models.interface import Batch, EngineModel, LogitBlocks, Prefix, ProbeText
 from ..plan.tokenization import tokenizer_digest
 from ..plan.windows import ContextLimit
 from .server_apis import AnswerError, Prompt
@@ -40,7 +40,7 @@ class ServedModel(EngineModel):
     """
 
     gives_logits = False
-    num_embeddings = None
+    num_embeddings: int | None = None
     by_blocks = False
 
     def __init__(
@@ -144,6 +144,14 @@ class ServedModel(EngineModel):
     @cached_property
     def tokenizer_digest(self) -> str:
         return tokenizer_digest(self.tokenizer)
+
+    def logits(self, batch: Batch, block_rows: int, prefix: Prefix | None = None) -> LogitBlocks:
+        """Refuse: see `gives_logits`.
+
+        Raises:
+            TypeError: always.
+        """
+        raise TypeError(f"{self.description} gives no logits")
 
     def tokenize(self, text: str) -> list[int] | None:
         """Return the ids that the engine cuts a text into; None where it does not say."""

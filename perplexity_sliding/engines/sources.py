@@ -3,7 +3,7 @@
 import os
 import re
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from os import PathLike
@@ -48,6 +48,7 @@ def open_model(
     """
     if is_address(model_id) or is_gguf(model_id):
         check_elsewhere(model_id, device, dtype)
+        opener: Callable[..., ScoredModel]
         opener = open_address if is_address(model_id) else open_gguf
         return opener(model_id, tokenizer, model_kwargs, tokenizer_kwargs, argument)
     check_scheme(model_id, argument)
@@ -355,7 +356,7 @@ class WithoutAdapter(LanguageModel):
     variant = WITHOUT_ADAPTER
 
     @classmethod
-    def of(cls, model: ScoredModel) -> "WithoutAdapter":
+    def of(cls, model: Any) -> "WithoutAdapter":
         """Take the model below the adapters of another.
 
         Raises:
@@ -433,7 +434,7 @@ class InBfloat16(WithoutAdapter):
     variant = "in bfloat16"
 
     @classmethod
-    def of(cls, model: LanguageModel) -> "InBfloat16":
+    def of(cls, model: Any) -> "InBfloat16":
         """Take a model in float32."""
         name, description = f"{model.name} {cls.variant}", f"{model.description} {cls.variant}"
         return cls(model.model, model.tokenizer, name, model.revision, description)

@@ -18,7 +18,7 @@ from ..models.digest import model_name
 from ..plan.tokenization import check_tokenizer
 from ..plan.windows import ContextLimit
 from .served import ServedModel
-from .server_apis import VLLM, AnswerError, Prompt, TokenValues
+from .server_apis import VLLM, AnswerError, LogprobsAPI, Prompt, TokenValues
 
 # Requests that the engine is given at a time, for it to batch as it likes.
 REQUESTS_AT_A_TIME = 8
@@ -71,7 +71,7 @@ def adopt_vllm(
 class EngineSource:
     """A live `vllm.LLM`, asked as its server is."""
 
-    api = VLLM()
+    api: LogprobsAPI = VLLM()
 
     def __init__(self, engine: Any) -> None:
         self.engine = engine

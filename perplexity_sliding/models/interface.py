@@ -229,6 +229,14 @@ class EngineModel:
         """Return False: what an engine keeps of a context is its own affair."""
         return False
 
+    def read_prefix(self, ids: torch.Tensor) -> Prefix:
+        """Refuse: `shares_prefixes` is False.
+
+        Raises:
+            TypeError: always.
+        """
+        raise TypeError(f"{self.description} shares no prefixes")
+
     def check_identifiable(self, argument: str = "checkpoint") -> None:
         """Accept any: a digest of the file, or the probe, tells apart the scores that are kept."""
 

@@ -184,6 +184,14 @@ class ChunkedHead:
         self.part = part
         self.by_blocks = head.by_blocks
 
+    def read_prefix(self, ids: torch.Tensor) -> Prefix:
+        """Refuse: a prefix is read whole.
+
+        Raises:
+            TypeError: always.
+        """
+        raise TypeError("a model that reads long passes in parts shares no prefixes")
+
     def __call__(self, batch: Batch, block_rows: int, prefix: Prefix | None = None) -> LogitBlocks:
         """Yield blocks of logits, as `Head` does; what follows a prefix is read whole."""
         ids, scored, targets = batch

@@ -21,7 +21,7 @@ SENTINEL = "\ue0f0", "\ue0f1"
 HOW_TO_MARK = "Mark the assistant's turns in the template with {% generation %}"
 
 
-def separate_chats(predictions: object) -> tuple[object, list[Chat] | None]:
+def separate_chats(predictions: Any) -> tuple[Any, list[Chat] | None]:
     """Separate chats from texts.
 
     Returns:

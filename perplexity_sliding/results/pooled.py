@@ -6,6 +6,7 @@ the whole and more keep their blocks.
 """
 
 from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import numpy as np
 
@@ -28,10 +29,10 @@ class PooledTotals(Totals):
     spreads: np.ndarray
 
     # Texts that are no longer told apart have none of these.
-    take = split = to_json = perplexities = leave_out_each = None
+    take = split = to_json = perplexities = leave_out_each = None  # type: ignore[assignment]
 
     @classmethod
-    def of(cls, totals: Totals) -> "PooledTotals":
+    def of(cls, totals: Totals) -> "PooledTotals":  # type: ignore[override]
         """Group the texts of totals."""
         if isinstance(totals, cls):
             return totals
@@ -47,7 +48,8 @@ class PooledTotals(Totals):
             name: np.concatenate([getattr(self, name), getattr(other, name)])
             for name in ("num_texts", "perplexity_sums", "spreads")
         }
-        return replace(super().__add__(other), **joined)._grouped()
+        both: Any = super().__add__(other)
+        return replace(both, **joined)._grouped()
 
     def _grouped(self) -> "PooledTotals":
         """Make one row of those that are alike."""

@@ -15,7 +15,7 @@ import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import xxhash
@@ -86,15 +86,15 @@ class Checkpoint:
             str, str
         ] = {}  # of the stored columns: the models that their scores are of
         self.prefixes_agree = True
-        self.connection = None
         try:
-            self._connect()
+            self.connection = sqlite3.connect(self.path, timeout=WAIT_S, isolation_level=None)
+            self._create_tables()
         except (sqlite3.Error, ValueError) as error:  # ValueError: NUL in the name
-            self.close()
+            if hasattr(self, "connection"):
+                self.close()
             raise self._failure(f"cannot be used: {error}.", error) from error
 
-    def _connect(self) -> None:
-        self.connection = sqlite3.connect(self.path, timeout=WAIT_S, isolation_level=None)
+    def _create_tables(self) -> None:
         self.connection.text_factory = lambda text: text.decode("utf-8", "replace")
         if not self._has_tables():  # nothing is written to a file that may lie on a read-only disk
             with self._transaction():
@@ -176,8 +176,7 @@ class Checkpoint:
             )
 
     def close(self) -> None:
-        if self.connection is not None:
-            self.connection.close()
+        self.connection.close()
 
     def check_repeated(self, stored: Columns, repeated: Columns, where: str) -> None:
         """Compare stored scores of a pass with those that it has now.
@@ -205,6 +204,8 @@ class Checkpoint:
         with model.as_scored():
             description, probe = describe_model(model), model.probe
             long_probe = model.long_probe(length) or []
+        if probe is None:
+            raise RuntimeError(f"{model.description} must be prepared first: call prepare().")
         found = self._known(description, probe, long_probe)
         if found is not None and not self._new_stretches(found, long_probe):
             return found  # nothing is written to a file that may lie on a read-only disk
@@ -235,10 +236,10 @@ class Checkpoint:
 
     def _new_stretches(self, found: Found, long_probe: LongProbe) -> list[tuple[int, int, float]]:
         """List the rows to add for stretches that no run has stored."""
-        stored = dict(self._stretches(found))
-        return [(found.number, *pair) for pair in long_probe if pair[0] not in stored]
+        stored = {end for end, _ in self._stretches(found)}
+        return [(found.number, int(end), nll) for end, nll in long_probe if end not in stored]
 
-    def _checksum(self, row: Sequence[object]) -> bytes:
+    def _checksum(self, row: Sequence[Any]) -> bytes:
         """Digest a row of scores, with the models that they are of."""
         name = row[6]
         return checksum((*row, self.salts.get(name)))
@@ -286,13 +287,15 @@ class Checkpoint:
 
     def _execute(self, statement: str, values: Sequence[object] = ()) -> sqlite3.Cursor:
         """Execute a statement; warn once while another run has the file locked, and wait for it."""
-        for number in range(1, NUM_WAITS + 1):
+        tries = 0
+        while True:
             try:
                 return self.connection.execute(statement, values)
             except sqlite3.OperationalError as error:
-                if not is_locked(error) or number == NUM_WAITS:
+                tries += 1
+                if not is_locked(error) or tries == NUM_WAITS:
                     raise
-            if number == 1:
+            if tries == 1:
                 warnings.warn(
                     Wording(
                         f"`checkpoint`={self.path!r} is locked by another run, or another program: "

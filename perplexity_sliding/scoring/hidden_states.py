@@ -14,7 +14,9 @@ import logging
 import math
 import os
 from collections.abc import Sequence
+from os import PathLike
 from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -39,7 +41,7 @@ logger = logging.getLogger("evaluate.perplexity_sliding")
 
 
 def store_reference(
-    path: str | Path,
+    path: str | PathLike,
     reference: ScoredModel,
     measurements: Sequence[Measurement],
     session: Session,
@@ -62,7 +64,7 @@ def store_reference(
                 f"but {reference.description} has an unsupported architecture. Leave it out."
             )
         )
-    file = StatesFile(path, reference, work)
+    file = StatesFile(path, reference, reference.head, work)
     if len(file.finished) < len(work.passes):
         file.record(session)
         session = session.after(sum(work.costs))
@@ -83,9 +85,9 @@ class HiddenRows:
 class Body:
     """A model that gives hidden states in place of logits, as the scorer sees it."""
 
-    def __init__(self, model: LanguageModel) -> None:
+    def __init__(self, model: LanguageModel, head: BodyThenHead) -> None:
         self.forget_passes = model.forget_passes
-        self.device, self.head, self.prefixes_agree = model.device, model.head, model.prefixes_agree
+        self.device, self.head, self.prefixes_agree = model.device, head, model.prefixes_agree
         # batches are then cut as beside the model
         self.vocabulary_size, self.by_blocks = model.vocabulary_size, model.by_blocks
 
@@ -102,7 +104,8 @@ class StatesFile:
 
     Args:
         path: the file; made if it is not there.
-        reference: prepared, with its head by blocks.
+        reference: prepared.
+        head: the way to its logits.
 
     Attributes:
         finished: the passes whose rows are there, unharmed.
@@ -112,18 +115,20 @@ class StatesFile:
         OSError: there is no room for it.
     """
 
-    def __init__(self, path: str | Path, reference: ScoredModel, work: Work) -> None:
+    def __init__(
+        self, path: str | PathLike, reference: LanguageModel, head: BodyThenHead, work: Work
+    ) -> None:
         self.path = Path(path)
-        self.reference = reference
+        self.reference, self.body_and_head = reference, head
         self.work = work
         counts = [pass_.num_targets for pass_ in work.passes]
         self.first_rows = np.concatenate([[0], np.cumsum(counts)]).astype(int)
         with torch.inference_mode():
             ids = torch.zeros(1, 1, dtype=torch.long, device=reference.device)
-            states = reference.head.states(ids, ids[0])
+            states = head.states(ids, ids[0])
         self.dtype = states.dtype
         self.width = states.shape[1] * states.element_size()
-        self.header = {
+        self.header: dict[str, Any] = {
             "format": FORMAT,
             "reference": describe_model(reference),
             "probe": reference.probe,
@@ -195,7 +200,7 @@ class StatesFile:
                 )
             )
 
-    def _agrees(self, name: str, stored: object) -> bool:
+    def _agrees(self, name: str, stored: Any) -> bool:
         """Return whether an entry of the header is that of this reference and this work."""
         value = self.header[name]
         if name == "probe" and isinstance(stored, float) and value is not None:
@@ -245,7 +250,8 @@ class StatesFile:
         """Run the reference's body over the passes whose rows are not there yet."""
         costs = self.work.costs
         batch_tokens = session.batch_size * self.work.max_length
-        scorer = Scorer([Body(self.reference)], [HiddenRows()], batch_tokens, session.logits_memory)
+        body = cast(ScoredModel, Body(self.reference, self.body_and_head))
+        scorer = Scorer([body], [HiddenRows()], batch_tokens, session.logits_memory)
         done, total = sum(costs[number] for number in self.finished), sum(costs)
         with progress_bar(
             total=total, initial=done, unit="token", desc="Reference", disable=None
@@ -265,7 +271,7 @@ class StatesFile:
                 states = torch.from_numpy(columns["states"]).to(self.dtype)  # exact: it came so
                 data = states.contiguous().view(torch.uint8).numpy()
                 file.seek(self._place(number))
-                file.write(data)
+                file.write(data.data)
                 self.digests[number] = digest_of_rows(number, data)
                 file.seek(len(self.head) + 8 * number)
                 file.write(self.digests[number].tobytes())
@@ -328,7 +334,7 @@ class StoredReference(LanguageModel):
             row_key(row.inputs, row.scored): number
             for number, row in enumerate(map(file.work.row, range(len(file.work.passes))))
         }
-        drop_body(reference.model, reference.head.body)
+        drop_body(reference.model, file.body_and_head.body)
 
     def prepare(self, length: int = 0, num_tokens: int = 0, whole_length: int = 0) -> None:
         """Do nothing: the model was prepared when it was whole."""
@@ -354,7 +360,8 @@ class StoredReference(LanguageModel):
                     )
                 )
             states.append(self.file.states(number))
-        yield from self.head.blocks(torch.cat(states).to(self.device), batch.targets, block_rows)
+        rows_of_batch = torch.cat(states).to(self.device)
+        yield from self.file.body_and_head.blocks(rows_of_batch, batch.targets, block_rows)
 
 
 def row_key(inputs: np.ndarray, scored: np.ndarray) -> str:
@@ -375,7 +382,7 @@ def digest(work: Work) -> str:
     return digest.hexdigest()
 
 
-def drop_body(model: torch.nn.Module, body: torch.nn.Module) -> None:
+def drop_body(model: Any, body: torch.nn.Module) -> None:
     """Free the weights of a model's body that its head does not share."""
     inside = {id(parameter) for parameter in body.parameters()}
     kept = {
