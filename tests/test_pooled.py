@@ -1,10 +1,17 @@
 """Pooled totals: the same result, in room that does not grow with the texts."""
 
+import pickle
+
 import numpy as np
 import pytest
 
-from perplexity_sliding.results.pooled import PooledTotals
-from perplexity_sliding.results.totals import Aggregation, TextScores, Totals
+from perplexity_sliding.digests import TextsDigest
+from perplexity_sliding.results.totals import (
+    Aggregation,
+    TextScores,
+    Totals,
+    ratio_of_perplexities,
+)
 
 LISTS = {"perplexities", "num_tokens_per_text"}
 AGGREGATIONS = {
@@ -65,27 +72,30 @@ def test_the_result_is_that_of_all_texts(aggregation, lengths, shard):
     texts = corpus(lengths)
     shards = [texts[first : first + shard] for first in range(0, len(texts), shard)]
     totals = [Totals.of(texts, aggregation) for texts in shards]
-    assert_same(sum(map(PooledTotals.of, totals)), sum(totals))
+    assert_same(sum(of_shard.pooled() for of_shard in totals), sum(totals))
 
 
 def test_a_pooled_corpus_takes_totals_and_is_taken():
     first, second = (Totals.of(corpus(lengths), Aggregation()) for lengths in ([5, 6, 7], [5, 5]))
-    assert_same(PooledTotals.of(first) + second, first + second)
-    assert PooledTotals.of(PooledTotals.of(first)).result() == PooledTotals.of(first).result()
+    assert_same(first.pooled() + second, first + second)
+    assert_same(first + second.pooled(), first + second)
+    assert first.pooled().pooled().result() == first.pooled().result()
 
 
 @pytest.mark.parametrize("number", [1_000, 10_000])
 def test_its_room_is_that_of_the_different_lengths(number):
     totals = Totals.of(corpus([*range(2, 22), 500] * (number // 21)), Aggregation(block_tokens=16))
-    pooled = PooledTotals.of(totals)
-    assert len(pooled.num_texts) == 21 and pooled.num_texts.sum() == len(totals.squares)
+    pooled = totals.pooled()
+    assert len(pooled.groups.num_texts) == 21 and pooled.groups.num_texts.sum() == len(
+        totals.squares
+    )
     assert len(pooled.blocks.sums) <= 21 and len(pooled.units) == 1
 
 
 def test_only_texts_that_may_be_cut_keep_their_blocks():
-    pooled = PooledTotals.of(Totals.of(corpus([900] * 9 + [80] * 40), Aggregation(block_tokens=16)))
+    pooled = Totals.of(corpus([900] * 9 + [80] * 40), Aggregation(block_tokens=16)).pooled()
     assert sorted(pooled.blocks.per_text) == [1, *[32] * 9]  # 900 tokens are a thirteenth
-    assert pooled.num_texts[pooled.blocks.per_text > 1].tolist() == [1] * 9
+    assert pooled.groups.num_texts[pooled.blocks.per_text > 1].tolist() == [1] * 9
 
 
 @pytest.mark.parametrize("aggregation", AGGREGATIONS.values(), ids=AGGREGATIONS)
@@ -94,19 +104,31 @@ def test_an_impossible_token_and_an_overflow(aggregation):
         texts = corpus([12] * 20)
         texts[4].window_nlls[0][5] = largest
         totals = Totals.of(texts, aggregation)
-        assert_same(PooledTotals.of(totals), totals)
+        assert_same(totals.pooled(), totals)
 
 
 def test_equal_texts_leave_no_doubt():
     texts = [TextScores([np.full(9, 0.1)], [0], [9], 9, 9, 9, 9, 9)] * 1_000
-    pooled = PooledTotals.of(Totals.of(texts, Aggregation()))
+    pooled = Totals.of(texts, Aggregation()).pooled()
     assert (pooled + pooled).result()["perplexity_stderr"] == pytest.approx(0, abs=1e-12)
 
 
 def test_what_was_measured_otherwise_is_refused():
     texts = corpus([5, 6])
-    pooled = PooledTotals.of(Totals.of(texts, Aggregation()))
+    pooled = Totals.of(texts, Aggregation()).pooled()
     with pytest.raises(ValueError, match="where model, protocol and settings are the same"):
         pooled + Totals.of(texts, Aggregation("texts"))
-    with pytest.raises(TypeError):
-        pooled.to_json()
+
+
+def test_what_needs_single_texts_is_refused():
+    pooled = Totals.of(corpus([5, 6]), Aggregation()).pooled()
+    for needing in (
+        pooled.to_json,
+        pooled.perplexities,
+        lambda: pickle.dumps(pooled),
+        lambda: pooled.take([1, 0], [1, 2]),
+        lambda: pooled.split([{}, {}], [TextsDigest()] * 2),
+        lambda: ratio_of_perplexities(pooled, pooled),
+    ):
+        with pytest.raises(ValueError, match="Pooled totals"):
+            needing()

@@ -250,8 +250,6 @@ class Scoring:
 
     def score(self, texts: Iterator[Text]) -> Report:
         """Score shard after shard; report on their texts as if they had been scored in one piece."""
-        from ..results.pooled import PooledTotals
-
         totals = long_totals = None
         texts = self.without_empty(texts)
         if self.args.word_counts:
@@ -267,7 +265,7 @@ class Scoring:
                 shard_totals = result.pop("totals")
                 if not self.lists_texts:
                     del result["perplexities"], result["num_tokens_per_text"]
-                    shard_totals = PooledTotals.of(shard_totals)
+                    shard_totals = shard_totals.pooled()
                 totals = shard_totals if totals is None else totals + shard_totals
                 of_shard = result.pop("long_context_totals", None)
                 long_totals = of_shard if long_totals is None else long_totals + of_shard

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from operator import itemgetter, methodcaller
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -22,7 +22,7 @@ from ..digests import TextsDigest, digest_of, same_probes
 from ..errors import ArgumentError, ArgumentTypeError, Wording
 from ..numeric import exp
 from ..protocols import Aggregate, ToolError
-from .uncertainty import Blocks, Clusters, Estimate, estimate_ratio, jackknife
+from .uncertainty import NUM_PARTS, Blocks, Clusters, Estimate, estimate_ratio, jackknife
 
 ARRAY_KEYS = {"dtype", "shape", "base64"}
 
@@ -111,12 +111,27 @@ def _sum(values: np.ndarray | list[float]) -> Any:
     return values[0] if len(values) == 1 else np.add.reduce(values)
 
 
+class Groups(NamedTuple):
+    """What the rows of pooled totals are sums of: each one text, or several of the same weight.
+
+    Attributes:
+        num_texts: texts in each row (T,).
+        perplexity_sums: their perplexities, summed (T,).
+        spreads: squared deviations of their terms from the row's mean, summed (T,).
+    """
+
+    num_texts: np.ndarray
+    perplexity_sums: np.ndarray
+    spreads: np.ndarray
+
+
 @dataclass(frozen=True, eq=False)
 class Totals:
     """All that a result needs of a corpus: at most 32 blocks of sums a text, and a few counts.
 
     `Totals.of(a) + Totals.of(b)` is `Totals.of(a + b)`.  They pickle, and go through JSON to the
-    last bit.
+    last bit.  Pooled totals do neither; they add up, and give the result of the corpus in room that
+    does not grow with the number of texts.
 
     Attributes:
         aggregation: how the sums become a result.
@@ -126,6 +141,7 @@ class Totals:
         counts: what adds up over calls.
         identity: what is the same for all shards and goes into the result: settings and signature.
         texts_digest: which texts these are.
+        groups: of pooled totals what their rows stand for; None where each row is a text.
     """
 
     aggregation: Aggregation
@@ -135,6 +151,7 @@ class Totals:
     counts: dict[str, int]
     identity: dict[str, Any]
     texts_digest: TextsDigest
+    groups: Groups | None = None
 
     @classmethod
     def of(
@@ -183,7 +200,7 @@ class Totals:
                 f"{self.aggregation}, {self.identity} and {other.aggregation}, {other.identity}."
             )
         self._check_apart()
-        return replace(
+        both = replace(
             self,
             blocks=self.blocks + other.blocks,
             squares=np.concatenate([self.squares, other.squares]),
@@ -192,6 +209,10 @@ class Totals:
             identity=self.identity | _longer_probe(self.identity, other.identity),
             texts_digest=self.texts_digest + other.texts_digest,
         )
+        if self.groups is None and other.groups is None:
+            return both
+        groups = Groups(*map(np.concatenate, zip(self._rows, other._rows)))
+        return replace(both, groups=groups).pooled()
 
     def _is_measured_as(self, other: "Totals") -> bool:
         """Return whether both measured the same in the same way; probes may round otherwise."""
@@ -225,6 +246,56 @@ class Totals:
                 f"{size:,} texts."
             )
 
+    def pooled(self) -> "Totals":
+        """Return totals whose rows are texts of the same weight, and the few that may be cut.
+
+        What an interval never cuts counts there by its weight and its term alone; only texts of a
+        fourteenth of the whole and more keep their blocks.
+        """
+        tokens, nlls, weights, terms = self.of_texts.T
+        if self.aggregation.average == "texts":
+            terms = self._rows.perplexity_sums
+        blocks = self.blocks.uncut(tokens.sum() / NUM_PARTS)
+        own = np.where(blocks.per_text > 1, np.arange(len(tokens)), -1)
+        alike = np.stack([own, weights / self._rows.num_texts])
+        _, first, group = np.unique(alike, axis=1, return_index=True, return_inverse=True)
+        group = group.reshape(-1)  # as every numpy but 2.0 has it
+
+        def add_up(values: np.ndarray) -> np.ndarray:
+            return np.bincount(group, values)
+
+        def spread(values: np.ndarray, sizes: np.ndarray) -> np.ndarray:
+            """Sum the squared deviations of the rows' means from that of their group."""
+            with np.errstate(invalid="ignore"):  # what is infinite has none
+                means = add_up(values) / add_up(sizes)
+                return add_up((values - means[group] * sizes) ** 2 / sizes)
+
+        groups = Groups(
+            add_up(self._rows.num_texts),
+            add_up(self._rows.perplexity_sums),
+            add_up(self._rows.spreads) + spread(terms, self._rows.num_texts),
+        )
+        return replace(
+            self,
+            blocks=blocks.grouped(group, first),
+            squares=add_up(self.squares) + spread(nlls, tokens),
+            units=self.units.sum(axis=0, keepdims=True),
+            groups=groups,
+        )
+
+    @cached_property
+    def _rows(self) -> Groups:
+        """What each row stands for: a text by itself unless they are pooled."""
+        if self.groups is not None:
+            return self.groups
+        ones = np.ones(len(self.squares))
+        return Groups(ones, np.array(self.perplexities()), np.zeros_like(ones))
+
+    def _check_texts(self) -> None:
+        """Refuse what needs each text by itself."""
+        if self.groups is not None:
+            raise ValueError("Pooled totals have no numbers of single texts, and no JSON.")
+
     def take(self, texts: Sequence[int], digests: Sequence[int]) -> "Totals":
         """Return the totals with the texts in another order.
 
@@ -232,6 +303,7 @@ class Totals:
             texts: the number of each text, in the new order.
             digests: `texts_digest.value` of each of them alone.
         """
+        self._check_texts()
         order = np.asarray(texts, dtype=np.int64)
         return replace(
             self,
@@ -249,6 +321,7 @@ class Totals:
         Args:
             counts, digests: `counts` and `texts_digest` of each text.
         """
+        self._check_texts()
         ends = np.cumsum(self.blocks.per_text).tolist()
         return [
             replace(
@@ -268,6 +341,7 @@ class Totals:
 
     def to_json(self) -> str:
         """Write the totals as JSON, to the last bit and with a checksum; see `from_json`."""
+        self._check_texts()
         return to_checked_json(
             KIND,
             {
@@ -358,6 +432,10 @@ class Totals:
 
     def _of_each_text(self) -> dict:
         """Compute the keys of the result that are lists of texts, their number and mean."""
+        if self.groups is not None:
+            number = int(self.groups.num_texts.sum())
+            mean = float(self.groups.perplexity_sums.sum()) / number
+            return {"num_texts": number, "mean_perplexity": mean}
         perplexities = self.perplexities()
         return {
             "perplexities": perplexities,
@@ -368,6 +446,7 @@ class Totals:
 
     def perplexities(self) -> list[float]:
         """Compute the perplexity of each text; NaN where the tool gives all its tokens weight 0."""
+        self._check_texts()
         cap = self.aggregation.cap
         return [
             exp(min(term / weight, cap)) if weight > 0 else math.nan
@@ -376,30 +455,35 @@ class Totals:
 
     def estimate(self) -> tuple[Estimate, Clusters]:
         """Estimate the log perplexity, uncapped; and return the sample."""
-        clusters = self._clusters()
-        estimate = self._estimate_ratio(clusters)
+        num_parts = self._num_parts()
+        clusters = self.blocks.cut(num_parts)
+        terms_and_weights = self._terms_and_weights(clusters)
+        if self.groups is None:
+            estimate = estimate_ratio(*terms_and_weights)
+        else:
+            counts = np.repeat(self.groups.num_texts, num_parts)
+            spreads = np.repeat(self.groups.spreads, num_parts)
+            estimate = estimate_ratio(*terms_and_weights, counts, spreads)
+            number = int(self.groups.num_texts.sum())
+            more = int((num_parts - 1).sum())
+            clusters = Clusters(clusters.sums, number, number + more)
         if self.aggregation.average == "texts":
             estimate = estimate.logarithm()
         if estimate.value > self.aggregation.cap:
             estimate = replace(estimate, value=self.aggregation.cap)
         return estimate, clusters
 
-    def _estimate_ratio(self, clusters: Clusters) -> Estimate:
-        return estimate_ratio(*self._terms_and_weights(clusters))
-
-    def _clusters(self) -> Clusters:
-        return self.blocks.cut(self._num_parts())
-
     def _num_parts(self) -> np.ndarray:
         if self.aggregation.average == "texts":
             return np.ones_like(self.blocks.per_text)
-        return self.blocks.num_parts(self.aggregation.block_tokens)
+        counts = None if self.groups is None else self.groups.num_texts
+        return self.blocks.num_parts(self.aggregation.block_tokens, counts)
 
     def _terms_and_weights(self, clusters: Clusters) -> tuple[np.ndarray, np.ndarray]:
         """Return of each cluster what adds up to the perplexity, or its logarithm, as a ratio."""
         _, _, weights, terms = clusters.sums.T
         if self.aggregation.average == "texts":
-            return np.array(self.perplexities()), np.ones(len(clusters.sums))
+            return self._rows.perplexity_sums, self._rows.num_texts
         return terms, weights
 
     def _sum_units(self) -> dict[str, float]:
@@ -452,6 +536,7 @@ class Totals:
 
     def leave_out_each(self, clusters: Clusters) -> tuple[float, np.ndarray, np.ndarray]:
         """Return log perplexity, what it is without each cluster (C,), and the clusters' shares (C,)."""
+        self._check_texts()
         terms, weights = self._terms_and_weights(clusters)
         total, weight = terms.sum(), weights.sum()
         with np.errstate(invalid="ignore", divide="ignore"):

@@ -168,6 +168,22 @@ class Blocks:
         within = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
         return Blocks(self.sums[np.repeat(first, counts) + within], counts, self.lengths[texts])
 
+    def grouped(self, group: np.ndarray, first: np.ndarray) -> "Blocks":
+        """Return the sums over groups of texts; a text of several blocks is a group by itself.
+
+        Args:
+            group: the group of each text (T,).
+            first: a text of each group (G,).
+        """
+        per_group = self.per_text[first]
+        begins = np.repeat((np.cumsum(per_group) - per_group)[group], self.per_text)
+        within = np.arange(len(self.sums)) - np.repeat(
+            np.cumsum(self.per_text) - self.per_text, self.per_text
+        )
+        sums = [np.bincount(begins + within, column) for column in self.sums.T]
+        lengths = np.bincount(group, self.lengths).astype(np.int64)
+        return Blocks(np.stack(sums, axis=1), per_group, lengths)
+
     @property
     def _are_whole(self) -> bool:
         """Whether each block is a text, as those of short texts are."""
@@ -276,48 +292,41 @@ def degrees_of_freedom(shares: np.ndarray, counts: np.ndarray | int = 1) -> floa
     return float((counts * odds).sum() ** 2 / (squares + squares**2 - fourth))
 
 
-def estimate_ratio(terms: np.ndarray, weights: np.ndarray) -> Estimate:
-    """Estimate Σ terms / Σ weights over independent clusters.
+def estimate_ratio(
+    terms: np.ndarray,
+    weights: np.ndarray,
+    counts: np.ndarray | int = 1,
+    spreads: np.ndarray | float = 0.0,
+) -> Estimate:
+    """Estimate Σ terms / Σ weights over independent clusters, or over groups of them.
 
     Leaving out one cluster moves the ratio R by (term - R · weight) / (Σ weight - weight).  With
     terms in nats and weights in tokens, R is a log perplexity; with differences of nats, a log
     ratio of perplexities.
-    """
-    terms, weights = np.asarray(terms, np.float64), np.asarray(weights, np.float64)
-    if len(terms) == 1 and weights[0] > 0:  # one text by itself, of which a table has many
-        return Estimate(float(terms[0]) / float(weights[0]), None, None, None, None, 1)
-    counted = weights > 0
-    terms, weights = terms[counted], weights[counted]
-    total = float(weights.sum())
-    value = float(terms.sum()) / total if total else math.nan
-    if len(terms) < 2 or not np.isfinite(terms).all():
-        return Estimate(value, None, None, None, None, len(terms))
-    moved = (terms - value * weights) / (total - weights)
-    return jackknife(value, value - moved, weights / total)
-
-
-def estimate_ratio_of_groups(
-    terms: np.ndarray, weights: np.ndarray, counts: np.ndarray, spreads: np.ndarray
-) -> Estimate:
-    """Estimate Σ terms / Σ weights as `estimate_ratio` does, without a p-value.
 
     Args:
-        terms, weights: summed over groups of clusters, each of clusters of one weight (G,).
-        counts: clusters in each group (G,).
-        spreads: squared deviations of the clusters' terms from the mean of their group, summed (G,).
+        terms, weights: of each cluster, or summed over each group of clusters of one weight (C,).
+        counts: clusters in each group (C,).  Where a group has several there is no p-value.
+        spreads: squared deviations of the clusters' terms from the mean of their group, summed (C,).
     """
+    terms, weights = np.asarray(terms, np.float64), np.asarray(weights, np.float64)
+    if len(terms) == 1 and counts == 1 and weights[0] > 0:  # a text, of which a table has many
+        return Estimate(float(terms[0]) / float(weights[0]), None, None, None, None, 1)
     counted = weights > 0
-    terms, weights, counts, spreads = (
-        values[counted] for values in (terms, weights, counts, spreads)
-    )
+    counts, spreads = (np.broadcast_to(v, counted.shape)[counted] for v in (counts, spreads))
+    terms, weights = terms[counted], weights[counted]
     total, number = float(weights.sum()), int(counts.sum())
     value = float(terms.sum()) / total if total else math.nan
+    if number < 2 or not np.isfinite(terms).all():
+        return Estimate(value, None, None, None, None, number)
     each = weights / counts
     degrees = degrees_of_freedom(each / total, counts)
-    if degrees < FEWEST_DEGREES or not np.isfinite(terms).all():
+    if degrees < FEWEST_DEGREES:
         return Estimate(value, None, None, None, None, number)
-    moved = (spreads + (terms - value * weights) ** 2 / counts) / (total - each) ** 2
-    return _estimate(value, float(moved.sum()), degrees, number)
+    moved = (terms - value * weights) / (total - each)
+    squares = moved**2 / counts + spreads / (total - each) ** 2
+    estimate = _estimate(value, float(squares.sum()), degrees, number)
+    return estimate if number > len(terms) else _tested(estimate, moved, weights / total)
 
 
 def estimate_ratio_of_text(
@@ -363,13 +372,23 @@ def jackknife(value: float, without: np.ndarray, shares: np.ndarray) -> Estimate
     if degrees < FEWEST_DEGREES or not (np.isfinite(value) and np.isfinite(without).all()):
         return Estimate(value, None, None, None, None, count)
     moved = value - without
-    estimate = _estimate(value, float((moved**2).sum()), degrees, count)
-    if count < MANY_CLUSTERS:
+    return _tested(_estimate(value, float((moved**2).sum()), degrees, count), moved, shares)
+
+
+def _tested(estimate: Estimate, moved: np.ndarray, shares: np.ndarray) -> Estimate:
+    """Add the p-value to an estimate.
+
+    Args:
+        moved: how far the number moves without each cluster (C,).
+        shares: each cluster's share in the whole (C,).
+    """
+    value = estimate.value
+    if estimate.num_clusters < MANY_CLUSTERS:
         pvalue = sign_flip_pvalue(shares * value + (1 - shares) * moved)
     elif not estimate.stderr:
         pvalue = float(value == 0)
     else:
-        pvalue = 2 * float(stdtr(degrees, -abs(value) / estimate.stderr))
+        pvalue = 2 * float(stdtr(estimate.degrees, -abs(value) / estimate.stderr))
     return replace(estimate, pvalue=pvalue)
 
 
