@@ -23,7 +23,7 @@ FLOORS = (
     {"arguments", "layouts", "wikitext"},
     {"errors", "protocols", "digests", "numeric", "about"},
 )
-MOST_FILES = 55
+MOST_FILES = 54
 # Modules that say what a folder is.
 FOLDERS = {"__init__", "__main__", "results", "scoring", "engines", "models", "plan"}
 

@@ -40,7 +40,7 @@ class ServedModel(EngineModel):
     """
 
     gives_logits = False
-    num_embeddings: int | None = None
+    num_embeddings = None
     by_blocks = False
 
     def __init__(

@@ -101,9 +101,11 @@ class ScoredModel(Protocol):
     tokenizer: PreTrainedTokenizerBase
     limit: ContextLimit
     device: torch.device
-    num_embeddings: int | None
     gives_logits: bool
     rows_tried: int
+
+    @property
+    def num_embeddings(self) -> int | None: ...
 
     @property
     def lock(self) -> AbstractContextManager: ...
