@@ -35,9 +35,8 @@ from .engines.sources import (
     smallest_limit,
 )
 from .errors import ArgumentError, Wording
-from .models.interface import EngineModel, ScoredModel
+from .models.interface import EngineModel, ScoredModel, describe_key_tokens
 from .models.language_model import LanguageModel
-from .models.signature import describe_key_tokens
 from .models.states import StateReader, find_carrier
 from .plan.chats import separate_chats
 from .plan.measurement import Measurement

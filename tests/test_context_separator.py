@@ -6,7 +6,7 @@ import pytest
 from models import make_model
 from test_parts import make_merging_tokenizer
 
-from perplexity_sliding.plan.joins import runs_together
+from perplexity_sliding.layouts import runs_together
 
 
 @pytest.mark.parametrize(

@@ -34,7 +34,7 @@ def load(*arguments, **keywords):
         metric = evaluate.load(*arguments, **keywords)
     except ImportError as error:
         return {"refused": str(error)}
-    import perplexity_sliding, perplexity_sliding.numeric as engine
+    import perplexity_sliding, perplexity_sliding.errors as engine
     return {"package": perplexity_sliding.__path__[0], "mark": getattr(engine, "MARK", None)}
 """
 
@@ -80,7 +80,7 @@ def marked(files: dict[str, bytes], mark: str, version: str = VERSION) -> dict[s
         "perplexity_sliding/about.py": files["perplexity_sliding/about.py"].replace(
             f'"{VERSION}"'.encode(), f'"{version}"'.encode()
         ),
-        "perplexity_sliding/numeric.py": files["perplexity_sliding/numeric.py"]
+        "perplexity_sliding/errors.py": files["perplexity_sliding/errors.py"]
         + f"\nMARK = {mark!r}\n".encode(),
     }
     return files | changed

@@ -6,7 +6,7 @@ import itertools
 import json
 import re
 
-from ..plan.joins import runs_together
+from ..layouts import runs_together
 from .messages import say
 
 # Enough to see what kind of text it is.

@@ -13,9 +13,9 @@ from transformers import PreTrainedTokenizerBase
 
 from ..arguments import check_choice, check_context_separator, check_contexts, check_spans
 from ..errors import ArgumentError, Wording, name_positions
+from ..layouts import runs_together
 from ..protocols import Protocol
 from .chats import without_ends_of_turns, write_chats
-from .joins import runs_together
 from .tokenization import (
     Chat,
     Parts,

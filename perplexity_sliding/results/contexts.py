@@ -19,13 +19,12 @@ import numpy as np
 
 from ..arguments import LongContext, Setting
 from ..errors import ArgumentError
-from ..numeric import exp
 from ..plan.measurement import contexts_by_token, nlls_by_token
 from ..plan.settings import Corpus, plan_measurement
 from ..plan.windows import UNLIMITED_WINDOW, ContextLimit
 from .report import Report
 from .totals import nll_interval, perplexity_interval
-from .uncertainty import Blocks, Estimate, as_ratio, estimate_ratio
+from .uncertainty import Blocks, Estimate, as_ratio, estimate_ratio, exp
 
 # Times that "doubling" halves the longest context, unless the stride sets an end before.
 MOST_HALVINGS = 3

@@ -13,7 +13,6 @@ import numpy as np
 from ..arguments import EVALUATOR_ROLE, KeyTokenRule, Setting
 from ..errors import Wording
 from ..models.interface import ScoredModel
-from ..numeric import exp
 from ..plan.measurement import nlls_by_token
 from ..plan.settings import Corpus, plan_measurement
 from ..plan.tokenization import TokenizedText
@@ -23,7 +22,7 @@ from ..scoring.measures import NegativeLogLikelihood
 from ..scoring.runner import Session
 from .report import Report
 from .totals import perplexity_interval
-from .uncertainty import Blocks, estimate_ratio
+from .uncertainty import Blocks, estimate_ratio, exp
 
 # How the evaluator of the package `longppl` reads a text.
 EVALUATOR = Protocol(

@@ -9,9 +9,8 @@ from transformers import PreTrainedTokenizerBase
 
 from ..engines.sources import InBfloat16, read_alike
 from ..errors import Wording
-from ..models.interface import ScoredModel
+from ..models.interface import ScoredModel, describe_measurement
 from ..models.language_model import LanguageModel
-from ..models.signature import describe_measurement
 from ..plan.measurement import Columns, Measurement, nlls_by_token
 from ..scoring.measures import Divergence, Likeliest, Measure, NegativeLogLikelihood
 from ..scoring.runner import Session, Work

@@ -11,8 +11,7 @@ from transformers import PreTrainedTokenizerBase
 from ..arguments import Setting
 from ..digests import TextsDigest
 from ..errors import wording_of
-from ..models.interface import ScoredModel
-from ..models.signature import describe_measurement
+from ..models.interface import ScoredModel, describe_measurement
 from ..plan.measurement import Columns, Measurement, scatter_to_tokens
 from ..plan.tokenization import TokenizedText
 from ..plan.windows import (

@@ -20,9 +20,8 @@ import numpy as np
 from ..about import import_folder
 from ..digests import TextsDigest, digest_of, same_probes
 from ..errors import ArgumentError, ArgumentTypeError, Wording
-from ..numeric import exp
 from ..protocols import Aggregate, ToolError
-from .uncertainty import NUM_PARTS, Blocks, Clusters, Estimate, estimate_ratio, jackknife
+from .uncertainty import NUM_PARTS, Blocks, Clusters, Estimate, estimate_ratio, exp, jackknife
 
 ARRAY_KEYS = {"dtype", "shape", "base64"}
 

@@ -28,8 +28,6 @@ from dataclasses import dataclass, replace
 import numpy as np
 from scipy.special import stdtr, stdtrit
 
-from ..numeric import exp
-
 # Number of texts from which on texts are the sample.
 ENOUGH_TEXTS = 10
 # Parts that the whole is cut into where there are fewer texts: more of them would be shorter than
@@ -431,6 +429,14 @@ def share_interval(hits: np.ndarray, counts: np.ndarray) -> tuple[float, float] 
     reach = math.sqrt(squared * (share * (1 - share) / size + squared / (4 * size**2)))
     reach /= 1 + squared / size
     return middle - reach, middle + reach
+
+
+def exp(value: float) -> float:
+    """Return e^value, or inf where that is too large for a float."""
+    try:
+        return math.exp(value)
+    except OverflowError:
+        return math.inf
 
 
 def as_ratio(log_ratio: Estimate, sample: str) -> dict:

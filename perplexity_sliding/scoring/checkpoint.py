@@ -22,8 +22,7 @@ import xxhash
 
 from ..digests import probe_tolerance, same_long_probes, same_probe
 from ..errors import Wording
-from ..models.interface import LongProbe, ScoredModel
-from ..models.signature import describe_model
+from ..models.interface import LongProbe, ScoredModel, describe_model
 from ..plan.measurement import Columns
 from ..plan.windows import Pass
 from .measures import Measure

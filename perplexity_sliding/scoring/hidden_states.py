@@ -24,10 +24,9 @@ import xxhash
 
 from ..digests import same_long_probes, same_probe
 from ..errors import ArgumentError, Wording
-from ..models.interface import Batch, LogitBlocks, Prefix, ScoredModel
+from ..models.interface import Batch, LogitBlocks, Prefix, ScoredModel, describe_model
 from ..models.language_model import LanguageModel
 from ..models.logits import BodyThenHead
-from ..models.signature import describe_model
 from ..plan.measurement import Columns, Measurement
 from .measures import Block
 from .passes import Scorer

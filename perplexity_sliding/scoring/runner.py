@@ -19,9 +19,7 @@ from tqdm.auto import tqdm
 from ..digests import probe_tolerance
 from ..engines.served import ServedModel
 from ..errors import ArgumentError, Wording, name_positions
-from ..models.interface import ScoredModel
-from ..models.signature import describe_measurement, describe_model
-from ..numeric import exp
+from ..models.interface import ScoredModel, describe_measurement, describe_model
 from ..plan.measurement import Columns, Measurement
 from ..plan.tokenization import stream_hash
 from ..plan.windows import (
@@ -337,7 +335,8 @@ class RunningEstimate:
 
     @property
     def perplexity(self) -> float:
-        return exp(self.nll_sum / self.num_scored) if self.num_scored else math.nan
+        with np.errstate(over="ignore"):
+            return float(np.exp(self.nll_sum / self.num_scored)) if self.num_scored else math.nan
 
 
 @dataclass(frozen=True)
