@@ -174,6 +174,7 @@ def test_damaged_parts_are_refused(call, corpus, score_parts, tmp_path):
         (["--part=1/2", "-o", "p.json", "--protocol=gptq"], "which joins the texts"),
         (["--part=1/2", "-o", "p.json", "--protocol=run-clm"], "which joins the texts"),
         (["--part=1/2", "-o", "p.json", "--separator="], "must be without --separator"),
+        (["--part=1/2", "-o", "p.json", "--word-counts", "3"], "must be without --word-counts"),
         (["--merge", "--cite"], "must be without --cite, which names the checksum of every file"),
         (["--merge", "--stride=4"], "must be without --stride"),
         (["--merge", "--part=1/2", "-o", "p.json"], "must be without --part"),

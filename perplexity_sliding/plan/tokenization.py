@@ -447,7 +447,9 @@ def unchanged(tokenizer: PreTrainedTokenizerBase) -> Iterator[None]:
     if backend is None or not hasattr(backend, "no_padding"):
         yield
         return
-    with _lock_of(tokenizer):
+    with _LOCKS_LOCK:
+        lock = _LOCKS.setdefault(tokenizer, threading.RLock())
+    with lock:
         truncation, padding = backend.truncation, backend.padding
         post_processor = backend.post_processor
         try:
@@ -460,12 +462,6 @@ def unchanged(tokenizer: PreTrainedTokenizerBase) -> Iterator[None]:
             backend.no_padding() if padding is None else backend.enable_padding(**padding)
             if post_processor is not None:
                 backend.post_processor = post_processor
-
-
-def _lock_of(tokenizer: PreTrainedTokenizerBase) -> threading.RLock:
-    """Return the lock of a tokenizer: whoever encodes with it holds it."""
-    with _LOCKS_LOCK:
-        return _LOCKS.setdefault(tokenizer, threading.RLock())
 
 
 @contextmanager

@@ -384,9 +384,11 @@ def digest(work: Work) -> str:
 def drop_body(model: Any, body: torch.nn.Module) -> None:
     """Free the weights of a model's body that its head does not share."""
     inside = {id(parameter) for parameter in body.parameters()}
+    in_body = set(body.modules())
+    outside = (module for module in model.modules() if module not in in_body)
     kept = {
         id(parameter)
-        for module in (model.get_output_embeddings(), *modules_outside(model, body))
+        for module in (model.get_output_embeddings(), *outside)
         for parameter in module.parameters(recurse=False)
     }
     for module in body.modules():
@@ -394,8 +396,3 @@ def drop_body(model: Any, body: torch.nn.Module) -> None:
             if parameter is not None and id(parameter) in inside - kept:
                 empty = torch.empty_like(parameter, device="meta")
                 module._parameters[name] = torch.nn.Parameter(empty, requires_grad=False)
-
-
-def modules_outside(model: torch.nn.Module, body: torch.nn.Module) -> list[torch.nn.Module]:
-    inside = set(body.modules())
-    return [module for module in model.modules() if module not in inside]

@@ -461,7 +461,9 @@ class Runner:
         if self.checkpoint is not None:
             length = max((m.longest_pass for m in self.work.measurements), default=0)
             self.checkpoint.use(models, measures, key_prefix, length)
-            finished = self._load_finished(self.checkpoint)
+            digests = [stream.digest for stream in self.work.streams]
+            wanted = [(digests[pass_.stream], pass_) for pass_ in self.work.passes]
+            finished = self.checkpoint.load(wanted)
         # Each process may have a checkpoint of its own: the first that has a pass hands it over.
         holders: dict[int, int] = {}
         for rank, numbers in enumerate(self.processes.exchange(list(finished))):
@@ -559,11 +561,6 @@ class Runner:
             if number in scores
             for part in self.work.shown[number]
         ]
-
-    def _load_finished(self, checkpoint: Checkpoint) -> dict[int, Columns]:
-        """Load the scores that an earlier run left in this process's checkpoint, by pass."""
-        digests = [stream.digest for stream in self.work.streams]
-        return checkpoint.load([(digests[pass_.stream], pass_) for pass_ in self.work.passes])
 
     def _check_finished(self, finished: Mapping[int, Columns]) -> None:
         """Score the longest of the finished passes again, before they are believed.
