@@ -3,11 +3,12 @@
 import csv
 import math
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from decimal import Decimal, InvalidOperation
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import torch
 from transformers import PreTrainedTokenizerBase
@@ -23,7 +24,6 @@ from .plan.measurement import Measurement
 from .plan.settings import Corpus, plan_settings
 from .plan.windows import Plan, PlannedWindow, count_inputs, merge_windows
 from .protocols import PROTOCOLS, Protocol
-from .request import Request
 from .scoring.checkpoint import open_checkpoint
 from .scoring.distributed import Processes
 from .scoring.runner import Progress, Session
@@ -36,7 +36,7 @@ TOOLS = {
     **{"transformers-docs": 0.9, "transformers-docs-weighted": 0.9, "sliding": 0.7},
 }
 OTHER_TOOL, OTHER_WINDOW, WINDOW_AS_STRIDE, OTHER_STRIDE = 0.5, 0.4, 0.8, 0.4
-STARTS = {True: 1.0, False: 0.6, "every": 0.2}
+STARTS: dict[bool | str, float] = {True: 1.0, False: 0.6, "every": 0.2}
 DETOKENIZED_BY_TOOL, DETOKENIZED_BY_US = 1.0, 0.1
 # Averages that a tool does not print itself.
 AVERAGES = {
@@ -226,8 +226,8 @@ def find(
         TypeError, ValueError: a figure is not positive, texts or models and figures do not pair,
             or as `compute`.
     """
-    several = isinstance(figure, list | tuple)
-    figures = [Figure.read(one) for one in (figure if several else [figure])]
+    given = figure if isinstance(figure, list | tuple) else [figure]
+    figures = [Figure.read(one) for one in given]
     if max_tokens is not None:
         check_whole_number("max_tokens", max_tokens, 1)
     unknown = set(arguments) - {"dtype", "device", "batch_size", "logits_memory", "model_kwargs"}
@@ -242,7 +242,10 @@ def find(
     loaded = {"model": model, "tokenizer": tokenizer, **arguments}
     scorers = [Scorer({"model_id": name, **loaded}) for name in dict.fromkeys(models)]
     scorers = scorers if len(models) > 1 else scorers * len(figures)
-    cases = [Case(*case) for case in zip(figures, scorers, corpora, named, strict=True)]
+    cases = [
+        Case(one, scorer, own, list(names))
+        for one, scorer, own, names in zip(figures, scorers, corpora, named, strict=True)
+    ]
     search = Search(cases, max_tokens, callback)
     search.run()
     return conclude(figure, search)
@@ -347,7 +350,7 @@ class Scorer:
             {"predictions": texts, **self.arguments, "callback": callback, **others}
         )
         request, _, _ = check(self.processes, asked)
-        request: Request = replace(request, settings=settings, gives_list=True)
+        request = replace(request, settings=settings, gives_list=True)
         with open_checkpoint(None) as store:
             sizes = int(asked["batch_size"]), int(asked["logits_memory"])
             session = Session(*sizes, store, self.processes, callback)
@@ -432,7 +435,7 @@ def list_choices(cases: list[Case], protocols: list[Protocol], start: bool | str
     for protocol in protocols:
         for window in windows:
             length = window or limit
-            strides = [None]
+            strides: list[int | None] = [None]
             if "stride" in protocol.supported_arguments and length is not None:
                 usual = (length, length // 2, *STRIDES)
                 strides += sorted({s for s in usual if 0 < s <= length}, reverse=True)
@@ -496,14 +499,14 @@ class Search:
                 self.left_out.append((step, None))
                 continue
             estimates = sample and self.score_sample(sample, step)
-            if estimates and self.tried:
+            if sample and estimates and self.tried:
                 nearest = sample.nearest(estimates, self.figures)
                 if nearest is not None:
                     unlikely.append((step, nearest))
                     continue
             entries = self.score(step)
             self.tried += entries
-            if estimates:
+            if sample and estimates:
                 sample.compare(estimates, entries)
             if self.is_certain():
                 self.left_out += [(step, None) for step in steps[number + 1 :]]
@@ -559,16 +562,17 @@ class Search:
     def score(self, step: Step) -> list[dict]:
         """Score a step; return an entry for each setting and average, with a value for each case."""
         before = self.num_read
-        callback = None
-        if self.callback is not None:
+        report = self.callback
 
-            def callback(progress: Progress) -> None:
-                done = min(self.total, before + progress.done)
-                self.callback(Progress(done, self.total, math.nan))
+        def callback(progress: Progress) -> None:
+            done = min(self.total, before + progress.done)
+            if report is not None:
+                report(Progress(done, self.total, math.nan))
 
         results = []
-        for case, *texts in zip(self.cases, step.texts, step.originals or step.texts):
-            results.append(score_texts(case.scorer, step, *texts, callback))
+        for case, texts, originals in zip(self.cases, step.texts, step.originals or step.texts):
+            own = callback if report is not None else None
+            results.append(score_texts(case.scorer, step, texts, originals, own))
         self.num_read += step.num_tokens
         return [
             entry
@@ -700,8 +704,8 @@ def list_entries(
     priors = {name: prior_of_average(setting.protocol.name, name) for name in averaged[0]}
     entries: list[dict] = []
     for average in sorted(priors, key=lambda name: -priors[name]):
-        values = [of_case.get(average) for of_case in averaged]
-        if any(value is None or not 0 < value < math.inf for value in values):
+        values = [of_case.get(average, math.nan) for of_case in averaged]
+        if not all(0 < value < math.inf for value in values):
             continue
         if not any(agree(values, entry["values"]) for entry in entries):
             prior = usual * priors[average]
@@ -709,7 +713,7 @@ def list_entries(
     return entries
 
 
-def common(values: object) -> object:
+def common(values: Iterable) -> object:
     """Return what all have in common, or the list of them."""
     values = list(values)
     return values[0] if all(value == values[0] for value in values) else values
@@ -788,7 +792,7 @@ def distinct(tried: list[dict]) -> set[tuple[float, ...]]:
     return {tuple(float(f"{value:.8g}") for value in entry["values"]) for entry in tried}
 
 
-def conclude(figure: object, search: Search) -> dict:
+def conclude(figure: Any, search: Search) -> dict:
     """Build what `find` returns."""
     several = isinstance(figure, list | tuple)
     figures, tried, matches = search.figures, search.tried, search.matches
