@@ -8,11 +8,11 @@ they are.
 import operator
 import os
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache, cached_property, lru_cache, partial
 from types import BuiltinFunctionType, FunctionType, MethodType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -263,7 +263,7 @@ class ModuleRecord:
         )
 
 
-def as_weak(value: object) -> object:
+def as_weak(value: Any) -> Any:
     """Return a weak reference to an object, where it can have one."""
     try:
         return weakref.ref(value)
@@ -491,7 +491,7 @@ def _has_adapters(module: torch.nn.Module) -> bool:
     )
 
 
-def _adapter_state(module: torch.nn.Module) -> tuple:
+def _adapter_state(module: Any) -> tuple:
     """Return (active adapters, switched off, merged adapters, their scales) of a PEFT layer."""
     return (
         list(module.active_adapters),
@@ -535,7 +535,7 @@ def _digest(modules: Modules) -> str:
     digest = xxhash.xxh3_128()
     for name, part in _parts(modules):
         digest.update(name.encode())
-        digest.update(tensor_bytes(part))
+        digest.update(tensor_bytes(part).data)
     return digest.hexdigest()
 
 
@@ -549,9 +549,9 @@ def _checksum(modules: Modules) -> bytes:
         if part.device.type in FAR_DEVICES:
             sums.setdefault(part.device, []).extend(_sums(part))
         else:
-            digest.update(tensor_bytes(part))
+            digest.update(tensor_bytes(part).data)
     for of_device in sums.values():
-        digest.update(torch.cat(of_device).cpu().numpy())
+        digest.update(torch.cat(of_device).cpu().numpy().data)
     return digest.digest()
 
 
@@ -613,7 +613,7 @@ def _tensors(modules: Modules) -> Iterator[tuple[str, torch.Tensor]]:
                 yield from _quantised_tensors(prefix, module)
 
 
-def _names_of(tensors: dict[str, torch.Tensor | None]) -> Iterator[str]:
+def _names_of(tensors: Mapping[str, torch.Tensor | None]) -> Iterator[str]:
     """Yield the names of tensors, each of which under its first."""
     seen: set[int] = set()
     for name, tensor in tensors.items():
@@ -667,7 +667,7 @@ def plain_tensors(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
         state = getattr(tensor, attribute, None)
         if isinstance(state, torch.Tensor):
             yield state
-        elif hasattr(state, "as_dict"):
+        elif state is not None and hasattr(state, "as_dict"):
             values = state.as_dict(packed=True).values()
             yield from (value for value in values if isinstance(value, torch.Tensor))
 

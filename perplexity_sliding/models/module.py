@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from types import FunctionType, MethodType, ModuleType
+from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -72,9 +73,9 @@ def modules_of(
     Args:
         without: those not to list, with what can be reached through them alone.
     """
-    found = dict.fromkeys((None, *without))
+    found: dict[Any, None] = dict.fromkeys((None, *without))
     first = len(found)
-    waiting = [model]
+    waiting: list[Any] = [model]
     while waiting:
         module = waiting.pop()
         if module not in found:
@@ -110,7 +111,7 @@ def input_device(model: torch.nn.Module) -> torch.device:
 
 def num_embeddings(model: torch.nn.Module) -> int | None:
     """Count the entries of the token embedding table: ids must be below it."""
-    embeddings = input_embeddings(model)
+    embeddings: Any = input_embeddings(model)
     if embeddings is not None and hasattr(embeddings, "num_embeddings"):
         return embeddings.num_embeddings
     return getattr(text_config(model), "vocab_size", None)
@@ -182,7 +183,7 @@ class _EmbeddingRecorder(TorchDispatchMode):
 def evaluating(model: torch.nn.Module) -> Iterator[None]:
     """Switch a model to evaluation mode and named outputs, and back afterwards, module by module."""
     training = [module for module in modules_of(model) if module.training]
-    config = getattr(model, "config", None)
+    config: Any = getattr(model, "config", None)
     returns_tuples = getattr(config, "return_dict", True) is False
     if training:
         model.eval()
@@ -199,11 +200,11 @@ def evaluating(model: torch.nn.Module) -> Iterator[None]:
 
 def text_config(model: torch.nn.Module) -> PretrainedConfig | None:
     """Return the configuration of the language part; multimodal models nest it."""
-    config = getattr(model, "config", None)
+    config: Any = getattr(model, "config", None)
     return config.get_text_config() if hasattr(config, "get_text_config") else config
 
 
-def input_embeddings(model: torch.nn.Module) -> torch.nn.Module | None:
+def input_embeddings(model: Any) -> torch.nn.Module | None:
     """Return a model's table of token embeddings, or None where it does not say which that is."""
     try:
         return model.get_input_embeddings()
@@ -282,7 +283,7 @@ def quantisation(
     Args:
         parameters: the model's, if they are listed already.
     """
-    settings = getattr(getattr(model, "config", None), "quantization_config", None)
+    settings: Any = getattr(getattr(model, "config", None), "quantization_config", None)
     if hasattr(settings, "to_dict"):
         settings = settings.to_dict()
     if settings:
@@ -357,7 +358,7 @@ def defining_module(function: Callable) -> str:
     return [*foreign, *known, *modules][0]
 
 
-def _modules_of(function: Callable) -> Iterator[str]:
+def _modules_of(function: Any) -> Iterator[str]:
     """Yield the modules of a function and of those that it wraps, the outermost first."""
     while function is not None:
         while hasattr(function, "func"):  # functools.partial

@@ -9,14 +9,14 @@ import itertools
 import operator
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
 from ..errors import Wording
 from .digest import examine, modifications
-from .interface import Batch, ProbeText
+from .interface import Batch, LogitBlocks, ProbeText
 from .logits import (
     OTHER_SHAPE,
     SAME_SHAPE,
@@ -291,9 +291,12 @@ def look_quickly(model: torch.nn.Module, name: str, limit: int | None) -> QuickL
     return None
 
 
-def read_made_up_text(head: Head, batch: Batch, count: int = 0) -> tuple[torch.Tensor, np.ndarray]:
+def read_made_up_text(
+    head: Callable[[Batch, int], LogitBlocks], batch: Batch, count: int = 0
+) -> tuple[torch.Tensor, np.ndarray]:
     """Return the first logits (count, V) of a pass, and the nll (R,) of its tokens in nats."""
-    first, nlls = [], []
+    first: list[torch.Tensor] = []
+    nlls: list[np.ndarray] = []
     for logits, targets in head(batch, MADE_UP_ROWS):
         if len(first) * MADE_UP_ROWS < count:
             first.append(logits.clone())
@@ -405,7 +408,7 @@ class SavedModule(NamedTuple):
     """
 
     children: dict[str, torch.nn.Module | None]
-    buffers: dict[str, torch.Tensor | None]
+    buffers: dict[str, Any]
     contents: dict[str, torch.Tensor]
     attributes: dict[str, object]
 
@@ -442,9 +445,10 @@ class SavedModule(NamedTuple):
 
     def restore(self, module: torch.nn.Module) -> None:
         """Undo the changes of the module."""
-        for held, saved in ((module._modules, self.children), (module._buffers, self.buffers)):
-            held.clear()
-            held.update(saved)
+        module._modules.clear()
+        module._modules.update(self.children)
+        module._buffers.clear()
+        module._buffers.update(self.buffers)
         with torch.inference_mode():  # buffers that were made in it can be written in it alone
             for name, content in self.contents.items():
                 self.buffers[name].copy_(content)
@@ -479,7 +483,7 @@ def forget_lengths(modules: Sequence[torch.nn.Module]) -> bool:
             prefix = name.removesuffix("inv_freq")
             original = getattr(module, f"{prefix}original_inv_freq", None)
             if limit is not None and isinstance(original, torch.Tensor):
-                module._buffers[name] = original.clone().to(module._buffers[name].device)
+                module._buffers[name] = original.clone().to(getattr(module, name).device)
                 setattr(module, f"{prefix}max_seq_len_cached", limit)
     return bool(growing)
 
