@@ -217,3 +217,34 @@ def test_a_glob_without_models(call, tmp_path):
     outcome = call(*FILES, model=f"{tmp_path}/nothing-*")
     assert outcome.code == 2
     assert "nothing-*: no folder and no .gguf file matches" in outcome.err
+
+
+def test_a_sweep_over_checkpoints_is_drawn_as_paired_changes(sweep):
+    """Intervals of perplexities overlap where the change is certain."""
+    from perplexity_sliding.cli import comparison_plots, plots
+
+    rows = json.loads(sweep(*FILES, "--json").out)["models"]
+    (axes,) = comparison_plots.draw_models(rows).axes
+    expected = [0.0, *(100 * (row["ratio_to_first_model"]["ratio"] - 1) for row in rows[1:])]
+    assert axes.lines[0].get_xdata().tolist() == pytest.approx(expected)
+    assert axes.get_xlabel().startswith("perplexity against checkpoint-9, %")
+    (low, _), (high, _) = axes.collections[0].get_segments()[2]
+    bounds = rows[2]["ratio_to_first_model"]["interval"]
+    assert [low, high] == pytest.approx([100 * (bound - 1) for bound in bounds])
+    grid = json.loads(sweep(*FILES, "--stride=8,4", "--json").out)["measurements"]
+    assert len(comparison_plots.paired_changes(grid, "ratio_to_first_model", several=True)) == 6
+    assert comparison_plots.paired_changes(grid, "ratio_to_first_model") == []
+    assert plots.paired_changes([{}, {"ratio_to_first": {"ratio": None}}]) == []
+
+
+def test_lengths_of_context_are_drawn_as_paired_changes(call):
+    from matplotlib.figure import Figure
+
+    from perplexity_sliding.cli import plots
+
+    rows = call(FILES[0], "--context-lengths=4,8,16", "--json").json["corpus"]["by_context_length"]
+    axes = Figure().add_subplot()
+    plots.draw_contexts(axes, rows)
+    expected = [*(100 * (row["ratio_to_longest"]["ratio"] - 1) for row in rows[:-1]), 0.0]
+    assert axes.lines[0].get_ydata().tolist() == pytest.approx(expected)
+    assert axes.get_ylabel().startswith("perplexity against a context of 16, %")

@@ -564,15 +564,23 @@ def test_a_comparison_is_drawn(run, files, tmp_path, argv):
     assert all(int.from_bytes(header[n : n + 4], "big") > 300 for n in (16, 20))  # its size
 
 
-def test_the_pictures_show_what_was_measured(run_json, files):
-    strides = run_json(files[0], "--stride=16,8,4")["measurements"]
+def test_the_pictures_show_what_was_measured(run_json, files, tmp_path):
+    long = tmp_path / "long.txt"
+    long.write_text(random_text(200))
+    strides = run_json(str(long), "--stride=16,8,4")["measurements"]
     axes = plots.draw_costs(strides).axes[0]
     drawn = axes.lines[0].get_xydata().tolist()
-    assert drawn == [[row["num_forward_tokens"], row["perplexity"]] for row in strides]
-    assert (axes.get_xlabel(), axes.get_ylabel()) == (
-        "cost: tokens through the model",
-        "perplexity per token (bars: 95 % interval)",
-    )
+    ratios = [row["ratio_to_first"] for row in strides[1:]]
+    changes = [0.0, *(100 * (ratio["ratio"] - 1) for ratio in ratios)]
+    assert drawn == [[row["num_forward_tokens"], c] for row, c in zip(strides, changes)]
+    bars = axes.collections[0].get_segments()
+    assert [bar[:, 1].tolist() for bar in bars][1:] == [
+        pytest.approx([100 * (bound - 1) for bound in ratio["interval"]]) for ratio in ratios
+    ]
+    low, high = (f"{100 * (bound - 1):+.2f}".replace("-", "−") for bound in ratios[0]["interval"])
+    assert f"({low} to {high})" in axes.texts[1].get_text()
+    assert axes.get_xlabel() == "cost: tokens through the model"
+    assert axes.get_ylabel().startswith("perplexity against stride 16, %")
     protocols = run_json(files[0], "--protocol=all")["measurements"]
     axes = plots.draw_protocols(protocols).axes[0]
     assert axes.lines[0].get_xdata().tolist() == [row["perplexity"] for row in protocols]
@@ -583,8 +591,10 @@ def test_the_pictures_show_what_was_measured(run_json, files):
 
 def test_the_bars_of_a_picture_reach_as_far_as_the_interval():
     intervals = [[4.0, 7.0], None, [4.0, math.inf], [5.5, 6.0]]
-    rows = [{"perplexity": 5.0, "perplexity_interval": interval} for interval in intervals]
-    assert plots.reach(rows) == [[1.0, 0.0, 0.0, 0.0], [2.0, 0.0, 0.0, 1.0]]
+    assert plots.reach([(5.0, interval) for interval in intervals]) == [
+        [1.0, 0.0, 0.0, 0.0],
+        [2.0, 0.0, 0.0, 1.0],
+    ]
 
 
 def test_infinite_perplexities_cannot_be_drawn(tmp_path):

@@ -13,11 +13,15 @@ from .comparison_report import byte_interval
 from .tables import signature_fields
 
 SMALLEST_KL = 1e-9  # what the axis of divergences begins with
+FIRST = ("ratio_to_first_model", "ratio_to_first")
 MARKED_PERCENTILES = ("50", "95", "99", "100")
 
 
-def draw_models(rows: Sequence[dict]) -> Figure:
+def draw_models(rows: Sequence[dict], against: str | None = None) -> Figure:
     """Draw one model in detail beside its reference, several side by side.
+
+    Args:
+        against: what changes are against; by default the first model.
 
     Raises:
         ValueError: none has a finite number.
@@ -26,10 +30,43 @@ def draw_models(rows: Sequence[dict]) -> Figure:
     if not rows:
         raise ValueError("--plot has nothing to draw: no perplexity is finite.")
     if "comparison" not in rows[0]:
-        return draw_candidates(rows, [absolute(rows)])
+        key = next((key for key in FIRST if any(key in row for row in rows)), FIRST[0])
+        changed = paired_changes(rows, key, several=True)
+        if not changed:
+            return draw_candidates(rows, [absolute(rows)])
+        title = f"perplexity {against or 'against ' + rows[0]['name']}, %"
+        return draw_candidates(rows, [Measured(title, changed, same=0.0)])
     if len(rows) == 1 and rows[0]["comparison"]["compared"] == "tokens":
         return draw_comparison(rows[0])
     return draw_candidates(rows, changes([row["comparison"] for row in rows]))
+
+
+def paired_changes(
+    rows: Sequence[dict], key: str = "ratio_to_first", several: bool = False
+) -> list[tuple[float, list[float] | None]]:
+    """List the paired change of each row against the first in per cent, with its interval.
+
+    Args:
+        several: whether other rows may be those that the others are compared with, too.
+
+    Returns:
+        nothing where there is nothing paired: the first is no base, or another has no ratio.
+    """
+    ratios = [row.get(key) for row in rows]
+    bases = [ratio is None for ratio in ratios]
+    if not bases[0] or all(bases) or (any(bases[1:]) and not several):
+        return []
+    if any(ratio is not None and ratio["ratio"] is None for ratio in ratios):
+        return []
+    return [
+        (0.0, None)
+        if ratio is None
+        else (
+            100 * (ratio["ratio"] - 1),
+            ratio["interval"] and [100 * (bound - 1) for bound in ratio["interval"]],
+        )
+        for ratio in ratios
+    ]
 
 
 def draw_comparison(report: dict) -> Figure:

@@ -1,4 +1,7 @@
-"""The pictures that score.py draws: perplexity by protocol, and by the cost of a stride."""
+"""The plots of the command line: perplexity by protocol; paired changes by stride, window and context.
+
+Intervals of two settings overlap even where the change is certain, so it is the change that is drawn.
+"""
 
 import math
 from collections.abc import Sequence
@@ -9,7 +12,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, NullLocator
 
 from .axes import DOTS, GREY, INK, new_axes, tidied
-from .comparison_plots import draw_models
+from .comparison_plots import draw_models, paired_changes
+from .grids import paired_with
 from .replacing import replaced
 from .tables import AXES, label
 
@@ -37,9 +41,11 @@ def draw(compared: str, rows: list[dict], path: str, axes: Sequence[str] = ()) -
         ValueError: none has one.
     """
     if compared == "grid":
+        against, _ = paired_with(rows, axes)
         keys = [AXES[axis] for axis in axes]
-        rows = [row | {"name": label(row, keys)} for row in rows]
-    if compared in ("models", "grid"):
+        save(draw_models([row | {"name": label(row, keys)} for row in rows], against), path)
+        return
+    if compared == "models":
         save(draw_models(rows), path)
         return
     rows = [row for row in rows if math.isfinite(row.get("perplexity", math.inf))]
@@ -73,15 +79,24 @@ def draw_curves(result: dict, path: str) -> None:
 
 
 def draw_contexts(axes: Axes, rows: list[dict]) -> None:
-    """Draw the perplexity of the same tokens against the length of context, with its 95 % band."""
+    """Draw how the perplexity of the same tokens changes with the length of context, with its band."""
     lengths = [row["context_length"] for row in rows]
-    perplexities = [row["perplexity"] for row in rows]
-    draw_band(axes, lengths, perplexities, [row["interval"] for row in rows])
-    for length, perplexity in zip(lengths, perplexities):
-        axes.annotate(f"{perplexity:.2f}", (length, perplexity), **above(6))
+    changes = paired_changes(rows[::-1], "ratio_to_longest")[::-1]
+    if changes:
+        draw_band(axes, lengths, *zip(*changes))
+        axes.axhline(0.0, color=GREY, linewidth=1)
+        against = f"a context of {lengths[-1]:,}"
+        axes.set_ylabel(f"perplexity against {against}, %\n(band: 95 % interval, paired)")
+    else:
+        draw_band(axes, lengths, [row["perplexity"] for row in rows], [r["interval"] for r in rows])
+        axes.set_ylabel("perplexity per token (band: 95 % interval)")
+    for length, row, place in zip(lengths, rows, axes.lines[0].get_ydata()):
+        axes.annotate(f"{row['perplexity']:.2f}", (length, place), **above(6))
     axes.set_xticks(lengths, [f"{length:,}" for length in lengths])
-    axes.set_xlabel("length of context in tokens")
-    axes.set_ylabel("perplexity per token (band: 95 % interval)")
+    axes.margins(y=0.15)
+    axes.set_xlabel(
+        f"length of context in tokens (at each the same {rows[-1]['num_tokens']:,} tokens)"
+    )
 
 
 def draw_positions(axes: Axes, rows: list[dict]) -> None:
@@ -108,7 +123,8 @@ def draw_protocols(rows: list[dict]) -> Figure:
     figure = Figure(figsize=(7.5, 1.2 + 0.36 * len(rows)), layout="constrained")
     axes = new_axes(figure, grid="x")
     perplexities = [row["perplexity"] for row in rows]
-    axes.errorbar(perplexities, range(len(rows)), xerr=reach(rows), **DOTS)
+    spans = reach([(row["perplexity"], row["perplexity_interval"]) for row in rows])
+    axes.errorbar(perplexities, range(len(rows)), xerr=spans, **DOTS)
     for height, perplexity in enumerate(perplexities):
         axes.annotate(f"{perplexity:.2f}", (perplexity, height), **above(6))
     names = [row["protocol"] for row in rows]
@@ -121,46 +137,52 @@ def draw_protocols(rows: list[dict]) -> Figure:
 
 
 def draw_costs(rows: list[dict]) -> Figure:
-    """Draw the perplexity of strides or windows against the tokens read, on a doubling scale."""
+    """Draw the change of strides or windows against the tokens read, on a doubling scale."""
     first = rows[0]
     name = "stride" if len({row["stride"] for row in rows}) > 1 else "max_length"
-    rows = sorted(rows, key=lambda row: row["num_forward_tokens"])
+    changes = paired_changes(rows)
+    drawn = changes or [(row["perplexity"], row["perplexity_interval"]) for row in rows]
+    order = sorted(range(len(rows)), key=lambda place: rows[place]["num_forward_tokens"])
     figure = Figure(figsize=(7.5, 4.2), layout="constrained")
     axes = new_axes(figure, grid="y")
-    costs = [row["num_forward_tokens"] for row in rows]
-    perplexities = [row["perplexity"] for row in rows]
-    axes.plot(costs, perplexities, color=INK, linewidth=1)
-    axes.errorbar(costs, perplexities, yerr=reach(rows), **DOTS)
-    for row, cost, perplexity in zip(rows, costs, perplexities):
-        change = perplexity / first["perplexity"] - 1
-        label = f"{TITLES[name]} {row[name]}\n{perplexity:.2f}" + (
-            f" ({change:+.1%})" if change else ""
-        )
-        axes.annotate(label, (cost, perplexity), **beside(8))
+    costs = [rows[place]["num_forward_tokens"] for place in order]
+    values = [drawn[place][0] for place in order]
+    axes.plot(costs, values, color=INK, linewidth=1)
+    axes.errorbar(costs, values, yerr=reach([drawn[place] for place in order]), **DOTS)
+    for place, cost, value in zip(order, costs, values):
+        row = rows[place]
+        shown = f"{TITLES[name]} {row[name]}\n{row['perplexity']:.2f}"
+        if changes and row is not first:
+            low, high = changes[place][1] or (math.nan, math.nan)
+            within = "" if math.isnan(low) else f"\n({low:+.2f} to {high:+.2f})"
+            shown += f", {value:+.2f} %{within}".replace("-", "−")
+        axes.annotate(shown, (cost, value), **beside(8))
+    if changes:
+        axes.axhline(0.0, color=GREY, linewidth=1)
     axes.set_xscale("log", base=2)
     axes.set_xticks(costs)
     axes.xaxis.set_minor_locator(NullLocator())
     axes.xaxis.set_major_formatter(EngFormatter(places=1, sep=""))
-    axes.margins(x=0.12)
+    axes.margins(x=0.2, y=0.15)
     axes.set_xlabel("cost: tokens through the model")
-    axes.set_ylabel("perplexity per token (bars: 95 % interval)")
+    against = f"perplexity against {TITLES[name]} {first[name]:,}, %\n(bars: 95 % interval, paired)"
+    axes.set_ylabel(against if changes else "perplexity per token (bars: 95 % interval)")
     return figure
 
 
-def reach(rows: list[dict]) -> list[list[float]]:
-    """Compute how far the intervals reach below and above the perplexities; nowhere without an interval."""
-    spans = [(row["perplexity"], *finite_interval(row)) for row in rows]
+def reach(values: Sequence[tuple[float, Sequence[float] | None]]) -> list[list[float]]:
+    """Compute how far intervals reach below and above their values; nowhere without an interval."""
+    spans = [(value, *finite_interval(value, interval)) for value, interval in values]
     # A perplexity that a protocol averages in its own way may lie outside of its interval.
     return [
-        [max(0.0, perplexity - low) for perplexity, low, _ in spans],
-        [max(0.0, high - perplexity) for perplexity, _, high in spans],
+        [max(0.0, value - low) for value, low, _ in spans],
+        [max(0.0, high - value) for value, _, high in spans],
     ]
 
 
-def finite_interval(row: dict) -> list[float]:
-    interval = row["perplexity_interval"]
+def finite_interval(value: float, interval: Sequence[float] | None) -> Sequence[float]:
     if interval is None or not all(map(math.isfinite, interval)):
-        return [row["perplexity"]] * 2
+        return [value] * 2
     return interval
 
 
