@@ -10,6 +10,9 @@ from pathlib import Path
 import gradio as gr
 from packaging.requirements import Requirement
 from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import FileResponse
+from starlette.routing import Route
 
 from perplexity_sliding.views.assets import SCRIPTS as PIECES
 from perplexity_sliding.views.assets import STYLE, joined
@@ -28,6 +31,7 @@ from .settings import Settings, fingerprint
 from .status_view import status
 
 HERE = Path(__file__).resolve().parent
+ROUNDS = HERE / "game_rounds.json"
 HELLO = "Click into the text and change it."
 # What the table of tools says of a click: which tool's settings.  Its result stands in the first tab.
 CHOOSE_TOOL = """element.addEventListener("click", ({ target }) => {
@@ -138,7 +142,7 @@ def launch_options() -> dict:
     """Return the options to launch the page: its looks, all served from here, and its limits."""
     # Uvicorn believes forwarded addresses from any program on this machine, unless it is told otherwise.
     os.environ.setdefault("FORWARDED_ALLOW_IPS", "")
-    style = joined((STYLE, HERE / "page.css"))
+    style = joined((STYLE, HERE / "page.css", HERE / "game.css"))
     script = joined((*PIECES, *(HERE / name for name in SCRIPTS)))
     return {
         "theme": theme(),
@@ -147,9 +151,17 @@ def launch_options() -> dict:
         "ssr_mode": False,
         "footer_links": ["api"],
         "max_threads": THREADS,
-        "app_kwargs": {"middleware": [Middleware(Faults), Middleware(Listeners)]},
+        "app_kwargs": {
+            "middleware": [Middleware(Faults), Middleware(Listeners)],
+            "routes": [Route(f"/{ROUNDS.name}", send_rounds)],
+        },
         "mcp_server": serves_tools(),
     }
+
+
+async def send_rounds(request: Request) -> FileResponse:
+    """Send the rounds of the game, which is first played some time after the page is there."""
+    return FileResponse(ROUNDS, media_type="application/json")
 
 
 def serves_tools() -> bool:

@@ -1,0 +1,198 @@
+"""Make the rounds of the game: twenty hidden words of a passage, with six options each.
+
+    python -m space.game_rounds
+
+reads `samples/portrait.txt` and writes `space/game_rounds.json`.
+
+The options of a gap are found without looking at the word that came.  The likeliest words after the
+five words before the gap are dealt at random into hands of six, and the options are the hand with the
+word that came.  As the hands do not depend on that word, the chance that an option came is its
+conditional probability: p(option) / Σ p(options).  Neither the rarest nor the longest nor the oddest
+option is the one that came more often than that.
+
+The model's probabilities are the metric's: each option is scored as a word after the text before it.
+"""
+
+import json
+import random
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from perplexity_sliding import PerplexitySliding
+
+ROOT = Path(__file__).resolve().parent.parent
+MODEL = ROOT / "demo_model"
+PASSAGES = ROOT / "samples" / "portrait.txt"
+ROUNDS = Path(__file__).with_suffix(".json")
+
+GAPS = 20
+OPTIONS = 6
+HANDS = 25
+FEWEST_BEFORE = 12  # words before the first gap
+WINDOW = 5  # words that the second round shows
+APART = WINDOW + 1  # words from one gap to the next: the five before a gap show no other gap
+BREADTH = 300  # tokens of which those are sought that are likeliest with white space after them
+DIGITS = 4
+# Words that are guessed by grammar alone.
+DULL = frozenset(
+    "the and that his her him had was for with not but she you they were which have from them all "
+    "their one would there been when who what said could has this its did than into then some any "
+    "are will now out more your very our".split()
+)
+WORD = re.compile(r"[a-z]{3,}")
+
+
+@dataclass(frozen=True)
+class Gap:
+    """A hidden word.
+
+    Attributes:
+        at: its first character in the passage.
+        options: six words, in the order in which they are shown.
+        answer: the index of the word that came.
+    """
+
+    at: int
+    options: list[str]
+    answer: int
+
+
+class Proposer:
+    """Propose the words that are likely to come next under a model, among those of a single token.
+
+    Args:
+        folder: of the model and its tokenizer, whose tokens bring the space before a word.
+    """
+
+    def __init__(self, folder: str | Path = MODEL) -> None:
+        self.model = AutoModelForCausalLM.from_pretrained(folder).float().eval()
+        self.tokenizer = AutoTokenizer.from_pretrained(folder)
+        self.texts = [self.tokenizer.decode([token]) for token in range(len(self.tokenizer))]
+        self.unfit = torch.tensor(
+            [not is_fit(text.removeprefix(" ")) or text[0] != " " for text in self.texts]
+        )
+        self.closes = torch.tensor([text[:1].isspace() for text in self.texts])
+
+    @torch.no_grad()
+    def propose(self, context: str, number: int) -> list[str]:
+        """Return the likeliest words after a context, the likeliest first, without the dull ones.
+
+        A word is as likely as its token with white space after it: parts of words are not.
+        """
+        read = self.tokenizer(context)["input_ids"]
+        scores = self._next([read])[0].masked_fill(self.unfit, -torch.inf)
+        scores, tokens = scores.topk(min(BREADTH, int((~self.unfit).sum())))
+        after = self._next([[*read, token] for token in tokens.tolist()])
+        scores = scores + torch.logsumexp(after[:, self.closes], dim=1)
+        likeliest = tokens[scores.topk(min(number, len(scores))).indices].tolist()
+        return [self.texts[token].strip() for token in likeliest]
+
+    def _next(self, texts: Sequence[list[int]]) -> torch.Tensor:
+        """Return log-probabilities of the token after each of equally long texts (texts, V)."""
+        return torch.log_softmax(self.model(torch.tensor(texts)).logits[:, -1], dim=-1)
+
+
+def is_fit(word: str) -> bool:
+    """Return whether a word may be an option."""
+    return bool(WORD.fullmatch(word)) and word not in DULL
+
+
+def deal(words: Sequence[str], seed: str) -> list[list[str]]:
+    """Deal words at random into hands of six."""
+    shuffled = random.Random(seed).sample(words, len(words))
+    hands = len(shuffled) // OPTIONS
+    return [shuffled[OPTIONS * hand : OPTIONS * (hand + 1)] for hand in range(hands)]
+
+
+def find_gaps(passage: str, propose) -> list[Gap]:
+    """Find the gaps of a passage, from its beginning on, the next at least five words further.
+
+    Args:
+        propose: returns the likeliest words after a context, `propose(context, number)`.
+    """
+    words = [match.span() for match in re.finditer(r"\S+", passage)]
+    gaps, earliest = [], FEWEST_BEFORE
+    for number, (first, end) in enumerate(words):
+        word = passage[first:end]
+        if number < earliest or not is_fit(word) or number + 1 == len(words):
+            continue
+        hands = deal(propose(last_words(passage[:first]), OPTIONS * HANDS), passage[:first])
+        hand = next((hand for hand in hands if word in hand), None)
+        if hand is not None:
+            gaps.append(Gap(first, hand, hand.index(word)))
+            earliest = number + APART
+        if len(gaps) == GAPS:
+            break
+    return gaps
+
+
+def last_words(text: str) -> str:
+    """Return the last five words of a text."""
+    return " ".join(text.split()[-WINDOW:])
+
+
+def score_gaps(passage: str, gaps: Sequence[Gap], metric: PerplexitySliding) -> tuple[list, list]:
+    """Score each option as the word after all of the text before it, and after five words.
+
+    Returns:
+        for each gap the surprisals of its options in nats, by the metric: with all of the text
+        before it, as far as the model's window reaches, and with five words.
+    """
+    before = [passage[: gap.at].rstrip() for gap in gaps]
+    both = [*before, *map(last_words, before)]
+    options = [option for gap in gaps for option in gap.options]
+    results = metric.compute(
+        predictions=[f" {option}" for option in [*options, *options]],
+        contexts=[context for context in both for _ in range(OPTIONS)],
+        model_id=str(MODEL),
+        protocol="lm-eval",  # each in the one window that ends with it, without a start token
+        words=True,
+    )
+    scores = [round(of_text["surprisal"][0], DIGITS) for of_text in results["word_scores"]]
+    gaps_scores = [scores[n : n + OPTIONS] for n in range(0, len(scores), OPTIONS)]
+    return gaps_scores[: len(gaps)], gaps_scores[len(gaps) :]
+
+
+def make_round(passage: str, propose, metric: PerplexitySliding, shuffled: bool = False) -> dict:
+    """Make a round of a passage, which ends with the sentence of its last gap.
+
+    Args:
+        shuffled: whether the gaps come in an order of their own.
+
+    Raises:
+        ValueError: the passage has too few places for gaps.
+    """
+    gaps = find_gaps(passage, propose)
+    if len(gaps) < GAPS:
+        raise ValueError(f"only {len(gaps)} of {GAPS} gaps in the passage {passage[:60]!r}")
+    end = re.compile(r"[.!?](?= |$)").search(passage, gaps[-1].at).end()
+    if shuffled:  # in their order, what the next gaps show would tell of the ones before
+        random.Random(passage).shuffle(gaps)
+    whole, five = score_gaps(passage, gaps, metric)
+    rows = [
+        {"at": gap.at, "options": gap.options, "answer": gap.answer, "whole": one, "five": other}
+        for gap, one, other in zip(gaps, whole, five, strict=True)
+    ]
+    return {"text": passage[:end], "gaps": rows}
+
+
+def main() -> None:
+    """Write the rounds, two passages for each game."""
+    passages = PASSAGES.read_text("utf-8").splitlines()
+    proposer, metric = Proposer(), PerplexitySliding()
+    rounds = [
+        make_round(passage, proposer.propose, metric, shuffled=number % 2 == 1)
+        for number, passage in enumerate(filter(None, passages))
+    ]
+    games = [rounds[n : n + 2] for n in range(0, len(rounds), 2)]
+    ROUNDS.write_text(json.dumps(games, ensure_ascii=False, separators=(",", ":")) + "\n", "utf-8")
+
+
+if __name__ == "__main__":
+    main()
