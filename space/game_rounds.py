@@ -20,7 +20,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -41,9 +40,12 @@ BREADTH = 300  # tokens of which those are sought that are likeliest with white 
 DIGITS = 4
 # Words that are guessed by grammar alone.
 DULL = frozenset(
-    "the and that his her him had was for with not but she you they were which have from them all "
-    "their one would there been when who what said could has this its did than into then some any "
-    "are will now out more your very our".split()
+    re.findall(
+        r"\w+",
+        "the and that his her him had was for with not but she you they were which have from them all "
+        "their one would there been when who what said could has this its did than into then some any "
+        "are will now out more your very our",
+    )
 )
 WORD = re.compile(r"[a-z]{3,}")
 
@@ -173,7 +175,7 @@ def make_round(passage: str, propose, metric: PerplexitySliding, shuffled: bool 
         raise ValueError(f"only {len(gaps)} of {GAPS} gaps in the passage {passage[:60]!r}")
     end = re.compile(r"[.!?](?= |$)").search(passage, gaps[-1].at).end()
     if shuffled:  # in their order, what the next gaps show would tell of the ones before
-        random.Random(passage).shuffle(gaps)
+        random.Random(passage[:end]).shuffle(gaps)
     whole, five = score_gaps(passage, gaps, metric)
     rows = [
         {"at": gap.at, "options": gap.options, "answer": gap.answer, "whole": one, "five": other}
@@ -182,13 +184,17 @@ def make_round(passage: str, propose, metric: PerplexitySliding, shuffled: bool 
     return {"text": passage[:end], "gaps": rows}
 
 
+def read_passages() -> list[str]:
+    """Read the passages, one a line."""
+    return [line for line in PASSAGES.read_text("utf-8").splitlines() if line]
+
+
 def main() -> None:
     """Write the rounds, two passages for each game."""
-    passages = PASSAGES.read_text("utf-8").splitlines()
     proposer, metric = Proposer(), PerplexitySliding()
     rounds = [
         make_round(passage, proposer.propose, metric, shuffled=number % 2 == 1)
-        for number, passage in enumerate(filter(None, passages))
+        for number, passage in enumerate(read_passages())
     ]
     games = [rounds[n : n + 2] for n in range(0, len(rounds), 2)]
     ROUNDS.write_text(json.dumps(games, ensure_ascii=False, separators=(",", ":")) + "\n", "utf-8")

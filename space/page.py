@@ -52,7 +52,7 @@ STRIDE_WANTED = "(stride, wanted) => stride ?? wanted"
 # The sample's name, as long as the text is that sample.
 SAMPLE_OF = "(name, text) => ({})[name] === window.perplexityMark(text ?? '') ? name : null"
 ASKED = "(...values) => { window.perplexityAsked(...values); return []; }"
-SCRIPTS = ("editor.js", "game.js", "save.js", "page.js", "answers.js")
+SCRIPTS = ("editor.js", "drawers.js", "save.js", "game.js", "page.js", "answers.js")
 # Everybody in the service's lines holds a thread, and clicks need some too.
 THREADS = 100
 UPLOADS_KEPT = (3600, 3600)  # seconds between clean-ups, and that a file may stay

@@ -46,7 +46,15 @@ PATTERNS = (
     "demo_model/*.safetensors",
     "demo_model/README.md",
 )
-PACKAGE_PATTERNS = ("*.py", "*.css", "*.js", "*.csv", "compare.txt", "py.typed")
+PACKAGE_PATTERNS = (
+    "*.py",
+    "*.css",
+    "*.js",
+    "*.csv",
+    "compare.txt",
+    "game_rounds.json",
+    "py.typed",
+)
 # The version of the code, in the metric's file and in its package.
 VERSION = re.compile(r'^_?VERSION = "(.+)"$', re.M)
 # Never vX.Y.Z: evaluate takes a tag of its own version for the revision to load.  Nor X.Y.Z: it puts

@@ -14,7 +14,7 @@ from .settings import fingerprint
 ENDLESS = 1e9  # JSON has no infinity
 ACTIONS = (
     '<p class="ps-actions"><button type="button" class="ps-button" data-open="share">Share</button> '
-    '<button type="button" class="ps-button" data-open="game">Guess the hidden word</button></p>'
+    '<button type="button" class="ps-button" data-open="game">And you? Guess twenty words</button></p>'
 )
 TOO_LARGE = 1e6  # for anybody to read anything into it
 

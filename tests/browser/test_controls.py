@@ -101,12 +101,6 @@ def test_a_button_that_goes_leaves_the_focus_to_the_number(page):
     page.until(lambda: page.script("return document.activeElement.matches('.ps-card')"))
 
 
-def test_the_game_needs_a_text(page):
-    page.fill(" ")
-    page.script("arguments[0].click()", page.one("[data-open=game]"))
-    assert "There is no text" in page.one("#ps-game").text
-
-
 def test_a_sample_that_was_changed_is_no_longer_the_sample(page):
     assert [chip.text for chip in page.all("#samples label.selected")] == ["A story"]
     page.one("#text textarea").click()
@@ -150,9 +144,6 @@ def test_a_result_says_when_it_is_not_of_the_present_text(page):
     page.until(lambda: "No text is there" in note.get_property("textContent"), patience=10)
     page.fill("A text that nobody has scored, " * 600)
     page.until(lambda: "not scored yet" in note.get_property("textContent"), patience=10)
-    page.script("arguments[0].click()", page.one("[data-open=game]"))
-    assert "not scored yet" in page.one("#ps-game").text and not page.all(".ps-game-text")
-    page.keys(Keys.ESCAPE)
     page.fill("A short text in its place.")
     page.until(lambda: not page.all(".ps-stale"))
     page.fill("  ")  # Score would lead nowhere

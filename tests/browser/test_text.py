@@ -524,56 +524,6 @@ def test_the_text_is_printed_whole(page):
         page.browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": ""})
 
 
-def test_the_game_is_played_to_its_end(page):
-    data = data_of(page)
-    names = "".join(data["names"])
-    page.script("history.replaceState(null, '', '#text=' + 'x'.repeat(3000))")
-    page.script("arguments[0].click()", page.one("[data-open=game]"))
-    behind = "return getComputedStyle(arguments[0], '::backdrop').backdropFilter"
-    assert "blur" in page.script(behind, page.one("#ps-game")), "the text behind it tells the word"
-    won = 0
-    for number in range(5):
-        page.until(lambda number=number: f"Round {number + 1} of 5" in page.one("#ps-game").text)
-        before = page.told(".ps-game-text").removesuffix(" ?")
-        part = before.removeprefix("… ")
-        at = names.index(part)
-        assert part and (before == part or names[at - 1].isspace()), "it begins with a whole word"
-        hidden = re.match(r"\s*(\w+)", names[at + len(part) :])[1]
-        guess = "the" if number else hidden.upper() + "."
-        page.one(".ps-game input").send_keys(Keys.ENTER)  # no guess yet, and no round lost
-        page.one(".ps-game input").send_keys(guess + Keys.ENTER)
-        assert number or page.one(".ps-game-said").text.startswith("Yes")
-        said = page.one(".ps-game-said").text
-        won += said.startswith("Yes")
-        assert f"“{hidden}”." in said
-        assert f"You {won}, demo_model " in page.one("#ps-game").text
-        assert len(page.all(".ps-game .ps-guesses code")) >= 5
-        page.keys(Keys.ENTER)  # the button that goes on has the focus
-    assert is_whole(page, page.one(".ps-game-said")), "a long link pushes the verdict out of sight"
-    told = page.one(".ps-game-result").text
-    assert f"I had {won} of 5" in told and told.count("🟩") + told.count("⬜") == 10
-    firsts = [rank == 1 for rank in data["rank"]]
-    assert told.split("demo_model ")[2].count("🟩") <= sum(firsts)
-    page.keys(Keys.ESCAPE)
-    assert not page.one("#ps-game").is_displayed()
-
-
-def test_the_game_hides_no_part_of_a_word(page):
-    page.fill(
-        "In the evening the old man and his little dog went down to the house. " + "marshes " * 60
-    )
-    page.score()
-    names = data_of(page)["names"]
-    assert " mars" in names, "another word is needed here, of a token that looks like one"
-    page.script("arguments[0].click()", page.one("[data-open=game]"))
-    for _ in range(5):
-        page.script("arguments[0].click()", page.one(".ps-game-form button[type=button]"))
-        assert re.match(
-            r"It was “(old|man|and|his|little|dog|went|down|the|house)”", page.told(".ps-game-said")
-        )
-        page.keys(Keys.ENTER)
-
-
 def test_drawers_open_close_and_give_the_focus_back(page):
     """On a slow machine too: a drawer took no focus before it was drawn."""
     inside = "return arguments[0].contains(document.activeElement)"

@@ -1,38 +1,46 @@
 """The rounds of the game: what its options give away, and that the model's side is the metric's."""
 
 import json
+import math
 import re
+import sys
 
 import numpy as np
 import pytest
 from scipy.stats import binomtest
 from space_models import ROOT
+from tokenizers import Tokenizer
 
 from perplexity_sliding import PerplexitySliding
 from space import game_rounds
-from space.game_rounds import APART, GAPS, OPTIONS, WINDOW, deal, find_gaps, is_fit, last_words
+from space.game_rounds import APART, GAPS, OPTIONS, WINDOW, Gap, Proposer, find_gaps, is_fit
+
+sys.path.append(str(ROOT / "benchmarks"))
+
+import game
 
 GAMES = json.loads(game_rounds.ROUNDS.read_text("utf-8"))
-ROUNDS = [one for game in GAMES for one in game]
+ROUNDS = [one for each in GAMES for one in each]
 PLACES = [(one["text"], gap) for one in ROUNDS for gap in one["gaps"]]
+HAND = ["lamp", "door", "house", "street", "window", "garden"]
+bundled = pytest.mark.skipif(
+    not (game_rounds.MODEL / "model.safetensors").exists(), reason="the bundled model is not there"
+)
 
 
-def chances(surprisals):
-    """The chance of each option, given that one of them came."""
-    weights = np.exp(-np.array(surprisals))
-    return weights / weights.sum()
+def read_gap(row):
+    return Gap(row["at"], row["options"], row["answer"])
 
 
 def test_each_round_hides_twenty_words_of_a_passage():
-    assert len(GAMES) >= 3 and all(len(game) == 2 for game in GAMES)
-    passages = game_rounds.PASSAGES.read_text("utf-8")
+    assert len(GAMES) >= 3 and all(len(each) == 2 for each in GAMES)
+    assert [one["text"] for one in ROUNDS] == game_rounds.read_passages()
     for one in ROUNDS:
-        assert one["text"] in passages and len(one["gaps"]) == GAPS
         numbers = sorted(len(one["text"][: gap["at"]].split()) for gap in one["gaps"])
-        assert min(np.diff(numbers)) >= APART
+        assert len(numbers) == GAPS and min(np.diff(numbers)) >= APART
     for text, gap in PLACES:
         word = gap["options"][gap["answer"]]
-        assert re.search(r"\S+", text[gap["at"] :])[0] == word
+        assert re.match(r"\S+", text[gap["at"] :])[0] == word
         assert len(set(gap["options"])) == OPTIONS and all(map(is_fit, gap["options"]))
 
 
@@ -46,17 +54,81 @@ def test_five_words_before_a_gap_show_no_other_gap():
             assert not hidden & set(range(number - WINDOW, number))
 
 
-def test_the_options_do_not_depend_on_the_word_that_came():
-    """The same hand, whichever of its words is the passage's."""
-    hand = deal(["lamp", "door", "house", "street", "window", "garden"], "seed")[0]
-    before = "She had never before in all of her long life been so near to the"
+@pytest.mark.parametrize("word", HAND)
+def test_options_do_not_depend_on_the_word_that_came(word):
+    others = [f"other{letter}" for letter in "abcdefghijkl"]
+    before = "It was in the year, and at last we were near to the"
+    seen = []
 
     def propose(context, number):
-        assert context == "so near to the" or context == "be so near to the" or number
-        return sorted(hand)
+        seen.append((context, number))
+        return [*HAND, *others]
 
-    for word in hand:
-        gaps = find_gaps(f"{before} {word} as then.", lambda context, number: sorted(hand))
-        assert [gap.options for gap in gaps if gap.at == len(before) + 1] == [
-            gaps[-1].options
-        ]
+    gaps = find_gaps(f"{before} {word} of the old man.", propose)
+    assert seen == [("we were near to the", OPTIONS * game_rounds.HANDS)]
+    hands = game_rounds.deal([*HAND, *others], f"{before} ")
+    assert [gap.options for gap in gaps] == [hand for hand in hands if word in hand]
+    assert [gap.options[gap.answer] for gap in gaps] == [word]
+
+
+def test_players_who_do_not_read_find_no_more_than_chance():
+    """Nor do they get a better perplexity than who has no idea."""
+    tokenizer = Tokenizer.from_file(str(game.VOCABULARY))
+    places = game.read_places()
+    assert len(places) == len(PLACES)
+    for name, choose in game.strategies(lambda word: tokenizer.token_to_id(f"Ġ{word}")).items():
+        hits = [choose(words, likely) == came for words, likely, came in places]
+        if name == "the likeliest":  # which the model alone knows
+            assert np.mean(hits) > 2 / OPTIONS
+            continue
+        test = binomtest(sum(hits), len(hits), 1 / OPTIONS, "greater")
+        assert test.pvalue > 0.05, name
+        assert game.bet_half(hits) > OPTIONS, name
+
+
+def test_betting_the_known_chances_gets_the_perplexity_that_they_promise(monkeypatch):
+    """With options of the usual kind the oddest is the word that came, and the chances are wrong."""
+    monkeypatch.setattr(game, "DRAWS", 2000)
+    weights = 1 / np.arange(1, game.HANDS * OPTIONS + 1)
+    odd, ratio = {}, {}
+    for usual in (False, True):
+        drawn = game.draw(weights / weights.sum(), 0, usual)
+        odd[usual] = np.mean([np.argmin(likely) == came for _, likely, came in drawn])
+        bets = np.log([likely[came] for _, likely, came in drawn])
+        promised = [likely @ np.log(likely) for _, likely, _ in drawn]
+        ratio[usual] = math.exp(np.mean(promised) - bets.mean())
+    assert odd[False] < 1 / OPTIONS < 0.5 < odd[True]
+    assert abs(ratio[False] - 1) < 0.1 and ratio[True] > 2
+
+
+@bundled
+def test_the_models_side_is_the_metrics():
+    """As the continuation of the text before, and as the word of the running text."""
+    metric = PerplexitySliding()
+    for one, row in ((ROUNDS[0], 0), (ROUNDS[1], 5), (ROUNDS[-1], 19)):
+        gap = one["gaps"][row]
+        [whole], [five] = game_rounds.score_gaps(one["text"], [read_gap(gap)], metric)
+        assert gap["whole"] == pytest.approx(whole, abs=2e-3)
+        assert gap["five"] == pytest.approx(five, abs=2e-3)
+    gap = min(ROUNDS[0]["gaps"], key=lambda gap: gap["at"])
+    word = gap["options"][gap["answer"]]
+    before = ROUNDS[0]["text"][: gap["at"]]
+    running = metric.compute(
+        predictions=[f"{before}{word}"],
+        model_id=str(game_rounds.MODEL),
+        add_start_token=False,
+        stride=1,
+        words=True,
+    )
+    scores = running["word_scores"][0]
+    assert scores["words"][-1] == word
+    assert gap["whole"][gap["answer"]] == pytest.approx(scores["surprisal"][-1], abs=2e-3)
+
+
+@bundled
+def test_the_options_are_those_that_the_model_proposes():
+    propose = Proposer().propose
+    for row in (3, 11):
+        text, at = ROUNDS[1]["text"], ROUNDS[1]["gaps"][row]["at"]
+        words = propose(game_rounds.last_words(text[:at]), OPTIONS * game_rounds.HANDS)
+        assert ROUNDS[1]["gaps"][row]["options"] in game_rounds.deal(words, text[:at])
