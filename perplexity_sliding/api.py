@@ -1,34 +1,22 @@
-"""What a call does: check, open, read, plan, score, sum up."""
+"""The pipeline behind `compute`: check, open, plan, run, report."""
 
 import os
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
 from inspect import signature
-from os import PathLike
 
+import numpy as np
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from .arguments import (
-    EVALUATOR_ROLE,
-    Setting,
-    check_flag,
-    check_margin,
-    check_names,
-    check_running,
-    check_texts,
-)
+from .arguments import EVALUATOR_ROLE, Setting, check_flag, check_names, check_texts
 from .digests import TextsDigest
 from .engines.sources import (
     FreedModel,
-    ModelSource,
     OpenModels,
-    ReferenceSource,
     WithoutAdapter,
-    check_model_source,
-    check_reference,
     compare_tokenizers,
     in_use_together,
     read_alike,
@@ -36,10 +24,9 @@ from .engines.sources import (
 )
 from .errors import ArgumentError, Wording
 from .models.interface import EngineModel, ScoredModel, describe_key_tokens
-from .models.language_model import LanguageModel
-from .models.states import StateReader, find_carrier
+from .models.states import StateReader
 from .plan.chats import separate_chats
-from .plan.measurement import Measurement
+from .plan.measurement import Columns, Measurement
 from .plan.settings import Corpus, own_window, plan_settings
 from .plan.tokenization import Chat, Range
 from .plan.windows import ContextLimit
@@ -52,17 +39,17 @@ from .results.contexts import (
     total_contexts,
     total_positions,
 )
-from .results.key_tokens import check_offsets, find_key_characters, total_key_tokens
+from .results.key_tokens import find_key_characters, plan_key_tokens, total_key_tokens
 from .results.pairs import score_pair
 from .results.report import Comparison, Report, list_reports
 from .results.words import WordScoring
-from .scoring.carried import score_carried
+from .scoring.carried import open_carrier, score_carried
 from .scoring.checkpoint import open_checkpoint
 from .scoring.distributed import Processes
 from .scoring.healing import Healing, plan_healing
 from .scoring.hidden_states import store_reference
 from .scoring.measures import Measure
-from .scoring.runner import Progress, Session, Work, without_collecting
+from .scoring.runner import Progress, Session, Work, prepare_model, without_collecting
 
 
 def compute(
@@ -119,61 +106,29 @@ def compute(
     return compute_with(OpenModels(), locals())
 
 
-def compute_with(open_models: OpenModels, arguments: dict) -> dict:
-    """Check, open, read and score, sum up; in all processes that share the work.
+def compute_with(opened: OpenModels, arguments: dict) -> dict:
+    """Compute with models that stay open from call to call.
 
     Args:
-        open_models: those that are open, and stay so.
+        opened: the models; those that the call loads are added.
         arguments: of `compute`, by name.
-
-    Raises:
-        TypeError, ValueError: an argument is unknown, or not what the documentation says.
     """
     processes = Processes(check_flag("distributed", arguments.get("distributed", False)))
     with processes.failing_together():
-        asked = with_defaults(arguments)
-        request, source, second = check(processes, asked)
-        with open_checkpoint(asked["checkpoint"]) as store:
-            # numpy's integers overflow
-            sizes = int(asked["batch_size"]), int(asked["logits_memory"])
-            session = Session(*sizes, store, processes, asked["callback"])
-            models, session = open_all(open_models, source, second, session, request)
-            scored = score_request(session, models, request)
-            evaluator = partial(open_evaluator, open_models, request, models[0], source)
-            return report_request(request, scored, session, evaluator)
+        request = check(processes, arguments)
+        with open_session(request, processes) as session:
+            with open_models(opened, request, session) as models:
+                plan = make_plan(request, models)
+                scores = run(session, plan, models)
+            return report(plan, scores)
 
 
 # --- check ----------------------------------------------------------------------------------------
 
-# Arguments that say what scores, and how it runs; all others are of the request.
-OF_SOURCE = (
-    "model_id",
-    "model",
-    "tokenizer",
-    "device",
-    "dtype",
-    "model_kwargs",
-    "tokenizer_kwargs",
-)
-OF_RUN = ("batch_size", "logits_memory", "callback", "checkpoint", "distributed")
 
-
-def with_defaults(arguments: dict) -> dict:
-    """Return all arguments of `compute`, those that were not given with their defaults.
-
-    Raises:
-        TypeError, ValueError: one is unknown.
-    """
-    check_names(compute, arguments)
-    call = signature(compute).bind(**arguments)
-    call.apply_defaults()
-    return call.arguments
-
-
-def check(
-    processes: Processes, asked: Mapping
-) -> tuple[Request, ModelSource, ReferenceSource | None]:
-    """Check the arguments; return what is asked for, of which model, and beside which other."""
+def check(processes: Processes, arguments: dict) -> Request:
+    """Check the arguments, and that all processes that share the work have the same."""
+    asked = with_defaults(arguments)
     if asked["predictions"] is None:
         raise ArgumentError(
             "predictions",
@@ -181,128 +136,213 @@ def check(
         )
     texts, chats = separate_chats(asked["predictions"])
     texts = check_texts(texts)
-    agree_on_texts(processes, texts)
-    check_running(
-        asked["batch_size"],
-        asked["logits_memory"],
-        asked["num_alternatives"],
-        asked["callback"],
-        asked["checkpoint"],
-    )
-    others = ("predictions", *OF_SOURCE, *OF_RUN)
-    of_request = {name: value for name, value in asked.items() if name not in others}
-    request = check_request(texts, chats, **of_request)
-    agree_on_request(processes, request)
-    source = check_model_source(ModelSource(**{name: asked[name] for name in OF_SOURCE}))
-    second = check_reference(asked["reference"], source, asked["distributed"])
-    check_margin(asked["margin"], second is not None)
-    return request, source, second
-
-
-def agree_on_texts(processes: Processes, texts: Sequence[str]) -> None:
-    """Refuse processes that share the work and were not given the same texts."""
     processes.agree(
         lambda: str(TextsDigest.of(texts)),
         "texts",
         "Windows are shared out by the metric itself: pass all texts to every process, or leave "
         "out `distributed` to score each one's by itself.",
     )
-
-
-def agree_on_request(processes: Processes, request: Request) -> None:
-    """Refuse processes that share the work and were asked for other parts of the texts."""
+    request = check_request(texts, chats, asked)
     processes.agree(
         lambda: request.digest,
         "contexts, scored spans, messages, words and word counts",
         "Pass the same ones to every process.",
     )
+    return request
+
+
+def with_defaults(arguments: dict) -> Mapping:
+    """Return all arguments of `compute`, those that were not given with their defaults.
+
+    Raises:
+        TypeError: one is unknown.
+    """
+    check_names(compute, arguments)
+    call = signature(compute).bind(**arguments)
+    call.apply_defaults()
+    return call.arguments
 
 
 # --- open -----------------------------------------------------------------------------------------
 
 
-def open_all(
-    open_models: OpenModels,
-    source: ModelSource,
-    second: ReferenceSource | None,
-    session: Session,
-    request: Request,
-) -> tuple[list[ScoredModel], Session]:
-    """Open the model and, where there is one, its reference; and the session that goes on with them."""
-    if second is not None and second.source is not None and second.states is not None:
-        reference, session = store_states(
-            open_models, source, second.source, second.states, session, request
-        )
-        return [open_models.open(source), reference], session
-    model = open_models.open(source)
-    if second is None:
-        open_models.close("reference")
-        return [model], session
-    return [model, open_reference(open_models, second, model)], session
+@contextmanager
+def open_session(request: Request, processes: Processes) -> Iterator[Session]:
+    """Open the checkpoint of a request; return how its passes are run."""
+    with open_checkpoint(request.checkpoint) as checkpoint:
+        sizes = request.batch_size, request.logits_memory
+        yield Session(*sizes, checkpoint, processes, request.callback)
 
 
-def open_reference(
-    open_models: OpenModels, second: ReferenceSource, model: ScoredModel
-) -> ScoredModel:
-    """Open what the model is compared with; a live one reads with the model's tokenizer by default."""
-    if second.source is None:
-        open_models.close("reference")
+@dataclass(frozen=True)
+class Models:
+    """The models of a call.
+
+    Where the reference runs first, as the memory does not hold both, the others are freed until then.
+
+    Attributes:
+        model: the one that is measured.
+        reference: what it is compared with, if anything.
+        evaluator: finds key tokens, where they are measured; may be `model` itself.
+    """
+
+    model: ScoredModel
+    reference: ScoredModel | None = None
+    evaluator: ScoredModel | None = None
+
+    @property
+    def compared(self) -> list[ScoredModel]:
+        """The model, and the reference if there is one."""
+        return [self.model] if self.reference is None else [self.model, self.reference]
+
+    @property
+    def in_memory(self) -> list[ScoredModel]:
+        """The models that are not freed, each once."""
+        models = dict.fromkeys([*self.compared, self.evaluator])
+        return [m for m in models if m is not None and not isinstance(m, FreedModel)]
+
+    def after(self, reference: ScoredModel) -> "Models":
+        """Open the models that were freed, now that the reference has run.
+
+        Args:
+            reference: what is left of it.
+        """
+        model, evaluator = reopened(self.model), self.evaluator
+        if evaluator is self.model:
+            return Models(model, reference, model)
+        return Models(model, reference, None if evaluator is None else reopened(evaluator))
+
+
+def reopened(model: ScoredModel) -> ScoredModel:
+    """Open a model that was freed."""
+    return model.reopen() if isinstance(model, FreedModel) else model
+
+
+@contextmanager
+def open_models(opened: OpenModels, request: Request, session: Session) -> Iterator[Models]:
+    """Open the models of a request, and use them for the time of the context."""
+    reference_first = request.states is not None
+    open_source = opened.free if reference_first else opened.open
+    model = open_source(request.source)
+    evaluator = open_evaluator(open_source, opened, request, model)
+    reference = open_reference(opened, request, model)
+    if reference_first:
+        opened.close("reference")  # no other call can use what is left of it
+    with in_use(Models(model, reference, evaluator), session) as models:
+        yield models
+
+
+@contextmanager
+def in_use(models: Models, session: Session) -> Iterator[Models]:
+    """Use models for the time of the context, and check that they can be scored with."""
+    with in_use_together(models.in_memory):
+        with session.checking():
+            for model in models.in_memory:
+                model.check()
+                if session.checkpoint is not None:
+                    model.check_identifiable()
+        yield models
+
+
+def open_reference(opened: OpenModels, request: Request, model: ScoredModel) -> ScoredModel | None:
+    """Open what the model is compared with; a live one has the model's tokenizer by default."""
+    source = None if request.reference is None else request.reference.source
+    if source is None or source.model is not None:
+        opened.close("reference")
+    if request.reference is None:
+        return None
+    if source is None:
         return WithoutAdapter.of(model)
-    source = second.source
     if source.model is not None and source.tokenizer is None:
         source = replace(source, tokenizer=model.tokenizer)
-    if source.model is not None:
-        open_models.close("reference")
-    return open_models.open(source)
+    return opened.open(source)
 
 
-def store_states(
-    open_models: OpenModels,
-    source: ModelSource,
-    second: ModelSource,
-    states: str | PathLike,
-    session: Session,
-    request: Request,
-) -> tuple[ScoredModel, Session]:
-    """Store the reference's states in a file, with no other model in memory."""
-    language_model = open_models.open(source)
-    model = FreedModel(language_model.tokenizer, language_model.limit)
-    open_models.close("model")
-    del language_model
-    reference = open_models.open(second)
-    open_models.close("reference")  # no other call can use what is left of it
-    with reference.in_use():
-        reference.prepare()
-        limit = smallest_limit([model, reference])
-        corpus = Corpus(model.tokenizer, request.texts, with_offsets=True, parts=request.parts)
-        measured = accepted(plan_request(request, corpus, limit))
-        planned = list(measured.values())
-        of_reference = plan_reference(request, measured, reference.tokenizer, limit)
-        if not read_alike(model, reference, list(zip(planned, of_reference))):
-            raise ValueError(
-                Wording(
-                    "`reference['states']` needs models that read the same tokens, got other "
-                    "tokenizers. Leave it out."
-                )
-            )
-        return store_reference(states, reference, planned, session)
+def open_evaluator(
+    open_source: Callable, opened: OpenModels, request: Request, model: ScoredModel
+) -> ScoredModel | None:
+    """Open the model that finds key tokens: the one given, or the one that is measured."""
+    evaluator = request.evaluator
+    if evaluator is None:
+        opened.close(EVALUATOR_ROLE)
+        return None if request.key_rule is None else model
+    if evaluator.model_id is not None:
+        evaluator = replace(evaluator, device=request.source.device, dtype=request.source.dtype)
+    return open_source(evaluator)
 
 
 # --- plan -----------------------------------------------------------------------------------------
 
-# Of each setting: its plan, or why there is none.
+# Of each setting: its plan, or the reason why there is none.
 Planned = dict[Setting, Measurement | ValueError]
 
 
+@dataclass(frozen=True)
+class CallPlan:
+    """The windows of a call.
+
+    Attributes:
+        planned: the measurement of each setting, or why it is refused.
+        measures: what to measure of each token.
+        words: how words are scored; None where they are not.
+        healing: of the tokens that reach across the edge of a scored part.
+        carrier: carries the model's state on; None where every window begins anew.
+        of_reference: the measurements as planned with the reference's tokenizer; None where it
+            reads the same tokens, or there is none.
+        of_evaluator: how the evaluator reads the texts, see `plan_key_tokens`.
+        own_windows: for each measurement the windows that the two models have by themselves.
+    """
+
+    request: Request
+    planned: Planned
+    measures: list[Measure]
+    words: WordScoring | None
+    healing: Healing
+    carrier: StateReader | None
+    of_reference: list[Measurement] | None
+    of_evaluator: list[Measurement]
+    own_windows: list[tuple[int | None, ...]]
+
+    @property
+    def measurements(self) -> list[Measurement]:
+        """Those that are not refused."""
+        return list(accepted(self.planned).values())
+
+
 @without_collecting()
-def plan_request(request: Request, corpus: Corpus, limit: ContextLimit) -> Planned:
-    """Plan the measurements that a request asks for.
+def make_plan(request: Request, models: Models) -> CallPlan:
+    """Tokenize the texts, and plan the windows of every measurement.
 
     Raises:
         ValueError: one is refused, or all of a list are.
     """
+    model, limit = models.model, smallest_limit(models.compared)
+    # Before the texts are tokenized: what is refused here does not depend on them.
+    carrier = open_carrier(model) if request.long_context.carry else None
+    words = None
+    if request.words:
+        words = WordScoring.of(model, request.word_spans, request.word_correction)
+    corpus = Corpus(model.tokenizer, request.texts, request.needs_characters, request.parts)
     settings = expand_settings(corpus, limit, request.settings, request.long_context)
-    return plan_settings(corpus, limit, settings, request.gives_list, request.words)
+    planned = plan_settings(corpus, limit, settings, request.gives_list, request.words)
+    if not model.gives_logits:  # nor the probability of what could follow a scored part
+        planned = {setting: without_borders(of_setting) for setting, of_setting in planned.items()}
+    measured = accepted(planned)
+    healing = plan_healing(model, list(measured.values()))
+    measures = request.measures() + healing.measures()
+    if words is not None:
+        measures += [m for m in words.measures() if m not in measures]
+    return CallPlan(
+        request=request,
+        planned=planned,
+        measures=measures,
+        words=words,
+        healing=healing,
+        carrier=carrier,
+        of_reference=plan_reference(request, models, measured, limit),
+        of_evaluator=plan_evaluator(request, models, next(iter(measured.values()))),
+        own_windows=find_own_windows(models, measured),
+    )
 
 
 def accepted(planned: Planned) -> dict[Setting, Measurement]:
@@ -310,100 +350,59 @@ def accepted(planned: Planned) -> dict[Setting, Measurement]:
     return {s: m for s, m in planned.items() if isinstance(m, Measurement)}
 
 
+def without_borders(planned: Measurement | ValueError) -> Measurement | ValueError:
+    """Return a measurement without the windows over what follows its scored parts."""
+    if isinstance(planned, ValueError):
+        return planned
+    return replace(planned, borders=[[]] * len(planned.borders))
+
+
 def plan_reference(
-    request: Request,
-    measured: dict[Setting, Measurement],
-    tokenizer: PreTrainedTokenizerBase,
-    limit: ContextLimit,
-) -> list[Measurement]:
-    """Plan the measurements of a model for its reference, which reads the same texts.
-
-    Args:
-        tokenizer: the reference's.
-    """
-    parts = request.parts
+    request: Request, models: Models, measured: dict[Setting, Measurement], limit: ContextLimit
+) -> list[Measurement] | None:
+    """Plan the measurements of a model for its reference; None where it reads the same tokens."""
+    if models.reference is None:
+        return None
+    measurements, parts = list(measured.values()), request.parts
     if parts is not None:
-        first = next(iter(measured.values()))
-        parts = parts.as_read(first.texts, first.streams)
-    corpus = Corpus(tokenizer, request.texts, with_offsets=True, parts=parts)
-    return list(accepted(plan_settings(corpus, limit, list(measured), False)).values())
-
-
-# --- score ----------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Scored:
-    """The outcome of a request.
-
-    Attributes:
-        planned: the measurements, and what was refused.
-        reports: of each that was measured.
-        num_forward_tokens: tokens read for all of them.
-    """
-
-    planned: Planned
-    reports: list[Report]
-    num_forward_tokens: int
-
-
-def score_request(session: Session, models: Sequence[ScoredModel], request: Request) -> Scored:
-    """Read the texts and score what a request asks for, under a model or it and its reference."""
-    with in_use_together(models):
-        prepare_all(session, models)
-        task = read_and_plan(models, request)
-        measurements, measures = list(task.measured.values()), task.measures
-        comparisons: Sequence[Comparison | None] = [None] * len(measurements)
-        own_windows = find_own_windows(models, task)
-        work: Work
-        if task.carrier is not None:
-            [measurement] = measurements
-            work, scores = score_carried(session, models[0], task.carrier, measurement, measures)
-        elif len(models) == 1:
-            # a curve of context lengths is about the tokens of the first, the longest
-            num_shown = None if request.gives_list else 1
-            work, scores = session.score(models, measurements, measures, num_shown)
-        else:
-            tokenizer, limit = models[1].tokenizer, smallest_limit(models)
-            of_reference = plan_reference(request, task.measured, tokenizer, limit)
-            pairs = list(zip(measurements, of_reference))
-            work, scores, comparisons = score_pair(
-                session, (models[0], models[1]), pairs, measures, request.margin
+        parts = parts.as_read(measurements[0].texts, measurements[0].streams)
+    corpus = Corpus(models.reference.tokenizer, request.texts, with_offsets=True, parts=parts)
+    of_reference = list(
+        accepted(plan_settings(corpus, limit, list(measured), keeps_refusals=False)).values()
+    )
+    if read_alike(models.model, models.reference, list(zip(measurements, of_reference))):
+        return None
+    if request.states is not None:
+        raise ValueError(
+            Wording(
+                "`reference['states']` needs models that read the same tokens, got other "
+                "tokenizers. Leave it out."
             )
-    with without_collecting():
-        outcomes = zip(
-            work.by_measurement(scores), work.of_borders(scores), comparisons, own_windows
         )
-        reports = [
-            Report(
-                models[0],
-                measurement,
-                task.healing.heal(measurement, of_windows),
-                cost,
-                request.word_counts,
-                request.digests_as_read(measurement),
-                comparison,
-                of_borders,
-                task.words,
-                request.detokenizer,
-                own,
-            )
-            for (measurement, of_windows, cost), of_borders, comparison, own in outcomes
-        ]
-    return Scored(task.planned, reports, sum(work.costs))
+    return of_reference
 
 
-def find_own_windows(models: Sequence[ScoredModel], task: "Task") -> list[tuple[int | None, ...]]:
+def plan_evaluator(request: Request, models: Models, first: Measurement) -> list[Measurement]:
+    """Plan how the evaluator reads the texts of the first measurement, if it does."""
+    evaluator = models.evaluator
+    if request.key_rule is None or evaluator is None:
+        return []
+    return plan_key_tokens(evaluator.tokenizer, evaluator.limit, first, request.key_rule)
+
+
+def find_own_windows(
+    models: Models, measured: dict[Setting, Measurement]
+) -> list[tuple[int | None, ...]]:
     """Return the windows that two models have by themselves, for each measurement; warn of a loss.
 
     Both read the smaller window.  Where texts are longer, the other model's numbers are not those
     that it has alone.
     """
-    if len(models) == 1:
-        return [()] * len(task.measured)
+    if models.reference is None:
+        return [()] * len(measured)
     found = []
-    for setting, measurement in task.measured.items():
-        own = tuple(own_window(m.tokenizer, m.limit, setting) for m in models)
+    for setting, measurement in measured.items():
+        own = tuple(own_window(m.tokenizer, m.limit, setting) for m in models.compared)
         window, slides = measurement.plan.max_length, any(len(w) > 1 for w in measurement.windows)
         cut = [n for n, length in enumerate(own) if length is None or length > window]
         if slides and cut:
@@ -421,99 +420,98 @@ def find_own_windows(models: Sequence[ScoredModel], task: "Task") -> list[tuple[
     return found
 
 
-def prepare_all(session: Session, models: Sequence[ScoredModel]) -> None:
-    """Look at the models before anything is scored."""
-    with session.looking():
-        for model in models:
-            model.prepare()
-            if session.checkpoint is not None:
-                model.check_identifiable()
+# --- run ------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class Task:
-    """What there is to score of a request.
+class Scores:
+    """What the forward passes of a call gave.
 
     Attributes:
-        planned: the measurements, and what was refused.
-        measured: those that were not.
-        measures: what to measure of each token.
-        healing: of the tokens that reach across the edge of a scored part.
-        words: how words are scored; None where they are not.
-        carrier: carries the model's state; None where every window begins anew.
+        models: those that ran.
+        work: the passes of the measurements.
+        columns: the scores of each pass.
+        comparisons: for each measurement what compares it with the reference, if there is one.
+        key_characters: characters of the key tokens of each text, where they are measured.
     """
 
-    planned: Planned
-    measured: dict[Setting, Measurement]
-    measures: list[Measure]
-    healing: Healing
-    words: WordScoring | None
-    carrier: StateReader | None
+    models: Models
+    work: Work
+    columns: list[Columns]
+    comparisons: Sequence[Comparison | None]
+    key_characters: list[np.ndarray]
 
 
-def read_and_plan(models: Sequence[ScoredModel], request: Request) -> Task:
-    """Read the texts as the models do, and plan what a request asks for."""
-    model = models[0]
-    words = carrier = None
-    if request.words:
-        words = WordScoring.of(model, request.word_spans, request.word_correction)
-    if request.long_context.carry:
-        carrier = find_carrier(check_carries(model).model, model.description)
-    # pieces of text that both models cut are found by their characters
-    with_offsets = request.reads_characters or len(models) > 1
-    corpus = Corpus(model.tokenizer, request.texts, with_offsets, request.parts)
-    planned = plan_request(request, corpus, smallest_limit(models))
-    measured = accepted(planned)
-    for language_model in models:
-        if isinstance(language_model, EngineModel):
-            compare_tokenizers(language_model, next(iter(measured.values())).texts)
-    if not model.gives_logits:  # which tell what could follow a scored part
-        measured = {s: replace(m, borders=[[]] * len(m.borders)) for s, m in measured.items()}
-    measures = request.measures()
-    if words is not None:
-        measures += [m for m in words.measures() if m not in measures]
-    healing = plan_healing(model, list(measured.values()))
-    return Task(planned, measured, measures + healing.measures(), healing, words, carrier)
+def run(session: Session, plan: CallPlan, models: Models) -> Scores:
+    """Run the forward passes over the texts, the reference's first where memory holds one model."""
+    states, reference = plan.request.states, models.reference
+    if states is None or reference is None:
+        return score(session, plan, models)
+    prepare_models(session, plan, models)
+    reference, session = store_reference(states, reference, plan.measurements, session)
+    with in_use(models.after(reference), session) as models:
+        return score(session, plan, models)
 
 
-def check_carries(model: ScoredModel) -> LanguageModel:
-    """Return the model; refuse to carry the state of a model that lives elsewhere.
+def score(session: Session, plan: CallPlan, models: Models) -> Scores:
+    """Score the texts, and find their key tokens."""
+    prepare_models(session, plan, models)
+    request, measurements, measures = plan.request, plan.measurements, plan.measures
+    model, reference, evaluator = models.model, models.reference, models.evaluator
+    comparisons: Sequence[Comparison | None] = [None] * len(measurements)
+    work: Work
+    if plan.carrier is not None:
+        [measurement] = measurements
+        work, columns = score_carried(session, model, plan.carrier, measurement, measures)
+    elif reference is None:
+        # a curve of context lengths is about the tokens of the first, the longest
+        num_shown = None if request.gives_list else 1
+        work, columns = session.score([model], measurements, measures, num_shown)
+    else:
+        work, columns, comparisons = score_pair(
+            session, (model, reference), measurements, plan.of_reference, measures, request.margin
+        )
+    key_characters: list[np.ndarray] = []
+    if request.key_rule is not None and evaluator is not None:
+        key_characters = find_key_characters(
+            session, evaluator, plan.of_evaluator, request.key_rule
+        )
+    return Scores(models, work, columns, comparisons, key_characters)
+
+
+def prepare_models(session: Session, plan: CallPlan, models: Models) -> None:
+    """Prepare each of the models once, for all that it will read.
 
     Raises:
-        ValueError: it does.
+        MemoryError, ValueError: one cannot be scored with.
     """
-    if not isinstance(model, LanguageModel):
-        raise ValueError(
-            Wording(
-                "`carry` needs a model of transformers, whose state can be handed on, got "
-                f"{model.description}. Pass its name or folder as `model_id`, or leave out "
-                "`carry`."
-            )
-        )
-    return model
+    read: dict[ScoredModel | None, list[Measurement]] = {
+        models.model: [*plan.measurements],
+        models.reference: plan.of_reference or plan.measurements,
+    }
+    read.setdefault(models.evaluator, []).extend(plan.of_evaluator)
+    with session.checking():
+        for model in models.in_memory:
+            prepare_model(model, read[model])
+            if model in models.compared and isinstance(model, EngineModel):
+                compare_tokenizers(model, plan.measurements[0].texts)
 
 
-# --- sum up ---------------------------------------------------------------------------------------
+# --- report ---------------------------------------------------------------------------------------
 
 
-def report_request(
-    request: Request, scored: Scored, session: Session, evaluator: Callable[[], ScoredModel]
-) -> dict:
-    """Build what the call returns; see the metric's documentation.
-
-    Args:
-        evaluator: opens the model that finds key tokens.
-    """
-    reports, extras = scored.reports, request.extras
-    if request.gives_list:
-        with without_collecting():
-            measurements = list_reports(scored.planned, reports, extras)
-        first = next(entry for entry in measurements if "error" not in entry)
-        together = {"num_forward_tokens": scored.num_forward_tokens}
-        return first | together | {"measurements": measurements}
+def report(plan: CallPlan, scores: Scores) -> dict:
+    """Build what the call returns; see the metric's documentation."""
+    request, extras = plan.request, plan.request.extras
     with without_collecting():
+        reports = make_reports(plan, scores)
+        if request.gives_list:
+            measurements = list_reports(plan.planned, reports, extras)
+            first = next(entry for entry in measurements if "error" not in entry)
+            together = {"num_forward_tokens": sum(scores.work.costs)}
+            return first | together | {"measurements": measurements}
         result = reports[0].result(extras)
-    totals = total_long_contexts(request, scored, session, evaluator)
+    totals = total_long_contexts(request, scores, reports)
     if totals is None:
         return result
     if extras.with_totals:
@@ -523,39 +521,49 @@ def report_request(
     return result
 
 
+def make_reports(plan: CallPlan, scores: Scores) -> list[Report]:
+    """Take the scores of each measurement out of those of the passes."""
+    request, work = plan.request, scores.work
+    return [
+        Report(
+            model=scores.models.model,
+            measurement=measurement,
+            scores=plan.healing.heal(measurement, of_windows),
+            cost=cost,
+            word_counts=request.word_counts,
+            text_digests=request.digests_as_read(measurement),
+            comparison=comparison,
+            borders=of_borders,
+            word_scoring=plan.words,
+            detokenizer=request.detokenizer,
+            own_windows=own_windows,
+        )
+        for (measurement, of_windows, cost), of_borders, comparison, own_windows in zip(
+            work.by_measurement(scores.columns),
+            work.of_borders(scores.columns),
+            scores.comparisons,
+            plan.own_windows,
+        )
+    ]
+
+
 def total_long_contexts(
-    request: Request, scored: Scored, session: Session, evaluator: Callable[[], ScoredModel]
+    request: Request, scores: Scores, reports: Sequence[Report]
 ) -> LongContextTotals | None:
-    """Sum up what was asked of long contexts, if anything was."""
-    asked, rule, reports = request.long_context, request.key_rule, scored.reports
+    """Sum up what a call measures of long contexts, if anything."""
+    asked, first = request.long_context, reports[0]
     parts: list[PartTotals] = []
-    identity = reports[0].totals.identity | {"probe": None, "long_probe": None}
+    identity = first.totals.identity | {"probe": None, "long_probe": None}
     if asked.context_lengths is not None:
-        contexts = total_contexts(reports, scored.num_forward_tokens)
+        contexts = total_contexts(reports, sum(scores.work.costs))
         parts.append(contexts)
         identity["context_lengths"] = contexts.context_lengths
     if asked.positions is not None:
-        parts.append(total_positions(reports[0], asked.positions))
+        parts.append(total_positions(first, asked.positions))
         identity["positions"] = asked.positions
-    if rule is not None:
-        measurement = reports[0].measurement
-        check_offsets(measurement.streams, "`tokenizer`")
-        finder = evaluator()
-        characters = find_key_characters(session, finder, measurement.texts, rule)
-        signature = describe_key_tokens(finder, rule.describe())
-        parts.append(total_key_tokens(reports[0], characters, signature))
-        identity["key_tokens"] = signature
+    rule, evaluator = request.key_rule, scores.models.evaluator
+    if rule is not None and evaluator is not None:
+        key_signature = describe_key_tokens(evaluator, rule.describe())
+        parts.append(total_key_tokens(first, scores.key_characters, key_signature))
+        identity["key_tokens"] = key_signature
     return LongContextTotals(parts, identity) if parts else None
-
-
-def open_evaluator(
-    open_models: OpenModels, request: Request, model: ScoredModel, source: ModelSource
-) -> ScoredModel:
-    """Open the model that finds key tokens: the one given, or the one that is measured."""
-    evaluator = request.evaluator
-    if evaluator is None:
-        open_models.close(EVALUATOR_ROLE)
-        return model
-    if evaluator.model_id is not None:
-        evaluator = replace(evaluator, device=source.device, dtype=source.dtype)
-    return open_models.open(evaluator)

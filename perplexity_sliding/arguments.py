@@ -294,17 +294,12 @@ def check_margin(margin: Any, has_reference: bool) -> None:
         raise ArgumentError("margin", "be from 0 to below 1, 0.01 for 1 %", got=str(margin))
 
 
-def check_running(
-    batch_size: object,
-    logits_memory: object,
-    num_alternatives: object,
-    callback: object,
-    checkpoint: object,
-) -> None:
+def check_running(asked: Mapping) -> None:
     """Check the arguments that decide how a call runs, not what it measures."""
-    check_whole_number("batch_size", batch_size, 1)
-    check_whole_number("logits_memory", logits_memory, 1)
-    check_whole_number("num_alternatives", num_alternatives, 0)
+    callback, checkpoint = asked["callback"], asked["checkpoint"]
+    check_whole_number("batch_size", asked["batch_size"], 1)
+    check_whole_number("logits_memory", asked["logits_memory"], 1)
+    check_whole_number("num_alternatives", asked["num_alternatives"], 0)
     if callback is not None and not callable(callback):
         raise ArgumentTypeError("callback", "be callable", got=repr(callback))
     if checkpoint is not None and (not isinstance(checkpoint, str | PathLike) or checkpoint == ""):

@@ -14,7 +14,7 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from . import wikitext
-from .api import check, report_request, score_request, with_defaults
+from .api import Models, check, in_use, make_plan, open_session, report, run
 from .arguments import Setting, check_setting, check_whole_number
 from .engines.sources import in_use_together
 from .errors import ArgumentError, ArgumentTypeError
@@ -24,9 +24,8 @@ from .plan.measurement import Measurement
 from .plan.settings import Corpus, plan_settings
 from .plan.windows import Plan, PlannedWindow, count_inputs, merge_windows
 from .protocols import PROTOCOLS, Protocol
-from .scoring.checkpoint import open_checkpoint
 from .scoring.distributed import Processes
-from .scoring.runner import Progress, Session
+from .scoring.runner import Progress
 
 WINDOWS = (512, 1024, 2048, 4096)
 STRIDES = (512, 256, 128, 64, 32)
@@ -304,10 +303,10 @@ class Scorer:
         self.options = [] if model_id is None else ["--model", str(model_id)]
         self.options += [] if dtype is None else ["--dtype", str(dtype).removeprefix("torch.")]
         self.processes = Processes(False)
-        _, checked, _ = check(self.processes, with_defaults({"predictions": ["a text"], **source}))
-        self.model: ScoredModel = checked.open()
+        request = check(self.processes, {"predictions": ["a text"], **source})
+        self.model: ScoredModel = request.source.open()
         with in_use_together([self.model]):
-            self.model.prepare()
+            self.model.check()
 
     @property
     def limit(self) -> int | None:
@@ -346,16 +345,14 @@ class Scorer:
         self, texts: list[str], settings: list[Setting], callback: Callable | None, **others: object
     ) -> list[dict]:
         """Return the result of each setting."""
-        asked = with_defaults(
-            {"predictions": texts, **self.arguments, "callback": callback, **others}
-        )
-        request, _, _ = check(self.processes, asked)
+        given = {"predictions": texts, **self.arguments, "callback": callback, **others}
+        request = check(self.processes, given)
         request = replace(request, settings=settings, gives_list=True)
-        with open_checkpoint(None) as store:
-            sizes = int(asked["batch_size"]), int(asked["logits_memory"])
-            session = Session(*sizes, store, self.processes, callback)
-            scored = score_request(session, [self.model], request)
-            return report_request(request, scored, session, lambda: self.model)["measurements"]
+        with open_session(request, self.processes) as session:
+            with in_use(Models(self.model), session) as models:
+                plan = make_plan(request, models)
+                scores = run(session, plan, models)
+            return report(plan, scores)["measurements"]
 
 
 def list_steps(cases: list[Case]) -> list[Step]:

@@ -1,10 +1,12 @@
-"""What a call asks for, checked: the arguments by themselves and against each other."""
+"""The request of a call: its arguments, checked by themselves and against each other."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
 from numbers import Real
+from os import PathLike
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,18 +19,25 @@ from .arguments import (
     check_choice,
     check_detokenizer,
     check_long_context,
+    check_margin,
     check_names_of,
+    check_running,
     check_separator,
     check_whole_number,
     check_word_counts,
     list_settings,
 )
 from .digests import TextsDigest
-from .engines.sources import ModelSource
+from .engines.sources import (
+    ModelSource,
+    ReferenceSource,
+    check_model_source,
+    check_reference,
+)
 from .errors import ArgumentError, ArgumentTypeError
 from .plan.measurement import Measurement
 from .plan.parts import check_alone, check_beside_reference, check_parts
-from .plan.tokenization import Chat, Parts, Range
+from .plan.tokenization import Chat, Parts
 from .results.report import Extras
 from .results.words import CORRECTIONS, check_words
 from .scoring.measures import TOKEN_MEASURES, Measure, token_measures
@@ -36,21 +45,26 @@ from .scoring.measures import TOKEN_MEASURES, Measure, token_measures
 
 @dataclass(frozen=True)
 class Request:
-    """The texts of a call and what is to be measured of them.
+    """The texts of a call, what is measured of them, under which models, and how it runs.
 
     Attributes:
+        source: the model.
+        reference: what it is compared with, if anything.
         settings: the measurements; one, unless `gives_list`.
         long_context: what is asked of the length of the context.
-        key_rule: how key tokens are told from others; None where all count.
+        key_rule: what makes a token key; None where key tokens are not measured.
         evaluator: the model that finds key tokens; None for the one that is measured.
-        parts: what of each text is scored; None for all.
+        parts: the parts of each text that are scored; None for all of it.
         words: whether words are scored.
         word_spans: the words of each text; None for those between white space.
-        margin: what a perplexity may exceed that of the reference by, as a share.
-        detokenizer: what turned the texts into prose, for the signature.
+        margin: share by which the perplexity may exceed that of the reference.
+        detokenizer: the name of what turned the texts into prose, for the signature.
+        batch_size, logits_memory, callback, checkpoint: as in `compute`.
     """
 
     texts: list[str]
+    source: ModelSource
+    reference: ReferenceSource | None
     settings: list[Setting]
     gives_list: bool
     long_context: LongContext
@@ -66,11 +80,24 @@ class Request:
     margin: float | None
     detokenizer: str | None
     extras: Extras
+    batch_size: int
+    logits_memory: int
+    callback: Callable | None
+    checkpoint: str | Path | None
 
     @property
-    def reads_characters(self) -> bool:
-        """Whether the characters of each token are needed, even without a reference."""
-        return self.extras.with_tokens or self.words or self.key_rule is not None
+    def states(self) -> str | PathLike | None:
+        """The file for the reference's last hidden states, where it runs first."""
+        return None if self.reference is None else self.reference.states
+
+    @property
+    def needs_characters(self) -> bool:
+        """Whether the characters of each token are needed.
+
+        Pieces of text that two models both cut are found by their characters.
+        """
+        asked = self.extras.with_tokens or self.words or self.key_rule is not None
+        return asked or self.reference is not None
 
     def measures(self) -> list[Measure]:
         """List what to measure of each token."""
@@ -92,93 +119,119 @@ class Request:
 
     @property
     def digest(self) -> str:
-        """What processes must have in common beside texts, model and settings."""
+        """Digest of what processes must have in common beside model and settings."""
         of_texts = sum(self.text_digests, TextsDigest())
         return str(TextsDigest.of(map(str, (of_texts, self.word_spans, self.word_counts))))
 
 
-def check_request(
-    texts: list[str],
-    chats: Sequence[Chat] | None,
-    *,
-    protocol: str | Sequence[str],
-    max_length: int | Sequence[int] | None,
-    stride: int | Sequence[int] | None,
-    add_start_token: bool | str,
-    separator: str | None,
-    context_lengths: str | Sequence[int] | None,
-    positions: str | Sequence[int] | None,
-    carry: bool,
-    key_tokens: str | dict | None,
-    contexts: str | Sequence[str] | None,
-    score_spans: Sequence[Sequence[Range]] | None,
-    boundary: str,
-    context_separator: str | None,
-    words: bool | str | Sequence[Sequence[str] | Sequence[Range]],
-    word_correction: str | None,
-    word_counts: Sequence[int] | None,
-    num_alternatives: int,
-    reference: object,
-    margin: float | None,
-    return_token_scores: bool | Sequence[str],
-    return_totals: bool | str,
-    detokenizer: str | None,
-) -> Request:
+# Arguments that name the model and say how it is loaded.
+OF_SOURCE = (
+    *("model_id", "model", "tokenizer", "device", "dtype"),
+    *("model_kwargs", "tokenizer_kwargs"),
+)
+
+
+def check_request(texts: list[str], chats: Sequence[Chat] | None, asked: Mapping) -> Request:
     """Check the arguments of a call by themselves and against each other.
 
+    Args:
+        texts: checked; of chats, see `separate_chats`.
+        asked: all arguments of `compute` by name.
+
     Raises:
-        TypeError, ValueError: they are not what the metric's documentation says.
+        TypeError, ValueError: one of them is not as the metric's documentation says.
     """
-    check_separator(separator)
-    settings, gives_list = list_settings(protocol, max_length, stride, add_start_token, separator)
-    long_context = check_long_context(context_lengths, positions, carry, settings, gives_list)
-    if carry and reference is not None:
-        raise ArgumentError(
-            "carry", "be left out with a reference", advice="Make a call for each model."
-        )
-    key_rule, evaluator = check_key_tokens(key_tokens, gives_list)
-    word_counts = check_word_counts(word_counts, texts)
-    check_detokenizer(detokenizer)
-    parts = check_parts(contexts, score_spans, boundary, context_separator, separator, texts, chats)
-    check_choice("word_correction", word_correction, CORRECTIONS)
-    if words is False and word_correction != CORRECTIONS[0]:
-        raise ArgumentError(
-            "word_correction",
-            "be left out without `words`",
-            got=repr(word_correction),
-            advice="Pass `words=True`.",
-        )
-    word_spans = None if words is False else check_words(words, texts)
-    if reference is not None:
-        check_beside_reference(boundary, words)
-    of_whole_texts = {
-        "context_lengths": context_lengths,
-        "positions": positions,
-        "carry": carry or None,
-        "key_tokens": key_tokens,
-    }
-    check_alone(of_whole_texts, parts, words)
-    token_columns = check_token_columns(return_token_scores)
+    check_running(asked)
+    check_separator(asked["separator"])
+    settings, gives_list = list_settings(
+        asked["protocol"],
+        asked["max_length"],
+        asked["stride"],
+        asked["add_start_token"],
+        asked["separator"],
+    )
+    long_context = check_long_context(
+        asked["context_lengths"], asked["positions"], asked["carry"], settings, gives_list
+    )
+    key_rule, evaluator = check_key_tokens(asked["key_tokens"], gives_list)
+    word_counts = check_word_counts(asked["word_counts"], texts)
+    check_detokenizer(asked["detokenizer"])
+    parts = check_parts(
+        asked["contexts"],
+        asked["score_spans"],
+        asked["boundary"],
+        asked["context_separator"],
+        asked["separator"],
+        texts,
+        chats,
+    )
+    word_spans = check_word_arguments(asked["words"], asked["word_correction"], texts)
+    check_combinations(asked, parts)
+    token_columns = check_token_columns(asked["return_token_scores"])
+    return_totals = asked["return_totals"]
     check_choice("return_totals", return_totals, (True, False, "texts"))
-    with_tokens = return_token_scores is not False or num_alternatives > 0
+    with_tokens = asked["return_token_scores"] is not False or asked["num_alternatives"] > 0
+    source = check_model_source(ModelSource(**{name: asked[name] for name in OF_SOURCE}))
+    reference = check_reference(asked["reference"], source, asked["distributed"])
+    check_margin(asked["margin"], reference is not None)
     return Request(
         texts=texts if parts is None else parts.separated(texts),
+        source=source,
+        reference=reference,
         settings=settings,
         gives_list=gives_list,
         long_context=long_context,
         key_rule=key_rule,
         evaluator=evaluator,
         parts=parts,
-        words=words is not False,
+        words=asked["words"] is not False,
         word_spans=word_spans,
-        word_correction=word_correction,
+        word_correction=asked["word_correction"],
         word_counts=word_counts,
-        num_alternatives=int(num_alternatives),  # numpy's overflow
+        num_alternatives=int(asked["num_alternatives"]),  # numpy's integers overflow
         token_columns=token_columns,
-        margin=margin,
-        detokenizer=detokenizer,
+        margin=asked["margin"],
+        detokenizer=asked["detokenizer"],
         extras=Extras(with_tokens, bool(return_totals), return_totals == "texts"),
+        batch_size=int(asked["batch_size"]),
+        logits_memory=int(asked["logits_memory"]),
+        callback=asked["callback"],
+        checkpoint=asked["checkpoint"],
     )
+
+
+def check_word_arguments(
+    words: object, word_correction: object, texts: Sequence[str]
+) -> list[list[tuple[int, int]]] | None:
+    """Return the characters of the words of each text; None where none are given."""
+    check_choice("word_correction", word_correction, CORRECTIONS)
+    if words is not False:
+        return check_words(words, texts)
+    if word_correction != CORRECTIONS[0]:
+        raise ArgumentError(
+            "word_correction",
+            "be left out without `words`",
+            got=repr(word_correction),
+            advice="Pass `words=True`.",
+        )
+    return None
+
+
+def check_combinations(asked: Mapping, parts: Parts | None) -> None:
+    """Refuse arguments that exclude each other."""
+    if asked["reference"] is not None:
+        if asked["carry"]:
+            raise ArgumentError(
+                "carry", "be left out with a reference", advice="Make a call for each model."
+            )
+        check_beside_reference(asked["boundary"], asked["words"])
+    of_whole_texts = {
+        "context_lengths": asked["context_lengths"],
+        "positions": asked["positions"],
+        "carry": asked["carry"] or None,
+        "key_tokens": asked["key_tokens"],
+    }
+    check_alone(of_whole_texts, parts, asked["words"])
 
 
 def check_token_columns(return_token_scores: object) -> Sequence[str]:

@@ -331,7 +331,7 @@ def test_the_callback_hears_that_the_model_is_looked_at(compute, metric):
             heard.append(progress.done)
 
     compute(callback=Callback())
-    assert heard[0] == "Looking at the model" and heard[-1] > 0
+    assert heard[0] == "Checking the model" and heard[-1] > 0
 
 
 # ---- the argument at fault is the one that was given

@@ -10,7 +10,7 @@ import importlib.util
 import os
 import re
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from functools import cache, cached_property
 from types import ModuleType
@@ -168,15 +168,12 @@ class GGUFModel(EngineModel):
         with self.lock:
             yield
 
-    def prepare(self, length: int = 0, num_tokens: int = 0, whole_length: int = 0) -> None:
-        """Measure it on the made-up text, and make room for the longest window.
+    def check(self) -> None:
+        """Measure it on the made-up text.
 
         Raises:
             ValueError: a token's logits depend on those after it.
-            MemoryError: there is no room for such a window.
         """
-        if length > self._places:
-            self._make_room(length)
         if self.probe is not None:
             return
         text = ProbeText.of(self.vocabulary_size, self.limit.length)
@@ -191,6 +188,18 @@ class GGUFModel(EngineModel):
             )
         targets = torch.tensor(text.ids[1:])
         self.probe = torch.nn.functional.cross_entropy(logits, targets).item()
+
+    def prepare(
+        self, length: int, num_tokens: int = 0, whole_lengths: Collection[int] = ()
+    ) -> None:
+        """Make room for the longest window.
+
+        Raises:
+            MemoryError: there is none.
+        """
+        self.check()
+        if length > self._places:
+            self._make_room(length)
 
     def _make_room(self, length: int) -> None:
         """Open a context of so many places."""

@@ -5,7 +5,7 @@ interface, an engine in this process.  It stands beside the models whose logits 
 asked for columns of scores in their place.
 """
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from functools import cached_property
 
@@ -63,9 +63,9 @@ class ServedModel(EngineModel):
 
     @property
     def identity(self) -> Identity:
-        """What the model said on trial; there after `prepare`."""
+        """What the model said on trial; there after `check`."""
         if self._identity is None:
-            raise RuntimeError(f"{self.description} must be prepared first: call prepare().")
+            raise RuntimeError(f"{self.description} must be checked first: call check().")
         return self._identity
 
     @property
@@ -79,28 +79,29 @@ class ServedModel(EngineModel):
         with self.lock, self.source.connected():
             yield
 
-    def prepare(self, length: int = 0, num_tokens: int = 0, whole_length: int = 0) -> None:
-        """Try it, unless it is the model that was tried before; and at the length of the windows.
-
-        Args:
-            length: tokens in the longest window that is read; 0 before the plan.
+    def check(self) -> None:
+        """Try it, unless it is the model that was tried before.
 
         Raises:
-            ValueError: it cannot be believed, or does not read such a window whole.
+            ValueError: it cannot be believed.
         """
-        if not length:
-            self._recognise()
-        elif length + 1 > self._tried:
-            self._try_length(length)
-
-    def _recognise(self) -> None:
-        """Try it, unless it is the model that was tried before."""
         if self._identity is not None and self._identity.is_of(self.source):
             return
         longest = self._longest_prompt
         self._identity = try_source(self.source, self.tokenizer, longest, self.description)
         self.probe = self._measure_probe()
         self._tried = len(self.identity.probe.ids)
+
+    def prepare(
+        self, length: int, num_tokens: int = 0, whole_lengths: Collection[int] = ()
+    ) -> None:
+        """Try a prompt as long as the longest window, unless one as long was tried before.
+
+        Raises:
+            ValueError: the server does not read such a window whole.
+        """
+        if length + 1 > self._tried:
+            self._try_length(length)
 
     def _measure_probe(self) -> float:
         """Read the made-up text that other models are measured on, as far as the server reads it."""

@@ -3,11 +3,11 @@
 import os
 import re
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from os import PathLike
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -188,6 +188,20 @@ class ReferenceSource:
     states: str | PathLike | None = None
 
 
+@dataclass(frozen=True, eq=False)
+class FreedModel:
+    """A model that is out of memory while another one runs: what its windows are planned with.
+
+    Attributes:
+        reopen: opens the model again.
+    """
+
+    tokenizer: PreTrainedTokenizerBase
+    limit: ContextLimit
+    gives_logits: bool
+    reopen: Callable[[], ScoredModel]
+
+
 class OpenModels:
     """Models that stay open from call to call: one for each role that a model has in a call."""
 
@@ -211,6 +225,20 @@ class OpenModels:
         if source.tokenizer is not None:  # may have been changed since the last call
             vars(model).pop("tokenizer_digest", None)
         return model
+
+    def free(self, source: ModelSource) -> Any:
+        """Open a model, check it, and close it again.
+
+        Returns:
+            a `FreedModel`, which stands for the model until that is opened again.
+        """
+        model = self.open(source)
+        with model.in_use():
+            model.check()
+        self.close(source.role)
+        return FreedModel(
+            model.tokenizer, model.limit, model.gives_logits, lambda: self.open(source)
+        )
 
     def close(self, role: str) -> None:
         """Give up the model of a role: its memory is needed, or nobody can use what is left of it."""
@@ -343,13 +371,6 @@ def _check_states(states: object, is_live: bool, distributed: bool) -> None:
 # --- models beside each other ---------------------------------------------------------------------
 
 
-class FreedModel(NamedTuple):
-    """What is kept of a model that was freed: its tokenizer and its limit."""
-
-    tokenizer: PreTrainedTokenizerBase
-    limit: ContextLimit
-
-
 class WithoutAdapter(LanguageModel):
     """A model as it is without its adapters (LoRA and its kin): the same weights in memory, once."""
 
@@ -409,9 +430,15 @@ class WithoutAdapter(LanguageModel):
                 with self.as_scored():
                     stack.close()
 
-    def prepare(self, length: int = 0, num_tokens: int = 0, whole_length: int = 0) -> None:
+    def check(self) -> None:
         with self.as_scored():
-            super().prepare(length, num_tokens, whole_length)
+            super().check()
+
+    def prepare(
+        self, length: int, num_tokens: int = 0, whole_lengths: Collection[int] = ()
+    ) -> None:
+        with self.as_scored():
+            super().prepare(length, num_tokens, whole_lengths)
 
     def read_in_parts(self, length: int, refusal: str) -> None:
         with self.as_scored():

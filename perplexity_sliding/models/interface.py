@@ -5,7 +5,7 @@ opened or adopted, prepared, and used::
 
     model = open_model("gpt2")
     with model.in_use():
-        model.prepare()                         # what it is: vocabulary, way to its logits
+        model.check()                           # what it is: vocabulary, way to its logits
         model.prepare(longest, num_tokens)      # once the windows are planned
         for logits, targets in model.logits(batch, block_rows):
             ...
@@ -16,7 +16,7 @@ import hashlib
 import random
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from itertools import pairwise
 from typing import Any, NamedTuple, Protocol
@@ -94,10 +94,11 @@ class ScoredModel(Protocol):
         num_embeddings: token ids must be below it; None where the model does not say.
         tokenizer_digest: identifies how that encodes, see `text_tokenization.tokenizer_digest`.
         gives_logits: and not the scores of tokens alone, as a server does.
-        vocabulary_size: columns of its logits.  After `prepare`, as are the following.
+        vocabulary_size: columns of its logits.  After `check`, as are the following.
         by_blocks: whether no more than a block of logits exists at a time.
-        prefixes_agree: whether a token's score is the same in shorter and in longer passes.
-        probe: mean nll of the made-up text, in nats a token; after `prepare` with a length.
+        prefixes_agree: whether a token's score is the same in shorter and in longer passes, as far
+            as passes were tried.
+        probe: mean nll of the made-up text, in nats a token; after `prepare`.
         rows_tried: passes in the largest batch that gave each of them the scores that it has alone.
         lock: what whoever runs the model holds.
     """
@@ -146,17 +147,28 @@ class ScoredModel(Protocol):
         """Let what is shared with other models be, for the time of the context, what is scored."""
         ...
 
-    def prepare(self, length: int = 0, num_tokens: int = 0, whole_length: int = 0) -> None:
-        """Look at the model; what is known of it as it stands is not looked at again.
-
-        Args:
-            length: tokens in the longest pass that is to be scored; 0 before the plan.
-            num_tokens: tokens that are to be read in all.
-            whole_length: tokens in the longest pass if windows are read past their last target, as
-                they are where the model gives a token another score in a shorter pass.
+    def check(self) -> None:
+        """Find out what the model is; what is known of it in its present state is not tried again.
 
         Raises:
-            ValueError: it cannot be scored with, as it looks ahead or a part of it is random.
+            ValueError: it cannot be scored with, as it attends to future tokens or is random.
+        """
+        ...
+
+    def prepare(
+        self, length: int, num_tokens: int = 0, whole_lengths: Collection[int] = ()
+    ) -> None:
+        """Try passes as long as those that will be read, and measure the probes.
+
+        Args:
+            length: tokens in the longest pass that will be scored.
+            num_tokens: tokens that will be read in all.
+            whole_lengths: tokens in the longest pass of each measurement if windows are read past
+                their last target, as they are where the model gives a token another score in a
+                shorter pass.
+
+        Raises:
+            ValueError: it cannot be scored with at this length.
             MemoryError: such a pass does not fit.
         """
         ...

@@ -8,7 +8,7 @@ import logging
 import threading
 import warnings
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import cached_property
 from typing import NamedTuple
@@ -288,9 +288,9 @@ class LanguageModel:
 
     @property
     def findings(self) -> Findings:
-        """What `prepare` has found."""
+        """What `check` and `prepare` have found."""
         if self._found is None:
-            raise RuntimeError(f"{self.description} must be prepared first: call prepare().")
+            raise RuntimeError(f"{self.description} must be checked first: call check().")
         return self._found
 
     @property
@@ -361,29 +361,8 @@ class LanguageModel:
                 self._kept_state = outer
 
     @torch.inference_mode()
-    def prepare(self, length: int = 0, num_tokens: int = 0, whole_length: int = 0) -> None:
-        """Look at the model, once for as long as it stays as it is; see `ScoredModel`.
-
-        Passes as long as the longest are tried where short ones do not tell all, or where so many
-        tokens are read that it costs little.  One that does not fit in memory is read in parts, if
-        the model can continue from its state.
-        """
-        if not length or self._found is None:
-            self._recognise()
-        if not self.findings.is_known:
-            length = max(length, whole_length)  # whether that matters shows at that length alone
-        if length > self.findings.length and self._takes_long_passes(length, num_tokens):
-            self._try_long_passes(length)
-        if length and self.probe is None:
-            nlls = self._read_made_up_text(PROBE_TOKENS, self.limit.length)
-            self._apply(self.findings._replace(probe=float(nlls.mean())))
-        if length > self._probe_length and self._long_nlls(length) is None:
-            nlls = self._read_made_up_text(length + 1)
-            kept = {} if self.prefixes_agree else self.findings.long_nlls
-            self._apply(self.findings._replace(long_nlls={**kept, length: nlls}))
-
-    def _recognise(self) -> None:
-        """Take what is known of the model as it stands, or look at it."""
+    def check(self) -> None:
+        """Take what is known of the model in its present state, or find it out; see `ScoredModel`."""
         built = examine(self.model)
         code = library_code(built.structure.of_libraries)
         modified = modifications(built)
@@ -398,6 +377,37 @@ class LanguageModel:
             # It may act otherwise than in the last call.
             known = known._replace(probe=None, long_nlls={}, rows_tried=2)
         self._adopt(known)  # no pass has run that could have changed it
+
+    @torch.inference_mode()
+    def prepare(
+        self, length: int, num_tokens: int = 0, whole_lengths: Collection[int] = ()
+    ) -> None:
+        """Try long passes and measure the probes, where that was not done; see `ScoredModel`.
+
+        Passes as long as the longest are tried where short ones do not show everything, or where so
+        many tokens are read that it costs little.  One that does not fit in memory is read in parts,
+        if the model can continue from its state.
+        """
+        if self._found is None:
+            self.check()
+        if not self.findings.is_known:
+            # only passes of that length show whether it matters
+            length = max([length, *whole_lengths])
+        if length > self.findings.length and self._takes_long_passes(length, num_tokens):
+            self._try_long_passes(length)
+        if self.probe is None:
+            nlls = self._read_made_up_text(PROBE_TOKENS, self.limit.length)
+            self._apply(self.findings._replace(probe=float(nlls.mean())))
+        for probed in [length] if self.prefixes_agree else sorted({length, *whole_lengths}):
+            self._measure_long_probe(probed)
+
+    def _measure_long_probe(self, length: int) -> None:
+        """Read a made-up text of this length, unless the short one is as long, or it is known."""
+        if length <= self._probe_length or self._long_nlls(length) is not None:
+            return
+        nlls = self._read_made_up_text(length + 1)
+        kept = {} if self.prefixes_agree else self.findings.long_nlls
+        self._apply(self.findings._replace(long_nlls={**kept, length: nlls}))
 
     def _look(self, state: tuple) -> Findings:
         """Find with short passes whether it is a causal language model, and a way to its logits.

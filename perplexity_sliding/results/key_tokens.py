@@ -9,14 +9,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from transformers import PreTrainedTokenizerBase
 
 from ..arguments import EVALUATOR_ROLE, KeyTokenRule, Setting
 from ..errors import Wording
 from ..models.interface import ScoredModel
-from ..plan.measurement import nlls_by_token
+from ..plan.measurement import Measurement, nlls_by_token
 from ..plan.settings import Corpus, plan_measurement
 from ..plan.tokenization import TokenizedText
-from ..plan.windows import UNLIMITED_WINDOW
+from ..plan.windows import UNLIMITED_WINDOW, ContextLimit
 from ..protocols import Protocol
 from ..scoring.measures import NegativeLogLikelihood
 from ..scoring.runner import Session
@@ -34,36 +35,54 @@ EVALUATOR = Protocol(
 )
 
 
-def find_key_characters(
-    session: Session, evaluator: ScoredModel, texts: list[str], rule: KeyTokenRule
-) -> list[np.ndarray]:
-    """Find the characters of key tokens: for each text spans (first, one past the last) (M, 2).
+def plan_key_tokens(
+    tokenizer: PreTrainedTokenizerBase,
+    limit: ContextLimit,
+    measurement: Measurement,
+    rule: KeyTokenRule,
+) -> list[Measurement]:
+    """Plan how the evaluator reads the texts of a measurement: with long and with short contexts.
 
     The long context is the whole text, or as much as the evaluator takes, slid over by half of it.
 
+    Args:
+        tokenizer, limit: of the evaluator.
+
     Raises:
-        ValueError: the evaluator cannot be scored with, or does not say which characters its
-            tokens stand for.
+        ValueError: one of the tokenizers does not give the characters of its tokens.
     """
-    with evaluator.in_use():
-        evaluator.prepare()
-        corpus = Corpus(evaluator.tokenizer, texts, with_offsets=True)
-        _, streams = corpus.read(EVALUATOR, None)
-        check_offsets(streams, f"`{EVALUATOR_ROLE}`")
-        longest = max(2, *(len(stream) for stream in streams))
-        longest = min(longest, evaluator.limit.length or max(longest, UNLIMITED_WINDOW))
-        settings = [
-            Setting(EVALUATOR, longest, max(1, longest // 2)),
-            Setting(EVALUATOR, min(rule.window, longest), min(rule.stride, longest)),
-        ]
-        measurements = [plan_measurement(corpus, evaluator.limit, setting) for setting in settings]
-        work, scores = session.score([evaluator], measurements, [NegativeLogLikelihood()])
+    check_offsets(measurement.streams, "`tokenizer`")
+    corpus = Corpus(tokenizer, measurement.texts, with_offsets=True)
+    _, streams = corpus.read(EVALUATOR, None)
+    check_offsets(streams, f"`{EVALUATOR_ROLE}`")
+    longest = max(2, *(len(stream) for stream in streams))
+    longest = min(longest, limit.length or max(longest, UNLIMITED_WINDOW))
+    settings = [
+        Setting(EVALUATOR, longest, max(1, longest // 2)),
+        Setting(EVALUATOR, min(rule.window, longest), min(rule.stride, longest)),
+    ]
+    return [plan_measurement(corpus, limit, setting) for setting in settings]
+
+
+def find_key_characters(
+    session: Session,
+    evaluator: ScoredModel,
+    measurements: Sequence[Measurement],
+    rule: KeyTokenRule,
+) -> list[np.ndarray]:
+    """Find the characters of key tokens: for each text spans (first, one past the last) (M, 2).
+
+    Args:
+        evaluator: prepared.
+        measurements: with long and with short contexts, see `plan_key_tokens`.
+    """
+    work, scores = session.score([evaluator], measurements, [NegativeLogLikelihood()])
     full, short = (
         nlls_by_token(measurement, of_measurement)
         for measurement, of_measurement, _ in work.by_measurement(scores)
     )
     spans = []
-    for stream, short_nlls, full_nlls in zip(streams, short, full):
+    for stream, short_nlls, full_nlls in zip(measurements[0].streams, short, full):
         key = rule.key_tokens(short_nlls, full_nlls)
         spans.append(merge_spans(stream.known_offsets[key[~stream.added[key]]]))
     return spans

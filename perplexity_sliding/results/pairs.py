@@ -7,13 +7,13 @@ import numpy as np
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from ..engines.sources import InBfloat16, read_alike
+from ..engines.sources import InBfloat16
 from ..errors import Wording
 from ..models.interface import ScoredModel, describe_measurement
 from ..models.language_model import LanguageModel
 from ..plan.measurement import Columns, Measurement, nlls_by_token
 from ..scoring.measures import Divergence, Likeliest, Measure, NegativeLogLikelihood
-from ..scoring.runner import Session, Work
+from ..scoring.runner import Session, Work, prepare_model
 from .comparison import (
     PairedScores,
     Pieces,
@@ -326,7 +326,7 @@ def score_rounded(
         return [None] * len(measurements)
     rounded = InBfloat16.of(reference)
     with rounded.in_use():
-        rounded.prepare()
+        prepare_model(rounded, measurements)
         work, scores = session.score([rounded], measurements, [NegativeLogLikelihood()])
     return [of_texts for _, of_texts, _ in work.by_measurement(scores)]
 
@@ -334,29 +334,28 @@ def score_rounded(
 def score_pair(
     session: Session,
     models: tuple[ScoredModel, ScoredModel],
-    pairs: Sequence[tuple[Measurement, Measurement]],
+    measurements: Sequence[Measurement],
+    of_reference: Sequence[Measurement] | None,
     measures: Sequence[Measure],
     margin: float | None,
 ) -> tuple[Work, list[Columns], Sequence[Comparison]]:
     """Score measurements under a model and its reference, both at once where they read alike.
 
     Args:
-        pairs: each measurement, planned with the tokenizer of either.
+        models: prepared.
+        of_reference: the measurements as planned with the reference's tokenizer; None where both
+            models read the same tokens.
 
     Returns:
         work and scores of the model, and what compares each of the measurements.
     """
     model, reference = models
-    measurements = [planned for planned, _ in pairs]
-    alike = read_alike(model, reference, pairs)
-    if alike and not all(each.gives_logits for each in models):
-        return score_values(session, models, measurements, measures, margin)
-    if alike:
+    if of_reference is None:
+        if not all(each.gives_logits for each in models):
+            return score_values(session, models, measurements, measures, margin)
         work, scores = session.score(models, measurements, [*measures, Divergence()])
-        return work, scores, [TokenComparison(reference, margin)] * len(pairs)
-    other_work, other_scores = session.score(
-        [reference], [of_reference for _, of_reference in pairs], [NegativeLogLikelihood()]
-    )
+        return work, scores, [TokenComparison(reference, margin)] * len(measurements)
+    other_work, other_scores = session.score([reference], of_reference, [NegativeLogLikelihood()])
     comparisons = [
         ByteComparison(reference, margin, measurement, of_texts)
         for measurement, of_texts, _ in other_work.by_measurement(other_scores)

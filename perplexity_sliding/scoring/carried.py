@@ -18,15 +18,17 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+from ..errors import Wording
 from ..models.interface import ScoredModel
+from ..models.language_model import LanguageModel
 from ..models.logits import explain_failure
-from ..models.states import StateReader
+from ..models.states import StateReader, find_carrier
 from ..plan.measurement import Columns, Measurement
 from ..plan.windows import Pass, Place, Plan, Window
 from .distributed import Processes
 from .measures import Block, Measure
 from .passes import CPU_BATCH_TOKENS, count_rows, to_device
-from .runner import Runner, Session, Work, check_ids
+from .runner import Runner, Session, Work
 
 
 class Segment(NamedTuple):
@@ -90,9 +92,9 @@ def score_carried(
     """Plan the texts in segments of a stride each, and score them.
 
     Args:
+        model: prepared.
         reader: continues from the model's state.
     """
-    check_ids(model, [measurement])
     memory = measurement.plan.max_length - measurement.plan.stride
     plan = replace(
         measurement.plan,
@@ -104,13 +106,33 @@ def score_carried(
         for stream in measurement.streams
     ]
     work = CarriedWork([replace(measurement, plan=plan, windows=windows)])
-    lengths = [window.num_targets for of_text in windows for window in of_text]
-    model.prepare(max(lengths), sum(lengths))
-    model.prepare(work.measurements[0].longest_pass)
+    longest = work.measurements[0].longest_pass
+    if longest != measurement.longest_pass:
+        model.prepare(longest)  # for its long probe
     scorer = CarryingScorer(
         model, reader, measures, memory, session.batch_size, session.logits_memory
     )
     return work, Runner(session, scorer, work).run([model], measures, scorer.key_prefix)
+
+
+def open_carrier(model: ScoredModel) -> StateReader:
+    """Return what carries a model's state on.
+
+    Args:
+        model: checked.
+
+    Raises:
+        ValueError: it runs elsewhere, or cannot continue from its state without end.
+    """
+    if not isinstance(model, LanguageModel):
+        raise ValueError(
+            Wording(
+                "`carry` needs a model of transformers, whose state can be handed on, got "
+                f"{model.description}. Pass its name or folder as `model_id`, or leave out "
+                "`carry`."
+            )
+        )
+    return find_carrier(model.model, model.description)
 
 
 def plan_segments(num_tokens: int, plan: Plan, memory: int | None) -> Iterator[Window]:

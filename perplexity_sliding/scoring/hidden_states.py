@@ -13,7 +13,7 @@ import json
 import logging
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from os import PathLike
 from pathlib import Path
 from typing import Any, cast
@@ -335,7 +335,12 @@ class StoredReference(LanguageModel):
         }
         drop_body(reference.model, file.body_and_head.body)
 
-    def prepare(self, length: int = 0, num_tokens: int = 0, whole_length: int = 0) -> None:
+    def check(self) -> None:
+        """Do nothing: the model was checked when it was whole."""
+
+    def prepare(
+        self, length: int, num_tokens: int = 0, whole_lengths: Collection[int] = ()
+    ) -> None:
         """Do nothing: the model was prepared when it was whole."""
 
     def read_in_parts(self, length: int, refusal: str) -> None:

@@ -226,30 +226,36 @@ class Work:
         ]
 
 
+def prepare_model(model: ScoredModel, measurements: Sequence[Measurement]) -> None:
+    """Check a model, and passes of it that are as long as the longest window.
+
+    Args:
+        measurements: everything that the model will read; its tokens are checked too.
+
+    Raises:
+        MemoryError, ValueError: the model cannot be scored with, or not with these tokens.
+    """
+    lengths = [
+        window.num_inputs
+        for measurement in measurements
+        for of_text in measurement.windows + measurement.borders
+        for window in of_text
+    ]
+    model.prepare(max(lengths), sum(lengths), {m.longest_pass for m in measurements})
+    check_ids(model, measurements)
+
+
 def plan_work(
     models: Sequence[ScoredModel],
     measurements: Sequence[Measurement],
     num_shown: int | None = None,
 ) -> Work:
-    """Try the models at the length of the longest window, and plan the passes.
+    """Merge the windows of measurements into passes.
 
     Args:
+        models: prepared.
         num_shown: see `Work`.
-
-    Raises:
-        MemoryError, ValueError: one cannot be scored with, or not with these tokens.
     """
-    windows = [
-        window for m in measurements for of_text in m.windows + m.borders for window in of_text
-    ]
-    lengths = [window.num_inputs for window in windows]
-    longest_whole = max(window.num_inputs + window.behind for window in windows)
-    for model in models:
-        check_ids(model, measurements)
-        model.prepare(max(lengths), sum(lengths), longest_whole)
-        if not model.prefixes_agree:  # what longer passes show is not true of shorter ones
-            for length in {m.longest_pass for m in measurements}:
-                model.prepare(length)
     with without_collecting():
         work = Work(measurements, all(model.prefixes_agree for model in models), num_shown)
     if len(models) == 1:
@@ -358,12 +364,12 @@ class Session:
     callback: Callable[[Progress], None] | None
 
     @contextmanager
-    def looking(self) -> Iterator[None]:
-        """Show, for the time of the context, that a model is looked at before texts are scored.
+    def checking(self) -> Iterator[None]:
+        """Show, for the time of the context, that the model is checked.
 
-        A callback with a method `status` is told so.
+        A callback's method `status` is called with the message.
         """
-        message = "Looking at the model"
+        message = "Checking the model"
         if self.callback is not None and hasattr(self.callback, "status"):
             self.callback.status(message)
         hidden = True if self.processes.rank else None
@@ -392,10 +398,10 @@ class Session:
         """Plan the passes of measurements, and score them under a model, or it and its reference.
 
         Args:
+            models: prepared, see `prepare_model`.
             num_shown: measurements, from the first one on, whose perplexity is reported.
         """
-        with self.looking():
-            work = plan_work(models, measurements, num_shown)
+        work = plan_work(models, measurements, num_shown)
         batch_tokens = self.batch_size * work.max_length
         scorer: PassScorer
         if isinstance(models[0], ServedModel):
