@@ -260,8 +260,8 @@ function showResult(game) {
     button("ps-main", "Second round: only five words", () => playGap(game, 1));
   const heading = make("h3", "ps-game-sum", sum(results)), again = button("", "Play this text again", () => { keepBets(game.number, [[], []]); resumeGame(game.number, game.beat); });
   heading.tabIndex = -1;
-  show(`Text ${game.number} of ${rounds.length}`, heading, table(results), ...verdicts(game, results), ...(isWhole ? [] : [on]),
-    ...results.map((result, part) => textOf(game.rounds[part], result, part)).reverse(), wordTable(results), ...sharing(game, results), paragraph("ps-actions", ...(isWhole ? [on, again] : [again])));
+  show(`Text ${game.number} of ${rounds.length}`, heading, table(results), ...verdicts(game, results), ...(isWhole ? [] : [on]), ...sharing(game, results),
+    ...results.map((result, part) => textOf(game.rounds[part], result, part)).reverse(), wordTable(results), paragraph("ps-actions", ...(isWhole ? [on, again] : [again])));
   heading.focus({ preventScroll: true });
 }
 function anotherGame(game) {
@@ -286,21 +286,21 @@ function table(results) {
 }
 function verdicts(game, results) {
   const last = results.at(-1), { difference } = last, ahead = difference.mean < 0 ? "You were less surprised than the model" : "The model was less surprised than you";
-  const said = [paragraph("ps-verdict", `${unsure(Math.exp(last.you.mean))} ${ahead}${isChance(difference) ? ", but over twenty words that may be chance." : ": more than chance would do."}`)];
+  const said = [paragraph("ps-verdict", `${results.length === 2 ? "With five words" : "With all the text"}, ${unsure(Math.exp(last.you.mean))} ${ahead}${isChance(difference) ? ", but over twenty words that may be chance." : ": more than chance would do."}`)];
   const fooled = fools(last);
   if (fooled) said.push(paragraph("", fooled));
   if (results.length === 2) said.push(paragraph("", windowFelt(results)));
   if (game.beat.length) said.push(paragraph("ps-game-beat", beaten(game, results)));
   return said;
 }
-const unsure = (perplexity) => perplexity > OPTIONS ? "Above 6 is worse than no idea: to be sure of a wrong word costs more than not to know." :
-  `You were as unsure as if each time you had chosen among ${twoDigits(perplexity)} equally likely words.`;
+const unsure = (perplexity) => perplexity > OPTIONS ? "you were above 6, which is worse than no idea: to be sure of a wrong word costs more than not to know." :
+  `you were as unsure as if each time you had chosen among ${twoDigits(perplexity)} equally likely words.`;
 const windowFelt = ([first, second]) => {
   const change = differenceOf(second.losses.you, first.losses.you), cut = estimateOf(second.losses.model.map((loss, n) => loss - second.losses.whole[n]));
   const [before, after] = [first, second].map(({ you }) => twoDigits(Math.exp(you.mean)));
   const yours = `With only five words to go by, your perplexity went from ${before} to ${after}${isChance(change) ? ", which over twenty words may be chance" : ""}.`;
   const [whole, five] = [second.losses.whole, second.losses.model].map((losses) => twoDigits(Math.exp(meanOf(losses))));
-  const model = cut.mean > 0 ? `The model’s rose too: on the same words it is ${whole} with all the text before them and ${five} with five` :
+  const model = cut.mean > 0 ? `The model’s rose${change.mean > 0 ? " too" : ""}: on the same words it is ${whole} with all the text before them and ${five} with five` :
     `The model’s did not rise: on the same words it is ${whole} with all the text before them and ${five} with five. It is small, and makes little of what stands further back`;
   return `${yours} ${model}${isChance(cut) ? " (over twenty words, chance may have a part in it)" : ""}. Five words were your window: what lies outside it cannot help.`;
 };
@@ -366,8 +366,13 @@ function sharing(game, results) {
   const told = make("p", "ps-game-told", text);
   told.hidden = true;
   row.append(copy, button("", "Save the picture", async () => save("perplexity.png", await pngFile(source))));
-  if (navigator.share) row.append(button("", "Send", () => navigator.share({ text }).catch(() => {})));
+  if (navigator.share) row.append(button("", "Send", () => send(text, source)));
   return [make("h3", "", "Send it to somebody"), image, row, told, make("p", "ps-note", "The link opens the same twenty words and says what to beat. It does not show the text, and nothing is stored on the server.")];
+}
+/* Hand text and picture to another app of the device, or the text alone where it takes no files. */
+async function send(text, source) {
+  const files = [new File([await pngFile(source)], "perplexity.png", { type: "image/png" })];
+  try { await navigator.share(navigator.canShare?.({ files }) ? { text, files } : { text }); } catch { /* the player thought better of it */ }
 }
 const escapeXml = (text) => text.replace(/[<>&"']/g, (sign) => `&#${sign.charCodeAt(0)};`);
 /* The picture: both rounds as numbers and bars, the words that fooled, the address. */
