@@ -70,10 +70,12 @@ PRINTED = {
 DECIMALS = {"llama.cpp": 4, "lm-eval": 4, "run-clm": 4, "exllamav2": 4, "mlx-lm": 3}
 SAME_DECIMALS = 3.0
 TOKENS_READ = 40  # by default, for each token of the texts
+FEWEST_READ = 100_000  # by default at least: short texts are searched more closely
 CERTAIN = 0.01  # matches expected by chance, below which a match ends the search
 SAMPLE_WINDOWS = 16  # of the longest, in a sample of a corpus
 SAMPLED_FROM = 8  # samples that a corpus has at least: a shorter one is read at once
 SAMPLE_TOLERANCE = 0.02  # relative; at least, as far as an estimate from a sample may be off
+MOST_MISSED = 700.0  # e to this is finite
 NUM_NEAREST = 5
 NEIGHBOURHOOD = 1.1  # the factor around a figure within which values are counted
 ROUNDING = 2e-6  # of a loss in single precision, relative
@@ -198,8 +200,8 @@ def find(
             must explain all: the first figure on the first text, and so on, or of the first model.
         texts: the corpus; with several figures of one model, a text or a list of texts for each.
         model_id: with several figures of the same texts, a model for each.
-        max_tokens: tokens that the model may read for it.  By default 40 for each of the texts,
-            and the search ends with a match where fewer than 0.01 are expected by chance.
+        max_tokens: tokens that the model may read for it.  By default 40 for each of the texts, but
+            at least 100,000, and the search ends with a match where fewer than 0.01 are expected by chance.
         files: for each figure, the words by which commands name its texts.
         callback: called with the progress after every batch; its perplexity is NaN.
         arguments: `dtype`, `device`, `batch_size` and others of `compute` that say how the model
@@ -363,19 +365,19 @@ def list_steps(cases: list[Case]) -> list[Step]:
     """
     steps: list[Step] = []
     seen: set[tuple] = set()
+    of_wikitext = any(is_wikitext(case.texts) for case in cases)
     for name, layout in LAYOUTS.items():
+        usual = layout.usual_for_wikitext if of_wikitext else layout.usual
         texts = [arrange(case.texts, name) for case in cases]
         key = tuple(map(tuple, texts))
-        if key in seen or not all(texts):
+        if not usual or key in seen or not all(texts):
             continue
         seen.add(key)
-        of_wikitext = any(is_wikitext(case.texts) for case in cases)
-        usual = layout.usual_for_wikitext if of_wikitext else layout.usual
         for start in STARTS:
             settings = list_choices(cases, list(PROTOCOLS.values()), start)
             whole = Step(name, texts, start, dict.fromkeys(settings, 0.0), 0, usual)
             steps += split_steps(cases, whole)
-        if name in ("as-is", "joined", "each-article"):
+        if of_wikitext and name in ("as-is", "joined", "each-article"):
             steps += detokenizing_steps(cases, name, texts, usual)
     if not steps:
         raise ArgumentError("texts", "be long enough to score", got="texts of fewer than 2 tokens")
@@ -468,7 +470,7 @@ class Search:
     Attributes:
         max_tokens: to read; None for the default, with which a certain match ends the search.
         tried: an entry for each setting and average, with its value for each figure.
-        left_out: steps, each with the ratio of its nearest estimate to the figures less 1, if any.
+        left_out: steps, each with the ratio of its nearest estimate to the figure less 1, if any.
         num_read: tokens.
     """
 
@@ -487,7 +489,7 @@ class Search:
         """
         steps = list_steps(self.cases)
         num_tokens = sum(case.scorer.count_tokens(case.texts) for case in self.cases)
-        self.budget = self.max_tokens or TOKENS_READ * num_tokens
+        self.budget = self.max_tokens or max(FEWEST_READ, TOKENS_READ * num_tokens)
         self.total = min(self.budget, sum(step.num_tokens for step in steps))
         sample = Sample.of(self.cases, num_tokens)
         unlikely: list[tuple[Step, float]] = []
@@ -495,12 +497,15 @@ class Search:
             if self.num_read + step.num_tokens > self.budget:
                 self.left_out.append((step, None))
                 continue
-            estimates = sample and self.score_sample(sample, step)
+            estimates = self.score_sample(sample, step) if sample else []
             if sample and estimates and self.tried:
-                nearest = sample.nearest(estimates, self.figures)
-                if nearest is not None:
-                    unlikely.append((step, nearest))
+                misses = sample.misses(estimates, self.figures)
+                if misses:
+                    far = self.part(step, list(misses))
+                    unlikely.append((far, min(misses.values(), key=abs)))
+                if len(misses) == len(step.settings):
                     continue
+                step = self.part(step, [s for s in step.settings if s not in misses])
             entries = self.score(step)
             self.tried += entries
             if sample and estimates:
@@ -542,6 +547,17 @@ class Search:
         if self.max_tokens is not None or not self.matches:
             return False
         return chance(self.tried, self.figures) < CERTAIN
+
+    def part(self, step: Step, settings: list[Setting]) -> Step:
+        """Return the part of a step that scores some of its settings."""
+        if len(settings) == len(step.settings):
+            return step
+        costs = []
+        for case, texts in zip(self.cases, step.texts):
+            planned = case.scorer.plan(texts, settings)
+            costs.append(case.scorer.cost([planned[setting] for setting in settings]))
+        usual = {setting: step.settings[setting] for setting in settings}
+        return replace(step, settings=usual, num_tokens=sum(costs))
 
     def score_sample(self, sample: "Sample", step: Step) -> list[dict]:
         """Score a step on the samples, as far as they are long enough."""
@@ -601,35 +617,41 @@ class Sample:
 
     def compare(self, estimates: list[dict], entries: list[dict]) -> None:
         """Learn how values on the whole differ from those on the sample."""
-        known = {identity(entry): entry for entry in estimates}
+        known = {(entry["setting"], entry["average"]): entry["values"] for entry in estimates}
         for entry in entries:
-            for place, value in enumerate(entry["values"]):
-                estimate = known[identity(entry)]["values"][place]
-                ratios = self.ratios.setdefault((entry["average"], place), [])
-                ratios.append(math.log(value / estimate))
+            estimated = known.get((entry["setting"], entry["average"]), [])
+            for place, (value, estimate) in enumerate(zip(entry["values"], estimated)):
+                if entry["setting"].protocol.last != "cut":
+                    ratios = self.ratios.setdefault((entry["average"], place), [])
+                    ratios.append(math.log(value / estimate))
 
-    def nearest(self, estimates: list[dict], figures: list[Figure]) -> float | None:
-        """Return by how much the nearest estimate misses; None where one may be the figure.
+    def misses(self, estimates: list[dict], figures: list[Figure]) -> dict[Setting, float]:
+        """Return by how much the nearest estimate of a setting misses, where none may be the figure.
 
         What is learned of one average says nothing of another.
         """
-        nearest = math.inf
+        nearest: dict[Setting, float] = {}
+        near = set()
         for entry in estimates:
-            misses = []
-            for place, (figure, value) in enumerate(zip(figures, entry["values"])):
-                ratios = self.ratios.get((entry["average"], place))
-                if ratios is None:
-                    return None
-                middle = median(ratios)
-                spread = max(abs(ratio - middle) for ratio in ratios)
-                miss = math.log(value / figure.value) + middle
-                if abs(miss) > max(SAMPLE_TOLERANCE, 2 * spread):
-                    misses.append(math.expm1(miss))
-            if not misses:
-                return None
-            worst = max(misses, key=abs)
-            nearest = min(nearest, worst, key=abs)
-        return nearest
+            setting, miss = entry["setting"], self.miss(entry, figures)
+            if miss == 0 or setting.protocol.last == "cut":  # which reads one window, long or short
+                near.add(setting)
+            nearest[setting] = min(nearest.get(setting, math.inf), miss, key=abs)
+        return {setting: miss for setting, miss in nearest.items() if setting not in near}
+
+    def miss(self, entry: dict, figures: list[Figure]) -> float:
+        """Return by how much an estimate misses the figure that it misses most; 0 if it may be all."""
+        worst = 0.0
+        for place, (figure, value) in enumerate(zip(figures, entry["values"])):
+            ratios = self.ratios.get((entry["average"], place))
+            if ratios is None:
+                continue
+            middle = median(ratios)
+            spread = median(abs(ratio - middle) for ratio in ratios)
+            miss = math.log(value / figure.value) + middle
+            if abs(miss) > max(SAMPLE_TOLERANCE, 4 * spread, abs(worst)):
+                worst = miss
+        return math.expm1(min(worst, MOST_MISSED))
 
 
 def first_part(texts: list[str], share: float) -> list[str]:
@@ -646,10 +668,6 @@ def first_part(texts: list[str], share: float) -> list[str]:
         chosen.append(text)
         left -= len(text)
     return chosen
-
-
-def identity(entry: dict) -> tuple:
-    return tuple(str(entry[name]) for name in FIELDS)
 
 
 # --- score ----------------------------------------------------------------------------------------
@@ -695,7 +713,7 @@ def list_entries(
     of_all = {
         **{"protocol": setting.protocol.name, "layout": layout},
         **{name: common(r[name] for r in results) for name in FIELDS[1:4]},
-        "commands": write_commands(cases, step, setting),
+        **{"setting": setting, "commands": write_commands(cases, step, setting)},
     }
     averaged = [averages_of(result) for result in results]
     priors = {name: prior_of_average(setting.protocol.name, name) for name in averaged[0]}

@@ -8,6 +8,7 @@ from typing import NamedTuple
 from .protocols import detokenize_wikitext
 
 TITLE = re.compile(r"^ = [^=\n]+ = $", re.MULTILINE)
+JOINT = re.compile(r" @[-,.]@ ")
 # How the names of characters begin in scripts that put no space between words.
 UNSPACED_SCRIPTS = (
     *("CJK", "HIRAGANA", "KATAKANA", "HALFWIDTH", "FULLWIDTH", "IDEOGRAPHIC", "BOPOMOFO"),
@@ -24,7 +25,7 @@ class Layout(NamedTuple):
 
     Attributes:
         arrange: returns the texts of a corpus anew.
-        usual: how usual that is beside "as-is"; a judgement, not a measurement.
+        usual: how usual that is beside "as-is", 0 for never; a judgement, not a measurement.
         usual_for_wikitext: the same for WikiText.
     """
 
@@ -34,8 +35,8 @@ class Layout(NamedTuple):
 
 
 def is_wikitext(texts: list[str]) -> bool:
-    """Return whether texts are in WikiText's form: titles between single equals signs."""
-    return any(TITLE.search(text) for text in texts)
+    """Return whether texts are in WikiText's form: with its titles, or @ around joining marks."""
+    return any(TITLE.search(text) or JOINT.search(text) for text in texts)
 
 
 def hub_rows(text: str) -> list[str]:
@@ -69,13 +70,13 @@ LAYOUTS = {
     "joined-by-blank-line": Layout(lambda texts: ["\n\n".join(texts)], 0.3, 0.6),
     "without-blank-texts": Layout(lambda texts: [t for t in texts if t.strip()], 0.6, 0.6),
     "each-line": Layout(parts(filled_lines), 0.4, 0.3),
-    "each-article": Layout(parts(articles), 0.4, 0.5),
-    "hub-rows-by-blank-line": Layout(each(lambda text: "\n\n".join(hub_rows(text))), 0.05, 0.9),
+    "each-article": Layout(parts(articles), 0.0, 0.5),
+    "hub-rows-by-blank-line": Layout(each(lambda text: "\n\n".join(hub_rows(text))), 0.0, 0.9),
     "lines-by-blank-line": Layout(each(lambda text: "\n\n".join(text.splitlines())), 0.3, 0.2),
     "without-last-line-end": Layout(each(lambda text: text.removesuffix("\n")), 0.3, 0.1),
     "stripped": Layout(each(str.strip), 0.3, 0.2),
     "without-blank-lines": Layout(each(lambda text: "\n".join(filled_lines(text))), 0.2, 0.2),
-    "detokenized": Layout(each(detokenize_wikitext), 0.05, 0.2),
+    "detokenized": Layout(each(detokenize_wikitext), 0.0, 0.2),
     "lines-by-line-end": Layout(each(lambda text: "\n".join(text.splitlines())), 0.1, 0.1),
     "lines-by-space": Layout(each(lambda text: " ".join(text.splitlines())), 0.1, 0.1),
     "lines-by-nothing": Layout(each(lambda text: "".join(text.splitlines())), 0.05, 0.05),

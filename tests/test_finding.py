@@ -1,5 +1,6 @@
 """From figures that other code computes to the settings that give them."""
 
+import io
 import json
 import math
 import re
@@ -13,7 +14,7 @@ from perplexity_sliding import compute, find, finding, layouts
 from perplexity_sliding.cli import layouts as layouts_program
 from perplexity_sliding.cli import main as score
 from perplexity_sliding.finding import Figure, chance
-from perplexity_sliding.protocols import detokenize_wikitext
+from perplexity_sliding.protocols import PROTOCOLS, detokenize_wikitext
 
 TEXT = f" = Title = \n\n {random_text(50, 1)} . \n {random_text(90, 2)} \n\n = Other = \n{random_text(40, 3)}\n"
 OTHER = random_text(110, 4)
@@ -299,3 +300,121 @@ def test_a_certain_match_ends_the_search_unless_tokens_are_given(search, model, 
     assert short["num_forward_tokens"] < whole["num_forward_tokens"]
     assert names(short)[0] == names(whole)[0]
     assert short["expected_by_chance"] < 0.01
+
+
+# --- long corpora, published figures, other inputs ------------------------------------------------
+
+
+def test_a_sample_decides_what_a_long_corpus_is_read_for(search, model, words, monkeypatch):
+    text = random_text(2600, 9)
+    figure = f"{guide(model, words, text, CONTEXT // 2):.3f}"
+    monkeypatch.setattr(finding, "SAMPLE_WINDOWS", 20)
+    monkeypatch.setattr(finding, "CERTAIN", 0.0)
+    sampled = search(figure, [text])
+    far = [step for step in sampled["not_tried"] if step["nearest_estimate"] is not None]
+    assert names(sampled)[0] == ("transformers-docs", CONTEXT, CONTEXT // 2, "as-is")
+    assert sum(step["num_settings"] for step in far) > 3
+    assert min(abs(step["nearest_estimate"]) for step in far) > 0.01
+    monkeypatch.setattr(finding, "SAMPLED_FROM", 10**6)
+    whole = search(figure, [text])
+    assert names(whole) == names(sampled)
+    assert sampled["num_forward_tokens"] < whole["num_forward_tokens"]
+
+
+def test_a_budget_buys_what_the_sample_finds_unlikely(search, monkeypatch):
+    monkeypatch.setattr(finding, "SAMPLE_WINDOWS", 8)
+    text = random_text(1100, 10)
+    result = search("1.234", [text], max_tokens=10**7)
+    assert result["not_tried"] == [] and result["matches"] == []
+
+
+def test_the_first_part_of_texts():
+    texts = ["a\nb\nc\n", "d\ne\n"]
+    assert finding.first_part(texts, 0.2) == ["a\nb\n"]
+    assert finding.first_part(texts, 1.0) == texts
+    assert finding.first_part(["x" * 100], 0.1) == ["x" * 20]
+
+
+def test_published_figures_have_what_the_search_knows():
+    rows = finding.read_published()
+    assert len(rows) > 20 and all(row["source"] and row["model"] and row["corpus"] for row in rows)
+    assert {row["protocol"] for row in rows} - {""} <= set(PROTOCOLS)
+    averages = {*finding.AVERAGES, *finding.DERIVED}
+    assert {row["average"] for row in rows} <= averages
+    assert all(Figure.read(row["figure"]).value > 0 for row in rows)
+
+
+@pytest.mark.parametrize(
+    ("name", "begin", "figure", "found"),
+    [
+        ("someone/gpt2", " \n = Robert Boulter = \n", "29.41", True),
+        ("someone/gpt2", " \n = Robert Boulter = \n", "29.4", True),
+        ("someone/gpt2", " \n = Robert Boulter = \n", "29.42", False),
+        ("someone/gpt2", "", "29.41", False),  # of WikiText, which this is not
+        ("someone/gpt2-medium", " \n = Robert Boulter = \n", "29.41", False),
+        ("codellama/CodeLlama-7b-hf", "", "4.4381", True),
+    ],
+)
+def test_a_published_figure_is_named(search, model, name, begin, figure, found, monkeypatch):
+    monkeypatch.setattr(model.config, "_name_or_path", name)
+    monkeypatch.setattr(model, "name_or_path", name)
+    published = search(figure, [begin + OTHER], max_tokens=3000)["published"]
+    assert [row["figure"] for row in published] == ([figure.ljust(5, "1")] if found else [])
+
+
+def test_one_setting_explains_two_models(tiny_folder, words, tmp_path):
+    other = make_model("gpt2", seed=6)
+    folder = save(tmp_path / "other", other, words)
+    models = [tiny_folder, folder]
+    values = [guide(make_model("gpt2", seed=seed), words, OTHER, CONTEXT) for seed in (5, 6)]
+    figures = [f"{value:.3f}" for value in values]
+    result = find(figures, [OTHER], model_id=models)
+    assert names(result)[0] == ("transformers-docs", CONTEXT, CONTEXT, "as-is")
+    first = result["matches"][0]
+    assert first["value"] == pytest.approx(values, rel=1e-5)
+    assert all(model in command for model, command in zip(models, first["command"]))
+    assert find(figures[::-1], [OTHER], model_id=models)["matches"] == []
+    with pytest.raises(ValueError, match="3 figures and 2 models"):
+        find([*figures, "3.2"], [OTHER], model_id=models)
+
+
+def test_tables_and_standard_input(tiny_folder, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    rows = [random_text(40, 11), random_text(60, 12)]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps({"line": r}) + "\n" for r in rows))
+    value = compute(rows, model_id=tiny_folder, protocol="stock")["mean_perplexity"]
+    table = ["rows.jsonl", "--text-column", "line", "--model", tiny_folder]
+    assert score.main([*table, "--quiet", "--find", f"{value:.4f}", "--json"]) == 0
+    first = json.loads(capsys.readouterr().out)["matches"][0]
+    assert (first["protocol"], first["layout"], first["average"]) == (
+        "stock",
+        "as-is",
+        "mean_perplexity",
+    )
+    assert run_command(first["command"], capsys)["mean_perplexity"] == pytest.approx(value)
+    joined = compute(["".join(rows)], model_id=tiny_folder, protocol="lm-eval")["byte_perplexity"]
+    assert score.main([*table, "--quiet", "--find", f"{joined:.4f}", "--json"]) == 0
+    match = json.loads(capsys.readouterr().out)["matches"][0]
+    assert (match["layout"], match["average"]) == ("joined", "byte_perplexity")
+    assert run_command(match["command"], capsys)["byte_perplexity"] == pytest.approx(joined)
+    stream = io.TextIOWrapper(io.BufferedReader(io.BytesIO(rows[0].encode())))
+    monkeypatch.setattr("sys.stdin", stream)
+    assert score.main(["--model", tiny_folder, "--quiet", "--find", "3.21"]) == 0
+    assert "No setting tried" in capsys.readouterr().out
+
+
+def test_progress_grows_and_ends(search):
+    seen = []
+    search("1.2345", [OTHER], callback=seen.append)
+    shares = [progress.done / progress.total for progress in seen]
+    assert shares == sorted(shares) and 0 < shares[0] < shares[-1] <= 1
+    assert len({progress.total for progress in seen}) == 1
+
+
+def test_figures_may_be_written_with_an_exponent(tiny_folder, tmp_path, capsys):
+    (tmp_path / "a.txt").write_text(OTHER)
+    value = compute([OTHER], model_id=tiny_folder, protocol="megatron")["perplexity"]
+    argv = [str(tmp_path / "a.txt"), "--model", tiny_folder, "--quiet", "--json"]
+    assert score.main([*argv, "--find", f"{value:.4E}"]) == 0
+    found = json.loads(capsys.readouterr().out)["matches"]
+    assert "megatron" in [match["protocol"] for match in found]
