@@ -36,7 +36,7 @@ TOOLS = {
 }
 OTHER_TOOL, OTHER_WINDOW, WINDOW_AS_STRIDE, OTHER_STRIDE = 0.5, 0.4, 0.8, 0.4
 STARTS: dict[bool | str, float] = {True: 1.0, False: 0.6, "every": 0.2}
-DETOKENIZED_BY_TOOL, DETOKENIZED_BY_US = 1.0, 0.1
+DETOKENIZED_BY_TOOL, DETOKENIZED_BY_US = 2.0, 0.1
 # Averages that a tool does not print itself.
 AVERAGES = {
     "perplexity": 0.4,
@@ -70,8 +70,9 @@ PRINTED = {
 DECIMALS = {"llama.cpp": 4, "lm-eval": 4, "run-clm": 4, "exllamav2": 4, "mlx-lm": 3}
 SAME_DECIMALS = 3.0
 TOKENS_READ = 40  # by default, for each token of the texts
-FEWEST_READ = 100_000  # by default at least: short texts are searched more closely
+FEWEST_READ = 200_000  # by default at least: short texts are searched more closely
 CERTAIN = 0.01  # matches expected by chance, below which a match ends the search
+OVERLAPS = (2, 8)  # windows that read a token, between which passes are split
 SAMPLE_WINDOWS = 16  # of the longest, in a sample of a corpus
 SAMPLED_FROM = 8  # samples that a corpus has at least: a shorter one is read at once
 SAMPLE_TOLERANCE = 0.02  # relative; at least, as far as an estimate from a sample may be off
@@ -201,7 +202,7 @@ def find(
         texts: the corpus; with several figures of one model, a text or a list of texts for each.
         model_id: with several figures of the same texts, a model for each.
         max_tokens: tokens that the model may read for it.  By default 40 for each of the texts, but
-            at least 100,000, and the search ends with a match where fewer than 0.01 are expected by chance.
+            at least 200,000, and the search ends with a match where fewer than 0.01 are expected by chance.
         files: for each figure, the words by which commands name its texts.
         callback: called with the progress after every batch; its perplexity is NaN.
         arguments: `dtype`, `device`, `batch_size` and others of `compute` that say how the model
@@ -403,18 +404,19 @@ def detokenizing_steps(
 def split_steps(cases: list[Case], whole: Step) -> list[Step]:
     """Split a step into what a tool does by itself and the rest, and each by what it costs."""
     planned = [case.scorer.plan(own, list(whole.settings)) for case, own in zip(cases, whole.texts)]
-    groups: dict[tuple[bool, bool], dict[Setting, float]] = {}
+    groups: dict[tuple[int, bool], dict[Setting, float]] = {}
     seen = set()
     for setting in whole.settings:
         if all(setting in own for own in planned):
             plans = [own[setting].plan for own in planned]
-            is_costly = any(plan.max_length > 2 * plan.stride for plan in plans)
+            overlap = max(plan.max_length / plan.stride for plan in plans)
+            cost = sum(overlap > bound for bound in OVERLAPS)
             is_own = setting.max_length is None and setting.stride is None
             key = tuple((p.protocol.name, p.max_length, p.stride, p.start) for p in plans)
             if key not in seen:
                 seen.add(key)
                 usual = prior_of(setting, plans[0])
-                groups.setdefault((is_costly, is_own), {})[setting] = usual
+                groups.setdefault((cost, is_own), {})[setting] = usual
     steps = []
     for settings in groups.values():
         costs = [

@@ -297,7 +297,7 @@ OUTPUT = {
         type=values.figures, metavar="X,...",
     ),
     "max_tokens": option(
-        "read so many for --find; default 40 a token, 100,000 or more", type=values.size(1000),
+        "read so many for --find; default 40 a token, 200,000 or more", type=values.size(1000),
         metavar="N",
     ),
     "verify": option(
