@@ -200,6 +200,7 @@ def _import_from(package: Path) -> None:
 with _own_package():
     from perplexity_sliding.about import CITATION, VERSION
     from perplexity_sliding.api import compute, compute_with
+    from perplexity_sliding.argument_table import describe_arguments
     from perplexity_sliding.arguments import check_texts
     from perplexity_sliding.engines.sources import ModelSource, OpenModels, check_model_source
     from perplexity_sliding.errors import ArgumentError
@@ -208,7 +209,6 @@ with _own_package():
     from perplexity_sliding.protocols import DEFAULT_PROTOCOL, PROTOCOLS, Protocol
     from perplexity_sliding.results.totals import Totals
     from perplexity_sliding.results.uncertainty import estimate_ratio_of_text
-    from perplexity_sliding.scoring.measures import TOKEN_MEASURES
 
 __version__ = VERSION
 
@@ -225,91 +225,7 @@ numbers of other tools, whose windows differ.
 
 _KWARGS_DESCRIPTION = """
 Args:
-    predictions (list of str): the texts; or chats, lists of messages (dicts with role and content):
-        the tokenizer's chat template writes them out, and the assistant's messages are scored.
-    model_id (str): a causal language model on the Hub, a folder, a GGUF file, or the address of a
-        server such as vLLM's, "http://host:8000/v1". Also taken from the configuration name:
-        `evaluate.load("user/perplexity_sliding", "openai-community/gpt2")`.
-    batch_size (int): windows of `max_length` tokens in one forward pass; shorter windows share
-        their room. On a CPU, where more would be slower, a pass takes 1,024 tokens at most, or one
-        window. Defaults to 16.
-    add_start_token (bool or str): whether the first token is scored too, given the tokenizer's
-        start token. "once" puts it before the text, "every" at the head of every window, where it
-        takes one of the places; True means "every" where the tokenizer itself prepends one when
-        it encodes, and "once" elsewhere. Defaults to True.
-    device (str): "cpu", "gpu", "cuda", "cuda:1", "mps"; an accelerator if there is one by default.
-    max_length (int or list of int): tokens in a window, the model's limit by default.
-    stride (int or list of int): tokens from one window to the next, 1 to `max_length`; half the
-        window by default. Smaller strides give each token more context and cost more.
-    model (torch.nn.Module or vllm.LLM): a live model instead of `model_id`; left as it was found.
-    tokenizer: the tokenizer of `model`, or one to use instead of that of `model_id`.
-    dtype (str or torch.dtype): what to load the weights in: "float32" (the default), "bfloat16",
-        "float16", or "auto" for that of the checkpoint.
-    model_kwargs (dict): more arguments for the model's `from_pretrained`: revision, device_map,
-        quantization_config, token, attn_implementation, trust_remote_code, …
-    tokenizer_kwargs (dict): the same for the tokenizer, which by default shares revision, token
-        and the like with the model.
-    return_token_scores (bool or list of str): also return every token's score; a list adds columns to
-        it: {token_columns}. Defaults to False.
-    protocol (str or list of str): whose windows to use: {protocols}; or "all" of them. Where
-        `protocol`, `max_length` or `stride` is a list, every combination is measured, and what
-        they share is read once: see `measurements`.
-    separator (str): joins the texts into one before anything else. By default each is scored on
-        its own; protocols that join do so by themselves.
-    word_counts (list of int): original words (or tokens) of each text, to normalise by. By
-        default what stands between white space, or what the protocol's tool counts.
-    logits_memory (int): bytes that logits may take at a time. Defaults to 512 MiB.
-    num_alternatives (int): also return each token's rank and this many of the likeliest tokens in
-        its place, in `token_scores`. Defaults to 0.
-    callback (callable): called after every batch with an object that has `done` and `total`
-        (tokens through the model; with states of a reference, through that one before it) and
-        `perplexity` (so far; NaN while the reference runs alone). An exception it raises ends the
-        run; texts that were added are kept. A method `status` of it is told what goes on before.
-    checkpoint (str): a SQLite file that keeps the scores of finished passes. The same call with
-        the same file resumes where a killed one stopped, with the same result; another
-        stride, window or protocol over the same texts takes what is there already.
-    distributed (bool): share the windows out between the processes that `torchrun` started; each
-        must make this same call, and gets the same result. Needs the package accelerate.
-    return_totals (bool or str): also return what adds up over shards of a corpus; "texts" does so
-        for each text by itself too. Defaults to False.
-    detokenizer (str): the name of what turned the texts into prose beforehand, for the signature.
-    reference (str, torch.nn.Module or dict): a second model to compare the first with, by name or
-        live; "without adapter" takes the first with its adapters switched off. Both read the same
-        windows, and their logits meet block by block: see `comparison`. A dict says more: model_id
-        or model; tokenizer, if it is not its own (by name) or the model's (live); dtype, that of the
-        model by default; model_kwargs for `from_pretrained`; and states, a file for the reference's
-        last hidden states, where two models do not fit in memory together: the reference runs first
-        and alone, then only its head stays. The result is the same. A killed run resumes, and the
-        next candidate finds the states there.
-    margin (float): how much worse the model may be: 0.01 for 1 % of perplexity. The `verdict` then
-        says if it stays within, and `within_margin` whether that is sure.
-    context_lengths (list of int or str): also compare windows of these lengths on the same tokens,
-        read in the passes of the longest, which `max_length` may name and the other numbers are
-        of; "doubling" takes the window and its halves. `stride` is half of the shortest by default.
-    positions (list of int or str): also give the loss by place in the text: edges of bins, 0 being
-        the first token, or "doubling".
-    carry (bool): read every text once, in segments of `stride` tokens, and carry the model's state
-        on: with a recurrent model, the score with all context; with attention the keys of the last
-        `max_length - stride` tokens, as Transformer-XL is evaluated, which gives other numbers
-        than a sliding window. Refused for learned positions. Defaults to False.
-    key_tokens (str or dict): "longppl" also gives the perplexity of tokens that need a long
-        context (Fang et al. 2025); a dict changes some of its settings: short_context (4096
-        tokens), stride (1024), gain (2 nats), largest_nll (2 nats), and evaluator, the model that
-        finds them: a name, a folder, or a pair (model, tokenizer); the measured one by default.
-    contexts (str or list of str): what is read before each text and not scored: one for all, or
-        one for each. Every number is then of the texts alone.
-    score_spans (list of lists of pairs): (first, one past the last) characters of each text that
-        are scored; the rest is read.
-    boundary (str): how to score a token that reaches across the edge of a scored part: "joint" (the
-        default) as a whole, with a warning; "healed" given those of its characters that stand
-        before the edge; "separate" tokenizes context and text apart, so that no token does.
-    context_separator (str): put between each context and its text, and scored with the text; " " where
-        neither brings the space between them along. Without it, texts that run together with
-        their contexts are warned of; "" keeps them so.
-    words (bool or list): also return the scores of words: True for those between white space, or a
-        list with the words of each text, or with the (first, one past the last) characters of each.
-    word_correction (str or None): how to account for the space between words: "pimentel" (the
-        default; Pimentel and Meister, 2024), "oh" (Oh and Schuler, 2024), or None for plain sums.
+{arguments}
 
 Returns:
     dict of plain Python numbers:
@@ -446,10 +362,7 @@ Examples:
     (19, 5)
 """
 
-_KWARGS_DESCRIPTION = _KWARGS_DESCRIPTION.replace(
-    "{protocols}",
-    ", ".join(f'"{name}"' + " (the default)" * (name == DEFAULT_PROTOCOL) for name in PROTOCOLS),
-).replace("{token_columns}", ", ".join(f'"{name}"' for name in TOKEN_MEASURES))
+_KWARGS_DESCRIPTION = _KWARGS_DESCRIPTION.replace("{arguments}", describe_arguments())
 
 
 def signature_of_a_method(function: Callable) -> Signature:

@@ -11,7 +11,8 @@ import numpy as np
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from .arguments import EVALUATOR_ROLE, Setting, check_flag, check_names, check_texts
+from .argument_table import ARGUMENTS, describe_arguments
+from .arguments import EVALUATOR_ROLE, Setting, check_names, check_texts
 from .digests import TextsDigest
 from .engines.sources import (
     FreedModel,
@@ -91,19 +92,28 @@ def compute(
 ) -> dict:
     """Compute the perplexity of texts under a causal language model, with a sliding window.
 
-    The arguments, the keys of the result with their units, and the errors are those of the metric:
-    `PerplexitySliding.inputs_description`.  A model that is given by name is loaded for this call;
-    a `PerplexitySliding` keeps it for the next.
+        A model that is given by name is loaded for this call; a `PerplexitySliding` keeps it for the
+        next.  The keys of the result are described in `PerplexitySliding.inputs_description`.
 
-    Raises:
-        TypeError, ValueError: an argument is unknown, or not what the documentation says; the model
-            or its tokenizer cannot be loaded, or cannot be scored with.
-        MemoryError: a single window does not fit.
+        Args:
+    {arguments}
 
-    >>> from perplexity_sliding import compute
-    >>> results = compute(["She closed the door."], model_id="demo_model")
+        Returns:
+            dict of plain Python numbers.
+
+        Raises:
+            TypeError, ValueError: an argument is unknown, or not what the documentation says; the model
+                or its tokenizer cannot be loaded, or cannot be scored with.
+            MemoryError: a single window does not fit.
+
+        >>> from perplexity_sliding import compute
+        >>> results = compute(["She closed the door."], model_id="demo_model")
     """
     return compute_with(OpenModels(), locals())
+
+
+if compute.__doc__:  # python -OO drops it
+    compute.__doc__ = compute.__doc__.replace("{arguments}", describe_arguments("        "))
 
 
 def compute_with(opened: OpenModels, arguments: dict) -> dict:
@@ -113,7 +123,7 @@ def compute_with(opened: OpenModels, arguments: dict) -> dict:
         opened: the models; those that the call loads are added.
         arguments: of `compute`, by name.
     """
-    processes = Processes(check_flag("distributed", arguments.get("distributed", False)))
+    processes = open_processes(arguments.get("distributed", False))
     with processes.failing_together():
         request = check(processes, arguments)
         with open_session(request, processes) as session:
@@ -121,6 +131,12 @@ def compute_with(opened: OpenModels, arguments: dict) -> dict:
                 plan = make_plan(request, models)
                 scores = run(session, plan, models)
             return report(plan, scores)
+
+
+def open_processes(distributed: bool) -> Processes:
+    """Return the processes that share the work; the first argument that is checked."""
+    ARGUMENTS["distributed"].check("distributed", distributed)
+    return Processes(distributed)
 
 
 # --- check ----------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""The checks of what a caller passes: every message names the parameter, its range and the value."""
+"""Checks of the arguments of `compute`, beyond the kinds of argument_table.py."""
 
 import re
 import warnings
@@ -7,20 +7,18 @@ from dataclasses import dataclass, fields
 from difflib import get_close_matches
 from inspect import signature
 from itertools import product
-from numbers import Integral, Real
 from operator import index
-from os import PathLike
 from os.path import isfile
 from typing import Any
 
 import numpy as np
 
+from .argument_table import ARGUMENTS, Choice, check_whole_number, is_unicode
 from .errors import ArgumentError, ArgumentTypeError, TextsError, Wording, name_positions
 from .protocols import PROTOCOLS, Protocol
 
 EVALUATOR_ROLE = "key_tokens['evaluator']"
 
-START_CHOICES = (True, False, "once", "every")
 # What stands for a PEFT model's base as its reference.
 WITHOUT_ADAPTER = "without adapter"
 FILE_NAME = re.compile(r"\.\w{1,7}$")
@@ -54,6 +52,16 @@ def check_names(function: Callable, arguments: dict) -> None:
             raise TypeError(f"compute() got an unexpected keyword argument {name!r}.{hint}")
 
 
+def check_kinds(arguments: Mapping) -> None:
+    """Check that each argument of `compute` is of its kind, whatever the others are.
+
+    Raises:
+        TypeError, ValueError: one is not.
+    """
+    for name, value in arguments.items():
+        ARGUMENTS[name].check(name, value)
+
+
 def check_texts(texts: Iterable[str], name: str = "predictions") -> list[str]:
     """Return the texts as a list; reject what is not a string, naming its position."""
     if isinstance(texts, str | bytes):
@@ -85,7 +93,7 @@ def check_texts(texts: Iterable[str], name: str = "predictions") -> list[str]:
             got=", ".join(kinds),
             positions=not_strings,
         )
-    broken = [number for number, text in enumerate(texts) if not _is_unicode(text)]
+    broken = [number for number, text in enumerate(texts) if not is_unicode(text)]
     if broken:
         raise TextsError(
             f"{name}",
@@ -157,8 +165,7 @@ def list_settings(
     protocols = list(PROTOCOLS) if isinstance(protocol, str) and protocol == "all" else protocol
     several = [isinstance(values, list | tuple) for values in (protocols, max_length, stride)]
     rows = [_check_protocol_name(name) for name in _as_list(protocols)]
-    lengths = [_check_optional("max_length", value, 2) for value in _as_list(max_length)]
-    strides = [_check_optional("stride", value, 1) for value in _as_list(stride)]
+    lengths, strides = _as_list(max_length), _as_list(stride)
     for name, values in (("protocol", rows), ("max_length", lengths), ("stride", strides)):
         if not values:
             raise ArgumentError(name, "hold at least one value", got="an empty list")
@@ -187,12 +194,6 @@ def _check_protocol_name(name: object) -> Protocol:
     return PROTOCOLS[name]
 
 
-def _check_optional(name: str, value: Any, low: int) -> int | None:
-    if value is not None:
-        check_whole_number(name, value, low)
-    return value
-
-
 def check_setting(setting: Setting) -> None:
     """Refuse arguments that a protocol's tool has no setting for."""
     protocol = setting.protocol
@@ -204,7 +205,7 @@ def check_setting(setting: Setting) -> None:
     }
     for argument in (argument for argument, is_given in given.items() if is_given):
         check_supported(argument, protocol)
-    check_choice("add_start_token", setting.add_start_token, protocol.start_choices)
+    Choice(protocol.start_choices).check("add_start_token", setting.add_start_token)
 
 
 def check_supported(argument: str, protocol: Protocol) -> None:
@@ -214,51 +215,6 @@ def check_supported(argument: str, protocol: Protocol) -> None:
             argument,
             f"be left out with `protocol={protocol.name!r}`: {protocol.source} has no such setting",
             advice=f"It takes {', '.join(f'`{argument}`' for argument in protocol.supported_arguments)}.",
-        )
-
-
-def check_detokenizer(detokenizer: object) -> None:
-    if detokenizer is not None and not isinstance(detokenizer, str):
-        raise ArgumentTypeError(
-            "detokenizer",
-            "be a name for the signature",
-            got=repr(detokenizer),
-            advice="Turn the texts into prose before passing them.",
-        )
-
-
-def check_separator(separator: object) -> None:
-    if separator is not None and not isinstance(separator, str):
-        raise ArgumentTypeError("separator", "be a string", got=repr(separator))
-    if separator is not None and not _is_unicode(separator):
-        raise ArgumentError(
-            "separator", "be valid Unicode, without lone surrogates", got=repr(separator)
-        )
-
-
-def check_flag(name: str, value: object) -> bool:
-    if not isinstance(value, bool):
-        raise ArgumentTypeError(name, "be True or False", got=repr(value))
-    return value
-
-
-def check_whole_number(name: str, value: object, low: int, advice: str = "") -> None:
-    if isinstance(value, bool) or not isinstance(value, Integral):
-        must = f"be a whole number from {low} on"
-        raise ArgumentTypeError(name, must, got=repr(value), advice=advice)
-    if value < low:
-        raise ArgumentError(name, f"be at least {low}", got=str(value), advice=advice)
-
-
-def check_choice(name: str, value: object, choices: Sequence) -> None:
-    """Reject a value that is not among the choices; True is not 1."""
-    if not any(
-        value is choice or (value == choice and isinstance(value, str)) for choice in choices
-    ):
-        raise ArgumentError(
-            name,
-            f"be one of {', '.join(repr(choice) for choice in choices)}",
-            got=repr(value),
         )
 
 
@@ -279,31 +235,6 @@ def check_stride(stride: int, max_length: int, start: str) -> None:
             got=str(stride),
             advice="A larger one would skip tokens.",
         )
-
-
-def check_margin(margin: Any, has_reference: bool) -> None:
-    if margin is None:
-        return
-    if not has_reference:
-        raise ValueError(
-            Wording(f"`margin` needs a model to compare with, got {margin!r}. Pass `reference`.")
-        )
-    if isinstance(margin, bool) or not isinstance(margin, Real):
-        raise ArgumentTypeError("margin", "be a number such as 0.01 for 1 %", got=repr(margin))
-    if not 0 <= float(margin) < 1:
-        raise ArgumentError("margin", "be from 0 to below 1, 0.01 for 1 %", got=str(margin))
-
-
-def check_running(asked: Mapping) -> None:
-    """Check the arguments that decide how a call runs, not what it measures."""
-    callback, checkpoint = asked["callback"], asked["checkpoint"]
-    check_whole_number("batch_size", asked["batch_size"], 1)
-    check_whole_number("logits_memory", asked["logits_memory"], 1)
-    check_whole_number("num_alternatives", asked["num_alternatives"], 0)
-    if callback is not None and not callable(callback):
-        raise ArgumentTypeError("callback", "be callable", got=repr(callback))
-    if checkpoint is not None and (not isinstance(checkpoint, str | PathLike) or checkpoint == ""):
-        raise ArgumentTypeError("checkpoint", "be the path of a file", got=repr(checkpoint))
 
 
 def check_word_counts(word_counts: object, texts: Sequence[str]) -> list[int] | None:
@@ -358,8 +289,6 @@ def check_context_separator(context_separator: object, contexts: object) -> None
         raise ArgumentError(
             "context_separator", "be left out without `contexts`", got=repr(context_separator)
         )
-    if not isinstance(context_separator, str) or not _is_unicode(context_separator):
-        raise ArgumentTypeError("context_separator", "be a string", got=repr(context_separator))
 
 
 def check_spans(
@@ -408,14 +337,6 @@ def check_spans_of(name: str, spans: Any, text: str, number: int) -> list[tuple[
     return checked
 
 
-def _is_unicode(text: str) -> bool:
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError:
-        return False
-    return True
-
-
 # --- what is asked about long contexts ------------------------------------------------------------
 
 
@@ -435,16 +356,14 @@ class LongContext:
 
 
 def check_long_context(
-    context_lengths: object,
-    positions: object,
+    context_lengths: Any,
+    positions: Any,
     carry: Any,
     settings: Sequence[Setting],
     gives_list: bool,
 ) -> LongContext:
     """Check what a call asks about long contexts, and that it asks for one measurement."""
-    lengths = _check_ascending("context_lengths", context_lengths, 2)
-    edges = _check_ascending("positions", positions, 0, fewest=2)
-    check_choice("carry", carry, (True, False))
+    lengths, edges = _ascending(context_lengths), _ascending(positions)
     asked = {"context_lengths": lengths is not None, "positions": edges is not None, "carry": carry}
     for name in (name for name, is_asked in asked.items() if is_asked):
         if gives_list:
@@ -475,27 +394,10 @@ def check_long_context(
     return LongContext(lengths, edges, carry)
 
 
-def _check_ascending(
-    name: str, values: object, low: int, fewest: int = 1
-) -> list[int] | str | None:
+def _ascending(values: Iterable[int] | str | None) -> list[int] | str | None:
     """Return whole numbers without doubles, in ascending order; "doubling" and None stay."""
-    if values is None or (isinstance(values, str) and values == "doubling"):
+    if values is None or isinstance(values, str):
         return values
-    if isinstance(values, str | bytes) or not isinstance(values, Iterable):
-        raise ArgumentTypeError(
-            name,
-            f"be 'doubling' or a list of at least {fewest} whole numbers from {low} on",
-            got=repr(values),
-        )
-    values = list(values)
-    for value in values:
-        check_whole_number(name, value, low)
-    if len(set(values)) < fewest:
-        raise ArgumentError(
-            name,
-            f"be 'doubling' or a list of at least {fewest} different whole numbers from {low} on",
-            got=repr(values),
-        )
     return sorted({int(value) for value in values})
 
 

@@ -15,7 +15,8 @@ from transformers import PreTrainedTokenizerBase
 
 from . import wikitext
 from .api import Models, check, in_use, make_plan, open_session, report, run
-from .arguments import Setting, check_setting, check_whole_number
+from .argument_table import check_whole_number
+from .arguments import Setting, check_setting
 from .engines.sources import in_use_together
 from .errors import ArgumentError, ArgumentTypeError
 from .layouts import LAYOUTS, arrange, is_wikitext

@@ -11,19 +11,15 @@ from typing import Any
 
 import torch
 
+from .argument_table import ARGUMENTS, check_whole_number
 from .arguments import (
     EVALUATOR_ROLE,
     KeyTokenRule,
     LongContext,
     Setting,
-    check_choice,
-    check_detokenizer,
+    check_kinds,
     check_long_context,
-    check_margin,
     check_names_of,
-    check_running,
-    check_separator,
-    check_whole_number,
     check_word_counts,
     list_settings,
 )
@@ -34,12 +30,12 @@ from .engines.sources import (
     check_model_source,
     check_reference,
 )
-from .errors import ArgumentError, ArgumentTypeError
+from .errors import ArgumentError, ArgumentTypeError, Wording
 from .plan.measurement import Measurement
 from .plan.parts import check_alone, check_beside_reference, check_parts
 from .plan.tokenization import Chat, Parts
 from .results.report import Extras
-from .results.words import CORRECTIONS, check_words
+from .results.words import check_words
 from .scoring.measures import TOKEN_MEASURES, Measure, token_measures
 
 
@@ -141,8 +137,7 @@ def check_request(texts: list[str], chats: Sequence[Chat] | None, asked: Mapping
     Raises:
         TypeError, ValueError: one of them is not as the metric's documentation says.
     """
-    check_running(asked)
-    check_separator(asked["separator"])
+    check_kinds(asked)
     settings, gives_list = list_settings(
         asked["protocol"],
         asked["max_length"],
@@ -155,7 +150,6 @@ def check_request(texts: list[str], chats: Sequence[Chat] | None, asked: Mapping
     )
     key_rule, evaluator = check_key_tokens(asked["key_tokens"], gives_list)
     word_counts = check_word_counts(asked["word_counts"], texts)
-    check_detokenizer(asked["detokenizer"])
     parts = check_parts(
         asked["contexts"],
         asked["score_spans"],
@@ -169,11 +163,16 @@ def check_request(texts: list[str], chats: Sequence[Chat] | None, asked: Mapping
     check_combinations(asked, parts)
     token_columns = check_token_columns(asked["return_token_scores"])
     return_totals = asked["return_totals"]
-    check_choice("return_totals", return_totals, (True, False, "texts"))
     with_tokens = asked["return_token_scores"] is not False or asked["num_alternatives"] > 0
     source = check_model_source(ModelSource(**{name: asked[name] for name in OF_SOURCE}))
     reference = check_reference(asked["reference"], source, asked["distributed"])
-    check_margin(asked["margin"], reference is not None)
+    if asked["margin"] is not None and reference is None:
+        raise ValueError(
+            Wording(
+                f"`margin` needs a model to compare with, got {asked['margin']!r}. Pass "
+                "`reference`."
+            )
+        )
     return Request(
         texts=texts if parts is None else parts.separated(texts),
         source=source,
@@ -204,10 +203,9 @@ def check_word_arguments(
     words: object, word_correction: object, texts: Sequence[str]
 ) -> list[list[tuple[int, int]]] | None:
     """Return the characters of the words of each text; None where none are given."""
-    check_choice("word_correction", word_correction, CORRECTIONS)
     if words is not False:
         return check_words(words, texts)
-    if word_correction != CORRECTIONS[0]:
+    if word_correction != ARGUMENTS["word_correction"].default:
         raise ArgumentError(
             "word_correction",
             "be left out without `words`",

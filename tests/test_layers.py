@@ -21,9 +21,10 @@ FLOORS = (
     {"models"},
     {"plan"},
     {"arguments", "layouts", "wikitext"},
+    {"argument_table"},
     {"errors", "protocols", "digests", "about"},
 )
-MOST_FILES = 51
+MOST_FILES = 52
 # Modules that say what a folder is.
 FOLDERS = {"__init__", "__main__", "results", "scoring", "engines", "models", "plan"}
 

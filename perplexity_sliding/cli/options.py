@@ -16,6 +16,7 @@ import textwrap
 from pathlib import Path
 
 from ..about import VERSION
+from ..argument_table import ARGUMENTS
 from ..protocols import PROTOCOLS
 from . import values, verifying
 from .helping import HelpAction
@@ -53,78 +54,29 @@ def option(help: str, **settings) -> dict:
     return {"help": help} | settings
 
 
-# The arguments of the metric, under their own names.
-MEASURE = {
-    "protocol": option(
-        f"{', '.join(PROTOCOLS)}; several, or all", type=values.names, metavar="NAME,...",
-    ),
-    "max_length": option(
-        "tokens in a window, default: the model's limit", type=values.whole_numbers(2),
-        metavar="L,...",
-    ),
-    "stride": option(
-        "tokens from window to window, 1 to L; default L/2", metavar="S,...",
-        type=values.whole_numbers(1),
-    ),
-    "add_start_token": option(
-        "score the first token: true, false, once, every", type=values.start_choice,
-        metavar="CHOICE",
-    ),
-    "separator": option(
-        r"join the texts by this into one; \n is a line end", type=values.unescaped,
-        metavar="TEXT",
-    ),
-    "boundary": option(
-        "at a context's edge: joint, healed or separate",
-        choices=["joint", "healed", "separate"], metavar="NAME",
-    ),
-    "context_separator": option(
-        "between a context and its text: ' ', or ''", type=values.unescaped, metavar="TEXT",
-    ),
-    "word_counts": option(
-        "original words of each text, to normalise by", type=values.whole_numbers(1),
-        metavar="N,...",
-    ),
-    "context_lengths": option(
-        "also compare windows of these lengths; or doubling", metavar="C,...",
-        type=values.doubling_or_numbers(2),
-    ),
-    "positions": option(
-        "also the loss by place in the text; or doubling", metavar="P,...",
-        type=values.doubling_or_numbers(0),
-    ),
-    "carry": option(
-        "read once and carry the model's state on", action="store_const", const=True
-    ),
-    "key_tokens": option(
-        "longppl: also of tokens that need long contexts", type=values.name_or_json,
-        metavar="NAME",
-    ),
-}  # fmt: skip
+def of_metric(*names: str) -> dict[str, dict]:
+    """Return the options of arguments of the metric, which bear the same names."""
+    found = {}
+    for name in names:
+        argument = ARGUMENTS[name]
+        found[name] = option(argument.option, **values.settings_of(argument.kind))
+        if argument.metavar is not None:
+            found[name]["metavar"] = argument.metavar
+    return found
+
+
+MEASURE = of_metric(
+    *("protocol", "max_length", "stride", "add_start_token", "separator", "boundary"),
+    *("context_separator", "word_counts", "context_lengths", "positions", "carry", "key_tokens"),
+)
 MODEL = {
-    "model_id": option(
-        "Hub name, folder, URL or .gguf; default: bundled",
-        action="append",
-        metavar="NAME",
-    ),
-    "device": option("cpu, cuda, cuda:1, mps; an accelerator by default", metavar="NAME"),
+    **of_metric("model_id", "device"),
     "evaluator": option("finds --key-tokens; --model itself by default", metavar="NAME"),
-    "dtype": option("float32 (the default), bfloat16, float16 or auto", metavar="NAME"),
-    "tokenizer": option("of another model than --model, by name or folder", metavar="NAME"),
-    "model_kwargs": option(
-        'for from_pretrained: \'{"revision": "main"}\'', type=values.json_object, metavar="JSON"
-    ),
-    "tokenizer_kwargs": option(
-        "the same for the tokenizer", type=values.json_object, metavar="JSON"
-    ),
+    **of_metric("dtype", "tokenizer", "model_kwargs", "tokenizer_kwargs"),
 }
+MODEL["model_id"]["action"] = "append"
 REFERENCE = {
-    "reference": option("is it worse than this? or 'without adapter'", metavar="NAME"),
-    "margin": option(
-        "exit code 1 unless surely within: 0.01 for 1 %%",
-        type=values.share,
-        metavar="X",
-    ),
+    **of_metric("reference", "margin"),
     "reference_states": option(
         "run it first: where two do not fit in memory",
         metavar="FILE",
@@ -155,27 +107,9 @@ def was_started_by_torchrun() -> bool:
     return True
 
 
-RUN = {
-    "batch_size": option(
-        "windows in one forward pass, default 16", type=values.whole_number(1), metavar="N"
-    ),
-    "logits_memory": option(
-        "what logits may take at a time, default 512M", type=values.size(1024), metavar="SIZE"
-    ),
-    "checkpoint": option(
-        "keep finished windows here, and go on from them", metavar="FILE"
-    ),
-    "distributed": option(
-        "share the work between the processes of a torchrun",
-        action="store_true",
-        default=was_started_by_torchrun(),
-    ),
-}  # fmt: skip
-TOKENS = {
-    "num_alternatives": option(
-        "also ranks and the N likeliest; implies --tokens", type=values.whole_number(0), metavar="N"
-    ),
-}
+RUN = of_metric("batch_size", "logits_memory", "checkpoint", "distributed")
+RUN["distributed"]["default"] = was_started_by_torchrun()
+TOKENS = of_metric("num_alternatives")
 # Options that say more of a reference, by their names in the metric's dictionary of it.
 OF_REFERENCE = {
     "reference": "model_id",
@@ -198,12 +132,7 @@ NUMBERS = (
 )
 # What may be given several times with commas between.
 COMPARED = ("protocol", "max_length", "stride")
-WORDS = {
-    "word_correction": option(
-        "pimentel (the default) or oh; implies --words",
-        choices=["pimentel", "oh"], metavar="NAME",
-    ),
-}  # fmt: skip
+WORDS = of_metric("word_correction")
 METRIC_ARGUMENTS = {
     name: settings
     for name, settings in (MEASURE | MODEL | REFERENCE | RUN | TOKENS | WORDS).items()

@@ -3,9 +3,10 @@
 import argparse
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
-START_CHOICES = {"true": True, "false": False, "once": "once", "every": "every"}
+from ..argument_table import Anything, Choice, Flag, Kind, Share, String, WholeNumber, WholeNumbers
+
 SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(i?b)?", re.IGNORECASE)
 POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 
@@ -158,12 +159,16 @@ def unescaped(text: str) -> str:
         raise argparse.ArgumentTypeError(f"{text!r} has a bad escape: {error.reason}") from None
 
 
-def start_choice(text: str) -> bool | str:
-    try:
-        return START_CHOICES[text.lower()]
-    except KeyError:
-        choices = ", ".join(START_CHOICES)
-        raise argparse.ArgumentTypeError(f"{text!r} must be one of {choices}") from None
+def choice(choices: Sequence[object]) -> Callable[[str], object]:
+    """Make a reader of one of a few values, some of which are True and False."""
+    by_name = {str(value).lower(): value for value in choices}
+
+    def read(text: str) -> object:
+        if text.lower() not in by_name:
+            raise argparse.ArgumentTypeError(f"{text!r} must be one of {', '.join(by_name)}")
+        return by_name[text.lower()]
+
+    return read
 
 
 def encoding(text: str) -> str:
@@ -174,3 +179,40 @@ def encoding(text: str) -> str:
             f"{text!r} must be an encoding that Python knows, such as utf-8, cp1252 or utf-16"
         ) from None
     return text
+
+
+def settings_of(kind: Kind) -> dict:
+    """Return the settings with which argparse reads a value of a kind."""
+    match kind:
+        case WholeNumber(low, several=True):
+            return {"type": whole_numbers(low)}
+        case WholeNumber(is_size=True):
+            return {"type": size(1024)}
+        case WholeNumber(low):
+            return {"type": whole_number(low)}
+        case WholeNumbers(low):
+            return {"type": doubling_or_numbers(low)}
+        case Choice((True, False)):
+            return {"action": "store_const", "const": True}
+        case Choice(choices) if True in choices:
+            return {"type": choice(choices)}
+        case Choice(choices):
+            return {"choices": [value for value in choices if value is not None]}
+        case Flag():
+            return {"action": "store_true"}
+        case String():
+            return {"type": unescaped}
+        case Share():
+            return {"type": share}
+        case Anything(text) if text is not None:
+            return {"type": READERS[text]}
+    return {}
+
+
+# Readers of what only the module that uses it can check.
+READERS = {
+    "names": names,
+    "numbers": whole_numbers(1),
+    "JSON": json_object,
+    "name or JSON": name_or_json,
+}

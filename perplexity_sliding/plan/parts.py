@@ -11,7 +11,7 @@ from dataclasses import replace
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
-from ..arguments import check_choice, check_context_separator, check_contexts, check_spans
+from ..arguments import check_context_separator, check_contexts, check_spans
 from ..errors import ArgumentError, Wording, name_positions
 from ..layouts import runs_together
 from ..protocols import Protocol
@@ -31,8 +31,6 @@ from .tokenization import (
 )
 from .windows import Plan, Window, last_window, restrict_windows
 
-BOUNDARIES = ("joint", "separate", "healed")
-
 
 def check_parts(
     contexts: object,
@@ -45,7 +43,6 @@ def check_parts(
 ) -> Parts | None:
     """Return which parts of the texts a call scores; None for all of each."""
     check_context_separator(context_separator, contexts)
-    check_choice("boundary", boundary, BOUNDARIES)
     given = {"`contexts`": contexts, "`score_spans`": score_spans, "messages": chats}
     names = [name for name, value in given.items() if value is not None]
     if len(names) > 1:

@@ -35,8 +35,6 @@ from ..plan.tokenization import Range, TokenizedText, check_fast, special_ids, v
 from ..plan.windows import Window
 from ..scoring.measures import Entropy, Measure, SetMass
 
-CORRECTIONS = ("pimentel", "oh", None)
-
 # What the tokens of the last tokenizer stand for, by its digest.
 _TEXTS: dict[str, list[str]] = {}
 SPACE = re.compile(r"\s*")
