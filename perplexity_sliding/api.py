@@ -5,7 +5,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from inspect import signature
+from inspect import cleandoc, signature
 
 import numpy as np
 import torch
@@ -92,28 +92,28 @@ def compute(
 ) -> dict:
     """Compute the perplexity of texts under a causal language model, with a sliding window.
 
-        A model that is given by name is loaded for this call; a `PerplexitySliding` keeps it for the
-        next.  The keys of the result are described in `PerplexitySliding.inputs_description`.
+    A model that is given by name is loaded for this call; a `PerplexitySliding` keeps it for the
+    next.  The keys of the result are described in `PerplexitySliding.inputs_description`.
 
-        Args:
-    {arguments}
+    Args:
+        {arguments}
 
-        Returns:
-            dict of plain Python numbers.
+    Returns:
+        dict of plain Python numbers.
 
-        Raises:
-            TypeError, ValueError: an argument is unknown, or not what the documentation says; the model
-                or its tokenizer cannot be loaded, or cannot be scored with.
-            MemoryError: a single window does not fit.
+    Raises:
+        TypeError, ValueError: an argument is unknown, or not what the documentation says; the model
+            or its tokenizer cannot be loaded, or cannot be scored with.
+        MemoryError: a single window does not fit.
 
-        >>> from perplexity_sliding import compute
-        >>> results = compute(["She closed the door."], model_id="demo_model")
+    >>> from perplexity_sliding import compute
+    >>> results = compute(["She closed the door."], model_id="demo_model")
     """
     return compute_with(OpenModels(), locals())
 
 
 if compute.__doc__:  # python -OO drops it
-    compute.__doc__ = compute.__doc__.replace("{arguments}", describe_arguments("        "))
+    compute.__doc__ = cleandoc(compute.__doc__).replace("    {arguments}", describe_arguments())
 
 
 def compute_with(opened: OpenModels, arguments: dict) -> dict:
