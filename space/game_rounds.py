@@ -192,10 +192,10 @@ def read_passages() -> list[str]:
 def main() -> None:
     """Write the rounds, two passages for each game."""
     proposer, metric = Proposer(), PerplexitySliding()
-    rounds = [
-        make_round(passage, proposer.propose, metric, shuffled=number % 2 == 1)
-        for number, passage in enumerate(read_passages())
-    ]
+    rounds = []
+    for number, passage in enumerate(passages := read_passages()):
+        print(f"passage {number + 1} of {len(passages)}", flush=True)
+        rounds.append(make_round(passage, proposer.propose, metric, shuffled=number % 2 == 1))
     games = [rounds[n : n + 2] for n in range(0, len(rounds), 2)]
     ROUNDS.write_text(json.dumps(games, ensure_ascii=False, separators=(",", ":")) + "\n", "utf-8")
 
