@@ -171,6 +171,41 @@ def test_code_that_acts_on_many_rows(score, monkeypatch, rows):
         score(make_model("llama"), texts)
 
 
+def huge(model):
+    """Make the logits of a model as large as half a million."""
+    with torch.no_grad():
+        model.model.norm.weight.mul_(1e5)
+    return model
+
+
+@pytest.mark.parametrize(("share", "is_caught"), [(0, False), (2e-6, True)])
+def test_code_that_acts_on_many_rows_of_huge_logits(score, share, is_caught):
+    """Rounding is a share of the largest logit, and what is more than that is seen in these too."""
+    model = huge(make_model("llama"))
+    model.model.norm.register_forward_hook(
+        lambda _, args, hidden: hidden * (1 + share * (len(hidden) > 3))
+    )
+    texts = [random_text(15, seed) for seed in range(12)]
+    if is_caught:
+        with pytest.raises(ValueError, match="must score a text by itself"):
+            score(model, texts)
+    else:
+        assert score(model, texts)["perplexity"] == float("inf")  # beyond exp
+
+
+def test_large_logits_of_usual_nlls_round_by_their_size(score):
+    """One bit of a logit of a million is 0.06 nats, hundreds of times what a usual nll rounds by."""
+    model = make_model("llama")
+
+    def nudge(module, args, logits):
+        logits = logits + 1e6
+        up = torch.arange(logits.shape[-1]) % 2 * (len(logits) > 3)
+        return torch.where(up > 0, torch.nextafter(logits, logits + 1), logits)
+
+    model.lm_head.register_forward_hook(nudge)
+    assert score(model, [random_text(15, seed) for seed in range(12)])["mean_perplexity"] < 1e5
+
+
 def test_a_function_replaced_behind_a_model_that_was_scored(score, monkeypatch):
     model = long_llama()
     before = score(model)
