@@ -2,10 +2,11 @@
 
     pip install mutmut
     python tests/mutants.py digests              # all mutants of a module
-    python tests/mutants.py model_probes 120     # 120 of them, the same ones each time
+    python tests/mutants.py models.probes 120    # 120 of them, the same ones each time
 
 mutmut works on a copy laid out as in the wheel.  Conditions are also held true and false, which takes a
-guard away; words, messages and annotations are left alone.  MUTANTS.md keeps the outcome.
+guard away; words, messages and annotations are left alone.  MUTANTS.md lists
+what survives on purpose.
 """
 
 import json
