@@ -417,3 +417,10 @@ def test_figures_may_be_written_with_an_exponent(tiny_folder, tmp_path, capsys):
     assert score.main([*argv, "--find", f"{value:.4E}"]) == 0
     found = json.loads(capsys.readouterr().out)["matches"]
     assert "megatron" in [match["protocol"] for match in found]
+
+
+def test_the_page_has_the_published_figures(root):
+    page = (root / "docs" / "find.md").read_text("utf-8")
+    names = ("model", "corpus", "protocol", "average", "figure", "source")
+    rows = [f"| {' | '.join(row[name] for name in names)} |" for row in finding.read_published()]
+    assert page.endswith("\n".join(rows) + "\n")
