@@ -136,3 +136,16 @@ def test_weights_in_two_places(far, monkeypatch):
     with torch.no_grad():
         model.transformer.h[1].mlp.c_fc.bias[3] += 1
     assert first != weights_digest(named_modules(model)) == near(model)
+
+
+def test_weights_that_cannot_be_summed_up_are_copied(far, monkeypatch):
+    def refuse(tensor):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    model = Numbers()
+    expected = near(model)
+    monkeypatch.setattr(digest, "_sums", refuse)
+    far.clear()
+    for _ in range(2):
+        assert weights_digest(named_modules(model.to(DEVICE))) == expected
+    assert len(far) == 2

@@ -100,7 +100,7 @@ NUMPY_TYPES = frozenset({torch.float32, torch.float16, torch.float64, torch.int6
 # Integers of each size in bytes, as which numbers are summed up.
 INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 # Numbers to a sum, and sums at a time.
-ROW, ROWS = 2**18, 32
+ROW, ROWS = 2**18, 16
 # Of each model on such devices: its checksum and its digest.
 _LAST: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
 
@@ -517,7 +517,10 @@ def weights_digest(modules: Modules) -> str:
     """
     if not any(_lies_far(module) for _, module in modules):
         return _digest(modules)
-    model, checksum = modules[0][1], _checksum(modules)
+    try:
+        model, checksum = modules[0][1], _checksum(modules)
+    except RuntimeError:  # not in the memory that is left, or of a kind that cannot be summed up
+        return _digest(modules)
     last, digest = _LAST.get(model, (None, ""))
     if checksum != last:
         digest = _digest(modules)
