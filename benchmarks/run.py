@@ -19,6 +19,7 @@ import bookkeeping
 import evaluate
 import first_calls
 import shared
+import short_text
 import torch
 import transformers
 import two_models
@@ -119,6 +120,13 @@ def all_parts(
         ]
         print_ways(results["first calls"])
 
+    def all_short_texts() -> None:
+        results["short text, live model"] = [
+            short_text.bundled_model(options.repetitions),
+            short_text.gpt2(setup if tiny else Setup("narrow"), options.repetitions),
+        ]
+        print_ways(results["short text, live model"])
+
     def all_many_texts() -> None:
         results["many texts"] = whole_runs.many_texts(100 if tiny else 10_000)
         print_many_texts(results["many texts"])
@@ -147,6 +155,7 @@ def all_parts(
     yield "shared context", one_context
     yield "two models", all_two_models
     yield "first calls", all_first_calls
+    yield "short text, live model", all_short_texts
     yield "many texts", all_many_texts
     yield "commands", all_commands
     yield "bookkeeping", all_bookkeeping

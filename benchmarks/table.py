@@ -42,21 +42,11 @@ def shared_table(results: dict, part: str = "shared passes") -> str:
     return markdown(["measurements", "", "time", "tokens read"], rows)
 
 
-def two_models_table(results: dict) -> str:
-    """Two models in one call, over two calls; and the divergence, over the losses and the heads."""
+def ways_table(results: dict, part: str) -> str:
+    """One way to do a work over another: two models, first calls, a short text with a live model."""
     rows = [
         [case["name"], label, _ratio(ratio)]
-        for case in results["two models"]
-        for label, ratio in case["ratios"].items()
-    ]
-    return markdown(["work", "", "time"], rows)
-
-
-def first_calls_table(results: dict) -> str:
-    """The first call with a model, over a later one and over what others take with a new model."""
-    rows = [
-        [case["name"], label, _ratio(ratio)]
-        for case in results["first calls"]
+        for case in results[part]
         for label, ratio in case["ratios"].items()
     ]
     return markdown(["work", "", "time"], rows)

@@ -30,6 +30,7 @@ import layers
 import measure
 import run
 import shared
+import short_text
 import table
 import two_models
 import utilisation
@@ -313,8 +314,19 @@ def test_first_calls_are_timed_beside_later_ones_and_others(outcome):
         ]
         assert later["low"] == pytest.approx(min(ratios))
         assert f"{first_calls.FIRST} / guide" in case["ratios"]
-    table_of_them = table.first_calls_table(outcome[0])
+    table_of_them = table.ways_table(outcome[0], "first calls")
     assert "first call, 64 tokens" in table_of_them and "first call, 20 tokens" in table_of_them
+
+
+def test_a_short_text_is_timed_beside_a_forward_pass(outcome):
+    cases = outcome[0]["short text, live model"]
+    for case in cases:
+        seconds = case["seconds"]
+        ratios = [a / b for a, b in zip(seconds[short_text.OURS], seconds[short_text.FORWARD])]
+        found = case["ratios"][f"{short_text.OURS} / {short_text.FORWARD}"]
+        assert found["median"] == pytest.approx(statistics.median(ratios))
+        assert case["name"] in table.ways_table(outcome[0], "short text, live model")
+    assert len(cases) == 2
 
 
 def test_lines_are_as_many_and_as_long_as_asked(tmp_path):
@@ -413,9 +425,10 @@ def test_published_tables_are_of_the_published_results():
     assert table.memory_table(results) in details
     assert table.bookkeeping_table(results) in details
     assert table.many_texts_table(results) in details
-    assert table.first_calls_table(results) in details
-    assert table.first_calls_table(results) in speed
-    assert table.two_models_table(results) in details
+    assert table.ways_table(results, "first calls") in details
+    assert table.ways_table(results, "first calls") in speed
+    for part in ("two models", "short text, live model"):
+        assert table.ways_table(results, part) in details
     for part in ("shared context", "many lengths"):
         assert table.shared_table(results, part) in details
 

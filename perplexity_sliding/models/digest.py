@@ -607,7 +607,7 @@ def _tensors(modules: Modules) -> Iterator[tuple[str, torch.Tensor]]:
     for prefix, module in modules:
         if not (module._parameters or module._buffers or _is_quantised(module)):
             continue
-        names = [*_names_of(module._parameters)]
+        names = _names_of(module._parameters)
         names += [name for name in _names_of(module._buffers) if _stays(module, name)]
         with _brought_in(module):
             for name in names:
@@ -616,13 +616,13 @@ def _tensors(modules: Modules) -> Iterator[tuple[str, torch.Tensor]]:
                 yield from _quantised_tensors(prefix, module)
 
 
-def _names_of(tensors: Mapping[str, torch.Tensor | None]) -> Iterator[str]:
-    """Yield the names of tensors, each of which under its first."""
-    seen: set[int] = set()
+def _names_of(tensors: Mapping[str, torch.Tensor | None]) -> list[str]:
+    """List the names of tensors, each of which under its first."""
+    names: dict[int, str] = {}
     for name, tensor in tensors.items():
-        if tensor is not None and id(tensor) not in seen:
-            seen.add(id(tensor))
-            yield name
+        if tensor is not None:
+            names.setdefault(id(tensor), name)
+    return list(names.values())
 
 
 def _is_quantised(module: torch.nn.Module) -> bool:
@@ -651,8 +651,10 @@ def _stays(module: torch.nn.Module, buffer: str) -> bool:
 
 def _brought_in(module: torch.nn.Module) -> AbstractContextManager:
     """Bring weights that accelerate has offloaded to where they can be read."""
+    if "_hf_hook" not in vars(module):
+        return nullcontext()
     own = (*module._parameters.values(), *module._buffers.values())
-    if not hasattr(module, "_hf_hook") or not any(t is not None and t.is_meta for t in own):
+    if not any(tensor is not None and tensor.is_meta for tensor in own):
         return nullcontext()
     from accelerate.utils import align_module_device
 
@@ -661,6 +663,9 @@ def _brought_in(module: torch.nn.Module) -> AbstractContextManager:
 
 def plain_tensors(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
     """Yield a tensor, or those that make up a quantised one: codes and scales."""
+    if type(tensor) in (torch.Tensor, torch.nn.Parameter) and not vars(tensor):
+        yield tensor
+        return
     if hasattr(tensor, "__tensor_flatten__"):
         for name in tensor.__tensor_flatten__()[0]:
             yield from plain_tensors(getattr(tensor, name))
