@@ -66,7 +66,7 @@ def _own_package() -> Iterator[None]:
 def _find_own_package() -> Path:
     """Return the folder of the package that belongs to this file.
 
-    It lies beside the file that evaluate was asked for, around it, or in the same Space.  A file
+    It lies beside the file that evaluate loads, around it, or in the same Space.  A file
     that stands alone takes the package that Python imports.
     """
     load = _call_of_load()
@@ -279,7 +279,7 @@ Returns:
             were found.
         token_scores (list of dict): with `return_token_scores`, for each text the equally long
             lists tokens, offsets (characters of the text), nll (nats; None where unscored) and
-            context_length (tokens seen; 0 where unscored); where asked for, rank (1 for the likeliest)
+            context_length (tokens seen; 0 where unscored); on request, rank (1 for the likeliest)
             and entropy (nats, of the prediction); with `num_alternatives` rank and
             alternatives ([decoded token, nll] pairs, likeliest first); and
             windows, the plan: begin (first token read), first and end (tokens scored), start_token.
@@ -381,7 +381,7 @@ class PerplexitySliding(evaluate.Metric):
 
     Attributes:
         protocols: what `protocol` takes, by name; each row says what it does.
-        default_protocol: the name of the one that is used unless another is asked for.
+        default_protocol: the name of the one that is used by default.
     """
 
     protocols: dict[str, Protocol] = PROTOCOLS

@@ -441,7 +441,7 @@ def find_own_windows(
 
 @dataclass(frozen=True)
 class Scores:
-    """What the forward passes of a call gave.
+    """Scores from the forward passes of a call.
 
     Attributes:
         models: those that ran.

@@ -141,7 +141,7 @@ class FilePath:
 
 @dataclass(frozen=True)
 class Function:
-    """What can be called."""
+    """A callable."""
 
     def check(self, name: str, value: object) -> None:
         """Refuse anything else."""

@@ -122,7 +122,7 @@ def warn_of_paths(name: str, texts: Sequence[str]) -> None:
 
 @dataclass(frozen=True)
 class Setting:
-    """One of the measurements that a call asks for.
+    """Settings of one of the measurements of a call.
 
     Attributes:
         max_length, stride: None leaves them to the protocol and the model.
@@ -342,7 +342,7 @@ def check_spans_of(name: str, spans: Any, text: str, number: int) -> list[tuple[
 
 @dataclass(frozen=True)
 class LongContext:
-    """What a call asks about long contexts.
+    """Arguments of a call about long contexts.
 
     Attributes:
         context_lengths: windows to compare, "doubling", or None.
@@ -362,7 +362,7 @@ def check_long_context(
     settings: Sequence[Setting],
     gives_list: bool,
 ) -> LongContext:
-    """Check what a call asks about long contexts, and that it asks for one measurement."""
+    """Check the arguments about long contexts, which need a single measurement."""
     lengths, edges = _ascending(context_lengths), _ascending(positions)
     asked = {"context_lengths": lengths is not None, "positions": edges is not None, "carry": carry}
     for name in (name for name, is_asked in asked.items() if is_asked):
@@ -403,7 +403,7 @@ def _ascending(values: Iterable[int] | str | None) -> list[int] | str | None:
 
 @dataclass(frozen=True)
 class KeyTokenRule:
-    """What makes a token key.
+    """Rule that decides which tokens are key.
 
     Attributes:
         short_context: fewest tokens that the short context has; nothing before that is key.

@@ -52,7 +52,7 @@ class HelpAction(argparse.Action):
 
 
 def overview(parser: argparse.ArgumentParser, groups: dict[str, list[str]]) -> str:
-    """Say what it is for, what most people need, and what else there is by groups."""
+    """Describe the purpose, the options that most people need, and the others by groups."""
     often = described(parser, list(OFTEN))
     listed = [
         textwrap.fill(

@@ -3,7 +3,7 @@
 To add an option, add a row to one of the tables below.  A row named like an argument of the metric
 reaches `metric.compute` by itself when it stands in MEASURE, MODEL, RUN or TOKENS; what the result
 gains by it shows in JSON by itself and in tidy rows too (rows.py), and gets its table for people in
-tables.py.  Nothing here imports what takes long, so that a mistake is told at once.
+tables.py.  Nothing here imports what takes long, so that mistakes are reported at once.
 """
 
 import argparse
@@ -50,7 +50,7 @@ DATA_FORMATS = ("json", *TIDY)
 
 
 def option(help: str, **settings) -> dict:
-    """Return what argparse is told of an option."""
+    """Return the keyword arguments of `add_argument` for an option."""
     return {"help": help} | settings
 
 
@@ -89,7 +89,7 @@ REFERENCE = {
 
 
 def was_started_by_torchrun() -> bool:
-    """Tell whether this is a process of a torchrun, and not a program that one of them runs.
+    """Return whether torchrun started this process, and not a program that one of its processes runs.
 
     Such a program inherits the description of a group that nobody else would join with it.
     """
@@ -637,7 +637,7 @@ def check_companions(args: argparse.Namespace) -> None:
 
 
 def resolve_format(args: argparse.Namespace) -> str:
-    """Find the format asked for, by name or by the ending of the file that is written."""
+    """Return the output format: the one that is named, or that of the ending of --output."""
     if args.part or args.verify:
         return "json"
     if args.output is None:

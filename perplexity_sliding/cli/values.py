@@ -1,4 +1,4 @@
-"""What stands behind an option: numbers, sizes, lists, JSON, escapes."""
+"""Readers of the values of options: numbers, sizes, lists, JSON, escapes."""
 
 import argparse
 import json

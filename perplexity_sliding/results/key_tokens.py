@@ -167,7 +167,7 @@ def merge_spans(offsets: np.ndarray) -> np.ndarray:
 
 
 def tokens_inside(offsets: np.ndarray, spans: np.ndarray) -> np.ndarray:
-    """Tell which tokens (N,) have all their characters in one of the spans.
+    """Return which tokens (N,) have all their characters in one of the spans.
 
     Args:
         offsets: first and one-past-last character of each token (N, 2).

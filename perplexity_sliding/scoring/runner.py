@@ -315,7 +315,7 @@ def cut(columns: Columns, offset: int, count: int) -> Columns:
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a run has come: what `callback` gets after every batch.
+    """Progress of a run, which `callback` is called with after every batch.
 
     Attributes:
         done, total: tokens that went and that have to go through the model, in this process; where
@@ -351,7 +351,7 @@ class RunningEstimate:
 
 @dataclass(frozen=True)
 class Session:
-    """How a call runs: batches, memory, checkpoint, processes, progress.
+    """Settings of how a call runs: batches, memory, checkpoint, processes, progress.
 
     Attributes:
         batch_size: windows of the longest length in one forward pass.
@@ -460,7 +460,7 @@ class Runner:
 
         Args:
             models, measures: of the scorer; all processes must have the same.
-            key_prefix: tells apart scores that depend on more than what a pass reads.
+            key_prefix: identifies what the scores depend on beside the tokens that a pass reads.
         """
         self.processes.agree(
             lambda: key_prefix + describe_all(models, self.work.measurements, measures),
@@ -552,7 +552,7 @@ class Runner:
 
     @contextmanager
     def _naming_text(self, share: Sequence[int]) -> Iterator[None]:
-        """Say which tokens of which text a pass of a share has, where it is refused."""
+        """Add the text and the tokens of a pass to the error that refuses it."""
         try:
             yield
         except PassError as error:
