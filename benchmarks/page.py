@@ -1,5 +1,7 @@
 """Measure the page in a browser: what it weighs, what moves, how much of it is text, how fast it is.
 
+Beside that, how many words and controls the first screen has, and what the server keeps of requests.
+
     python benchmarks/page.py
 
 Serves the app with the bundled model and, beside it, a bare gradio page with one text box that tells its
@@ -9,12 +11,16 @@ and as the median of the ratios of a turn, which a busy machine changes less.
 """
 
 import argparse
+import json
+import os
 import shutil
 import statistics
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.request import Request, urlopen
 
 import gradio as gr
 from selenium import webdriver
@@ -59,6 +65,30 @@ return {
   lines: Math.floor((height - parseFloat(style.paddingTop)) / parseFloat(style.lineHeight)),
 };
 """
+# Words and controls that are in sight, but for the words of the visitor's own text.
+FIRST_SCREEN = """
+const seen = (box) => box.width > 2 && box.height > 2 && box.top < innerHeight && box.bottom > 0 && box.left < innerWidth && box.right > 0;
+const shown = (element) => {
+  if (!element.checkVisibility({visibilityProperty: true, opacityProperty: true})) return false;
+  for (let at = element; at; at = at.parentElement) {
+    const { width, height } = at.getBoundingClientRect(), { overflow, display } = getComputedStyle(at);
+    if (overflow !== "visible" && display !== "contents" && (width <= 2 || height <= 2)) return false; // for screen readers
+  }
+  return true;
+};
+const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT), range = document.createRange();
+let words = 0;
+while (walker.nextNode()) {
+  const node = walker.currentNode, parent = node.parentElement;
+  if (!node.data.trim() || parent.closest(".ps-mirror, script, style, [popover]") || !shown(parent)) continue;
+  range.selectNode(node);
+  if ([...range.getClientRects()].some(seen)) words += node.data.trim().split(/\\s+/).length;
+}
+const controls = [...document.querySelectorAll("button, a[href], input, textarea, summary, [role=slider]")];
+return { words, controls: controls.filter((one) => shown(one) && seen(one.getBoundingClientRect())).length };
+"""
+QUIET_AFTER = 7  # seconds: the hint in the corner has left
+FEW, MANY = 200, 2000  # requests
 # The time from a letter that is typed until the answer to it is drawn.
 ANSWER = """
 const [letter, bare, done] = arguments, area = document.querySelector("#text textarea, #bare-text textarea");
@@ -74,6 +104,40 @@ const looks = new MutationObserver(() => {
 looks.observe(document.querySelector("#results, #bare-answer"), {childList: true, characterData: true, subtree: true});
 area.dispatchEvent(new Event("input", {bubbles: true}));
 """
+
+
+def first_screen(browser) -> dict:
+    time.sleep(QUIET_AFTER)
+    return browser.execute_script(FIRST_SCREEN)
+
+
+def resident() -> int:
+    """Return the bytes of memory that this process holds; on Linux alone."""
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+def call_score(url: str, text: str) -> None:
+    """Score a text as a program does, and read the answer to its end."""
+    address = f"{url}gradio_api/call/score"
+    data = [text, "demo_model", None, None, "automatic", "sliding", False, "", False]
+    headers = {"Content-Type": "application/json"}
+    body = json.dumps({"data": data}).encode()
+    with urlopen(Request(address, body, headers), timeout=PATIENCE) as answer:
+        event = json.load(answer)["event_id"]
+    with urlopen(f"{address}/{event}", timeout=PATIENCE) as answer:
+        if "event: complete" not in answer.read().decode():
+            raise RuntimeError("A request was not answered.")
+
+
+def measure_memory(url: str, text: str, few: int = FEW, many: int = MANY) -> tuple[int, int]:
+    """Return the memory after a few requests, and after many."""
+    held = []
+    for number in range(1, many + 1):
+        call_score(url, f"{number}. {text}")
+        if number in (few, many):
+            held.append(resident())
+    return tuple(held)
 
 
 def bare_page(text: str) -> gr.Blocks:
@@ -149,6 +213,9 @@ def measure(url: str, bare: str, text: str, turns: int) -> Iterator[tuple[str, l
     seen = both(1, lambda browser: {**first_visit(browser), **browser.execute_script(TEXT)})
     yield "share of the first screen that is text", [f"{100 * one['share']:.0f} %" for one in seen]
     yield "lines of text on the first screen", [str(one["lines"]) for one in seen]
+    screens = both(1, first_screen)
+    yield "words on the first screen", [str(one["words"]) for one in screens]
+    yield "controls on the first screen", [str(one["controls"]) for one in screens]
     moved = both(SLOWED, first_visit)
     named = f"layout shift, the browser slowed {SLOWED} times"
     yield named, [f"{one['shift']:.4f}" for one in moved]
@@ -176,7 +243,14 @@ def timed(ours: list[float], theirs: list[float]) -> list[str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--turns", type=int, default=5, help="of each time, 5 by default")
+    parser.add_argument(
+        "--memory",
+        action="store_true",
+        help=f"only measure memory after {FEW} and {MANY:,} requests",
+    )
     args = parser.parse_args()
+    if args.memory:
+        return print_memory()
     text = next(iter(samples().values()))[:CHARACTERS]
     page, bare = app.create_app(), bare_page(text)
     _, url, _ = page.launch(**launch_options(), prevent_thread_lock=True, quiet=True)
@@ -186,6 +260,19 @@ def main() -> None:
     for name, cells in measure(url, bare_url, text, args.turns):
         print(f"| {name} | {' | '.join([*cells, '', ''][:3])} |", flush=True)
     bare.close()
+    page.close()
+
+
+def print_memory() -> None:
+    """Print what the server holds after a few requests and after many."""
+    text = next(iter(samples().values()))[:CHARACTERS]
+    page = app.create_app()
+    _, url, _ = page.launch(**launch_options(), prevent_thread_lock=True, quiet=True)
+    few, many = measure_memory(url, text)
+    print(
+        f"after {FEW} requests: {few / 1e6:,.0f} MB; after {MANY:,}: {many / 1e6:,.0f} MB, ", end=""
+    )
+    print(f"{(many - few) / 1e6:+,.0f} MB")
     page.close()
 
 

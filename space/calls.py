@@ -15,8 +15,14 @@ TABLE_FILE = "text.jsonl"
 OPTIONS = {"context_separator": "context-separator"}
 
 
-def python_call(scored: Scored, reference: LoadedModel | None = None) -> str:
-    """Write Python that computes the same number from text.txt, or compares with a reference."""
+def python_call(
+    scored: Scored, reference: LoadedModel | None = None, varied: dict | None = None
+) -> str:
+    """Write Python that computes the same number from text.txt, or compares with a reference.
+
+    Args:
+        varied: arguments of which there are several values, see `_arguments`.
+    """
     imports, lines, arguments = _model_lines(scored.loaded)
     wanted = 'results["perplexity"]'
     if reference is not None:
@@ -27,9 +33,10 @@ def python_call(scored: Scored, reference: LoadedModel | None = None) -> str:
         entries = ", ".join(f'"{name}": {value}' for name, value in more.items())
         arguments["reference"] = f"{{{entries}}}"
         wanted = 'results["comparison"]["summary"]'
-    arguments |= {
-        name: literal(value) for name, value in _arguments(scored).items() if name != "contexts"
-    }
+    if varied:
+        wanted = '[one.get("perplexity", one.get("error")) for one in results["measurements"]]'
+    own = _arguments(scored, varied)
+    arguments |= {name: literal(value) for name, value in own.items() if name != "contexts"}
     texts = {"predictions": (scored.text, "text", TEXT_FILE)}
     if scored.settings.context:
         texts["contexts"] = (scored.settings.context, "context", CONTEXT_FILE)
@@ -76,14 +83,20 @@ def _model_lines(loaded: LoadedModel) -> tuple[list[str], list[str], dict[str, s
     return imports, lines, {"model": "model", "tokenizer": "tokenizer"}
 
 
-def shell_call(scored: Scored, reference: LoadedModel | None = None) -> str:
-    """Write commands that print the same number from text.txt, or compare with a reference."""
+def shell_call(
+    scored: Scored, reference: LoadedModel | None = None, varied: dict | None = None
+) -> str:
+    """Write commands that print the same number from text.txt, or compare with a reference.
+
+    Args:
+        varied: arguments of which there are several values, see `_arguments`.
+    """
     before = []
     if space():
         folder = space().split("/")[-1]
         address = f"https://huggingface.co/spaces/{space()}"
         before = [f"git clone {address}  # the metric and the bundled model", f"cd {folder}"]
-    arguments, options, file = _named(scored.loaded) | _arguments(scored), [], TEXT_FILE
+    arguments, options, file = _named(scored.loaded) | _arguments(scored, varied), [], TEXT_FILE
     if arguments.pop("contexts", None):
         file = TABLE_FILE
         options += ["--context-column", "context"]
@@ -96,11 +109,15 @@ def shell_call(scored: Scored, reference: LoadedModel | None = None) -> str:
         of_reference = {f"reference_{name}": value for name, value in _named(reference).items()}
         arguments |= {"reference": of_reference.pop("reference_model_id")} | of_reference
     for name, value in arguments.items():
-        options += [
-            f"--{OPTIONS.get(name, name)}",
-            value if isinstance(value, str) else json.dumps(value),
-        ]
+        options += [f"--{OPTIONS.get(name, name)}", _option(value)]
     return "\n".join([*before, shlex.join(["python", "score.py", path, *options])])
+
+
+def _option(value: object) -> str:
+    """Write a value as the command line takes it; several with commas between."""
+    if isinstance(value, list):
+        return ",".join(map(_option, value))
+    return value if isinstance(value, str) else json.dumps(value)
 
 
 def literal(value) -> str:
@@ -124,8 +141,16 @@ def _named(loaded: LoadedModel) -> dict:
     return {"model_id": loaded.name} | version
 
 
-def _arguments(scored: Scored) -> dict:
-    """Return the metric's other arguments, without those at their default."""
+def _arguments(scored: Scored, varied: dict | None = None) -> dict:
+    """Return the metric's other arguments, without those at their default.
+
+    Args:
+        varied: other values for some of them; None for the default.
+    """
     defaults = {"add_start_token": True, "protocol": "sliding"}
-    arguments = scored.settings.arguments()
-    return {name: value for name, value in arguments.items() if defaults.get(name) != value}
+    arguments = scored.settings.arguments() | (varied or {})
+    return {
+        name: value
+        for name, value in arguments.items()
+        if value is not None and defaults.get(name) != value
+    }

@@ -1,4 +1,4 @@
-"""A picture of a result to pass on: the coloured text, the number, and how it was made.
+"""A picture of a result to pass on: a title, the number, the coloured text or a chart, and how it was made.
 
 One SVG file without any script, font or address in it.
 """
@@ -7,19 +7,23 @@ import html
 import math
 import re
 import unicodedata
-from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import accumulate, groupby
 from operator import itemgetter
 
 import regex
 
 from perplexity_sliding.views.assets import STYLE
+from perplexity_sliding.views.comparison import change_colour, measure_changes, text_of
 from perplexity_sliding.views.markup import count, interval_words, number
-from perplexity_sliding.views.surprise import EDGES
+from perplexity_sliding.views.numbers import surprise_words
+from perplexity_sliding.views.segments import Segment
+from perplexity_sliding.views.surprise import bits_colour
 from perplexity_sliding.views.tokens import text_segments
 
-from .service import Scored
+from .calls import space
+from .service import Compared, Scored
 
 WIDTH = 1000
 MARGIN = 40
@@ -27,45 +31,125 @@ LETTER = 9.6  # pixels across, at 16 pixels of a monospaced font
 COLUMNS = int((WIDTH - 2 * MARGIN) / LETTER)
 LINE = 28
 LINES = 12
-HEAD = 164
+ROWS = 16  # of a chart
+HEAD = 206
 FOOT = 96
-GROUND, INK, SOFT = "#ffffff", "#1b2330", "#566074"
+NAMES = 300  # pixels across, of a chart's rows
+GROUND, INK, SOFT, LINES_INK, ACCENT = "#ffffff", "#1b2330", "#566074", "#d9dee7", "#3b4fc4"
 MONOSPACED = "ui-monospace, SFMono-Regular, Menlo, Consolas, monospace"
 PROPORTIONAL = "system-ui, -apple-system, 'Segoe UI', Roboto, sans-serif"
 
-Word = list[tuple[str, int | None]]  # pieces of text, each with its level of surprise
+Piece = tuple[str, str | None]  # of text, with the class of its colour
+Word = list[Piece]
+
+
+@dataclass(frozen=True)
+class Head:
+    """What stands above the text or the chart: a title, a number, and two lines about it."""
+
+    title: str
+    large: str
+    lines: Sequence[str]
 
 
 def card(scored: Scored) -> str:
-    """Draw the card."""
-    rows, is_whole = _lay_out(scored)
-    height = HEAD + LINE * len(rows) + FOOT
-    colours = page_colours()
-    body = "".join(
-        _piece(text, column, HEAD + LINE * row, colours.get(level))
-        for row, pieces in enumerate(rows)
-        for text, column, level in pieces
+    """Draw a score: the number and the text, coloured by surprise."""
+    rows, is_whole = _lay_out(_surprises(scored))
+    within = "" if scored.interval is None else f", {interval_words(scored.interval)}"
+    name = scored.loaded.name
+    head = Head(
+        f"How surprised is {name} by these words?",
+        number(scored.result["perplexity"]),
+        [f"Perplexity for {name}{within}", surprise_words(scored)],
     )
+    colours = "stronger colours, bigger surprises"
+    return _draw(head, _text_rows(rows), len(rows), _foot(scored, is_whole, colours))
+
+
+def comparison_card(compared: Compared) -> str:
+    """Draw a comparison of two models: the verdict and the text, coloured by what changed."""
+    scored, comparison, reference = compared.scored, compared.comparison, compared.reference.name
+    rows, is_whole = _lay_out(_changes(compared))
+    kind = "perplexity" if compared.by_tokens else "bits_per_byte"
+    before, after = (
+        number(one[name])
+        for one, name in ((comparison, f"reference_{kind}"), (scored.result, kind))
+    )
+    head = Head(
+        f"What does {scored.loaded.name} change?",
+        f"{before} → {after}",
+        [f"{kind.replace('_', ' ').capitalize()} for {reference} and for {scored.loaded.name}", ""],
+    )
+    colours = "orange: worse than the reference, blue: better"
+    return _draw(head, _text_rows(rows), len(rows), _foot(scored, is_whole, colours))
+
+
+def chart_card(head: Head, values: Sequence[tuple[str, float]], scored: Scored) -> str:
+    """Draw perplexities of one text under several settings, each with its name, on one axis."""
+    shown = values[:ROWS]
+    finite = [math.log(value) for _, value in shown if math.isfinite(value)]
+    low, span = (min(finite), max(finite) - min(finite)) if finite else (0.0, 0.0)
+    left, wide = MARGIN + NAMES, WIDTH - 2 * MARGIN - NAMES - 130
+    body = ""
+    for row, (name, value) in enumerate(shown):
+        y = HEAD + LINE * row
+        share = (
+            (math.log(value) - low) / span
+            if span and math.isfinite(value)
+            else float(value == math.inf)
+        )
+        x = left + wide * share
+        body += (
+            f'<rect x="{left}" y="{y - 6.5}" width="{wide}" height="1" fill="{LINES_INK}"/>'
+            f'<rect x="{x - 7:.1f}" y="{y - 13}" width="14" height="14" rx="7" fill="{ACCENT}"/>'
+            + _text(name, MARGIN, y, INK, f'font-family="{PROPORTIONAL}"')
+            + _text(
+                number(value),
+                left + wide + 30,
+                y,
+                INK,
+                f'font-family="{PROPORTIONAL}" font-weight="700"',
+            )
+        )
+    more = "" if len(values) <= ROWS else f", {len(values) - ROWS} more not shown"
+    return _draw(
+        head, body, len(shown), _foot(scored, True, f"lower is less surprised{more}", of_all=True)
+    )
+
+
+def _draw(head: Head, body: str, rows: int, foot: Sequence[str]) -> str:
+    """Put head, body and foot into one picture."""
+    height = HEAD + LINE * rows + FOOT
+    label = _quote(f"{head.title} {head.large}. {' '.join(filter(None, head.lines))}")
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{height}" '
-        f'viewBox="0 0 {WIDTH} {height}" role="img" aria-label="{_quote(_headline(scored))}">'
+        f'viewBox="0 0 {WIDTH} {height}" role="img" aria-label="{label}">'
         f'<rect width="{WIDTH}" height="{height}" rx="24" fill="{GROUND}"/>'
-        f"{_head(scored)}{body}{_foot(scored, height, is_whole)}</svg>"
+        f"{_head(head)}{body}{_foot_lines(foot, height)}</svg>"
     )
 
 
-def page_colours() -> dict[int, tuple[str, str]]:
-    """Read background and ink of each level of surprise from the page's light style."""
+def _text_rows(rows: Sequence[Sequence[tuple[str, int, str | None]]]) -> str:
+    colours = page_colours()
+    return "".join(
+        _piece(text, column, HEAD + LINE * row, colours.get(colour))
+        for row, pieces in enumerate(rows)
+        for text, column, colour in pieces
+    )
+
+
+def page_colours() -> dict[str, tuple[str, str]]:
+    """Read background and ink of each class of surprise and of change from the page's light style."""
     style = STYLE.read_text(encoding="utf-8")
-    inks = dict(re.findall(r"--ps-on-b(\d): (#\w+)", style)[::-1])
-    grounds = dict(re.findall(r"--ps-b(\d): (#\w+)", style)[::-1])  # the first ones are light
-    return {int(level): (colour, inks.get(level, INK)) for level, colour in grounds.items()}
+    inks = dict(re.findall(r"--ps-on-(b\d): (#\w+)", style)[::-1])
+    grounds = dict(re.findall(r"--ps-([bvw]\d): (#\w+)", style)[::-1])  # the first ones are light
+    return {name: (colour, inks.get(name, INK)) for name, colour in grounds.items()}
 
 
-def _lay_out(scored: Scored) -> tuple[list[list[tuple[str, int, int | None]]], bool]:
-    """Lay out lines of (text, column, level of surprise or None); say whether all the text fits."""
+def _lay_out(pieces: Iterable[Piece]) -> tuple[list[list[tuple[str, int, str | None]]], bool]:
+    """Lay out lines of (text, column, class of its colour or None); say whether all the text fits."""
     rows, directions, column = [[]], [None], 0
-    for word in _words(scored):
+    for word in _words(pieces):
         wide = sum(columns(text) for text, _ in word)
         is_space = not word[0][0].strip()
         if word[0][0] == "\n" or (column and column + wide > COLUMNS):
@@ -89,13 +173,13 @@ def _direction(word: Word) -> str | None:
     return next(({"AL": "R"}.get(kind, kind) for kind in kinds if kind in ("L", "R", "AL")), None)
 
 
-def _place(row: list[Word], base: str) -> list[tuple[str, int, int | None]]:
+def _place(row: list[Word], base: str) -> list[tuple[str, int, str | None]]:
     """Place the pieces of a line in columns, in a paragraph that runs in the direction `base`."""
     ordered = [piece for word in _visual_order(row, base) for piece in word]
     wide = [columns(text) for text, _ in ordered]
     begin = COLUMNS - sum(wide) if base == "R" else 0
     starts = accumulate(wide, initial=begin)
-    return [(text, column, level) for (text, level), column in zip(ordered, starts)]
+    return [(text, column, colour) for (text, colour), column in zip(ordered, starts)]
 
 
 def _visual_order(row: list[Word], base: str) -> list[Word]:
@@ -119,32 +203,44 @@ def _visual_order(row: list[Word], base: str) -> list[Word]:
     return [word for run in runs[:: -1 if base == "R" else 1] for word in run]
 
 
-def _words(scored: Scored) -> Iterator[Word]:
-    """Yield words as pieces (text, level of surprise) that each fit a line; white space alone."""
+def _words(pieces: Iterable[Piece]) -> Iterator[Word]:
+    """Yield words as pieces that each fit a line; white space alone."""
     word = []
-    for text, level in _pieces(scored):
+    for text, colour in pieces:
         wide = sum(columns(piece) for piece, _ in word)
         if word and (not text.strip() or wide + columns(text) > COLUMNS):
             yield word
             word = []
         if text.strip():
-            word.append((text, level))
+            word.append((text, colour))
         else:
             yield [(text, None)]
     if word:
         yield word
 
 
-def _pieces(scored: Scored) -> Iterator[tuple[str, int | None]]:
-    """Cut the text at tokens and spaces; yield each piece with its level of surprise."""
+def _surprises(scored: Scored) -> Iterator[Piece]:
+    """Yield the pieces of the text with their colours of surprise."""
     segments, text = text_segments(scored)
     for segment in segments:
-        if segment.end <= len(scored.settings.context):
-            continue
-        level = _level(scored.tokens["nll"], segment)
-        for part in re.findall(r"\n|[^\S\n]+|\S+", text[segment.start : segment.end]):
-            for piece in _chunks(part):
-                yield piece, level
+        if segment.end > len(scored.settings.context):
+            yield from _cut(text, segment, _surprise_colour(scored.tokens["nll"], segment))
+
+
+def _changes(compared: Compared) -> Iterator[Piece]:
+    """Yield the pieces of the text with their colours of change."""
+    segments, text = text_of(compared.pair)
+    changes = {change.piece: change for change in measure_changes(compared.pair, segments)}
+    for place, segment in enumerate(segments):
+        if segment.end > len(compared.scored.settings.context):
+            yield from _cut(text, segment, change_colour(changes.get(place)))
+
+
+def _cut(text: str, segment: Segment, colour: str | None) -> Iterator[Piece]:
+    """Cut a segment at its spaces, and where a line could not take it."""
+    for part in re.findall(r"\n|[^\S\n]+|\S+", text[segment.start : segment.end]):
+        for piece in _chunks(part):
+            yield piece, colour
 
 
 def _chunks(part: str) -> Iterator[str]:
@@ -166,11 +262,9 @@ def columns(text: str) -> int:
     )
 
 
-def _level(nll: list[float | None], segment) -> int | None:
+def _surprise_colour(nll: list[float | None], segment: Segment) -> str | None:
     values = [] if segment.first is None else nll[segment.first : segment.last + 1]
-    if not values or None in values:
-        return None
-    return max(0, bisect_right(EDGES, sum(values) / math.log(2)) - 1)
+    return None if not values or None in values else bits_colour(sum(values) / math.log(2))
 
 
 def _piece(text: str, column: int, y: float, colour: tuple[str, str] | None) -> str:
@@ -189,21 +283,28 @@ def _piece(text: str, column: int, y: float, colour: tuple[str, str] | None) -> 
     return box + _text(text, begin, y, ink, looks)
 
 
-def _head(scored: Scored) -> str:
-    result = scored.result
-    large = f'font-family="{PROPORTIONAL}" font-weight="700" font-size="64"'
-    return _text(number(result["perplexity"]), MARGIN, 84, INK, large) + _text(
-        _headline(scored), MARGIN, 118, SOFT, f'font-family="{PROPORTIONAL}"'
+def _head(head: Head) -> str:
+    bold, plain = f'font-family="{PROPORTIONAL}" font-weight="700"', f'font-family="{PROPORTIONAL}"'
+    return (
+        _text(head.title, MARGIN, 50, INK, f'{bold} font-size="24"')
+        + _text(head.large, MARGIN, 118, INK, f'{bold} font-size="64"')
+        + "".join(
+            _text(line, MARGIN, 146 + 24 * place, SOFT, plain)
+            for place, line in enumerate(head.lines)
+        )
     )
 
 
-def _headline(scored: Scored) -> str:
-    within = "" if scored.interval is None else f", {interval_words(scored.interval)}"
-    return f"Perplexity for {scored.loaded.name}{within}"
+def _foot(scored: Scored, is_whole: bool, colours: str, of_all: bool = False) -> tuple[str, str]:
+    """Write how the numbers were made.
 
-
-def _foot(scored: Scored, height: int, is_whole: bool) -> str:
+    Args:
+        of_all: whether they are of several settings, so that only what they share is said.
+    """
     settings, result = scored.settings, scored.result
+    where = f"huggingface.co/spaces/{space()}" if space() else "perplexity_sliding"
+    if of_all:
+        return f"{scored.loaded.name}, window {settings.window:,}; {colours}.", where
     stride = "" if settings.stride is None else f", stride {settings.stride:,}"
     part = "" if is_whole else ", of which the beginning is shown"
     after = (
@@ -213,15 +314,14 @@ def _foot(scored: Scored, height: int, is_whole: bool) -> str:
         f"{settings.protocol}, window {settings.window:,}{stride}: {result['num_tokens']:,} tokens "
         f"scored{after}{part}."
     )
-    small = f'font-family="{PROPORTIONAL}" font-size="15"'
-    signature = f'font-family="{MONOSPACED}" font-size="13"'
-    return _text(said, MARGIN, height - 58, SOFT, small) + _text(
-        f"{result['signature_short']}  stronger colours, bigger surprises",
-        MARGIN,
-        height - 32,
-        SOFT,
-        signature,
-    )
+    return said, f"{where}  {result['signature_short']}  {colours}"
+
+
+def _foot_lines(lines: Sequence[str], height: int) -> str:
+    said, small = lines
+    return _text(
+        said, MARGIN, height - 58, SOFT, f'font-family="{PROPORTIONAL}" font-size="15"'
+    ) + _text(small, MARGIN, height - 32, SOFT, f'font-family="{MONOSPACED}" font-size="13"')
 
 
 def _text(text: str, x: float, y: float, ink: str, looks: str) -> str:

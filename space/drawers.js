@@ -8,6 +8,7 @@ function openDrawer(id, button) {
   opener = button;
   drawer.inert = false;
   drawer.classList.add("ps-open");
+  if (id === "share") { drawer.classList.add("ps-waits"); document.getElementById("make-share").click(); }
   button.setAttribute("aria-expanded", "true");
   focusInto(drawer);
 }
@@ -31,5 +32,14 @@ document.addEventListener("click", (event) => {
   if (event.target.closest?.("[data-close]") || (opener && !event.target.closest?.(".ps-drawer, ul[role=listbox]"))) closeDrawers();
 });
 document.addEventListener("keydown", ({ key, isTrusted }) => { if (key === "Escape" && isTrusted && opener) closeDrawers(); });
-/* Whoever goes on by Tab leaves it: below lie controls that nobody would see. */
-document.addEventListener("focusin", ({ target }) => { if (opener && target !== opener && !target.closest(".ps-drawer, ul[role=listbox], #status")) closeDrawers(false); });
+/* The focus stays in the drawer: behind its last control comes the first, and before the first the last. */
+const REACHED = "a[href], button, input, textarea, summary, [tabindex]:not([tabindex='-1'])";
+document.addEventListener("keydown", (event) => {
+  const drawer = document.querySelector(".ps-drawer.ps-open");
+  if (event.key !== "Tab" || !drawer) return;
+  const controls = [...drawer.querySelectorAll(REACHED)].filter((one) => !one.disabled && one.tabIndex >= 0 && one.checkVisibility({ visibilityProperty: true }));
+  const [first, last] = [controls[0], controls.at(-1)], at = document.activeElement, inside = drawer.contains(at);
+  if (inside && at !== (event.shiftKey ? first : last)) return;
+  event.preventDefault();
+  (event.shiftKey ? last : first).focus();
+}, true); // before a list of gradio's takes it

@@ -2,15 +2,16 @@
 
    Behind the text box lies a mirror with the same lines, whose pieces have colours; the letters of the box
    itself are invisible.  What is typed keeps the colours around it until the next result is there. */
-const PLAY_MS = 20000, STEP_MS = [60, 900], MOST_BARS = 300, TALLEST = 16, SEND_MS = 150, TIP_GAP = 6, DOT = 9, DOCKS = { window: 48, stride: 150 };
+const PLAY_MS = 20000, STEP_MS = [60, 900], MOST_BARS = 300, TALLEST = 16, SEND_MS = 150, TIP_GAP = 6, DOT = 9, DOCKS = { window: 48, stride: 150 }, PENCIL = 56;
 let unit = "tokens"; // what a visitor chose outlives a result
+const onPhone = () => matchMedia("(max-width: 640px)").matches;
 const fieldOf = (name) => document.querySelector(`#${name} input[type=number]`);
 let stage = null, drawn = null; // the box with what lies around it; the result that colours it
 
 function makeStage(area) {
   const frame = area.parentElement, part = (name, parent = frame) => { const made = make("div", name); parent.append(made); return made; };
   frame.classList.add("ps-stage");
-  const mirror = part("ps-mirror"), over = part("ps-over"), strip = part("ps-strip");
+  const mirror = part("ps-mirror"), over = part("ps-over"), strip = part("ps-strip"), band = make("div", "ps-band");
   const tip = part("ps-view ps-tip", document.body);
   for (const hidden of [mirror, strip]) hidden.setAttribute("aria-hidden", "true");
   tip.setAttribute("role", "status");
@@ -38,12 +39,42 @@ function makeStage(area) {
   area.addEventListener("input", () => { drawn?.release(); drawn?.lay(); });
   area.addEventListener("pointermove", (event) => { if (event.pointerType === "mouse") drawn?.point(event.clientX, event.clientY); });
   area.addEventListener("pointerleave", () => drawn?.leave());
-  area.addEventListener("click", (event) => drawn?.hold(event.clientX, event.clientY));
+  area.addEventListener("click", (event) => { if (!isEdited()) drawn?.hold(event.clientX, event.clientY); });
   area.addEventListener("keyup", ({ key }) => { if (/^(Arrow|Home|End|Page)/.test(key)) drawn?.follow(area.selectionStart); });
   addEventListener("keydown", ({ key }) => { if (key === "Escape" && !tip.hidden) drawn?.release(); });
   new ResizeObserver(() => drawn?.placed()).observe(area);
-  return { area, mirror, over, strip, tip, handles, begin };
+  frame.append(pencil(area));
+  return { area, mirror, band, over, strip, tip, handles, begin };
 }
+
+/* On a phone, a tap reads: the keyboard would cover half of the text.  A pencil edits. */
+const isEdited = () => onPhone() && stage && !stage.area.readOnly;
+function pencil(area) {
+  const button = make("button", "ps-pencil");
+  button.type = "button";
+  const edit = (yes) => {
+    area.readOnly = onPhone() && !yes;
+    button.textContent = yes ? "✓" : "✎";
+    button.setAttribute("aria-label", yes ? "Done" : "Edit the text");
+    button.setAttribute("aria-pressed", yes);
+  };
+  edit(false);
+  matchMedia("(max-width: 640px)").addEventListener("change", () => edit(false));
+  button.addEventListener("click", (event) => {
+    event.preventDefault(); // it stands in the label of the box
+    edit(area.readOnly);
+    drawn?.release();
+    if (area.readOnly) area.blur(); else area.focus();
+  });
+  return button;
+}
+/* What is at the bottom of the screen stands above the keyboard. */
+function followKeyboard() {
+  const keyboard = Math.max(0, innerHeight - visualViewport.height - visualViewport.offsetTop);
+  document.documentElement.style.setProperty("--ps-keyboard", `${keyboard}px`);
+  drawn?.keepInSight();
+}
+for (const type of ["resize", "scroll"]) visualViewport.addEventListener(type, followKeyboard);
 
 /* Gradio may give the box another value, or another box. */
 function keepStage() {
@@ -82,14 +113,16 @@ function align(pieces, before, now) {
 
 function editorView(view, data) {
   keepStage();
-  if (!stage) return setTimeout(() => view.isConnected && editorView(view, data), 50);
-  const { area, mirror, over, strip, tip, handles, begin } = stage, life = signal(view);
+  if (!stage || !document.getElementById("steps")?.querySelector(".ps-says")) return setTimeout(() => view.isConnected && editorView(view, data), 50);
+  const { area, mirror, band, over, strip, tip, handles, begin } = stage, life = signal(view);
   const { windows, bits } = data, length = bits.length, tell = { tokens: null };
   const windowOf = new Array(length).fill(-1), pieceOf = new Array(length).fill(-1);
   // A token that several windows score has the columns of the first.
   windows.forEach(([, first, end], n) => { for (let t = first; t < end; t++) if (windowOf[t] < 0) windowOf[t] = n; });
   tell.tokens = teller(data, windowOf);
-  const slider = view.querySelector(".ps-steps input"), says = view.querySelector(".ps-says"), play = view.querySelector('[data-step="play"]');
+  const panel = document.getElementById("steps"), controls = panel.querySelector(".ps-steps"), slider = controls.querySelector("input");
+  const says = panel.querySelector(".ps-says"), play = controls.querySelector("[data-step=play]");
+  slider.max = Math.max(1, windows.length);
   const asTokens = { ...data.pieces, segments: data.segments };
   let shown = asTokens, laid = null, ids = [], placeOf = [], selected = -1, held = false, written = null;
   let now = nearest(drawn?.anchor() ?? 0), preview = null, timer = null, colouring = "surprise", dragged = null;
@@ -111,8 +144,9 @@ function editorView(view, data) {
     const [from, fresh, end] = span(), own = range && bits.slice(range[0], range[1] + 1);
     const ahead = timer && range && range[0] >= end;
     const name = !range || own.includes(null) ? shown.list[n] : ahead ? "plain" : COLOURS[colouring](n, range);
-    if (!range || range[0] < from || range[0] >= end) return name;
-    return `${name} ${range[0] < fresh ? "in-context" : "in-new"}`;
+    if (!range || !isOwn()) return name;
+    const part = range[0] < from || range[0] >= end ? "unseen" : range[0] < fresh ? "in-context" : "in-new";
+    return `${name} ${part}`;
   }
   function choosePieces(pieces) {
     shown = pieces;
@@ -128,6 +162,7 @@ function editorView(view, data) {
     placeOf = [];
     ids.forEach((n, place) => { if (n >= 0) placeOf[n] = place; });
     laid = layPieces(mirror, { ...aligned, text: written + "\u200b", lengths: [...aligned.lengths, 1], classes: [...aligned.classes, "-"] }, look);
+    mirror.prepend(band);
     mirror.dir = getComputedStyle(area).direction; // its bar is where the box has its own
     mirror.scrollTop = area.scrollTop;
     selected = -1;
@@ -138,8 +173,8 @@ function editorView(view, data) {
   const own = data.pieces.text.slice(data.before), isOwn = () => written === own;
   function endWithText() {
     if (!isOwn()) stop();
-    for (const control of view.querySelectorAll(".ps-steps button, .ps-steps input")) control.disabled = !isOwn();
-    for (const part of [view.querySelector(".ps-steps"), says, strip, over]) part.classList.toggle("ps-ended", !isOwn());
+    for (const control of [play, slider]) control.disabled = !isOwn();
+    for (const part of [controls, says, strip, over, band]) part.classList.toggle("ps-ended", !isOwn());
   }
   const elementOf = (n) => n >= 0 && placeOf[n] !== undefined ? laid.element(placeOf[n]) : null;
 
@@ -177,12 +212,21 @@ function editorView(view, data) {
     element.setAttribute("aria-selected", "true");
     const scores = shown.scores && shown.scores[n];
     tip.replaceChildren(...tell.tokens(laid.words(placeOf[n]), shown.segments[n], scores));
-    if (held) tip.append(make("p", "ps-note", "Pinned. Click again or press Esc to release."));
+    if (held) tip.append(make("p", "ps-note", onPhone() ? "Tap the word again to close." : "Pinned. Click again or press Esc to release."));
     tip.hidden = false;
     besideWord(element);
   }
+  /* A sheet at the bottom of a phone: the word stays in sight above it, whatever the keyboard leaves. */
+  function keepInSight() {
+    const element = elementOf(selected);
+    if (tip.hidden || !element || !onPhone()) return;
+    tip.style.left = tip.style.top = "";
+    const covered = element.getBoundingClientRect().bottom + TIP_GAP - tip.getBoundingClientRect().top;
+    if (covered > 0) scrollBy({ top: covered, behavior: "instant" });
+  }
   /* Below the word, or above it where there is more room: nothing of it is ever cut. */
   function besideWord(element) {
+    if (onPhone()) return keepInSight();
     const word = element.getClientRects()[0] ?? element.getBoundingClientRect(), box = tip.getBoundingClientRect();
     const below = word.bottom + TIP_GAP + box.height < innerHeight, top = below ? word.bottom + TIP_GAP : word.top - TIP_GAP - box.height;
     tip.style.left = clamp(word.left, 8, Math.max(8, innerWidth - box.width - 8)) + "px";
@@ -214,7 +258,7 @@ function editorView(view, data) {
   }
   function showWindowOf(n) {
     const range = shown.segments[n];
-    if (range && windowOf[range[0]] >= 0) { stop(); show(windowOf[range[0]]); }
+    if (range && windowOf[range[0]] >= 0) { touch(); stop(); show(windowOf[range[0]]); }
   }
   function bring(n) {
     const element = elementOf(n);
@@ -232,7 +276,7 @@ function editorView(view, data) {
     element.hidden = !rect || rect.bottom < box.top + 4 || (below && !docked);
     element.classList.toggle("ps-docked", waits);
     if (element.hidden) return;
-    const left = waits ? box.width - docked : x - box.left, top = waits ? Math.max(0, lowest - box.top - rect.height - DOT) : rect.top - box.top;
+    const left = waits ? box.width - docked - (onPhone() ? PENCIL : 0) : x - box.left, top = waits ? Math.max(0, lowest - box.top - rect.height - DOT) : rect.top - box.top;
     element.style.transform = `translate(${left.toFixed(1)}px, ${top.toFixed(1)}px)`;
     element.style.height = `${rect.height}px`;
   }
@@ -253,9 +297,37 @@ function editorView(view, data) {
       for (const [key, told] of [["valuemin", name === "window" ? 2 : 1], ["valuemax", most], ["valuenow", value], ["valuetext", tokens(Number(value))]])
         handle.setAttribute(`aria-${key}`, told);
     }
+    drawBand();
     drawStrip();
   }
-  const strideNow = () => Number(fieldOf("stride")?.value || 1);
+  /* The window as a band behind the words: what is only read, and what is scored. */
+  const RUNS_LEFT = /[\u0590-\u08ff\ufb1d-\ufdff\ufe70-\ufefc]/, LETTER = /\p{L}/u;
+  function drawBand() {
+    const [from, fresh, end] = span();
+    band.replaceChildren(...(isOwn() ? [...stretch(from, fresh, "ps-band-context"), ...stretch(fresh, end, "ps-band-new")] : []));
+  }
+  /* From one token to another: the rest of its first line, whole lines, and the beginning of the last one. */
+  function stretch(from, end, name) {
+    const first = rects(from)[0], last = rects(end - 1).at(-1);
+    if (end <= from || !first || !last) return [];
+    const box = mirror.getBoundingClientRect(), looks = getComputedStyle(mirror), line = parseFloat(looks.lineHeight);
+    const left = parseFloat(looks.paddingLeft) - 4, right = mirror.clientWidth - parseFloat(looks.paddingRight) + 4;
+    const word = laid.words(placeOf[pieceOf[from]]), runsLeft = RUNS_LEFT.test(word) || (!LETTER.test(word) && mirror.dir === "rtl");
+    const top = (rect) => rect.top - box.top - mirror.clientTop + mirror.scrollTop - (line - rect.height) / 2, x = (value) => value - box.left - mirror.clientLeft;
+    const piece = (low, high, from, to) => {
+      const part = make("i", name);
+      Object.assign(part.style, { top: `${low}px`, height: `${high - low}px`, left: `${from}px`, width: `${Math.max(0, to - from)}px` });
+      return part;
+    };
+    const [high, low] = [top(first), top(last)];
+    if (low - high < line / 2) return [piece(high, high + line, x(Math.min(first.left, last.left)), x(Math.max(first.right, last.right)))];
+    return [
+      piece(high, high + line, runsLeft ? left : x(first.left), runsLeft ? x(first.right) : right),
+      piece(high + line, low, left, right),
+      piece(low, low + line, runsLeft ? x(last.left) : left, runsLeft ? right : x(last.right)),
+    ];
+  }
+  const strideNow = () => Number(fieldOf("stride")?.value || data.stride || 1);
   let sending = null;
   function choose(name, value, wait = 0) {
     clearTimeout(sending);
@@ -280,6 +352,7 @@ function editorView(view, data) {
     preview = Object.assign([from, fresh, end, span()[3]], { stride });
     laid.restyleAll();
     placed();
+    touch();
     says.textContent = `Window ${fmt(size)}, stride ${fmt(stride)}: ${tokens(end - fresh)} scored here, the first after ${tokens(before)} of context.`;
   }
   function limits(name) {
@@ -308,7 +381,8 @@ function editorView(view, data) {
     }, life);
   }
 
-  /* Sliding it */
+  /* Sliding it: what a window reads is said from the first time on that somebody moves it. */
+  const touch = () => panel.classList.add("ps-touched");
   function nearest(token) {
     let best = 0;
     windows.forEach(([from], n) => { if (Math.abs(from - token) < Math.abs(windows[best][0] - token)) best = n; });
@@ -359,6 +433,7 @@ function editorView(view, data) {
   }
   function start() {
     release();
+    touch();
     play.textContent = "Pause";
     timer = setInterval(() => {
       if (!view.isConnected || now === windows.length - 1) return stop();
@@ -366,12 +441,8 @@ function editorView(view, data) {
     }, clamp(PLAY_MS / windows.length, ...STEP_MS));
     if (now === windows.length - 1) step(-now); else show(now);
   }
-  view.querySelector(".ps-steps").addEventListener("click", (event) => {
-    const by = event.target.dataset.step;
-    if (by === "play") return timer ? stop() : start();
-    if (by) { stop(); step(Number(by)); }
-  }, life);
-  slider.addEventListener("input", () => { stop(); step(slider.value - 1 - now); }, life);
+  play.addEventListener("click", () => timer ? stop() : start(), life);
+  slider.addEventListener("input", () => { touch(); stop(); step(slider.value - 1 - now); }, life);
 
   /* The strip: surprise over all of a long text, from top to bottom, and what of it is in sight. */
   const seenPart = make("i", "ps-seen");
@@ -412,7 +483,7 @@ function editorView(view, data) {
     if (pieces && pieces !== shown) choosePieces(pieces);
   }
   drawn = {
-    lay, placed, point, hold, follow, release, text: () => written,
+    lay, placed, point, hold, follow, release, keepInSight, text: () => written,
     isDragged: () => dragged !== null,
     begin: () => { stop(); release(); area.setSelectionRange(0, 0); area.scrollTop = 0; lay(); if (windows.length) show(0); },
     leave: () => { if (!held) release(); }, anchor: () => span()[0],

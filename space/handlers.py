@@ -14,14 +14,23 @@ from pathlib import Path
 import gradio as gr
 
 from .addresses import address
-from .calls import python_call, shell_call
-from .cite_view import cite_view, picture_view
 from .compare_view import compare_view
 from .faults import log_fault
 from .gain_view import gain_view
 from .jobs import Job, Jobs, OverBudget, Shown, Stopped, follow
 from .limits import FAULT, Refused
-from .links import CONTEXT, TEXT, has_text, link, read_link, unpack
+from .links import (
+    CONTEXT,
+    MODELS,
+    STRIDES,
+    TEXT,
+    TOOLS,
+    has_text,
+    link,
+    read_comparison,
+    read_link,
+    unpack,
+)
 from .listeners import watch
 from .models import BUNDLED
 from .plan_view import sketch
@@ -30,9 +39,11 @@ from .samples import read_upload, samples
 from .score_view import score_view
 from .service import Scored, Service
 from .settings import CHOSEN, Settings
-from .sharing import bibtex, sentence, write_files
+from .share_view import share_button, share_view
+from .sharing import write_files
 from .status_view import alert, progress, status
 from .sweep_view import protocol_view, trade_off_view
+from .takeaway import Takeaway, of_models, of_score, of_strides, of_tools
 from .token_view import text_view
 
 START_NAMES = {
@@ -45,7 +56,7 @@ TURNED_AWAY = (
     "This request was turned away before it began: too many are waiting, or a setting is out of its "
     "range. Check window and stride, and try again in a moment."
 )
-FORGOTTEN = "This result is not kept any more: score the text again, and make the files then."
+FORGOTTEN = "This result is not kept any more: score the text again, and share it then."
 FILES_KEPT = 3600  # seconds
 # What is scored again by itself: so many characters read, those read twice counted twice.
 QUICK_CHARACTERS = 40_000
@@ -216,6 +227,8 @@ class Handlers:
         """
         default, limits = self.service.default_settings, self.service.limits
         linked, remarks = read_link(request.query_params, BUNDLED, self.service.protocols)
+        compare, other, refused = read_comparison(request.query_params)
+        remarks += refused
         read = {}
         try:
             read = unpack(behind, limits)
@@ -223,8 +236,8 @@ class Handlers:
             remarks.append(str(refusal))
         read |= read_kept(kept)
         remark = gr.HTML(alert(" ".join(remarks)), visible=True) if remarks else gr.skip()
-        if linked is None and not read:
-            return *[gr.skip()] * 10, remark
+        if linked is None and not read and compare is None:
+            return *[gr.skip()] * 10, remark, gr.skip(), gr.skip()
         linked = linked or Settings(BUNDLED)
         # The limit of another model is not known before it is loaded.
         longest = default.window if linked.model == BUNDLED else limits.window
@@ -247,22 +260,35 @@ class Handlers:
             status(line),
             visits if waits else visits + 1,
             remark,
+            other or gr.skip(),
+            gr.skip() if waits or compare is None else compare,
         )
 
-    def make_files(self, request: gr.Request, scored: Scored | None, quoted: str):
-        """Write the files about the result that is shown, to be downloaded; or say why not.
+    def share(
+        self,
+        request: gr.Request,
+        shown: str,
+        mark: str,
+        scored: Scored | None,
+        *compared: Takeaway | None,
+    ):
+        """Fill the drawer with the result that is shown, and write its files; or say why not.
 
         Args:
+            shown: `MODELS`, `STRIDES` or `TOOLS`; anything else for the score.
+            mark: what the shown view is a result of.
             scored: what is kept for the visitor; None at first, and again after a while.
-            quoted: the sentence about the result that the page shows.
+            compared: what is kept of the three comparisons.
         """
-        scored = scored or self.opening
-        if sentence(scored) != quoted:
-            return gr.Files(visible=False), alert(FORGOTTEN)
+        kept = dict(zip((MODELS, STRIDES, TOOLS), compared, strict=True))
+        taken = kept[shown] if shown in kept else of_score(scored or self.opening)
+        if taken is None or taken.mark != mark:
+            return alert(FORGOTTEN), gr.Files(visible=False)
         self._drop_old_files()
         folder = self._folder(request)
-        folder.mkdir(exist_ok=True)
-        return gr.Files(write_files(scored, folder), visible=True), picture_view(scored)
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir()
+        return share_view(taken), gr.Files(write_files(taken.files, folder), visible=True)
 
     # Those that compute
 
@@ -348,9 +374,11 @@ class Handlers:
         yield from self._run(
             request,
             lambda job: self.service.trade_off(text, settings, job),
-            lambda trade_off: (gain_view(trade_off), trade_off_view(trade_off)),
-            2,
-            refused=lambda sentence: (RefusedView(alert(sentence)), ""),
+            lambda trade_off: shared(
+                of_strides(trade_off, settings), gain_view(trade_off), trade_off_view(trade_off)
+            ),
+            3,
+            refused=lambda sentence: (RefusedView(alert(sentence)), "", None),
         )
 
     def every_protocol(self, request: gr.Request, text: str, *chosen) -> Iterator:
@@ -358,8 +386,9 @@ class Handlers:
         yield from self._run(
             request,
             lambda job: self.service.every_protocol(text, settings, job),
-            lambda sweep: (protocol_view(sweep),),
-            refused=lambda sentence: (RefusedView(alert(sentence)),),
+            lambda sweep: shared(of_tools(sweep) if sweep.scored else None, protocol_view(sweep)),
+            2,
+            refused=lambda sentence: (RefusedView(alert(sentence)), None),
         )
 
     def compare(self, request: gr.Request, other: str, text: str, *chosen) -> Iterator:
@@ -370,8 +399,9 @@ class Handlers:
         yield from self._run(
             request,
             lambda job: self.service.compare(text, settings, reference, job, clip=True),
-            lambda compared: (compare_view(compared),),
-            refused=lambda sentence: (RefusedView(alert(sentence)),),
+            lambda compared: shared(of_models(compared), compare_view(compared)),
+            2,
+            refused=lambda sentence: (RefusedView(alert(sentence)), None),
         )
 
     def _run(
@@ -445,6 +475,12 @@ class Handlers:
             ),
             start_choice(settings.protocol, settings.start),
         )
+
+
+def shared(taken: Takeaway | None, first: str, *views: str) -> tuple:
+    """Put the way to the drawer above the first view; return the views and what is kept for it."""
+    button = "" if taken is None else share_button(taken.address)
+    return button + first, *views, taken
 
 
 def clipped_words(asked: Settings, used: Settings) -> list[str]:
@@ -549,12 +585,4 @@ def score_outputs(scored: Scored) -> tuple[str, ...]:
     return tuple(render(scored) for render in SCORE_OUTPUTS.values())
 
 
-SCORE_OUTPUTS = {
-    "score": score_view,
-    "cite": cite_view,
-    "sentence": sentence,
-    "bibtex": bibtex,
-    "python": python_call,
-    "shell": shell_call,
-    "text": text_view,
-}
+SCORE_OUTPUTS = {"score": score_view, "text": text_view}

@@ -1,10 +1,8 @@
-"""What the page begins with: a question, the colours that answer it, and its words explained.
+"""The head of the page: a question, a sentence on how it is answered, and its words explained.
 
 The browser opens and closes the explanations by itself (`popover`): Escape or a click beside them
 closes them, and no script is needed.
 """
-
-from perplexity_sliding.views.surprise import LABELS, ODDS
 
 TITLE = "How surprised is a language model by your words?"
 MEANINGS = {
@@ -36,23 +34,12 @@ MEANINGS = {
 
 
 def intro_view() -> str:
-    """Write the title, one sentence, and the colours."""
+    """Write the title, one sentence, and the explanations."""
     return (
-        f'<div class="ps-view ps-intro"><h1>{TITLE}</h1><p>Stronger colours mean bigger surprises; '
-        f"{term('perplexity')} sums them up. The model sees one {term('window')} of "
-        f"{term('token', 'tokens')} as {term('context')}, then moves on by a {term('stride')}."
-        f"</p>{colours()}{''.join(map(_meaning, MEANINGS))}</div>"
+        f'<div class="ps-view ps-intro"><h1>{TITLE}</h1><p>Stronger colours mean bigger surprises. '
+        "The model sees only one window at a time.</p>"
+        f"{''.join(map(_meaning, MEANINGS))}</div>"
     )
-
-
-def colours() -> str:
-    """Write what the colours of surprise mean."""
-    boxes = "".join(
-        f'<li><span class="ps-box b{n}" title="{label}">{odds}</span></li>'
-        for n, (label, odds) in enumerate(zip(LABELS, ODDS))
-    )
-    lead = '<li class="ps-colours-lead" aria-hidden="true">The model\'s chance of a token:</li>'
-    return f'<ul class="ps-colours" aria-label="Colours: how likely a token was">{lead}{boxes}</ul>'
 
 
 def term(name: str, shown: str | None = None) -> str:

@@ -9,22 +9,29 @@ import os
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from urllib.parse import urlencode
 
 from .gate import NAME
 from .limits import Limits, Refused, whole_characters
+from .models import BUNDLED, ROUNDED
 from .settings import Settings, check_settings
 
 TEXT, CONTEXT = "text", "context"
+MODELS, STRIDES, TOOLS = "models", "strides", "tools"  # what a link opens beside the score
 # Browsers and messengers cut longer links.
 MOST_CHARACTERS = 4096
 
 
-def link(settings: Settings, text: str) -> str:
-    """Write the address of the page with these settings, and with text and context if they fit."""
+def link(settings: Settings, text: str, comparison: Mapping[str, str] | None = None) -> str:
+    """Write the address of the page with these settings, and with text and context if they fit.
+
+    Args:
+        comparison: what to open, see `read_comparison`.
+    """
     space = os.environ.get("SPACE_ID")
     # A Space is shown inside the Hub's page, and that one has the address to share.
     page = f"https://huggingface.co/spaces/{space}" if space else ""
-    address = f"{page}{settings.link()}"
+    address = f"{page}{settings.link()}{'&' + urlencode(comparison) if comparison else ''}"
     whole = f"{address}#{TEXT}={pack(text)}"
     if settings.context:
         whole += f"&{CONTEXT}={pack(settings.context)}"
@@ -94,6 +101,23 @@ def read_link(
         except Refused as refusal:
             remarks.append(f"{refusal} The link's {name} is ignored.")
     return (settings if taken else None), remarks
+
+
+def read_comparison(query: Mapping[str, str]) -> tuple[str | None, str | None, list[str]]:
+    """Read which comparison a link opens, and with which other model.
+
+    Returns:
+        `MODELS`, `STRIDES`, `TOOLS` or None; the other model or None; and a sentence for what makes
+        no sense and is left out.
+    """
+    compare, other, remarks = query.get("compare"), query.get("other"), []
+    if compare is not None and compare not in (MODELS, STRIDES, TOOLS):
+        remarks.append("There is no such comparison. The link's compare is ignored.")
+        compare = None
+    if other is not None and not (other in (BUNDLED, ROUNDED) or NAME.fullmatch(other)):
+        remarks.append("The other model in the link is not the name of a model and is ignored.")
+        other = None
+    return compare, other, remarks
 
 
 def _read_value(name: str, value: str, model: str) -> str | int:

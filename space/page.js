@@ -1,6 +1,7 @@
 /* What happens between the parts: results that are out of date, and what a change has changed. */
 const SAME_CHANGE_MS = 2500; // results that follow each other faster belong to one drag of a slider
-const SETTINGS = ["model", "window", "stride", "start", "protocol"]; // of an address
+const SETTINGS = ["model", "window", "stride", "start", "protocol", "compare", "other"]; // of an address
+const COMPARISONS = { "Other models": "models", "Other strides": "strides", "Other tools": "tools" }; // by the name of the tab
 let request = null, before = null, blank = false; // blank: no text but spaces
 
 /* Texts outlive a reload of the page, in this tab alone; some browsers allow a page within another none. */
@@ -67,20 +68,42 @@ window.perplexityAsked = (text, ...settings) => {
   compareWithRequest();
 };
 
-/* The address bar follows the results. */
+/* The tab that is open: its name, what it shows, and the first view there that may be old. */
+function openTab() {
+  const tab = document.querySelector("#results [role=tab][aria-selected=true]"), panel = [...document.querySelectorAll("#results [role=tabpanel]")].find((one) => one.checkVisibility());
+  return { name: tab?.textContent.trim(), panel, view: panel?.querySelector("[data-of]") };
+}
+window.perplexityShown = () => { const { name, view } = openTab(); return [COMPARISONS[name] ?? "score", view?.dataset.of ?? ""]; };
+
+/* A link may open a comparison: once, when its text is scored. */
+let linked = true;
+window.perplexityOpen = (comparison) => {
+  const tab = [...document.querySelectorAll("#results [role=tab]")].find((one) => COMPARISONS[one.textContent.trim()] === comparison);
+  if (linked && comparison) tab?.click();
+  linked = false;
+};
+
+/* The address bar follows the results: the score's, or those of the comparison that is open. */
+let asked = false;
+function followShown() {
+  const { name, panel, view } = openTab(), address = panel?.querySelector("[data-address]")?.dataset.address;
+  if (name in COMPARISONS) asked = true;
+  if (asked && address && !view?.matches(".ps-stale")) follow(address);
+}
+document.addEventListener("click", ({ target }) => { if (target.closest?.("[role=tab]")) setTimeout(followShown, 100); });
 function follow(address) {
   const from = new URL(address, location.href), to = new URL(location.href);
   for (const name of SETTINGS) to.searchParams.delete(name);
   for (const [name, value] of from.searchParams) to.searchParams.set(name, value);
   to.hash = from.hash;
-  history.replaceState(history.state, "", to);
+  if (to.href !== location.href) history.replaceState(history.state, "", to);
 }
 
 /* Beside a number: what it was before the last change of settings, and at what cost. */
 function cardView(view, data) {
   const time = Date.now(), change = view.querySelector(".ps-change");
   const earlier = before && time - before.time < SAME_CHANGE_MS ? before.earlier ?? before : before;
-  if (before) follow(data.address); // the first result is there before anything is asked
+  asked ||= before !== null; // the first result is there before anything is asked
   before = { ...data, time, earlier };
   if (!earlier || earlier.text !== data.text || String(earlier.recipe) === String(data.recipe) || !change) return;
   const share = 100 * (data.perplexity / earlier.perplexity - 1), work = data.read / earlier.read;
@@ -194,13 +217,13 @@ const unfolded = {};
 document.addEventListener("toggle", ({ target }) => { if (target.dataset?.keep) unfolded[target.dataset.keep] = target.open; }, true);
 
 /* What the first screen is made of; gradio draws each as soon as its own script is there. */
-const FIRST_SCREEN = [".ps-intro", "#samples label", "#upload", "#model input", "#open-settings button", ".ps-mirror [data-n]", ".ps-card", "#window input", "#stride input", "#score", "#status .ps-status"];
+const FIRST_SCREEN = [".ps-intro", "#samples input", "#upload", "#model input", "#open-settings button", ".ps-mirror [data-n]", ".ps-card", "#window input", "#stride input", "#score", "#status .ps-status"];
 const LATEST_MS = 30_000; // if a part never comes, those that did are shown
 const root = document.documentElement;
 function showWhole() { root.classList.add("ps-whole"); }
 setTimeout(showWhole, LATEST_MS);
 
-const VIEWS = { text: editorView, compare: compareView, gain: gainView, card: cardView, picture: pictureView };
+const VIEWS = { text: editorView, compare: compareView, gain: gainView, card: cardView, share: shareView };
 
 function wake() {
   let news = false;
@@ -224,11 +247,11 @@ function wake() {
   }
   for (const box of document.querySelectorAll("#share textarea:not([aria-label])")) // else called "Copy"
     box.setAttribute("aria-label", box.closest("label")?.querySelector("[data-testid=block-info]")?.textContent.trim() ?? "");
-  document.querySelector("#samples fieldset:not([aria-label]), fieldset#samples:not([aria-label])")?.setAttribute("aria-label", "Samples");
   for (const note of document.querySelectorAll(".ps-stale-note")) if (note.textContent && note.textContent !== whyStale()) note.textContent = whyStale();
   for (const figure of document.querySelectorAll(".ps-chart:not(:has(.ps-save))")) offerChart(figure);
   tellOpen();
   if (news) compareWithRequest();
+  followShown();
   if (!root.matches(".ps-whole") && FIRST_SCREEN.every((part) => document.querySelector(part))) showWhole();
 }
 new MutationObserver(wake).observe(root, { childList: true, subtree: true });

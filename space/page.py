@@ -1,5 +1,6 @@
 """The interface: what stands where on the page, and which handler answers it."""
 
+import base64
 import json
 import os
 from collections.abc import Callable
@@ -22,6 +23,7 @@ from .faults import Faults, PageBlocks
 from .handlers import SCORE_OUTPUTS, Handlers, score_outputs, start_choice, to_share
 from .intro_view import TITLE, intro_view
 from .jobs import Job
+from .links import MODELS, STRIDES, TOOLS
 from .listeners import Listeners
 from .models import BUNDLED, ROUNDED, SUGGESTED
 from .plan_view import sketch
@@ -29,6 +31,7 @@ from .samples import samples
 from .service import STRIDES_SET, Scored, Service
 from .settings import Settings, fingerprint
 from .status_view import status
+from .token_view import steps
 
 HERE = Path(__file__).resolve().parent
 ROUNDS = HERE / "game_rounds.json"
@@ -42,16 +45,17 @@ CHOOSE_TOOL = """element.addEventListener("click", ({ target }) => {
   tab.click();
   tab.focus();
 })"""
-# The tab that is open, that of the picker within "Compare".
-OPENED = """() => {
-  const names = [...document.querySelectorAll("#results [role=tab][aria-selected=true]")].map((tab) => tab.textContent.trim());
-  return [names[0] === "Compare" ? names[1] : names[0]];
-}"""
+OPENED = """() => [document.querySelector("#results [role=tab][aria-selected=true]")?.textContent.trim()]"""
 STRIDE_WITHIN = "(window, wanted) => window === null ? wanted : Math.max(1, Math.min(wanted, Math.trunc(window)))"
 STRIDE_WANTED = "(stride, wanted) => stride ?? wanted"
+# What the drawer of sharing is to be filled with: the comparison that is open, and what it is a result of.
+SHOWN = "(shown, mark, ...kept) => [...window.perplexityShown(), ...kept]"
+SHOW_DRAWER = "() => { document.getElementById('share').classList.remove('ps-waits'); return []; }"
+OPEN_LINKED = "(comparison) => { window.perplexityOpen(comparison); return []; }"
 # The sample's name, as long as the text is that sample.
-SAMPLE_OF = "(name, text) => ({})[name] === window.perplexityMark(text ?? '') ? name : null"
+SAMPLE_OF = "(name, text) => ({})[name] === window.perplexityMark(text ?? '') ? name : ''"
 ASKED = "(...values) => { window.perplexityAsked(...values); return []; }"
+OWN_TEXT = ""  # the choice of a text that is no sample
 SCRIPTS = ("editor.js", "drawers.js", "save.js", "game.js", "page.js", "answers.js")
 # Everybody in the service's lines holds a thread, and clicks need some too.
 THREADS = 100
@@ -70,7 +74,7 @@ class Controls:
     """What a visitor sets."""
 
     text: gr.Textbox
-    sample: gr.Radio
+    sample: gr.Dropdown
     upload: gr.UploadButton
     model: gr.Dropdown
     window: gr.Slider
@@ -105,15 +109,16 @@ class Results:
     status: gr.HTML
     stop: gr.Button
     shared: gr.State
-    make_files: gr.Button
+    share: gr.Button
+    drawer: gr.HTML
     files: gr.Files
-    picture: gr.HTML
     score: dict
     strides: list[gr.HTML]
     tools: gr.HTML
     compared: gr.HTML
+    kept: dict[str, gr.State]
+    linked: gr.Textbox
     result_tab: gr.Tab
-    second_tab: gr.Tab
     strides_tab: gr.Tab
     tools_tab: gr.Tab
     compare_tab: gr.Tab
@@ -142,7 +147,7 @@ def launch_options() -> dict:
     """Return the options to launch the page: its looks, all served from here, and its limits."""
     # Uvicorn believes forwarded addresses from any program on this machine, unless it is told otherwise.
     os.environ.setdefault("FORWARDED_ALLOW_IPS", "")
-    style = joined((STYLE, HERE / "page.css", HERE / "game.css"))
+    style = typeface() + joined((STYLE, HERE / "page.css", HERE / "game.css"))
     script = joined((*PIECES, *(HERE / name for name in SCRIPTS)))
     return {
         "theme": theme(),
@@ -164,6 +169,15 @@ async def send_rounds(request: Request) -> FileResponse:
     return FileResponse(ROUNDS, media_type="application/json")
 
 
+def typeface() -> str:
+    """Write the rule for the page's typeface, with the file in it: nothing moves as it arrives."""
+    file = base64.b64encode((HERE / "fonts" / "inter.woff2").read_bytes()).decode()
+    return (
+        '@font-face { font-family: Inter; font-weight: 100 900; font-display: block; src: url("data:'
+        f'font/woff2;base64,{file}") format("woff2"); }}\n'
+    )
+
+
 def serves_tools() -> bool:
     """Tell whether `gradio[mcp]` is installed: another version of `mcp` would fail while it is served."""
     wanted = [Requirement(line) for line in requires("gradio")]
@@ -175,11 +189,11 @@ def serves_tools() -> bool:
 
 
 def theme() -> gr.themes.Base:
-    """Choose the fonts of the visitor's system, and greys that are dark enough to read."""
+    """Choose the page's typeface, and greys that are dark enough to read."""
     return gr.themes.Base(
         primary_hue="indigo",
         neutral_hue="slate",
-        font=["system-ui", "-apple-system", "Segoe UI", "Roboto", "sans-serif"],
+        font=["Inter", "system-ui", "-apple-system", "Segoe UI", "Roboto", "sans-serif"],
         font_mono=["ui-monospace", "SFMono-Regular", "Menlo", "Consolas", "monospace"],
     ).set(
         block_info_text_color="*neutral_600",
@@ -196,47 +210,57 @@ def theme() -> gr.themes.Base:
 def lay_out(service: Service, handlers: Handlers, scored: Scored) -> tuple[Controls, Results]:
     """Lay out the two views, the drawers beside them and the line that says what happens."""
     parts = {"remark": gr.HTML(visible=False, elem_id="remark")}  # what was wrong with a link
-    parts |= lay_out_bar(handlers)
     filled = dict(zip(SCORE_OUTPUTS, score_outputs(scored)))
     with gr.Tabs(elem_id="results"):
-        with gr.Tab("Your text") as result_tab, gr.Row(elem_id="page"):
-            with gr.Column(scale=8, min_width=320, elem_id="writing"):
-                parts["text"] = gr.Textbox(
-                    scored.text,
-                    label="Text",
-                    lines=12,
-                    max_lines=12,
-                    autoscroll=False,
-                    elem_id="text",
-                    placeholder="Write or paste a text.",
-                )
-                text_view = view(filled["text"])
-            with gr.Column(scale=4, min_width=300, elem_id="aside"):
-                score_view = view(filled["score"])
-                with gr.Row(elem_id="sizes"):
-                    parts |= window_fields(scored.settings)
-                with gr.Row(elem_id="run"):
-                    parts["score"] = gr.Button("Score", variant="primary", elem_id="score")
-                    stop = gr.Button("Stop", variant="stop", interactive=False, elem_id="stop")
-        with gr.Tab("Compare") as second_tab:
-            compare = lay_out_compare() | {"second_tab": second_tab}
+        with gr.Tab("Your text") as result_tab:
+            parts |= lay_out_bar(handlers)
+            with gr.Row(elem_id="page"):
+                with gr.Column(scale=8, min_width=320, elem_id="writing"):
+                    parts["text"] = gr.Textbox(
+                        scored.text,
+                        label="Text",
+                        lines=12,
+                        max_lines=12,
+                        autoscroll=False,
+                        elem_id="text",
+                        placeholder="Write or paste a text.",
+                    )
+                    text_view = view(filled["text"])
+                with gr.Column(scale=4, min_width=300, elem_id="aside"):
+                    score_view = view(filled["score"])
+                    with gr.Row(elem_id="sizes"):
+                        parts |= window_fields(scored.settings)
+                    view(steps(), elem_id="steps")
+                    with gr.Row(elem_id="run"):
+                        parts["score"] = gr.Button("Score", variant="primary", elem_id="score")
+                        stop = gr.Button("Stop", variant="stop", interactive=False, elem_id="stop")
+        compare = lay_out_compare()
     line = view(status(HELLO), elem_id="status")
     with gr.Column(elem_id="settings", elem_classes="ps-drawer"):
         view(drawer_head("Settings"))
         parts |= lay_out_settings(service, scored.settings)
     with gr.Column(elem_id="share", elem_classes="ps-drawer"):
         view(drawer_head("Share"))
-        shared = lay_out_share(filled)
+        shared = lay_out_share()
     # Switched by the page's script, with the choice beside the text.
     parts["words"] = gr.Checkbox(label="Score words", elem_id="words")
     parts["adopted"] = gr.State(BUNDLED)  # whose window the fields show
     # A stride that a narrow window shortens for as long as it is that narrow.
     parts["wanted"] = gr.Number(scored.settings.stride, visible=False)
     parts["visits"] = gr.State(0)  # counted up by a link, or a tool of the table, to be scored
-    views = {"score": score_view, "text": text_view, **shared.pop("views")}
-    kept = gr.State(time_to_live=RESULTS_KEPT)  # empty until the first score, and an hour later
+    views = {"score": score_view, "text": text_view}
+    # Empty until the first result, and an hour later.
+    scored_kept, *compared_kept = (gr.State(time_to_live=RESULTS_KEPT) for _ in range(4))
     return Controls(**parts), Results(
-        status=line, stop=stop, shared=kept, score=views, result_tab=result_tab, **shared, **compare
+        status=line,
+        stop=stop,
+        shared=scored_kept,
+        score=views,
+        result_tab=result_tab,
+        kept=dict(zip((MODELS, STRIDES, TOOLS), compared_kept)),
+        linked=gr.Textbox(visible=False),  # the comparison that a link opens
+        **shared,
+        **compare,
     )
 
 
@@ -253,13 +277,13 @@ def lay_out_bar(handlers: Handlers) -> dict:
     """Lay out samples, upload, model and the way to the settings."""
     with gr.Row(elem_id="bar"):
         names = list(handlers.samples)
-        sample = gr.Radio(
-            names,
-            value=names[0] if names else None,
-            label="Or begin with a sample",
+        sample = gr.Dropdown(
+            [("Your own text", OWN_TEXT), *names],
+            value=names[0] if names else OWN_TEXT,
+            label="Sample",
             container=False,
-            scale=8,
-            min_width=300,
+            scale=3,
+            min_width=160,
             elem_id="samples",
         )
         upload = gr.UploadButton(
@@ -304,16 +328,15 @@ def lay_out_settings(service: Service, settings: Settings) -> dict:
 
 
 def lay_out_compare() -> dict:
-    """Lay out the second view: with another model, another stride or another tool."""
-    with gr.Tabs(elem_id="picker"):
-        with gr.Tab("another model") as compare_tab:
-            rounded = (f"{BUNDLED}, its weights rounded to 4 bits", ROUNDED)
-            other = model_choice("Compare it with", ROUNDED, rounded)
-            compared = view()
-        with gr.Tab("another stride") as strides_tab:
-            gain, trade_off = view(), view()
-        with gr.Tab("another tool") as tools_tab:
-            tools = view(js_on_load=CHOOSE_TOOL)
+    """Lay out the comparisons: with another model, another stride or another tool."""
+    with gr.Tab("Other models") as compare_tab:
+        rounded = (f"{BUNDLED}, its weights rounded to 4 bits", ROUNDED)
+        other = model_choice("Compare it with", ROUNDED, rounded)
+        compared = view()
+    with gr.Tab("Other strides") as strides_tab:
+        gain, trade_off = view(), view()
+    with gr.Tab("Other tools") as tools_tab:
+        tools = view(js_on_load=CHOOSE_TOOL)
     return {
         "strides": [gain, trade_off],
         "tools": tools,
@@ -325,17 +348,13 @@ def lay_out_compare() -> dict:
     }
 
 
-def lay_out_share(filled: dict) -> dict:
-    """Lay out what a visitor takes along."""
-    make_files = gr.Button("Make a picture and files: text, tables as CSV and JSON")
-    picture = view()
-    files = gr.Files(label="Files", visible=False, interactive=False)
-    views = {"cite": view(filled["cite"])}
-    views["sentence"] = quotable(filled["sentence"], "In a paper")
-    views["bibtex"] = quotable(filled["bibtex"], "BibTeX")
-    for name, label in (("python", "Python"), ("shell", "Shell")):
-        views[name] = gr.Code(filled[name], language=name, label=label, interactive=False)
-    return {"views": views, "make_files": make_files, "picture": picture, "files": files}
+def lay_out_share() -> dict:
+    """Lay out what a visitor takes along; the script presses the button when the drawer opens."""
+    return {
+        "share": gr.Button("Share", elem_id="make-share"),
+        "drawer": view(),
+        "files": gr.Files(label="Files", visible=False, interactive=False),
+    }
 
 
 def view(value: str = "", elem_id: str | None = None, js_on_load: str | None = None) -> gr.HTML:
@@ -367,11 +386,6 @@ def window_fields(settings: Settings) -> dict:
             1, settings.window, value=settings.stride, label="Stride", elem_id="stride", **shown
         ),
     }
-
-
-def quotable(value: str, label: str) -> gr.Textbox:
-    """Make a box of words with a button that copies them."""
-    return gr.Textbox(value, label=label, interactive=False, lines=2, max_lines=8, buttons=["copy"])
 
 
 def connect_settings(
@@ -423,7 +437,6 @@ def connect_settings(
             **COMPUTING,
             **QUIET,
         )
-        shown.then(put_files_away, None, [results.files, results.picture], **QUICK)
         # It may have replaced a request that somebody had just made, and Stop stands there for that.
         shown.then(handlers.idle, None, results.stop, **QUICK)
     # What only the script sees: the # of the address, and what it kept over a reload.
@@ -432,7 +445,16 @@ def connect_settings(
     arrived = page.load(
         handlers.arrive,
         [behind, kept, c.visits],
-        [c.text, c.context, *controls_set, status_line, c.visits, c.remark],
+        [
+            c.text,
+            c.context,
+            *controls_set,
+            status_line,
+            c.visits,
+            c.remark,
+            results.other,
+            results.linked,
+        ],
         js="(behind, kept, visits) => [location.hash, window.perplexityKept, visits]",
         concurrency_limit=None,
         **QUIET,  # in the queue: else the page isn't told that a state changed
@@ -475,11 +497,6 @@ def run_and_show(
     return ran, shown
 
 
-def put_files_away() -> tuple:
-    """Hide the files of an earlier result, which would stand beside the present one's sentence."""
-    return gr.Files(visible=False), ""
-
-
 def connect_measurements(handlers: Handlers, controls: Controls, results: Results) -> None:
     """Connect the buttons that compute: begin, run in the one line, and be idle again."""
     c, r = controls, results
@@ -518,7 +535,6 @@ def connect_measurements(handlers: Handlers, controls: Controls, results: Result
     for asks in (c.score.click, c.text.submit, c.visits.change, asked_words.change):
         shown = on(asks, handlers.score, c.scoring, [c.window, c.stride, r.shared, *views])
         shown.then(lambda done: done + 1, scorings, scorings, **QUIET, concurrency_limit=None)
-        shown.then(put_files_away, None, [r.files, r.picture], **QUICK)
     r.tools.click(
         handlers.take_tool,
         [c.model, c.visits],
@@ -526,15 +542,18 @@ def connect_measurements(handlers: Handlers, controls: Controls, results: Result
         **QUIET,  # in the queue: else the page isn't told that a state changed
         concurrency_limit=None,
     )
-    made_of = [r.shared, r.score["sentence"]]
-    r.make_files.click(handlers.make_files, made_of, [r.files, r.picture], **QUICK)
+    # A link's comparison is opened once its text is scored: opened before, it would stop that.
+    scorings.change(None, r.linked, None, js=OPEN_LINKED, **QUICK)
+    shown_now = [gr.Textbox(visible=False) for _ in range(2)]
+    kept = [r.shared, *r.kept.values()]
+    filled = r.share.click(
+        handlers.share, [*shown_now, *kept], [r.drawer, r.files], js=SHOWN, **QUICK
+    )
+    filled.then(None, None, None, js=SHOW_DRAWER, **QUICK)
     both = [r.other, *c.request]
     opened, seen = gr.State(""), gr.Textbox(visible=False)
     gr.on(
-        [
-            tab.select
-            for tab in (r.result_tab, r.second_tab, r.strides_tab, r.tools_tab, r.compare_tab)
-        ],
+        [tab.select for tab in (r.result_tab, r.strides_tab, r.tools_tab, r.compare_tab)],
         lambda name: name,
         seen,
         opened,
@@ -545,9 +564,23 @@ def connect_measurements(handlers: Handlers, controls: Controls, results: Result
     )
     # What is opened, or open when the text is scored, measures, unless it shows or measures just that.
     for tab, run, but, inputs, outputs, triggers in (
-        (r.strides_tab, handlers.trade_off, STRIDES_SET, c.request, r.strides, []),
-        (r.tools_tab, handlers.every_protocol, (), c.request, [r.tools], []),
-        (r.compare_tab, handlers.compare, (), both, [r.compared], [r.other.input]),
+        (
+            r.strides_tab,
+            handlers.trade_off,
+            STRIDES_SET,
+            c.request,
+            [*r.strides, r.kept[STRIDES]],
+            [],
+        ),
+        (r.tools_tab, handlers.every_protocol, (), c.request, [r.tools, r.kept[TOOLS]], []),
+        (
+            r.compare_tab,
+            handlers.compare,
+            (),
+            both,
+            [r.compared, r.kept[MODELS]],
+            [r.other.input],
+        ),
     ):
         name, shown, asked = tab.label, gr.State(), gr.State(0)
         gr.on(

@@ -54,6 +54,8 @@ PACKAGE_PATTERNS = (
     "compare.txt",
     "game_rounds.json",
     "py.typed",
+    "*.woff2",
+    "OFL.txt",
 )
 # The version of the code, in the metric's file and in its package.
 VERSION = re.compile(r'^_?VERSION = "(.+)"$', re.M)

@@ -1,5 +1,6 @@
 /* Pictures to take along: the card of a result, and every chart. */
 const LOOKS = ["fill", "fill-opacity", "opacity", "stroke", "stroke-width", "vector-effect"];
+const SAID_MS = 2500; // that a button says what it did
 const CLEAR = "rgba(0, 0, 0, 0)";
 
 function save(name, blob) {
@@ -22,11 +23,21 @@ async function pngFile(source) {
   return new Promise((done) => canvas.toBlob(done, "image/png"));
 }
 
-function pictureView(view, data) {
-  const image = view.querySelector("img"), [png, svg] = view.querySelectorAll("button");
-  image.src = "data:image/svg+xml," + encodeURIComponent(data.card);
-  png.addEventListener("click", async () => save("card.png", await pngFile(data.card)), signal(view));
-  svg.addEventListener("click", () => save("card.svg", svgFile(data.card)), signal(view));
+/* The drawer of a result. */
+function shareView(view, { picture }) {
+  const link = view.querySelector(".ps-link"), life = signal(view);
+  link.textContent = link.href; // whole, with this page's own address
+  view.querySelector("img").src = "data:image/svg+xml," + encodeURIComponent(picture);
+  view.querySelector("[data-save=png]").addEventListener("click", async () => save("card.png", await pngFile(picture)), life);
+  view.querySelector("[data-save=svg]").addEventListener("click", () => save("card.svg", svgFile(picture)), life);
+  for (const button of view.querySelectorAll("[data-copy]")) button.addEventListener("click", () => copy(button, link.href), life);
+}
+async function copy(button, link) {
+  const source = button.parentElement.querySelector("[data-text]"), isFriend = button.closest(".ps-friend");
+  const words = source.href ?? source.textContent + (isFriend ? `\n${link}` : "");
+  try { await navigator.clipboard.writeText(words); button.textContent = "Copied"; }
+  catch { getSelection().selectAllChildren(source); button.textContent = "Selected: copy it"; }
+  setTimeout(() => { button.textContent = "Copy"; }, SAID_MS);
 }
 
 /* A chart as a file by itself: its shapes, lines and words where they stand on the page. */

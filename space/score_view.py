@@ -8,6 +8,7 @@ from perplexity_sliding.views.numbers import FEWEST, TOO_SHORT, few_tokens, mean
 
 from .intro_view import term
 from .links import link
+from .models import BUNDLED
 from .service import Scored
 from .settings import fingerprint
 
@@ -16,6 +17,7 @@ ACTIONS = (
     '<p class="ps-actions"><button type="button" class="ps-button" data-open="share">Share</button> '
     '<button type="button" class="ps-button" data-open="game">And you? Guess twenty words</button></p>'
 )
+EXPLAINED = ("perplexity", "token", "window", "context", "stride")
 TOO_LARGE = 1e6  # for anybody to read anything into it
 
 
@@ -27,14 +29,13 @@ def score_view(scored: Scored) -> str:
         "read": result["num_forward_tokens"],
         "scored": result["num_tokens"],
         "text": fingerprint(settings.context + scored.text),
-        "address": link(settings, scored.text),
         "model": settings.model,
         "recipe": recipe(scored),
     }
     return (
-        f'<div class="ps-view ps-card" data-view="card" data-of="{escape(settings.mark(scored.text))}" '
+        f'<div class="ps-view ps-card" data-view="card" data-address="{escape(link(settings, scored.text))}" data-of="{escape(settings.mark(scored.text))}" '
         f"data-payload={payload(data)}>{_short(scored) if is_short(scored) else _large(scored)}"
-        f"{_notes(result)}</div>"
+        f'{_notes(result)}<p class="ps-signature ps-printed"><code>{escape(result["signature"])}</code></p></div>'
     )
 
 
@@ -66,14 +67,21 @@ def _large(scored: Scored) -> str:
     result = scored.result
     vocabulary = getattr(scored.loaded.model.config, "vocab_size", None)
     return (
-        f'<div class="ps-headline"><p class="ps-label">Perplexity for {escape(scored.loaded.name)}</p>'
+        f'<div class="ps-headline"><p class="ps-label">Perplexity for {escape(scored.loaded.name)}</p>{_introduce(scored)}'
         f'<p class="ps-big"><output>{number(result["perplexity"])}</output>'
         '<span class="ps-change" role="status"></span></p>'
         f"<p>{meaning(scored.result['perplexity'], vocabulary)}</p></div>{story(scored)}{ACTIONS}"
         '<details class="ps-more" data-keep="numbers"><summary>How it was measured</summary>'
         f'<p class="ps-recipe">{escape(" · ".join(recipe(scored)))}</p>'
-        f'<p class="ps-interval">{_interval(scored.interval)}</p>{_numbers(scored)}</details>'
+        f'<p class="ps-interval">{_interval(scored.interval)}</p>{_numbers(scored)}'
+        f'<p class="ps-note">In these words: {", ".join(map(term, EXPLAINED))}.</p></details>'
     )
+
+
+def _introduce(scored: Scored) -> str:
+    """Say what the bundled model is: its numbers are not those of a large one."""
+    known = scored.settings.model == BUNDLED
+    return '<p class="ps-note">A tiny model, trained on old novels.</p>' if known else ""
 
 
 def recipe(scored: Scored) -> list[str]:

@@ -98,6 +98,11 @@ class Compared:
     remark: str | None = None
 
     @property
+    def page_settings(self) -> Settings:
+        """The page's settings that it was asked for: the page's model is the reference."""
+        return replace(self.asked, model=self.reference.name)
+
+    @property
     def comparison(self) -> dict:
         return self.pair.comparison
 

@@ -6,17 +6,19 @@ import io
 import json
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from perplexity_sliding.about import VERSION
 from perplexity_sliding.views.markup import interval_words, number
 
-from .calls import CONTEXT_FILE, TABLE_FILE, TEXT_FILE
+from .calls import CONTEXT_FILE, TABLE_FILE, TEXT_FILE, space
 from .card import card
 from .score_view import recipe
 from .service import Scored
 
 TITLE = "Perplexity Sliding: perplexity of texts of any length, under every published protocol"
+AUTHORS = "Contributors to Perplexity Sliding"
 COLUMNS = ("index", "token", "start", "end", "nll_nats", "nll_bits", "rank", "context_length")
 WORD_COLUMNS = (
     *("index", "word", "start", "end", "surprisal_bits", "nll_bits", "entropy_bits"),
@@ -44,16 +46,21 @@ def sentence(scored: Scored) -> str:
     )
 
 
-def bibtex(scored: Scored) -> str:
-    """Write a BibTeX entry for the metric, with the signature of this number as its note."""
-    signature = scored.result["signature"]
-    version = re.search(r"\|version:([^|]+)", signature)[1]
-    note = re.sub(r"([_#%&$])", r"\\\1", signature)
+def bibtex(signatures: Sequence[str]) -> str:
+    """Write a BibTeX entry for the metric, with the signatures of the numbers as its note."""
+    named = ", ".join(rf"\texttt{{{escape_tex(signature)}}}" for signature in signatures)
+    page = f"  url = {{https://huggingface.co/spaces/{space()}}},\n" if space() else ""
     return (
         "@software{perplexity_sliding,\n"
-        f"  title = {{{TITLE}}},\n  year = {{2026}},\n  version = {{{version}}},\n"
-        f"  note = {{Signature \\texttt{{{note}}}}}\n}}"
+        f"  author = {{{{{AUTHORS}}}}},\n  title = {{{TITLE}}},\n  year = {{2026}},\n"
+        f"  version = {{{VERSION}}},\n{page}"
+        f"  note = {{Signature{'s' * (len(signatures) > 1)} {named}}}\n}}"
     )
+
+
+def escape_tex(words: str) -> str:
+    """Make words safe in LaTeX."""
+    return re.sub(r"([_#%&$])", r"\\\1", words)
 
 
 def token_table(scored: Scored) -> list[dict]:
@@ -137,13 +144,19 @@ def as_json(scored: Scored, name: str, table: Sequence[dict]) -> str:
     return json.dumps(whole, ensure_ascii=False, indent=1)
 
 
-def files(scored: Scored) -> dict[str, str]:
-    """Return all files about a result, by name."""
+def text_files(scored: Scored) -> dict[str, str]:
+    """Return the files that the calls read, by name."""
     context = scored.settings.context
     made = {TEXT_FILE: scored.text}
     if context:
         row = json.dumps({"text": scored.text, "context": context}, ensure_ascii=False)
         made |= {CONTEXT_FILE: context, TABLE_FILE: row + "\n"}
+    return made
+
+
+def files(scored: Scored) -> dict[str, str]:
+    """Return all files about a result, by name."""
+    made = text_files(scored)
     tables = {"tokens": (COLUMNS, token_table(scored))}
     if "word_scores" in scored.result:
         tables["words"] = (WORD_COLUMNS, word_table(scored))
@@ -153,10 +166,10 @@ def files(scored: Scored) -> dict[str, str]:
     return made | {"card.svg": card(scored)}
 
 
-def write_files(scored: Scored, folder: Path) -> list[str]:
-    """Write all files about a result; return their paths."""
+def write_files(made: Mapping[str, str], folder: Path) -> list[str]:
+    """Write files, given by name; return their paths."""
     paths = []
-    for name, content in files(scored).items():
+    for name, content in made.items():
         path = Path(folder) / name
         path.write_text(content, encoding="utf-8", newline="")
         paths.append(str(path))

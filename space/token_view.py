@@ -1,12 +1,13 @@
 """The text coloured by what was measured of its tokens, over the windows that read it."""
 
+from collections.abc import Iterable
+
 from perplexity_sliding.views.markup import count, escape, payload
 from perplexity_sliding.views.segments import Segment
 from perplexity_sliding.views.text_box import piece_columns, utf16_length
 from perplexity_sliding.views.tokens import (
     colour_choice,
     piece_colour,
-    surprise_legend,
     text_segments,
     token_data,
 )
@@ -17,6 +18,8 @@ from .word_view import word_data
 
 CHOICES = ("surprise", "rank", "context", "window")
 RANKS = ("first guess", "top 10", "top 100", "top 1,000", "top 10,000", "later")
+# The least chance of a token of each colour: 2 to the power of minus the edge between two.
+CHANCES = ("over 1/2", "1/8", "1/64", "1/1,000", "1/33,000", "less")
 
 
 def text_view(scored: Scored) -> str:
@@ -38,8 +41,8 @@ def text_view(scored: Scored) -> str:
     return (
         # Without the mark of an old result: what is typed keeps the colours around it.
         f'<div class="ps-view" data-view="text" '
-        f'data-payload={payload(data)}>{_steps(scored)}<details class="ps-more" data-keep="colours">'
-        f"<summary>Colours and words</summary>{_choices(scored)}{legends()}"
+        f'data-payload={payload(data)}>{legends()}<details class="ps-more" data-keep="colours">'
+        f"<summary>Colours and words</summary>{_choices(scored)}"
         f"{_count_line(scored, segments)}</details></div>"
     )
 
@@ -50,17 +53,26 @@ def starts_every_window(scored: Scored) -> bool:
 
 
 def legends() -> str:
-    """Explain the colours, for each choice of them."""
-    by_rank = "".join(
-        f'<li><span class="ps-box b{n}">{label}</span></li>' for n, label in enumerate(RANKS)
-    )
+    """Explain the colours, for each choice of them; the script shows the one that is chosen."""
+
+    def legend(
+        name: str, lead: str, boxes: Iterable[tuple[str, str]], hidden: str = " hidden"
+    ) -> str:
+        entries = "".join(
+            f'<li><span class="ps-box {colour}">{words}</span></li>' for colour, words in boxes
+        )
+        return f'<ul class="ps-colours" data-legend="{name}"{hidden}><li>{lead}</li>{entries}</ul>'
+
+    levels = [f"b{n}" for n in range(len(RANKS))]
     return (
-        f'<div class="ps-legend"><ul data-legend="surprise">{surprise_legend()}</ul>'
-        f'<ul data-legend="rank" hidden>{by_rank}</ul>'
-        '<ul data-legend="context" hidden><li><span class="ps-box c0">little context</span></li>'
-        '<li><span class="ps-box c5">much</span></li></ul>'
-        '<ul data-legend="window" hidden><li><span><i class="ps-box n0"></i><i class="ps-box n1"></i>'
-        '<i class="ps-box n2"></i> colours alternate by window</span></li></ul></div>'
+        '<div class="ps-legend">'
+        + legend("surprise", "Chance:", zip(levels, CHANCES), hidden="")
+        + legend("rank", "Rank:", zip(levels, RANKS))
+        + legend("context", "Tokens before it:", [("c0", "few"), ("c5", "many")])
+        + legend(
+            "window", "Scored by window:", [(f"n{n}", f"{n + 1}, {n + 4}, …") for n in range(3)]
+        )
+        + "</div>"
     )
 
 
@@ -86,15 +98,13 @@ def words_refused(scored: Scored) -> str | None:
     return None
 
 
-def _steps(scored: Scored) -> str:
-    """Write the controls that slide the window through the text."""
-    windows = max(1, len(scored.tokens["windows"]))
+def steps() -> str:
+    """Write the controls that slide the window through the text; the script sets how many there are."""
     return (
-        '<div class="ps-steps"><button type="button" class="ps-button" data-step="play">Play</button>'
-        '<button type="button" class="ps-button" data-step="-1" aria-label="Window before">◀</button>'
-        f'<input type="range" min="1" max="{windows}" value="1" aria-label="Window of the text">'
-        '<button type="button" class="ps-button" data-step="1" aria-label="Next window">▶</button>'
-        '</div><p class="ps-says"></p>'
+        '<div class="ps-view"><div class="ps-steps">'
+        '<button type="button" class="ps-button" data-step="play">Play</button>'
+        '<input type="range" min="1" max="1" value="1" aria-label="Window of the text">'
+        '</div><p class="ps-says"></p></div>'
     )
 
 

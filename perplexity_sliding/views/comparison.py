@@ -146,7 +146,7 @@ def comparison_view(pair: Pair, mark: str = "", place: int = 1) -> str:
         place: number of the view on its page.
     """
     names = pair.names
-    segments, text = _segments(pair)
+    segments, text = text_of(pair)
     changes = measure_changes(pair, segments)
     by_piece = {change.piece: change for change in changes}
     pieces = [text[segment.start : segment.end] for segment in segments]
@@ -249,7 +249,8 @@ def kl_colour(change: Change | None) -> str:
     return "out" if change is None else f"b{bisect.bisect_right(KL_EDGES, change.kl)}"
 
 
-def _segments(pair: Pair) -> tuple[list[Segment], str]:
+def text_of(pair: Pair) -> tuple[list[Segment], str]:
+    """Return the segments that both models are compared by, and the text that they cut."""
     if pair.by_tokens:
         return text_segments(pair.reading)
     return cut(pair.reading.whole, pair.scores["offsets"]), pair.reading.whole

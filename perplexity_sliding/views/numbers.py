@@ -107,8 +107,6 @@ def story(reading: Reading) -> str:
     if worst is None:
         return ""
     _, text = text_segments(reading)
-    before, piece, after = around(text, worst.segment)
-    at = f" (at “{escape(piece)}”)" if before or after else ""
     expected = ""
     if worst.expected:
         word = _as_it_went_on(text, worst.segment, worst.expected[0])
@@ -116,8 +114,17 @@ def story(reading: Reading) -> str:
     return (
         '<p class="ps-story">Most surprising word: <button type="button" class="ps-word" '
         f'data-piece="{worst.piece}"><span class="{bits_colour(worst.nll / math.log(2))}">'
-        f"{in_word(text, worst.segment)}</span></button>{at}, {odds(worst.nll)}.{expected}</p>"
+        f"{in_word(text, worst.segment)}</span></button>, {odds(worst.nll)}.{expected}</p>"
     )
+
+
+def surprise_words(reading: Reading) -> str:
+    """State in plain text which word surprised most; nothing where none did."""
+    worst = next(iter(most_surprising(reading, 1)), None)
+    if worst is None:
+        return ""
+    _, text = text_segments(reading)
+    return f"Most surprising word: “{''.join(around(text, worst.segment))}”, {odds(worst.nll)}"
 
 
 def _as_it_went_on(text: str, segment: Segment, expected: str) -> str:

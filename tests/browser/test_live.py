@@ -99,20 +99,20 @@ def test_a_tab_that_is_opened_before_the_page_is_ready_is_filled(browser, url):
     script = browser.execute_cdp_cmd("Page.addScriptToEvaluateOnNewDocument", {"source": LATE})
     try:
         page = Page(browser, url)
-        page.tab("another model")
+        page.tab("Other models")
         page.until(lambda: page.all(".ps-verdict"), "opening the tab compared nothing")
     finally:
         browser.execute_cdp_cmd("Page.removeScriptToEvaluateOnNewDocument", script)
 
 
 def test_the_comparison_is_there_when_its_tab_is_opened(page):
-    page.tab("another model")
+    page.tab("Other models")
     page.until(lambda: page.all(".ps-verdict"), "opening the tab compared nothing")
     page.until(lambda: "Done." in page.status)
 
 
 def test_the_list_of_needy_tokens_leads_to_them(page):
-    page.tab("another stride")
+    page.tab("Other strides")
     page.until(lambda: "Done." in page.status)
     rows = [row.text.split("\n") for row in page.all(".ps-pieces li")]
     assert all(row[0].isalpha() for row in rows if "same word" in row[-1])  # no sign is a word

@@ -80,9 +80,9 @@ def test_a_finger_hits_every_control(url, tmp_path):
     try:
         page = Page(browser, url)
         filled = {
-            "another stride": ".ps-pieces",
-            "another tool": ".ps-group",
-            "another model": ".ps-verdict",
+            "Other strides": ".ps-pieces",
+            "Other tools": ".ps-group",
+            "Other models": ".ps-verdict",
         }
         for name in ("Your text", *filled):
             page.tab(name)
@@ -97,9 +97,10 @@ def test_a_phone_shows_everything_without_sideways_scrolling(url, tmp_path):
     browser = start_browser(tmp_path / "profile", phone=True)
     try:
         page = Page(browser, url)
+        page.press("Edit the text")
         page.write("Text", "A text typed on a telephone.")
         page.score()
-        for name in ("Your text", "another stride", "another tool", "another model"):
+        for name in ("Your text", "Other strides", "Other tools", "Other models"):
             page.tab(name)
             page.until(lambda: page.all(".ps-view"))
             width = page.script("return document.documentElement.scrollWidth")

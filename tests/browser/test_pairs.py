@@ -18,7 +18,7 @@ LIT = f'{VIEW} .ps-text [aria-selected="true"]'
 def compared(browser, url):
     """The page with its comparison; whoever changes the page's settings opens one of their own."""
     page = Page(browser, url)
-    page.tab("another model")
+    page.tab("Other models")
     page.until(lambda: page.all(".ps-verdict"), "opening the tab compared nothing")
     page.until(lambda: "Done." in page.status)
     page.script("document.querySelectorAll('details').forEach((fold) => { fold.open = true; })")
@@ -149,7 +149,7 @@ def test_where_it_changes_is_drawn(compared, compare, longest):
 
 
 def test_another_model_is_compared_as_soon_as_it_is_chosen(page):
-    page.tab("another model")
+    page.tab("Other models")
     page.until(lambda: "demo_model-4bit" in page.one(".ps-verdict").text)
     page.write("Compare it with", "owner/bytes\n")
     page.until(lambda: "owner/bytes" in page.one(".ps-verdict").text, "nothing was compared")
@@ -169,7 +169,7 @@ def test_strides_and_contexts_say_what_the_metric_says(page, metric, bundled, lo
     )["measurements"]
     best = min(entries, key=lambda entry: entry["perplexity"])
     low, high = (100 * (end - 1) for end in best["ratio_to_first"]["interval"])
-    page.tab("another stride")
+    page.tab("Other strides")
     page.until(lambda: "Done." in page.status)
     said = page.one("[data-view=gain] .ps-verdict").text
     ends = [f"{entry['perplexity']:#.4g}" for entry in (entries[0], best)]
@@ -187,7 +187,7 @@ def test_strides_and_contexts_say_what_the_metric_says(page, metric, bundled, lo
 
 def test_a_tool_is_scored_from_its_row(page):
     for name in ("llama.cpp", "megatron"):
-        page.tab("another tool")
+        page.tab("Other tools")
         page.until(lambda: page.all(".ps-groups") and not page.all(".ps-groups .ps-stale"))
         part = f".ps-tool[data-protocol='{name}']"
         expected = page.script(
@@ -201,7 +201,7 @@ def test_a_tool_is_scored_from_its_row(page):
 
 
 def test_every_tool_is_on_one_axis(page):
-    page.tab("another tool")
+    page.tab("Other tools")
     page.until(lambda: len(page.all(".ps-tool")) == len(protocol_rows()))
     places = [
         float(e.get_attribute("style").split(":")[1].strip(" %;")) for e in page.all(".ps-dots > b")

@@ -154,7 +154,6 @@ def test_a_link_that_is_partly_wrong_still_says_so_when_it_is_scored(page, url):
 
 def test_files_are_made_of_what_is_shown(page):
     page.open("share")
-    page.press("Make a picture and files")
     page.until(lambda: len(page.all("a[download]")) >= 4, "no files are offered")
     names = {node.get_attribute("download") for node in page.all("a[download]")}
     assert names >= {"text.txt", "tokens.csv", "tokens.json", "card.svg"}

@@ -75,7 +75,6 @@ def test_control_and_enter_score(page):
 
 def test_the_card_is_saved_as_a_picture(page, downloads):
     page.open("share")
-    page.press("Make a picture and files")
     page.until(lambda: page.all(".ps-picture-card"))
     page.press("Save as PNG")
     page.press("Save as SVG")
@@ -85,20 +84,73 @@ def test_the_card_is_saved_as_a_picture(page, downloads):
         assert len(picture.convert("RGB").getcolors(1 << 20)) > 20
 
 
-def test_files_of_an_earlier_result_do_not_stand_beside_a_new_sentence(page):
-    page.open("share")
-    page.press("Make a picture and files")
-    page.until(lambda: page.all(".ps-picture-card"))
-    signature = page.told("#share .ps-signature + p + .ps-signature")
+def press_share(page):
+    """Open the drawer of what is shown, and wait until it is filled."""
+    [button] = [one for one in page.all("[data-open=share]") if one.is_displayed()]
+    page.script("arguments[0].click()", button)
+    page.until(lambda: page.all("#share.ps-open") and not page.all("#share.ps-waits"))
+
+
+def test_the_drawer_is_of_what_is_shown_when_it_is_opened(page):
+    press_share(page)
+    page.until(lambda: page.all("#share a[download]"))
+    digest = page.told("#share .ps-signature + p + .ps-signature")
+    page.keys(Keys.ESCAPE)
     page.write("Text", "The sea was calm.")
-    page.until(lambda: page.told("#share .ps-signature + p + .ps-signature") != signature)
-    page.until(lambda: not page.all(".ps-picture-card") and not page.all("#share .file-preview"))
+    page.score()
+    press_share(page)
+    page.until(lambda: page.told("#share .ps-signature + p + .ps-signature") != digest)
+    assert not page.all("#share .ps-stale")
     page.fill("Again the tide came in and went out. " * 600)
     page.until(lambda: page.all("#share .ps-stale"), "an old sentence is not marked")
 
 
+def test_share_begins_with_the_link_the_picture_and_a_sentence(page):
+    press_share(page)
+    order = [part.text for part in page.all("#share h3") if part.is_displayed()]
+    assert order == ["Link", "Picture", "For a friend"]
+    assert page.one("#share .ps-link").text.startswith("http://")
+    papers = page.one("#share details")
+    assert papers.get_attribute("open") is None
+    address = page.one("#share .ps-link").get_attribute("href")
+    copied = "navigator.clipboard.writeText = (words) => { window.copied = words; return Promise.resolve(); }"
+    page.script(copied)
+    page.press("Copy the link")
+    page.until(lambda: page.script("return window.copied") == address)
+    page.press("Copy the sentence")
+    page.until(lambda: page.script("return window.copied") != address)
+    assert page.script("return window.copied").endswith(f"Josiah”, 1 in 176,000.\n{address}")
+
+
+@pytest.mark.parametrize(
+    "tab, compare, part, name",
+    [
+        ("Other models", "models", ".ps-verdict", "comparison.csv"),
+        ("Other strides", "strides", "[data-view=gain]", "strides.csv"),
+        ("Other tools", "tools", ".ps-groups", "tools.csv"),
+    ],
+)
+def test_a_comparison_has_an_address_a_drawer_and_files(page, tab, compare, part, name):
+    page.fill("It was late, and the lamp had gone out again. Nobody went to light it. " * 12)
+    page.score()
+    page.tab(tab)
+    page.until(lambda: page.all(part) and f"compare={compare}" in page.browser.current_url)
+    shown = page.told(part)
+    press_share(page)
+    address = page.one("#share .ps-link").get_attribute("href")
+    assert address == page.browser.current_url
+    page.until(lambda: name in [one.get_attribute("download") for one in page.all("a[download]")])
+    assert page.told(".ps-friend [data-text]") and page.told("#share .ps-signature")
+    page.browser.get("about:blank")
+    opened = Page(page.browser, address)  # a friend's
+    opened.until(lambda: opened.all(part) and opened.told(part) == shown, "it does not open")
+    assert opened.browser.current_url == address
+    opened.tab("Your text")
+    opened.until(lambda: "compare=" not in opened.browser.current_url)
+
+
 def test_a_chart_is_saved_as_it_stands(page, downloads):
-    page.tab("another stride")
+    page.tab("Other strides")
     page.until(lambda: page.all(".ps-chart .ps-save"))
     page.script("arguments[0].click()", page.one(".ps-chart .ps-save"))
     drawn = ElementTree.parse(downloads("chart.svg")).getroot()

@@ -49,7 +49,7 @@ def point_at(page, piece):
 
 
 def says(page):
-    return page.one(".ps-says").text
+    return page.told(".ps-says")
 
 
 def stand_still(page, element):
@@ -62,6 +62,13 @@ def stand_still(page, element):
         return places[-1] is not None and places[-5:] == [places[-1]] * 5
 
     page.until(stands, "it moves, or something lies over it")
+
+
+def move_window(page, window):
+    """Move the slider below the text to a window, counted from 0."""
+    page.script("arguments[0].focus()", page.labelled("Window of the text"))
+    page.keys(Keys.HOME, *[Keys.ARROW_RIGHT] * window)
+    page.until(lambda: f"Window {window + 1} of" in says(page))
 
 
 def field(page, name):
@@ -93,7 +100,7 @@ def test_the_first_screen_of_a_phone_has_text_and_number(url, tmp_path):
     try:
         page = Page(browser, url)
         _, top, _, bottom = page.script(BOX, page.one("#text textarea"))
-        assert bottom - top >= 8 * 28
+        assert (bottom - top) * 374 >= 0.5 * PHONE["height"] * PHONE["width"], "half of it is text"
         assert page.script(BOX, page.one(".ps-big"))[3] < PHONE["height"]
         page.script("arguments[0].scrollIntoView({block: 'center'})", page.one("#text textarea"))
         page.script(
@@ -103,7 +110,28 @@ def test_the_first_screen_of_a_phone_has_text_and_number(url, tmp_path):
             page.all(PIECES)[12],
         )
         tip = page.one(".ps-tip:not([hidden])")
-        assert is_whole(page, tip) and "bits of surprise" in tip.text
+        assert "bits of surprise" in tip.text
+        assert page.script("return arguments[0].readOnly", page.one("#text textarea"))
+        # The sheet leaves the word in sight, also above a keyboard.
+        word, sheet = page.one('.ps-mirror [aria-selected="true"]'), page.script(BOX, tip)
+        assert sheet[3] <= PHONE["height"] + 1 and page.script(BOX, word)[3] < sheet[1]
+        page.script(
+            "const real = visualViewport.height;"
+            "Object.defineProperty(visualViewport, 'height', {configurable: true, value: real - 300});"
+            "visualViewport.dispatchEvent(new Event('resize'))"
+        )
+        sheet = page.script(BOX, tip)
+        assert sheet[3] <= PHONE["height"] - 299 and 0 < page.script(BOX, word)[3] < sheet[1]
+        page.script(
+            "delete visualViewport.height; visualViewport.dispatchEvent(new Event('resize'))"
+        )
+        # The pencil edits: then a tap puts the caret, and no sheet lies over the text.
+        page.script("arguments[0].click()", page.one(".ps-pencil"))
+        assert not page.script("return arguments[0].readOnly", page.one("#text textarea"))
+        assert not tip.is_displayed()
+        page.script("arguments[0].click()", page.one(".ps-pencil"))
+        page.script("document.documentElement.style.setProperty('--ps-text-height', '230px')")
+        page.until(lambda: page.all(".ps-handle-window.ps-docked"))
         # A finger takes the handle of the window to another word.
         before, handle = field(page, "window"), page.one(".ps-handle-window")
         # The box shows fewer words than the window has: the handle waits at its lower edge.
@@ -150,14 +178,15 @@ def test_a_small_screen_has_the_handle_of_a_window_that_ends_below_it(browser, u
         page.score()
         page.until(lambda: page.all(".ps-handle-window.ps-docked"))
         box, handle = page.one("#text textarea"), page.one(".ps-handle-window")
-        for up in (200, 100):  # pixels from the lower edge of the screen to where the box begins
-            page.script(
-                "scrollBy(0, arguments[0].getBoundingClientRect().top - innerHeight + arguments[1])",
-                box,
-                up,
+        for height in (300, 200):  # pixels, of which the page's head takes 90
+            browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size | {"height": height})
+            page.until(
+                lambda height=height: page.script(BOX, handle)[3] <= height,
+                "below the screen",
+                patience=5,
             )
-            page.until(lambda: page.script(BOX, handle)[3] <= 400, "below the screen", patience=5)
-            assert page.script(BOX, box)[3] > 400 and page.script(BOX, handle)[3] > 360
+            assert page.script(BOX, box)[3] > height
+            assert page.script(BOX, handle)[3] > height - 40
     finally:
         browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
 
@@ -381,8 +410,7 @@ def test_what_a_handle_foretells_is_what_is_scored(page, url, start):
         (1, "window", Keys.ARROW_LEFT),
         (0, "window", Keys.PAGE_DOWN),
     ):
-        while f"Window {window + 1} of" not in says(linked):
-            linked.press("Next window" if window else "Window before")
+        move_window(linked, window)
         linked.script("arguments[0].focus()", handles[name])
         linked.keys(key)
         foretold = FORETOLD.search(says(linked)).groups()
@@ -394,8 +422,7 @@ def test_what_a_handle_foretells_is_what_is_scored(page, url, start):
 
 def test_the_window_is_drawn_on_the_text(page):
     data = data_of(page)
-    page.press("Next window")
-    page.press("Next window")
+    move_window(page, 2)
     assert "Window 3 of" in says(page)
     begin, first, end, _ = data["windows"][2]
     assert f": {end - begin} tokens. The model guesses the last {end - first}, each" in says(page)
@@ -406,6 +433,22 @@ def test_the_window_is_drawn_on_the_text(page):
     spans = [[data["segments"][n][0] for n in (numbers[0], numbers[-1])] for numbers in lit]
     assert spans[0][0] >= begin and spans[0][1] < first
     assert spans[1][0] >= first and spans[1][1] < end
+    # What it does not see is pale, and what it sees has a band behind it.
+    pale = page.script(
+        "return [...document.querySelectorAll('.ps-mirror .unseen')].map((one) => Number(one.dataset.n))"
+    )
+    places = [data["segments"][n] for n in pale]
+    assert places and all(place[0] < begin or place[0] >= end for place in places)
+    assert len(pale) + sum(map(len, lit)) == len(page.all(PIECES))
+    box = page.script(BOX, page.one("#text textarea"))
+    for name, numbers in (("context", lit[0]), ("new", lit[1])):
+        parts = [page.script(BOX, part) for part in page.all(f".ps-band-{name}")]
+        ends = [page.script(BOX, page.one(f".ps-mirror [data-n='{numbers[n]}']")) for n in (0, -1)]
+        assert parts[0][0] == pytest.approx(ends[0][0], abs=1) and parts[0][1] <= ends[0][1]
+        assert parts[-1][2] == pytest.approx(ends[1][2], abs=1) and parts[-1][3] >= ends[1][3]
+        assert all(box[0] <= left <= right <= box[2] for left, _, right, _ in parts)
+    page.fill("Another text, of which no window is known yet. " * 900)
+    page.until(lambda: not page.all(".ps-band i") and not page.all(".ps-mirror .unseen"))
 
 
 def test_play_slides_the_window_and_the_number_grows(page):
@@ -517,7 +560,7 @@ def test_the_text_is_printed_whole(page):
             "const e = arguments[0]; return e.scrollHeight <= e.clientHeight + 2", mirror
         )
         assert (
-            page.one(".ps-big").is_displayed() and page.one("#share .ps-signature").is_displayed()
+            page.one(".ps-big").is_displayed() and page.one(".ps-card .ps-signature").is_displayed()
         )
         assert not page.one("#text textarea").is_displayed() and not page.one("#bar").is_displayed()
     finally:
@@ -548,11 +591,10 @@ def test_a_sample_is_one_click(page, monkeypatch):
         return real(*arguments, **more)
 
     def press(name):
-        [chip] = [e for e in page.all("#samples label") if e.text.strip() == name]
-        page.script("arguments[0].click()", chip)
+        page.choose("Sample", name)
 
     monkeypatch.setattr(Service, "score", score_later)
-    page.press("Next window")
+    move_window(page, 1)
     page.script("arguments[0].scrollTop = 99", page.one("#text textarea"))
     try:
         press("A long story")

@@ -137,12 +137,9 @@ class Page:
         options[0].click()
 
     def tab(self, name):
-        """Open a view: "Your text", or one of the picker's within "Compare"."""
-        for wanted in ["Compare", name] if name.startswith("another") else [name]:
-            tab = self.until(
-                lambda wanted=wanted: self._tab(wanted), f"no tab is called {wanted!r}"
-            )
-            self.script("arguments[0].click()", tab)
+        """Open a tab: "Your text", "Other models", "Other strides" or "Other tools"."""
+        tab = self.until(lambda: self._tab(name), f"no tab is called {name!r}")
+        self.script("arguments[0].click()", tab)
 
     def _tab(self, name):
         tabs = self.all("#results button[role=tab]")
@@ -169,7 +166,8 @@ class Page:
 
     @property
     def status(self):
-        return self.one("#status").text
+        """The line that says what happens, which leaves the screen after some seconds."""
+        return self.told("#status").strip()
 
     def score(self):
         """Wait until what stands there is scored; press the button where that is needed."""

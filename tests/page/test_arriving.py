@@ -12,7 +12,7 @@ from pages import MANY, visitor
 from space.jobs import (
     Job,
 )
-from space.links import pack
+from space.links import MODELS, STRIDES, TOOLS, pack
 from space.models import BUNDLED
 
 
@@ -20,7 +20,7 @@ def arrive(handlers, behind="", kept="", **query):
     """What a visitor finds who comes by a link."""
     names = ("text", "context", "model", "window", "stride", "start", "protocol", "sketch")
     values = handlers.arrive(visitor(**query), behind, kept, 3)
-    names += ("status", "visits", "remark")
+    names += ("status", "visits", "remark", "other", "linked")
     return SimpleNamespace(**dict(zip(names, values, strict=True)))
 
 
@@ -69,9 +69,10 @@ def test_a_window_alone_brings_half_of_it_as_stride(handlers):
     ],
 )
 def test_a_link_of_which_nothing_is_left_says_so_alone(handlers, behind, query, said):
-    *others, remark = vars(arrive(handlers, behind, **query)).values()
+    others = vars(arrive(handlers, behind, **query))
+    remark = others.pop("remark")
     assert said in remark.value and 'role="alert"' in remark.value
-    assert all(value == gr.skip() for value in others)
+    assert all(value == gr.skip() for value in others.values())
 
 
 @pytest.mark.parametrize(
@@ -122,3 +123,24 @@ def test_a_hostile_link_is_ignored_with_a_sentence(handlers):
     found = arrive(handlers, stride="1e9", protocol="<script>alert(1)</script>", window="99999")
     assert 'role="alert"' in found.remark.value
     assert "<script>" not in found.remark.value
+
+
+@pytest.mark.parametrize("compare", [MODELS, STRIDES, TOOLS])
+def test_a_link_opens_a_comparison_once_its_text_is_scored(handlers, compare):
+    found = arrive(handlers, f"#text={pack(MANY)}", compare=compare, other="owner/words")
+    assert (found.linked, found.other, found.visits) == (compare, "owner/words", 4)
+    assert (found.text, found.model) == (MANY, BUNDLED)
+    assert arrive(handlers, compare=compare).visits == 4  # without a text: the first sample's
+
+
+@pytest.mark.parametrize(
+    "query, said",
+    [
+        ({"compare": "everything"}, "compare is ignored"),
+        ({"compare": TOOLS, "other": "../etc"}, "other model in the link"),
+    ],
+)
+def test_a_comparison_that_makes_no_sense_is_ignored_with_a_sentence(handlers, query, said):
+    found = arrive(handlers, f"#text={pack(MANY)}", **query)
+    assert said in found.remark.value and found.other == gr.skip()
+    assert found.linked == (TOOLS if query["compare"] == TOOLS else gr.skip())

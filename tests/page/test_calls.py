@@ -15,7 +15,7 @@ from space.jobs import Job
 from space.models import BUNDLED, ROUNDED
 from space.service import Service
 from space.settings import Settings
-from space.sharing import write_files
+from space.sharing import files, write_files
 
 
 @pytest.fixture
@@ -60,7 +60,7 @@ def run_shell(call, folders, capsys):
 def test_calls_give_the_same_number(folders, elsewhere, capsys, settings):
     text = STORY[:50] if settings.protocol == "lm-eval" and settings.context else STORY
     scored = Service(folders["bytes"]).score(text, settings, Job(60))
-    write_files(to_share(scored), elsewhere)
+    write_files(files(to_share(scored)), elsewhere)
     namespace = {}
     exec(python_call(scored), namespace)
     capsys.readouterr()

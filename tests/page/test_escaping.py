@@ -11,7 +11,9 @@ from space.jobs import Job
 from space.limits import Refused
 from space.models import BUNDLED
 from space.settings import Settings
+from space.share_view import share_view
 from space.sweep_view import protocol_view, trade_off_view
+from space.takeaway import of_models, of_score, of_strides, of_tools
 
 
 def test_escaped_text_is_the_same_text():
@@ -27,12 +29,19 @@ def test_no_view_lets_a_visitors_text_become_html(service):
     compared = service.compare(evil * 4, settings, "owner/words", Job(60), clip=True)
     trade_off = service.trade_off(evil * 4, settings, Job(60))
     protocols = service.every_protocol(evil * 4, settings, Job(60))
-    html_views = [SCORE_OUTPUTS[name](scored) for name in ("score", "cite", "text")]
+    html_views = [render(scored) for render in SCORE_OUTPUTS.values()]
     html_views += [compare_view(compared), trade_off_view(trade_off), gain_view(trade_off)]
     html_views += [protocol_view(protocols)]
-    for page in html_views:
+    taken = (
+        of_score(scored),
+        of_models(compared),
+        of_strides(trade_off, settings),
+        of_tools(protocols),
+    )
+    drawers = [share_view(one) for one in taken]
+    for page in html_views + drawers:
         reader = Reader(page)
-        assert reader.tags <= OWN_TAGS
+        assert reader.tags - {"img"} <= OWN_TAGS and page.count("<img") == (page in drawers)
         assert not {name for name in reader.attributes if name.startswith("on")}
         assert not set(page) & set("{}$`")  # signs that a template would act on
     assert pieces_of(SCORE_OUTPUTS["text"](scored))["text"] == evil * 4

@@ -9,6 +9,7 @@ import gradio as gr
 import pytest
 from pages import STORY, visitor
 
+from perplexity_sliding.views.markup import escape
 from space import jobs
 from space.handlers import SCORE_OUTPUTS
 from space.limits import Refused
@@ -31,29 +32,31 @@ def test_scoring_fills_every_place(handlers, monkeypatch):
 
 def test_of_a_result_that_is_kept_no_more_no_files_are_made(handlers):
     """After an hour, the files of the first sample stood there in its place."""
-    opening = sentence(handlers.opening)
-    files, _ = handlers.make_files(visitor(), None, opening)
+    opening = handlers.opening.settings.mark(handlers.opening.text)
+    _, files = handlers.share(visitor(), "score", opening, None, *[None] * 3)
     assert files._constructor_args[0]["visible"] is True  # of what the page opened with
     *_, told = handlers.rescore(
         visitor(), STORY, BUNDLED, 64, 32, "automatic", "sliding", "", False
     )
-    quoted = dict(zip(SCORE_OUTPUTS, told[2:]))["sentence"]
-    files, _ = handlers.make_files(visitor(), told[1], quoted)
+    mark = told[1].settings.mark(told[1].text)
+    drawer, files = handlers.share(visitor(), "score", mark, told[1], *[None] * 3)
     assert files._constructor_args[0]["visible"] is True
-    files, said = handlers.make_files(visitor(), None, quoted)
+    assert escape(sentence(told[1])) in drawer
+    said, files = handlers.share(visitor(), "score", mark, None, *[None] * 3)
     assert files._constructor_args[0]["visible"] is False
     assert 'role="alert"' in said and "score the text again" in said
 
 
 def test_files_are_deleted_after_an_hour(handlers, monkeypatch):
     """No browser says for certain that its visitor left."""
-    opening = sentence(handlers.opening)
-    handlers.make_files(visitor(), None, opening)
+    mark = handlers.opening.settings.mark(handlers.opening.text)
+    asked = ("score", mark, None, None, None, None)
+    handlers.share(visitor(), *asked)
     [folder] = Path(handlers._files.name).iterdir()
-    handlers.make_files(visitor("neighbour"), None, opening)
+    handlers.share(visitor("neighbour"), *asked)
     assert folder.exists()
     os.utime(folder, (0, 0))
-    handlers.make_files(visitor("neighbour"), None, opening)
+    handlers.share(visitor("neighbour"), *asked)
     assert not folder.exists()
 
 
