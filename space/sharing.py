@@ -49,10 +49,12 @@ def sentence(scored: Scored) -> str:
 def bibtex(signatures: Sequence[str]) -> str:
     """Write a BibTeX entry for the metric, with the signatures of the numbers as its note."""
     named = ", ".join(rf"\texttt{{{escape_tex(signature)}}}" for signature in signatures)
+    # As the citation has it: the Space's owner, and its address.
+    author = space().split("/")[0] if space() else AUTHORS
     page = f"  url = {{https://huggingface.co/spaces/{space()}}},\n" if space() else ""
     return (
         "@software{perplexity_sliding,\n"
-        f"  author = {{{{{AUTHORS}}}}},\n  title = {{{TITLE}}},\n  year = {{2026}},\n"
+        f"  author = {{{{{author}}}}},\n  title = {{{TITLE}}},\n  year = {{2026}},\n"
         f"  version = {{{VERSION}}},\n{page}"
         f"  note = {{Signature{'s' * (len(signatures) > 1)} {named}}}\n}}"
     )

@@ -5,7 +5,10 @@ from visitor import PHONE, Page, start_browser
 
 # The contrast of WCAG 2: (lighter + 0.05) / (darker + 0.05) of the relative luminances.
 CONTRAST = """
-const parts = (colour) => (colour.match(/[\\d.]+/g) || [0, 0, 0, 0]).map(Number);
+const parts = (colour) => {
+  const numbers = (colour.match(/[\\d.]+/g) || [0, 0, 0, 0]).map(Number);
+  return colour.startsWith("color(srgb") ? numbers.map((part, n) => n < 3 ? 255 * part : part) : numbers;
+};
 const linear = (c) => (c /= 255) <= 0.03928 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4;
 const light = ([r, g, b]) => 0.2126 * linear(r) + 0.7152 * linear(g) + 0.0722 * linear(b);
 const ground = (element) => {
