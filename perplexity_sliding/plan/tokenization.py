@@ -558,12 +558,11 @@ def check_repeatable(tokenizer: PreTrainedTokenizerBase, name: str) -> None:
     """
     setting = random_setting(tokenizer)
     if setting is None and not cuts_alike(tokenizer):
-        setting = f"a {type(tokenizer).__name__} that cut one text in two ways"
+        setting = f"a {type(tokenizer).__name__} that encoded one text in two ways"
     if setting is not None:
         raise ValueError(
-            f"{name} must cut a text in the same way every time, got {setting}: it draws at "
-            "random, "
-            "as in training, and no score could be repeated. Switch that off."
+            f"{name} must be deterministic, got {setting}: it samples, as in training, and no score "
+            "could be repeated. Switch that off."
         )
     part = part_in_python(tokenizer)
     if part is not None:

@@ -1,4 +1,4 @@
-"""From the scores of a model and of its reference to what separates them, and how sure that is.
+"""Differences between the scores of a model and of its reference, with their uncertainty.
 
 No model.  Nlls and divergences are in nats.  The two are compared token by token, or where their
 tokenizers differ by the byte, over pieces of text that both cut; what is taken as independent are
@@ -55,7 +55,7 @@ class PairedScores:
 
     @property
     def differences(self) -> np.ndarray:
-        """How much worse the model predicts each token than the reference, in nats (N,)."""
+        """nll of each token under the model less that under the reference, in nats (N,)."""
         with np.errstate(invalid="ignore"):  # both may be infinite
             return self["nll"] - self["reference_nll"]
 
@@ -83,7 +83,7 @@ class PairedClusters:
         """Sum tokens and columns over each part (1 + columns, C).
 
         Args:
-            chosen: the tokens that count, which alone the columns hold.
+            chosen: the tokens that the columns have.
         """
         texts, positions = self.scores.texts[chosen], self.scores.positions[chosen]
         ones = np.ones(len(texts))
@@ -193,7 +193,7 @@ def change_in_words(ratio: float) -> str:
 
 
 def verdict(interval: Interval, margin: float | None) -> str:
-    """Say whether the model is better or worse, as far as the interval of the ratio tells.
+    """Describe by the interval of the ratio whether the model is better or worse.
 
     That none is seen to be better does not make them equal: "within 1 %" only follows where all
     of the interval lies below the margin.

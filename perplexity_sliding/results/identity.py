@@ -210,7 +210,7 @@ def measured(found: dict, number: int) -> str:
 
 
 def describe_pattern(distance: np.ndarray, moved: np.ndarray, contexts: np.ndarray) -> str:
-    """Say at which lengths of context two models part, and what that looks like.
+    """Describe at which lengths of context two models diverge, and the likely cause.
 
     Names a pattern only where the tokens of the other lengths are shown to agree.
 
@@ -221,7 +221,7 @@ def describe_pattern(distance: np.ndarray, moved: np.ndarray, contexts: np.ndarr
     lengths = [n for n in np.unique(group).tolist() if (group == n).sum() >= FEWEST]
     apart = [n for n in lengths if are_apart(distance[group == n], moved[group == n])]
     if apart == lengths:
-        return f"They part at every length of context: {OTHERS}."
+        return f"They diverge at every context length: {OTHERS}."
     none = f"No range of context lengths is shown to agree: {OTHERS}."
     if not apart:
         return none
@@ -233,15 +233,15 @@ def describe_pattern(distance: np.ndarray, moved: np.ndarray, contexts: np.ndarr
     begin, end = 2 ** apart[0] // 2, 2 ** apart[-1] - 1
     if late:
         return (
-            f"They agree up to {begin - 1} tokens of context and part from there on, as where a "
+            f"They agree up to {begin - 1} tokens of context and diverge from there on, as where a "
             "window is cut or a rotary scaling begins."
         )
     if early:
         return (
-            f"They part in the first {end} tokens of context and agree after them, as with a start "
+            f"They diverge in the first {end} tokens of context and agree after them, as with a start "
             "token more or less."
         )
-    return f"They part from {begin} to {end} tokens of context and agree at other lengths."
+    return f"They diverge from {begin} to {end} tokens of context and agree at other lengths."
 
 
 def are_apart(distance: np.ndarray, moved: np.ndarray) -> bool:

@@ -1,4 +1,4 @@
-"""What separates a model from its reference: their scores put together, token by token or by the byte."""
+"""A model and its reference compared: their scores paired, token by token or by the byte."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -28,14 +28,14 @@ from .report import Comparison, Report
 from .totals import ratio_of_perplexities
 
 WORST_TOKENS = 20
-# What of the reference's own result stands beside the model's.
+# Keys of the reference's own result that stand beside the model's.
 SHOWN_OF_REFERENCE = (
     *("perplexity", "perplexity_interval", "perplexities", "bits_per_byte"),
     *("signature", "probe", "long_probe"),
 )
 
 
-# What of a comparison by bytes stands beside one by tokens too.
+# Keys of a comparison by bytes that a comparison by tokens has too.
 CHANGE_PER_BYTE = ("bits_per_byte_change", "bits_per_byte_change_interval", "num_compared_bytes")
 
 
@@ -247,7 +247,7 @@ class ByteComparison:
         """List the pieces of each text.
 
         Raises:
-            ValueError: a tokenizer does not tell where its tokens stand.
+            ValueError: a tokenizer gives no offsets.
         """
         sides = (report.measurement, report.scores), (self.measurement, self.scores)
         if any(stream.offsets is None for side, _ in sides for stream in side.streams):

@@ -35,7 +35,7 @@ REFERENCE_COLUMNS = ("reference_nll", "kl", "top", "reference_top")
 
 
 class Extras(NamedTuple):
-    """What a result holds beside its numbers, as asked: token scores, totals, those of each text."""
+    """Optional parts of a result: token scores, totals, totals of each text."""
 
     with_tokens: bool
     with_totals: bool
@@ -43,7 +43,7 @@ class Extras(NamedTuple):
 
 
 class Comparison(Protocol):
-    """What compares a measurement with that of a second model."""
+    """A comparison of a measurement with that of a second model."""
 
     def results(self, report: "Report", with_tokens: bool) -> dict:
         """Build `comparison`, and with tokens what goes with it; see the metric's documentation."""
@@ -81,12 +81,12 @@ class Report:
 
     @cached_property
     def texts(self) -> list[TextScores]:
-        """What was measured of each text."""
+        """Scores and sizes of each text."""
         return text_scores(self.measurement, self.scores, self.word_counts)
 
     @cached_property
     def totals(self) -> Totals:
-        """What adds up over texts."""
+        """Sums over the texts, which add up."""
         plan = self.measurement.plan
         words_given = self.word_counts is not None
         protocol = plan.protocol
@@ -138,7 +138,7 @@ class Report:
         return count_inputs(merge_windows(planned, self.model.prefixes_agree)[0])
 
     def settings(self) -> dict[str, object]:
-        """Name what was asked for as it was carried out: of `None` what it stood for."""
+        """Return the settings as carried out, with values in place of `None`."""
         plan = self.measurement.plan
         return {
             "protocol": plan.protocol.name,
@@ -185,7 +185,7 @@ def list_reports(
 ) -> list[dict]:
     """List an entry for each setting, in order: its result, or why there is none.
 
-    Those after the first that has a result also hold the paired ratio to it.
+    Those after the first with a result also have the paired ratio to it.
     """
     waiting = iter(reports)
     entries = []
@@ -206,7 +206,7 @@ def text_scores(
     scores: list[list[Columns]],
     word_counts: list[int] | None,
 ) -> list[TextScores]:
-    """Hand the scores of the texts, or of their scored parts, over to result_totals.py with their units."""
+    """Combine the scores of texts, or of their scored parts, with their sizes."""
     is_weighted = measurement.plan.protocol.aggregate == "guide weights"
     bodies = [
         text[stream.begin :] if stream.part is None else stream.part.of(text)
@@ -249,7 +249,7 @@ def words_of(
 def scored_units(
     text: str, stream: TokenizedText, windows: list[Window], scores: list[Columns]
 ) -> dict[str, Any]:
-    """Count tokens; measure the part of a text that was scored, where that can be known."""
+    """Count tokens; measure the scored part of a text where offsets are known."""
     if stream.part is not None:
         num_targets = stream.part.num_targets
         return {"num_tokens": num_targets, "num_context": len(stream) - num_targets}

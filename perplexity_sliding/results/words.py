@@ -13,8 +13,8 @@ Meister, 2024, arXiv 2406.14561; Oh and Schuler, 2024, arXiv 2406.10851)::
            0 where x[a] is healed: its nll is given the head of the token already
 
 Both terms at a border come from the row that predicts its first token, so they cancel in the sum
-over words.  White space is told by the text that a token stands for, so that newlines, tabs and
-tokens that end in a newline count as what they are.  Numbers are nats.
+over words.  White space is recognised in the text of a token, newlines and tabs included, also at the
+token's end.  Numbers are nats.
 """
 
 import itertools
@@ -52,7 +52,7 @@ UNSPACED = {
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """What each token says about the borders of words, by the text that it stands for.
+    """The role of each token at the borders of words, by its text.
 
     Attributes:
         begins: whether the text of the token begins with white space (V,).
@@ -118,7 +118,7 @@ def classify_vocabulary(
 
 
 def check_words(words: object, texts: Sequence[str]) -> list[list[tuple[int, int]]] | None:
-    """Return the characters of the words of each text; None where white space tells them."""
+    """Return the characters of the words of each text; None to split at white space."""
     if words is True or (isinstance(words, str) and words == "whitespace"):
         warn_of_unspaced(texts)
         return None
@@ -267,7 +267,7 @@ def _with_space_before(
 
 @dataclass(frozen=True)
 class TokenBorders:
-    """What happens at the border before each token of a text, and at its end (N + 1,).
+    """The border before each token of a text, and after the last (N + 1,).
 
     Attributes:
         opens: the token begins with white space, is a special one, or ends the text.
@@ -304,8 +304,8 @@ class TokenBorders:
 def closing_terms(borders: TokenBorders, boundary: np.ndarray) -> np.ndarray:
     """Compute what a word pays for its end, by the border where it ends (N + 1,).
 
-    Nothing where its last token holds the white space, and where no white space follows: such
-    borders, between given words, are no event in the text.
+    0 where its last token has the white space, and where no white space follows: such borders, between
+    given words, are no event in the text.
 
     Args:
         boundary: E (N + 1,).
@@ -362,7 +362,7 @@ def number_or_none(value: float) -> float | None:
 
 @dataclass(frozen=True)
 class WordScoring:
-    """How words are scored.
+    """The settings by which words are scored.
 
     Attributes:
         spans: for each text the characters of its words; None splits it at white space.
@@ -385,8 +385,8 @@ class WordScoring:
         """Prepare to score words under a model.
 
         Raises:
-            ValueError: the tokenizer does not tell the characters of its tokens, or the model does
-                not give the logits that a correction needs.
+            ValueError: the tokenizer gives no offsets, or the model does not give the logits that a
+                correction needs.
         """
         check_fast(model.tokenizer)
         if correction is not None and not model.gives_logits:
@@ -452,7 +452,7 @@ class WordScoring:
         return results
 
     def _words_of(self, measurement: Measurement, number: int) -> list[Range]:
-        """List the characters of a text's words, in the text as it is read."""
+        """List the characters of a text's words, in the text with its context."""
         text, part = measurement.texts[number], measurement.streams[number].part
         whole = ((0, len(text)),) if part is None else part.spans
         if self.spans is None:

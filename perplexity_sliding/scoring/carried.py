@@ -71,7 +71,7 @@ class CarriedWork(Work):
         return Segment(ids[first - 1 : end - 1], ids[first:end], False)
 
     def _merge(self) -> tuple[list[Pass], list[Place]]:
-        """Make a pass of every segment; the text's start token tells it from other texts'."""
+        """Make a pass of every segment; the text's start token distinguishes texts."""
         start_id = self.measurements[0].plan.start_id
         passes = [
             Pass(stream, window.begin, window.end, start_id, ((window.first, window.end),))
@@ -167,7 +167,7 @@ class CarryingScorer:
 
     @property
     def key_prefix(self) -> str:
-        """What the scores depend on beside the tokens read, for a checkpoint."""
+        """Prefix of a checkpoint's keys: what the scores depend on beside the tokens read."""
         return f"carry {self.memory}/" if self.reader.keeps_keys else "carry/"
 
     @torch.inference_mode()

@@ -1,4 +1,4 @@
-"""What is measured of a target token, given the logits that predict it: one function a measure.
+"""Measures of a target token, given the logits that predict it: one class a measure.
 
 A measure takes blocks of logits and returns columns, one value (or row of values) a target.  Where
 two models score the same rows there are two blocks: the model's and the reference's.  To add a
@@ -31,7 +31,7 @@ COLUMNS = (
 )
 # Largest u of the sums above: q/p of e^30 leaves a p below 1e-13, near where float32 loses it.
 LARGEST_LOG_RATIO = 30.0
-# Nats up to which a loss still tells the logarithm of the sum that it came from.
+# Nats up to which the logarithm of the sum can be recovered from a loss.
 LARGEST_NEAR_NLL = 64.0
 
 
@@ -162,12 +162,12 @@ class Entropy:
         return {"entropy": torch.special.entr(blocks[0].logits.softmax(1)).sum(1)}
 
 
-# Makers of the measures of one number a token that a caller may ask for, by the name of the column.
+# Measures of one number a token that `return_token_scores` takes, by the name of the column.
 TOKEN_MEASURES: dict[str, Callable[[], Measure]] = {"rank": Rank, "entropy": Entropy}
 
 
 def token_measures(num_alternatives: int, token_columns: Sequence[str]) -> list[Measure]:
-    """List the measures that give what a caller wants to know of each token, the nll first."""
+    """List the measures for the columns of each token that a call returns, the nll first."""
     measures: list[Measure] = [NegativeLogLikelihood()]
     if num_alternatives:
         measures.append(Alternatives(num_alternatives))
@@ -205,7 +205,7 @@ class SetMass:
 class TailMass:
     """`tail`: -log of the probability of the tokens that begin as the target does, in nats (R, K).
 
-    Only for the targets that are asked for; NaN elsewhere.
+    Only for the targets in `sets`; NaN elsewhere.
 
     Attributes:
         sets: (target, its sets of tokens) for each such target; K is the largest number of sets.

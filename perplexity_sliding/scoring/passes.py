@@ -202,7 +202,7 @@ class Scorer:
             if not is_out_of_memory(error) or (len(numbers) == 1 and prefixes is not None):
                 raise failure from error
             refusal = str(failure)
-        # Here, where no traceback holds the activations any more.
+        # Here, where no traceback refers to the activations any more.
         if len(numbers) > 1:
             self._lower_batch(len(numbers), length)
         else:
@@ -287,7 +287,7 @@ def to_device(array: np.ndarray, device: torch.device) -> torch.Tensor:
 def same_rows(streams: Sequence[LogitBlocks], most_rows: int) -> Iterator[list[tuple]]:
     """Cut blocks of (logits (R, V), targets (R,)) so that all streams have the same rows.
 
-    A model's next block, which may overwrite the last, is asked for once that one is used up.
+    A model's next block, which may overwrite the last, is computed once that one is used up.
     """
     waiting = [list(next(stream, ())) for stream in streams]
     while waiting[0]:
@@ -296,7 +296,7 @@ def same_rows(streams: Sequence[LogitBlocks], most_rows: int) -> Iterator[list[t
         for block, stream in zip(waiting, streams):
             block[:] = [part[count:] for part in block]
             if not len(block[1]):
-                block.clear()  # lets go of the block before the next one is computed
+                block.clear()  # frees the block before the next one is computed
                 block[:] = next(stream, ())
 
 
@@ -316,7 +316,7 @@ def batches(lengths: Sequence[int], batch_tokens: int, padding: int) -> list[lis
     """Group passes of like lengths, longest first, so that hardly any padding is run.
 
     Each group takes at most `batch_tokens` tokens once padded to its longest, at most `padding` of
-    them padding, or holds one pass.
+    them padding, or has one pass.
     """
     groups: list[list[int]] = []
     longest = padded = 0

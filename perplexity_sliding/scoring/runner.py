@@ -450,7 +450,7 @@ class Runner:
 
         Args:
             models, measures: of the scorer; all processes must have the same.
-            key_prefix: tells apart scores that depend on more than what a pass reads.
+            key_prefix: separates scores that depend on more than the tokens that a pass reads.
         """
         self.processes.agree(
             lambda: key_prefix + describe_all(models, self.work.measurements, measures),
@@ -481,7 +481,7 @@ class Runner:
         return [gathered[number] for number in range(len(self.work.passes))]
 
     def _score_share(self, scores: dict[int, Columns], known: Set[int]) -> None:
-        """Score this process's passes into `scores`, longest first, and show how it goes.
+        """Score this process's passes into `scores`, longest first, and show progress.
 
         Args:
             known: passes that one of the processes has the scores of.
@@ -542,7 +542,7 @@ class Runner:
 
     @contextmanager
     def _naming_text(self, share: Sequence[int]) -> Iterator[None]:
-        """Say which tokens of which text a pass of a share has, where it is refused."""
+        """Name the text and the tokens of a pass in its error."""
         try:
             yield
         except PassError as error:
@@ -563,7 +563,7 @@ class Runner:
         ]
 
     def _check_finished(self, finished: Mapping[int, Columns]) -> None:
-        """Score the longest of the finished passes again, before they are believed.
+        """Score the longest of the finished passes again, and compare.
 
         Raises:
             ValueError: its scores have changed.
@@ -586,7 +586,7 @@ class Runner:
         return columns
 
     def _check_company(self, numbers: Sequence[int], batch: Sequence[Columns]) -> None:
-        """Score the first and the last pass of a larger batch than any before again, each alone.
+        """Score the first and the last pass of a batch larger than any before again, each alone.
 
         Raises:
             ValueError: their scores depend on the other passes.
@@ -611,7 +611,7 @@ class Runner:
     def _agree(model: ScoredModel, nlls: np.ndarray, others: np.ndarray) -> bool:
         """Return whether nlls (R,) differ by no more than a model rounds in other batches."""
         tolerance = probe_tolerance(describe_model(model))
-        slack = 3 if tolerance < ROUGH else 10  # experts that are chosen otherwise
+        slack = 3 if tolerance < ROUGH else 10  # other experts may be chosen
         # the tolerance is that of nlls of usual size; those of huge logits round more coarsely
         size = np.abs(nlls, where=np.isfinite(nlls), out=np.zeros_like(nlls)).mean()
         return agree(nlls, others, slack * tolerance * max(1.0, size / 100))
@@ -657,7 +657,7 @@ def progress_bar(**settings: object) -> tqdm:
 
 @contextmanager
 def bars_hidden() -> Iterator[None]:
-    """Show no bars for the time of the context: the caller shows one of its own."""
+    """Hide bars for the time of the context, where the caller shows its own."""
     _HIDDEN.append(True)
     try:
         yield
