@@ -299,7 +299,7 @@ def in_context_gains(nlls: Sequence[np.ndarray], contexts: Sequence[np.ndarray])
 
 
 def in_context_score(gains: np.ndarray) -> dict | None:
-    """Estimate how much better the 500th token of a text is predicted than the 50th, in nats.
+    """Estimate the nll of a text's 500th token less that of its 50th, in nats.
 
     Negative where the model learns from the context; None without a long enough text.
 

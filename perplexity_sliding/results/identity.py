@@ -1,4 +1,4 @@
-"""Whether a model is its reference up to rounding: the middle of the differences, and their tail.
+"""Judge whether a model is its reference up to rounding, by the middle and the tail of differences.
 
 No model.  Differences are of nlls, in nats.  Tokens count as independent.
 """
@@ -87,7 +87,7 @@ def judge_identity(differences: np.ndarray, rounding: np.ndarray, contexts: np.n
 
 
 def finite(differences: np.ndarray) -> np.ndarray:
-    """Replace what an infinite nll leaves: 0 where both are infinite, else ±`INFINITE`."""
+    """Replace non-finite differences: by 0 where both nlls are infinite, else by ±`INFINITE`."""
     return np.clip(np.nan_to_num(differences, nan=0.0), -INFINITE, INFINITE)
 
 
@@ -170,7 +170,7 @@ def most_beyond(distance: np.ndarray, bound: float) -> float:
 
 
 def agreement(found: dict, differences: np.ndarray, rounding: np.ndarray) -> str:
-    """Say up to which bound the model and its reference are the same."""
+    """Describe up to which bound the model and its reference agree."""
     number = len(differences)
     most = f"{100 * found['most_beyond_bound']:.2g} % of such tokens (95 % confidence)"
     if found["same"] == "float32":
@@ -188,7 +188,7 @@ def agreement(found: dict, differences: np.ndarray, rounding: np.ndarray) -> str
 
 
 def refusal(found: dict, number: int) -> str:
-    """Say that the model is not its reference, and how far it is."""
+    """Describe how far the model is from its reference."""
     pvalue = found["pvalue"]
     sure = f"p = {pvalue:.1g}" if pvalue > SMALLEST_PVALUE else f"p < {SMALLEST_PVALUE:g}"
     return (
@@ -252,7 +252,7 @@ def are_apart(distance: np.ndarray, moved: np.ndarray) -> bool:
 
 
 def agree(distance: np.ndarray, moved: np.ndarray, rest: np.ndarray) -> bool:
-    """Return whether the rest of the tokens is shown to agree, and in contrast to the others."""
+    """Check whether the rest of the tokens agree, in contrast to the others."""
     near, rounded = distance[rest], moved[rest]
     allowed = np.maximum(MARGIN * rounded, FLOAT32)
     if not len(near) or ranked_pvalue(near - allowed, "less") >= PVALUE:

@@ -1,4 +1,4 @@
-"""From the scores of windows to what a call returns."""
+"""From the scores of windows to the result of a call."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -46,7 +46,7 @@ class Comparison(Protocol):
     """A comparison of a measurement with that of a second model."""
 
     def results(self, report: "Report", with_tokens: bool) -> dict:
-        """Build `comparison`, and with tokens what goes with it; see the metric's documentation."""
+        """Build `comparison`, and with tokens their columns; see the metric's documentation."""
         ...
 
 
@@ -114,7 +114,7 @@ class Report:
         )
 
     def totals_of_texts(self) -> list[Totals]:
-        """List the totals of each text by itself, which add up to those of all."""
+        """List the totals of each text; they add up to those of all."""
         if len(self.text_digests) > len(self.measurement.texts):
             return [self.totals]  # joined
         counts = [
@@ -157,7 +157,7 @@ class Report:
         ]
 
     def result(self, extras: Extras) -> dict:
-        """Build what a call returns; see the metric's documentation."""
+        """Build the result of a call; see the metric's documentation."""
         result = self.totals.result()
         if extras.with_totals:
             result["totals"] = self.totals
@@ -183,7 +183,7 @@ class Report:
 def list_reports(
     planned: dict[Setting, Measurement | ValueError], reports: Sequence[Report], extras: Extras
 ) -> list[dict]:
-    """List an entry for each setting, in order: its result, or why there is none.
+    """List an entry for each setting, in order: its result, or its error.
 
     Those after the first with a result also have the paired ratio to it.
     """
@@ -233,7 +233,7 @@ def text_scores(
 def words_of(
     measurement: Measurement, bodies: Sequence[str], word_counts: list[int] | None
 ) -> list[int]:
-    """Count the words of each text: as the caller did, or as the protocol does."""
+    """Return the words of each text: the caller's counts, or the protocol's."""
     protocol = measurement.plan.protocol
     if word_counts is None:
         count = protocol.count_words if measurement.parts is None else count_words
@@ -301,7 +301,7 @@ def count_bytes_before(text: str) -> np.ndarray:
 
 
 def num_own_tokens(stream: TokenizedText, windows: list[Window]) -> int:
-    """Count tokens that stand for the text: without special ones added to it, unless scored."""
+    """Count tokens of the text, without added special tokens unless they are scored."""
     all_scored = unite((window.first, window.end) for window in windows) == ((0, len(stream)),)
     return len(stream) - (0 if all_scored else int(stream.added.sum()))
 

@@ -1,4 +1,4 @@
-"""From scores of tokens to scores of words: which tokens make a word, and whose is the space.
+"""From scores of tokens to scores of words: the tokens of each word, and the space between words.
 
 Tokens that carry the space before them make the sum over a word's tokens pay for the wrong space:
 the one that opens the word instead of the one that closes it, and such "probabilities" of all
@@ -80,7 +80,7 @@ class Vocabulary:
 
 
 def _texts_of(digest: str, read: Callable[[], list[str]]) -> list[str]:
-    """Return the texts of the vocabulary of a tokenizer, which are kept for the last one.
+    """Return the texts of a tokenizer's vocabulary, cached for the last tokenizer.
 
     Args:
         digest: of the tokenizer.
@@ -154,7 +154,7 @@ def warn_of_unspaced(texts: Sequence[str]) -> None:
 
 
 def is_unspaced(text: str) -> bool:
-    """Return whether what stands between white space is longer than the words of its script."""
+    """Check whether the pieces between white space are longer than words of their script."""
     if text.isascii():
         return False
     for script, longest in UNSPACED.items():
@@ -173,7 +173,7 @@ def split_words(text: str) -> list[Range]:
 
 
 def find_words(text: str, words: Iterable[str]) -> list[Range]:
-    """Find given words in a text that they make up, with nothing but white space between them.
+    """Find given words in a text that consists of them and of white space.
 
     Raises:
         ValueError: they do not.
@@ -251,7 +251,7 @@ def _without_space(text: str, first: int, end: int) -> Range:
 def _with_space_before(
     offsets: np.ndarray, stripped: list[Range], first: int, begins: Collection[int]
 ) -> int:
-    """Find the first of the tokens of nothing but white space that lead up to a token."""
+    """Find the first of the white-space tokens before a token."""
     while (
         first > 0
         and first not in begins
@@ -302,7 +302,7 @@ class TokenBorders:
 
 
 def closing_terms(borders: TokenBorders, boundary: np.ndarray) -> np.ndarray:
-    """Compute what a word pays for its end, by the border where it ends (N + 1,).
+    """Compute the cost of a word's end, by the border where it ends (N + 1,).
 
     0 where its last token has the white space, and where no white space follows: such borders, between
     given words, are no event in the text.
@@ -316,7 +316,7 @@ def closing_terms(borders: TokenBorders, boundary: np.ndarray) -> np.ndarray:
 def opening_terms(
     borders: TokenBorders, boundary: np.ndarray, interior: np.ndarray, correction: str | None
 ) -> np.ndarray:
-    """Compute what a word gets back for its beginning, by the border where it begins (N + 1,).
+    """Compute the refund for a word's beginning, by the border where it begins (N + 1,).
 
     Args:
         boundary: E (N + 1,).
@@ -417,7 +417,7 @@ class WordScoring:
         ]
 
     def fields(self) -> dict[str, str]:
-        """Name it for the signature."""
+        """Return the settings for the signature."""
         split = "whitespace" if self.spans is None else "given"
         return {"word_scores": f"{split}/{self.correction or 'uncorrected'}"}
 
@@ -514,7 +514,7 @@ class TokenArrays:
         scored: tuple[Sequence[Window], Sequence[Columns]],
         borders: tuple[Sequence[Window], Sequence[Columns]],
     ) -> "TokenArrays":
-        """Lay the columns of windows out over the text.
+        """Arrange the columns of windows over the text.
 
         Args:
             scored, borders: windows, and the columns of each; of borders only what says whether a
@@ -540,7 +540,7 @@ class TokenArrays:
 
 
 def word_offsets(stream: TokenizedText) -> np.ndarray:
-    """Return the characters of each token (N, 2), as words are assigned by.
+    """Return the characters of each token (N, 2) by which words are assigned.
 
     A special token that the tokenizer added has none, (-1, -1); of a token across the edge of the
     scored part the characters before the edge are left out.

@@ -34,7 +34,7 @@ PADDING = 256
 
 
 class Row(NamedTuple):
-    """One pass as the scorer sees it.
+    """One pass as the scorer reads it.
 
     Attributes:
         inputs: token ids to read (T,), the start token included.
@@ -47,12 +47,12 @@ class Row(NamedTuple):
     targets: np.ndarray
 
     def after(self, length: int) -> "Row":
-        """Leave out its first tokens, which are read already."""
+        """Leave out the first tokens, which were read already."""
         return Row(self.inputs[length:], self.scored - length, self.targets)
 
 
 class Launched(NamedTuple):
-    """A batch on its way: on a GPU its columns are there once `copied` has happened."""
+    """A launched batch; on a GPU its columns are complete after the event `copied`."""
 
     numbers: list[int]
     columns: dict[str, torch.Tensor]
@@ -61,7 +61,7 @@ class Launched(NamedTuple):
 
 
 def count_rows(logits_memory: int, models: Sequence[ScoredModel]) -> int:
-    """Count the rows of logits, at least one, that models may make at once.
+    """Count the rows of logits, at least one, that fit in the memory at once.
 
     A row exists in the model's dtype, in float32, and once more inside the loss.
     """
@@ -189,7 +189,7 @@ class Scorer:
         row_of: Callable[[int], Row],
         prefixes: Sequence[Prefix] | None = None,
     ) -> Launched | None:
-        """Launch a batch; None where memory ran out and less is taken for the rest.
+        """Launch a batch; return None where memory ran out and the batch was lowered.
 
         Args:
             prefixes: what each model keeps of the tokens before all of them.
@@ -301,7 +301,7 @@ def same_rows(streams: Sequence[LogitBlocks], most_rows: int) -> Iterator[list[t
 
 
 def collect(launched: Launched) -> list[Columns]:
-    """Give the scores of a batch pass by pass, once they have been copied to the host."""
+    """Return the scores of a batch pass by pass, once they have been copied to the host."""
     if launched.copied is not None:
         launched.copied.synchronize()
     columns = {name: column.numpy() for name, column in launched.columns.items()}
@@ -313,7 +313,7 @@ def collect(launched: Launched) -> list[Columns]:
 
 
 def batches(lengths: Sequence[int], batch_tokens: int, padding: int) -> list[list[int]]:
-    """Group passes of like lengths, longest first, so that hardly any padding is run.
+    """Group passes of similar lengths, longest first, so that there is little padding.
 
     Each group takes at most `batch_tokens` tokens once padded to its longest, at most `padding` of
     them padding, or has one pass.
