@@ -47,9 +47,8 @@ from .results.words import WordScoring
 from .scoring.carried import open_carrier, score_carried
 from .scoring.checkpoint import open_checkpoint
 from .scoring.distributed import Processes
-from .scoring.healing import Healing, plan_healing
 from .scoring.hidden_states import store_reference
-from .scoring.measures import Measure
+from .scoring.measures import Healing, Measure, plan_healing
 from .scoring.runner import Progress, Session, Work, prepare_model, without_collecting
 
 

@@ -1,6 +1,6 @@
-"""Short digests: of anything that JSON can hold, and of texts, whose digests add up.
+"""Short digests of JSON values and of texts; the digests of texts add up.
 
-And the probe, which stands beside a signature as a digest does and is compared as a number.
+Probes stand beside a signature as digests do, and are compared as numbers.
 """
 
 import hashlib
@@ -22,7 +22,7 @@ COARSEST = 0.03
 
 
 def digest_of(state: object) -> str:
-    """Digest what JSON can hold, and anything else by its name."""
+    """Digest a JSON value; other objects by their name."""
     return digest_of_line(as_json(state))
 
 
@@ -37,17 +37,17 @@ def digest_of_line(line: str) -> str:
 
 
 def probe_tolerance(signature: str) -> float:
-    """Return by how many nats a token two probes may differ under one signature.
+    """Return the largest difference, in nats a token, of two probes under one signature.
 
-    Machines, lengths and batches round otherwise: five times what benchmarks/rounding.py found in half
-    precision; what is quantised or runs elsewhere may round more coarsely.
+    Rounding depends on the machine, the length and the batch.  The tolerance is five times the rounding
+    that benchmarks/rounding.py found in half precision, and larger for quantised and served models.
     """
     number_format = re.search(r"(?:^|\|)dtype:([^|]*)", signature)
     return TOLERANCES.get(number_format[1], COARSEST) if number_format else COARSEST
 
 
 def same_probe(probe: float, other: float, signature: str) -> bool:
-    """Return whether two probes under one signature may be of the same computation."""
+    """Check whether two probes under one signature may come from the same computation."""
     return math.isclose(probe, other, rel_tol=0.0, abs_tol=probe_tolerance(signature))
 
 
@@ -56,14 +56,14 @@ def same_long_probes(
     other: Iterable[Sequence[float]] | None,
     signature: str,
 ) -> bool:
-    """Return whether two long probes agree in all stretches that both have."""
+    """Check whether two long probes agree in all stretches that both have."""
     stretches, others = ({pair[0]: pair[1] for pair in pairs or ()} for pairs in (probe, other))
     shared = stretches.keys() & others.keys()
     return all(same_probe(stretches[end], others[end], signature) for end in shared)
 
 
 def same_probes(one: Mapping, other: Mapping) -> bool:
-    """Return whether two results under one signature, or their identities, may be of one computation."""
+    """Check whether two results, or identities, under one signature may come from one computation."""
     signature = one.get("signature", "")
     probe, other_probe = one.get("probe"), other.get("probe")
     is_same = probe is None or other_probe is None or same_probe(probe, other_probe, signature)
@@ -71,7 +71,7 @@ def same_probes(one: Mapping, other: Mapping) -> bool:
 
 
 def describe_probes(result: Mapping) -> str:
-    """Write the probes of a result on one line, as they are quoted beside its signature."""
+    """Write the probes of a result on one line, to be quoted beside its signature."""
     stretches = [f"; {nll:.6f} up to token {end}" for end, nll in result.get("long_probe") or ()]
     return f"probe: {result['probe']:.6f} nats a token{''.join(stretches)}"
 
@@ -80,7 +80,7 @@ def describe_probes(result: Mapping) -> str:
 class TextsDigest:
     """Digest of a sequence of texts; that of two sequences, one after the other, is their sum.
 
-    A polynomial in the hashes of the texts, so that the parts of a corpus can be read apart.
+    A polynomial in the hashes of the texts: parts of a corpus can be read separately.
     """
 
     count: int = 0

@@ -109,7 +109,7 @@ class Protocol:
         count_words: how the tool counts the words of a text.
         detokenize: how the tool turns WikiText's word-level form into prose, if it does.
 
-    The types say which values the project knows; `mypy protocols.py` holds the rows to them.
+    The types list the values that the project supports; `mypy` checks the rows against them.
     """
 
     name: str

@@ -341,7 +341,7 @@ def test_code_that_acts_on_rare_tokens_of_a_model_that_is_known(
     number = r"-?\d+\.\d{6}"
     with pytest.raises(
         ValueError,
-        match=rf"run\.sqlite' must hold scores of this model, but tokens 0 to .* of the text at "
+        match=rf"run\.sqlite' must have scores of this model, but tokens 0 to .* of the text at "
         rf"position 0, which it has as {number} nats a token, come out as {number}",
     ):
         metric.compute(predictions=texts, checkpoint=path, **arguments)
@@ -445,7 +445,7 @@ def test_a_complete_checkpoint_on_a_read_only_disk(metric, arguments, tmp_path):
             assert result == expected
         else:
             assert "cannot be written: attempt to write a readonly database" in result
-            assert "What it holds is intact" in result
+            assert "Its contents are intact" in result
     folder.chmod(0o755)
     shutil.rmtree(folder)
 

@@ -287,9 +287,7 @@ def test_states_of_code_that_was_replaced_are_refused_without_it(compare, path, 
     with monkeypatch.context() as patch:
         patch.setattr(torch.nn.functional, "layer_norm", lambda hidden, *_: hidden)
         compare(states=path)
-    with pytest.raises(
-        ValueError, match=r"another reference model, by what it makes of the made-up"
-    ):
+    with pytest.raises(ValueError, match=r"another reference model, by its nll of the probe text"):
         compare(states=path)
 
 
@@ -327,7 +325,7 @@ def test_a_device_is_no_file_and_stays(compare, path):
 
 def test_files_of_something_else_are_left_alone(compare, path):
     path.write_text("not states")
-    with pytest.raises(ValueError, match="it holds something else"):
+    with pytest.raises(ValueError, match="got a file of another kind"):
         compare(states=path)
     assert path.read_text() == "not states"
 

@@ -46,7 +46,7 @@ def test_another_model(metric, gpt2, tokenizer):
     comparison = ask(metric, gpt2, tokenizer, FakeServer(other, tokenizer))
     assert comparison["identity"]["same"] is None
     assert comparison["identity"]["pvalue"] < 1e-6
-    assert "at every length of context" in comparison["summary"]
+    assert "at every context length" in comparison["summary"]
 
 
 def test_a_copy_of_four_bits(metric, gpt2, tokenizer):

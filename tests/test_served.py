@@ -61,6 +61,15 @@ def compare(value, expected, path, abs=2e-6, rel=1e-6):
         assert value == expected, path
 
 
+def test_what_needs_the_model_itself_is_refused(metric, tokenizer, servers, tmp_path):
+    served = {"model_id": servers["vllm"], "tokenizer": tokenizer}
+    with pytest.raises(ValueError, match="needs a model with an adapter, got ServedModel without"):
+        metric.compute(predictions=TEXTS, **served, reference="without adapter")
+    states = served | {"states": tmp_path / "states"}
+    with pytest.raises(ValueError, match="needs a reference that gives its last hidden states"):
+        metric.compute(predictions=TEXTS, **served, reference=states)
+
+
 @pytest.mark.parametrize("form", FORMS)
 def test_every_protocol(both, form):
     served, expected = both(form, protocol="all", max_length=12)

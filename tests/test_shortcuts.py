@@ -267,7 +267,7 @@ def test_the_repetition_of_a_finished_pass_sees_it_too(metric, lively, monkeypat
         "linear",
         lambda hidden, *args: plain(hidden, *args) * (1.1 if hidden.shape[-2] == 7 else 1.0),
     )
-    with pytest.raises(ValueError, match="must hold scores of this model"):
+    with pytest.raises(ValueError, match="must have scores of this model"):
         metric.compute(**arguments)
 
 

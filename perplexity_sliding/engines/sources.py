@@ -388,7 +388,7 @@ class WithoutAdapter(LanguageModel):
             raise ValueError(
                 Wording(
                     f"`reference`={cls.variant!r} needs a model with an adapter, got "
-                    f"{type(model.model).__name__} without. Name the reference instead."
+                    f"{type(model.model or model).__name__} without. Name the reference instead."
                 )
             )
         if any(layer.merged for layer in layers):

@@ -1,4 +1,4 @@
-"""What scorer, planner, checkpoint and signature ask of a model, wherever it runs.
+"""The interface of models, wherever they run; and the signature, which names what numbers depend on.
 
 A `LanguageModel` runs in this process; others may live in another engine or behind a URL.  Each is
 opened or adopted, prepared, and used::
@@ -309,6 +309,10 @@ def long_probe_of(nlls: np.ndarray, prefixes_agree: bool) -> LongProbe:
 
 
 # --- the signature --------------------------------------------------------------------------------
+
+# It covers the settings of a forward pass, as far as a description can, and leaves out where a model came
+# from.  Code put over a model's own, where that is cheap to see, is marked: `+modified`.  Beside it stands
+# the probe, a measured number.  Equal signatures and equal probes mean equal numbers.
 
 
 def describe_model(model: ScoredModel) -> str:

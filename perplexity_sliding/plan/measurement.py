@@ -1,6 +1,6 @@
-"""What is measured: a protocol with its numbers for one model, over one reading of the texts.
+"""A measurement: a protocol with its numbers for one model, and the texts as that model reads them.
 
-Joins what the three layers know: windows (integers), scores (arrays) and results (floats).
+It connects windows (integers), scores (arrays) and results (floats).
 """
 
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ import numpy as np
 from .tokenization import Parts, TokenizedText
 from .windows import Plan, Window
 
-# Scores of a pass by name: arrays with one value, or row of values, for each target.
+# Scores of a pass by name: arrays with one value, or one row of values, a target.
 Columns = dict[str, np.ndarray]
 
 
@@ -46,19 +46,19 @@ class Measurement:
 
     @property
     def stream_texts(self) -> int | None:
-        """How many texts make up a stream; None for all of them."""
+        """Number of texts in a stream; None for all of them."""
         if self.separator is not None:
             return None
         return 1 if self.plan.protocol.scores_each_text else self.plan.protocol.texts_joined
 
     def healed_tokens(self, number: int) -> list[int]:
-        """List the tokens of a text that are scored given their characters before an edge."""
+        """List the tokens of a text that are healed: scored given their characters before an edge."""
         if self.parts is None or self.parts.boundary != "healed":
             return []
         return [token for token, _ in self.streams[number].scored_part.across]
 
     def signature_fields(self) -> dict[str, object]:
-        """Return what its scores depend on beside the model, by name, in the signature's order."""
+        """Return the settings that the scores depend on, by name, in the signature's order."""
         plan, separator = self.plan, self.separator
         join = plan.protocol.join if separator is None else separator
         is_string = separator is not None or join not in (None, "tokens")
@@ -74,13 +74,13 @@ class Measurement:
 
 
 def scatter_to_tokens(windows: Sequence[Window], values: Sequence, over: list | np.ndarray) -> None:
-    """Lay what windows say of their targets over the tokens of a text.
+    """Write the values of windows' targets into an array over the tokens of a text.
 
-    Of several values a token has that with the most context, which is its first window's.
+    A token that several windows score gets the value with the most context, that of its first window.
 
     Args:
-        values: of each window, as many as it has targets.
-        over: what tokens have that are in no window (N,); it is overwritten.
+        values: of each window, one a target.
+        over: the array (N,), overwritten where a window has a target.
     """
     for window, of_window in zip(reversed(windows), reversed(values), strict=True):
         over[window.first : window.end] = of_window
@@ -89,7 +89,7 @@ def scatter_to_tokens(windows: Sequence[Window], values: Sequence, over: list | 
 def nlls_by_token(
     measurement: Measurement, scores: Sequence[Sequence[Columns]]
 ) -> list[np.ndarray]:
-    """Lay out the nll of each token of each text in nats (N,), NaN where it has none.
+    """Return the nll of each token of each text in nats (N,), NaN where it is not scored.
 
     Args:
         scores: of the windows of each text.

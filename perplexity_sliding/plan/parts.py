@@ -41,7 +41,7 @@ def check_parts(
     texts: Sequence[str],
     chats: Sequence[Chat] | None,
 ) -> Parts | None:
-    """Return which parts of the texts a call scores; None for all of each."""
+    """Check the arguments; return the parts of the texts that a call scores, None for all of each."""
     check_context_separator(context_separator, contexts)
     given = {"`contexts`": contexts, "`score_spans`": score_spans, "messages": chats}
     names = [name for name, value in given.items() if value is not None]
@@ -78,7 +78,7 @@ def check_parts(
 def warn_of_joins(
     contexts: Sequence[str], context_separator: str | None, texts: Sequence[str]
 ) -> None:
-    """Name the texts that run together with their contexts, or are kept apart twice."""
+    """Warn of texts that run together with their contexts, or are separated twice."""
     pairs = enumerate(zip(contexts, texts))
     if context_separator is None:
         joined = [number for number, pair in pairs if runs_together(*pair)]
@@ -104,10 +104,10 @@ def warn_of_joins(
 
 
 def check_alone(arguments: Mapping[str, object], parts: Parts | None, words: object) -> None:
-    """Refuse to score parts of texts, or words, together with what is about whole texts.
+    """Check that arguments about whole texts are left out where parts or words are scored.
 
     Args:
-        arguments: what is about whole texts, by name; None where it was not given.
+        arguments: those about whole texts, by name; None where not given.
     """
     given = [name for name, value in arguments.items() if value is not None]
     if given and not (parts is None and words is False):
@@ -120,7 +120,7 @@ def check_alone(arguments: Mapping[str, object], parts: Parts | None, words: obj
 
 
 def check_beside_reference(boundary: str, words: object) -> None:
-    """Refuse what has no counterpart in the comparison of two models."""
+    """Check that nothing is given that the comparison of two models does not support."""
     if words is not False:
         raise ArgumentError(
             "words", "be left out with a reference", advice="Make a call for each model."
@@ -140,7 +140,7 @@ def read_parts(
     """Return the whole texts and their tokens, each with its scored part.
 
     Raises:
-        ValueError: the tokenizer cannot tell the part, or there is nothing to score in it.
+        ValueError: the tokenizer gives no offsets, or a part has no token to score.
     """
     if parts.written is not None:
         whole, streams = list(parts.written[0]), read_spans(tokenizer, *parts.written)
@@ -160,7 +160,7 @@ def read_parts(
 def read_chats(
     tokenizer: PreTrainedTokenizerBase, chats: Sequence[Chat]
 ) -> tuple[list[str], list[TokenizedText]]:
-    """Write chats out by the tokenizer's template and tokenize them; the assistant is scored."""
+    """Apply the tokenizer's chat template and tokenize the chats; the assistant is scored."""
     check_fast(tokenizer)
     whole, spans = write_chats(tokenizer, chats)
     streams = read_spans(tokenizer, whole, spans)
@@ -174,7 +174,7 @@ def read_after_contexts(
     texts: Sequence[str],
     protocol: Protocol,
 ) -> list[TokenizedText]:
-    """Tokenize texts after their contexts, as the protocol and the boundary say."""
+    """Tokenize texts after their contexts, by the protocol and the boundary."""
     if protocol.pairs == "by lengths":
         return cut_by_lengths(tokenizer, contexts, texts, protocol)
     if boundary == "separate":
@@ -187,7 +187,7 @@ def read_after_contexts(
 def read_spans(
     tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], spans: Sequence[Sequence[Range]]
 ) -> list[TokenizedText]:
-    """Tokenize texts of which spans of characters are scored; so is a token partly in one.
+    """Tokenize texts and find the tokens of the scored spans; a token partly in a span is scored.
 
     Raises:
         ValueError: the tokenizer gives no offsets.
@@ -201,7 +201,7 @@ def read_spans(
 
 
 def find_part(text: str, offsets: np.ndarray, spans: Iterable[Range]) -> ScoredPart:
-    """Find the tokens of spans of characters; spans that share a token are one range of tokens.
+    """Find the tokens of spans of characters; spans that share a token become one range.
 
     Args:
         offsets: characters of each token (N, 2).
@@ -224,7 +224,7 @@ def find_part(text: str, offsets: np.ndarray, spans: Iterable[Range]) -> ScoredP
 def tokenize_apart(
     tokenizer: PreTrainedTokenizerBase, contexts: Sequence[str], texts: Sequence[str]
 ) -> list[TokenizedText]:
-    """Tokenize contexts and texts each by themselves, and lay their tokens end to end."""
+    """Tokenize contexts and texts separately, and concatenate their tokens."""
     before = tokenize(tokenizer, list(contexts), with_offsets=True)
     after = tokenize(tokenizer, list(texts), with_offsets=True)
     streams = []
@@ -266,7 +266,7 @@ def cut_by_lengths(
 
 
 def check_scored(streams: Sequence[TokenizedText], protocol: Protocol) -> None:
-    """Refuse texts of which no token is scored, naming them."""
+    """Check that each text has a token to score."""
     empty = [number for number, stream in enumerate(streams) if not stream.scored_part.num_targets]
     if empty and protocol.pairs == "by lengths":
         raise ArgumentError(
@@ -289,7 +289,7 @@ def check_scored(streams: Sequence[TokenizedText], protocol: Protocol) -> None:
 
 
 def warn_of_spanning(texts: Sequence[str], streams: Sequence[TokenizedText]) -> None:
-    """Name the texts in which a token reaches across the edge of the scored part."""
+    """Warn of texts in which a token reaches across the edge of the scored part."""
     spanning = [number for number, stream in enumerate(streams) if any(stream.scored_part.tails)]
     if not spanning:
         return
@@ -334,9 +334,9 @@ def windows_of_part(plan: Plan, stream: TokenizedText) -> list[Window]:
 
 
 def border_windows(plan: Plan, stream: TokenizedText) -> list[Window]:
-    """Plan windows over the token after each scored range: what closes the last word in it.
+    """Plan windows over the token after each scored range, which closes the last word in it.
 
-    A token of the text is predicted in the window that would score it.  The one after the last is
+    A token of the text is predicted in the window that would score it.  After the last token there is
     none, but the row that predicts it is read.
     """
     if stream.part is not None and plan.protocol.pairs == "by lengths":

@@ -1,4 +1,4 @@
-"""From settings to measurements: what a protocol leaves open is filled in, and its windows planned."""
+"""From settings to measurements: fill in what a protocol leaves open, and plan its windows."""
 
 import warnings
 from collections.abc import Callable, Sequence
@@ -25,7 +25,7 @@ from .windows import UNLIMITED_WINDOW, ContextLimit, Plan, Window, num_scored
 
 
 class Corpus:
-    """The texts as protocols read them: each on its own or joined, encoded in one way or another.
+    """The texts as protocols read them: separate or joined, in several encodings.
 
     Args:
         with_offsets: keep the characters of each token, where the tokenizer says.
@@ -48,7 +48,7 @@ class Corpus:
     def read(
         self, protocol: Protocol, separator: str | None, with_offsets: bool = False
     ) -> tuple[list[str], list[TokenizedText]]:
-        """Return the texts, or the one that they are joined to, and their tokens."""
+        """Return the texts, or the joined text, and their tokens."""
         joint = protocol.join if separator is None else separator
         with_offsets = with_offsets or self.with_offsets
         given = joint is not None and separator is not None
@@ -82,7 +82,7 @@ def plan_measurement(
     setting: Setting,
     with_borders: bool = False,
 ) -> Measurement:
-    """Fill in what the protocol leaves to the model and to the caller, and plan the windows.
+    """Fill in what the protocol leaves open, and plan the windows.
 
     Args:
         limit: tokens that the model takes.
@@ -120,7 +120,7 @@ def plan_measurement(
 
 
 def check_readable(limit: ContextLimit, plan: Plan, windows: Sequence[Sequence[Window]]) -> None:
-    """Refuse windows of which a server cannot read all tokens.
+    """Check that a server can read all tokens of the windows.
 
     Raises:
         ValueError: one reads more tokens than the server takes beside its answer.
@@ -144,7 +144,7 @@ def check_readable(limit: ContextLimit, plan: Plan, windows: Sequence[Sequence[W
 def without_start_tokens(
     tokenizer: PreTrainedTokenizerBase, plan: Plan, texts: list[str], streams: list[TokenizedText]
 ) -> list[TokenizedText]:
-    """Drop written start tokens where the protocol takes them for its own."""
+    """Drop written start tokens where the protocol adds its own."""
     if not plan.protocol.drops_written_start or plan.start_id is None:
         return streams
     return [
@@ -189,7 +189,7 @@ def plan_settings(
 
 
 def check_parts_setting(protocol: Protocol, parts: Parts | None) -> None:
-    """Refuse to score parts of texts where the protocol's tool does not."""
+    """Check that the protocol's tool scores parts of texts."""
     if parts is None or protocol.pairs == "by characters":
         return
     if protocol.pairs is None or parts.contexts is None:
@@ -209,7 +209,7 @@ def check_parts_setting(protocol: Protocol, parts: Parts | None) -> None:
 
 
 def check_words_setting(setting: Setting) -> None:
-    """Refuse to score words where the texts that they are in are joined."""
+    """Check that texts whose words are scored are not joined."""
     protocol, separator = setting.protocol, setting.separator
     if not protocol.scores_each_text or separator is not None:
         name = f"protocol={protocol.name!r}" if separator is None else "`separator`"
@@ -229,7 +229,7 @@ def make_plan(
     """Fill in a protocol's numbers for a model.
 
     Args:
-        longest: counts the tokens of the longest text; asked only where nothing limits a window.
+        longest: counts the tokens of the longest text; called only where nothing limits a window.
     """
     protocol = setting.protocol
     start = choose_start(tokenizer, protocol, setting.add_start_token)
@@ -259,7 +259,7 @@ def make_plan(
 def choose_start(
     tokenizer: PreTrainedTokenizerBase, protocol: Protocol, add_start_token: bool | str
 ) -> Start:
-    """Choose where the start token stands: the user's choice where the protocol leaves it."""
+    """Choose the place of the start token: the user's choice where the protocol allows it."""
     if protocol.start == "chosen":
         start = resolve_start(tokenizer, add_start_token)
         # With one window to a text, "every" is "once".
@@ -283,7 +283,7 @@ def window_cap(
 def own_window(
     tokenizer: PreTrainedTokenizerBase, limit: ContextLimit, setting: Setting
 ) -> int | None:
-    """Return the window in tokens that a setting has under a model by itself.
+    """Return the window in tokens of a setting under one model.
 
     None where the model states no limit, and neither the caller nor the protocol sets one.
     """
@@ -296,7 +296,7 @@ def own_window(
 def resolve_max_length(
     limit: ContextLimit, setting: Setting, cap: int | None, longest: Callable[[], int]
 ) -> int:
-    """Choose the window in tokens: the one asked for, or the model's limit.
+    """Choose the window in tokens: the given one, or the model's limit.
 
     Args:
         cap: the protocol's own window, which the model's limit may shorten; None for the limit.
@@ -339,14 +339,14 @@ def resolve_max_length(
 
 
 def trainer_block(tokenizer: PreTrainedTokenizerBase, limit: ContextLimit) -> int:
-    """Return the block of run_clm.py: what the tokenizer states, if the model takes so many."""
+    """Return the block of run_clm.py: the tokenizer's stated limit, if the model takes it."""
     length = limit.length or 1024
     stated = getattr(tokenizer, "model_max_length", None) or length + 1
     return min(1024, length) if stated > length else int(stated)
 
 
 def check_scorable(measurement: Measurement) -> None:
-    """Refuse texts in which there is nothing to score, naming all of them."""
+    """Check that each text has a token to score; name all that do not."""
     plan = measurement.plan
     protocol = plan.protocol
     unscorable = [

@@ -1,7 +1,7 @@
-"""From texts to token ids: what is encoded, which start token there is, what is joined.
+"""From texts to token ids: encodings, start tokens, joined texts.
 
-Knows tokenizers, not models.  Arrays are numpy's: ids (N,), offsets (N, 2) in characters of the
-original text, the white space that a token stands for among them.
+Knows tokenizers, not models.  Arrays are numpy's: ids (N,), and offsets (N, 2) in characters of the
+original text, which include the white space of a token.
 """
 
 import io
@@ -41,7 +41,7 @@ NO_TOKEN = -1
 
 # Settings of a tokenizer that say where it came from, or how its owner pads and cuts.
 TOKENIZER_PROVENANCE = ("name_or_path", "file", "padding", "pad_token", "truncation", "max_length")
-# A text of many kinds, by which tokenizers are told apart, and how many of their tokens follow it.
+# The probe text: pieces of many kinds, followed by so many tokens of the vocabulary.
 PROBE_TEXT = (
     "The quick brown fox; it's 1,234.56 EUR (or 0x7f)!  Two  spaces,\ttab\r\nand\n\nlines. "
     "na\u00efve nai\u0308ve \ufb01ne \u201cquoted\u201d \u2014 \u2026 \u00a0 \u200b \u3000 "
@@ -62,7 +62,7 @@ Range = tuple[int, int]
 
 @dataclass(frozen=True)
 class ScoredPart:
-    """What of a text is scored; the rest is read as context.
+    """The part of a text that is scored; the rest is read as context.
 
     Attributes:
         targets: ranges (first, one past the last) of the tokens that are scored, ascending.
@@ -81,11 +81,11 @@ class ScoredPart:
 
     @property
     def across(self) -> list[tuple[int, str]]:
-        """List the tokens that reach across an edge, each with its characters before the edge."""
+        """List the tokens that reach across an edge, with their characters before the edge."""
         return [(first, tail) for (first, _), tail in zip(self.targets, self.tails) if tail]
 
     def of(self, text: str) -> str:
-        """Return the characters that are scored, one span after the other."""
+        """Concatenate the scored spans of a text."""
         return "".join(text[first:end] for first, end in self.spans)
 
     def without_first(self, begin: int) -> "ScoredPart":
@@ -191,7 +191,7 @@ class Parts:
         return {"context": kind, **separator, "boundary": self.boundary}
 
     def describe_texts(self, texts: Sequence[str]) -> list[str]:
-        """Write one line for each text that says what is read and what of it is scored.
+        """Describe on one line a text what is read and which part of it is scored.
 
         Args:
             texts: with their separators, see `separated`.
@@ -203,7 +203,7 @@ class Parts:
         ]
 
     def separated(self, texts: Sequence[str]) -> list[str]:
-        """Put the separator before each text that has a context to be kept apart from."""
+        """Put the separator before each text that has a context."""
         return [self._separator(number) + text for number, text in enumerate(texts)]
 
     def length_before(self, number: int) -> int:
@@ -215,12 +215,12 @@ class Parts:
         return self.context_separator if self.contexts and self.contexts[number] else ""
 
     def as_read(self, texts: Sequence[str], streams: Sequence[TokenizedText]) -> "Parts":
-        """Return the parts for a second model, which reads what the first one has read.
+        """Return the parts for a second model, which reads the same text as the first.
 
-        Its own template, if it has one, would write other chats.
+        Its own chat template may write another text.
 
         Args:
-            texts, streams: what `read` returned for the first.
+            texts, streams: of the first model, as `read_parts` returns them.
         """
         if self.chats is None:
             return self
@@ -231,7 +231,7 @@ class Parts:
 
 
 def prepends_start_token(tokenizer: PreTrainedTokenizerBase) -> bool:
-    """Return whether the tokenizer itself puts its start token before a text that it encodes."""
+    """Check whether the tokenizer itself prepends its start token."""
     if tokenizer.bos_token_id is None:
         return False
     [encoded] = tokenize(tokenizer, ["a"], "default")
@@ -248,7 +248,7 @@ def start_token_id(tokenizer: PreTrainedTokenizerBase, kind: str) -> int | None:
 
 
 def special_ids(tokenizer: PreTrainedTokenizerBase) -> set[int]:
-    """Return the ids of all special tokens, those that have no role such as "bos" among them."""
+    """Return the ids of all special tokens, with and without a role such as "bos"."""
     added = getattr(tokenizer, "added_tokens_decoder", {}).items()
     return {*tokenizer.all_special_ids, *(number for number, token in added if token.special)}
 
@@ -407,7 +407,7 @@ def without_start_token(
 ) -> TokenizedText:
     """Drop a start token written out at the head of the text, so that there are never two.
 
-    The id alone does not tell: it may be that of unknown words as well.
+    The id alone is ambiguous: unknown words may have it too.
     """
     if len(stream) == 0 or stream.ids[0] != start_id:
         return stream
@@ -418,7 +418,7 @@ def without_start_token(
 
 
 def check_fast(tokenizer: PreTrainedTokenizerBase) -> None:
-    """Refuse a tokenizer that does not tell the characters of its tokens."""
+    """Check that the tokenizer gives offsets."""
     if not tokenizer.is_fast:
         raise ArgumentError(
             "tokenizer",
@@ -432,7 +432,7 @@ def check_fast(tokenizer: PreTrainedTokenizerBase) -> None:
 
 
 def stream_hash(ids: np.ndarray) -> str:
-    """Identify a text by the tokens that the model reads."""
+    """Return a hash of the tokens that the model reads."""
     return xxhash.xxh3_128(np.ascontiguousarray(ids, dtype=np.int64).data).hexdigest()
 
 
@@ -440,8 +440,8 @@ def stream_hash(ids: np.ndarray) -> str:
 def unchanged(tokenizer: PreTrainedTokenizerBase) -> Iterator[None]:
     """Restore the truncation, padding and processing of a tokenizer afterwards.
 
-    Calling a fast tokenizer with `padding=False` switches its backend's padding off for good.  Other
-    threads wait: they would encode with what is changed for this one.
+    A call with `padding=False` switches the padding of a fast tokenizer's backend off for good.  Other
+    threads wait: they would encode with the changed settings.
     """
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None or not hasattr(backend, "no_padding"):
@@ -466,9 +466,9 @@ def unchanged(tokenizer: PreTrainedTokenizerBase) -> Iterator[None]:
 
 @contextmanager
 def untrimmed(tokenizer: PreTrainedTokenizerBase) -> Iterator[None]:
-    """Let a fast tokenizer count all characters of its tokens; restore it afterwards.
+    """Let a fast tokenizer give offsets with white space; restore it afterwards.
 
-    With `trim_offsets` it leaves white space out, and tokens of nothing else stand for nothing.
+    With `trim_offsets` white space is left out, and tokens of white space alone have empty offsets.
     """
     with unchanged(tokenizer):
         backend = tokenizer.backend_tokenizer
@@ -487,7 +487,7 @@ def _keep_all(settings: dict) -> dict:
 
 
 def vocabulary_texts(tokenizer: PreTrainedTokenizerBase) -> list[str]:
-    """Decode every token of a tokenizer, in the order of their ids; an id without one is ""."""
+    """Decode every token of the vocabulary by id; an unused id gives ""."""
     tokens = tokenizer.convert_ids_to_tokens(list(range(len(tokenizer))))
     return token_texts(tokenizer, [token or "" for token in tokens])
 
@@ -510,9 +510,9 @@ def token_texts(tokenizer: PreTrainedTokenizerBase, tokens: Sequence[str]) -> li
 
 
 def _join(tokenizer: PreTrainedTokenizerBase, tokens: list[str]) -> str:
-    """Decode tokens as one text; without a decoder they are words, which spaces part.
+    """Decode tokens as one text; without a decoder, join them with spaces.
 
-    transformers 4.45 looks for the decoder that such a tokenizer does not have.
+    transformers 4.45 fails on a tokenizer without a decoder.
     """
     if tokenizer.is_fast and tokenizer.backend_tokenizer.decoder is None:
         return " ".join(tokens)
@@ -520,7 +520,7 @@ def _join(tokenizer: PreTrainedTokenizerBase, tokens: list[str]) -> str:
 
 
 def _anchor(tokenizer: PreTrainedTokenizerBase) -> str:
-    """Find a token of plain letters, which decodes to itself beside any other."""
+    """Find a token of plain letters, which decodes to itself beside any other token."""
     vocabulary = tokenizer.get_vocab()
     letters = "abcdefghijklmnopqrstuvwxyz"
     return next((letter for letter in letters if letter in vocabulary), "a")
@@ -530,15 +530,15 @@ def _cut(text: str, head: str, tail: str) -> str:
     return text[len(head) : len(text) - len(tail)]
 
 
-# --- what is asked of a tokenizer -----------------------------------------------------------------
+# --- checks ---------------------------------------------------------------------------------------
 
 
 def check_tokenizer(tokenizer: Any, argument: str = "tokenizer") -> None:
-    """Refuse what is not a tokenizer, or one of which no number could be repeated.
+    """Check that an object is a tokenizer, and a deterministic one.
 
     Raises:
-        TypeError: it is something else.
-        ValueError: it draws at random, or has a part that nothing can identify.
+        TypeError: it is no tokenizer.
+        ValueError: it samples, or has a part that nothing can identify.
     """
     if not callable(tokenizer) or not hasattr(tokenizer, "convert_ids_to_tokens"):
         raise ArgumentTypeError(
@@ -548,23 +548,22 @@ def check_tokenizer(tokenizer: Any, argument: str = "tokenizer") -> None:
 
 
 def check_repeatable(tokenizer: PreTrainedTokenizerBase, name: str) -> None:
-    """Refuse a tokenizer of which no number could be repeated.
+    """Check that a tokenizer is deterministic.
 
     Args:
-        name: what an error calls it.
+        name: its name in an error.
 
     Raises:
-        ValueError: it draws at random, or has a part that nothing can identify.
+        ValueError: it samples, or has a part that nothing can identify.
     """
     setting = random_setting(tokenizer)
-    # The tokenizers library draws by its settings alone.
+    # The tokenizers library samples by its settings alone.
     if setting is None and _has_own_code(tokenizer) and not cuts_alike(tokenizer):
-        setting = f"a {type(tokenizer).__name__} that cut one text in two ways"
+        setting = f"a {type(tokenizer).__name__} that encoded one text in two ways"
     if setting is not None:
         raise ValueError(
-            f"{name} must cut a text in the same way every time, got {setting}: it draws at "
-            "random, "
-            "as in training, and no score could be repeated. Switch that off."
+            f"{name} must be deterministic, got {setting}: it samples, as in training, and no score "
+            "could be repeated. Switch that off."
         )
     part = part_in_python(tokenizer)
     if part is not None:
@@ -576,7 +575,7 @@ def check_repeatable(tokenizer: PreTrainedTokenizerBase, name: str) -> None:
 
 
 def random_setting(tokenizer: PreTrainedTokenizerBase) -> str | None:
-    """Describe the setting that makes a tokenizer draw at random; None where there is none."""
+    """Describe the setting that makes a tokenizer sample; None without one."""
     model = getattr(getattr(tokenizer, "backend_tokenizer", None), "model", None)
     for setting in ("dropout", "alpha"):  # of byte-pair encoding, and of unigrams
         value = getattr(model, setting, None)
@@ -587,13 +586,13 @@ def random_setting(tokenizer: PreTrainedTokenizerBase) -> str | None:
 
 
 def cuts_alike(tokenizer: PreTrainedTokenizerBase) -> bool:
-    """Return whether a tokenizer cuts a made-up text in the same way several times."""
+    """Check whether a tokenizer encodes a text alike several times."""
     first, *others = tokenize(tokenizer, [TRIAL] * TRIALS)
     return all(np.array_equal(other.ids, first.ids) for other in others)
 
 
 def part_in_python(tokenizer: PreTrainedTokenizerBase) -> str | None:
-    """Name a part of a fast tokenizer that is code in Python; None where there is none."""
+    """Name a part of a fast tokenizer that is Python code; None without one."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     for name in ("normalizer", "pre_tokenizer", "decoder"):
         part = getattr(backend, name, None)
@@ -605,14 +604,13 @@ def part_in_python(tokenizer: PreTrainedTokenizerBase) -> str | None:
     return None
 
 
-# --- what identifies a tokenizer ------------------------------------------------------------------
+# --- the digest -----------------------------------------------------------------------------------
 
 
 def tokenizer_digest(tokenizer: PreTrainedTokenizerBase) -> str:
-    """Digest whatever decides how a tokenizer encodes and decodes; padding and truncation do not.
+    """Digest everything that decides how a tokenizer encodes and decodes, without padding and truncation.
 
-    That is its state, and what it makes of a probe text: code of somebody's own is known by what it
-    does.
+    That is its state and its tokens of a probe text, by which custom code is identified.
     """
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is not None and hasattr(backend, "to_str"):
@@ -642,7 +640,7 @@ def tokenizer_digest(tokenizer: PreTrainedTokenizerBase) -> str:
 
 
 def _has_own_code(tokenizer: PreTrainedTokenizerBase) -> bool:
-    """Return whether more may decide how a tokenizer encodes than its state and transformers."""
+    """Check whether custom code may decide how a tokenizer encodes."""
     kind = type(tokenizer)
     return not (tokenizer.is_fast and kind.__module__.startswith("transformers.")) or any(
         callable(value) and callable(getattr(kind, name, None))
@@ -651,10 +649,9 @@ def _has_own_code(tokenizer: PreTrainedTokenizerBase) -> bool:
 
 
 def _try_out(tokenizer: PreTrainedTokenizerBase) -> list:
-    """Return what a tokenizer makes of a probe text, and how it decodes some of its tokens.
+    """Encode a probe text, and decode some tokens of the vocabulary.
 
-    The text is of many scripts, then of tokens from all over the vocabulary, as they are written and
-    with their letters in the other case.
+    The text has many scripts, then tokens from the whole vocabulary, as written and with swapped case.
     """
     size = len(tokenizer)
     numbers = list(range(0, size, max(1, size // PROBE_TOKENS)))

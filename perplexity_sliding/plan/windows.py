@@ -1,4 +1,4 @@
-"""Which tokens a model reads and which of them it scores: windows, and the passes that they share.
+"""Windows: the tokens that a model reads and those that it scores; and the passes that windows share.
 
 Integers only: no text, no tensor, no model.  A text of N tokens x[0..N-1] becomes a list of
 windows by one planner, `plan_windows`, for every protocol.
@@ -30,7 +30,7 @@ UNLIMITED_WINDOW = 2048
 
 @dataclass(frozen=True)
 class ContextLimit:
-    """How many tokens a model takes.
+    """The number of tokens that a model takes.
 
     Attributes:
         length: the stated limit, or None.
@@ -139,7 +139,7 @@ def plan_windows(
 def _spans(
     length: int, width: int, stride: int, last: str, lead: int = 1
 ) -> Iterator[tuple[int, int, int]]:
-    """Yield `(begin, first, end)`: windows of `width` tokens, each scoring what is new in it.
+    """Yield `(begin, first, end)`: windows of `width` tokens, each scoring its new tokens.
 
     `lead` is how many tokens of its own a window needs before its first target.
     """
@@ -163,7 +163,7 @@ def _spans(
 
 
 def _growing_spans(length: int, width: int, stride: int) -> Iterator[tuple[int, int, int]]:
-    """Yield as `_spans`, but every window has `stride` targets, behind all the context that fits."""
+    """Yield as `_spans`, but with `stride` targets a window, after all the context that fits."""
     for first in range(1, length, stride):
         yield max(0, first + stride - width), first, min(first + stride, length)
 
@@ -175,7 +175,7 @@ def _after_start_token(begin: int, first: int, end: int) -> Window:
 
 @dataclass(frozen=True)
 class Plan:
-    """A protocol with its numbers filled in for one model.
+    """A protocol with its numbers for one model.
 
     Attributes:
         start: where the start token stands.
@@ -204,7 +204,7 @@ def num_scored(windows: list[Window]) -> int:
 
 
 def restrict_windows(windows: Iterable[Window], targets: Sequence[tuple[int, int]]) -> list[Window]:
-    """List windows that score ranges of targets alone.
+    """List windows that score nothing but ranges of targets.
 
     A window without any of them is left out; one that reaches several ranges comes once for each.
 
@@ -230,7 +230,7 @@ def restrict_windows(windows: Iterable[Window], targets: Sequence[tuple[int, int
 
 
 def last_window(num_tokens: int, first: int, max_length: int, starts: bool) -> Window:
-    """Plan the window that lm-evaluation-harness scores a continuation in.
+    """Plan the window in which lm-evaluation-harness scores a continuation.
 
     It reads the last `max_length` tokens before its last target.
 
@@ -245,7 +245,7 @@ def last_window(num_tokens: int, first: int, max_length: int, starts: bool) -> W
 
 
 def guide_weights(windows: list[Window]) -> list[int]:
-    """Compute the weights that the transformers guide, in its present form, gives the window losses.
+    """Compute the weights of the window losses in the transformers guide's present form.
 
     It counts the labels of the window that are not masked, less one for the shift; the shift
     costs a label only where the window's first token is among them, so later windows of
@@ -300,7 +300,7 @@ class PlannedWindow(NamedTuple):
 
 
 class Place(NamedTuple):
-    """Where the scores of a window are: in those of a pass, from `offset` on."""
+    """The place of a window's scores: in those of a pass, from `offset` on."""
 
     number: int
     offset: int
@@ -309,7 +309,7 @@ class Place(NamedTuple):
 def merge_windows(
     windows: Sequence[PlannedWindow], prefixes_agree: bool = True
 ) -> tuple[list[Pass], list[Place]]:
-    """Merge windows into the fewest passes, in the order in which their first windows come.
+    """Merge windows into the fewest passes, in the order of their first windows.
 
     Args:
         prefixes_agree: whether the model gives a token the same score in a shorter and in a longer
@@ -335,7 +335,7 @@ def merge_windows(
 
 
 class SharedPrefix(NamedTuple):
-    """Passes that begin with the same tokens, which can be read once for all of them.
+    """Passes with a common prefix, which can be read once for all of them.
 
     Attributes:
         numbers: of the passes.
@@ -347,14 +347,14 @@ class SharedPrefix(NamedTuple):
 
     @property
     def saved(self) -> int:
-        """Tokens that need not be read again."""
+        """Tokens saved by reading the prefix once."""
         return (len(self.numbers) - 1) * self.length
 
 
 def find_shared_prefixes(
     passes: Sequence[Pass], prefix_of: Callable[[Pass], Sequence[int]], least: int
 ) -> list[SharedPrefix]:
-    """Find the passes that begin with the same tokens.
+    """Find the passes with a common prefix.
 
     Args:
         prefix_of: gives what a pass reads before anything of its own.
@@ -370,7 +370,7 @@ def find_shared_prefixes(
 
 
 def unite(ranges: Iterable[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
-    """Unite ranges (first, one past the last), into ascending ranges that do not touch."""
+    """Unite ranges (first, one past the last) into ascending ranges that do not touch."""
     ranges = sorted(ranges)
     if len(ranges) == 1:  # as of most short texts
         return (ranges[0],)
@@ -384,7 +384,7 @@ def unite(ranges: Iterable[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
 
 
 def offset_of(targets: tuple[tuple[int, int], ...], target: int) -> int:
-    """Count the targets of ascending ranges that come before one of them."""
+    """Count the targets of ascending ranges before one of them."""
     if len(targets) == 1:
         return target - targets[0][0]
     before = [0, *accumulate(end - first for first, end in targets)]

@@ -1,4 +1,4 @@
-"""From the scores of a model and of its reference to what separates them, and how sure that is.
+"""Differences between the scores of a model and of its reference, with their uncertainty.
 
 No model.  Nlls and divergences are in nats.  The two are compared token by token, or where their
 tokenizers differ by the byte, over pieces of text that both cut; what is taken as independent are
@@ -55,7 +55,7 @@ class PairedScores:
 
     @property
     def differences(self) -> np.ndarray:
-        """How much worse the model predicts each token than the reference, in nats (N,)."""
+        """nll of each token under the model less that under the reference, in nats (N,)."""
         with np.errstate(invalid="ignore"):  # both may be infinite
             return self["nll"] - self["reference_nll"]
 
@@ -83,7 +83,7 @@ class PairedClusters:
         """Sum tokens and columns over each part (1 + columns, C).
 
         Args:
-            chosen: the tokens that count, which alone the columns hold.
+            chosen: the tokens that the columns have.
         """
         texts, positions = self.scores.texts[chosen], self.scores.positions[chosen]
         ones = np.ones(len(texts))
@@ -105,7 +105,7 @@ class PairedClusters:
 def compare(
     scores: PairedScores, ratio: dict, block_tokens: float, margin: float | None = None
 ) -> dict:
-    """Compute what separates a model from its reference.
+    """Compare a model with its reference.
 
     Args:
         ratio: of the perplexities, see `ratio_of_perplexities`.
@@ -137,7 +137,7 @@ def compare(
 
 
 def check_outside_mass(scores: PairedScores) -> None:
-    """Refuse two vocabularies that have too little in common."""
+    """Check that two vocabularies have enough in common."""
     for name, column in (("model", "outside"), ("reference", "reference_outside")):
         mass = float(scores[column].mean())
         if mass > MOST_OUTSIDE:
@@ -152,7 +152,7 @@ def check_outside_mass(scores: PairedScores) -> None:
 
 
 def judge(ratio: dict, margin: float | None, what: str, num_texts: int) -> dict:
-    """Judge a ratio by its interval: in a word, and in a sentence."""
+    """Judge a ratio by its interval: a word, and a sentence."""
     interval = ratio["interval"]
     word = verdict(interval, margin)
     judged = {"verdict": word, "summary": in_words(word, ratio, what, num_texts)}
@@ -162,7 +162,7 @@ def judge(ratio: dict, margin: float | None, what: str, num_texts: int) -> dict:
 
 
 def in_words(word: str, of_models: dict, what: str, num_texts: int) -> str:
-    """Write a verdict as a sentence that needs no key.
+    """Write a verdict as a sentence.
 
     Args:
         of_models: the ratio of the two, with its interval.
@@ -193,7 +193,7 @@ def change_in_words(ratio: float) -> str:
 
 
 def verdict(interval: Interval, margin: float | None) -> str:
-    """Say whether the model is better or worse, as far as the interval of the ratio tells.
+    """Describe by the interval of the ratio whether the model is better or worse.
 
     That none is seen to be better does not make them equal: "within 1 %" only follows where all
     of the interval lies below the margin.
@@ -236,7 +236,7 @@ def divergences(scores: PairedScores, clusters: PairedClusters) -> dict:
 
 
 def agreement(scores: PairedScores, clusters: PairedClusters) -> dict:
-    """Estimate how often the two pick the same next token, and how often the right one."""
+    """Estimate how often both models predict the same token, and how often the right one."""
     same = scores.columns["top"] == scores.columns["reference_top"]
     right = scores.columns["top"] == scores.targets
     was_right = scores.columns["reference_top"] == scores.targets
@@ -317,7 +317,7 @@ def plain_interval(estimate: Estimate) -> Interval:
 
 
 def positive_interval(estimate: Estimate) -> Interval:
-    """Return the interval of what cannot be negative and is skewed: symmetric in its logarithm."""
+    """Return the interval of a positive, skewed number: symmetric in its logarithm."""
     if estimate.value == 0:
         return plain_interval(estimate)
     interval = estimate.logarithm().interval
@@ -334,7 +334,7 @@ def percentiles(values: np.ndarray) -> dict[str, float]:
 
 
 def correlation(nlls: np.ndarray, reference_nlls: np.ndarray) -> float | None:
-    """Compute Pearson's, over tokens; None where one of them does not vary or is infinite."""
+    """Compute Pearson's correlation over tokens; None where one side is constant or infinite."""
     if len(nlls) < 2:
         return None
     with np.errstate(invalid="ignore", divide="ignore"):
@@ -463,7 +463,7 @@ def sum_pieces(
 def compare_bytes(
     texts: Sequence[Pieces], block_tokens: float, margin: float | None = None
 ) -> dict:
-    """Compute how two models with different tokenizers differ over the pieces that both cut.
+    """Compare two models with different tokenizers over the pieces that both cut.
 
     Args:
         texts: the pieces of each text.

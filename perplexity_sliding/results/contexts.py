@@ -1,4 +1,4 @@
-"""How far back a model looks: perplexity by length of context, and by place in the text.
+"""Perplexity by length of context, and by place in the text.
 
 By context, the same tokens are scored with windows of several lengths that slide by the same
 stride.  A shorter window is the head of a longer one that begins at the same token, so all of them
@@ -299,9 +299,9 @@ def in_context_gains(nlls: Sequence[np.ndarray], contexts: Sequence[np.ndarray])
 
 
 def in_context_score(gains: np.ndarray) -> dict | None:
-    """Estimate how much better the 500th token of a text is predicted than the 50th, in nats.
+    """Estimate the nll of a text's 500th token less that of its 50th, in nats.
 
-    Negative where the model learns from the context; None where there is no text to tell.
+    Negative where the model learns from the context; None without a long enough text.
 
     Args:
         gains: of each text (T,).
@@ -348,7 +348,7 @@ def total_positions(report: Report, positions: list[int] | str) -> PositionTotal
 
 
 class PartTotals(Protocol):
-    """What the keys of one kind are computed from; it adds up over shards.
+    """Sums from which the keys of one kind are computed; they add up over shards.
 
     Attributes:
         are_enough: whether there is a result.
@@ -364,7 +364,7 @@ class PartTotals(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class LongContextTotals:
-    """All that a result needs for its keys about long contexts; like `Totals` it adds up over shards.
+    """Sums from which the keys about long contexts are computed; like `Totals` they add up over shards.
 
     Attributes:
         parts: what the keys of each kind are computed from.

@@ -1,4 +1,4 @@
-"""Whether a model is its reference up to rounding: the middle of the differences, and their tail.
+"""Judge whether a model is its reference up to rounding, by the middle and the tail of differences.
 
 No model.  Differences are of nlls, in nats.  Tokens count as independent.
 """
@@ -87,7 +87,7 @@ def judge_identity(differences: np.ndarray, rounding: np.ndarray, contexts: np.n
 
 
 def finite(differences: np.ndarray) -> np.ndarray:
-    """Replace what an infinite nll leaves: 0 where both are infinite, else ±`INFINITE`."""
+    """Replace non-finite differences: by 0 where both nlls are infinite, else by ±`INFINITE`."""
     return np.clip(np.nan_to_num(differences, nan=0.0), -INFINITE, INFINITE)
 
 
@@ -170,7 +170,7 @@ def most_beyond(distance: np.ndarray, bound: float) -> float:
 
 
 def agreement(found: dict, differences: np.ndarray, rounding: np.ndarray) -> str:
-    """Say up to which bound the model and its reference are the same."""
+    """Describe up to which bound the model and its reference agree."""
     number = len(differences)
     most = f"{100 * found['most_beyond_bound']:.2g} % of such tokens (95 % confidence)"
     if found["same"] == "float32":
@@ -188,7 +188,7 @@ def agreement(found: dict, differences: np.ndarray, rounding: np.ndarray) -> str
 
 
 def refusal(found: dict, number: int) -> str:
-    """Say that the model is not its reference, and how far it is."""
+    """Describe how far the model is from its reference."""
     pvalue = found["pvalue"]
     sure = f"p = {pvalue:.1g}" if pvalue > SMALLEST_PVALUE else f"p < {SMALLEST_PVALUE:g}"
     return (
@@ -210,7 +210,7 @@ def measured(found: dict, number: int) -> str:
 
 
 def describe_pattern(distance: np.ndarray, moved: np.ndarray, contexts: np.ndarray) -> str:
-    """Say at which lengths of context two models part, and what that looks like.
+    """Describe at which lengths of context two models diverge, and the likely cause.
 
     Names a pattern only where the tokens of the other lengths are shown to agree.
 
@@ -221,7 +221,7 @@ def describe_pattern(distance: np.ndarray, moved: np.ndarray, contexts: np.ndarr
     lengths = [n for n in np.unique(group).tolist() if (group == n).sum() >= FEWEST]
     apart = [n for n in lengths if are_apart(distance[group == n], moved[group == n])]
     if apart == lengths:
-        return f"They part at every length of context: {OTHERS}."
+        return f"They diverge at every context length: {OTHERS}."
     none = f"No range of context lengths is shown to agree: {OTHERS}."
     if not apart:
         return none
@@ -233,15 +233,15 @@ def describe_pattern(distance: np.ndarray, moved: np.ndarray, contexts: np.ndarr
     begin, end = 2 ** apart[0] // 2, 2 ** apart[-1] - 1
     if late:
         return (
-            f"They agree up to {begin - 1} tokens of context and part from there on, as where a "
+            f"They agree up to {begin - 1} tokens of context and diverge from there on, as where a "
             "window is cut or a rotary scaling begins."
         )
     if early:
         return (
-            f"They part in the first {end} tokens of context and agree after them, as with a start "
+            f"They diverge in the first {end} tokens of context and agree after them, as with a start "
             "token more or less."
         )
-    return f"They part from {begin} to {end} tokens of context and agree at other lengths."
+    return f"They diverge from {begin} to {end} tokens of context and agree at other lengths."
 
 
 def are_apart(distance: np.ndarray, moved: np.ndarray) -> bool:
@@ -252,7 +252,7 @@ def are_apart(distance: np.ndarray, moved: np.ndarray) -> bool:
 
 
 def agree(distance: np.ndarray, moved: np.ndarray, rest: np.ndarray) -> bool:
-    """Return whether the rest of the tokens is shown to agree, and in contrast to the others."""
+    """Check whether the rest of the tokens agree, in contrast to the others."""
     near, rounded = distance[rest], moved[rest]
     allowed = np.maximum(MARGIN * rounded, FLOAT32)
     if not len(near) or ranked_pvalue(near - allowed, "less") >= PVALUE:

@@ -1,4 +1,4 @@
-"""What separates a model from its reference: their scores put together, token by token or by the byte."""
+"""A model and its reference compared: their scores paired, token by token or by the byte."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -28,14 +28,14 @@ from .report import Comparison, Report
 from .totals import ratio_of_perplexities
 
 WORST_TOKENS = 20
-# What of the reference's own result stands beside the model's.
+# Keys of the reference's own result that stand beside the model's.
 SHOWN_OF_REFERENCE = (
     *("perplexity", "perplexity_interval", "perplexities", "bits_per_byte"),
     *("signature", "probe", "long_probe"),
 )
 
 
-# What of a comparison by bytes stands beside one by tokens too.
+# Keys of a comparison by bytes that a comparison by tokens has too.
 CHANGE_PER_BYTE = ("bits_per_byte_change", "bits_per_byte_change_interval", "num_compared_bytes")
 
 
@@ -51,7 +51,7 @@ class TokenComparison:
     margin: float | None
 
     def compare(self, report: Report) -> dict:
-        """Build what stands under `comparison`; see the metric's documentation."""
+        """Build the value of `comparison`; see the metric's documentation."""
         measurement, plan = report.measurement, report.measurement.plan
         with self.reference.as_scored():
             of_reference = replace(
@@ -81,7 +81,7 @@ class TokenComparison:
         return {"comparison": self.compare(report)}
 
     def _change_per_byte(self, report: Report) -> dict:
-        """Return what models with other tokenizers can be set beside, where offsets are known."""
+        """Return the change per byte, comparable across tokenizers, where offsets are known."""
         if any(stream.offsets is None for stream in report.measurement.streams):
             return {}
         own = report.measurement, scores_of_reference(report.scores)
@@ -103,7 +103,7 @@ class ValueComparison(TokenComparison):
     rounded: list[list[Columns]] | None
 
     def compare(self, report: Report) -> dict:
-        """Build what stands under `comparison`; see the metric's documentation."""
+        """Build the value of `comparison`; see the metric's documentation."""
         beside = self._beside(report)
         result = super().compare(replace(report, scores=beside))
         if self.rounded is None:
@@ -124,7 +124,7 @@ class ValueComparison(TokenComparison):
         }
 
     def _beside(self, report: Report) -> list[list[Columns]]:
-        """Put the reference's values beside those of the model."""
+        """Add the reference's values to those of the model."""
         return [
             [
                 columns | {"reference_nll": other["nll"], "reference_top": other["top"]}
@@ -135,12 +135,12 @@ class ValueComparison(TokenComparison):
 
 
 def scores_of_reference(scores: list[list[Columns]]) -> list[list[Columns]]:
-    """Put the reference's nlls in the place of the model's."""
+    """Replace the model's nlls by the reference's."""
     return [[{"nll": columns["reference_nll"]} for columns in of_text] for of_text in scores]
 
 
 def paired_scores(measurement: Measurement, scores: list[list[Columns]]) -> PairedScores:
-    """Line up the scored tokens of all texts, one after the other."""
+    """Concatenate the scored tokens of all texts."""
     windows = [window for of_text in measurement.windows for window in of_text]
     counts = [sum(window.num_targets for window in of_text) for of_text in measurement.windows]
     texts = np.repeat(np.arange(len(counts)), counts)
@@ -170,7 +170,7 @@ def list_tokens(
     scores: PairedScores,
     places: np.ndarray,
 ) -> list[dict]:
-    """Describe scored tokens: where they stand, and what either model made of them."""
+    """Describe scored tokens: their places, and the values of both models."""
 
     def describe(place: int) -> dict:
         text, position = int(scores.texts[place]), int(scores.positions[place])
@@ -198,7 +198,7 @@ def list_tokens(
 
 @dataclass(frozen=True)
 class ByteComparison:
-    """Compares what two models with different tokenizers make of the pieces that both cut.
+    """Compares two models with different tokenizers over the pieces that both cut.
 
     Attributes:
         measurement: the reference's own plan, over its own tokens.
@@ -211,7 +211,7 @@ class ByteComparison:
     scores: list[list[Columns]]
 
     def compare(self, report: Report) -> dict:
-        """Build what stands under `comparison`; see the metric's documentation."""
+        """Build the value of `comparison`; see the metric's documentation."""
         pieces = self.pieces(report)
         identity = describe_measurement(
             self.reference,
@@ -233,7 +233,7 @@ class ByteComparison:
         return result | ({"piece_scores": self.piece_scores(report)} if with_tokens else {})
 
     def piece_scores(self, report: Report) -> list[dict]:
-        """List the pieces of each text, with what either model made of them."""
+        """List the pieces of each text, with the values of both models."""
         return [
             {
                 "offsets": np.stack([pieces.begins, pieces.ends], axis=1).tolist(),
@@ -247,7 +247,7 @@ class ByteComparison:
         """List the pieces of each text.
 
         Raises:
-            ValueError: a tokenizer does not tell where its tokens stand.
+            ValueError: a tokenizer gives no offsets.
         """
         sides = (report.measurement, report.scores), (self.measurement, self.scores)
         if any(stream.offsets is None for side, _ in sides for stream in side.streams):

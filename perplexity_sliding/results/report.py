@@ -1,4 +1,4 @@
-"""From the scores of windows to what a call returns."""
+"""From the scores of windows to the result of a call."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -35,7 +35,7 @@ REFERENCE_COLUMNS = ("reference_nll", "kl", "top", "reference_top")
 
 
 class Extras(NamedTuple):
-    """What a result holds beside its numbers, as asked: token scores, totals, those of each text."""
+    """Optional parts of a result: token scores, totals, totals of each text."""
 
     with_tokens: bool
     with_totals: bool
@@ -43,10 +43,10 @@ class Extras(NamedTuple):
 
 
 class Comparison(Protocol):
-    """What compares a measurement with that of a second model."""
+    """A comparison of a measurement with that of a second model."""
 
     def results(self, report: "Report", with_tokens: bool) -> dict:
-        """Build `comparison`, and with tokens what goes with it; see the metric's documentation."""
+        """Build `comparison`, and with tokens their columns; see the metric's documentation."""
         ...
 
 
@@ -81,12 +81,12 @@ class Report:
 
     @cached_property
     def texts(self) -> list[TextScores]:
-        """What was measured of each text."""
+        """Scores and sizes of each text."""
         return text_scores(self.measurement, self.scores, self.word_counts)
 
     @cached_property
     def totals(self) -> Totals:
-        """What adds up over texts."""
+        """Sums over the texts, which add up."""
         plan = self.measurement.plan
         words_given = self.word_counts is not None
         protocol = plan.protocol
@@ -114,7 +114,7 @@ class Report:
         )
 
     def totals_of_texts(self) -> list[Totals]:
-        """List the totals of each text by itself, which add up to those of all."""
+        """List the totals of each text; they add up to those of all."""
         if len(self.text_digests) > len(self.measurement.texts):
             return [self.totals]  # joined
         counts = [
@@ -138,7 +138,7 @@ class Report:
         return count_inputs(merge_windows(planned, self.model.prefixes_agree)[0])
 
     def settings(self) -> dict[str, object]:
-        """Name what was asked for as it was carried out: of `None` what it stood for."""
+        """Return the settings as carried out, with values in place of `None`."""
         plan = self.measurement.plan
         return {
             "protocol": plan.protocol.name,
@@ -157,7 +157,7 @@ class Report:
         ]
 
     def result(self, extras: Extras) -> dict:
-        """Build what a call returns; see the metric's documentation."""
+        """Build the result of a call; see the metric's documentation."""
         result = self.totals.result()
         if extras.with_totals:
             result["totals"] = self.totals
@@ -183,9 +183,9 @@ class Report:
 def list_reports(
     planned: dict[Setting, Measurement | ValueError], reports: Sequence[Report], extras: Extras
 ) -> list[dict]:
-    """List an entry for each setting, in order: its result, or why there is none.
+    """List an entry for each setting, in order: its result, or its error.
 
-    Those after the first that has a result also hold the paired ratio to it.
+    Those after the first with a result also have the paired ratio to it.
     """
     waiting = iter(reports)
     entries = []
@@ -206,7 +206,7 @@ def text_scores(
     scores: list[list[Columns]],
     word_counts: list[int] | None,
 ) -> list[TextScores]:
-    """Hand the scores of the texts, or of their scored parts, over to result_totals.py with their units."""
+    """Combine the scores of texts, or of their scored parts, with their sizes."""
     is_weighted = measurement.plan.protocol.aggregate == "guide weights"
     bodies = [
         text[stream.begin :] if stream.part is None else stream.part.of(text)
@@ -233,7 +233,7 @@ def text_scores(
 def words_of(
     measurement: Measurement, bodies: Sequence[str], word_counts: list[int] | None
 ) -> list[int]:
-    """Count the words of each text: as the caller did, or as the protocol does."""
+    """Return the words of each text: the caller's counts, or the protocol's."""
     protocol = measurement.plan.protocol
     if word_counts is None:
         count = protocol.count_words if measurement.parts is None else count_words
@@ -249,7 +249,7 @@ def words_of(
 def scored_units(
     text: str, stream: TokenizedText, windows: list[Window], scores: list[Columns]
 ) -> dict[str, Any]:
-    """Count tokens; measure the part of a text that was scored, where that can be known."""
+    """Count tokens; measure the scored part of a text where offsets are known."""
     if stream.part is not None:
         num_targets = stream.part.num_targets
         return {"num_tokens": num_targets, "num_context": len(stream) - num_targets}
@@ -301,7 +301,7 @@ def count_bytes_before(text: str) -> np.ndarray:
 
 
 def num_own_tokens(stream: TokenizedText, windows: list[Window]) -> int:
-    """Count tokens that stand for the text: without special ones added to it, unless scored."""
+    """Count tokens of the text, without added special tokens unless they are scored."""
     all_scored = unite((window.first, window.end) for window in windows) == ((0, len(stream)),)
     return len(stream) - (0 if all_scored else int(stream.added.sum()))
 

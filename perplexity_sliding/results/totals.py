@@ -35,7 +35,7 @@ KIND = "totals of perplexity-sliding, 1"
 
 @dataclass(frozen=True)
 class TextScores:
-    """What was measured of one text, or of one stream of joined texts.
+    """Scores and sizes of one text, or of one stream of joined texts.
 
     Attributes:
         window_nlls: nlls of the scored tokens in nats, one array a window, in the text's order.
@@ -81,7 +81,7 @@ def perplexity_interval(estimate: Estimate, cap: float = math.inf) -> list[float
 
 @dataclass(frozen=True)
 class Aggregation:
-    """How token scores become a result.
+    """The settings by which token scores become a result.
 
     Attributes:
         average: what is averaged, see `token_weights`: "tokens", "window means", "guide
@@ -111,7 +111,7 @@ def _sum(values: np.ndarray | list[float]) -> Any:
 
 
 class Groups(NamedTuple):
-    """What the rows of pooled totals are sums of: each one text, or several of the same weight.
+    """The texts behind the rows of pooled totals: one, or several of the same weight.
 
     Attributes:
         num_texts: texts in each row (T,).
@@ -126,7 +126,7 @@ class Groups(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Totals:
-    """All that a result needs of a corpus: at most 32 blocks of sums a text, and a few counts.
+    """Sums from which a result is computed: at most 32 blocks a text, and a few counts.
 
     `Totals.of(a) + Totals.of(b)` is `Totals.of(a + b)`.  They pickle, and go through JSON to the
     last bit.  Pooled totals do neither; they add up, and give the result of the corpus in room that
@@ -140,7 +140,7 @@ class Totals:
         counts: what adds up over calls.
         identity: what is the same for all shards and goes into the result: settings and signature.
         texts_digest: which texts these are.
-        groups: of pooled totals what their rows stand for; None where each row is a text.
+        groups: the texts of each row of pooled totals; None where each row is a text.
     """
 
     aggregation: Aggregation
@@ -214,7 +214,7 @@ class Totals:
         return replace(both, groups=groups).pooled()
 
     def _is_measured_as(self, other: "Totals") -> bool:
-        """Return whether both measured the same in the same way; probes may round otherwise."""
+        """Check that both have the same model, protocol and settings; probes may differ by rounding."""
         one, two = (
             totals.identity | dict.fromkeys(("probe", "long_probe")) for totals in (self, other)
         )
@@ -226,7 +226,7 @@ class Totals:
         return self if other == 0 else NotImplemented
 
     def _check_apart(self) -> None:
-        """Refuse to add anything behind texts that one call would have joined with it.
+        """Check that nothing is added after texts that one call would have joined with it.
 
         What is joined has one stream of windows: cut in two, windows end, are dropped and begin
         elsewhere, and tokens at the cut see another context.
@@ -246,10 +246,10 @@ class Totals:
             )
 
     def pooled(self) -> "Totals":
-        """Return totals whose rows are texts of the same weight, and the few that may be cut.
+        """Sum up texts of the same weight, but for those long enough to be cut.
 
-        What an interval never cuts counts there by its weight and its term alone; only texts of a
-        fourteenth of the whole and more keep their blocks.
+        An interval needs of a text that it never cuts only the weight and the term; only texts of at
+        least a fourteenth of the whole keep their blocks.
         """
         tokens, nlls, weights, terms = self.of_texts.T
         if self.aggregation.average == "texts":
@@ -284,19 +284,19 @@ class Totals:
 
     @cached_property
     def _rows(self) -> Groups:
-        """What each row stands for: a text by itself unless they are pooled."""
+        """The texts of each row: one each, unless pooled."""
         if self.groups is not None:
             return self.groups
         ones = np.ones(len(self.squares))
         return Groups(ones, np.array(self.perplexities()), np.zeros_like(ones))
 
     def _check_texts(self) -> None:
-        """Refuse what needs each text by itself."""
+        """Check that each row is a text."""
         if self.groups is not None:
             raise ValueError("Pooled totals have no numbers of single texts, and no JSON.")
 
     def take(self, texts: Sequence[int], digests: Sequence[int]) -> "Totals":
-        """Return the totals with the texts in another order.
+        """Reorder the texts.
 
         Args:
             texts: the number of each text, in the new order.
@@ -376,7 +376,7 @@ class Totals:
         )
 
     def __reduce__(self) -> tuple:
-        """Pickle as JSON, for processes that have not loaded the metric as well."""
+        """Pickle as JSON, also for processes that have not loaded the metric."""
         return methodcaller("from_json", self.to_json()), (
             _Call(getattr, _import_for_pickle(), "Totals"),
         )
@@ -430,7 +430,7 @@ class Totals:
         return result | {"texts_digest": str(self.texts_digest)} | self.identity
 
     def _of_each_text(self) -> dict:
-        """Compute the keys of the result that are lists of texts, their number and mean."""
+        """Compute the keys of the result about single texts, their number and mean."""
         if self.groups is not None:
             number = int(self.groups.num_texts.sum())
             mean = float(self.groups.perplexity_sums.sum()) / number
@@ -646,7 +646,7 @@ def count_units(texts: Sequence[TextScores], nlls: np.ndarray, counts: np.ndarra
 
 
 class _Call:
-    """A call that pickle makes while it loads, of what any process can import."""
+    """A call of an importable function that pickle makes while it loads."""
 
     def __init__(self, function: Callable, *arguments: object) -> None:
         self.function, self.arguments = function, arguments
@@ -665,11 +665,11 @@ def _import_for_pickle() -> _Call:
 
 
 def to_checked_json(kind: str, fields: dict) -> str:
-    """Write fields as JSON with what they are and a checksum; arrays as base64 of their bytes.
+    """Write fields as JSON with a kind and a checksum; arrays as base64.
 
     Args:
-        kind: what it is, with the number of its version.
-        fields: what JSON can hold, and numpy arrays.
+        kind: the kind of the document, with its version.
+        fields: JSON values and numpy arrays.
     """
     body = {"kind": kind} | {name: _pack(value) for name, value in fields.items()}
     return json.dumps(body | {"checksum": digest_of(body)})
@@ -679,11 +679,11 @@ def from_checked_json(kind: str, text: str, argument: str) -> dict:
     """Read what `to_checked_json` wrote.
 
     Args:
-        argument: what the text is called, for an error.
+        argument: the name of the text in errors.
 
     Raises:
         TypeError: it is not a string.
-        ValueError: it is no JSON, something else, or damaged.
+        ValueError: it is no JSON, of another kind, or damaged.
     """
     if not isinstance(text, str):
         raise ArgumentTypeError(argument, "be a string of JSON", got=type(text).__name__)

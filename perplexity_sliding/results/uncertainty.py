@@ -1,4 +1,4 @@
-"""How sure a number is: clusters of tokens, the jackknife over them, intervals and p-values.
+"""Uncertainty estimates: clusters of tokens, the jackknife over them, intervals and p-values.
 
 Tokens of one text are alike, and so are tokens near each other; the sample is therefore never the
 tokens but clusters of them.  One rule serves the perplexity of a corpus, the ratio of two
@@ -79,7 +79,7 @@ class Estimate:
 
 @dataclass(frozen=True, eq=False)
 class Clusters:
-    """What is taken as independent.
+    """The units that are taken as independent: texts, or parts of texts.
 
     Attributes:
         sums: sums of the columns over each cluster (C, columns).
@@ -93,13 +93,13 @@ class Clusters:
 
     @property
     def sample(self) -> str:
-        """What a cluster is, in words: "30 texts" or "20 parts of 3 texts"."""
+        """The sample in words: "30 texts" or "20 parts of 3 texts"."""
         texts = f"{self.num_texts} text{'s' * (self.num_texts > 1)}"
         return texts if self.are_texts else f"{self.num_clusters} parts of {texts}"
 
     @property
     def scope(self) -> str:
-        """What an interval speaks of: other texts, or other passages of these."""
+        """The population of an interval: other texts, or other passages of these."""
         if self.are_texts:
             return "over texts"
         return "within this text" if self.num_texts == 1 else "within these texts"
@@ -112,7 +112,7 @@ class Clusters:
 
 @dataclass(frozen=True, eq=False)
 class Blocks:
-    """Sums over blocks of neighbouring tokens: all that an uncertainty needs of a corpus.
+    """Sums over blocks of neighbouring tokens, from which uncertainties are estimated.
 
     A text is cut into 1, 2, 4, … or 32 blocks of equal length, by position and not by what was
     scored, so that two measurements of a text have the same blocks.
@@ -192,7 +192,7 @@ class Blocks:
         return self.sums if self._are_whole else self._merged(np.ones_like(self.per_text))
 
     def clusters(self, block_tokens: float) -> Clusters:
-        """Choose what is taken as independent.
+        """Choose the clusters.
 
         The texts, where there are ten or more, none of which is nearly all.  Else texts longer
         than a twentieth of the whole are cut into parts of about that length, but of no less than
@@ -201,7 +201,7 @@ class Blocks:
         return self.cut(self.num_parts(block_tokens))
 
     def uncut(self, block_tokens: float) -> "Blocks":
-        """Return what gives the same `clusters`: texts that these never cut are one block."""
+        """Merge the blocks of texts that `clusters` never cuts into one."""
         most = np.round(self.by_text()[:, 0] / block_tokens)
         per_text = np.where(most > 1, self.per_text, 1)
         return Blocks(self._merged(per_text), per_text, self.lengths)
@@ -347,7 +347,7 @@ def estimate_ratio_of_text(
 
     Returns:
         an object with `value`, `stderr`, `interval` (95 %) and `pvalue`, None but for the value
-        where there is too little to tell; and what was taken as independent, in words.
+        where there is too little text; and the sample in words.
     """
     pieces = np.zeros(len(terms), dtype=np.int64)
     clusters = Blocks.of([length], pieces, positions, [tokens, terms, weights]).clusters(
@@ -416,7 +416,7 @@ def sign_flip_pvalue(contributions: np.ndarray) -> float:
 def share_interval(hits: np.ndarray, counts: np.ndarray) -> tuple[float, float] | None:
     """Compute the 95 % interval of the share Σ hits / Σ counts, between 0 and 1 (Wilson, 1927).
 
-    Clustered tokens tell as much as `size` independent ones, with share · (1 - share) / size the
+    Clustered tokens carry the information of `size` independent ones, with share · (1 - share) / size the
     jackknife's variance.  None where the clusters are too few, or all hit or all miss.
     """
     estimate = estimate_ratio(hits, counts)

@@ -1,4 +1,4 @@
-"""From scores of tokens to scores of words: which tokens make a word, and whose is the space.
+"""From scores of tokens to scores of words: the tokens of each word, and the space between words.
 
 Tokens that carry the space before them make the sum over a word's tokens pay for the wrong space:
 the one that opens the word instead of the one that closes it, and such "probabilities" of all
@@ -13,8 +13,8 @@ Meister, 2024, arXiv 2406.14561; Oh and Schuler, 2024, arXiv 2406.10851)::
            0 where x[a] is healed: its nll is given the head of the token already
 
 Both terms at a border come from the row that predicts its first token, so they cancel in the sum
-over words.  White space is told by the text that a token stands for, so that newlines, tabs and
-tokens that end in a newline count as what they are.  Numbers are nats.
+over words.  White space is recognised in the text of a token, newlines and tabs included, also at the
+token's end.  Numbers are nats.
 """
 
 import itertools
@@ -50,7 +50,7 @@ UNSPACED = {
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """What each token says about the borders of words, by the text that it stands for.
+    """The role of each token at the borders of words, by its text.
 
     Attributes:
         begins: whether the text of the token begins with white space (V,).
@@ -78,7 +78,7 @@ class Vocabulary:
 
 
 def _texts_of(digest: str, read: Callable[[], list[str]]) -> list[str]:
-    """Return the texts of the vocabulary of a tokenizer, which are kept for the last one.
+    """Return the texts of a tokenizer's vocabulary, cached for the last tokenizer.
 
     Args:
         digest: of the tokenizer.
@@ -116,7 +116,7 @@ def classify_vocabulary(
 
 
 def check_words(words: object, texts: Sequence[str]) -> list[list[tuple[int, int]]] | None:
-    """Return the characters of the words of each text; None where white space tells them."""
+    """Return the characters of the words of each text; None to split at white space."""
     if words is True or (isinstance(words, str) and words == "whitespace"):
         warn_of_unspaced(texts)
         return None
@@ -152,7 +152,7 @@ def warn_of_unspaced(texts: Sequence[str]) -> None:
 
 
 def is_unspaced(text: str) -> bool:
-    """Return whether what stands between white space is longer than the words of its script."""
+    """Check whether the pieces between white space are longer than words of their script."""
     if text.isascii():
         return False
     for script, longest in UNSPACED.items():
@@ -171,7 +171,7 @@ def split_words(text: str) -> list[Range]:
 
 
 def find_words(text: str, words: Iterable[str]) -> list[Range]:
-    """Find given words in a text that they make up, with nothing but white space between them.
+    """Find given words in a text that consists of them and of white space.
 
     Raises:
         ValueError: they do not.
@@ -249,7 +249,7 @@ def _without_space(text: str, first: int, end: int) -> Range:
 def _with_space_before(
     offsets: np.ndarray, stripped: list[Range], first: int, begins: Collection[int]
 ) -> int:
-    """Find the first of the tokens of nothing but white space that lead up to a token."""
+    """Find the first of the white-space tokens before a token."""
     while (
         first > 0
         and first not in begins
@@ -265,7 +265,7 @@ def _with_space_before(
 
 @dataclass(frozen=True)
 class TokenBorders:
-    """What happens at the border before each token of a text, and at its end (N + 1,).
+    """The border before each token of a text, and after the last (N + 1,).
 
     Attributes:
         opens: the token begins with white space, is a special one, or ends the text.
@@ -300,10 +300,10 @@ class TokenBorders:
 
 
 def closing_terms(borders: TokenBorders, boundary: np.ndarray) -> np.ndarray:
-    """Compute what a word pays for its end, by the border where it ends (N + 1,).
+    """Compute the cost of a word's end, by the border where it ends (N + 1,).
 
-    Nothing where its last token holds the white space, and where no white space follows: such
-    borders, between given words, are no event in the text.
+    0 where its last token has the white space, and where no white space follows: such borders, between
+    given words, are no event in the text.
 
     Args:
         boundary: E (N + 1,).
@@ -314,7 +314,7 @@ def closing_terms(borders: TokenBorders, boundary: np.ndarray) -> np.ndarray:
 def opening_terms(
     borders: TokenBorders, boundary: np.ndarray, interior: np.ndarray, correction: str | None
 ) -> np.ndarray:
-    """Compute what a word gets back for its beginning, by the border where it begins (N + 1,).
+    """Compute the refund for a word's beginning, by the border where it begins (N + 1,).
 
     Args:
         boundary: E (N + 1,).
@@ -360,7 +360,7 @@ def number_or_none(value: float) -> float | None:
 
 @dataclass(frozen=True)
 class WordScoring:
-    """How words are scored.
+    """The settings by which words are scored.
 
     Attributes:
         spans: for each text the characters of its words; None splits it at white space.
@@ -383,8 +383,8 @@ class WordScoring:
         """Prepare to score words under a model.
 
         Raises:
-            ValueError: the tokenizer does not tell the characters of its tokens, or the model does
-                not give the logits that a correction needs.
+            ValueError: the tokenizer gives no offsets, or the model does not give the logits that a
+                correction needs.
         """
         check_fast(model.tokenizer)
         if correction is not None and not model.gives_logits:
@@ -415,7 +415,7 @@ class WordScoring:
         ]
 
     def fields(self) -> dict[str, str]:
-        """Name it for the signature."""
+        """Return the settings for the signature."""
         split = "whitespace" if self.spans is None else "given"
         return {"word_scores": f"{split}/{self.correction or 'uncorrected'}"}
 
@@ -450,7 +450,7 @@ class WordScoring:
         return results
 
     def _words_of(self, measurement: Measurement, number: int) -> list[Range]:
-        """List the characters of a text's words, in the text as it is read."""
+        """List the characters of a text's words, in the text with its context."""
         text, part = measurement.texts[number], measurement.streams[number].part
         whole = ((0, len(text)),) if part is None else part.spans
         if self.spans is None:
@@ -512,7 +512,7 @@ class TokenArrays:
         scored: tuple[Sequence[Window], Sequence[Columns]],
         borders: tuple[Sequence[Window], Sequence[Columns]],
     ) -> "TokenArrays":
-        """Lay the columns of windows out over the text.
+        """Arrange the columns of windows over the text.
 
         Args:
             scored, borders: windows, and the columns of each; of borders only what says whether a
@@ -538,7 +538,7 @@ class TokenArrays:
 
 
 def word_offsets(stream: TokenizedText) -> np.ndarray:
-    """Return the characters of each token (N, 2), as words are assigned by.
+    """Return the characters of each token (N, 2) by which words are assigned.
 
     A special token that the tokenizer added has none, (-1, -1); of a token across the edge of the
     scored part the characters before the edge are left out.

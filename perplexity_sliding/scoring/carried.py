@@ -1,4 +1,4 @@
-"""Texts read once from end to end: the state of a model is carried on instead of being made anew.
+"""Texts read once from end to end: the state of a model is carried from segment to segment.
 
 With a recurrent model every token is scored with everything before it, at one reading a token.
 Attention keeps the keys of the last `memory` tokens between segments.  This is Transformer-XL's
@@ -32,7 +32,7 @@ from .runner import Runner, Session, Work
 
 
 class Segment(NamedTuple):
-    """One segment of a text as the scorer sees it: all of its rows are scored.
+    """One segment of a text as the scorer reads it: all of its rows are scored.
 
     Attributes:
         inputs: token ids to read (T,).
@@ -73,7 +73,7 @@ class CarriedWork(Work):
         return Segment(ids[first - 1 : end - 1], ids[first:end], False)
 
     def _merge(self) -> tuple[list[Pass], list[Place]]:
-        """Make a pass of every segment; the text's start token tells it from other texts'."""
+        """Make a pass of every segment; the text's start token distinguishes texts."""
         start_id = self.measurements[0].plan.start_id
         passes = [
             Pass(stream, window.begin, window.end, start_id, ((window.first, window.end),))
@@ -189,7 +189,7 @@ class CarryingScorer:
 
     @property
     def key_prefix(self) -> str:
-        """What the scores depend on beside the tokens read, for a checkpoint."""
+        """Prefix of a checkpoint's keys: what the scores depend on beside the tokens read."""
         return f"carry {self.memory}/" if self.reader.keeps_keys else "carry/"
 
     @torch.inference_mode()
@@ -245,7 +245,7 @@ class CarryingScorer:
             self.reader.keep(self.memory)
 
     def _read_segment(self, segments: list[Segment], num_texts: int) -> list[Columns]:
-        """Read the next segment of texts; those that have ended read on what is not scored."""
+        """Read the next segment of texts; those that have ended read padding, which is not scored."""
         length = len(segments[0].inputs)
         ids = np.zeros((2, num_texts, length), dtype=np.int64)  # inputs, targets
         for line, segment in enumerate(segments):
@@ -268,7 +268,7 @@ class CarryingScorer:
 
 
 def side_by_side(lengths: Sequence[int], most: int) -> list[list[int]]:
-    """Group texts of like lengths, longest first: at most `most`, and a quarter of it padding."""
+    """Group texts of similar lengths, longest first: at most `most`, a quarter of it padding."""
     groups: list[list[int]] = []
     read = 0
     for number in sorted(range(len(lengths)), key=lambda n: -lengths[n]):

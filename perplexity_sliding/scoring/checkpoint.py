@@ -1,13 +1,13 @@
-"""A run that survives being killed: scores of finished passes in a SQLite file.
+"""Checkpoints: scores of finished passes in a SQLite file, so that a killed run can be resumed.
 
-Every batch is one transaction, so the file holds whole batches whenever the process dies.  Scores
-lie under a key made of the model's signature and probe, the text's hash and what a pass reads of the
-text: another model, dtype or text never matches, while another stride, window or protocol over the
-same text takes what is there already.  Several runs may share a file.
+Every batch is one transaction: the file has whole batches whenever the process dies.  The key of a
+score is the model's signature and probe, the text's hash, and the tokens that the pass reads.  Another
+model, dtype or text never matches; another stride, window or protocol over the same text reuses the
+scores.  Several runs may share a file.
 
-A disk may give back other bits than it was given: every row has a checksum, and one that does not
-match is scored again.  What nothing can see in advance, such as code that acts on rare tokens, shows
-where a run scores one of the finished passes again before it believes them.
+Disks corrupt data silently: every row has a checksum, and damaged rows are scored again.  Changes that
+no signature shows, such as code that acts on rare tokens, are detected by scoring one of the finished
+passes again.
 """
 
 import sqlite3
@@ -27,9 +27,9 @@ from ..plan.measurement import Columns
 from ..plan.windows import Pass
 from .measures import Measure
 
-# SQLite's own way to tell whose file it is: an arbitrary number in the header.
+# Identifies the program that owns a SQLite file: an arbitrary number in the header.
 APPLICATION_ID = 0x50504C34
-# Another run that writes takes moments; one that was stopped, or another program, may take for ever.
+# Another run locks the file for moments; a stopped one, or another program, may never release it.
 WAIT_S, NUM_WAITS = 5.0, 12
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS models (
@@ -46,12 +46,12 @@ CREATE TABLE IF NOT EXISTS scores (
 ) WITHOUT ROWID;
 """
 NO_START_TOKEN = -1
-# What Python's sqlite3 raises of a damaged file: numbers too large, and names that are no UTF-8, too.
+# Errors of Python's sqlite3 on a damaged file, too large numbers and invalid UTF-8 among them.
 FILE_ERRORS = (sqlite3.Error, OverflowError, UnicodeDecodeError)
 
 
 class Found(NamedTuple):
-    """A model in the file: its number there, its line and its probe as it was stored first."""
+    """A model in the file: its number, its description, and the probe that was stored first."""
 
     number: int
     description: str
@@ -70,7 +70,7 @@ class Checkpoint:
     """Scores of passes under one model.
 
     Args:
-        path: the file; made if it is not there.
+        path: the file; created if it is missing.
 
     Raises:
         ValueError: the file cannot be read, or was not created by this program.
@@ -122,10 +122,10 @@ class Checkpoint:
 
         Args:
             length: tokens in the longest pass.
-            key_prefix: tells apart scores that depend on more than what a pass reads.
+            key_prefix: separates scores that depend on more than the tokens that a pass reads.
 
         Raises:
-            ValueError: nothing tells the model from others.
+            ValueError: nothing identifies the model.
         """
         for scored in models:
             scored.check_identifiable()
@@ -144,7 +144,7 @@ class Checkpoint:
                 self.salts[stored] = repr(self.found[: measure.num_models])
 
     def load(self, wanted: Sequence[tuple[str, Pass]]) -> dict[int, Columns]:
-        """Return the scores of those passes, by place, that earlier runs have finished.
+        """Return the scores of the passes that earlier runs have finished, by place.
 
         Args:
             wanted: (hash of the text, pass).
@@ -181,17 +181,17 @@ class Checkpoint:
         """Compare stored scores of a pass with those that it has now.
 
         Args:
-            where: what an error calls the pass.
+            where: names the pass in an error.
 
         Raises:
-            ValueError: they differ by more than rounding explains.
+            ValueError: they differ by more than rounding.
         """
         for column, model in zip(("nll", "reference_nll"), self.found):
             before, now = (np.asarray(c[column], np.float64) for c in (stored, repeated))
             if not agree(before, now, 3 * probe_tolerance(model.description)):
                 raise ValueError(
                     Wording(
-                        f"`checkpoint`={self.path!r} must hold scores of this model, but {where}, "
+                        f"`checkpoint`={self.path!r} must have scores of this model, but {where}, "
                         f"which it has as {before.mean():.6f} nats a token, come out as "
                         f"{now.mean():.6f}. Code of the model has changed, or something that its "
                         "signature does not show. Name another file, or remove this one."
@@ -199,7 +199,7 @@ class Checkpoint:
                 )
 
     def _find(self, model: ScoredModel, length: int) -> Found:
-        """Find the model with this description and these probes; add what is new."""
+        """Find the model with this description and these probes; add it, or new stretches, to the file."""
         with model.as_scored():
             description, probe = describe_model(model), model.probe
             long_probe = model.long_probe(length) or []
@@ -239,7 +239,7 @@ class Checkpoint:
         return [(found.number, int(end), nll) for end, nll in long_probe if end not in stored]
 
     def _checksum(self, row: Sequence[Any]) -> bytes:
-        """Digest a row of scores, with the models that they are of."""
+        """Digest a row of scores and the models that it belongs to."""
         name = row[6]
         return checksum((*row, self.salts.get(name)))
 
@@ -257,7 +257,7 @@ class Checkpoint:
 
     @contextmanager
     def _writing(self) -> Iterator[sqlite3.Connection]:
-        """Run a transaction; report a failure in one sentence.
+        """Run a transaction; explain a failure.
 
         Raises:
             ValueError: the disk is full or read-only, or the file locked for long or gone.
@@ -267,7 +267,7 @@ class Checkpoint:
                 yield self.connection
         except FILE_ERRORS as error:
             reason = (
-                f"cannot be written: {error}. What it holds is intact: free disk space, and repeat "
+                f"cannot be written: {error}. Its contents are intact: free disk space, and repeat "
                 "the call to resume. Where the file is damaged, remove it."
             )
             raise self._failure(reason, error) from error
@@ -285,7 +285,7 @@ class Checkpoint:
             raise
 
     def _execute(self, statement: str, values: Sequence[object] = ()) -> sqlite3.Cursor:
-        """Execute a statement; warn once while another run has the file locked, and wait for it."""
+        """Execute a statement; wait, with one warning, while another run has locked the file."""
         tries = 0
         while True:
             try:
@@ -304,11 +304,11 @@ class Checkpoint:
                 )
 
     def _failure(self, reason: str, error: Exception) -> ValueError:
-        """Return the error of a file that another run has, or else for that reason."""
+        """Return the error for a reason, or for a file that another run has locked."""
         if is_locked(error):
             reason = (
                 f"is in use: another run, or another program, has it locked for "
-                f"{NUM_WAITS * WAIT_S:g} s now. What it holds is intact: wait for that run or end "
+                f"{NUM_WAITS * WAIT_S:g} s now. Its contents are intact: wait for that run or end "
                 "it, and repeat the call; or name another file."
             )
         return ValueError(Wording(f"`checkpoint`={self.path!r} {reason}"))
@@ -347,7 +347,7 @@ class Checkpoint:
             yield (begin, start), StoredPass(end, targets, named)
 
     def _put_together(self, pass_: Pass, candidates: Sequence[StoredPass]) -> Columns | None:
-        """Put the scores of a pass together from what is stored; None where some are missing."""
+        """Assemble the scores of a pass from stored passes; None where some are missing."""
         wanted = np.concatenate([np.arange(first, end) for first, end in pass_.targets])
         usable = [
             stored
@@ -374,7 +374,7 @@ class Checkpoint:
 
 @contextmanager
 def open_checkpoint(path: str | Path | None) -> Iterator[Checkpoint | None]:
-    """Open the checkpoint at a path for the time of a run, if there is to be one."""
+    """Open the checkpoint at a path for the time of the context; yield None without a path."""
     if path is None:
         yield None
         return
@@ -386,12 +386,12 @@ def open_checkpoint(path: str | Path | None) -> Iterator[Checkpoint | None]:
 
 
 def is_locked(error: Exception) -> bool:
-    """Return whether an error of SQLite is that another connection has the file."""
+    """Check whether an error of SQLite says that another connection has locked the file."""
     return isinstance(error, sqlite3.OperationalError) and "locked" in str(error)
 
 
 def checksum(row: Sequence[object]) -> bytes:
-    """Digest the values of a row, which tell their types as well."""
+    """Digest the values of a row, and by their repr their types."""
     return xxhash.xxh3_64(repr(tuple(row)).encode()).digest()
 
 

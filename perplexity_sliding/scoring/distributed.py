@@ -1,8 +1,8 @@
-"""Several processes score one set of windows: who takes which, and how all get the result.
+"""Several processes score one set of windows: sharing the work, and gathering the result.
 
-A thin layer over `accelerate`, which sets up torch.distributed from what `torchrun` says.  Every call
-makes the same exchanges in every process, and a process that fails makes the next one as well: so
-all learn of the error there, and all are in step again for the call after it.
+A thin layer over `accelerate`, which sets up torch.distributed from the environment of `torchrun`.
+Every call makes the same exchanges in every process.  A process that fails still makes the next
+exchange, where all processes raise its error, and are in step again for the next call.
 """
 
 import heapq
@@ -21,17 +21,17 @@ from ..errors import Wording
 # Below evaluate's own, so that evaluate.logging decides what is shown.
 logger = logging.getLogger("evaluate.perplexity_sliding")
 
-# How long a process waits for the others: as long as the slowest may need for its share.
+# Longest time that a process waits for the others: enough for the share of the slowest.
 TIMEOUT = timedelta(days=2)
 
 
 class Message(NamedTuple):
-    """What a process hands to all others.
+    """A message of one process to all others.
 
     Attributes:
-        run: digest of what is measured, empty until that is agreed upon.
-        number: how many exchanges there were before in this call.
-        error: why there is nothing to hand over, or None.
+        run: digest of the measurement, empty until all processes agree on it.
+        number: number of earlier exchanges in this call.
+        error: the error of a failed process, or None.
     """
 
     run: str
@@ -45,7 +45,7 @@ class Processes:
 
     Args:
         distributed: join the process group that `torchrun` describes.  Every process of it must
-            then make the same calls, or the others wait for it in vain.
+            then make the same calls; otherwise the others wait in vain.
 
     Raises:
         ValueError: accelerate is not installed.
@@ -60,18 +60,18 @@ class Processes:
             self.rank, self.count = state.process_index, state.num_processes
 
     def share(self, costs: Sequence[int]) -> list[int]:
-        """Return the places of the pieces of work that fall to this process."""
+        """Return the places of this process's pieces of work."""
         return share_out(costs, self.count)[self.rank]
 
     def agree(self, describe: Callable[[], str], what: str, advice: str) -> None:
-        """Check that all processes were given the same thing.
+        """Check that all processes have the same input.
 
         Args:
-            describe: describes what this process was given; equal descriptions mean the same.
-            what: what to call it in an error.
+            describe: describes the input of this process; equal descriptions mean equal inputs.
+            what: the name of the input in an error.
 
         Raises:
-            ValueError: in each process, where one was given something else.
+            ValueError: in each process, where one has another input.
         """
         if self.count == 1:
             return
@@ -87,13 +87,13 @@ class Processes:
         self.run += xxhash.xxh3_128_hexdigest(description.encode())
 
     def gather(self, result: list, error: Exception | None = None) -> list:
-        """Put the results of all processes together, in all processes."""
+        """Concatenate the results of all processes, in all processes."""
         return [item for part in self.exchange(result, error) for item in part]
 
     def exchange(self, value: object, error: Exception | None = None) -> list:
-        """Hand a value to all processes; return those of all, by rank.
+        """Send a value to all processes; return the values of all, by rank.
 
-        An error in one is raised in each: the others would otherwise wait for it.
+        An error in one is raised in each, so that none waits.
 
         Raises:
             RuntimeError: the processes are at different places of their work.
@@ -108,7 +108,7 @@ class Processes:
         self.num_exchanges += 1
         try:
             messages = gather_object([message])
-        except Exception as failure:  # another process has ended: there is none left to tell
+        except Exception as failure:  # another process has ended: no exchange is possible
             raise _shared(failure) from None
         for rank, other in enumerate(messages):
             if other.error is not None:
@@ -123,7 +123,7 @@ class Processes:
         return [other.value for other in messages]
 
     def announce(self, error: Exception) -> None:
-        """Say at once that this process failed: the others learn of it at the next exchange."""
+        """Log at once that this process failed; the others raise the error at the next exchange."""
         if self.count > 1:
             logger.error(
                 f"Process {self.rank} of {self.count} failed: {error} The call ends once the "
@@ -146,7 +146,7 @@ class Processes:
 
 
 def share_out(costs: Sequence[int], num_parts: int) -> list[list[int]]:
-    """Share out pieces of work evenly: each, largest first, goes to who has least so far.
+    """Share out pieces of work evenly: each, largest first, goes to the process with the least so far.
 
     Graham's longest-processing-time rule (1969): at most 4/3 of the best possible finish.
     """
@@ -182,5 +182,5 @@ def _join() -> Any:  # a PartialState; accelerate may be missing
         raise ValueError(
             Wording("`distributed=True` needs the package accelerate: pip install accelerate.")
         ) from None
-    # Without an accelerator, accelerate joins a group only when told to use the CPU.
+    # Without an accelerator, accelerate joins a group only with cpu=True.
     return PartialState(cpu=not torch.cuda.is_available(), timeout=TIMEOUT)

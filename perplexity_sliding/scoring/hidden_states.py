@@ -1,11 +1,15 @@
-"""The reference's last hidden states in a file, for where two models do not fit in memory together.
+"""The reference's last hidden states in a file, where two models do not fit in memory together.
 
-The reference's body runs first and leaves the rows that its vocabulary head takes; then the head
-alone stays, and gives the same logits from the file that it would have given beside the model.
+The reference's body runs first and stores the rows that its vocabulary head takes.  Then the head alone
+stays in memory, and computes from the file the logits that it would have computed beside the model.
 Rows of hidden states are about thirty times smaller than rows of logits, and nothing is rounded.
 
-Layout: a line of JSON, padded to a multiple of `PAGE_BYTES`, that says what is measured; for each
-pass eight bytes, the digest of its rows, or 0 while they are not there; and the rows, pass by pass.
+Layout: a line of JSON that describes the measurement, padded to a multiple of `PAGE_BYTES`; for each
+pass eight bytes, the digest of its rows, or 0 while they are missing; and the rows, pass by pass.
+
+Not in SQLite as the scores of `checkpoint`: a value there has at most 10^9 bytes, fewer than the states
+of one window of 131,072 tokens, 4,096 wide, in bfloat16; and the room for all states is taken before the
+reference runs, so that a full disk shows at once.
 """
 
 import errno
@@ -45,21 +49,21 @@ def store_reference(
     measurements: Sequence[Measurement],
     session: Session,
 ) -> tuple["StoredReference", Session]:
-    """Put the reference's hidden states into a file, as far as they are not there, and free its body.
+    """Store the reference's missing hidden states in a file, and free its body.
 
     Returns:
         the reference, and the session whose progress continues from here.
 
     Raises:
-        ValueError: its last hidden states cannot be had, nothing tells it from others, or the file
-            holds something else.
+        ValueError: its architecture gives no last hidden states, nothing identifies it, or the file
+            is of another kind or another run.
     """
     reference.check_identifiable("reference['states']")
     work = plan_work([reference], measurements)
     if not isinstance(reference, LanguageModel) or not isinstance(reference.head, BodyThenHead):
         raise ValueError(
             Wording(
-                "`reference['states']` needs a reference whose last hidden states can be had, "
+                "`reference['states']` needs a reference that gives its last hidden states, "
                 f"but {reference.description} has an unsupported architecture. Leave it out."
             )
         )
@@ -71,7 +75,7 @@ def store_reference(
 
 
 class HiddenRows:
-    """A "measure" that keeps what it gets: rows (R, D) where a model gives hidden states."""
+    """A measure that returns its input: rows of hidden states (R, D)."""
 
     columns = ("states",)
     num_models = 1
@@ -82,7 +86,7 @@ class HiddenRows:
 
 
 class Body:
-    """A model that gives hidden states in place of logits, as the scorer sees it."""
+    """A model that returns hidden states in place of logits, with the attributes that a scorer reads."""
 
     def __init__(self, model: LanguageModel, head: BodyThenHead) -> None:
         self.forget_passes = model.forget_passes
@@ -102,16 +106,16 @@ class StatesFile:
     """Hidden states of the passes of some work under one reference.
 
     Args:
-        path: the file; made if it is not there.
+        path: the file; created if it is missing.
         reference: prepared.
         head: the way to its logits.
 
     Attributes:
-        finished: the passes whose rows are there, unharmed.
+        finished: the passes whose rows are in the file, undamaged.
 
     Raises:
-        ValueError: the file holds something else: another reference, text or plan.
-        OSError: there is no room for it.
+        ValueError: the file is of another kind, or of another reference, text or plan.
+        OSError: the disk has too little room.
     """
 
     def __init__(
@@ -148,12 +152,12 @@ class StatesFile:
         return self._place(len(self.work.passes))
 
     def _place(self, number: int) -> int:
-        """Return where the rows of a pass begin."""
+        """Return the place in the file where the rows of a pass begin."""
         num_digests = len(self.work.passes)
         return len(self.head) + 8 * num_digests + int(self.first_rows[number]) * self.width
 
     def _open(self) -> None:
-        """Check what is there; begin anew where a kill has left nothing but a place for it."""
+        """Check the file; begin anew where a killed run has left an empty one."""
         if self.path.exists() and not self.path.is_file():
             is_folder = self.path.is_dir()
             raise ArgumentError(
@@ -179,7 +183,7 @@ class StatesFile:
             raise ValueError(
                 Wording(
                     f"`reference['states']`={str(self.path)!r} must be a file of hidden states, "
-                    "or a new one, but it holds something else."
+                    "or a new one, got a file of another kind."
                 )
             )
         differing = [name for name in self.header if not self._agrees(name, stored.get(name))]
@@ -200,7 +204,7 @@ class StatesFile:
             )
 
     def _agrees(self, name: str, stored: Any) -> bool:
-        """Return whether an entry of the header is that of this reference and this work."""
+        """Check an entry of the header against this reference and this work."""
         value = self.header[name]
         if name == "probe" and isinstance(stored, float) and value is not None:
             return same_probe(value, stored, self.header["reference"])
@@ -209,7 +213,7 @@ class StatesFile:
         return stored == value
 
     def _allocate(self, is_new: bool) -> None:
-        """Take the room on the disk before hours of work, and write the header."""
+        """Allocate the file before hours of work, and write the header."""
         try:
             with open(self.path, "wb" if is_new else "r+b") as file:
                 allocate(file.fileno(), self.num_bytes)
@@ -226,7 +230,7 @@ class StatesFile:
             ) from None
 
     def _find_finished(self) -> set[int]:
-        """Return the passes whose rows are what was written; warn of those that are damaged."""
+        """Return the passes whose rows are intact; warn of damaged ones."""
         written = np.flatnonzero(self.digests).tolist()
         finished = {number for number in written if self._is_whole(number, self._read(number))}
         if len(finished) < len(written):
@@ -238,7 +242,7 @@ class StatesFile:
         return finished
 
     def _read(self, number: int) -> np.ndarray:
-        """Read the bytes of a pass's rows, as far as they are there."""
+        """Read the bytes of a pass's rows; fewer where the file is cut."""
         begin, end = self._place(number), self._place(number + 1)
         return np.fromfile(self.path, np.uint8, end - begin, offset=begin)
 
@@ -246,7 +250,7 @@ class StatesFile:
         return digest_of_rows(number, data) == self.digests[number]
 
     def record(self, session: Session) -> None:
-        """Run the reference's body over the passes whose rows are not there yet."""
+        """Run the reference's body over the passes whose rows are missing."""
         costs = self.work.costs
         batch_tokens = session.batch_size * self.work.max_length
         body = cast(ScoredModel, Body(self.reference, self.body_and_head))
@@ -264,7 +268,7 @@ class StatesFile:
                     session.callback(Progress(done, 2 * total, math.nan))
 
     def _keep(self, numbers: Sequence[int], batch: Sequence[Columns]) -> None:
-        """Write the rows of passes, and that they are there."""
+        """Write the rows of passes, and then their digests."""
         with open(self.path, "r+b") as file:
             for number, columns in zip(numbers, batch):
                 states = torch.from_numpy(columns["states"]).to(self.dtype)  # exact: it came so
@@ -280,7 +284,7 @@ class StatesFile:
         """Return the rows (R, D) of a pass.
 
         Raises:
-            ValueError: they were changed since the file was opened.
+            ValueError: they have changed since the file was opened.
         """
         data = self._read(number)
         if not self._is_whole(number, data):
@@ -294,7 +298,7 @@ class StatesFile:
 
 
 def allocate(file: int, num_bytes: int) -> None:
-    """Take room on the disk, where the system has a call for it; what is there stays."""
+    """Allocate a file on the disk, where the system has a call for that; contents stay."""
     try:
         os.posix_fallocate(file, 0, num_bytes)
     except AttributeError:  # macOS, Windows
@@ -306,15 +310,15 @@ def allocate(file: int, num_bytes: int) -> None:
 
 
 def digest_of_rows(number: int, data: np.ndarray) -> int:
-    """Return a hash of a pass's rows that is never 0."""
+    """Return a hash of a pass's rows, never 0."""
     return xxhash.xxh3_64_intdigest(np.ascontiguousarray(data).data, seed=number) or 1
 
 
-# What an error calls the entries of the header.
+# Names of the header's entries in errors.
 NAMES = {
     "reference": "reference model",
-    "probe": "reference model, by what it makes of the made-up text",
-    "long_probe": "reference model, by what it makes of a long made-up text",
+    "probe": "reference model, by its nll of the probe text",
+    "long_probe": "reference model, by its nll of a long probe text",
     "passes": "text, window or stride",
     "vocabulary": "reference model",
     "states": "reference model",
@@ -323,7 +327,7 @@ NAMES = {
 
 
 class StoredReference(LanguageModel):
-    """A reference of which nothing is left but its head: its states come from a file."""
+    """A reference without its body: its hidden states come from a file."""
 
     def __init__(self, file: StatesFile) -> None:
         reference = file.reference
@@ -359,8 +363,8 @@ class StoredReference(LanguageModel):
             if number is None:
                 raise ValueError(
                     Wording(
-                        "`reference['states']` cannot serve a model that scores a token otherwise "
-                        "in shorter passes than in longer ones. Leave it out."
+                        "`reference['states']` cannot be used with a model whose scores depend on "
+                        "the length of a pass. Leave it out."
                     )
                 )
             states.append(self.file.states(number))
@@ -377,7 +381,7 @@ def row_key(inputs: np.ndarray, scored: np.ndarray) -> str:
 
 
 def digest(work: Work) -> str:
-    """Hash of all passes: the tokens that they read, and those that they score."""
+    """Hash all passes: the tokens that they read, and those that they score."""
     digest = xxhash.xxh3_128()
     for stream in work.streams:
         digest.update(stream.digest.encode())

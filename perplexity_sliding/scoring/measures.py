@@ -1,4 +1,4 @@
-"""What is measured of a target token, given the logits that predict it: one function a measure.
+"""Measures of a target token, given the logits that predict it: one class a measure.
 
 A measure takes blocks of logits and returns columns, one value (or row of values) a target.  Where
 two models score the same rows there are two blocks: the model's and the reference's.  To add a
@@ -14,6 +14,11 @@ from typing import Protocol
 import torch
 
 from ..digests import digest_of
+from ..errors import ArgumentError
+from ..models.interface import ScoredModel
+from ..plan.measurement import Columns, Measurement
+from ..plan.tokenization import TokenizedText, special_ids, vocabulary_texts
+from ..plan.windows import Window
 
 # Elements of logits that are compared at once: with the four buffers a CPU's cache holds them; an
 # accelerator wants larger pieces, still small beside the logits.
@@ -26,7 +31,7 @@ COLUMNS = (
 )
 # Largest u of the sums above: q/p of e^30 leaves a p below 1e-13, near where float32 loses it.
 LARGEST_LOG_RATIO = 30.0
-# Nats up to which a loss still tells the logarithm of the sum that it came from.
+# Nats up to which the logarithm of the sum can be recovered from a loss.
 LARGEST_NEAR_NLL = 64.0
 
 
@@ -157,12 +162,12 @@ class Entropy:
         return {"entropy": torch.special.entr(blocks[0].logits.softmax(1)).sum(1)}
 
 
-# Makers of the measures of one number a token that a caller may ask for, by the name of the column.
+# Measures of one number a token that `return_token_scores` takes, by the name of the column.
 TOKEN_MEASURES: dict[str, Callable[[], Measure]] = {"rank": Rank, "entropy": Entropy}
 
 
 def token_measures(num_alternatives: int, token_columns: Sequence[str]) -> list[Measure]:
-    """List the measures that give what a caller wants to know of each token, the nll first."""
+    """List the measures for the columns of each token that a call returns, the nll first."""
     measures: list[Measure] = [NegativeLogLikelihood()]
     if num_alternatives:
         measures.append(Alternatives(num_alternatives))
@@ -200,7 +205,7 @@ class SetMass:
 class TailMass:
     """`tail`: -log of the probability of the tokens that begin as the target does, in nats (R, K).
 
-    Only for the targets that are asked for; NaN elsewhere.
+    Only for the targets in `sets`; NaN elsewhere.
 
     Attributes:
         sets: (target, its sets of tokens) for each such target; K is the largest number of sets.
@@ -378,3 +383,83 @@ def near_normalizer(block: Block, common: int) -> torch.Tensor:
     coarse = ~(block.nll < LARGEST_NEAR_NLL)
     log_sum[coarse] = block.logits[coarse].logsumexp(1)
     return log_sum
+
+
+# --- healing --------------------------------------------------------------------------------------
+
+# A token that reaches across the edge of a scored part, given its characters before the edge:
+#
+#     p(x | its first characters) = p(x) / Σ p(v) over the tokens v whose text begins with them
+#
+# Token healing by one token: the conditional probability of the characters after the edge, given those
+# before it, as far as one token reaches.  Special tokens stand for no characters, unless x is one
+# itself, written out in the text.
+
+# For a token across an edge, by the characters before the edge: all tokens that begin with them.
+Completions = dict[int, dict[str, tuple[int, ...]]]
+
+
+@dataclass(frozen=True)
+class Healing:
+    """The completions that heal tokens across edges; empty where there are none."""
+
+    completions: Completions
+
+    def measures(self) -> list[Measure]:
+        """List what to measure of each token for the healing."""
+        if not self.completions:
+            return []
+        sets = ((token, tuple(tails.values())) for token, tails in self.completions.items())
+        return [TailMass(tuple(sets))]
+
+    def heal(self, measurement: Measurement, scores: list[list[Columns]]) -> list[list[Columns]]:
+        """Heal the scores of tokens across edges among those of the windows of each text."""
+        if not self.completions:
+            return scores
+        return [
+            [self._heal_window(stream, window, columns) for window, columns in zip(*of_text)]
+            for stream, *of_text in zip(measurement.streams, measurement.windows, scores)
+        ]
+
+    def _heal_window(self, stream: TokenizedText, window: Window, columns: Columns) -> Columns:
+        nll = columns["nll"].copy()
+        for first, tail in stream.scored_part.across:
+            if window.first <= first < window.end:
+                column = list(self.completions[int(stream.ids[first])]).index(tail)
+                place = first - window.first
+                nll[place] -= columns["tail"][place, column]
+        return columns | {"nll": nll}
+
+
+def plan_healing(model: ScoredModel, measurements: Sequence[Measurement]) -> Healing:
+    """Find the tokens across edges that are to be healed.
+
+    Raises:
+        ValueError: the text of one does not begin with the characters before the edge.
+    """
+    across = {
+        (int(stream.ids[first]), tail): position
+        for measurement in measurements
+        if measurement.parts is not None and measurement.parts.boundary == "healed"
+        for position, stream in enumerate(measurement.streams)
+        for first, tail in stream.scored_part.across
+    }
+    if not across:
+        return Healing({})
+    texts = vocabulary_texts(model.tokenizer)
+    special = special_ids(model.tokenizer)
+    completions: Completions = {}
+    for (target, tail), position in sorted(across.items()):
+        if not texts[target].startswith(tail):
+            raise ArgumentError(
+                "boundary",
+                f"be 'joint' or 'separate' for the text at position {position}: its token across "
+                f"the edge stands for {texts[target]!r}, which does not begin with {tail!r} as "
+                "the text does, so it cannot be healed",
+            )
+        completions.setdefault(target, {})[tail] = tuple(
+            token
+            for token, text in enumerate(texts[: model.vocabulary_size])
+            if text.startswith(tail) and (token not in special or target in special)
+        )
+    return Healing(completions)

@@ -34,7 +34,7 @@ PADDING = 256
 
 
 class Row(NamedTuple):
-    """One pass as the scorer sees it.
+    """One pass as the scorer reads it.
 
     Attributes:
         inputs: token ids to read (T,), the start token included.
@@ -47,12 +47,12 @@ class Row(NamedTuple):
     targets: np.ndarray
 
     def after(self, length: int) -> "Row":
-        """Leave out its first tokens, which are read already."""
+        """Leave out the first tokens, which were read already."""
         return Row(self.inputs[length:], self.scored - length, self.targets)
 
 
 class Launched(NamedTuple):
-    """A batch on its way: on a GPU its columns are there once `copied` has happened."""
+    """A launched batch; on a GPU its columns are complete after the event `copied`."""
 
     numbers: list[int]
     columns: dict[str, torch.Tensor]
@@ -61,7 +61,7 @@ class Launched(NamedTuple):
 
 
 def count_rows(logits_memory: int, models: Sequence[ScoredModel]) -> int:
-    """Count the rows of logits, at least one, that models may make at once.
+    """Count the rows of logits, at least one, that fit in the memory at once.
 
     A row exists in the model's dtype, in float32, and once more inside the loss.
     """
@@ -189,7 +189,7 @@ class Scorer:
         row_of: Callable[[int], Row],
         prefixes: Sequence[Prefix] | None = None,
     ) -> Launched | None:
-        """Launch a batch; None where memory ran out and less is taken for the rest.
+        """Launch a batch; return None where memory ran out and the batch was lowered.
 
         Args:
             prefixes: what each model keeps of the tokens before all of them.
@@ -202,7 +202,7 @@ class Scorer:
             if not is_out_of_memory(error) or (len(numbers) == 1 and prefixes is not None):
                 raise failure from error
             refusal = str(failure)
-        # Here, where no traceback holds the activations any more.
+        # Here, where no traceback refers to the activations any more.
         if len(numbers) > 1:
             self._lower_batch(len(numbers), length)
         else:
@@ -287,7 +287,7 @@ def to_device(array: np.ndarray, device: torch.device) -> torch.Tensor:
 def same_rows(streams: Sequence[LogitBlocks], most_rows: int) -> Iterator[list[tuple]]:
     """Cut blocks of (logits (R, V), targets (R,)) so that all streams have the same rows.
 
-    A model's next block, which may overwrite the last, is asked for once that one is used up.
+    A model's next block, which may overwrite the last, is computed once that one is used up.
     """
     waiting = [list(next(stream, ())) for stream in streams]
     while waiting[0]:
@@ -296,12 +296,12 @@ def same_rows(streams: Sequence[LogitBlocks], most_rows: int) -> Iterator[list[t
         for block, stream in zip(waiting, streams):
             block[:] = [part[count:] for part in block]
             if not len(block[1]):
-                block.clear()  # lets go of the block before the next one is computed
+                block.clear()  # frees the block before the next one is computed
                 block[:] = next(stream, ())
 
 
 def collect(launched: Launched) -> list[Columns]:
-    """Give the scores of a batch pass by pass, once they have been copied to the host."""
+    """Return the scores of a batch pass by pass, once they have been copied to the host."""
     if launched.copied is not None:
         launched.copied.synchronize()
     columns = {name: column.numpy() for name, column in launched.columns.items()}
@@ -313,10 +313,10 @@ def collect(launched: Launched) -> list[Columns]:
 
 
 def batches(lengths: Sequence[int], batch_tokens: int, padding: int) -> list[list[int]]:
-    """Group passes of like lengths, longest first, so that hardly any padding is run.
+    """Group passes of similar lengths, longest first, so that there is little padding.
 
     Each group takes at most `batch_tokens` tokens once padded to its longest, at most `padding` of
-    them padding, or holds one pass.
+    them padding, or has one pass.
     """
     groups: list[list[int]] = []
     longest = padded = 0

@@ -491,7 +491,7 @@ class Runner:
         return [gathered[number] for number in range(len(self.work.passes))]
 
     def _score_share(self, scores: dict[int, Columns], known: Set[int]) -> None:
-        """Score this process's passes into `scores`, longest first, and show how it goes.
+        """Score this process's passes into `scores`, longest first, and show progress.
 
         Args:
             known: passes that one of the processes has the scores of.
@@ -573,7 +573,7 @@ class Runner:
         ]
 
     def _check_finished(self, finished: Mapping[int, Columns]) -> None:
-        """Score the longest of the finished passes again, before they are believed.
+        """Score the longest of the finished passes again, and compare.
 
         Raises:
             ValueError: its scores have changed.
@@ -691,7 +691,7 @@ def progress_bar(**settings: object) -> tqdm:
 
 @contextmanager
 def bars_hidden() -> Iterator[None]:
-    """Show no bars for the time of the context: the caller shows one of its own."""
+    """Hide bars for the time of the context, where the caller shows its own."""
     _HIDDEN.append(True)
     try:
         yield

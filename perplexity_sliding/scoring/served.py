@@ -1,8 +1,7 @@
 """The scorer of a model that gives the values of tokens: passes in, columns of scores out.
 
-As `score_passes.Scorer`, but a pass is a prompt that a server is asked for.  Beside the passes each
-request has a short prompt whose values are known, so that no answer is believed that another model
-gave.
+As `passes.Scorer`, but a pass is a prompt in a request.  Beside the passes each request has a short
+prompt with known values, by which an answer of another model is detected.
 """
 
 from collections.abc import Callable, Container, Iterator, Sequence
@@ -17,7 +16,7 @@ from ..plan.measurement import Columns
 from .measures import Alternatives, Measure
 from .passes import Row
 
-# What a served model gives of a token, and what else is asked of one, with what it comes from.
+# Columns that a served model gives, and the names of others in errors.
 SERVED_COLUMNS = ("nll", "rank", "top_ids", "top_nll", "top")
 NEEDS_LOGITS = {
     "entropy": "The entropy of a prediction",
@@ -163,7 +162,7 @@ class ServedScorer:
         """Take the scores of a pass's targets out of the values of its tokens.
 
         Raises:
-            PassError: the server does not say what is asked for.
+            PassError: the answer lacks a column.
         """
         columns: Columns = {"nll": values.nll[row.scored]}
         if "rank" in self.columns:
