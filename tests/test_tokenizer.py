@@ -54,13 +54,17 @@ def test_dropout_is_refused(metric, gpt2, tokenizer, of_reference):
     if of_reference:
         reference = {"model": gpt2, "tokenizer": dropping}
         arguments = {"model": gpt2, "tokenizer": tokenizer, "reference": reference}
-    with pytest.raises(ValueError, match=r"^`.*tokenizer.*` must be deterministic.*model.dropout`=1e-06"):
+    with pytest.raises(
+        ValueError, match=r"^`.*tokenizer.*` must be deterministic.*model.dropout`=1e-06"
+    ):
         metric.compute(predictions=["win"], **arguments)
 
 
 def test_dropout_of_a_model_s_own_tokenizer_is_refused(metric, gpt2, tmp_path):
     folder = save(tmp_path, gpt2, make_pairing(dropout=0.1))
-    with pytest.raises(ValueError, match=r"The tokenizer of `model_id`='.*' must be deterministic.*`=0.1"):
+    with pytest.raises(
+        ValueError, match=r"The tokenizer of `model_id`='.*' must be deterministic.*`=0.1"
+    ):
         metric.compute(predictions=["win"], model_id=folder)
 
 
