@@ -86,7 +86,7 @@ def test_patterns_by_hand():
     assert "start token" in describe_pattern(early, moved, contexts)
     assert "agree up to 15 tokens" in describe_pattern(late, moved, contexts)
     assert "from 8 to 31 tokens" in describe_pattern(between, moved, contexts)
-    assert "every length" in describe_pattern(np.ones(len(contexts)), moved, contexts)
+    assert "every context length" in describe_pattern(np.ones(len(contexts)), moved, contexts)
 
 
 @pytest.mark.parametrize("scale", [1, 1.5, 2, 4, 10])
