@@ -47,16 +47,16 @@ def keys_in(section: str) -> set[str]:
 
 
 def test_the_table_names_what_a_result_holds(results):
-    assert set().union(*results) == keys_in("## What a result holds")
+    assert set().union(*results) == keys_in("## Keys of a result")
 
 
 def test_the_table_names_what_a_comparison_holds(results):
     came_out = [result["comparison"] for result in results if "comparison" in result]
-    assert set().union(*came_out) == keys_in("### What `comparison` holds")
+    assert set().union(*came_out) == keys_in("### Keys of `comparison`")
 
 
 def test_each_key_has_a_unit():
-    results = DOCUMENT.read_text("utf-8").partition("## What a result holds\n")[2]
+    results = DOCUMENT.read_text("utf-8").partition("## Keys of a result\n")[2]
     for row in re.findall(r"^\| `.*", results, re.M):
         cells = row.strip("| ").split(" | ")
         assert len(cells) != 2 and all(cells), row

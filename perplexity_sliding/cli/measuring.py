@@ -12,7 +12,7 @@ from .. import wikitext
 from ..views.reading import SHOWN, Reading, own_perplexities
 from . import sharding
 from .messages import in_options
-from .options import METRIC_ARGUMENTS, OF_REFERENCE, WITHOUT_ADAPTER
+from .options import METRIC_ARGUMENTS, OF_REFERENCE, WITHOUT_ADAPTER, stored_options
 from .parts import Part, merge_totals, read_parts
 from .progress import Progress
 from .reading import ReadText, Text
@@ -52,6 +52,7 @@ class Report:
         num_forward_tokens: what the model has read.
         kept: what --part writes.
         cost: seconds, tokens a second and peak memory.
+        options: those of the run whose parts were merged.
     """
 
     texts: Spool[dict] = field(default_factory=Spool)
@@ -71,6 +72,7 @@ class Report:
     num_forward_tokens: int = 0
     kept: str | None = None
     cost: dict = field(default_factory=dict)
+    options: dict = field(default_factory=dict)
 
     @property
     def results(self) -> list[dict]:
@@ -197,6 +199,7 @@ def merge(args: argparse.Namespace) -> Report:
         num_refused=num_refused,
         num_forward_tokens=corpus["num_forward_tokens"],
         cost={"num_forward_tokens": corpus["num_forward_tokens"]},
+        options=parts[0]["options"],
     )
 
 
@@ -311,7 +314,11 @@ class Scoring:
         self.part.totals = totals
         if totals is not None:
             self.report.num_forward_tokens = totals.result()["num_forward_tokens"]
-        rest = {"num_empty": self.report.num_empty, "num_bytes": self.num_bytes}
+        rest = {
+            "num_empty": self.report.num_empty,
+            "num_bytes": self.num_bytes,
+            "options": stored_options(self.args),
+        }
         self.report.kept = self.part.to_json(rest | {"rows": list(self.report.texts)})
         return self.report
 

@@ -106,8 +106,8 @@ def as_json(report: Report, args: argparse.Namespace) -> dict:
     else:
         scores = {f"{args.unit}_scores": Rows(lambda: (columns for _, columns in report.parts))}
         parts["corpus"] = report.corpus | (scores if args.unit else {})
-    options = {} if args.merge else {"options": stored_options(args)}
-    return parts | {"num_empty_texts": report.num_empty} | report.cost | options
+    options = report.options or stored_options(args)
+    return parts | {"num_empty_texts": report.num_empty} | report.cost | {"options": options}
 
 
 def is_refused_row(row: dict) -> bool:

@@ -9,6 +9,7 @@ from .messages import program_name
 from .options import BUNDLED_MODEL, with_hyphens
 from .reading import open_texts
 from .streams import to_stdout
+from .tables import columns
 
 MOST_SHOWN = 20
 TITLES = {
@@ -151,14 +152,20 @@ def grouped(matches: list[dict]) -> list[dict]:
 
 
 def table(entries: list[dict]) -> str:
-    from tabulate import tabulate
-
+    """Align the columns of settings on the left; no column is left out, however narrow the terminal."""
     rows = [[written(key, entry[key]) for key in TITLES] for entry in entries]
     titles = list(TITLES.values())
     if "difference" in entries[0]:
         titles.append("difference")
         rows = [[*row, entry["difference"]] for row, entry in zip(rows, entries)]
-    return tabulate(rows, titles, "plain", disable_numparse=True)
+    lines = [titles, *rows]
+    widths = [max(map(columns, column)) for column in zip(*lines)]
+    return "\n".join(
+        "  ".join(
+            cell + " " * (width - columns(cell)) for cell, width in zip(line, widths)
+        ).rstrip()
+        for line in lines
+    )
 
 
 def written(key: str, value: object) -> str:
