@@ -66,7 +66,7 @@ def load_library(argument: str) -> ModuleType:
 
 @ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)
 def _SILENT(level: int, text: bytes, data: object) -> None:
-    """Drop what llama.cpp has to say."""
+    """Discard a log message of llama.cpp."""
 
 
 class GGUFModel(EngineModel):
@@ -154,7 +154,7 @@ class GGUFModel(EngineModel):
         }
 
     def tokenize(self, text: str) -> list[int]:
-        """Return the ids (T,) that the file's own tokenizer cuts a text into."""
+        """Tokenize a text with the file's own tokenizer; return its ids (T,)."""
         raw = text.encode(errors="replace")
         tokens = (self.library.llama_token * (len(raw) + 8))()
         count = self.library.llama_tokenize(
@@ -169,7 +169,7 @@ class GGUFModel(EngineModel):
             yield
 
     def check(self) -> None:
-        """Measure it on the made-up text.
+        """Score the probe text.
 
         Raises:
             ValueError: a token's logits depend on those after it.
@@ -202,7 +202,7 @@ class GGUFModel(EngineModel):
             self._make_room(length)
 
     def _make_room(self, length: int) -> None:
-        """Open a context of so many places."""
+        """Open a context of `length` tokens."""
         params = self.library.llama_context_default_params()
         set_fields(params, self.settings)
         if "n_threads" not in self.settings:  # its threads wait for each other without rest
@@ -317,7 +317,7 @@ def open_gguf(
 
 
 def make_tokenizer(path: str, kwargs: dict, argument: str) -> PreTrainedTokenizerBase:
-    """Let transformers make a tokenizer of what a GGUF file holds.
+    """Build the tokenizer of a GGUF file with transformers.
 
     Raises:
         ValueError: the package gguf is not installed, or transformers makes none.
@@ -343,7 +343,7 @@ def make_tokenizer(path: str, kwargs: dict, argument: str) -> PreTrainedTokenize
 
 
 def check_vocabulary(model: GGUFModel, path: str) -> None:
-    """Refuse a tokenizer of another vocabulary.
+    """Reject a tokenizer with another vocabulary.
 
     Special and added tokens may be spelled in another way by the file; ids that only one of the two
     has are padding.
@@ -400,7 +400,7 @@ def fill(batch: ctypes.Structure, ids: list[int], part: range, wanted: set[int])
 
 
 def parts_of(path: str) -> list[str]:
-    """List the files of a model, of which the first is named."""
+    """List all files of a model, given the first."""
     found = re.fullmatch(r"(.*-)00001(-of-(\d{5})\.gguf)", path)
     if found is None:
         return [path]

@@ -24,9 +24,9 @@ from ..plan.windows import ContextLimit
 from .gguf import is_gguf, open_gguf
 from .vllm import adopt_vllm, is_vllm
 
-# What a dictionary may hold that is passed as `reference`.
+# Keys of a dictionary passed as `reference`.
 REFERENCE_KEYS = ("model_id", "model", "tokenizer", "dtype", "model_kwargs", "states")
-# Characters of the texts whose tokens are compared, at most; and tokens that a warning shows.
+# Maximum number of characters whose tokens are compared, and of tokens shown in a warning.
 MOST_CHARACTERS = 10**6
 SHOWN_TOKENS = 5
 # A name that begins with a host: one with a port, of numbers, or this machine.
@@ -42,7 +42,7 @@ def open_model(
     tokenizer_kwargs: dict | None = None,
     argument: str = "model_id",
 ) -> ScoredModel:
-    """Open the model of a name: behind an address, in a GGUF file, on the Hub, or in a folder.
+    """Open a model by name: a server address, a GGUF file, a Hub name or a folder.
 
     See `LanguageModel.open`, `open_served` and `open_gguf`.
     """
@@ -63,10 +63,10 @@ def is_address(model_id: object) -> bool:
 
 
 def check_scheme(model_id: str, argument: str) -> None:
-    """Refuse an address without http:// before it, which the Hub would be asked for.
+    """Reject a server address that lacks http://, before it is looked up on the Hub.
 
     Raises:
-        ArgumentError: it is one.
+        ArgumentError: the name is such an address.
     """
     if HOST.match(model_id) and not os.path.exists(model_id):
         raise ArgumentError(
@@ -78,7 +78,7 @@ def check_scheme(model_id: str, argument: str) -> None:
 
 
 def open_address(*arguments: Any) -> ScoredModel:
-    """Open a model behind an address; what speaks HTTP is imported for that alone."""
+    """Open a served model; the HTTP client is imported only here."""
     from .server_opening import open_served
 
     return open_served(*arguments)
@@ -87,10 +87,10 @@ def open_address(*arguments: Any) -> ScoredModel:
 def check_elsewhere(
     model_id: str, device: str | torch.device | None, dtype: str | torch.dtype | None
 ) -> None:
-    """Refuse to say where and in what a model runs that transformers does not load.
+    """Reject `device` and `dtype` for a model that transformers does not load.
 
     Raises:
-        ValueError: it is said.
+        ValueError: one of them is given.
     """
     for name, value in (("device", device), ("dtype", dtype)):
         if value is not None:
@@ -118,7 +118,7 @@ def adopt_model(
 
 @dataclass(frozen=True, eq=False)
 class ModelSource:
-    """A model by name or live, with what it takes to open it.
+    """A model, by name or live, with the arguments that open it.
 
     Attributes:
         model_id: a name on the Hub or a folder; None for a live model.
@@ -146,7 +146,7 @@ class ModelSource:
         return self.role if is_model else f"{self.role}[{attribute!r}]"
 
     def key(self) -> tuple:
-        """Return what tells whether the model that is open is still the one that is named."""
+        """Return a key that changes when the named model is no longer the open one."""
         return (
             self.model_id,
             self.tokenizer,
@@ -190,7 +190,7 @@ class ReferenceSource:
 
 @dataclass(frozen=True, eq=False)
 class FreedModel:
-    """A model that is out of memory while another one runs: what its windows are planned with.
+    """Planning data of a model that is unloaded while another one runs.
 
     Attributes:
         reopen: opens the model again.
@@ -241,7 +241,7 @@ class OpenModels:
         )
 
     def close(self, role: str) -> None:
-        """Give up the model of a role: its memory is needed, or nobody can use what is left of it."""
+        """Drop the model of a role, to free its memory or because it is no longer usable."""
         self._opened.pop(role, None)
 
 
