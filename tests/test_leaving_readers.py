@@ -107,6 +107,37 @@ def test_a_report_is_written_where_standard_output_is_closed(tiny, monkeypatch):
     assert main.main(["a.txt", f"--model={tiny}"]) == 2
 
 
+def test_texts_in_colour_are_left_out_where_standard_output_is_closed(tiny, monkeypatch):
+    """It was a crash, after the report was written."""
+    monkeypatch.setattr(sys, "stdout", None)
+    assert main.main(["a.txt", "--show", "--html=r.html", f"--model={tiny}"]) == 0
+    assert "<html" in Path("r.html").read_text()
+
+
+@pytest.mark.parametrize("edit, code", [(0, 0), (1, 1)])
+def test_a_result_is_verified_where_standard_output_is_closed(call, tiny, monkeypatch, edit, code):
+    call("a.txt", "--output=r.json")
+    written = json.loads(Path("r.json").read_text())
+    written["corpus"]["perplexity"] += edit
+    Path("r.json").write_text(json.dumps(written))
+    monkeypatch.setattr(sys, "stdout", None)
+    assert main.main(["a.txt", "--verify=r.json", f"--model={tiny}"]) == code
+
+
+def test_what_is_found_is_printed_or_refused(tiny, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "stdout", None)
+    assert main.main(["a.txt", "--find=66.08", f"--model={tiny}"]) == 2
+    assert "--find prints what it finds" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("argv", [["--help"], ["--help", "all"], ["--version"]], ids=" ".join)
+def test_help_ends_well_where_standard_output_is_closed(monkeypatch, argv):
+    monkeypatch.setattr(sys, "stdout", None)
+    with pytest.raises(SystemExit) as exit:
+        main.main(argv)
+    assert exit.value.code == 0
+
+
 @pytest.mark.parametrize("argv", [["--help"], ["--help", "all"], ["--version"]], ids=" ".join)
 def test_help_ends_well_without_a_reader(leave, argv):
     with pytest.raises(SystemExit) as exit:

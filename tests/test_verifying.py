@@ -29,10 +29,10 @@ def test_a_result_comes_out_again(call, stored, text):
     """With the window and the stride that it was measured at."""
     outcome = call("--verify", stored, text)
     assert outcome.code == 0
-    *parts, others, costs, verdict = outcome.out.splitlines()
+    *parts, others, not_compared, verdict = outcome.out.splitlines()
     assert [line.split("  ")[-1].strip() for line in parts] == ["the same"] * 6
     assert re.fullmatch(r"others +the same: \d\d fields", others)
-    assert "seconds, tokens_per_second, peak_memory_bytes" in costs
+    assert "seconds, tokens_per_second, peak_memory_bytes" in not_compared
     assert verdict == "verified"
 
 
@@ -80,6 +80,19 @@ def leaves(value, place=()):
         return
     for key, item in value.items() if isinstance(value, dict) else enumerate(value):
         yield from leaves(item, (*place, key))
+
+
+def test_names_and_options_that_differ_are_not_compared(call, stored, text):
+    """They counted as the same."""
+    written = json.loads(stored.read_text())
+    written["files"][0]["name"] = "another.txt"
+    written["options"]["stride"] = 7
+    stored.write_text(json.dumps(written))
+    outcome = call("--verify", stored, text, "--stride=5")
+    assert outcome.code == 0
+    assert re.search(
+        r"^not compared +files\.0\.name, seconds, .*, options\.stride: each", outcome.out, re.M
+    )
 
 
 def test_each_field_counts(call, text, tmp_path):
@@ -358,6 +371,15 @@ def test_what_is_no_name(call, stored, text):
     outcome = call("--verify", edited(stored, protocol=["sliding"]), text)
     assert outcome.code == 2
     assert "as protocol, got ['sliding']." in outcome.err
+
+
+def test_a_key_that_is_there_twice(call, stored, text):
+    """The last one counted; readers may see the first."""
+    written = stored.read_text()
+    stored.write_text(written.replace('"perplexity":', '"perplexity": 1.5, "perplexity":'))
+    outcome = call("--verify", stored, text)
+    assert outcome.code == 2
+    assert "the key 'perplexity' twice" in outcome.err
 
 
 @pytest.mark.parametrize("content", ["{", "[1]", '{"corpus": {"perplexity": 3}}'])

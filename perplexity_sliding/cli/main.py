@@ -93,7 +93,7 @@ def deliver(report: Report, args: argparse.Namespace, metric=None, plots=None, s
         args.plot: lambda: draw(plots, report, args),
     }
     written, failures = write_files([write for path, write in writers.items() if path])
-    if args.show:
+    if args.show and sys.stdout is not None:
         showing.print_texts(report.shown)
     if args.output is None and sys.stdout is not None:
         to_stdout(output.printed(report, args, metric))
@@ -155,6 +155,15 @@ def check_names(args: argparse.Namespace) -> None:
     for option, path in written_files(args).items():
         check_writable(option, path)
         check_spares_models(option, path, models, subfolders)
+
+
+def check_is_printed(args: argparse.Namespace) -> None:
+    """Refuse a run whose result goes nowhere; that of --verify is the exit code as well."""
+    if sys.stdout is not None or args.output or args.html or args.plot or args.verify:
+        return
+    if args.find:
+        raise ValueError("--find prints what it finds, but standard output is closed: open it.")
+    raise ValueError("Standard output is closed: pass --output FILE.")
 
 
 def title(args: argparse.Namespace) -> str:
@@ -252,8 +261,7 @@ def main(argv: list[str] | None = None) -> int:
         with warnings.catch_warnings(), terminable():
             warnings.showwarning = show_warning
             args = parse_arguments(argv, program_name())
-            if sys.stdout is None and not (args.output or args.html or args.plot):
-                raise ValueError("Standard output is closed: pass --output FILE.")
+            check_is_printed(args)
             return run(args)
     except KeyboardInterrupt as error:
         if not is_one_of_several(args):

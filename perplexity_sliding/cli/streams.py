@@ -23,6 +23,8 @@ def to_stdout(pieces: Iterable[str]) -> None:
     Raises:
         OSError: it goes to a file that cannot take it.
     """
+    if sys.stdout is None:
+        return
     try:
         sys.stdout.writelines(pieces)
         sys.stdout.flush()

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ..protocols import PROTOCOLS
+from .values import without_twins
 
 # What pins a result, and always has a line.
 PARTS = ("signature", "texts_digest", "probe", "total_nll", "perplexity", "num_tokens")
@@ -45,7 +46,7 @@ class Outcome:
         differing: how each other field differs, by its place.
         missing: the fields that this call does not give.
         versions: of libraries that differ, where nothing else of the signature does.
-        costs: the fields that are not compared.
+        not_compared: the fields that each run has its own of; names and options where they differ.
     """
 
     results: list[str] = field(default_factory=lambda: ["corpus"])
@@ -53,7 +54,7 @@ class Outcome:
     same: list[str] = field(default_factory=list)
     differing: dict[str, str] = field(default_factory=dict)
     missing: list[str] = field(default_factory=list)
-    costs: list[str] = field(default_factory=list)
+    not_compared: list[str] = field(default_factory=list)
     versions: dict[str, str] = field(default_factory=dict)
 
     @property
@@ -71,7 +72,8 @@ def read_result(path: str) -> dict:
         ValueError: it is something else.
     """
     try:
-        written = json.loads(Path(path).read_text(encoding="utf-8"))
+        text = Path(path).read_text(encoding="utf-8")
+        written = json.loads(text, object_pairs_hook=without_twins)
     except (OSError, ValueError, RecursionError) as error:
         raise ValueError(f"--verify={path} cannot be read: {error}.") from error
     if isinstance(written, dict) and not written.keys() & set(HOLDERS):
@@ -252,16 +254,15 @@ def compare(stored: dict, repeated: dict, tolerance: float) -> Outcome:
         name = place.rpartition(".")[2]
         holder = next((p for p in num_tokens if place.startswith(f"{p}.")), next(iter(num_tokens)))
         full, place = place, place.removeprefix("corpus.")
-        if full.startswith("options."):
-            continue  # of the call; what they do is in the signature
-        if name in COSTS:
-            outcome.costs.append(place)
+        is_of_call = name in NAMES or full.startswith("options.")
+        if name in COSTS or (is_of_call and before != now):
+            outcome.not_compared.append(place)
         elif now is NOTHING:
             outcome.missing.append(place)
         elif name in SIGNATURES and (changed := changed_versions(stored, repeated, full, name)):
             outcome.versions |= changed
             outcome.same.append(place)
-        elif name in NAMES or agree(place, before, now, tolerance, num_tokens[holder]):
+        elif is_of_call or agree(place, before, now, tolerance, num_tokens[holder]):
             outcome.same.append(place)
         else:
             outcome.differing[place] = difference(name, before, now)
@@ -398,8 +399,8 @@ def describe(outcome: Outcome) -> str:
             f"not repeated  {', '.join(outcome.missing)}: pass the options that the result was "
             "measured with"
         )
-    if outcome.costs:
-        lines.append(f"not compared  {', '.join(outcome.costs)}: each run has its own")
+    if outcome.not_compared:
+        lines.append(f"not compared  {', '.join(outcome.not_compared)}: each run has its own")
     if outcome.versions:
         versions = "; ".join(f"{name} {values}" for name, values in outcome.versions.items())
         lines.append(f"versions      other ones: {versions}")
