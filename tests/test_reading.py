@@ -2,6 +2,7 @@
 
 import bz2
 import csv
+import errno
 import gzip
 import io
 import json
@@ -56,6 +57,39 @@ def test_a_folder_is_its_texts_and_those_of_its_folders(call):
     assert (
         "left out in texts, as neither text nor table by its ending: texts/picture.png" in warning
     )
+
+
+def test_a_folder_that_cannot_be_read_is_not_left_out(call, monkeypatch):
+    """Its texts would be missing from the number without a word."""
+    write_files("texts/a.txt", "texts/locked/b.txt")
+    scandir = os.scandir
+
+    def refuse(place):
+        if Path(place).name == "locked":
+            raise PermissionError(errno.EACCES, "Permission denied", str(place))
+        return scandir(place)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "scandir", refuse)
+        outcome = call("texts")
+    assert (outcome.code, outcome.out) == (2, "")
+    assert "texts/locked: Permission denied" in outcome.err
+    assert names_of(call("texts", "--json")) == ["texts/a.txt", "texts/locked/b.txt"]
+
+
+def test_links_in_a_folder_are_not_left_out_in_silence(call):
+    write_files("texts/a.txt", "elsewhere/b.txt", "elsewhere/c.txt")
+    os.symlink(Path("elsewhere").resolve(), "texts/more")
+    os.symlink(Path("texts").resolve(), "texts/upwards")  # a circle
+    os.symlink(Path("elsewhere/c.txt").resolve(), "texts/c.txt")
+    outcome = call("texts", "--json")
+    assert names_of(outcome) == ["texts/a.txt", "texts/c.txt"]
+    (warning,) = outcome.warnings
+    assert "left out in texts, as links to folders: texts/more, texts/upwards" in warning
+    os.remove("elsewhere/c.txt")
+    outcome = call("texts")
+    assert (outcome.code, outcome.out) == (2, "")
+    assert "texts/c.txt: No such file or directory" in outcome.err
 
 
 def test_a_glob_that_the_shell_left_alone_is_resolved(call):

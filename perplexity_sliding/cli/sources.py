@@ -92,24 +92,49 @@ def _behind(name: str) -> list[Source]:
 
 
 def _in_folder(folder: Path) -> list[Source]:
-    """List the texts and tables in a folder and the folders in it, but for hidden ones."""
-    files = sorted(
-        file
-        for file in folder.rglob("*")
-        if file.is_file() and not any(p.startswith(".") for p in file.relative_to(folder).parts)
-    )
+    """List the texts and tables in a folder and the folders in it, but for hidden ones.
+
+    A link to nothing is listed too, so that opening it says what is missing.
+
+    Raises:
+        ValueError: it has no texts or tables.
+        OSError: a folder in it cannot be read.
+    """
+    files, linked = _walk(folder)
     taken = [file for file in files if suffix(str(file)) in (*TEXTS, *TABLES)]
-    left = [str(file) for file in files if file not in set(taken)]
+    if linked:
+        say(
+            f"warning: left out in {folder}, as links to folders: {named(linked)}. Name the folders "
+            "themselves."
+        )
     if not taken:
         raise ValueError(
             f"{folder} is a folder without {', '.join((*TEXTS, *TABLES))} files. Name others by a "
             f"glob: '{folder}/*'."
         )
+    left = [str(file) for file in files if file not in set(taken)]
     if left:
         say(
             f"warning: left out in {folder}, as neither text nor table by its ending: {named(left)}."
         )
     return [Source(str(file), builder_of(str(file))) for file in taken]
+
+
+def _walk(folder: Path) -> tuple[list[Path], list[str]]:
+    """Return the files in a folder and the folders in it, sorted, and the links to folders.
+
+    Links to folders are not followed: one that leads upwards would never end.
+    """
+    files, linked = [], []
+    for place, folders, names in os.walk(folder, onerror=_raise):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        linked += [os.path.join(place, name) for name in folders if Path(place, name).is_symlink()]
+        files += [Path(place, name) for name in names if not name.startswith(".")]
+    return sorted(file for file in files if file.is_file() or not file.exists()), sorted(linked)
+
+
+def _raise(error: OSError) -> None:
+    raise error
 
 
 def builder_of(name: str) -> str | None:
