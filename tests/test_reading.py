@@ -279,8 +279,9 @@ def test_control_characters_of_a_wrong_encoding_are_said(call, name):
     (warning,) = call(name, "--encoding=latin-1").warnings
     assert "is UTF-8, but read as LATIN-1" in warning and "Leave --encoding out" in warning
     Path(name).write_bytes(b"text\n" + QUOTED.encode("cp1252").decode("latin-1").encode())
-    (warning,) = call(name).warnings
-    assert "U+0093" in warning
+    for argv in ([], ["--encoding=utf-8"]):  # as which cp1252 would make other characters again
+        (warning,) = call(name, *argv).warnings
+        assert "U+0093" in warning and "Repair the text" in warning and "cp1252" not in warning
 
 
 def test_control_characters_of_a_context_are_said(call):

@@ -83,11 +83,16 @@ class Suspicions:
                 "of its own. Leave --encoding out.",
             )
         elif control is not None:
+            is_unicode = codecs.lookup(self.encoding or "utf-8").name.startswith("utf")
+            advice = (
+                "Repair the text, which was read as latin-1 before it was written."
+                if is_unicode
+                else "Pass --encoding cp1252."
+            )
             self._warn(
                 "encoding",
                 f"{name} has control characters such as U+{ord(control[0]):04X}, which stand for "
-                "quotation marks and dashes in files of Windows. Pass --encoding cp1252, or repair the "
-                "text if it was converted from latin-1.",
+                f"quotation marks and dashes in files of Windows. {advice}",
             )
 
     def look_at_join(self, name: str, context: str, text: str) -> None:
