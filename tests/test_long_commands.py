@@ -45,6 +45,34 @@ def test_longppl_is_said(call, files):
     assert re.search(r"LongPPL: \d+\.\d{4} over \d+ key tokens\.", result.out)
 
 
+def test_longppl_stands_wherever_the_perplexity_does(call, files):
+    rule = '--key-tokens={"short_context": 4, "stride": 2, "gain": 0.1, "largest_nll": 9}'
+    corpus = call(files[0], rule, "--json", "--quiet").json["corpus"]
+    low, high = corpus["longppl_interval"]
+    said = f"LongPPL: {corpus['longppl']:.4f} over {corpus['num_key_tokens']} key tokens."
+    bounds = f"{low:.2f} – {high:.2f}"
+    for option in ("--format=text", "--format=markdown", "--format=latex", "--cite"):
+        out = call(files[0], rule, option, "--quiet").out
+        assert said in out
+        assert bounds in out.replace("--", "–")
+    assert corpus["longppl_signature"] in call(files[0], rule, "--cite", "--quiet").out
+
+
+def test_longppl_without_key_tokens_is_said_too(call, files):
+    rule = '--key-tokens={"short_context": 4, "stride": 2, "gain": 1000}'
+    assert call(files[0], rule, "--json", "--quiet").json["corpus"]["num_key_tokens"] == 0
+    for option in ("--format=text", "--format=markdown", "--cite"):
+        assert "LongPPL: none" in call(files[0], rule, option, "--quiet").out
+
+
+@pytest.mark.parametrize("option", ["--key-tokens=longppl", "--positions=0,3"])
+def test_numbers_of_all_texts_that_rows_have_no_column_for(call, files, option):
+    (warning,) = call(files[0], option, "--format=csv").warnings
+    assert f"{option.partition('=')[0]}: " in warning
+    assert "--format json" in warning
+    assert not call(files[0], option, "--format=json").warnings
+
+
 def test_refusals(call, files):
     for arguments, message in (
         (

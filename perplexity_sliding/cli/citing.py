@@ -18,6 +18,7 @@ from .tables import (
     change,
     format_number,
     label,
+    of_key_tokens,
     pvalue_of,
     signature_fields,
 )
@@ -105,8 +106,14 @@ def sentence(
         source=source,
         signature=result["signature_short"],
         version=fields["version"],
-        change=with_minus(changes(result, first, args, axes)),
+        change="".join([with_minus(changes(result, first, args, axes)), *long_perplexity(result)]),
     )
+
+
+def long_perplexity(result: dict) -> list[str]:
+    """Say LongPPL, and by what rule and evaluator its tokens were found."""
+    said = of_key_tokens(result)
+    return [] if said is None else [f" {said} Its signature: {result['longppl_signature']}."]
 
 
 def layout(result: dict, args: argparse.Namespace) -> str:

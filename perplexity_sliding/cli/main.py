@@ -21,9 +21,11 @@ from .checks import check_model, check_path, check_spares_models, check_writable
 from .measuring import Report, as_list, load_metric, measure, merge
 from .messages import describe, program_name, say, show_traceback, show_warning
 from .options import (
+    TIDY,
     WITHOUT_ADAPTER,
     parse_arguments,
     was_started_by_torchrun,
+    with_hyphens,
     written_files,
 )
 from .progress import Progress
@@ -53,6 +55,7 @@ def run(args: argparse.Namespace) -> int:
         from .searching import search
 
         return search(args)
+    warn_of_numbers_without_columns(args)
     plots = check_plot(args.plot)
     showing = import_showing(args)
     progress = Progress(title(args), args.hides_progress, advice=lambda: advice.of_long_runs(args))
@@ -164,6 +167,18 @@ def check_is_printed(args: argparse.Namespace) -> None:
     if args.find:
         raise ValueError("--find prints what it finds, but standard output is closed: open it.")
     raise ValueError("Standard output is closed: pass --output FILE.")
+
+
+def warn_of_numbers_without_columns(args: argparse.Namespace) -> None:
+    """Warn where what is asked for is a number of all texts, and the output has a row for each."""
+    has_rows_of_texts = args.format in TIDY and not (args.reference or args.models[1:])
+    names = ("key_tokens", "context_lengths", "positions")
+    asked = [f"--{with_hyphens(name)}" for name in names if getattr(args, name)]
+    if has_rows_of_texts and asked:
+        say(
+            f"warning: {', '.join(asked)}: the result is one of all texts together, for which "
+            f"--format {args.format} has no column. --format json has it."
+        )
 
 
 def title(args: argparse.Namespace) -> str:

@@ -169,6 +169,8 @@ def all_tables(
             of_all = report.measurements or [report.corpus]
             table = papers.with_measurement(table, of_all, report.axes)
         yield write(table)
+    if args.format != "text":  # which has notes of its own
+        yield from map(write, notes_on_key_tokens(report))
     corpus = report.corpus or {}
     for key, of_curve in CURVES.items():
         if corpus.get(key):
@@ -238,10 +240,7 @@ def explanation(corpus: dict) -> str:
 
 def notes_on(report: Report) -> list[str]:
     """List what a reader of the numbers must know beside them."""
-    said = []
-    if (report.corpus or {}).get("longppl") is not None:
-        value, number = report.corpus["longppl"], report.corpus["num_key_tokens"]
-        said.append(f"LongPPL: {value:.4f} over {number:,} key tokens.")
+    said = notes_on_key_tokens(report)
     files = [row for row in report.texts if "row" not in row and "error" not in row]
     num_rows = 0 if report.joined else (report.corpus or {}).get("num_texts", 0) - len(files)
     if num_rows > 0:
@@ -256,6 +255,16 @@ def notes_on(report: Report) -> list[str]:
     if len(failed) > 5:
         said.append(f"{len(failed) - 5:,} more rows could not be scored.")
     return said
+
+
+def notes_on_key_tokens(report: Report) -> list[str]:
+    """Say the LongPPL of each model."""
+    said = {result.get("name"): tables.of_key_tokens(result) for result in report.results}
+    return [
+        f"{name}: {note}" if len(said) > 1 else note
+        for name, note in said.items()
+        if note is not None
+    ]
 
 
 def far_above(files: list[dict]) -> list[str]:

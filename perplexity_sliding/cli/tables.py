@@ -209,6 +209,23 @@ def varying_settings(rows: list[dict]) -> list[str]:
     return [key for key in SETTINGS if len({row.get(key) for row in rows}) > 1] or ["protocol"]
 
 
+def of_key_tokens(result: dict) -> str | None:
+    """Say LongPPL, or that there is none; None where it was not measured."""
+    number = result.get("num_key_tokens")
+    if number is None:
+        return None
+    if not number:
+        return (
+            "LongPPL: none, as no token is a key token: the evaluator predicts none much better with "
+            "its long context than with the short one."
+        )
+    value = f"LongPPL: {result['longppl']:.4f} over {number:,} key tokens."
+    if result["longppl_interval"] is None:
+        return value
+    low, high = map(format_number, result["longppl_interval"])
+    return f"{value} 95 % interval of LongPPL: {low} – {high}."
+
+
 def label(row: dict, keys: list[str]) -> str:
     """Say what tells a measurement from the others."""
     return ", ".join(str(row[key]) for key in keys if row.get(key) is not None)
