@@ -292,22 +292,23 @@ def test_length_dependent_positions_are_measured_by_the_windows_length(metric):
 
 
 @pytest.mark.parametrize(
-    "spans, num_windows",
+    "spans, num_windows, length",
     [
-        ([(2, 4), (5, 6), (20, 22)], 2),
-        ([(2, 4)], 1),  # passes as short as this are read alike in any model
+        ([(2, 4), (5, 6), (20, 22)], 2, 16),
+        ([(2, 4)], 1, 16),  # passes as short as this are read alike in any model
+        ([(2, 4)], 1, 11),  # and no longer one has been tried before
     ],
 )
 @pytest.mark.parametrize("kind", ["dynamic", "longrope"])
 @pytest.mark.filterwarnings("ignore:.*past the 8 tokens")
-def test_parts_are_scored_in_whole_windows(metric, kind, spans, num_windows):
+def test_parts_are_scored_in_whole_windows(metric, kind, spans, num_windows, length):
     """A window that ended with the span would be read at other frequencies."""
     if kind == "longrope" and not hasattr(modeling_rope_utils, "dynamic_rope_update"):
         pytest.skip("these transformers keep longrope's frequencies the same at every length")
     text = random_text(30)
     ids = [int(word[1:]) for word in text.split()]
     places = [match.span() for match in re.finditer(r"\S+", text)]
-    plan = reference.sliding(len(ids), 16, 8)
+    plan = reference.sliding(len(ids), length, 8)
     expected = {}
     for target in (t for first, end in spans for t in range(first, end)):
         begin = plan[target][0]
@@ -320,14 +321,16 @@ def test_parts_are_scored_in_whole_windows(metric, kind, spans, num_windows):
         model=rotary_model(kind),
         tokenizer=make_tokenizer(),
         add_start_token=False,
-        max_length=16,
+        max_length=length,
         stride=8,
         return_token_scores=True,
     )
     [tokens] = result["token_scores"]
     found = {place: nll for place, nll in enumerate(tokens["nll"]) if nll is not None}
     assert found == pytest.approx(expected, rel=1e-5)
-    assert result["num_forward_tokens"] == num_windows * 15, "one pass for a window with spans"
+    assert result["num_forward_tokens"] == num_windows * (length - 1), (
+        "one pass for a window with spans"
+    )
 
 
 @pytest.mark.filterwarnings("ignore:.*past the 8 tokens")

@@ -5,11 +5,12 @@ Each attack changes what a model computes where the first 256 tokens of a single
 
 import copy
 
+import accelerate
 import pytest
 import reference
 import torch
 import transformers
-from models import NEWEST, VOCABULARY, make_model, random_text
+from models import NEWEST, VOCABULARY, enliven, make_model, random_text
 
 from perplexity_sliding.digests import same_probe, same_probes
 from perplexity_sliding.models.interface import ProbeText
@@ -242,6 +243,75 @@ def test_a_number_of_own_code_in_a_model_that_was_scored(score):
     after = score(model)
     assert after["perplexity"] != pytest.approx(before["perplexity"], rel=1e-4)
     assert tell_apart(before, after)
+
+
+class Stronger(accelerate.hooks.ModelHook):
+    """What accelerate runs after a forward: the output times a number."""
+
+    factor = 1.0
+
+    def post_forward(self, module, output):
+        return output * self.factor
+
+
+def with_a_hook_of_accelerate(model, hook):
+    """The hook is one of two, as where weights are offloaded as well."""
+    accelerate.hooks.add_hook_to_module(model.model.layers[0].mlp, accelerate.hooks.ModelHook())
+    accelerate.hooks.add_hook_to_module(model.model.layers[0].mlp, hook, append=True)
+    return model
+
+
+def with_a_tensor(model, number):
+    model.model.norm.variance_epsilon = number
+    return model
+
+
+def mamba_2(limits):
+    model = transformers.Mamba2ForCausalLM(
+        transformers.Mamba2Config(
+            vocab_size=VOCABULARY,
+            hidden_size=32,
+            num_hidden_layers=1,
+            num_heads=4,
+            head_dim=16,
+            state_size=4,
+            n_groups=1,
+        )
+    ).eval()
+    enliven(model)
+    model.backbone.layers[0].mixer.time_step_limit = limits
+    return model
+
+
+def changed_in_place():
+    """Models, and what changes a number in them that is no attribute of a module."""
+    hook, epsilon, limits = Stronger(), torch.tensor(1e-6), [0.0, float("inf")]
+    hooked = with_a_hook_of_accelerate(long_llama(), hook)
+    mamba, gpt2 = mamba_2((0.0, float("inf"))), make_model("gpt2")
+    mixer, blocks = mamba.backbone.layers[0].mixer, gpt2.transformer.h
+    return {
+        "a number of a hook of accelerate": (hooked, lambda: setattr(hook, "factor", 2.0)),
+        "a tensor": (with_a_tensor(long_llama(), epsilon), lambda: epsilon.add_(0.5)),
+        "a list": (mamba_2(limits), lambda: limits.insert(1, 1e-3)),
+        "a tuple": (mamba, lambda: setattr(mixer, "time_step_limit", (0.0, 1e-3))),
+        "a layer that runs twice": (gpt2, lambda: blocks.append(blocks[0])),
+    }
+
+
+@pytest.mark.parametrize("place", changed_in_place())
+def test_what_is_changed_in_place_in_a_model_that_was_scored(score, place):
+    model, change = changed_in_place()[place]
+    before = score(model)
+    change()
+    after = score(model)
+    assert after["perplexity"] != pytest.approx(before["perplexity"], rel=1e-4)
+    assert tell_apart(before, after)
+
+
+def test_a_checkpoint_refuses_a_hook_of_ones_own_in_accelerate(score, tmp_path):
+    model = with_a_hook_of_accelerate(make_model("llama"), Stronger())
+    with pytest.raises(ValueError, match="`checkpoint` must be left out with a model whose code"):
+        score(model, [random_text(12)], checkpoint=str(tmp_path / "run.sqlite"))
 
 
 def test_a_checkpoint_tells_apart_what_acts_behind_the_first_tokens(score, monkeypatch, tmp_path):

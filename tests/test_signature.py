@@ -865,6 +865,27 @@ def test_a_slow_tokenizer_that_is_changed_later(measure):
     assert after["signature"] != before["signature"]
 
 
+def test_a_method_of_tokenizers_that_is_replaced_in_the_library(measure, monkeypatch, tokenizer):
+    """Behind one that has encoded before."""
+    before = measure()
+    names = ("_batch_encode_plus", "_encode_plus")  # the latter takes lists since transformers 5
+    kinds = type(tokenizer).__mro__
+    kind, name = next((kind, name) for name in names for kind in kinds if name in vars(kind))
+    plain = getattr(kind, name)
+
+    def encode(self, *args, **kwargs):
+        named = {key: swapped(value) for key, value in kwargs.items()}
+        return plain(self, *map(swapped, args), **named)
+
+    def swapped(value):
+        return [text.replace("w7", "w8") for text in value] if isinstance(value, list) else value
+
+    monkeypatch.setattr(kind, name, encode)
+    after = measure()
+    assert after["perplexity"] != pytest.approx(before["perplexity"], rel=1e-4)
+    assert fields(after)["tokenizer"] != fields(before)["tokenizer"]
+
+
 def test_a_chat_template_does_not_matter(measure):
     tokenizer = make_tokenizer()
     tokenizer.chat_template = "{{ messages }}"

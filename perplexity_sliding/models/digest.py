@@ -5,6 +5,7 @@ Weights are read again; versions that torch counts would not do, as fused optimi
 they are.
 """
 
+import copy
 import operator
 import os
 import weakref
@@ -26,12 +27,13 @@ from .module import (
     LibraryCode,
     Modules,
     calls_own_code,
+    has_known_hooks,
     is_growing_rotary,
     is_known,
     is_under_a_mode,
-    named_modules,
     own_names,
     package_of,
+    walk_modules,
 )
 
 # Configuration entries that say where a model came from, how it was trained or how it generates;
@@ -82,9 +84,8 @@ WITHOUT_EFFECT = {
 WITHOUT_EFFECT_PARTS = ("dropout", "pdrop", "layerdrop", "initializer", "summary_", "cached")
 # Kinds of values that decide what a module of the libraries computes.
 SETTINGS = (bool, int, float, str, FunctionType, BuiltinFunctionType, partial, MethodType)
-# In a layer of torch tuples as well; transformers keeps them as a configuration has them, which is
-# as lists where it was read from a file.
-TORCH_SETTINGS = (*SETTINGS, tuple)
+# Kinds of such values in lists, tuples and dicts.
+PLAIN = (bool, int, float, str, type(None))
 # Kinds of attributes that stay the same for as long as they are the same object.
 CONSTANTS = (bool, int, float, str, type(None), torch.dtype, torch.device, torch.Size)
 
@@ -124,7 +125,7 @@ def model_revision(model: torch.nn.Module, commit: str | None) -> str:
         commit = weights_digest(built.modules)
     whole = getattr(model, "config", None)
     settings = _settings(whole)
-    own = _own_settings(built.configs(), whole, settings)
+    own = _own_settings(built.configs(), whole, settings) + _loose_numbers(built)
     line = ", ".join([as_json(settings), built.line(), *map(as_json, own)])
     return f"{commit[:DIGITS]}.{digest_of_line(f'[{line}]')}"
 
@@ -157,6 +158,13 @@ def _own_settings(
     return places
 
 
+def _loose_numbers(built: "Built") -> list:
+    """List a digest of the tensors that modules keep as they keep a number, where there are any."""
+    tensors = [(name, part) for name, tensor in built.tensors() for part in plain_tensors(tensor)]
+    tensors = [(name, part) for name, part in tensors if not part.is_meta]
+    return [_digest_tensors(tensors)] if tensors else []
+
+
 class Structure:
     """How a model is built, apart from its configuration, which may have changed since.
 
@@ -165,10 +173,12 @@ class Structure:
 
     Args:
         modules: of the model; no reference to them is kept.
+        repeated: further names of modules, see `walk_modules`.
 
     Attributes:
         described: [name, class, attributes] of each module.
         configs: (place in the list of modules, attribute) of the configurations that modules read.
+        tensors: the same of tensors that are neither parameters nor buffers.
         adapters: places of the modules that PEFT has put adapters on.
         kinds: classes of the modules.
         of_libraries: those of torch and transformers among them and among their bases.
@@ -178,7 +188,8 @@ class Structure:
         is_comparable: whether the structure is the same while `describes` returns True.
     """
 
-    def __init__(self, modules: Modules) -> None:
+    def __init__(self, modules: Modules, repeated: Sequence[tuple[str, str]] = ()) -> None:
+        self._repeated = list(repeated)
         self._records = [ModuleRecord(name, module) for name, module in modules]
         self.described = [
             [name, _class_name(type(module)), _attributes(module)] for name, module in modules
@@ -188,6 +199,15 @@ class Structure:
             for n, (_, module) in enumerate(modules)
             for attribute, value in vars(module).items()
             if isinstance(value, transformers.PretrainedConfig) or attribute == "config"
+        ]
+        self.tensors = [
+            (n, attribute)
+            for n, (_, module) in enumerate(modules)
+            for attribute, value in vars(module).items()
+            if isinstance(value, torch.Tensor)
+            and _has_effect(attribute)
+            and package_of(type(module).__module__) in PINNED_PACKAGES
+            and not is_growing_rotary(module)  # which writes them while it runs
         ]
         self.adapters = [n for n, (_, module) in enumerate(modules) if _has_adapters(module)]
         self.kinds = frozenset(type(module) for _, module in modules)
@@ -202,16 +222,26 @@ class Structure:
             record.is_comparable for record in self._records
         )
 
-    def describes(self, modules: Modules) -> bool:
+    def describes(self, modules: Modules, repeated: Sequence[tuple[str, str]]) -> bool:
         """Return whether modules are as they were."""
-        return len(modules) == len(self._records) and all(
-            record.describes(name, module) for record, (name, module) in zip(self._records, modules)
+        return (
+            len(modules) == len(self._records)
+            and repeated == self._repeated
+            and all(
+                record.describes(name, module)
+                for record, (name, module) in zip(self._records, modules)
+            )
         )
 
     @cached_property
     def line(self) -> str:
         """The structure as JSON, without adapters."""
-        return as_json([[*described, None] for described in self.described])
+        return self.line_with([None] * len(self.described))
+
+    def line_with(self, states: Sequence[object]) -> str:
+        """Write the structure as JSON, with the state of each module's adapters."""
+        described = [[*described, state] for described, state in zip(self.described, states)]
+        return as_json([*described, *self._repeated])
 
 
 class ModuleRecord:
@@ -229,9 +259,10 @@ class ModuleRecord:
         constants = [n for n in names if _is_constant(own[n])]
         self._get = operator.itemgetter("_forward_hooks", "_forward_pre_hooks", *constants)
         self._values = self._get(own)
-        # Their contents have no part in the structure.
         containers = [n for n in names if type(own[n]) in (list, dict, set)]
-        self._containers = [(n, type(own[n])) for n in containers]
+        # The contents of others have no part in the structure.
+        kept = _attributes(module) if containers else {}
+        self._containers = [(n, type(own[n]), copy.deepcopy(kept.get(n))) for n in containers]
         # They may lead back to the model, which is not kept alive for them.
         objects = {n: as_weak(own[n]) for n in names.difference(constants, containers)}
         self._objects = list(objects.items())
@@ -258,9 +289,10 @@ class ModuleRecord:
 
     def _describes_others(self, own: dict[str, object]) -> bool:
         """Return whether the attributes that are no constants are as they were."""
-        return all(type(own[n]) is kind for n, kind in self._containers) and all(
-            own[n] is not None and own[n] is found() for n, found in self._objects
-        )
+        return all(
+            type(own[n]) is kind and (content is None or own[n] == content)
+            for n, kind, content in self._containers
+        ) and all(own[n] is not None and own[n] is found() for n, found in self._objects)
 
 
 def as_weak(value: Any) -> Any:
@@ -305,8 +337,15 @@ class Built(NamedTuple):
         states: list = [None] * len(self.modules)
         for n in self.structure.adapters:
             states[n] = _adapter_state(self.modules[n][1])
-        pairs = zip(self.structure.described, states)
-        return as_json([[*described, state] for described, state in pairs])
+        return self.structure.line_with(states)
+
+    def tensors(self) -> list[tuple[str, torch.Tensor]]:
+        """List the tensors that are neither parameters nor buffers, with their names."""
+        return [
+            (f"{name}.{attribute}", vars(module)[attribute])
+            for n, attribute in self.structure.tensors
+            for name, module in [self.modules[n]]
+        ]
 
     def configs(self) -> list[tuple[str, str, object]]:
         """List (module, attribute, configuration) of the configurations that modules read."""
@@ -318,10 +357,10 @@ class Built(NamedTuple):
 
 def examine(model: torch.nn.Module) -> Built:
     """Return how a model is built; what is known of it is compared, and not read again."""
-    modules = named_modules(model)
+    modules, repeated = walk_modules(model)
     known = _STRUCTURES.get(model)
-    if known is None or not known.describes(modules):
-        known = Structure(modules)
+    if known is None or not known.describes(modules, repeated):
+        known = Structure(modules, repeated)
         if known.is_comparable:
             _STRUCTURES[model] = known
         else:
@@ -416,7 +455,7 @@ def _replaced_methods(module: torch.nn.Module) -> list[str]:
         if callable(value := vars(module)[name])
         and callable(getattr(type(module), name, None))
         # accelerate brings offloaded weights in before a forward; its mixed precision is said.
-        and not (name == "forward" and hasattr(module, "_hf_hook"))
+        and not (name == "forward" and hasattr(module, "_hf_hook") and has_known_hooks(module))
         and (name in ("forward", "_call_impl") or not hasattr(torch.nn.Module, name))
         and not _is_compiled(value, module, name)
     ]
@@ -461,10 +500,27 @@ def _attributes(module: torch.nn.Module) -> dict[str, object]:
     """Return what a module keeps beside its weights: numbers, names, functions by name."""
     if isinstance(module, torch.nn.modules.dropout._DropoutNd):
         return {}
-    kinds = TORCH_SETTINGS if package_of(type(module).__module__) == "torch" else SETTINGS
+    # What somebody's own code writes into a list is not its business; the probe measures what it does.
+    with_containers = package_of(type(module).__module__) in PINNED_PACKAGES
     own = vars(module)
-    names = [n for n in own_names(module) if _has_effect(n) and isinstance(own[n], kinds)]
+    names = [
+        n
+        for n in own_names(module)
+        if _has_effect(n)
+        and (isinstance(own[n], SETTINGS) or (with_containers and _is_plain_container(own[n])))
+    ]
     return {name: _shown(own[name]) for name in names if differs_from_class(module, name)}
+
+
+def _is_plain_container(value: object) -> bool:
+    """Return whether JSON has a list, tuple or dict as it is; as a list where it is a tuple."""
+    if isinstance(value, dict):
+        return all(isinstance(key, str) for key in value) and _is_plain_container(
+            list(value.values())
+        )
+    return isinstance(value, list | tuple) and all(
+        isinstance(item, PLAIN) or _is_plain_container(item) for item in value
+    )
 
 
 def differs_from_class(module: torch.nn.Module, name: str) -> bool:
@@ -535,8 +591,12 @@ def _lies_far(module: torch.nn.Module) -> bool:
 
 
 def _digest(modules: Modules) -> str:
+    return _digest_tensors(_parts(modules))
+
+
+def _digest_tensors(tensors: Iterable[tuple[str, torch.Tensor]]) -> str:
     digest = xxhash.xxh3_128()
-    for name, part in _parts(modules):
+    for name, part in tensors:
         digest.update(name.encode())
         digest.update(tensor_bytes(part).data)
     return digest.hexdigest()

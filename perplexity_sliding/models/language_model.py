@@ -64,6 +64,7 @@ from .logits import (
 )
 from .module import (
     evaluating,
+    grows_frequencies,
     input_device,
     input_embeddings,
     library_code,
@@ -422,7 +423,9 @@ class LanguageModel:
                     return Findings(state, True, **seen._asdict())
         expected = check_causal(self.model, self.description)  # (2, T, V)
         number = self._find_head(expected)
-        return Findings(state, False, number, expected.shape[-1], expected.shape[1])
+        # The short passes were of one length, which does not show whether it matters.
+        length = 1 if grows_frequencies(self.model) else expected.shape[1]
+        return Findings(state, False, number, expected.shape[-1], length)
 
     def _takes_long_passes(self, length: int, num_tokens: int) -> bool:
         """Return whether to try passes of this length before any text is scored with them."""

@@ -25,6 +25,7 @@ from .module import (
     forward_parameters,
     ids_name,
     is_known,
+    is_moved,
     modules_of,
     package_of,
 )
@@ -278,12 +279,11 @@ def runs_as_written(module: torch.nn.Module) -> bool:
     accelerate may bring its weights in before.
     """
     kind, own = type(module), vars(module)
-    moved = "_hf_hook" in own and "forward" in own and is_known(own["forward"])
     return (
         package_of(kind.__module__) in PINNED_PACKAGES
         and is_known(kind.forward)
         and is_known(kind.__call__)
-        and ("forward" not in own or moved)
+        and ("forward" not in own or is_moved(module))
         and "_call_impl" not in own
         and not module._forward_hooks
         and not module._forward_pre_hooks

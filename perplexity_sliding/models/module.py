@@ -47,22 +47,35 @@ _CODE: dict[frozenset[type], "LibraryCode"] = {}
 
 
 def named_modules(model: torch.nn.Module) -> list[tuple[str, torch.nn.Module]]:
+    """List a model's modules with their names, as `model.named_modules` yields them."""
+    return walk_modules(model)[0]
+
+
+def walk_modules(
+    model: torch.nn.Module,
+) -> tuple[list[tuple[str, torch.nn.Module]], list[tuple[str, str]]]:
     """List a model's modules with their names, as `model.named_modules` yields them.
 
     That passes each one through as many generators as it lies deep; a call lists them often.
+
+    Returns:
+        the modules, each under its first name, and (further name, first name) of those that have
+        several: a layer may run twice.
     """
     found: dict[torch.nn.Module, str] = {}
+    repeated: list[tuple[str, str]] = []
     waiting = [("", model)]
     while waiting:
         name, module = waiting.pop()
         if module in found:
+            repeated.append((name, found[module]))
             continue
         found[module] = name
         if module._modules:
             prefix = f"{name}." if name else ""
             children = reversed(module._modules.items())
             waiting += [(prefix + part, child) for part, child in children if child is not None]
-    return [(name, module) for module, name in found.items()]
+    return [(name, module) for module, name in found.items()], repeated
 
 
 def modules_of(
@@ -425,11 +438,38 @@ def is_under_a_mode() -> bool:
 
 
 def calls_own_code(module: torch.nn.Module) -> bool:
-    """Return whether a module is of no library, or has a function of none in itself."""
+    """Return whether a module is of no library, or has a function or a hook of none in itself."""
     own = vars(module)
-    return package_of(type(module).__module__) not in KNOWN_PACKAGES or any(
-        isinstance(own[name], OWN_KINDS) and not is_known(own[name]) for name in own_names(module)
+    return (
+        package_of(type(module).__module__) not in KNOWN_PACKAGES
+        or any(
+            isinstance(own[name], OWN_KINDS) and not is_known(own[name])
+            for name in own_names(module)
+        )
+        or not has_known_hooks(module)
     )
+
+
+def is_moved(module: torch.nn.Module) -> bool:
+    """Return whether accelerate has replaced a module's forward, only to bring its weights in before."""
+    own = vars(module)
+    return (
+        "_hf_hook" in own
+        and "forward" in own
+        and is_known(own["forward"])
+        and has_known_hooks(module)
+    )
+
+
+def has_known_hooks(module: torch.nn.Module) -> bool:
+    """Return whether the hooks that accelerate runs around a module's forward, if any, are its own."""
+    waiting = [vars(module).get("_hf_hook")]
+    while waiting:
+        hook = waiting.pop()
+        if hook is not None and package_of(type(hook).__module__) not in KNOWN_PACKAGES:
+            return False
+        waiting += getattr(hook, "hooks", ())  # one after the other
+    return True
 
 
 def _modules_behind(classes: Iterable[type]) -> list[ModuleType]:

@@ -37,6 +37,7 @@ from .module import (
     input_device,
     is_growing_rotary,
     is_known,
+    is_moved,
     modules_of,
     num_embeddings,
     package_of,
@@ -532,6 +533,6 @@ def is_of_library(module: torch.nn.Module) -> bool:
     hooks = (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
     return (
         package_of(type(module).__module__) in KNOWN_PACKAGES
-        and ("forward" not in own or ("_hf_hook" in own and is_known(own["forward"])))
+        and ("forward" not in own or is_moved(module))
         and all(map(is_known, hooks))
     )

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
+from types import FunctionType
 from typing import Any, cast
 
 import numpy as np
@@ -56,6 +57,9 @@ PROBE_TOKENS = 1024
 MOST_TRIED = 8
 _TRIED: dict[tuple[bytes, str], str] = {}
 
+
+# Packages that methods of transformers' tokenizers are written in.
+WRITERS = ("transformers", "huggingface_hub")
 
 Range = tuple[int, int]
 
@@ -642,9 +646,24 @@ def tokenizer_digest(tokenizer: PreTrainedTokenizerBase) -> str:
 def _has_own_code(tokenizer: PreTrainedTokenizerBase) -> bool:
     """Check whether custom code may decide how a tokenizer encodes."""
     kind = type(tokenizer)
-    return not (tokenizer.is_fast and kind.__module__.startswith("transformers.")) or any(
-        callable(value) and callable(getattr(kind, name, None))
-        for name, value in vars(tokenizer).items()
+    return (
+        not (tokenizer.is_fast and kind.__module__.startswith("transformers."))
+        or any(
+            callable(value) and callable(getattr(kind, name, None))
+            for name, value in vars(tokenizer).items()
+        )
+        or any(map(_is_replaced, kind.__mro__))
+    )
+
+
+def _is_replaced(kind: type) -> bool:
+    """Check whether a method of a class of transformers was written elsewhere."""
+    if not kind.__module__.startswith("transformers."):
+        return False
+    return any(
+        isinstance(value, FunctionType)
+        and value.__globals__.get("__name__", "").partition(".")[0] not in WRITERS
+        for value in vars(kind).values()
     )
 
 
