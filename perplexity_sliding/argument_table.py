@@ -534,7 +534,7 @@ ARGUMENTS = {
         "pimentel",
         'how to account for the space between words: "pimentel" (Pimentel and Meister, 2024), "oh" '
         "(Oh and Schuler, 2024), or None for plain sums.",
-        "pimentel (the default) or oh; implies --words",
+        "pimentel (the default), oh or none; implies --words",
         "NAME",
     ),
 }

@@ -8,6 +8,8 @@ import re
 import pytest
 from models import make_byte_tokenizer, make_model, save
 
+from perplexity_sliding.cli import options
+
 TABLE = "item,condition,context,sentence\n7,x,w3 w4 ,w5 w6\n8,y,w7 ,w8\n"
 
 
@@ -147,6 +149,17 @@ def test_a_word_without_a_score(call, tmp_path):
     first, second = rows_of(ran.out)
     assert first["surprisal_bits"] == "" and float(second["surprisal_bits"]) > 0
     assert "–" in call(path, "--words", "--add-start-token", "false").out
+
+
+def test_plain_sums(call, items):
+    """All that a server's words have, whose vocabulary nobody sums over."""
+    arguments = ("--text-column", "sentence", "--format", "csv")
+    of_spaces = {"model": options.BUNDLED_MODEL}  # whose tokens begin with a space
+    plain = rows_of(call(items, *arguments, "--word-correction", "none", **of_spaces).out)
+    corrected = rows_of(call(items, *arguments, "--words", **of_spaces).out)
+    assert [row["surprisal_nats"] for row in plain] == [row["nll_nats"] for row in plain]
+    assert [row["nll_nats"] for row in plain] == [row["nll_nats"] for row in corrected]
+    assert plain[0]["surprisal_nats"] != corrected[0]["surprisal_nats"]
 
 
 @pytest.mark.parametrize(

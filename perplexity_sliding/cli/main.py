@@ -18,11 +18,12 @@ from itertools import chain
 from ..digests import probe_tolerance
 from . import advice, formats, output, verifying
 from .checks import check_model, check_path, check_spares_models, check_writable
-from .measuring import Report, as_list, load_metric, measure, merge
+from .measuring import Report, load_metric, measure, merge
 from .messages import describe, program_name, say, show_traceback, show_warning
 from .options import (
     TIDY,
     WITHOUT_ADAPTER,
+    as_list,
     parse_arguments,
     was_started_by_torchrun,
     with_hyphens,

@@ -12,7 +12,14 @@ from .. import wikitext
 from ..views.reading import SHOWN, Reading, own_perplexities
 from . import sharding
 from .messages import in_options
-from .options import METRIC_ARGUMENTS, OF_REFERENCE, WITHOUT_ADAPTER, stored_options
+from .options import (
+    METRIC_ARGUMENTS,
+    NONE,
+    OF_REFERENCE,
+    WITHOUT_ADAPTER,
+    as_list,
+    stored_options,
+)
 from .parts import Part, merge_totals, read_parts
 from .progress import Progress
 from .reading import ReadText, Text
@@ -133,7 +140,10 @@ def metric_arguments(args: argparse.Namespace) -> dict:
     if evaluator is not None:
         rule = {} if args.key_tokens == "longppl" else args.key_tokens
         given["key_tokens"] = rule | {"evaluator": evaluator}
-    return {name: value for name, value in given.items() if value is not None}
+    asked = {name: value for name, value in given.items() if value is not None}
+    if args.word_correction == NONE:
+        asked["word_correction"] = None
+    return asked
 
 
 def load_tokenizer(name: str, settings: dict):
@@ -735,10 +745,6 @@ def with_original_bytes(result: dict, num_bytes: int, num_original: int) -> dict
 def without_positions(error: ValueError) -> str:
     """Return the reason for the row of a text, whose place among the others says nothing."""
     return in_options(error, positions=())
-
-
-def as_list(value) -> list:
-    return value if isinstance(value, list) else [value]
 
 
 def peak_memory() -> int | None:

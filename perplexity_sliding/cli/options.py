@@ -130,9 +130,14 @@ NUMBERS = (
     "word_perplexity",
     "tokens",
 )
-# What may be given several times with commas between.
+# What stands for Python's None, where an option that is left out has another meaning.
+NONE = "none"
+# What stands between texts.
+MAY_BE_EMPTY = {"separator", "context_separator"}
+# What may have several values, with commas between.
 COMPARED = ("protocol", "max_length", "stride")
 WORDS = of_metric("word_correction")
+WORDS["word_correction"]["choices"].append(NONE)
 METRIC_ARGUMENTS = {
     name: settings
     for name, settings in (MEASURE | MODEL | REFERENCE | RUN | TOKENS | WORDS).items()
@@ -289,8 +294,23 @@ class HelpFormatter(argparse.RawDescriptionHelpFormatter):
         return f"{', '.join([*short, long])} {value}".rstrip()
 
 
+class Store(argparse._StoreAction):
+    """Stores a value; of several values given twice, argparse itself would forget the first."""
+
+    def __call__(self, parser, namespace, values, option_string=None):
+        if self.option_strings and isinstance(getattr(namespace, self.dest), list):
+            raise argparse.ArgumentError(
+                self, "must be given once. Write several values with commas between"
+            )
+        super().__call__(parser, namespace, values, option_string)
+
+
 class Parser(argparse.ArgumentParser):
     """A parser whose errors are exceptions, so that all errors look alike."""
+
+    def __init__(self, **settings):
+        super().__init__(**settings)
+        self.register("action", None, Store)
 
     def error(self, message: str):
         raise ValueError(f"{message.removeprefix('argument ')}. See {self.prog} --help.")
@@ -356,6 +376,7 @@ def parse_arguments(argv: list[str], program: str = "score.py") -> argparse.Name
     args.files += argv[len(before_dashes(argv)) + 1 :]
     if unknown:
         parser.error(f"unrecognized arguments: {' '.join(unknown)}{suggestion(unknown[0])}")
+    check_not_empty(args)
     args.argv = argv
     args.stored = verifying.read_result(args.verify) if args.verify else None
     if args.stored:
@@ -390,6 +411,20 @@ def parse_arguments(argv: list[str], program: str = "score.py") -> argparse.Name
         )
     args.hides_progress = args.quiet or sys.stderr is None or os.environ.get("RANK", "0") != "0"
     return args
+
+
+def check_not_empty(args: argparse.Namespace) -> None:
+    """Refuse "", which a shell makes of a variable that is not set."""
+    for name, value in vars(args).items():
+        if "" in as_list(value) and name not in MAY_BE_EMPTY:
+            option = {"files": "FILE", "model_id": "--model"}.get(name, f"--{with_hyphens(name)}")
+            raise ValueError(
+                f"{option} must not be empty, got ''. Leave it out, or set the variable that names it."
+            )
+
+
+def as_list(value: object) -> list:
+    return value if isinstance(value, list) else [value]
 
 
 def check_protocols(given: list[str]) -> None:
