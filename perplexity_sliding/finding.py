@@ -37,7 +37,8 @@ TOOLS = {
 }
 OTHER_TOOL, OTHER_WINDOW, WINDOW_AS_STRIDE, OTHER_STRIDE = 0.5, 0.4, 0.8, 0.4
 STARTS: dict[bool | str, float] = {True: 1.0, False: 0.6, "every": 0.2}
-DETOKENIZED_BY_TOOL, DETOKENIZED_BY_US = 2.0, 0.1
+# By a tool in the layout that it reads; by a tool in another layout, and by us, beside the layout.
+DETOKENIZED_BY_TOOL, DETOKENIZED_ELSEWHERE, DETOKENIZED_BY_US = 2.0, 0.5, 0.1
 # Averages that a tool does not print itself.
 AVERAGES = {
     "perplexity": 0.4,
@@ -55,6 +56,8 @@ DERIVED: dict[str, tuple[str, Callable[[float], float], float]] = {
     "bits_per_token": ("perplexity", math.log2, 0.1),
     "original_byte_perplexity": ("bits_per_original_byte", lambda bits: 2.0**bits, 0.1),
 }
+# How usual those of `Trainer.evaluate` are that count the first label of a block, which is not scored.
+OVER_ALL_LABELS = 0.5
 # Averages that a tool prints; where none is named, its perplexity.
 PRINTED = {
     "stock": ("mean_perplexity",),
@@ -73,9 +76,9 @@ SAME_DECIMALS = 3.0
 TOKENS_READ = 40  # by default, for each token of the texts
 FEWEST_READ = 200_000  # by default at least: short texts are searched more closely
 CERTAIN = 0.01  # matches expected by chance, below which a match ends the search
-OVERLAPS = (2, 8)  # windows that read a token, between which passes are split
+OVERLAPS = (1, 2, 8)  # windows that read a token, between which passes are split
 SAMPLE_WINDOWS = 16  # of the longest, in a sample of a corpus
-SAMPLED_FROM = 8  # samples that a corpus has at least: a shorter one is read at once
+SAMPLED_FROM = 4  # samples that a corpus has at least: a shorter one is read at once
 SAMPLE_TOLERANCE = 0.02  # relative; at least, as far as an estimate from a sample may be off
 MOST_MISSED = 700.0  # e to this is finite
 NUM_NEAREST = 5
@@ -366,17 +369,18 @@ def list_steps(cases: list[Case]) -> list[Step]:
         ValueError: no setting can score the texts.
     """
     steps: list[Step] = []
-    seen: set[tuple] = set()
+    seen: set[tuple] = set()  # texts as a protocol joins them: two layouts may be one to it
     of_wikitext = any(is_wikitext(case.texts) for case in cases)
     for name, layout in LAYOUTS.items():
         usual = layout.usual_for_wikitext if of_wikitext else layout.usual
         texts = [arrange(case.texts, name) for case in cases]
-        key = tuple(map(tuple, texts))
-        if not usual or key in seen or not all(texts):
+        joined = {p: (p.name, *(joined_by(p, own) for own in texts)) for p in PROTOCOLS.values()}
+        protocols = [protocol for protocol, key in joined.items() if key not in seen]
+        if not usual or not protocols or not all(texts):
             continue
-        seen.add(key)
+        seen.update(joined.values())
         for start in STARTS:
-            settings = list_choices(cases, list(PROTOCOLS.values()), start)
+            settings = list_choices(cases, protocols, start)
             whole = Step(name, texts, start, dict.fromkeys(settings, 0.0), 0, usual)
             steps += split_steps(cases, whole)
         if of_wikitext and name in ("as-is", "joined", "each-article"):
@@ -386,6 +390,13 @@ def list_steps(cases: list[Case]) -> list[Step]:
     return sorted(steps, key=lambda step: -step.worth)
 
 
+def joined_by(protocol: Protocol, texts: list[str]) -> tuple[str, ...]:
+    """Return texts as a protocol joins them before it reads them."""
+    if protocol.join is None or protocol.join == "tokens":
+        return tuple(texts)
+    return (protocol.join.join(texts),)
+
+
 def detokenizing_steps(
     cases: list[Case], layout: str, texts: list[list[str]], usual: float
 ) -> list[Step]:
@@ -393,13 +404,24 @@ def detokenizing_steps(
     steps = []
     for protocol in PROTOCOLS.values():
         detokenize = protocol.detokenize or wikitext.detokenize
-        share = DETOKENIZED_BY_TOOL if protocol.detokenize else DETOKENIZED_BY_US
         prose = [[detokenize(text) for text in own] for own in texts]
         if prose != texts:
             settings = dict.fromkeys(list_choices(cases, [protocol], True), 0.0)
-            step = Step(layout, prose, True, settings, 0, usual * share, texts)
+            prior = prior_of_detokenized(protocol, layout, usual)
+            step = Step(layout, prose, True, settings, 0, prior, texts)
             steps += split_steps(cases, step)
     return steps
+
+
+def prior_of_detokenized(protocol: Protocol, layout: str, usual: float) -> float:
+    """Return how usual it is that a tool scores WikiText as prose in a layout.
+
+    Tools that detokenize read articles one by one, or all text in one piece.
+    """
+    if protocol.detokenize is None:
+        return usual * DETOKENIZED_BY_US
+    reads = ("each-article",) if protocol.scores_each_text else ("as-is", "joined")
+    return DETOKENIZED_BY_TOOL if layout in reads else usual * DETOKENIZED_ELSEWHERE
 
 
 def split_steps(cases: list[Case], whole: Step) -> list[Step]:
@@ -749,13 +771,27 @@ def averages_of(result: dict) -> dict[str, float]:
         for name, (key, convert, _) in DERIVED.items()
         if 0 < values.get(key, 0) < math.inf
     }
+    if result["protocol"] == "run-clm":
+        derived |= over_all_labels(values["perplexity"], result["max_length"])
     return values | derived
+
+
+def over_all_labels(perplexity: float, block: int) -> dict[str, float]:
+    """Return what `Trainer.evaluate` prints where it divides by all labels of a block.
+
+    transformers did so from 4.57 until 2026, and still does for models such as GPT-2, whose loss it does
+    not recognise as one that is shifted.
+    """
+    loss = math.log(perplexity) * (block - 1) / block
+    return {"trainer_nats_per_token": loss, "trainer_perplexity": math.exp(loss)}
 
 
 def prior_of_average(protocol: str, average: str) -> float:
     """Return how usual an average is for a protocol's tool."""
     if average in PRINTED.get(protocol, ("perplexity",)):
         return 1.0
+    if average.startswith("trainer_"):
+        return OVER_ALL_LABELS
     return DERIVED[average][2] if average in DERIVED else AVERAGES[average]
 
 

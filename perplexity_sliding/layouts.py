@@ -41,18 +41,20 @@ def is_wikitext(texts: list[str]) -> bool:
 
 def hub_rows(text: str) -> list[str]:
     """Return the rows that the Hub's wikitext has of a text: lines with their ends, blank ones empty."""
-    return [line if line.strip() else "" for line in text.splitlines(keepends=True)]
+    return [line if line.strip() else "" for line in text.splitlines(keepends=True)] or [""]
 
 
 def filled_lines(text: str) -> list[str]:
     return [line for line in text.splitlines() if line.strip()]
 
 
-def articles(text: str) -> list[str]:
-    """Split WikiText at the titles of its articles."""
+def articles(texts: list[str]) -> list[str]:
+    """Split WikiText, whose texts may be its rows, at the titles of its articles."""
+    text = "".join(texts)
     begins = [title.start() for title in TITLE.finditer(text)]
-    ends = [*begins[1:], len(text)]
-    return [text[begin:end] for begin, end in zip(begins, ends)] or [text]
+    if not begins or text[: begins[0]].strip():
+        begins = [0, *begins]
+    return [text[begin:end] for begin, end in zip(begins, [*begins[1:], len(text)])]
 
 
 def each(change: Callable[[str], str]) -> Callable[[list[str]], list[str]]:
@@ -70,8 +72,12 @@ LAYOUTS = {
     "joined-by-blank-line": Layout(lambda texts: ["\n\n".join(texts)], 0.3, 0.6),
     "without-blank-texts": Layout(lambda texts: [t for t in texts if t.strip()], 0.6, 0.6),
     "each-line": Layout(parts(filled_lines), 0.4, 0.3),
-    "each-article": Layout(parts(articles), 0.0, 0.5),
+    "each-article": Layout(articles, 0.0, 0.5),
     "hub-rows-by-blank-line": Layout(each(lambda text: "\n\n".join(hub_rows(text))), 0.0, 0.9),
+    "hub-rows": Layout(parts(hub_rows), 0.0, 0.6),
+    "hub-rows-without-blank": Layout(
+        parts(lambda text: [row for row in hub_rows(text) if row]), 0.0, 0.5
+    ),
     "lines-by-blank-line": Layout(each(lambda text: "\n\n".join(text.splitlines())), 0.3, 0.2),
     "without-last-line-end": Layout(each(lambda text: text.removesuffix("\n")), 0.3, 0.1),
     "stripped": Layout(each(str.strip), 0.3, 0.2),

@@ -8,6 +8,8 @@ import shlex
 
 import pytest
 import reference
+import torch
+import transformers
 from models import CONTEXT, make_model, make_tokenizer, random_text, save
 
 from perplexity_sliding import compute, find, finding, layouts
@@ -103,6 +105,12 @@ def test_layouts():
     ]
     rows = [" = A = \n", "", " one \n", " = = B = = \n", " two\n", " = C = \n", " three"]
     assert layouts.arrange([text], "hub-rows-by-blank-line") == ["\n\n".join(rows)]
+    assert layouts.arrange([text], "hub-rows") == rows
+    assert layouts.arrange(rows, "hub-rows") == rows
+    assert layouts.arrange([text], "hub-rows-without-blank") == [row for row in rows if row]
+    assert layouts.arrange(rows, "each-article") == layouts.arrange(["".join(rows)], "each-article")
+    assert layouts.arrange(["head\n = A = \nb"], "each-article") == ["head\n", " = A = \nb"]
+    assert layouts.arrange(["no title"], "each-article") == ["no title"]
     assert layouts.arrange(["a\n\nb\n"], "lines-by-nothing") == ["ab"]
     assert layouts.arrange(["a\n\nb\n"], "lines-by-space") == ["a  b"]
     assert layouts.arrange(["a\n\nb\n"], "without-blank-lines") == ["a\nb"]
@@ -150,6 +158,99 @@ def test_the_word_perplexity_of_the_harness(search, model, words, detokenized):
     layout = "as-is, detokenized by the tool" if detokenized else "as-is"
     assert ("lm-eval", CONTEXT, CONTEXT, layout) == names(result)[0]
     assert result["matches"][0]["average"] == "word_perplexity"
+
+
+def test_the_harness_reads_articles(search, model, words):
+    """Its WikiText task scores page after page."""
+    huggingface = pytest.importorskip("lm_eval.models.huggingface")
+    from lm_eval.api.instance import Instance
+
+    pages = [" = Title = " + TEXT.split(" = Title = ")[1].split(" = Other = ")[0]]
+    pages.append(" = Other = " + TEXT.split(" = Other = ")[1])
+    assert layouts.arrange([TEXT], "each-article") == pages
+    harness = huggingface.HFLM(pretrained=model, tokenizer=words, device="cpu")
+    requests = [
+        Instance("loglikelihood_rolling", doc={}, arguments=(detokenize_wikitext(page),), idx=n)
+        for n, page in enumerate(pages)
+    ]
+    likelihood = math.fsum(harness.loglikelihood_rolling(requests, disable_tqdm=True))
+    value = math.exp(-likelihood / sum(len(re.split(r"\s+", page)) for page in pages))
+    for texts in ([TEXT], TEXT.splitlines(keepends=True)):
+        best = search(f"{value:.5g}", texts, max_tokens=10**6)["matches"][0]
+        assert (best["protocol"], best["layout"]) == (
+            "lm-eval",
+            "each-article, detokenized by the tool",
+        )
+
+
+def test_the_blocks_of_the_rows_of_the_hub(search, model):
+    """run_clm.py tokenizes each row by itself, and lays the tokens end to end."""
+    tokenizer = make_tokenizer(model_max_length=8)
+    rows = layouts.hub_rows(TEXT)
+    assert "" in rows and "".join(rows).replace("\n", "").strip() != ""
+    ids = [ids_of(tokenizer, row) for row in rows]
+    blocks = reference.run_clm([len(row) for row in ids], 8, 1000)
+    stream = [token for row in ids for token in row]
+    nlls = [n for b in blocks for n in reference.window_nlls(model, stream, b, 0).values()]
+    value = math.exp(reference.mean(nlls))
+    result = find(f"{value:.4f}", [TEXT], model=model, tokenizer=tokenizer)
+    assert result["matches"][0]["protocol"] == "run-clm"
+    assert result["matches"][0]["value"] == pytest.approx(value, rel=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("architecture", ["gpt2", "llama"])
+def test_what_the_trainer_prints(words, tmp_path, architecture):
+    """Some versions divide by the first label of each block too, for all models or for some."""
+    pytest.importorskip("accelerate")
+    model = make_model(architecture, seed=5)
+    ids = ids_of(words, OTHER)
+    blocks = [ids[n : n + CONTEXT] for n in range(0, len(ids) - CONTEXT + 1, CONTEXT)]
+    trainer = transformers.Trainer(
+        model,
+        transformers.TrainingArguments(str(tmp_path), report_to=[], use_cpu=True),
+        eval_dataset=[{"input_ids": block, "labels": block} for block in blocks],
+        data_collator=transformers.default_data_collator,
+    )
+    loss = trainer.evaluate()["eval_loss"]
+    for figure, unit in ((loss, "nats_per_token"), (math.exp(loss), "perplexity")):
+        result = find(f"{figure:.4f}", [OTHER], model=model, tokenizer=words)
+        best = result["matches"][0]
+        assert best["protocol"] == "run-clm" and best["average"] in (unit, f"trainer_{unit}")
+
+
+def test_a_loss_over_all_labels(search, model, words):
+    """As transformers computed it from 4.57 on, whatever the version that is installed."""
+    blocks = torch.tensor(ids_of(words, OTHER)[: len(OTHER.split()) // CONTEXT * CONTEXT])
+    blocks = blocks.view(-1, CONTEXT)
+    with torch.inference_mode():
+        logits = model(blocks).logits[:, :-1]
+    total = torch.nn.functional.cross_entropy(
+        logits.flatten(0, 1), blocks[:, 1:].flatten(), reduction="sum"
+    )
+    result = search(f"{total.item() / blocks.numel():.5f}", [OTHER], max_tokens=10**6)
+    found = [(match["protocol"], match["average"]) for match in result["matches"]]
+    assert ("run-clm", "trainer_nats_per_token") in found
+
+
+def test_two_layouts_that_a_tool_joins_to_one_text_are_tried_once(search):
+    rows = TEXT.splitlines(keepends=True)
+    kept = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(finding, "conclude", lambda figure, search: kept.extend(search.tried))
+        search("1.2345", rows, max_tokens=10**6)
+    layouts_of = {e["layout"] for e in kept if e["protocol"] == "gptq"}
+    assert "as-is" in layouts_of and "joined-by-blank-line" not in layouts_of
+    assert "joined-by-blank-line" in {e["layout"] for e in kept if e["protocol"] == "lm-eval"}
+
+
+def test_windows_without_overlap_are_a_pass_of_their_own(model, words):
+    """They cost a fraction of the others, so that nothing dearer may keep them back."""
+    scorer = finding.Scorer({"model": model, "tokenizer": words})
+    case = finding.Case(Figure.read("3.5"), scorer, [TEXT], ["FILE"])
+    for step in finding.list_steps([case]):
+        plans = [m.plan for m in scorer.plan(step.texts[0], list(step.settings)).values()]
+        assert len({plan.max_length > plan.stride for plan in plans}) == 1
 
 
 def test_a_loss_in_nats(search, model, words):
@@ -236,6 +337,10 @@ def value_in(printed, average):
         return 2 ** printed["bits_per_original_byte"]
     if average in ("nats_per_token", "bits_per_token"):
         return math.log(printed["perplexity"]) / (1 if average[0] == "n" else math.log(2))
+    if average.startswith("trainer_"):
+        block = printed["max_length"]
+        perplexity = printed["perplexity"] ** ((block - 1) / block)
+        return math.log(perplexity) if average == "trainer_nats_per_token" else perplexity
     return printed[average]
 
 
