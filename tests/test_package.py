@@ -88,13 +88,14 @@ ELSEWHERE = {"vllm", "llama_cpp", "gguf", "resource"}
 def test_what_a_test_skips_without_is_installed_for_the_tests():
     """A package that is named by `importorskip` or `find_spec` alone is never run."""
     call = re.compile(r"(?:importorskip|find_spec)\(\s*[\"']([\w.]+)")
-    sources = "".join(path.read_text("utf-8") for path in (ROOT / "tests").glob("test_*.py"))
+    sources = "".join(path.read_text("utf-8") for path in (ROOT / "tests").rglob("*.py"))
     asked = {name.partition(".")[0] for name in call.findall(sources)}
     files = ("requirements.txt", "tests/requirements.txt", "tests/oldest.txt")
-    lines = set().union(*map(requirements, files))
-    installed = {re.match(r"[\w-]+", line)[0].replace("-", "_") for line in lines}
+    needed = [requirement for file in files for requirement in requirements(file).values()]
+    names = {name for one in needed for name in (one.name, *one.extras)}
+    installed = {name.replace("-", "_") for name in names}
     assert asked - ELSEWHERE - {"pyarrow"} <= installed  # pyarrow comes with datasets
-    assert {"ray", "trl", "minicons", "wordsprobability"} <= asked
+    assert {"ray", "trl", "minicons", "wordsprobability", "mcp"} <= asked
 
 
 @pytest.fixture(scope="module")
