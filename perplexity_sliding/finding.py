@@ -942,7 +942,7 @@ def list_nearest(
 
 def distance(entry: dict, figures: list[Figure]) -> str:
     ratios = [value / figure.value - 1 for figure, value in zip(figures, entry["values"])]
-    return ", ".join(f"{ratio:+.2%}" for ratio in ratios)
+    return ", ".join(f"{100 * ratio:+.2f} %" for ratio in ratios)
 
 
 def describe(tried: list[dict], matches: list[dict], figures: list[Figure], expected: float) -> str:
@@ -962,17 +962,17 @@ def describe(tried: list[dict], matches: list[dict], figures: list[Figure], expe
         return "No setting tried explains all figures; look for each of them by itself."
     if value < low:
         implied = (
-            f"it is lower than every perplexity tried, of which the least is {low:.4g}: another "
+            f"it is lower than every perplexity per token tried, of which the least is {low:.4g}: another "
             "unit, another text or split, a text seen in training, another model, or a larger window"
         )
     elif value > high:
         implied = (
-            f"it is higher than every perplexity tried, of which the greatest is {high:.4g}: another "
+            f"it is higher than every perplexity per token tried, of which the greatest is {high:.4g}: another "
             "unit, text or model, coarser weights, or a smaller window"
         )
     else:
         implied = (
-            f"it lies among the perplexities tried ({low:.4g} to {high:.4g}): another layout of the "
+            f"it lies among the perplexities per token tried ({low:.4g} to {high:.4g}): another layout of the "
             "text, another split, precision, window or stride"
         )
     return f"No setting tried rounds to {figures[0].printed}; {implied}. {by_chance}."

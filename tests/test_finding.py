@@ -15,6 +15,7 @@ from models import CONTEXT, make_model, make_tokenizer, random_text, save
 from perplexity_sliding import compute, find, finding, layouts
 from perplexity_sliding.cli import layouts as layouts_program
 from perplexity_sliding.cli import main as score
+from perplexity_sliding.cli import searching
 from perplexity_sliding.finding import Figure, chance
 from perplexity_sliding.protocols import PROTOCOLS, detokenize_wikitext
 
@@ -529,3 +530,7 @@ def test_the_page_has_the_published_figures(root):
     names = ("model", "corpus", "protocol", "average", "figure", "source")
     rows = [f"| {' | '.join(row[name] for name in names)} |" for row in finding.read_published()]
     assert page.endswith("\n".join(rows) + "\n")
+
+
+def test_a_huge_value_is_written_with_its_exponent():
+    assert searching.written("value", [21.64594, 4.5815e132]) == "21.6459, 4.5815e+132"

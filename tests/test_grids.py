@@ -60,6 +60,12 @@ def test_models_by_protocols_by_texts_is_one_table(sweep, metric, checkpoints):
             assert value == f"{result['perplexity']:.2f}"
 
 
+def test_a_signature_of_several_texts_is_printed_once(sweep):
+    out = sweep(*FILES, "--columns=text").out
+    signatures = [line for line in out.splitlines() if line.startswith("ppl|")]
+    assert len(signatures) == len(set(signatures)) == 3, "one for each model"
+
+
 def test_without_columns_each_measurement_is_a_row_over_all_texts(sweep, metric, checkpoints):
     rows = list(csv.DictReader(io.StringIO(sweep(*FILES, "--stride=8,4", "--format=csv").out)))
     texts = [Path(file).read_text("utf-8") for file in FILES]

@@ -45,6 +45,12 @@ def test_sum_adds_totals_up(measure):
     assert added["texts_digest"] == whole["texts_digest"]
 
 
+def test_totals_of_other_settings_are_refused_by_their_names(measure):
+    one, other = (measure(TEXTS, stride=stride)["totals"] for stride in (2, 4))
+    with pytest.raises(ValueError, match=r"differ in stride \(2 and 4\)\.$"):
+        one + other
+
+
 def test_no_number_is_added_to_totals(measure):
     totals = measure(TEXTS)["totals"]
     for other in (1, None, "totals"):

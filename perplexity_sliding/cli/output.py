@@ -290,4 +290,4 @@ def signature(report: Report, long: bool) -> str:
         return report.corpus["signature" if long else "signature_short"]
     if long:
         return tables.common_signature(report.measurements)
-    return "\n".join(row["signature_short"] for row in report.results)
+    return "\n".join(dict.fromkeys(row["signature_short"] for row in report.results))

@@ -6,10 +6,10 @@ import shlex
 
 from . import progress as bars
 from .messages import program_name
-from .options import BUNDLED_MODEL, with_hyphens
+from .options import BUNDLED_MODEL, as_list, with_hyphens
 from .reading import open_texts
 from .streams import to_stdout
-from .tables import columns
+from .tables import columns, format_number
 
 MOST_SHOWN = 20
 TITLES = {
@@ -174,4 +174,4 @@ def written(key: str, value: object) -> str:
         return "none"
     if key != "value":
         return str(value)
-    return ", ".join(f"{one:.4f}" for one in (value if isinstance(value, list) else [value]))
+    return ", ".join(format_number(one, 4) for one in as_list(value))

@@ -29,8 +29,9 @@ HARMLESS_BYTES = 10 * PIECE_BYTES
 # What files begin with that hold no text as it stands.
 KINDS = {
     rb"\s*%PDF-": "a PDF: extract its text first, with pdftotext for example",
-    rb"PK\x03\x04": "a zip archive, as the files of Word and other programs are: save it as .txt, or unpack it",
-    rb"\xd0\xcf\x11\xe0": "a file of an old Office program: save it as .txt",
+    rb"PK\x03\x04": "a zip archive, as the files of Word and other programs are: save a document as .txt, "
+    "a table as CSV UTF-8, or unpack it",
+    rb"\xd0\xcf\x11\xe0": "a file of an old Office program: save a document as .txt, a table as CSV UTF-8",
     rb"\{\\rtf": "an RTF document: save it as .txt",
     rb"\x89PNG|\xff\xd8\xff|GIF8[79]a|II\*\x00|MM\x00\*": "a picture",
     rb"RIFF....(?:WAVE|WEBP|AVI )|OggS|ID3|fLaC|....ftyp": "a picture, a sound or a film",

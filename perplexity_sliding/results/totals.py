@@ -31,6 +31,8 @@ MEGATRON_CAP = 20.0
 UNITS = ("tokens", "words", "bytes", "characters", "unit nll", "word nll")
 # What `Totals.to_json` writes, and the version of its form.
 KIND = "totals of perplexity-sliding, 1"
+# Splits a field of a signature.
+_SPLIT = methodcaller("partition", ":")
 
 
 @dataclass(frozen=True)
@@ -195,8 +197,8 @@ class Totals:
             return NotImplemented
         if not self._is_measured_as(other):
             raise ValueError(
-                "Totals can only be added where model, protocol and settings are the same, got "
-                f"{self.aggregation}, {self.identity} and {other.aggregation}, {other.identity}."
+                "Totals can only be added where model, protocol and settings are the same, but they "
+                f"differ in {self._differences(other)}."
             )
         self._check_apart()
         both = replace(
@@ -220,6 +222,18 @@ class Totals:
         )
         is_same = (self.aggregation, one) == (other.aggregation, two)
         return is_same and same_probes(self.identity, other.identity)
+
+    def _differences(self, other: "Totals") -> str:
+        """Name the settings that differ, with both values; the probes where no setting does."""
+        one, two = self._settings(), other._settings()
+        names = [name for name in one | two if one.get(name) != two.get(name)]
+        differing = [f"{name} ({one.get(name)} and {two.get(name)})" for name in names]
+        return ", ".join(differing) or "their probes: the code of the models has changed"
+
+    def _settings(self) -> dict[str, object]:
+        """Return what a result depends on, by the names in the signature."""
+        parts = str(self.identity.get("signature", "")).split("|")
+        return asdict(self.aggregation) | {name: value for name, _, value in map(_SPLIT, parts)}
 
     def __radd__(self, other: object) -> "Totals":
         """Begin a `sum`, which adds the first to 0."""
