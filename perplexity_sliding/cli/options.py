@@ -122,14 +122,8 @@ WITHOUT_ADAPTER = "without adapter"
 # What several measurements may differ in, and the numbers that a table may have of each.
 AXES = ("model", "text", "protocol", "window", "stride")
 NUMBERS = (
-    "perplexity",
-    "interval",
-    "change",
-    "pvalue",
-    "bits_per_byte",
-    "word_perplexity",
-    "tokens",
-)
+    "perplexity", "interval", "change", "pvalue", "bits_per_byte", "word_perplexity", "tokens",
+)  # fmt: skip
 # What stands for Python's None, where an option that is left out has another meaning.
 NONE = "none"
 # What stands between texts.
@@ -152,24 +146,10 @@ PARTS = {
 }  # fmt: skip
 # What a part cannot keep, as it is no sum over texts.
 NOT_IN_PARTS = (
-    *(
-        "tokens",
-        "words",
-        "show",
-        "html",
-        "plot",
-        "cite",
-        "verify",
-        "fail_above",
-        "format",
-        "json",
-        "verbose",
-        "word_counts",
-        "columns",
-        "label",
-    ),
-    *("separator", "reference", "context_lengths", "positions", "key_tokens"),
-)
+    "tokens", "words", "show", "html", "plot", "cite", "verify", "fail_above", "format", "json",
+    "verbose", "word_counts", "columns", "label", "separator", "reference", "context_lengths",
+    "positions", "key_tokens",
+)  # fmt: skip
 SECRET = re.compile("token$|key|auth|password|secret|header", re.IGNORECASE)
 # What --merge takes: how to show the result.
 IN_MERGING = (

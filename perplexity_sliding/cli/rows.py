@@ -11,14 +11,8 @@ from .spooling import Rows
 
 # What stands under other names, or is no number of one text.
 NOT_COLUMNS = {
-    "name",
-    "row",
-    "carried",
-    "perplexities",
-    "num_texts",
-    "num_tokens_per_text",
-    "mean_perplexity",
-}
+    "name", "row", "carried", "perplexities", "num_texts", "num_tokens_per_text", "mean_perplexity",
+}  # fmt: skip
 PLAIN = (bool, int, float, str)
 # Results in nats, whose columns say so; the sums of a text, a token or a word are there in bits too.
 NATS = {

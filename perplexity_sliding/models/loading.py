@@ -46,24 +46,13 @@ SECONDS = 10
 
 # Attributes under which configurations state how many tokens the model was built for.
 LIMIT_NAMES = (
-    "max_position_embeddings",
-    "n_positions",
-    "n_ctx",
-    "seq_length",
-    "max_seq_len",
-    "max_sequence_length",
-    "max_target_positions",
-    "model_max_length",
-)
+    "max_position_embeddings", "n_positions", "n_ctx", "seq_length", "max_seq_len",
+    "max_sequence_length", "max_target_positions", "model_max_length",
+)  # fmt: skip
 # What a tokenizer must share with its model to come from the same place.
 SHARED_KWARGS = (
-    "revision",
-    "token",
-    "trust_remote_code",
-    "cache_dir",
-    "local_files_only",
-    "subfolder",
-)
+    "revision", "token", "trust_remote_code", "cache_dir", "local_files_only", "subfolder",
+)  # fmt: skip
 # Those of them that say where to look for a single file.
 FILE_KWARGS = tuple(key for key in SHARED_KWARGS if key != "trust_remote_code")
 # Arguments of from_pretrained by which other weights are loaded than the commit's usual ones.

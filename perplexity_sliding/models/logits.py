@@ -40,17 +40,9 @@ CACHE_LINE = 16  # float32 numbers
 FEED_FORWARD_NAMES = ("mlp", "feed_forward", "ffn")
 # Layers that compute each row from that row alone.
 ROW_WISE = (
-    torch.nn.Linear,
-    Conv1D,
-    torch.nn.LayerNorm,
-    torch.nn.Identity,
-    torch.nn.Dropout,
-    torch.nn.GELU,
-    torch.nn.ReLU,
-    torch.nn.Sigmoid,
-    torch.nn.SiLU,
-    torch.nn.Tanh,
-)
+    torch.nn.Linear, Conv1D, torch.nn.LayerNorm, torch.nn.Identity, torch.nn.Dropout, torch.nn.GELU,
+    torch.nn.ReLU, torch.nn.Sigmoid, torch.nn.SiLU, torch.nn.Tanh,
+)  # fmt: skip
 OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "not enough memory")
 # What a way to the logits raises where it does not support the architecture.
 UNSUPPORTED_ERRORS = (TypeError, AttributeError, RuntimeError, ValueError, IndexError, KeyError)

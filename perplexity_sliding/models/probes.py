@@ -48,52 +48,13 @@ from .module import (
 )
 
 # Values of `model_type`.
-VERIFIED_ARCHITECTURES = frozenset(
-    [
-        "apertus",
-        "arcee",
-        "biogpt",
-        "bloom",
-        "codegen",
-        "cohere",
-        "ctrl",
-        "exaone4",
-        "falcon",
-        "gemma",
-        "glm",
-        "glm4",
-        "gpt2",
-        "gpt_bigcode",
-        "gpt_neox",
-        "gpt_neox_japanese",
-        "gptj",
-        "granite",
-        "helium",
-        "hunyuan_v1_dense",
-        "jais2",
-        "llama",
-        "ministral",
-        "mistral",
-        "mpt",
-        "nanochat",
-        "nemotron",
-        "olmo",
-        "olmo2",
-        "olmo3",
-        "openai-gpt",
-        "opt",
-        "persimmon",
-        "phi",
-        "phi3",
-        "qwen2",
-        "qwen3",
-        "seed_oss",
-        "smollm3",
-        "stablelm",
-        "starcoder2",
-        "xglm",
-    ]
-)
+VERIFIED_ARCHITECTURES = frozenset([
+    "apertus", "arcee", "biogpt", "bloom", "codegen", "cohere", "ctrl", "exaone4", "falcon",
+    "gemma", "glm", "glm4", "gpt2", "gpt_bigcode", "gpt_neox", "gpt_neox_japanese", "gptj",
+    "granite", "helium", "hunyuan_v1_dense", "jais2", "llama", "ministral", "mistral", "mpt",
+    "nanochat", "nemotron", "olmo", "olmo2", "olmo3", "openai-gpt", "opt", "persimmon", "phi",
+    "phi3", "qwen2", "qwen3", "seed_oss", "smollm3", "stablelm", "starcoder2", "xglm",
+])  # fmt: skip
 ATTENTION = (None, "eager", "sdpa", "flash_attention_2", "flash_attention_3")
 # Names of the settings of layers that see only some of the tokens before.
 LOCAL_SETTINGS = ("sliding_window", "attention_chunk_size", "attention_window")
