@@ -340,9 +340,10 @@ def make_plan(request: Request, models: Models) -> CallPlan:
     corpus = Corpus(model.tokenizer, request.texts, request.needs_characters, request.parts)
     settings = expand_settings(corpus, limit, request.settings, request.long_context)
     planned = plan_settings(corpus, limit, settings, request.gives_list, request.words)
-    if not model.gives_logits:  # nor the probability of what could follow a scored part
-        planned = {setting: without_borders(of_setting) for setting, of_setting in planned.items()}
     measured = accepted(planned)
+    if not model.gives_logits:  # nor the probability of what could follow a scored part
+        measured = {s: replace(m, borders=[[]] * len(m.borders)) for s, m in measured.items()}
+        planned |= measured
     healing = plan_healing(model, list(measured.values()))
     measures = request.measures() + healing.measures()
     if words is not None:
@@ -363,13 +364,6 @@ def make_plan(request: Request, models: Models) -> CallPlan:
 def accepted(planned: Planned) -> dict[Setting, Measurement]:
     """Return the measurements that were planned."""
     return {s: m for s, m in planned.items() if isinstance(m, Measurement)}
-
-
-def without_borders(planned: Measurement | ValueError) -> Measurement | ValueError:
-    """Return a measurement without the windows over what follows its scored parts."""
-    if isinstance(planned, ValueError):
-        return planned
-    return replace(planned, borders=[[]] * len(planned.borders))
 
 
 def plan_reference(

@@ -830,7 +830,8 @@ def chance(tried: list[dict], figures: list[Figure]) -> float:
     Values around each figure are taken for evenly spread on a logarithmic scale; the figures of
     several texts for independent of each other, which those of one setting are not quite.
     """
-    rows = distinct(tried)
+    # those that differ in their first eight digits
+    rows = {tuple(float(f"{value:.8g}") for value in entry["values"]) for entry in tried}
     expected = float(len(rows))
     for place, figure in enumerate(figures):
         values = {row[place] for row in rows}
@@ -839,11 +840,6 @@ def chance(tried: list[dict], figures: list[Figure]) -> float:
         share = len(around) / len(values) * width / (2 * math.log(NEIGHBOURHOOD))
         expected *= min(1.0, share)
     return expected
-
-
-def distinct(tried: list[dict]) -> set[tuple[float, ...]]:
-    """Return the values that differ in their first eight digits."""
-    return {tuple(float(f"{value:.8g}") for value in entry["values"]) for entry in tried}
 
 
 def conclude(figure: Any, search: Search) -> dict:

@@ -282,7 +282,8 @@ def _evaluator(evaluator: Any) -> ModelSource | None:
         return None
     if isinstance(evaluator, str):
         return ModelSource(evaluator, role=EVALUATOR_ROLE)
-    if not _is_pair(evaluator):
+    is_pair = isinstance(evaluator, tuple) and len(evaluator) == 2
+    if not (is_pair and isinstance(evaluator[0], torch.nn.Module)):
         raise ArgumentTypeError(
             EVALUATOR_ROLE,
             "be the name of a model on the Hub, a folder, or a pair (model, tokenizer)",
@@ -290,7 +291,3 @@ def _evaluator(evaluator: Any) -> ModelSource | None:
         )
     model, tokenizer = evaluator
     return ModelSource(model=model, tokenizer=tokenizer, role=EVALUATOR_ROLE)
-
-
-def _is_pair(value: object) -> bool:
-    return isinstance(value, tuple) and len(value) == 2 and isinstance(value[0], torch.nn.Module)

@@ -12,7 +12,7 @@ import re
 import weakref
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
-from functools import cache, cached_property
+from functools import cache
 from types import ModuleType
 
 import numpy as np
@@ -24,7 +24,6 @@ from ..digests import DIGITS
 from ..errors import ArgumentError, Wording
 from ..models.interface import Batch, EngineModel, LogitBlocks, Prefix, ProbeText
 from ..models.loading import load_tokenizer
-from ..plan.tokenization import tokenizer_digest
 from ..plan.windows import ContextLimit
 
 # Tokens that llama.cpp decodes at a time: its own default.
@@ -80,8 +79,8 @@ class GGUFModel(EngineModel):
         argument: what an error calls the path.
 
     Raises:
-        ValueError: the file cannot be loaded, there is no such setting, no tokenizer can be made of
-            the file, or the one given has other tokens than the file.
+        ValueError: there is no such file, it cannot be loaded, there is no such setting, no tokenizer
+            can be made of it, or the one given has other tokens.
     """
 
     gives_logits = True
@@ -96,6 +95,9 @@ class GGUFModel(EngineModel):
         argument: str = "model_id",
     ) -> None:
         super().__init__()
+        for part in parts_of(path):
+            if not os.path.isfile(part):
+                raise ArgumentError(argument, f"be a GGUF file, but there is none at {part!r}")
         self.library = load_library(argument)
         self.name = os.path.basename(path)
         self.description = f"`{argument}`={path!r}"
@@ -136,10 +138,6 @@ class GGUFModel(EngineModel):
         buffer = ctypes.create_string_buffer(256)
         size = self.library.llama_model_meta_val_str(self._model, key.encode(), buffer, 256)
         return buffer.value.decode(errors="replace") if size >= 0 else None
-
-    @cached_property
-    def tokenizer_digest(self) -> str:
-        return tokenizer_digest(self.tokenizer)
 
     def tokens(self) -> dict[int, str]:
         """Return the file's own ordinary tokens by id, none where it has no vocabulary."""
@@ -292,28 +290,6 @@ class GGUFModel(EngineModel):
 
 # Architectures whose table of positions ends where they were trained to.
 LEARNED_POSITIONS = ("gpt2", "starcoder")
-
-
-def open_gguf(
-    path: str,
-    tokenizer: PreTrainedTokenizerBase | None = None,
-    model_kwargs: dict | None = None,
-    tokenizer_kwargs: dict | None = None,
-    argument: str = "model_id",
-) -> GGUFModel:
-    """Open a GGUF file.
-
-    Args:
-        tokenizer: the original's; by default transformers makes one of what the file holds.
-        model_kwargs: fields of llama.cpp's parameters.
-
-    Raises:
-        ValueError: there is no such file, or see `GGUFModel`.
-    """
-    for part in parts_of(path):
-        if not os.path.isfile(part):
-            raise ArgumentError(argument, f"be a GGUF file, but there is none at {part!r}")
-    return GGUFModel(path, tokenizer, model_kwargs, tokenizer_kwargs, argument)
 
 
 def make_tokenizer(path: str, kwargs: dict, argument: str) -> PreTrainedTokenizerBase:

@@ -7,13 +7,11 @@ asked for columns of scores in their place.
 
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
-from functools import cached_property
 
 from transformers import PreTrainedTokenizerBase
 
 from ..errors import Wording
 from ..models.interface import Batch, EngineModel, LogitBlocks, Prefix, ProbeText
-from ..plan.tokenization import tokenizer_digest
 from ..plan.windows import ContextLimit
 from .server_apis import AnswerError, Prompt
 from .server_probe import (
@@ -141,10 +139,6 @@ class ServedModel(EngineModel):
                 )
             )
         self._tried = length + 1
-
-    @cached_property
-    def tokenizer_digest(self) -> str:
-        return tokenizer_digest(self.tokenizer)
 
     def logits(self, batch: Batch, block_rows: int, prefix: Prefix | None = None) -> LogitBlocks:
         """Refuse: see `gives_logits`.

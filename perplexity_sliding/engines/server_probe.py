@@ -167,7 +167,8 @@ class ServerProbe:
 
     def __init__(self, source: Source, tokenizer: PreTrainedTokenizerBase, length: int) -> None:
         self.source, self.tokenizer, self.length = source, tokenizer, length
-        self.ordinary = ordinary_ids(tokenizer)
+        special = set(tokenizer.all_special_ids)
+        self.ordinary = np.array(sorted(set(tokenizer.get_vocab().values()) - special))
         self.probe = Prompt(ProbeText.of(int(max(tokenizer.get_vocab().values())) + 1, length).ids)
         self.canary = Prompt(self.make_up(min(length, CANARY_LENGTH), seed=1))
 
@@ -409,12 +410,6 @@ class ServerProbe:
 def has_spaces(names: Sequence[str | None]) -> bool:
     """Return whether some names of tokens begin with a space, or a vocabulary's sign for one."""
     return any(name is not None and name.startswith(SPACES) for name in names)
-
-
-def ordinary_ids(tokenizer: PreTrainedTokenizerBase) -> np.ndarray:
-    """List the ids of a vocabulary that stand for text, ascending."""
-    special = set(tokenizer.all_special_ids)
-    return np.array(sorted(set(tokenizer.get_vocab().values()) - special))
 
 
 def differ(values: np.ndarray, expected: np.ndarray) -> bool:

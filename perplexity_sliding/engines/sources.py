@@ -21,7 +21,7 @@ from ..models.language_model import LanguageModel, lock_of
 from ..models.loading import files_state, resolve_device, resolve_dtype, snapshot
 from ..plan.tokenization import check_tokenizer, tokenize
 from ..plan.windows import ContextLimit
-from .gguf import is_gguf, open_gguf
+from .gguf import GGUFModel, is_gguf
 from .vllm import adopt_vllm, is_vllm
 
 # Keys of a dictionary passed as `reference`.
@@ -31,30 +31,6 @@ MOST_CHARACTERS = 10**6
 SHOWN_TOKENS = 5
 # A name that begins with a host: one with a port, of numbers, or this machine.
 HOST = re.compile(r"([^/\\]+:\d+|\d+\.\d+\.\d+\.\d+|localhost)(/|$)", re.IGNORECASE)
-
-
-def open_model(
-    model_id: str,
-    tokenizer: PreTrainedTokenizerBase | None = None,
-    device: str | torch.device | None = None,
-    dtype: str | torch.dtype | None = None,
-    model_kwargs: dict | None = None,
-    tokenizer_kwargs: dict | None = None,
-    argument: str = "model_id",
-) -> ScoredModel:
-    """Open a model by name: a server address, a GGUF file, a Hub name or a folder.
-
-    See `LanguageModel.open`, `open_served` and `open_gguf`.
-    """
-    if is_address(model_id) or is_gguf(model_id):
-        check_elsewhere(model_id, device, dtype)
-        opener: Callable[..., ScoredModel]
-        opener = open_address if is_address(model_id) else open_gguf
-        return opener(model_id, tokenizer, model_kwargs, tokenizer_kwargs, argument)
-    check_scheme(model_id, argument)
-    return LanguageModel.open(
-        model_id, tokenizer, device, dtype, model_kwargs, tokenizer_kwargs, argument
-    )
 
 
 def is_address(model_id: object) -> bool:
@@ -77,13 +53,6 @@ def check_scheme(model_id: str, argument: str) -> None:
         )
 
 
-def open_address(*arguments: Any) -> ScoredModel:
-    """Open a served model; the HTTP client is imported only here."""
-    from .server_opening import open_served
-
-    return open_served(*arguments)
-
-
 def check_elsewhere(
     model_id: str, device: str | torch.device | None, dtype: str | torch.dtype | None
 ) -> None:
@@ -103,17 +72,6 @@ def check_elsewhere(
                     "(n_gpu_layers)"
                 ),
             )
-
-
-def adopt_model(
-    model: Any,
-    tokenizer: PreTrainedTokenizerBase,
-    argument: str = "model",
-    tokenizer_argument: str = "tokenizer",
-) -> ScoredModel:
-    """Take a live model as it is; see `LanguageModel.adopt` and `adopt_vllm`."""
-    adopt = adopt_vllm if is_vllm(model) else LanguageModel.adopt
-    return adopt(model, tokenizer, argument, tokenizer_argument)
 
 
 @dataclass(frozen=True, eq=False)
@@ -162,17 +120,21 @@ class ModelSource:
             TypeError, ValueError: it is no complete causal language model.
         """
         if self.model is not None:
-            names = self.named("model"), self.named("tokenizer")
-            return adopt_model(self.model, self.tokenizer, *names)
-        return open_model(
-            str(self.model_id),
-            self.tokenizer,
-            self.device,
-            self.dtype,
-            self.model_kwargs,
-            self.tokenizer_kwargs,
-            self.named("model_id"),
-        )
+            adopt: Callable[..., ScoredModel]
+            adopt = adopt_vllm if is_vllm(self.model) else LanguageModel.adopt
+            return adopt(self.model, self.tokenizer, self.named("model"), self.named("tokenizer"))
+        model_id, argument = str(self.model_id), self.named("model_id")
+        rest = self.model_kwargs, self.tokenizer_kwargs, argument
+        if is_address(model_id) or is_gguf(model_id):
+            check_elsewhere(model_id, self.device, self.dtype)
+        if is_address(model_id):
+            from .server_opening import open_served  # imports the HTTP client
+
+            return open_served(model_id, self.tokenizer, *rest)
+        if is_gguf(model_id):
+            return GGUFModel(model_id, self.tokenizer, *rest)
+        check_scheme(model_id, argument)
+        return LanguageModel.open(model_id, self.tokenizer, self.device, self.dtype, *rest)
 
 
 @dataclass(frozen=True, eq=False)

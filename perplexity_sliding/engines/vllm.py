@@ -4,8 +4,6 @@ What it says is put into the form of vLLM's server, so that the same checks read
 https://docs.vllm.ai/en/latest/api/vllm/entrypoints/llm/
 """
 
-import threading
-import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from itertools import islice
@@ -15,16 +13,13 @@ from transformers import PreTrainedTokenizerBase
 
 from ..errors import ArgumentError
 from ..models.digest import model_name
-from ..plan.tokenization import check_tokenizer
+from ..plan.tokenization import check_tokenizer, shared_lock
 from ..plan.windows import ContextLimit
 from .served import ServedModel
 from .server_apis import VLLM, AnswerError, LogprobsAPI, Prompt, TokenValues
 
 # Requests that the engine is given at a time, for it to batch as it likes.
 REQUESTS_AT_A_TIME = 8
-# One lock for each engine: answers to two callers would get mixed up.
-_LOCKS: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
-_LOCKS_LOCK = threading.Lock()
 
 
 def is_vllm(model: object) -> bool:
@@ -75,8 +70,7 @@ class EngineSource:
 
     def __init__(self, engine: Any) -> None:
         self.engine = engine
-        with _LOCKS_LOCK:
-            self.lock = _LOCKS.setdefault(engine, threading.RLock())
+        self.lock = shared_lock(engine)  # answers to two callers would get mixed up
 
     def connected(self) -> AbstractContextManager:
         """Keep the engine for the time of the context."""

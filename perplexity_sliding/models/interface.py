@@ -3,7 +3,7 @@
 A `LanguageModel` runs in this process; others may live in another engine or behind a URL.  Each is
 opened or adopted, prepared, and used::
 
-    model = open_model("gpt2")
+    model = ModelSource("gpt2").open()
     with model.in_use():
         model.check()                           # what it is: vocabulary, way to its logits
         model.prepare(longest, num_tokens)      # once the windows are planned
@@ -18,6 +18,7 @@ import sys
 import threading
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import cached_property
 from itertools import pairwise
 from typing import Any, NamedTuple, Protocol
 
@@ -28,6 +29,7 @@ from transformers.cache_utils import Cache
 
 from ..about import VERSION
 from ..digests import DIGITS
+from ..plan.tokenization import tokenizer_digest
 from ..plan.windows import ContextLimit
 
 # Tokenizers without a limit state one of about 1e30.
@@ -92,7 +94,7 @@ class ScoredModel(Protocol):
         limit: tokens that it takes.
         device: where it expects token ids; "cpu" where it runs elsewhere.
         num_embeddings: token ids must be below it; None where the model does not say.
-        tokenizer_digest: identifies how that encodes, see `text_tokenization.tokenizer_digest`.
+        tokenizer_digest: identifies how that encodes, see `plan.tokenization`.
         gives_logits: and not the scores of tokens alone, as a server does.
         vocabulary_size: columns of its logits.  After `check`, as are the following.
         by_blocks: whether no more than a block of logits exists at a time.
@@ -229,6 +231,10 @@ class EngineModel:
     def __init__(self) -> None:
         self.lock = threading.RLock()
         self.probe: float | None = None
+
+    @cached_property
+    def tokenizer_digest(self) -> str:
+        return tokenizer_digest(self.tokenizer)
 
     def tokenize(self, text: str) -> list[int] | None:
         """Return the ids that the engine cuts a text into; None where it does not say."""

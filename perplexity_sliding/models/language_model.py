@@ -19,10 +19,9 @@ import transformers
 from transformers import PreTrainedTokenizerBase
 
 from ..errors import ArgumentTypeError
-from ..plan.tokenization import check_tokenizer, tokenizer_digest
+from ..plan.tokenization import check_tokenizer, shared_lock, tokenizer_digest
 from ..plan.windows import ContextLimit
 from .digest import (
-    Built,
     active_adapters,
     check_identifiable,
     examine,
@@ -131,8 +130,6 @@ class Findings(NamedTuple):
 
 
 _FINDINGS: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
-_LOCKS: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
-_LOCKS_LOCK = threading.Lock()
 
 
 class LanguageModel:
@@ -367,7 +364,10 @@ class LanguageModel:
         built = examine(self.model)
         code = library_code(built.structure.of_libraries)
         modified = modifications(built)
-        state = (self.revision, code, model_structure(built), *modified)
+        # beside weights and configuration, what decides how the forward runs
+        tensors = ((p.device, p.dtype) for p in parameters_of(self.model))
+        structure = (*built.structure.calls, *tensors, number_format(self.model))
+        state = (self.revision, code, structure, *modified)
         known = _FINDINGS.get(self.model, {}).get(self.variant)
         if known is None or known.state != state:
             known = self._look(state)
@@ -394,7 +394,8 @@ class LanguageModel:
         if not self.findings.is_known:
             # only passes of that length show whether it matters
             length = max([length, *whole_lengths])
-        if length > self.findings.length and self._takes_long_passes(length, num_tokens):
+        is_worth_it = not self.findings.is_known or num_tokens >= LONG_RUN * length
+        if length > self.findings.length and is_worth_it:
             self._try_long_passes(length)
         if self.probe is None:
             nlls = self._read_made_up_text(PROBE_TOKENS, self.limit.length)
@@ -426,10 +427,6 @@ class LanguageModel:
         # The short passes were of one length, which does not show whether it matters.
         length = 1 if grows_frequencies(self.model) else expected.shape[1]
         return Findings(state, False, number, expected.shape[-1], length)
-
-    def _takes_long_passes(self, length: int, num_tokens: int) -> bool:
-        """Return whether to try passes of this length before any text is scored with them."""
-        return not self.findings.is_known or num_tokens >= LONG_RUN * length
 
     def _try_long_passes(self, length: int) -> None:
         """Look at passes of this length; read them in parts from now on where they do not fit."""
@@ -611,12 +608,4 @@ def lock_of(model: torch.nn.Module) -> threading.RLock:
     Models that share their embeddings share more than these, such as two heads on one body.
     """
     embeddings = input_embeddings(model)
-    owner = embeddings if isinstance(embeddings, torch.nn.Module) else model
-    with _LOCKS_LOCK:
-        return _LOCKS.setdefault(owner, threading.RLock())
-
-
-def model_structure(built: Built) -> tuple:
-    """Describe what decides, beside weights and configuration, how a model's forward runs."""
-    tensors = ((p.device, p.dtype) for p in parameters_of(built.model))
-    return (*built.structure.calls, *tensors, number_format(built.model))
+    return shared_lock(embeddings if isinstance(embeddings, torch.nn.Module) else model)

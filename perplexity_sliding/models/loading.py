@@ -189,7 +189,8 @@ def load_model(
             "Check that the checkpoint is complete and its config.json belongs to it."
         )
     model.eval()
-    if device is None or is_placed(model):
+    is_placed = getattr(model, "hf_device_map", None) or getattr(model, "is_quantized", False)
+    if device is None or is_placed:
         return model
     with _naming(name):
         return model.to(device)
@@ -311,11 +312,6 @@ def unwrapped(model: Any) -> torch.nn.Module:
     return model
 
 
-def is_placed(model: torch.nn.Module) -> bool:
-    """Return whether the model was placed by others: dispatched or quantised."""
-    return bool(getattr(model, "hf_device_map", None) or getattr(model, "is_quantized", False))
-
-
 def check_layers(config: PretrainedConfig, name: str) -> None:
     """Reject a configuration without layers: the model would be built, and scored, without any."""
     layers = getattr(config.get_text_config(decoder=True), "num_hidden_layers", None)
@@ -382,9 +378,8 @@ def check_exists(
         return
     reason = why_unreachable(model_id, model_kwargs)
     if reason is not None:
-        close = difflib.get_close_matches(
-            os.path.basename(model_id), folders_here(), n=1, cutoff=0.5
-        )
+        here = [path.parent.name for name in CONFIGS for path in Path().glob(f"*/{name}")]
+        close = difflib.get_close_matches(os.path.basename(model_id), here, n=1, cutoff=0.5)
         hint = f" Did you mean {close[0]}?" if close else ""
         raise ValueError(
             Wording(
@@ -421,8 +416,3 @@ def why_unreachable(model_id: str, model_kwargs: dict) -> str | None:
     except Exception:  # no network, no name server, a proxy: each version has its own kinds
         return "not reachable on the Hub"
     return None
-
-
-def folders_here() -> list[str]:
-    """List the folders of the working directory that hold a model."""
-    return [path.parent.name for name in CONFIGS for path in Path().glob(f"*/{name}")]

@@ -276,7 +276,10 @@ def window_cap(
 ) -> int | None:
     """Return the protocol's own window in tokens, None for the model's limit."""
     if protocol.max_length == "tokenizer or 1024":
-        return trainer_block(tokenizer, limit)
+        # the block of run_clm.py: the tokenizer's stated limit, if the model takes it
+        length = limit.length or 1024
+        stated = getattr(tokenizer, "model_max_length", None) or length + 1
+        return min(1024, length) if stated > length else int(stated)
     return protocol.max_length
 
 
@@ -336,13 +339,6 @@ def resolve_max_length(
             stacklevel=2,
         )
     return max_length
-
-
-def trainer_block(tokenizer: PreTrainedTokenizerBase, limit: ContextLimit) -> int:
-    """Return the block of run_clm.py: the tokenizer's stated limit, if the model takes it."""
-    length = limit.length or 1024
-    stated = getattr(tokenizer, "model_max_length", None) or length + 1
-    return min(1024, length) if stated > length else int(stated)
 
 
 def check_scorable(measurement: Measurement) -> None:

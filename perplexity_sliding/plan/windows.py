@@ -126,7 +126,10 @@ def plan_windows(
             if protocol.first_window == "full"
             else _growing_spans(num_tokens + 1, width, stride)
         )
-        return (_after_start_token(*span) for span in spans)
+        # of [start token] + text
+        return (
+            Window(max(begin - 1, 0), first - 1, end - 1, begin == 0) for begin, first, end in spans
+        )
     spans = _spans(num_tokens, width, stride, protocol.last)
     if protocol.scores == "all":
         spans = ((begin, begin + 1, end) for begin, _, end in spans)
@@ -166,11 +169,6 @@ def _growing_spans(length: int, width: int, stride: int) -> Iterator[tuple[int, 
     """Yield as `_spans`, but with `stride` targets a window, after all the context that fits."""
     for first in range(1, length, stride):
         yield max(0, first + stride - width), first, min(first + stride, length)
-
-
-def _after_start_token(begin: int, first: int, end: int) -> Window:
-    """Turn a span over [start token] + text into a window over the text."""
-    return Window(max(begin - 1, 0), first - 1, end - 1, begin == 0)
 
 
 @dataclass(frozen=True)
