@@ -164,13 +164,12 @@ class Share:
 Kind = Anything | WholeNumber | WholeNumbers | Choice | Flag | String | FilePath | Function | Share
 
 
-def check_whole_number(name: str, value: object, low: int, advice: str = "") -> None:
+def check_whole_number(name: str, value: object, low: int) -> None:
     """Refuse what is no whole number, or one that is too small."""
     if isinstance(value, bool) or not isinstance(value, Integral):
-        must = f"be a whole number from {low} on"
-        raise ArgumentTypeError(name, must, got=repr(value), advice=advice)
+        raise ArgumentTypeError(name, f"be a whole number from {low} on", got=repr(value))
     if value < low:
-        raise ArgumentError(name, f"be at least {low}", got=str(value), advice=advice)
+        raise ArgumentError(name, f"be at least {low}", got=str(value))
 
 
 def is_unicode(text: str) -> bool:
@@ -540,14 +539,14 @@ ARGUMENTS = {
 }
 
 
-def describe_arguments(indent: str = "    ") -> str:
+def describe_arguments() -> str:
     """Write the documentation of all arguments, in Google's style."""
     return "\n".join(
         textwrap.fill(
             f"{name} ({argument.type}): {argument.help}{_default_of(argument)}",
             LINE,
-            initial_indent=indent,
-            subsequent_indent=indent + "    ",
+            initial_indent="    ",
+            subsequent_indent="        ",
             break_on_hyphens=False,
             break_long_words=False,
         )

@@ -31,32 +31,14 @@ ABOUT = f"{PACKAGE}/about.py"
 PROGRAMS = ("app.py", METRIC, "score.py")
 ATTRIBUTES = ".gitattributes"
 PATTERNS = (
-    ATTRIBUTES,
-    "README.md",
-    "CHANGELOG.md",
-    "LICENSE",
-    "requirements.txt",
-    "constraints.txt",
-    "pyproject.toml",
-    "docs/*.md",
-    "docs/*.ipynb",
-    "samples/*.txt",
-    "samples/README.md",
-    "demo_model/*.json",
-    "demo_model/*.safetensors",
-    "demo_model/README.md",
-)
+    ATTRIBUTES, "README.md", "CHANGELOG.md", "LICENSE", "requirements.txt", "constraints.txt",
+    "pyproject.toml", "docs/*.md", "docs/*.ipynb", "samples/*.txt", "samples/README.md",
+    "demo_model/*.json", "demo_model/*.safetensors", "demo_model/README.md",
+)  # fmt: skip
 PACKAGE_PATTERNS = (
-    "*.py",
-    "*.css",
-    "*.js",
-    "*.csv",
-    "compare.txt",
-    "game_rounds.json",
-    "py.typed",
-    "*.woff2",
+    "*.py", "*.css", "*.js", "*.csv", "compare.txt", "game_rounds.json", "py.typed", "*.woff2",
     "OFL.txt",
-)
+)  # fmt: skip
 # The version of the code, in the metric's file and in its package.
 VERSION = re.compile(r'^_?VERSION = "(.+)"$', re.M)
 # Never vX.Y.Z: evaluate takes a tag of its own version for the revision to load.  Nor X.Y.Z: it puts

@@ -331,9 +331,9 @@ def test_work_is_shared_out_evenly(costs, parts):
 def test_a_single_process_needs_no_group():
     alone = Processes(distributed=False)
     assert alone.share([3, 1, 2]) == [0, 2, 1]
-    assert alone.gather([1, 2], None) == [1, 2]
+    assert alone.exchange([1, 2]) == [[1, 2]]
     with pytest.raises(ValueError, match="alone"):
-        alone.gather([], ValueError("alone"))
+        alone.exchange([], ValueError("alone"))
 
 
 # ---- under torchrun

@@ -132,17 +132,9 @@ def test_turns_are_those_of_every_beginning_written_out(template):
 def test_roles_in_any_order():
     tokenizer = make_tokenizer(chat_template=CHATML)
     roles = [
-        "user",
-        "assistant",
-        "assistant",
-        "tool",
-        "assistant",
-        "user",
-        "user",
-        "assistant",
-        "system",
-        "assistant",
-    ]
+        "user", "assistant", "assistant", "tool", "assistant", "user", "user", "assistant",
+        "system", "assistant",
+    ]  # fmt: skip
     chat = [{"role": role, "content": f"w{n}"} for n, role in enumerate(roles * 4)]
     assert module.write_chats(tokenizer, [chat])[1] == [naive_spans(tokenizer, chat)]
 

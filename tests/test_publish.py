@@ -89,38 +89,16 @@ def project(tmp_path):
 
 
 EXPECTED = [
-    ".gitattributes",
-    "CHANGELOG.md",
-    "LICENSE",
-    "README.md",
-    "app.py",
-    "constraints.txt",
-    "demo_model/README.md",
-    "demo_model/config.json",
-    "demo_model/halve.py",
-    "demo_model/model.safetensors",
-    "docs/notebook.ipynb",
-    "docs/picture.png",
-    "docs/python.md",
-    "perplexity_sliding.py",
-    "perplexity_sliding/__init__.py",
-    "perplexity_sliding/about.py",
-    "perplexity_sliding/cli/compare.txt",
-    "perplexity_sliding/cli/main.py",
-    "perplexity_sliding/plan/__init__.py",
-    "perplexity_sliding/plan/windows.py",
-    "perplexity_sliding/py.typed",
-    "perplexity_sliding/views/report.css",
-    "pyproject.toml",
-    "requirements.txt",
-    "samples/README.md",
-    "samples/story.txt",
-    "score.py",
-    "space/__init__.py",
-    "space/page.css",
-    "space/page.js",
-    "space/page.py",
-]
+    ".gitattributes", "CHANGELOG.md", "LICENSE", "README.md", "app.py", "constraints.txt",
+    "demo_model/README.md", "demo_model/config.json", "demo_model/halve.py",
+    "demo_model/model.safetensors", "docs/notebook.ipynb", "docs/picture.png", "docs/python.md",
+    "perplexity_sliding.py", "perplexity_sliding/__init__.py", "perplexity_sliding/about.py",
+    "perplexity_sliding/cli/compare.txt", "perplexity_sliding/cli/main.py",
+    "perplexity_sliding/plan/__init__.py", "perplexity_sliding/plan/windows.py",
+    "perplexity_sliding/py.typed", "perplexity_sliding/views/report.css", "pyproject.toml",
+    "requirements.txt", "samples/README.md", "samples/story.txt", "score.py", "space/__init__.py",
+    "space/page.css", "space/page.js", "space/page.py",
+]  # fmt: skip
 
 
 def test_exactly_the_right_files(project):

@@ -399,35 +399,13 @@ def assert_plain(value) -> None:
 
 
 ALWAYS = {
-    "protocol",
-    "max_length",
-    "stride",
-    "add_start_token",
-    "model",
-    "perplexities",
-    "mean_perplexity",
-    "num_texts",
-    "perplexity",
-    "perplexity_stderr",
-    "perplexity_interval",
-    "interval_sample",
-    "interval_scope",
-    "probe",
-    "long_probe",
-    "scored_share",
-    "total_nll",
-    "num_tokens",
-    "num_windows",
-    "num_forward_tokens",
-    "num_tokens_per_text",
-    "bits_per_byte",
-    "byte_perplexity",
-    "bits_per_character",
-    "word_perplexity",
-    "texts_digest",
-    "signature",
+    "protocol", "max_length", "stride", "add_start_token", "model", "perplexities",
+    "mean_perplexity", "num_texts", "perplexity", "perplexity_stderr", "perplexity_interval",
+    "interval_sample", "interval_scope", "probe", "long_probe", "scored_share", "total_nll",
+    "num_tokens", "num_windows", "num_forward_tokens", "num_tokens_per_text", "bits_per_byte",
+    "byte_perplexity", "bits_per_character", "word_perplexity", "texts_digest", "signature",
     "signature_short",
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("texts", [[random_text(60)], [random_text(40), random_text(9)]])

@@ -103,7 +103,7 @@ def one_line(text: str) -> str:
     return " ".join(text.split())
 
 
-def named(names: list[str], most: int = 3) -> str:
-    """Name a few and count the others."""
-    more = len(names) - most
-    return ", ".join(names[:most]) + (f" and {more} more" if more > 0 else "")
+def named(names: list[str]) -> str:
+    """Name three and count the others."""
+    more = len(names) - 3
+    return ", ".join(names[:3]) + (f" and {more} more" if more > 0 else "")

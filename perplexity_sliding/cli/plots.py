@@ -18,6 +18,8 @@ from .replacing import replaced
 from .tables import AXES, label
 
 TITLES = {"stride": "stride", "max_length": "window"}
+# Where the words of a point stand.
+ABOVE = {"xytext": (0, 6), "textcoords": "offset points", "ha": "center", "fontsize": 8}
 
 
 def check_path(path: str) -> None:
@@ -91,7 +93,7 @@ def draw_contexts(axes: Axes, rows: list[dict]) -> None:
         draw_band(axes, lengths, [row["perplexity"] for row in rows], [r["interval"] for r in rows])
         axes.set_ylabel("perplexity per token (band: 95 % interval)")
     for length, row, place in zip(lengths, rows, axes.lines[0].get_ydata()):
-        axes.annotate(f"{row['perplexity']:.2f}", (length, place), **above(6))
+        axes.annotate(f"{row['perplexity']:.2f}", (length, place), **ABOVE)
     axes.set_xticks(lengths, [f"{length:,}" for length in lengths])
     axes.margins(y=0.15)
     axes.set_xlabel(
@@ -126,7 +128,7 @@ def draw_protocols(rows: list[dict]) -> Figure:
     spans = reach([(row["perplexity"], row["perplexity_interval"]) for row in rows])
     axes.errorbar(perplexities, range(len(rows)), xerr=spans, **DOTS)
     for height, perplexity in enumerate(perplexities):
-        axes.annotate(f"{perplexity:.2f}", (perplexity, height), **above(6))
+        axes.annotate(f"{perplexity:.2f}", (perplexity, height), **ABOVE)
     names = [row["protocol"] for row in rows]
     if len(set(names)) < len(names):
         names = [f"{row['protocol']} {row['max_length']}/{row['stride']}" for row in rows]
@@ -184,10 +186,6 @@ def finite_interval(value: float, interval: Sequence[float] | None) -> Sequence[
     if interval is None or not all(map(math.isfinite, interval)):
         return [value] * 2
     return interval
-
-
-def above(points: float) -> dict:
-    return {"xytext": (0, points), "textcoords": "offset points", "ha": "center", "fontsize": 8}
 
 
 def beside(points: float) -> dict:

@@ -397,9 +397,9 @@ def _estimate(value: float, moved: float, degrees: float, count: int) -> Estimat
     return Estimate(value, stderr, degrees, (value - margin, value + margin), None, count)
 
 
-def student_t(degrees: float, confidence: float = 0.95) -> float:
-    """Return how many standard errors a two-sided interval reaches to either side."""
-    return float(stdtrit(degrees, (1 + confidence) / 2))
+def student_t(degrees: float) -> float:
+    """Return how many standard errors a 95 % interval reaches to either side."""
+    return float(stdtrit(degrees, 0.975))
 
 
 def sign_flip_pvalue(contributions: np.ndarray) -> float:

@@ -86,10 +86,6 @@ class Processes:
             raise _shared(error)
         self.run += xxhash.xxh3_128_hexdigest(description.encode())
 
-    def gather(self, result: list, error: Exception | None = None) -> list:
-        """Concatenate the results of all processes, in all processes."""
-        return [item for part in self.exchange(result, error) for item in part]
-
     def exchange(self, value: object, error: Exception | None = None) -> list:
         """Send a value to all processes; return the values of all, by rank.
 

@@ -116,10 +116,9 @@ class Alternatives:
         return f"alternatives({self.number})"
 
     def __call__(self, blocks: Sequence[Block]) -> dict[str, torch.Tensor]:
-        logits, targets = blocks[0].logits, blocks[0].targets
+        logits = blocks[0].logits
         top = logits.topk(min(self.number, logits.shape[1]))
-        return {
-            "rank": 1 + (logits > logits.gather(1, targets[:, None])).sum(1),
+        return Rank()(blocks) | {
             "top_ids": top.indices,
             "top_nll": blocks[0].log_normalizer[:, None] - top.values,
         }

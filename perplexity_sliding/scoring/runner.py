@@ -487,7 +487,7 @@ class Runner:
         except Exception as error:
             self.processes.announce(error)
             raise
-        gathered = dict(self.processes.gather(list(scores.items())))
+        gathered = dict(chain.from_iterable(self.processes.exchange(list(scores.items()))))
         return [gathered[number] for number in range(len(self.work.passes))]
 
     def _score_share(self, scores: dict[int, Columns], known: Set[int]) -> None:

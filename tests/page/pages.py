@@ -33,40 +33,11 @@ class Reader(HTMLParser):
 
 
 OWN_TAGS = {
-    *(
-        "a",
-        "b",
-        "button",
-        "code",
-        "dd",
-        "div",
-        "dl",
-        "dt",
-        "fieldset",
-        "details",
-        "summary",
-        "em",
-        "figcaption",
-        "figure",
-        "h3",
-    ),
-    *("i", "label", "legend"),
-    *(
-        "input",
-        "li",
-        "ol",
-        "output",
-        "p",
-        "path",
-        "polygon",
-        "polyline",
-        "small",
-        "span",
-        "svg",
-        "table",
-    ),
-    *("rect", "tbody", "td", "th", "thead", "tr", "ul", "progress"),
-}
+    "a", "b", "button", "code", "dd", "div", "dl", "dt", "fieldset", "details", "summary", "em",
+    "figcaption", "figure", "h3", "i", "label", "legend", "input", "li", "ol", "output", "p",
+    "path", "polygon", "polyline", "small", "span", "svg", "table", "rect", "tbody", "td", "th",
+    "thead", "tr", "ul", "progress",
+}  # fmt: skip
 
 
 def data_of(page):
