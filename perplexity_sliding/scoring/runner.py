@@ -35,8 +35,7 @@ from ..plan.windows import (
 from .checkpoint import Checkpoint, agree
 from .distributed import Processes
 from .measures import Measure
-from .passes import Row, Scorer
-from .served import PassError, ServedScorer
+from .passes import PassError, Row, Scorer, ServedScorer
 
 _HIDDEN: list[bool] = []  # one entry for each context of `bars_hidden`
 
