@@ -16,14 +16,11 @@ def of_long_runs(args: argparse.Namespace) -> str | None:
     """Say what would be faster; None where nothing would. Called when the model is open."""
     import torch
 
-    chooses = args.dtype is None and not is_elsewhere(args.model_id)
+    # a server's has its precision already, and a file's of llama.cpp
+    is_elsewhere = "://" in args.model_id or args.model_id.endswith(".gguf")
+    chooses = args.dtype is None and not is_elsewhere
     on_cpu = args.device == "cpu" or (args.device is None and not torch.cuda.is_available())
     return HALF if chooses and on_cpu and multiplies_bfloat16() else None
-
-
-def is_elsewhere(model: str) -> bool:
-    """Tell whether a model has its precision already: a server's, or a file's of llama.cpp."""
-    return "://" in model or model.endswith(".gguf")
 
 
 def multiplies_bfloat16() -> bool:

@@ -1,5 +1,8 @@
 """Axes, colours and marks that all plots share."""
 
+import math
+from collections.abc import Sequence
+
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
@@ -16,3 +19,16 @@ def tidied(axes: Axes, grid: str) -> Axes:
     axes.grid(axis=grid, color=GRID)
     axes.set_axisbelow(True)
     return axes
+
+
+def reach(values: Sequence[tuple[float, Sequence[float] | None]]) -> list[list[float]]:
+    """Compute how far intervals reach below and above their values; nowhere without an interval."""
+    spans = [
+        (value, *(interval if interval and all(map(math.isfinite, interval)) else (value, value)))
+        for value, interval in values
+    ]
+    # A perplexity that a protocol averages in its own way may lie outside of its interval.
+    return [
+        [max(0.0, value - low) for value, low, _ in spans],
+        [max(0.0, high - value) for value, _, high in spans],
+    ]

@@ -8,7 +8,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from .axes import DOTS, GREY, INK, new_axes
+from .axes import DOTS, GREY, INK, reach, tidied
 from .comparison_report import byte_interval
 from .tables import signature_fields
 
@@ -186,14 +186,9 @@ def draw_candidates(rows: Sequence[dict], measures: Sequence[Measured]) -> Figur
     """Draw several models side by side, with intervals."""
     figure = Figure(figsize=(8, 1.6 + 0.4 * len(rows)), layout="constrained")
     for number, measured in enumerate(measures):
-        axes = new_axes(figure, "x") if len(measures) == 1 else side(figure, number)
+        axes = tidied(figure.add_subplot(1, len(measures), number + 1), "x")
         values = [value for value, _ in measured.values]
-        spans = [interval or [value, value] for value, interval in measured.values]
-        reach = [
-            [max(0.0, value - low) for value, (low, _) in zip(values, spans)],
-            [max(0.0, high - value) for value, (_, high) in zip(values, spans)],
-        ]
-        axes.errorbar(values, range(len(rows)), xerr=reach, **DOTS)
+        axes.errorbar(values, range(len(rows)), xerr=reach(measured.values), **DOTS)
         axes.set_yticks(range(len(rows)), [row["name"] for row in rows] if number == 0 else [])
         axes.set_ylim(len(rows) - 0.5, -0.5)
         axes.set_xlabel(f"{measured.label}\n(bars: 95 % interval)")
@@ -202,11 +197,3 @@ def draw_candidates(rows: Sequence[dict], measures: Sequence[Measured]) -> Figur
         elif "KL" in measured.label and min(values) > 0:
             axes.set_xscale("log")
     return figure
-
-
-def side(figure: Figure, number: int) -> Axes:
-    axes = figure.add_subplot(1, 2, number + 1)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.grid(axis="x", color="#e6e6e6")
-    axes.set_axisbelow(True)
-    return axes

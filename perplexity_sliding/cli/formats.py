@@ -50,10 +50,6 @@ def surrounded(brackets: str, items: Iterable[tuple[str | None, object]]) -> Ite
     yield brackets[1] if between != brackets[0] else brackets
 
 
-def to_jsonl(rows: Iterable[dict]) -> Iterator[str]:
-    return (f"{to_json(row)}\n" for row in rows)
-
-
 def to_csv(rows: Iterable[dict], delimiter: str = ",") -> Iterator[str]:
     """Write CSV or TSV with a header; lists as JSON, nothing for None."""
     names = column_names(rows)

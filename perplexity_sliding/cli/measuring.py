@@ -366,7 +366,9 @@ class Scoring:
                 refused = getattr(error, "positions", ())
                 if not refused:
                     raise
-                errors |= {id(good[place]): without_positions(error) for place in refused}
+                # the place among the others says nothing in the row of a text
+                reason = in_options(error, positions=())
+                errors |= {id(good[place]): reason for place in refused}
         self.report.num_refused += len(errors)
         for text in texts:
             outcome = {"error": errors[id(text)]} if id(text) in errors else next(results)
@@ -740,11 +742,6 @@ def with_original_bytes(result: dict, num_bytes: int, num_original: int) -> dict
         return result
     per_original_byte = result["bits_per_byte"] * num_bytes / num_original
     return result | {"bits_per_original_byte": per_original_byte}
-
-
-def without_positions(error: ValueError) -> str:
-    """Return the reason for the row of a text, whose place among the others says nothing."""
-    return in_options(error, positions=())
 
 
 def peak_memory() -> int | None:

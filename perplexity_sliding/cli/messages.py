@@ -84,19 +84,14 @@ def in_options(error: object, **others: object) -> str:
 
 def as_option(argument: str, value: str | None) -> str | None:
     """Name the option of an argument, with its value as the command line takes it."""
-    name = option_name(argument)
+    name = OTHER_NAMES.get(argument)
+    if name is None and argument in METRIC_ARGUMENTS:
+        name = f"--{with_hyphens(argument)}"
     is_flag = METRIC_ARGUMENTS.get(argument, {}).get("action") == "store_true"
     if name is None or value in (None, "True") or is_flag:
         return name
     bare = value.strip("'")
     return f"{name} {bare.lower() if bare.strip() else value}"
-
-
-def option_name(argument: str) -> str | None:
-    """Name the option of an argument, or of an entry of a dictionary; None where there is none."""
-    if argument in OTHER_NAMES:
-        return OTHER_NAMES[argument]
-    return f"--{with_hyphens(argument)}" if argument in METRIC_ARGUMENTS else None
 
 
 def one_line(text: str) -> str:

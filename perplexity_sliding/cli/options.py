@@ -362,7 +362,8 @@ def parse_arguments(argv: list[str], program: str = "score.py") -> argparse.Name
     if args.stored:
         verifying.take_options(args.stored, args, STORED)
     args.takes_bundled_model = args.model_id is None
-    args.models = expand_models(args.model_id or [str(BUNDLED_MODEL)])
+    names = args.model_id or [str(BUNDLED_MODEL)]
+    args.models = [model for name in names for model in matching_models(name)]
     args.model_id = args.models[0]
     args.tokens = args.tokens or bool(args.num_alternatives)
     args.words = args.words or bool(args.words_column) or args.word_correction is not None
@@ -485,16 +486,12 @@ def check_together(args: argparse.Namespace) -> None:
     check_own_files(args)
 
 
-def expand_models(names: list[str]) -> list[str]:
-    """List the models behind the names: folders and GGUF files that match a glob, 9 before 10.
+def matching_models(name: str) -> list[str]:
+    """List the models behind a name: folders and GGUF files that match a glob, 9 before 10.
 
     Raises:
         ValueError: nothing matches.
     """
-    return [model for name in names for model in matching_models(name)]
-
-
-def matching_models(name: str) -> list[str]:
     if "://" in name or not glob.has_magic(name) or os.path.exists(name):
         return [name]
     found = glob.glob(os.path.expanduser(name), recursive=True)

@@ -68,7 +68,7 @@ def render(report: Report, args: argparse.Namespace, metric) -> Iterator[str]:
     """Write the report in the format that was asked for, piece by piece; plain, for files and pipes."""
     writers = {
         "json": lambda: chain(formats.json_pieces(as_json(report, args)), "\n"),
-        "jsonl": lambda: formats.to_jsonl(tidy_rows(report, args)),
+        "jsonl": lambda: (f"{formats.to_json(row)}\n" for row in tidy_rows(report, args)),
         "csv": lambda: formats.to_csv(tidy_rows(report, args)),
         "tsv": lambda: formats.to_csv(tidy_rows(report, args), "\t"),
         "markdown": lambda: paragraphs(all_tables(report, args, papers.to_markdown)),
@@ -117,7 +117,11 @@ def is_refused_row(row: dict) -> bool:
 def tidy_rows(report: Report, args: argparse.Namespace) -> Iterable[dict]:
     """Make one row of a measurement, a token, or a text; texts that were joined are one more."""
     if args.unit:
-        return Rows(lambda: part_rows(report, args.unit))
+        return Rows(
+            lambda: chain.from_iterable(
+                rows_of_text(text, columns, args.unit) for text, columns in report.parts
+            )
+        )
     if report.compared:
         return rows.of_measurements(report.measurements, args.label is not None)
     more = [rows.flat({"name": "all together"} | report.corpus)] if has_row(report) else []
@@ -136,13 +140,8 @@ def count_rows(report: Report, args: argparse.Namespace) -> int:
     return len(report.texts) + has_row(report)
 
 
-def part_rows(report: Report, unit: str) -> Iterator[dict]:
-    """Make one row of a token or word, with the other columns of its text's row."""
-    for text, columns in report.parts:
-        yield from rows_of_text(text, columns, unit)
-
-
 def rows_of_text(text: ReadText, columns: dict, unit: str) -> Iterator[dict]:
+    """Make one row of a token or word, with the other columns of its text's row."""
     return (rows.of_part(row, text.carried, row) for row in rows.of_parts(text, columns, unit))
 
 

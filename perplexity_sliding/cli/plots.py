@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, NullLocator
 
-from .axes import DOTS, GREY, INK, new_axes, tidied
+from .axes import DOTS, GREY, INK, new_axes, reach, tidied
 from .comparison_plots import draw_models, paired_changes
 from .grids import paired_with
 from .replacing import replaced
@@ -170,22 +170,6 @@ def draw_costs(rows: list[dict]) -> Figure:
     against = f"perplexity against {TITLES[name]} {first[name]:,}, %\n(bars: 95 % interval, paired)"
     axes.set_ylabel(against if changes else "perplexity per token (bars: 95 % interval)")
     return figure
-
-
-def reach(values: Sequence[tuple[float, Sequence[float] | None]]) -> list[list[float]]:
-    """Compute how far intervals reach below and above their values; nowhere without an interval."""
-    spans = [(value, *finite_interval(value, interval)) for value, interval in values]
-    # A perplexity that a protocol averages in its own way may lie outside of its interval.
-    return [
-        [max(0.0, value - low) for value, low, _ in spans],
-        [max(0.0, high - value) for value, _, high in spans],
-    ]
-
-
-def finite_interval(value: float, interval: Sequence[float] | None) -> Sequence[float]:
-    if interval is None or not all(map(math.isfinite, interval)):
-        return [value] * 2
-    return interval
 
 
 def beside(points: float) -> dict:

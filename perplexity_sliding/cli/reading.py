@@ -269,7 +269,9 @@ def read_rows(
             key: of_key for key, of_key in row.items() if args.keep_text or key not in needed
         }
         text = row[column] or ""
-        chat = without_gaps(text) if is_chat(text) else None
+        chat = None
+        if is_chat(text):  # without the keys that only others of the table have
+            chat = [{key: v for key, v in m.items() if v is not None} for m in text]
         if chat is None and not isinstance(text, str):
             raise ValueError(
                 f"{table.name} must hold chats in all rows of {column!r}, got {text!r:.80} in row "
@@ -325,11 +327,6 @@ def is_chat(value) -> bool:
         and len(value) > 0
         and all(isinstance(m, dict) and {"role", "content"} <= m.keys() for m in value)
     )
-
-
-def without_gaps(chat: list[dict]) -> list[dict]:
-    """Return messages without the keys that only others of the table have."""
-    return [{key: value for key, value in m.items() if value is not None} for m in chat]
 
 
 def replies(chat: list[dict]) -> str:

@@ -95,13 +95,10 @@ def csv_records(source: Source, lines: Iterator[str]) -> tuple[str, Iterator[lis
     """Return what stands between cells, and a reader of the rows."""
     csv.field_size_limit(2**31 - 1)  # a cell may be a book
     first = next(lines, "").removeprefix("\ufeff")
-    delimiter = "\t" if suffix(source.name) == ".tsv" else delimiter_of(first)
+    # semicolons or tabs where the header has no comma
+    delimiter = next((mark for mark in (",", ";", "\t") if mark in first), ",")
+    delimiter = "\t" if suffix(source.name) == ".tsv" else delimiter
     return delimiter, csv.reader(chain([first], lines), delimiter=delimiter, strict=True)
-
-
-def delimiter_of(header: str) -> str:
-    """Tell what stands between cells: semicolons or tabs where the header has no comma."""
-    return next((mark for mark in (",", ";", "\t") if mark in header), ",")
 
 
 def csv_header(name: str, records: Iterator[list[str]]) -> list[str]:
