@@ -141,9 +141,7 @@ def repeated_calls(setup: Setup, times: int, number: int) -> Case:
     """A few short texts, again and again: what a call costs apart from its texts."""
     texts = make_lines(number, setup.vocabulary, LINE_SCALE, setup.context - 1)
     case = Case(
-        "repeated calls",
-        f"{times} calls of {number} texts",
-        setup.plain(texts, setup.context // 2),
+        "repeated calls", f"{times} calls of {number} texts", setup.plain(texts, setup.context // 2)
     )
     folder = setup.folder()
     case.contenders = {

@@ -195,10 +195,7 @@ def turn(url: str, bare: str, text: str) -> tuple[dict, dict]:
             address,
             SIZES["1280 × 800"],
             1,
-            lambda browser, own=own: {
-                **first_visit(browser),
-                "letter": type_letter(browser, own),
-            },
+            lambda browser, own=own: {**first_visit(browser), "letter": type_letter(browser, own)},
         )
         for address, own in ((url, text), (bare, None))
     )

@@ -88,10 +88,7 @@ def check_texts(texts: Iterable[str], name: str = "predictions") -> list[str]:
     if not_strings:
         kinds = sorted({type(texts[number]).__name__ for number in not_strings})
         raise ArgumentTypeError(
-            name,
-            "hold strings only",
-            got=", ".join(kinds),
-            positions=not_strings,
+            name, "hold strings only", got=", ".join(kinds), positions=not_strings
         )
     broken = [number for number, text in enumerate(texts) if not is_unicode(text)]
     if broken:
@@ -356,11 +353,7 @@ class LongContext:
 
 
 def check_long_context(
-    context_lengths: Any,
-    positions: Any,
-    carry: Any,
-    settings: Sequence[Setting],
-    gives_list: bool,
+    context_lengths: Any, positions: Any, carry: Any, settings: Sequence[Setting], gives_list: bool
 ) -> LongContext:
     """Check the arguments about long contexts, which need a single measurement."""
     lengths, edges = _ascending(context_lengths), _ascending(positions)

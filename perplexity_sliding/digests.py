@@ -52,9 +52,7 @@ def same_probe(probe: float, other: float, signature: str) -> bool:
 
 
 def same_long_probes(
-    probe: Iterable[Sequence[float]] | None,
-    other: Iterable[Sequence[float]] | None,
-    signature: str,
+    probe: Iterable[Sequence[float]] | None, other: Iterable[Sequence[float]] | None, signature: str
 ) -> bool:
     """Check whether two long probes agree in all stretches that both have."""
     stretches, others = ({pair[0]: pair[1] for pair in pairs or ()} for pairs in (probe, other))

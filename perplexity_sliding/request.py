@@ -24,12 +24,7 @@ from .arguments import (
     list_settings,
 )
 from .digests import TextsDigest
-from .engines.sources import (
-    ModelSource,
-    ReferenceSource,
-    check_model_source,
-    check_reference,
-)
+from .engines.sources import ModelSource, ReferenceSource, check_model_source, check_reference
 from .errors import ArgumentError, ArgumentTypeError, Wording
 from .plan.measurement import Measurement
 from .plan.parts import check_alone, check_beside_reference, check_parts

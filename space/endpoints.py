@@ -109,10 +109,7 @@ def add_endpoint(page: gr.Blocks, function: Callable, **options) -> None:
     names = [name for name in words if name != "request"]
     for name, component in zip(names, page.fns[published["id"]].inputs, strict=True):
         component.label = name
-        component._api_info |= {
-            "description": words[name],
-            "additional_description": words[name],
-        }
+        component._api_info |= {"description": words[name], "additional_description": words[name]}
 
 
 def read_arguments(

@@ -467,12 +467,7 @@ class Handlers:
         known = guide(settings.protocol)
         stride = settings.stride or usual_stride(settings.protocol, settings.window)
         return (
-            gr.Slider(
-                value=stride,
-                interactive=known.stride,
-                visible=known.stride,
-                **limits,
-            ),
+            gr.Slider(value=stride, interactive=known.stride, visible=known.stride, **limits),
             start_choice(settings.protocol, settings.start),
         )
 

@@ -223,10 +223,7 @@ class Jobs:
             return self._replace(visitor)
 
     def take(
-        self,
-        visitor: str,
-        address: str | None = None,
-        has_left: Callable[[], bool] = lambda: False,
+        self, visitor: str, address: str | None = None, has_left: Callable[[], bool] = lambda: False
     ) -> Job:
         """Return the job announced last, or a new one if another request runs under that."""
         with self._lock:

@@ -573,14 +573,7 @@ def connect_measurements(handlers: Handlers, controls: Controls, results: Result
             [],
         ),
         (r.tools_tab, handlers.every_protocol, (), c.request, [r.tools, r.kept[TOOLS]], []),
-        (
-            r.compare_tab,
-            handlers.compare,
-            (),
-            both,
-            [r.compared, r.kept[MODELS]],
-            [r.other.input],
-        ),
+        (r.compare_tab, handlers.compare, (), both, [r.compared, r.kept[MODELS]], [r.other.input]),
     ):
         name, shown, asked = tab.label, gr.State(), gr.State(0)
         gr.on(

@@ -5,12 +5,7 @@ from collections.abc import Iterable
 from perplexity_sliding.views.markup import count, escape, payload
 from perplexity_sliding.views.segments import Segment
 from perplexity_sliding.views.text_box import piece_columns, utf16_length
-from perplexity_sliding.views.tokens import (
-    colour_choice,
-    piece_colour,
-    text_segments,
-    token_data,
-)
+from perplexity_sliding.views.tokens import colour_choice, piece_colour, text_segments, token_data
 
 from .protocols import guide
 from .service import Scored

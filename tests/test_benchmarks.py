@@ -168,10 +168,7 @@ def test_many_lengths_cost_what_the_longest_does(outcome):
 def test_a_shared_context_is_read_once(outcome):
     """30 texts of 4 tokens after 20: closed forms, but for the last token, which nothing follows."""
     (case,) = outcome[0]["shared context"]
-    assert case["forward_tokens"] == {
-        "together": 19 + 30 * (1 + 4 - 1),
-        "apart": 30 * (20 + 4 - 1),
-    }
+    assert case["forward_tokens"] == {"together": 19 + 30 * (1 + 4 - 1), "apart": 30 * (20 + 4 - 1)}
     assert {"together / apart"} <= set(case["ratios"])
 
 

@@ -365,9 +365,7 @@ def test_code_that_was_patched_is_another_reference(metric, arguments, path, mon
 def test_windows_of_another_length_where_that_matters(metric, arguments, path, role):
     """A short window is not read out of a longer one, though short ones alone agree."""
     growing = make_model(
-        "llama",
-        max_position_embeddings=16,
-        rope_scaling={"rope_type": "dynamic", "factor": 2.0},
+        "llama", max_position_embeddings=16, rope_scaling={"rope_type": "dynamic", "factor": 2.0}
     )
     arguments |= {"model": make_model("llama", max_position_embeddings=64), role: growing}
     arguments["batch_size"] = 1

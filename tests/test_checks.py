@@ -8,13 +8,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from models import (
-    VOCABULARY,
-    SlowTokenizer,
-    make_model,
-    make_tokenizer,
-    random_text,
-)
+from models import VOCABULARY, SlowTokenizer, make_model, make_tokenizer, random_text
 
 from perplexity_sliding.cli import messages
 
@@ -47,10 +41,7 @@ def test_no_texts(metric, gpt2, tokenizer):
 
 def test_single_tokens_where_there_is_no_start_token(compute):
     """The advice is one that helps."""
-    with (
-        pytest.warns(UserWarning),
-        pytest.raises(ValueError, match="at least 2 tokens") as raised,
-    ):
+    with pytest.warns(UserWarning), pytest.raises(ValueError, match="at least 2 tokens") as raised:
         compute(predictions=["w5"], tokenizer=make_tokenizer(bos=False))
     assert "add_start_token=True" not in str(raised.value)
 

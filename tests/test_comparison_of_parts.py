@@ -7,15 +7,7 @@ import numpy as np
 import pytest
 import reference
 import torch
-from models import (
-    BOS,
-    CONTEXT,
-    make_byte_tokenizer,
-    make_model,
-    make_tokenizer,
-    random_text,
-    save,
-)
+from models import BOS, CONTEXT, make_byte_tokenizer, make_model, make_tokenizer, random_text, save
 from test_parts import CHAT, MARKED_TEMPLATE, PLAIN_TEMPLATE
 
 from perplexity_sliding.results.pairs import with_edges

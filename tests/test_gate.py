@@ -122,14 +122,8 @@ DESCRIPTIONS = [
     ({"sha": None}, "does not say which version"),
     ({"sha": "main"}, "does not say which version"),
     ({"siblings": [{"rfilename": "config.json", "size": 9}]}, "safetensors format"),
-    (
-        {"siblings": [{"rfilename": "pytorch_model.bin", "size": 9}]},
-        "safetensors format",
-    ),
-    (
-        {"siblings": [{"rfilename": "evil/model.safetensors", "size": 9}]},
-        "safetensors format",
-    ),
+    ({"siblings": [{"rfilename": "pytorch_model.bin", "size": 9}]}, "safetensors format"),
+    ({"siblings": [{"rfilename": "evil/model.safetensors", "size": 9}]}, "safetensors format"),
     ({"siblings": [{"rfilename": "model.safetensors"}]}, "does not say how large"),
     ({"siblings": [{"rfilename": "model.safetensors", "size": 10**11}]}, "too large.*100.0 GB"),
     (

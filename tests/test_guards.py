@@ -14,15 +14,7 @@ import pytest
 import reference
 import torch
 import transformers
-from models import (
-    BOS,
-    CONTEXT,
-    NEWEST,
-    VOCABULARY,
-    make_model,
-    make_tokenizer,
-    random_text,
-)
+from models import BOS, CONTEXT, NEWEST, VOCABULARY, make_model, make_tokenizer, random_text
 
 from perplexity_sliding.engines.sources import in_use_together
 from perplexity_sliding.models import probes

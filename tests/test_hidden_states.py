@@ -11,13 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from models import (
-    VOCABULARY,
-    make_byte_tokenizer,
-    make_model,
-    random_text,
-    save,
-)
+from models import VOCABULARY, make_byte_tokenizer, make_model, random_text, save
 
 from perplexity_sliding.scoring.hidden_states import PAGE_BYTES, StatesFile, allocate, drop_body
 

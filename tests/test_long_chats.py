@@ -42,8 +42,7 @@ NUMBERED = PLAIN.replace("' + m['role']", "' + loop.index | string + m['role']")
     "'<|assistant|> '", "'<|' + (messages | length + 1) | string + 'assistant|> '"
 )
 WITHOUT_THOUGHTS = PLAIN.replace(
-    "m['content'] +",
-    "(m['content'] if loop.last else m['content'].split('</think>')[-1]) +",
+    "m['content'] +", "(m['content'] if loop.last else m['content'].split('</think>')[-1]) +"
 )
 TEMPLATES = {
     "plain": PLAIN,

@@ -60,8 +60,7 @@ def assert_equal_to(result: dict, nlls: list[dict[int, float]]) -> None:
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 @pytest.mark.parametrize(
-    ("length", "stride", "start"),
-    [(16, 5, "once"), (16, 16, "none"), (12, 4, "every")],
+    ("length", "stride", "start"), [(16, 5, "once"), (16, 16, "none"), (12, 4, "every")]
 )
 def test_every_architecture_equals_the_naive_loop(metric, architecture, length, stride, start):
     model = make_model(architecture)
@@ -186,10 +185,7 @@ def test_a_uniform_model_has_the_size_of_its_vocabulary_as_perplexity(metric, pr
     assert result["total_nll"] == pytest.approx(result["num_tokens"] * math.log(VOCABULARY))
 
 
-@pytest.mark.parametrize(
-    "architecture",
-    ARCHITECTURES,
-)
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_uniform_models_of_every_architecture(metric, architecture):
     result = metric.compute(
         predictions=TEXTS, model=make_uniform_model(architecture), tokenizer=make_tokenizer()
@@ -215,9 +211,7 @@ def test_bytes_and_characters_are_those_of_the_text(metric):
     text = "né 漢字 🙂"  # 7 characters in 15 bytes, one token a byte
     tokenizer = make_byte_tokenizer()
     result = metric.compute(
-        predictions=[text],
-        model=make_uniform_model(vocab_size=len(tokenizer)),
-        tokenizer=tokenizer,
+        predictions=[text], model=make_uniform_model(vocab_size=len(tokenizer)), tokenizer=tokenizer
     )
     assert result["num_tokens"] == 15
     assert result["bits_per_byte"] == pytest.approx(math.log2(len(tokenizer)), rel=1e-6)

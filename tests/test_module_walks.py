@@ -9,19 +9,8 @@ import pytest
 import torch
 from models import make_model
 
-from perplexity_sliding.models.digest import (
-    Built,
-    Structure,
-    examine,
-    modifications,
-    runs_own_code,
-)
-from perplexity_sliding.models.module import (
-    library_code,
-    modules_of,
-    named_modules,
-    parameters_of,
-)
+from perplexity_sliding.models.digest import Built, Structure, examine, modifications, runs_own_code
+from perplexity_sliding.models.module import library_code, modules_of, named_modules, parameters_of
 
 
 class Shared(torch.nn.Module):

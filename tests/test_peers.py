@@ -19,11 +19,7 @@ from models import CONTEXT, make_byte_tokenizer, make_model, make_tokenizer, ran
 from perplexity_sliding.plan.windows import plan_windows
 from perplexity_sliding.protocols import PROTOCOLS
 
-TOKENIZERS = {
-    "BOS": {},
-    "EOS only": {"bos": False},
-    "adds BOS": {"adds_bos": True},
-}
+TOKENIZERS = {"BOS": {}, "EOS only": {"bos": False}, "adds BOS": {"adds_bos": True}}
 
 
 @pytest.fixture(scope="module")
@@ -265,10 +261,7 @@ STOCK_STARTS = [
     ("BOS", False),
     ("EOS only", True),  # which is no start token to the stock metric
     ("EOS only", False),
-    pytest.param(
-        "adds BOS",
-        True,
-    ),
+    pytest.param("adds BOS", True),
     ("adds BOS", False),
 ]
 

@@ -6,12 +6,7 @@ import numpy as np
 import pytest
 
 from perplexity_sliding.digests import TextsDigest
-from perplexity_sliding.results.totals import (
-    Aggregation,
-    TextScores,
-    Totals,
-    ratio_of_perplexities,
-)
+from perplexity_sliding.results.totals import Aggregation, TextScores, Totals, ratio_of_perplexities
 
 LISTS = {"perplexities", "num_tokens_per_text"}
 AGGREGATIONS = {

@@ -17,17 +17,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "docs"))
 import renew  # noqa: E402
 from protocol_table import protocol_table, replace_table  # noqa: E402
-from snippets import (  # noqa: E402
-    PAGES,
-    PYTHON,
-    README,
-    SHELL,
-    NotInstalled,
-    parse,
-    printed_by,
-    runnable,
-    same,
-)
+from snippets import PAGES, PYTHON, README, SHELL, NotInstalled, parse, printed_by, runnable, same  # noqa: E402
 
 
 def run(block):

@@ -462,11 +462,7 @@ def test_checkpoint(compare, other, tmp_path):
             ValueError,
             "`reference` must be a dictionary with one of model_id and model, .* got dtype",
         ),
-        (
-            {"reference": {"model_id": "gpt2", "model": 3}},
-            ValueError,
-            "one of model_id and model",
-        ),
+        ({"reference": {"model_id": "gpt2", "model": 3}}, ValueError, "one of model_id and model"),
         (
             {"reference": {"model_id": "gpt2", "revision": "main"}},
             ValueError,
@@ -491,11 +487,7 @@ def test_checkpoint(compare, other, tmp_path):
         ),
         ({"reference": "x", "margin": "1 %"}, TypeError, "`margin` must be a number"),
         ({"reference": "x", "margin": True}, TypeError, "`margin` must be a number"),
-        (
-            {"reference": "x", "margin": 1},
-            ValueError,
-            "`margin` must be from 0 to below 1",
-        ),
+        ({"reference": "x", "margin": 1}, ValueError, "`margin` must be from 0 to below 1"),
         ({"reference": "x", "margin": -0.1}, ValueError, "got -0.1"),
         ({"reference": "x", "margin": math.nan}, ValueError, "got nan"),
     ],

@@ -192,10 +192,7 @@ def test_totals_of_different_measurements_do_not_add_up():
 
 def test_totals_stay_small():
     """A million tokens in one text, and as many in 100,000 texts."""
-    for texts in (
-        [text(np.ones(10**6))],
-        [text(np.ones(10))] * 10**5,
-    ):
+    for texts in ([text(np.ones(10**6))], [text(np.ones(10))] * 10**5):
         totals = Totals.of(texts, Aggregation())
         assert len(totals.blocks.sums) == max(32, len(texts))
         assert totals.result()["num_tokens"] == 10**6

@@ -484,14 +484,7 @@ def numbers(value):
     return [value] if isinstance(value, int | float) else []
 
 
-@pytest.mark.parametrize(
-    "error",
-    [
-        None,
-        pytest.param("population"),
-        pytest.param("sample"),
-    ],
-)
+@pytest.mark.parametrize("error", [None, pytest.param("population"), pytest.param("sample")])
 @pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")
 def test_an_infinite_nll(error):
     """A token the model finds impossible: perplexity is infinite, and how sure we are is unknown."""
@@ -505,10 +498,7 @@ def test_an_infinite_nll(error):
 
 @pytest.mark.parametrize(
     "nlls",
-    [
-        [[800.0, 900.0], [850.0, 1000.0]],
-        [[800.0, 900.0], [900.0, 800.0]],
-    ],
+    [[[800.0, 900.0], [850.0, 1000.0]], [[800.0, 900.0], [900.0, 800.0]]],
     ids=["different", "equally hard"],
 )
 def test_an_overflowing_perplexity(nlls):

@@ -27,10 +27,7 @@ OTHER_NAMES = {
 OTHER_NAMES |= {
     f"reference[{key!r}]": f"--{with_hyphens(name)}" for name, key in OF_REFERENCE.items()
 }
-OTHER_NAMES |= {
-    "key_tokens['evaluator']": "--evaluator",
-    "reference['tokenizer']": "--tokenizer",
-}
+OTHER_NAMES |= {"key_tokens['evaluator']": "--evaluator", "reference['tokenizer']": "--tokenizer"}
 
 
 def program_name() -> str:

@@ -116,10 +116,7 @@ class Refusal(ValueError):
 
 
 def try_source(
-    source: Source,
-    tokenizer: PreTrainedTokenizerBase,
-    length: int | None,
-    description: str,
+    source: Source, tokenizer: PreTrainedTokenizerBase, length: int | None, description: str
 ) -> Identity:
     """Try whether the values that a source gives are those of a causal model.
 

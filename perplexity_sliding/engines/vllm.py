@@ -150,8 +150,4 @@ def entries_of(output: Any, prompt: Prompt) -> list[dict | None] | None:
 
 
 def as_dict(found: Any) -> dict:
-    return {
-        "logprob": found.logprob,
-        "rank": found.rank,
-        "decoded_token": found.decoded_token,
-    }
+    return {"logprob": found.logprob, "rank": found.rank, "decoded_token": found.decoded_token}

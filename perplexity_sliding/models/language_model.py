@@ -30,15 +30,7 @@ from .digest import (
     modifications,
     runs_own_code,
 )
-from .interface import (
-    PROBE_TOKENS,
-    Batch,
-    LogitBlocks,
-    LongProbe,
-    Prefix,
-    ProbeText,
-    long_probe_of,
-)
+from .interface import PROBE_TOKENS, Batch, LogitBlocks, LongProbe, Prefix, ProbeText, long_probe_of
 from .loading import (
     check_decoder,
     check_exists,

@@ -242,11 +242,7 @@ def find_turn(
 
 
 def find_turns_by_place(
-    tokenizer: PreTrainedTokenizerBase,
-    chat: Chat,
-    text: str,
-    number: int,
-    answers: Sequence[int],
+    tokenizer: PreTrainedTokenizerBase, chat: Chat, text: str, number: int, answers: Sequence[int]
 ) -> list[Turn] | None:
     """Find the assistant's turns in a long chat, in time that grows with its length alone.
 
@@ -402,10 +398,7 @@ def marked_spans(tokenizer: PreTrainedTokenizerBase, chat: Chat, text: str) -> l
 
 
 def without_ends_of_turns(
-    texts: Iterable[str],
-    streams: Iterable[TokenizedText],
-    chats: Sequence[Chat],
-    special: set[int],
+    texts: Iterable[str], streams: Iterable[TokenizedText], chats: Sequence[Chat], special: set[int]
 ) -> list[TokenizedText]:
     """Let the characters of each turn end before the special tokens that end it.
 

@@ -77,10 +77,7 @@ class Corpus:
 
 
 def plan_measurement(
-    corpus: Corpus,
-    limit: ContextLimit,
-    setting: Setting,
-    with_borders: bool = False,
+    corpus: Corpus, limit: ContextLimit, setting: Setting, with_borders: bool = False
 ) -> Measurement:
     """Fill in what the protocol leaves open, and plan the windows.
 

@@ -408,9 +408,7 @@ class Pieces(NamedTuple):
 
 
 def common_pieces(
-    text: str,
-    model: tuple[np.ndarray, np.ndarray],
-    reference: tuple[np.ndarray, np.ndarray],
+    text: str, model: tuple[np.ndarray, np.ndarray], reference: tuple[np.ndarray, np.ndarray]
 ) -> Pieces:
     """Cut a text where both models have a token end and the next one begin no sooner.
 

@@ -36,10 +36,7 @@ EARLY_TOKEN, LATE_TOKEN = 50, 500
 
 
 def expand_settings(
-    corpus: Corpus,
-    limit: ContextLimit,
-    settings: list[Setting],
-    long_context: LongContext,
+    corpus: Corpus, limit: ContextLimit, settings: list[Setting], long_context: LongContext
 ) -> list[Setting]:
     """List the settings to measure: one for each length of context, the longest first, one stride.
 

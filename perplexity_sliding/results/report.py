@@ -202,9 +202,7 @@ def list_reports(
 
 
 def text_scores(
-    measurement: Measurement,
-    scores: list[list[Columns]],
-    word_counts: list[int] | None,
+    measurement: Measurement, scores: list[list[Columns]], word_counts: list[int] | None
 ) -> list[TextScores]:
     """Combine the scores of texts, or of their scored parts, with their sizes."""
     is_weighted = measurement.plan.protocol.aggregate == "guide weights"

@@ -327,10 +327,7 @@ def opening_terms(
 
 
 def sum_words(
-    tokens: Sequence[Range | None],
-    nll: np.ndarray,
-    closing: np.ndarray,
-    opening: np.ndarray,
+    tokens: Sequence[Range | None], nll: np.ndarray, closing: np.ndarray, opening: np.ndarray
 ) -> tuple[list[float | None], list[float | None]]:
     """Sum each word's nll and its surprisal; None where a part of it has no score.
 
@@ -375,10 +372,7 @@ class WordScoring:
 
     @classmethod
     def of(
-        cls,
-        model: ScoredModel,
-        spans: Sequence[Sequence[Range]] | None,
-        correction: str | None,
+        cls, model: ScoredModel, spans: Sequence[Sequence[Range]] | None, correction: str | None
     ) -> "WordScoring":
         """Prepare to score words under a model.
 

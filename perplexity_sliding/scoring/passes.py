@@ -117,10 +117,7 @@ class Scorer:
 
     @torch.inference_mode()
     def score(
-        self,
-        row_of: Callable[[int], Row],
-        lengths: Sequence[int],
-        finished: Container[int] = (),
+        self, row_of: Callable[[int], Row], lengths: Sequence[int], finished: Container[int] = ()
     ) -> Iterator[tuple[list[int], list[Columns]]]:
         """Score passes, longest first; yield after every batch.
 
@@ -402,10 +399,7 @@ class ServedScorer:
         self.num_top = max(tops, default=0)
 
     def score(
-        self,
-        row_of: Callable[[int], Row],
-        lengths: Sequence[int],
-        finished: Container[int] = (),
+        self, row_of: Callable[[int], Row], lengths: Sequence[int], finished: Container[int] = ()
     ) -> Iterator[tuple[list[int], list[Columns]]]:
         """Score passes, longest first; yield after every answer.  As `Scorer.score`.
 
@@ -437,10 +431,7 @@ class ServedScorer:
         self.model.check_same()
 
     def _groups(
-        self,
-        row_of: Callable[[int], Row],
-        lengths: Sequence[int],
-        finished: Container[int],
+        self, row_of: Callable[[int], Row], lengths: Sequence[int], finished: Container[int]
     ) -> list[list[int]]:
         """Group passes into requests, longest first; forced tokens of one request are the same."""
         groups: list[list[int]] = []

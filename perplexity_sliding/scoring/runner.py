@@ -249,9 +249,7 @@ def prepare_model(model: ScoredModel, measurements: Sequence[Measurement]) -> No
 
 
 def plan_work(
-    models: Sequence[ScoredModel],
-    measurements: Sequence[Measurement],
-    num_shown: int | None = None,
+    models: Sequence[ScoredModel], measurements: Sequence[Measurement], num_shown: int | None = None
 ) -> Work:
     """Merge the windows of measurements into passes.
 
@@ -415,9 +413,7 @@ class Session:
 
 
 def describe_all(
-    models: Sequence[ScoredModel],
-    measurements: Sequence[Measurement],
-    measures: Sequence[Measure],
+    models: Sequence[ScoredModel], measurements: Sequence[Measurement], measures: Sequence[Measure]
 ) -> str:
     """Describe on one line what processes that share work must have in common."""
     signatures = [

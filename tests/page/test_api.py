@@ -178,10 +178,7 @@ def test_the_api_compares_as_asked_or_not_at_all(url, arguments, said):
         ({"text": ["x"]}, "There is no text yet"),
         ({"text": "x", "context": {"a": 1}}, "The context must be a text"),
         ({"text": "x", "protocol": "gptq", "words": True}, "`words` must be left out"),
-        (
-            {"text": "x", "protocol": "gptq", "context": "y"},
-            "scores no text after a context",
-        ),
+        ({"text": "x", "protocol": "gptq", "context": "y"}, "scores no text after a context"),
     ],
 )
 def test_the_api_refuses_with_a_sentence(url, arguments, said):

@@ -9,9 +9,7 @@ import pytest
 from models import words
 from pages import MANY, visitor
 
-from space.jobs import (
-    Job,
-)
+from space.jobs import Job
 from space.links import MODELS, STRIDES, TOOLS, pack
 from space.models import BUNDLED
 

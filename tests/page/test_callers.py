@@ -12,9 +12,7 @@ from pages import PATIENT, STORY, visitor
 
 from space import endpoints, listeners
 from space.addresses import address
-from space.jobs import (
-    Job,
-)
+from space.jobs import Job
 from space.limits import Limits
 from space.models import BUNDLED
 from space.page import build, launch_options
