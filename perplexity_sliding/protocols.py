@@ -254,8 +254,7 @@ PROTOCOLS = protocol_table(
         source="llama.cpp, llama-perplexity",
         description=(
             "Windows do not overlap, and only the second half of each is scored; what does not "
-            "fill a "
-            "window is dropped."
+            "fill a window is dropped."
         ),
         max_length=512,
         encoding="default",
@@ -271,9 +270,8 @@ PROTOCOLS = protocol_table(
         "gptq",
         source="GPTQ and AWQ papers",
         description=(
-            "Windows do not overlap, the first token of each is not scored, and what does not "
-            "fill a "
-            "window is dropped."
+            "Windows do not overlap, the first token of each is not scored, and what does not fill "
+            "a window is dropped."
         ),
         max_length=2048,
         encoding="default",
@@ -295,8 +293,7 @@ PROTOCOLS = protocol_table(
         source="Megatron-LM, zero-shot evaluation",
         description=(
             "Windows are at most 32 tokens apart unless you choose otherwise; the mean is capped "
-            "at "
-            "20 nats."
+            "at 20 nats."
         ),
         stride=32,
         scores_next="always",
@@ -311,8 +308,7 @@ PROTOCOLS = protocol_table(
         source="mlx-lm, mlx_lm.perplexity",
         description=(
             "The token ids of all texts are cut into rows; the first token of each is not scored "
-            "and "
-            "an incomplete row is dropped."
+            "and an incomplete row is dropped."
         ),
         max_length=512,
         encoding="default",
@@ -338,8 +334,7 @@ PROTOCOLS = protocol_table(
         source="YaRN, eval/perplexity.py",
         description=(
             "Windows at most 256 tokens apart, each with the start token; the average is taken "
-            "over "
-            "windows instead of tokens."
+            "over windows instead of tokens."
         ),
         stride=256,
         start="every if any",
@@ -351,8 +346,7 @@ PROTOCOLS = protocol_table(
         source="YaRN, eval/perplexity.py --truncate",
         description=(
             "One window of each text, with the start token, and the rest is cut off: an average "
-            "over "
-            "all lengths of context up to the window's."
+            "over all lengths of context up to the window's."
         ),
         start="every if any",
         last="cut",
@@ -362,9 +356,8 @@ PROTOCOLS = protocol_table(
         "longlora",
         source="LongLoRA and landmark attention, eval.py",
         description=(
-            "Windows at most 256 tokens apart, each scoring all of its tokens: where they "
-            "overlap, a "
-            "token counts many times and with many lengths of context."
+            "Windows at most 256 tokens apart, each scoring all of its tokens: where they overlap, "
+            "a token counts many times and with many lengths of context."
         ),
         stride=256,
         encoding="default",

@@ -37,8 +37,7 @@ def intro_view() -> str:
     """Write the title, one sentence, and the explanations."""
     return (
         f'<div class="ps-view ps-intro"><h1>{TITLE}</h1><p>Stronger colours mean bigger surprises. '
-        "The model sees only one window at a time.</p>"
-        f"{''.join(map(_meaning, MEANINGS))}</div>"
+        f"The model sees only one window at a time.</p>{''.join(map(_meaning, MEANINGS))}</div>"
     )
 
 

@@ -10,8 +10,7 @@ def share_view(taken: Takeaway) -> str:
     """Write the drawer; the script draws the picture and copies what is asked for."""
     return (
         f'<div class="ps-view" data-view="share" data-of="{escape(taken.mark)}" '
-        f"data-payload={payload({'picture': taken.picture})}>"
-        f"<h3>Link</h3>{_link(taken.address)}"
+        f"data-payload={payload({'picture': taken.picture})}><h3>Link</h3>{_link(taken.address)}"
         f'<h3>Picture</h3><img class="ps-picture-card" alt="{escape(taken.friend)}">'
         '<p class="ps-actions"><button type="button" class="ps-button" data-save="png">Save as PNG</button>'
         '<button type="button" class="ps-button" data-save="svg">Save as SVG</button></p>'

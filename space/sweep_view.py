@@ -156,8 +156,7 @@ def _stride_table(trade_off: TradeOff) -> str:
         f"<tr><th scope='row'>{scored.settings.stride:,}"
         f"{' <small>the knee</small>' if scored is trade_off.knee else ''}"
         f"</th><td>{number(scored.result['perplexity'])}<small> {_change(scored)}</small></td>"
-        f"<td>{_least_context(scored)}</td>"
-        f"<td>{bar(scored.result['num_forward_tokens'] / most)}"
+        f"<td>{_least_context(scored)}</td><td>{bar(scored.result['num_forward_tokens'] / most)}"
         f"{scored.result['num_forward_tokens']:,} "
         f"<small>({scored.result['num_forward_tokens'] / length:.1f} × the text)</small></td></tr>"
         for scored in reversed(trade_off.strides)

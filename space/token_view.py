@@ -96,10 +96,9 @@ def words_refused(scored: Scored) -> str | None:
 def steps() -> str:
     """Write the controls that slide the window through the text; the script sets how many there are."""
     return (
-        '<div class="ps-view"><div class="ps-steps">'
-        '<button type="button" class="ps-button" data-step="play">Play</button>'
-        '<input type="range" min="1" max="1" value="1" aria-label="Window of the text">'
-        '</div><p class="ps-says"></p></div>'
+        '<div class="ps-view"><div class="ps-steps"><button type="button" class="ps-button" '
+        'data-step="play">Play</button><input type="range" min="1" max="1" value="1" '
+        'aria-label="Window of the text"></div><p class="ps-says"></p></div>'
     )
 
 

@@ -58,9 +58,8 @@ def list_sources(names: list[str], warns: bool = True) -> list[Source]:
     if not names:
         if sys.stdin is None or sys.stdin.closed or sys.stdin.isatty():
             raise ValueError(
-                "There is nothing to score: name a FILE, as in "
-                f"`{command_name()} samples/story.txt`, pipe text in, or pass --dataset. "
-                "--help says more."
+                f"There is nothing to score: name a FILE, as in `{command_name()} "
+                "samples/story.txt`, pipe text in, or pass --dataset. --help says more."
             )
         names = [STANDARD_INPUT]
     sources = [source for name in names for source in _behind(name)]

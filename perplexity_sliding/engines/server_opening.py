@@ -139,9 +139,8 @@ def find_served_model(server: Server, description: str) -> ServedModelInfo:
         named = next(iter(described))
     if named not in described:
         raise ValueError(
-            f"{description} serves {', '.join(map(repr, described)) or 'no model'}: name one of them "
-            "by "
-            f"model_kwargs={{'served_name': …}}, got {named!r}."
+            f"{description} serves {', '.join(map(repr, described)) or 'no model'}: name one of "
+            f"them by model_kwargs={{'served_name': …}}, got {named!r}."
         )
     root, length = described[named].get("root"), described[named].get("max_model_len")
     return ServedModelInfo(

@@ -268,9 +268,8 @@ def resolve_start(tokenizer: PreTrainedTokenizerBase, add_start_token: bool | st
     if tokenizer.bos_token_id is None:
         warnings.warn(
             Wording(
-                "The tokenizer has no start token (bos_token), so none is put before the texts "
-                "and their first tokens are not scored. Pass `add_start_token=False` to silence "
-                "this."
+                "The tokenizer has no start token (bos_token), so none is put before the texts and "
+                "their first tokens are not scored. Pass `add_start_token=False` to silence this."
             ),
             stacklevel=2,
         )

@@ -143,10 +143,9 @@ def warn_of_unspaced(texts: Sequence[str]) -> None:
     found = [number for number, text in enumerate(texts) if is_unspaced(text)]
     if found:
         warnings.warn(
-            "Words are taken from between white space, but the texts at "
-            f"{name_positions(found)} are written without: whole sentences count as words. Give the "
-            "words or regions of each text instead (in Python a list for each, on the command line "
-            "--words-column).",
+            f"Words are taken from between white space, but the texts at {name_positions(found)} "
+            "are written without: whole sentences count as words. Give the words or regions of "
+            "each text instead (in Python a list for each, on the command line --words-column).",
             stacklevel=2,
         )
 

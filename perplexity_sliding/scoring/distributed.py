@@ -123,8 +123,7 @@ class Processes:
         if self.count > 1:
             logger.error(
                 f"Process {self.rank} of {self.count} failed: {error} The call ends once the "
-                "others "
-                "have finished their shares."
+                "others have finished their shares."
             )
 
     @contextmanager

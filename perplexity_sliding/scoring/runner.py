@@ -554,8 +554,7 @@ class Runner:
             pass_ = self.work.passes[share[error.number]]
             raise ValueError(
                 f"{error} It is the window over tokens {pass_.begin} to {pass_.end - 1} of the "
-                "text "
-                f"at position {self.work.streams[pass_.stream].text}."
+                f"text at position {self.work.streams[pass_.stream].text}."
             ) from None
 
     def _shown(self, numbers: Sequence[int], scores: Mapping[int, Columns]) -> list[np.ndarray]:
