@@ -23,7 +23,7 @@ from .layouts import LAYOUTS, arrange, is_wikitext
 from .models.interface import ScoredModel
 from .plan.measurement import Measurement
 from .plan.settings import Corpus, plan_settings
-from .plan.windows import Plan, PlannedWindow, count_inputs, merge_windows
+from .plan.windows import Plan, count_inputs, merge_windows
 from .protocols import PROTOCOLS, Protocol
 from .scoring.distributed import Processes
 from .scoring.runner import Progress
@@ -337,15 +337,11 @@ class Scorer:
     def cost(self, measurements: list[Measurement]) -> int:
         """Count the tokens that the merged passes of measurements read."""
         numbers: dict[bytes, int] = {}
-        planned = []
+        planned: list = []
         for measurement in measurements:
-            start_id = measurement.plan.start_id
             for stream, windows in zip(measurement.streams, measurement.windows):
                 number = numbers.setdefault(stream.ids.tobytes(), len(numbers))
-                planned += [
-                    PlannedWindow(number, window, start_id if window.start_token else None)
-                    for window in windows
-                ]
+                planned += measurement.plan.over(number, windows)
         return count_inputs(merge_windows(planned, self.model.prefixes_agree)[0])
 
     def score(

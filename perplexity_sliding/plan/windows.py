@@ -195,6 +195,10 @@ class Plan:
             plan_windows(num_tokens, self.max_length, self.stride, self.start, self.protocol)
         )
 
+    def over(self, stream: int, windows: Iterable[Window]) -> "list[PlannedWindow]":
+        """List windows over a stream of tokens, with the start token's id."""
+        return [PlannedWindow(stream, w, self.start_id if w.start_token else None) for w in windows]
+
 
 def num_scored(windows: list[Window]) -> int:
     """Count the tokens that a text's windows score."""

@@ -15,7 +15,6 @@ from ..models.interface import ScoredModel, describe_measurement
 from ..plan.measurement import Columns, Measurement, scatter_to_tokens
 from ..plan.tokenization import TokenizedText
 from ..plan.windows import (
-    PlannedWindow,
     Window,
     count_inputs,
     guide_weights,
@@ -133,8 +132,7 @@ class Report:
         """Count the tokens that a text's windows read by themselves."""
         if self.measurement.plan.carries != "nothing":
             return sum(window.num_targets for window in windows)
-        start_id = self.measurement.plan.start_id
-        planned = [PlannedWindow(0, w, start_id if w.start_token else None) for w in windows]
+        planned = self.measurement.plan.over(0, windows)
         return count_inputs(merge_windows(planned, self.model.prefixes_agree)[0])
 
     def settings(self) -> dict[str, object]:

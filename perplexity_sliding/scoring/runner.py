@@ -205,11 +205,9 @@ class Work:
 
     def _planned(self, number: int) -> Iterator[PlannedWindow]:
         measurement = self.measurements[number]
-        start_id = measurement.plan.start_id
         for of_texts in (measurement.windows, measurement.borders):
             for stream, windows in zip(self._stream_numbers[number], of_texts):
-                for window in windows:
-                    yield PlannedWindow(stream, window, start_id if window.start_token else None)
+                yield from measurement.plan.over(stream, windows)
 
     def _number_streams(self) -> list[list[int]]:
         """Number the streams of each measurement through, equal ones as one."""
