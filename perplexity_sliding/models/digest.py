@@ -383,25 +383,6 @@ def runs_own_code(built: Built, code: LibraryCode) -> bool:
     return is_under_a_mode() or code.is_foreign or built.structure.calls_own_code
 
 
-def check_identifiable(model: torch.nn.Module, argument: str = "checkpoint") -> None:
-    """Refuse to keep scores of a model that may change under the same digests.
-
-    Args:
-        argument: what names the file that they would be kept in.
-
-    Raises:
-        ValueError: code that nothing can identify runs in the model.
-    """
-    places = modifications(examine(model))
-    if places:
-        raise ArgumentError(
-            argument,
-            f"be left out with a model whose code was changed ({places[0]}): what it computes "
-            "cannot be verified, and the file may hold another model's scores",
-            advice=f"Remove the change, or leave out `{argument}`.",
-        )
-
-
 def active_adapters(built: Built) -> str | None:
     """Name the adapters (LoRA and its kin) in use: "none" if switched off, None without any."""
     if not built.structure.adapters:

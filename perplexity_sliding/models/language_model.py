@@ -18,12 +18,11 @@ import torch
 import transformers
 from transformers import PreTrainedTokenizerBase
 
-from ..errors import ArgumentTypeError
+from ..errors import ArgumentError, ArgumentTypeError
 from ..plan.tokenization import check_tokenizer, shared_lock, tokenizer_digest
 from ..plan.windows import ContextLimit
 from .digest import (
     active_adapters,
-    check_identifiable,
     examine,
     model_name,
     model_revision,
@@ -274,7 +273,14 @@ class LanguageModel:
         Raises:
             ValueError: code that nothing can identify runs in the model.
         """
-        check_identifiable(self.model, argument)
+        places = modifications(examine(self.model))
+        if places:
+            raise ArgumentError(
+                argument,
+                f"be left out with a model whose code was changed ({places[0]}): what it computes "
+                "cannot be verified, and the file may hold another model's scores",
+                advice=f"Remove the change, or leave out `{argument}`.",
+            )
 
     @property
     def findings(self) -> Findings:

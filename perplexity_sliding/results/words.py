@@ -21,7 +21,7 @@ import itertools
 import re
 import warnings
 from bisect import bisect_right
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -75,20 +75,6 @@ class Vocabulary:
     def interior_ids(self) -> np.ndarray:
         """Return ids of the tokens that may begin a text that does not begin with white space."""
         return np.flatnonzero(~self.begins)
-
-
-def _texts_of(digest: str, read: Callable[[], list[str]]) -> list[str]:
-    """Return the texts of a tokenizer's vocabulary, cached for the last tokenizer.
-
-    Args:
-        digest: of the tokenizer.
-        read: returns them.
-    """
-    if digest not in _TEXTS:
-        texts = read()
-        _TEXTS.clear()
-        _TEXTS[digest] = texts
-    return _TEXTS[digest]
 
 
 def classify_vocabulary(
@@ -391,7 +377,12 @@ class WordScoring:
                 ),
                 advice="Pass `word_correction=None` for plain sums, or load the model itself.",
             )
-        texts = _texts_of(model.tokenizer_digest, lambda: vocabulary_texts(model.tokenizer))
+        digest = model.tokenizer_digest
+        texts = _TEXTS.get(digest)
+        if texts is None:
+            texts = vocabulary_texts(model.tokenizer)
+            _TEXTS.clear()
+            _TEXTS[digest] = texts
         vocabulary = classify_vocabulary(model.tokenizer, model.vocabulary_size, texts)
         return cls(spans, correction, vocabulary, model.gives_logits)
 
