@@ -208,7 +208,6 @@ with _own_package():
     from perplexity_sliding.plan.tokenization import Chat
     from perplexity_sliding.protocols import DEFAULT_PROTOCOL, PROTOCOLS, Protocol
     from perplexity_sliding.results.totals import Totals
-    from perplexity_sliding.results.uncertainty import estimate_ratio_of_text
 
 __version__ = VERSION
 
@@ -519,7 +518,6 @@ class PerplexitySliding(evaluate.Metric):
 
     _compute.__signature__ = _ARGUMENTS
 
-    estimate_ratio = staticmethod(estimate_ratio_of_text)
     totals_from_json = staticmethod(Totals.from_json)
 
     def open_model(

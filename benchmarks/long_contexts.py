@@ -23,6 +23,8 @@ from cases import ROOT
 from measure import now, ratio
 from table import markdown
 
+from perplexity_sliding.results.uncertainty import Blocks, estimate_ratio
+
 WINDOW = 128
 # Sliding by L/2, against which the others are set; by L/8 and L/64; and carried segments.
 SETTINGS = (
@@ -81,7 +83,7 @@ def print_carried(text: str, model_id: str) -> None:
                 str(arguments["stride"]),
                 f"{result['num_forward_tokens']:,}",
                 f"{result['perplexity']:.3f}",
-                "" if nlls is first[0] else paired_change(metric, nlls - first[0]),
+                "" if nlls is first[0] else paired_change(nlls - first[0]),
                 f"{seconds / first[1]:.2f}",
             ]
         )
@@ -90,21 +92,17 @@ def print_carried(text: str, model_id: str) -> None:
     print(markdown(head, rows))
 
 
-def paired_change(metric: evaluate.Metric, differences: np.ndarray) -> str:
+def paired_change(differences: np.ndarray) -> str:
     """Change of perplexity with its 95 % interval, by the rule of all intervals of the metric.
 
     Args:
         differences: of the nlls of the tokens of a text (N,).
     """
-    ones = np.ones(len(differences))
-    estimate, _ = metric.estimate_ratio(
-        terms=differences,
-        weights=ones,
-        tokens=ones,
-        positions=np.arange(len(ones)),
-        length=len(ones),
-        block_tokens=WINDOW,
-    )
+    places = np.arange(len(differences))
+    columns = [np.ones(len(places)), differences]
+    blocks = Blocks.of([len(places)], np.zeros_like(places), places, columns)
+    tokens, sums = blocks.clusters(WINDOW).sums.T
+    estimate = estimate_ratio(sums, tokens)
     change, low, high = (100 * math.expm1(x) for x in (estimate.value, *estimate.interval))
     return f"{change:+.2f} % ({low:+.2f} to {high:+.2f})"
 

@@ -327,35 +327,6 @@ def estimate_ratio(
     return estimate if number > len(terms) else _tested(estimate, moved, weights / total)
 
 
-def estimate_ratio_of_text(
-    *,
-    terms: np.ndarray,
-    weights: np.ndarray,
-    tokens: np.ndarray,
-    positions: np.ndarray,
-    length: int,
-    block_tokens: float,
-) -> tuple[Estimate, str]:
-    """Estimate Σ terms / Σ weights over a text, with the rule of all intervals here.
-
-    Args:
-        terms, weights, tokens (arrays): what is added up of each piece of the text, and how many
-            tokens it has.
-        positions (array): where each piece begins, 0 to `length` - 1.
-        length (int): of the text, in what positions are counted in.
-        block_tokens (int): fewest tokens in a part that is taken as independent.
-
-    Returns:
-        an object with `value`, `stderr`, `interval` (95 %) and `pvalue`, None but for the value
-        where there is too little text; and the sample in words.
-    """
-    pieces = np.zeros(len(terms), dtype=np.int64)
-    clusters = Blocks.of([length], pieces, positions, [tokens, terms, weights]).clusters(
-        block_tokens
-    )
-    return estimate_ratio(*clusters.sums[:, 1:].T), clusters.sample
-
-
 def jackknife(value: float, without: np.ndarray, shares: np.ndarray) -> Estimate:
     """Estimate the uncertainty of a number from what it is without each cluster.
 
