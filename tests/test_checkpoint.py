@@ -125,20 +125,16 @@ def test_a_list_of_strides_leaves_nothing_to_do_for_each_of_them(metric, argumen
         assert result["total_nll"] == pytest.approx(expected["total_nll"], rel=1e-6)
 
 
-def test_another_model_never_matches(metric, arguments, path):
+@pytest.mark.parametrize("what", ["model", "dtype", "text"])
+def test_another_one_never_matches(metric, arguments, path, gpt2, what):
     metric.compute(predictions=TEXTS, checkpoint=path, **arguments)
-    changed = arguments | {"model": make_model("gpt2", seed=9)}
-    assert metric.compute(predictions=TEXTS, checkpoint=path, **changed) == metric.compute(
-        predictions=TEXTS, **changed
-    )
-
-
-def test_another_dtype_never_matches(metric, arguments, path, gpt2):
-    metric.compute(predictions=TEXTS, checkpoint=path, **arguments)
-    changed = arguments | {"model": copy.deepcopy(gpt2).to(torch.bfloat16)}
-    assert metric.compute(predictions=TEXTS, checkpoint=path, **changed) == metric.compute(
-        predictions=TEXTS, **changed
-    )
+    change = {
+        "model": {"model": make_model("gpt2", seed=9)},
+        "dtype": {"model": copy.deepcopy(gpt2).to(torch.bfloat16)},
+        "text": {"predictions": [random_text(300, seed=5)]},
+    }[what]
+    changed = {"predictions": TEXTS} | arguments | change
+    assert metric.compute(checkpoint=path, **changed) == metric.compute(**changed)
 
 
 def test_a_model_that_nobody_can_identify_is_refused(metric, arguments, path):
@@ -150,23 +146,6 @@ def test_a_model_that_nobody_can_identify_is_refused(metric, arguments, path):
         ValueError, match=r"`checkpoint` must be left out.*a forward hook on transf"
     ):
         metric.compute(predictions=TEXTS, checkpoint=path, **(arguments | {"model": model}))
-
-
-def test_an_evaluator_that_nobody_can_identify_is_refused(metric, arguments, path, tokenizer):
-    """It is opened only after the texts have been scored."""
-    evaluator = make_model("gpt2")
-    evaluator.transformer.h[0].mlp.register_forward_hook(lambda *_: None)
-    arguments |= {"key_tokens": {"evaluator": (evaluator, tokenizer)}}
-    with pytest.raises(ValueError, match=r"`checkpoint` must be left out.*a forward hook on tr"):
-        metric.compute(predictions=TEXTS, checkpoint=path, **arguments)
-
-
-def test_another_text_never_matches(metric, arguments, path):
-    metric.compute(predictions=TEXTS, checkpoint=path, **arguments)
-    other = [random_text(300, seed=5)]
-    assert metric.compute(predictions=other, checkpoint=path, **arguments) == metric.compute(
-        predictions=other, **arguments
-    )
 
 
 def test_a_foreign_file_is_refused(metric, arguments, path):
@@ -257,18 +236,6 @@ def test_nothing_is_said_of_a_checkpoint_that_is_whole(metric, arguments, path):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert metric.compute(predictions=TEXTS, checkpoint=path, **arguments) == expected
-
-
-def test_an_impossible_path_is_refused(metric, arguments, tmp_path):
-    with pytest.raises(ValueError, match=r"`checkpoint`=.* cannot be used"):
-        metric.compute(
-            predictions=TEXTS, checkpoint=tmp_path / "no" / "such" / "folder.sqlite", **arguments
-        )
-
-
-def test_a_path_must_be_one(metric, arguments):
-    with pytest.raises(TypeError, match="`checkpoint` must be the path of a file, got 3"):
-        metric.compute(predictions=TEXTS, checkpoint=3, **arguments)
 
 
 def test_alternatives_are_kept_too(metric, arguments, path):

@@ -699,11 +699,6 @@ def test_arguments(metric, gpt2, tokenizer, error, arguments, message):
         metric.compute(predictions=["w3 w4", "w5 w6"], model=gpt2, tokenizer=tokenizer, **arguments)
 
 
-def test_slow_tokenizers_tell_no_words(metric, gpt2):
-    with pytest.raises(ValueError, match="`tokenizer` must be a fast tokenizer"):
-        metric.compute(predictions=["w3"], model=gpt2, tokenizer=SlowTokenizer(), words=True)
-
-
 def test_further_columns(metric, gpt2, tokenizer):
     kwargs = {"predictions": [random_text(20)], "model": gpt2, "tokenizer": tokenizer}
     result = metric.compute(return_token_scores=["rank", "entropy"], num_alternatives=80, **kwargs)
