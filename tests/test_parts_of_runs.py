@@ -64,6 +64,15 @@ def test_merged_parts_are_shown_as_one_run_is(call, corpus, score_parts, show):
     assert (merged.code, merged.out) == (0, call(*corpus, show).out)
 
 
+@pytest.mark.parametrize("form", ["csv", "jsonl"])
+def test_rows_of_merged_parts_have_the_columns_of_one_run(call, corpus, score_parts, form):
+    (Path("c.txt")).write_text("")  # its row has an error
+    names = score_parts("a.txt", "b.txt", "c.txt", parts=2)
+    merged = call("--merge", *names, f"--format={form}")
+    whole = call("a.txt", "b.txt", "c.txt", f"--format={form}")
+    assert (merged.code, merged.out) == (2, whole.out)
+
+
 def test_a_gate_holds_for_merged_parts(call, corpus, score_parts):
     names = score_parts(*corpus, parts=2)
     assert call("--merge", *names, "--fail-above=5").code == 1

@@ -191,7 +191,10 @@ def test_columns_by_the_hundred_thousand(call, monkeypatch):
 BINARY = {
     "PDF": (b"%PDF-1.7\n%\xe2\xe3\xcf\xd3\n1 0 obj", "a PDF: extract its text first"),
     "Word": (b"PK\x03\x04\x14", "a zip archive, as the files of Word and other programs are"),
-    "Excel": (b"PK\x03\x04\x14", "save a document as .txt, a table as CSV UTF-8"),
+    "old Excel": (
+        b"\xd0\xcf\x11\xe0",
+        "a file of an old Office program: save a document as .txt, a table as CSV",
+    ),
     "old Word": (b"\xd0\xcf\x11\xe0\xa1", "a file of an old Office program"),
     "RTF": (b"{\\rtf1 w5}", "an RTF document"),
     "PNG": (b"\x89PNG\r\n\x1a\n", "a picture"),

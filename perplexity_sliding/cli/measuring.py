@@ -200,10 +200,11 @@ def merge(args: argparse.Namespace) -> Report:
             "tables, whose other columns would make a part as large as its corpus. Take text, "
             "markdown, latex or json, or score without --part."
         )
+    texts = [{key: row[key] for key in row if key != "place"} for row in rows]
     num_bytes = [sum(sizes) for sizes in zip(*(part["num_bytes"] for part in parts))]
     corpus = with_original_bytes(totals.result(), *num_bytes)
     return Report(
-        texts=[{key: row[key] for key in row if key != "place"} for row in rows],
+        texts=list(map(flat, texts)) if args.carries_columns else texts,
         corpus=corpus,
         num_empty=parts[0]["num_empty"],
         num_refused=num_refused,
