@@ -84,3 +84,29 @@ def test_the_entry_of_bibtex_has_author_and_address(call):
     assert {"author", "title", "year", "version", "url"} <= set(
         re.findall(r"^  (\w+) =", entry, re.M)
     )
+
+
+SECRETS = [
+    ["--model-kwargs", '{"token": "hf_secret", "revision": "main"}'],
+    ['--model-kwargs={"token": "hf_secret", "revision": "main"}'],
+    ['--tokenizer-kwargs={"revision": "main", "proxies": {"auth": "hf_secret"}}'],
+]
+
+
+@pytest.mark.parametrize("argv", SECRETS, ids=" ".join)
+def test_the_command_is_published_without_secrets(call, argv):
+    """A token of the Hub stood in the entry for a paper, and in the report."""
+    cited = call("a.txt", *argv, "--cite").out
+    assert "secret" not in cited and re.search(r"Command: .*-kwargs.*main", cited)
+    assert call("a.txt", *argv, "--html=r.html").code == 0
+    report = Path("r.html").read_text("utf-8")
+    assert "secret" not in report and "main" in report
+
+
+@pytest.mark.parametrize(
+    "given", ['{"token": "hf_secret"', '{"token": "hf_secret", "token": 1}', '["key:secret"]']
+)
+def test_json_with_a_secret_is_not_shown(call, given):
+    outcome = call("a.txt", f"--model-kwargs={given}")
+    assert outcome.code == 2
+    assert "--model-kwargs: what was given" in outcome.err and "secret" not in outcome.err

@@ -256,6 +256,18 @@ def test_a_key_that_no_header_holds(measure, gpt2, tokenizer, monkeypatch, key):
     assert server.asked == []
 
 
+@pytest.mark.parametrize("given", [KEY, "", 5, None])
+def test_a_key_in_the_place_of_its_variable(measure, tokenizer, given):
+    with pytest.raises(ValueError, match="`api_key_variable` must be the name") as caught:
+        measure(FakeServer(None, tokenizer, length=9), api_key_variable=given)
+    assert KEY[:8] not in written(caught.value)
+
+
+def test_a_name_that_is_none(measure, tokenizer):
+    with pytest.raises(ValueError, match=r"`served_name` must be the name .* got 5"):
+        measure(FakeServer(None, tokenizer, length=9), served_name=5)
+
+
 class Echoing(FakeServer):
     """It repeats the head of a request in its answers: as an error, a value, a name."""
 

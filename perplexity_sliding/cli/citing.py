@@ -2,6 +2,7 @@
 
 import argparse
 import hashlib
+import json
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,6 +23,7 @@ from .tables import (
     pvalue_of,
     signature_fields,
 )
+from .values import without_secrets
 
 SENTENCE = """\
 The perplexity of {model} is {perplexity}{interval} over {tokens:,} tokens in {texts}{layout}, measured in \
@@ -199,12 +201,23 @@ def sha256(path: str) -> str:
 
 
 def command(argv: Sequence[str]) -> str:
-    """Write the command that gives the number again."""
+    """Write the command that gives the number again, without secrets."""
     kept, words = [], iter(argv)
     for word in words:
         name, has_value, _ = word.partition("=")
         if name not in NOT_OF_THE_NUMBER:
-            kept.append(word)
+            kept.append(published(word))
         elif NOT_OF_THE_NUMBER[name] and not has_value:
             next(words, None)
     return f"{command_name()} {shlex.join(kept)}"
+
+
+def published(word: str) -> str:
+    """Leave the keys and tokens out of a word of the command line that is, or ends in, JSON."""
+    option, equals, value = word.partition("=") if word.startswith("--") else ("", "", word)
+    try:
+        given = json.loads(value)
+    except ValueError:
+        return word
+    kept = without_secrets(given)
+    return word if kept == given else option + equals + json.dumps(kept)

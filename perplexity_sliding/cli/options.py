@@ -147,7 +147,6 @@ NOT_IN_PARTS = (
     "verbose", "word_counts", "columns", "label", "separator", "reference", "context_lengths",
     "positions", "key_tokens",
 )  # fmt: skip
-SECRET = re.compile("token$|key|auth|password|secret|header", re.IGNORECASE)
 # What --merge takes: how to show the result.
 IN_MERGING = (
     *("files", "merge", "format", "json", "output", "fail_above", "verbose", "quiet"),
@@ -667,15 +666,8 @@ def stored_options(args: argparse.Namespace) -> dict:
     given = {name: getattr(args, name) for name in STORED}
     given["model_id"] = None if args.takes_bundled_model else args.models
     given["columns"] = ["text"] if args.takes_each_file else None
-    kept = {name: without_secrets(value) for name, value in given.items()}
+    kept = {name: values.without_secrets(value) for name, value in given.items()}
     return {name: value for name, value in kept.items() if value not in (None, False, {})}
-
-
-def without_secrets(value: object) -> object:
-    """Leave keys and tokens out of an object of JSON."""
-    if not isinstance(value, dict):
-        return value
-    return {key: item for key, item in value.items() if not SECRET.search(key)}
 
 
 def before_dashes(argv: list[str]) -> list[str]:

@@ -7,6 +7,8 @@ from collections.abc import Callable, Sequence
 
 from ..argument_table import Anything, Choice, Flag, Kind, Share, String, WholeNumber, WholeNumbers
 
+# What keys of JSON are called whose values are not published.
+SECRET = re.compile(r"token\b|key|auth|password|secret|header", re.IGNORECASE)
 SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(i?b)?", re.IGNORECASE)
 POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 
@@ -134,16 +136,25 @@ def without_twins(pairs: list[tuple[str, object]]) -> dict:
     return value
 
 
+def without_secrets(value: object) -> object:
+    """Leave keys and tokens out of what was read from JSON."""
+    if not isinstance(value, dict):
+        return value
+    kept = {key: item for key, item in value.items() if not SECRET.search(str(key))}
+    return {key: without_secrets(item) for key, item in kept.items()}
+
+
 def json_object(text: str) -> dict:
     """Read JSON; the keys of `max_memory` that are numbers name devices, as accelerate wants it."""
+    shown = "what was given" if SECRET.search(text) else repr(text)
     try:
         value = json.loads(text, object_pairs_hook=without_twins)
     except json.JSONDecodeError as error:
-        raise argparse.ArgumentTypeError(f"{text!r} is not JSON: {error}") from None
+        raise argparse.ArgumentTypeError(f"{shown} is not JSON: {error}") from None
     except KeyTwice as error:
-        raise argparse.ArgumentTypeError(f"{text!r} has the key {error.key!r} twice") from None
+        raise argparse.ArgumentTypeError(f"{shown} has the key {error.key!r} twice") from None
     if not isinstance(value, dict):
-        raise argparse.ArgumentTypeError(f'{text!r} must be a JSON object such as {{"a": 1}}')
+        raise argparse.ArgumentTypeError(f'{shown} must be a JSON object such as {{"a": 1}}')
     if isinstance(value.get("max_memory"), dict):
         value["max_memory"] = {
             int(key) if key.isdecimal() else key: room for key, room in value["max_memory"].items()

@@ -109,6 +109,15 @@ def check_settings(model_kwargs: dict) -> ServerSettings:
             )
         )
     settings = ServerSettings(**model_kwargs)
+    name, variable = settings.served_name, settings.api_key_variable
+    if not isinstance(name, str | None):
+        raise ArgumentError("served_name", "be the name of a served model", got=repr(name))
+    if not isinstance(variable, str) or not variable.isidentifier():
+        raise ArgumentError(
+            "api_key_variable",
+            "be the name of an environment variable",
+            advice="What was given is not shown: it may be the key itself, which the variable holds.",
+        )
     for name, low in (("requests_in_flight", 1), ("retries", 0)):
         value = getattr(settings, name)
         if not isinstance(value, int) or isinstance(value, bool) or value < low:
