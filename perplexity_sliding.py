@@ -1,8 +1,8 @@
 """Perplexity of texts of any length under a causal language model, with a sliding window.
 
-The metric as `evaluate.load` finds it: its documentation, and texts that are added bit by bit.  The
-engine is the package `perplexity_sliding`, which lies beside this file in a clone, around it where
-it is installed, and in the same Space on the Hub.
+This file is the metric that `evaluate.load` loads: its documentation, `add` and `add_batch`.  The
+engine is the package `perplexity_sliding`.  In a clone it is beside this file, once installed it
+contains this file, and on the Hub it is in the same Space.
 """
 
 import ast
@@ -25,8 +25,8 @@ from transformers import PreTrainedTokenizerBase
 
 # --- find the package ------------------------------------------------------------------------------
 
-# evaluate copies this file alone into its cache and imports the copy.  It demands that packages which
-# are imported at the left margin are installed; those of the engine are imported further in.
+# evaluate copies only this file into its cache and imports the copy.  It requires all packages in
+# unindented imports to be installed, so the engine's imports are indented.
 
 _PACKAGE = "perplexity_sliding"
 # Version of the package that this file belongs to.
@@ -35,22 +35,22 @@ _VERSION = "0.2.0"
 
 @contextmanager
 def _own_package() -> Iterator[None]:
-    """Make `import perplexity_sliding` import the package that belongs to this file.
+    """Make `import perplexity_sliding` import the package of this file.
 
     Raises:
-        ImportError: the package cannot be found, is of another version, or Python would import, or
-            has imported, other code by its name.
+        ImportError: the package is not found or has another version, or Python imports other code
+            under its name.
     """
     own, found = _find_own_package(), _find_importable_package()
     if found is not None and found != own and _read_code(found) != _read_code(own):
         raise ImportError(
             f"The metric's package is {own} (version {_read_version(own)}), but Python imports "
-            f"{found} (version {_read_version(found)}), whose code differs. Uninstall the one that "
-            "is not wanted, or use each in a process of its own."
+            f"{found} (version {_read_version(found)}), whose code differs. Uninstall one of them, "
+            "or use them in separate processes."
         )
     if (version := _read_version(own)) != _VERSION:
         raise ImportError(
-            f"The metric {__file__} is of version {_VERSION}, but its package {own} is of version "
+            f"The metric {__file__} has version {_VERSION}, but its package {own} has version "
             f"{version}. Install the same version of both, or load the metric again."
         )
     if found is None:
@@ -64,10 +64,10 @@ def _own_package() -> Iterator[None]:
 
 
 def _find_own_package() -> Path:
-    """Return the folder of the package that belongs to this file.
+    """Return the folder of this file's package.
 
-    It lies beside the file that evaluate loads, around it, or in the same Space.  A file
-    that stands alone takes the package that Python imports.
+    It is beside the file that evaluate loads, contains it, or is in the same Space.  Without any of
+    these, it is the package that Python imports.
     """
     load = _call_of_load()
     path = load.get("path", __file__)
@@ -76,7 +76,7 @@ def _find_own_package() -> Path:
         settings = load["download_config"] or datasets.DownloadConfig()
         offline = settings.local_files_only or evaluate.config.HF_EVALUATE_OFFLINE
         return _fetch(path, load["revision"], settings.token, offline)
-    # In the cache of the Hub the file is a link, and the package lies beside the link.
+    # In the Hub's cache the file is a symbolic link, and the package is beside the link.
     for folder in (file.parent.resolve(), file.resolve().parent):
         for place in (folder / _PACKAGE, folder):
             if _is_package(place):
@@ -84,17 +84,17 @@ def _find_own_package() -> Path:
     found = _find_importable_package()
     if found is None:
         raise ImportError(
-            f"The metric {file} needs its package {_PACKAGE}, which is neither beside it nor "
+            f"The metric {file} requires its package {_PACKAGE}, which is neither beside it nor "
             "installed. Load the metric from a clone or by its name on the Hub, or install it."
         )
     return found
 
 
 def _call_of_load() -> dict:
-    """Return the local variables of the call of `evaluate.load` that imports this file, if any.
+    """Return the local variables of the `evaluate.load` call that imports this file, if any.
 
-    Only that call knows which file or Space it loads: equal files share one copy, whose name and
-    place are those of the first.
+    Only these identify the file or Space: evaluate caches one copy of equal files, under the name
+    and path of the first.
     """
     module, frame = __name__.split("."), sys._getframe()
     while frame is not None and module[0] == "evaluate_modules":
@@ -123,63 +123,63 @@ def _fetch(space: str, revision: str | None, token: str | bool | None, offline: 
         )
     except Exception as error:  # versions of huggingface_hub differ in what they raise
         raise ImportError(
-            f"The package of the metric {space}, revision {revision or 'main'}, can neither be "
-            f"fetched from the Hub nor found in its cache: {error}"
+            f"The package of the metric {space}, revision {revision or 'main'}, could neither be "
+            f"downloaded from the Hub nor found in its cache: {error}"
         ) from error
     package, file = Path(snapshot, _PACKAGE), Path(snapshot, f"{_PACKAGE}.py")
     if not (file.is_file() and _is_package(package)):
         raise ImportError(
             f"The metric {space}, revision {revision or 'main'}, has no complete package in "
-            f"{snapshot}. Load it once while the Hub can be reached."
+            f"{snapshot}. Load it once while the Hub is reachable."
         )
     if _statements(file) != _statements(Path(__file__)):
         raise ImportError(
-            f"evaluate took {__file__} for the metric {space}, which differs from that of revision "
-            f"{revision or 'main'}: where it does not reach a file, it takes its latest copy of any "
+            f"evaluate loaded {__file__} as the metric {space}, which differs from revision "
+            f"{revision or 'main'}: if it cannot reach a file, it uses its latest copy of any "
             f"revision. Load {file} instead."
         )
     return package.resolve()
 
 
 def _statements(file: Path) -> str:
-    """Return the code of a file without its comments, which evaluate ignores too."""
+    """Return the code of a file without comments, which evaluate ignores too."""
     return ast.dump(ast.parse(file.read_text("utf-8")))
 
 
 def _find_importable_package() -> Path | None:
-    """Return the folder of the package that Python imports, or has imported, by its name.
+    """Return the folder of the package that Python imports under this name, if any.
 
     Raises:
-        ImportError: the name is that of something else.
+        ImportError: Python imports a different package under this name.
     """
     try:
         spec = importlib.util.find_spec(_PACKAGE)
-    except ValueError:  # a module that was made by hand
+    except ValueError:  # a module created by hand
         spec = importlib.util.spec_from_loader(_PACKAGE, None, origin="a module without a file")
-    if spec is None or spec.origin is None:  # a mere folder of this name, such as that of a clone
+    if spec is None or spec.origin is None:  # a folder without code, such as that of a clone
         return None
-    # Not the file: in the cache of the Hub it is a link to a file of another name.
+    # Resolve the folder only: in the Hub's cache the file links to a file of another name.
     folder = Path(spec.origin).parent.resolve()
     if not _is_package(folder):
         raise ImportError(
-            f"The metric's package is {_PACKAGE}, but Python imports {spec.origin} by this name. "
+            f"The metric's package is {_PACKAGE}, but Python imports {spec.origin} under this name. "
             "Rename it, or remove it from Python's path."
         )
     return folder
 
 
 def _is_package(folder: Path) -> bool:
-    """Return whether a folder is this metric's package, of whichever version."""
+    """Return whether a folder is any version of this metric's package."""
     return all((folder / name).is_file() for name in ("__init__.py", "about.py", "api.py"))
 
 
 def _read_version(package: Path) -> str:
-    """Return the version that a package's files are of."""
+    """Return the version in a package's files."""
     return re.search(r'^VERSION = "(.+)"', (package / "about.py").read_text("utf-8"), re.M)[1]
 
 
 def _read_code(package: Path) -> dict[str, str]:
-    """Return the code of a package by file; where it is installed, this file is among them."""
+    """Return the code of a package by file, without this file, which an installed package contains."""
     return {
         path.relative_to(package).as_posix(): path.read_text("utf-8")
         for path in package.rglob("*.py")
@@ -188,7 +188,7 @@ def _read_code(package: Path) -> dict[str, str]:
 
 
 def _import_from(package: Path) -> None:
-    """Import a package from its folder, here and in processes that are started from here."""
+    """Import a package from its folder, in this process and its children."""
     spec = importlib.util.spec_from_file_location(
         _PACKAGE, package / "__init__.py", submodule_search_locations=[str(package)]
     )
@@ -216,10 +216,10 @@ __version__ = VERSION
 _DESCRIPTION = """\
 Perplexity of texts of any length under a causal language model.
 
-A text longer than the model's context is read in overlapping windows that slide over it, and every
-token is scored exactly once, given the tokens before it in its window. Perplexity is the
-exponential of the mean negative log-likelihood per token, in nats. `protocol` reproduces the
-numbers of other tools, whose windows differ.
+A window slides over texts that are longer than the model's context, and every token is scored
+exactly once, given the preceding tokens of its window. Perplexity is the exponential of the mean
+negative log-likelihood per token, in nats. `protocol` reproduces the numbers of other tools, whose
+windows, start tokens and averages differ.
 """
 
 _KWARGS_DESCRIPTION = """
@@ -228,116 +228,117 @@ Args:
 
 Returns:
     dict of plain Python numbers:
-        protocol, max_length, stride, add_start_token, model: the settings as they were carried out:
-            what a default stood for, and the model's name.
-        perplexities (list of float): of each text.
-        num_tokens_per_text (list of int): tokens scored in each.
-        mean_perplexity (float): their mean, as in the stock metric.
-        perplexity (float): of all texts together: exp(total_nll / num_tokens), unless the
-            protocol aggregates in another way.
-        perplexity_stderr (float or None): its standard error.
-        perplexity_interval (list of float or None): 95 % confidence interval; None where there is
-            too little to tell.
-        interval_sample (str or None): what was taken as independent: texts where they are ten or
-            more and none is nearly all of them; else parts of the longer ones.
-        interval_scope (str or None): what the interval speaks of: "over texts" of this kind; else
-            "within these texts" or "within this text", and others may differ by more.
+        protocol, max_length, stride, add_start_token, model: the settings used, with defaults
+            resolved, and the model's name.
+        perplexities (list of float): perplexity of each text.
+        num_tokens_per_text (list of int): scored tokens of each text.
+        mean_perplexity (float): mean of `perplexities`, as in the stock metric.
+        perplexity (float): perplexity of all texts together: exp(total_nll / num_tokens), unless
+            the protocol aggregates differently.
+        perplexity_stderr (float or None): standard error of `perplexity`.
+        perplexity_interval (list of float or None): 95 % confidence interval of `perplexity`; None
+            with too little text.
+        interval_sample (str or None): sampling units of the interval: texts if there are at least
+            ten and none of them dominates, else parts of the longer texts.
+        interval_scope (str or None): population of the interval: "over texts" of this kind, else
+            "within these texts" or "within this text"; other texts may differ by more.
         total_nll (float): negative log-likelihood in nats.
-        num_texts, num_tokens, num_windows, num_forward_tokens (int): texts, joined ones being one;
-            tokens scored; windows run, and the tokens they read, which is the cost.
-        scored_share (float): tokens scored of all tokens there are, 0 to 1.
-        bits_per_byte, byte_perplexity, bits_per_character, word_perplexity (float): independent
-            of the tokenizer. Bytes and characters are those of the scored tokens, where the
-            tokenizer says which these are; else unscored tokens count as average ones. Words are
-            counted as the protocol's tool does; without any, word_perplexity is None.
-        chats_as_written (list of str): with `return_token_scores` or `words`, chats as the tokenizer's
-            template writes them, of which offsets count characters.
-        adjusted_perplexity (float): per original word, with `word_counts`.
-        num_context_tokens (int): tokens that are read as context alone, with `contexts`, `score_spans`
-            or chats.
+        num_texts, num_tokens, num_windows, num_forward_tokens (int): number of texts, where joined
+            texts count as one; of scored tokens; of windows; and of tokens read, which is the cost.
+        scored_share (float): share of all tokens that were scored, 0 to 1.
+        bits_per_byte, byte_perplexity, bits_per_character, word_perplexity (float): measures that
+            do not depend on the tokenizer. Bytes and characters are those of the scored tokens if
+            the tokenizer returns offsets; otherwise unscored tokens count as average ones. Words
+            are counted as the protocol's tool does; word_perplexity is None without words.
+        chats_as_written (list of str): with `return_token_scores` or `words`, chats as formatted by
+            the tokenizer's template; offsets refer to these.
+        adjusted_perplexity (float): perplexity per original word, with `word_counts`.
+        num_context_tokens (int): tokens read only as context, with `contexts`, `score_spans` or
+            chats.
         word_scores (list of dict): with `words`, for each text the equally long lists words,
-            offsets (characters of the text as it is read, context included), nll (sum over the
-            word's tokens, nats), surprisal (nats, the space booked on the word that it ends; both
-            are None where a part of the word is not scored), space_nll (what the space after the
-            word costs of that), entropy (nats, of the prediction of its first token), num_tokens,
-            and context_length (tokens that its first token sees).
-        tool_stderr (float): the ± that the tool prints, with protocols that have one.
-        by_context_length (list of dict): with `context_lengths`, for each, ascending: context_length,
-            perplexity, interval, nll (mean), num_tokens; and, but for the longest,
-            ratio_to_longest: the paired ratio, with interval, pvalue and sample. The tokens are
-            those that see at least the longest less a stride, and as many less elsewhere.
+            offsets (characters of the text as read, context included), nll (sum over the word's
+            tokens, nats), surprisal (nats, including the space that ends the word; nll and
+            surprisal are None if part of the word is not scored), space_nll (the part due to the
+            space after the word), entropy (nats, of the prediction of its first token), num_tokens, and
+            context_length (tokens before its first token).
+        tool_stderr (float): the ± that the tool prints, for protocols that have one.
+        by_context_length (list of dict): with `context_lengths`, for each length in ascending
+            order: context_length, perplexity, interval, nll (mean), num_tokens; and, except for the
+            longest, ratio_to_longest: the paired ratio, with interval, pvalue and sample. All rows
+            score the same tokens: those that see L − d tokens of the longest length L, with d at
+            most a stride. They see C − d tokens at length C.
         by_position (list of dict): with `positions`, for each bin with a scored token: first and
-            last place, nll (mean), interval, cumulative_nll (mean of all up to `last`),
+            last position, nll (mean), interval, cumulative_nll (mean of all tokens up to `last`),
             num_tokens, num_texts.
-        in_context_score (dict or None): with `positions`, nll of the 500th token less that of the
-            50th (Olsson et al. 2022): nll_difference, interval, num_texts; None where no text and
-            window are so long.
+        in_context_score (dict or None): with `positions`, nll of the 500th token minus that of the
+            50th (Olsson et al. 2022): nll_difference, interval, num_texts; None if no text and
+            window are that long.
         longppl, longppl_interval, longppls, num_key_tokens, longppl_signature: with `key_tokens`,
-            perplexity of the key tokens of all texts, its interval, that of each text (None
-            without a key token), and their number; and by what rule and which evaluator they
-            were found.
+            perplexity of the key tokens of all texts, its interval, perplexity of each text (None
+            without key tokens), the number of key tokens, and the rule and evaluator that found
+            them.
         token_scores (list of dict): with `return_token_scores`, for each text the equally long
-            lists tokens, offsets (characters of the text), nll (nats; None where unscored) and
-            context_length (tokens seen; 0 where unscored); on request, rank (1 for the likeliest)
-            and entropy (nats, of the prediction); with `num_alternatives` rank and
-            alternatives ([decoded token, nll] pairs, likeliest first); and
-            windows, the plan: begin (first token read), first and end (tokens scored), start_token.
-        totals: with `return_totals`, what this result is computed from. Totals of several calls
-            add up: `sum([a["totals"], b["totals"]]).result()` is the result of all their texts,
-            one after the other. That is refused where the protocol or `separator` joins texts, as
-            two halves give another number than the whole. They pickle; `to_json()` writes them, and
-            the metric's `totals_from_json` reads them.
-        text_totals (list): with `return_totals="texts"`, the same of each text by itself.
-        long_context_totals: with `return_totals`, what the keys of `context_lengths`, `positions` and
-            `key_tokens` are computed from; they add up likewise. Where no text is as long as the
-            longest context, they are in the place of these keys: other shards may have longer ones.
-        probe (float): mean nll (nats a token) of a fixed made-up text of 256 tokens, scored as the
-            texts are: equal signatures and equal probes (to 1e-4 in float32, 0.005 in float16, 0.01
-            in bfloat16, 0.03 quantised) mean equal numbers; docs/safety.md says what remains.
-        long_probe (list or None): where the longest pass reads more than 256 tokens, mean nll of
-            a made-up text of its length: [tokens, nll of the stretch that ends there], for 512,
-            1024, … tokens and the last one. Stretches that two results share are compared.
-        texts_digest (str): of the texts, in their order; of chats, as the template writes them.
-        comparison (dict): with a reference, what separates the model from it; intervals are of 95 %
-            confidence, from texts or parts of texts, None where the text is too little:
-            verdict ("worse", "better", "no clear difference", "within 1 %"), summary (a sentence),
-            within_margin; perplexity_ratio (ratio, interval, pvalue, sample), correlation; of the
-            reference reference_perplexity, reference_perplexity_interval, reference_perplexities,
-            reference_bits_per_byte, reference_signature, reference_probe and reference_long_probe;
-            own_window and reference_own_window (tokens in the window of either by itself, None
-            without a limit: both read windows of `max_length`, the smaller of the two);
-            bits_per_byte_change,
-            its bits_per_byte_change_interval and num_compared_bytes (over the pieces of text that
-            both cut, where tokens have offsets: what comparisons with other models can be set
-            beside); kl and kl_reverse (divergence of the model from the reference and the other
-            way, in nats), kl_percentiles, num_infinite_kl (tokens), kl_largest_part (share of one text
-            in the sum), outside_mass (probability of ids that only one of them has);
-            token_agreement (largest chance of the same sampled token), same_top, accuracy,
-            reference_accuracy, accuracy_change, right_to_wrong, wrong_to_right; delta_p,
-            delta_p_percentiles, rms_delta_p (change of the probability of the text's tokens); by_confidence, by_tokens_seen (kl and log_ratio of groups
-            of tokens); worst_tokens; tool_stderrs, the ± that llama.cpp prints, with its protocol.
-            `token_scores` gain reference_nll, kl, top and reference_top. Where the tokenizers
-            differ, `compared` is "bytes" instead of "tokens": the change per byte, bits_per_byte of
-            both over those pieces, and byte_perplexity_ratio in the place of the rest.
+            lists tokens, offsets (characters of the text), nll (nats; None if unscored) and
+            context_length (preceding tokens; 0 if unscored); on request, rank (1 is the likeliest)
+            and entropy (nats, of the prediction); with `num_alternatives`, rank and alternatives
+            ([decoded token, nll] pairs, likeliest first); and windows, the plan: begin (first token
+            read), first and end (tokens scored), start_token.
+        totals: with `return_totals`, sums from which this result is computed. Totals of several
+            calls add up: `sum([a["totals"], b["totals"]]).result()` is the result of all texts in
+            this order. If the protocol or `separator` joins texts, adding raises an error, because
+            two halves give a different number than the whole. Totals pickle; `to_json()` writes
+            them, and the metric's `totals_from_json` reads them.
+        text_totals (list): with `return_totals="texts"`, the totals of each text.
+        long_context_totals: with `return_totals`, sums for the keys of `context_lengths`,
+            `positions` and `key_tokens`; these add up too. If no text is as long as the longest
+            context, they replace these keys: other shards may have longer texts.
+        probe (float): mean nll (nats per token) of a fixed random text of 256 tokens, scored like
+            the texts. Equal signatures and equal probes (to 1e-4 in float32, 0.005 in float16, 0.01
+            in bfloat16, 0.03 quantised) mean equal numbers; docs/safety.md lists the exceptions.
+        long_probe (list or None): if the longest pass reads more than 256 tokens, mean nll of a
+            random text of its length: [tokens, nll of the stretch that ends there], for 512, 1024,
+            … tokens and the last one. Compare the stretches that two results share.
+        texts_digest (str): digest of the texts in their order; of chats, as the template formats
+            them.
+        comparison (dict): with a reference, the differences between model and reference. Intervals
+            have 95 % confidence and are estimated from texts or parts of texts; None with too
+            little text. Keys: verdict ("worse", "better", "no clear difference", "within 1 %"),
+            summary (a sentence), within_margin; perplexity_ratio (ratio, interval, pvalue, sample),
+            correlation; of the reference: reference_perplexity, reference_perplexity_interval,
+            reference_perplexities, reference_bits_per_byte, reference_signature, reference_probe
+            and reference_long_probe; own_window and reference_own_window (the window of each model
+            alone, in tokens, None without a limit; both read windows of `max_length`, the smaller
+            one); bits_per_byte_change, bits_per_byte_change_interval and num_compared_bytes (over
+            the pieces of text whose edges both tokenizers share, if tokens have offsets; comparable
+            with other models); kl and kl_reverse (divergence of the model from the reference, and
+            the reverse, in nats), kl_percentiles, num_infinite_kl (tokens), kl_largest_part
+            (largest share of one text in the sum), outside_mass (probability of ids that only one
+            of the two has); token_agreement (largest probability of sampling the same token),
+            same_top, accuracy, reference_accuracy, accuracy_change, right_to_wrong, wrong_to_right;
+            delta_p, delta_p_percentiles, rms_delta_p (change in the probability of the text's
+            tokens); by_confidence, by_tokens_seen (kl and log_ratio of groups of tokens);
+            worst_tokens; tool_stderrs (the ± that llama.cpp prints, with its protocol).
+            `token_scores` gain reference_nll, kl, top and reference_top. If the tokenizers differ,
+            `compared` is "bytes" instead of "tokens", and the change per byte, bits_per_byte of
+            both over those pieces and byte_perplexity_ratio replace the other keys.
         piece_scores (list of dict): with `return_token_scores` and such a reference, for each text
-            the equally long lists offsets (characters of a piece that both cut and score), nll and
-            reference_nll (nats).
-        signature, signature_short (str): what was measured, and how. Equal ones with equal texts
-            mean equal numbers up to rounding; `+modified` behind the model's name says that hooks
-            or code of the caller's own run in it, for which no digest can vouch.
-        measurements (list of dict): where `protocol`, `max_length` or `stride` is a list: for each
-            combination what a single call would give, or its protocol, max_length and stride with
-            the `error` that refuses it; and, for every one after the first, `ratio_to_first`: the
-            paired ratio of its perplexity to the first's, with interval, pvalue and sample. The
-            other keys are the first's; `num_forward_tokens` beside them counts what was read for
-            all of them.
+            the equally long lists offsets (characters of a piece that both tokenizers share and
+            both models score), nll and reference_nll (nats).
+        signature, signature_short (str): identify the measurement. Equal signatures and equal texts
+            mean equal numbers up to rounding. `+modified` after the model's name means that hooks
+            or other code of the caller run in it, which no digest covers.
+        measurements (list of dict): if `protocol`, `max_length` or `stride` is a list, for each
+            combination the result of a single call, or its protocol, max_length and stride with
+            the `error`; and, for all but the first, `ratio_to_first`: the paired ratio of its
+            perplexity to the first, with interval, pvalue and sample. The other keys are those of
+            the first, except for `num_forward_tokens`, which counts the tokens of all of them.
 
 Raises:
-    TypeError, ValueError: bad arguments or texts; nothing is computed and texts that were added
-        with `add` or `add_batch` are kept.
+    TypeError, ValueError: invalid arguments or texts. Nothing is computed, and texts added with
+        `add` or `add_batch` are kept.
 
 Examples:
-    A model that finds all 32 tokens of its vocabulary equally likely has perplexity 32:
+    A model that assigns the same probability to all 32 tokens of its vocabulary has perplexity 32:
 
     >>> import evaluate, torch, transformers
     >>> from tokenizers import Tokenizer, models, pre_tokenizers
@@ -365,7 +366,7 @@ _KWARGS_DESCRIPTION = _KWARGS_DESCRIPTION.replace("{arguments}", describe_argume
 
 
 def signature_of_a_method(function: Callable) -> Signature:
-    """Return the signature that a function has as a method of a class."""
+    """Return a function's signature with `self` prepended."""
     own = Parameter("self", Parameter.POSITIONAL_OR_KEYWORD)
     of_function = signature(function)
     return of_function.replace(parameters=[own, *of_function.parameters.values()])
@@ -379,8 +380,8 @@ class PerplexitySliding(evaluate.Metric):
     """Sliding-window perplexity as a Hugging Face `evaluate` metric.
 
     Attributes:
-        protocols: what `protocol` takes, by name; each row says what it does.
-        default_protocol: the name of the one that is used by default.
+        protocols: the allowed values of `protocol`, with their rows.
+        default_protocol: the default value of `protocol`.
     """
 
     protocols: dict[str, Protocol] = PROTOCOLS
@@ -394,11 +395,11 @@ class PerplexitySliding(evaluate.Metric):
                 "num_process",
                 "be 1",
                 got=str(self.num_process),
-                advice="Load the metric without it, and share the work with `distributed=True`.",
+                advice="Load the metric without it, and pass `distributed=True` to `compute`.",
             )
-        self._texts: list[str] = []  # those that were added
+        self._texts: list[str] = []  # added texts
         self._adder: int | None = None  # the thread that added them
-        self._lock = threading.RLock()  # again in the thread of a callback that uses this metric
+        self._lock = threading.RLock()  # reentrant for callbacks that use this metric
         self._models = OpenModels()
 
     def _info(self) -> evaluate.MetricInfo:
@@ -411,7 +412,10 @@ class PerplexitySliding(evaluate.Metric):
         )
 
     def _build_data_dir(self) -> str:
-        """Build as evaluate does, but a model's path as configuration name does not lead out of it."""
+        """Build the data folder; unlike evaluate's, it cannot be outside the cache.
+
+        The configuration name may be a model's path.
+        """
         name = re.sub(r"[^\w.-]+", "--", self.config_name)
         folder = os.path.join(self._data_dir_root, self.name, name)
         os.makedirs(folder, exist_ok=True)
@@ -427,26 +431,26 @@ class PerplexitySliding(evaluate.Metric):
         reference: None = None,
         predictions: str | None = None,
     ) -> None:
-        """Add one text; reject what is not a string immediately.
+        """Add one text, and check its type immediately.
 
         Args:
-            prediction: the text. `predictions` is accepted as well, as `evaluate` itself does.
+            prediction: the text. `predictions` is accepted as well, as in `evaluate` itself.
 
         Raises:
-            TypeError: it is not a string.
+            TypeError: the text is not a string.
         """
         self.add_batch(predictions=[prediction if predictions is None else predictions])
 
     def add_batch(
         self, *, predictions: Iterable[str] | None = None, references: None = None
     ) -> None:
-        """Add texts; reject what is not a string immediately.
+        """Add texts, and check their types immediately.
 
         Args:
             predictions: the texts.
 
         Raises:
-            TypeError: they are no list, or one of them is not a string.
+            TypeError: `predictions` is not a list of strings.
             ValueError: the list is empty.
         """
         texts = check_texts(predictions)
@@ -461,38 +465,38 @@ class PerplexitySliding(evaluate.Metric):
         references: None = None,
         **kwargs: object,
     ) -> dict:
-        """Compute the perplexity of the texts added so far and of those given.
+        """Compute the perplexity of the added texts followed by `predictions`.
 
-        When it fails, texts that had been added are kept for the next call.
+        If it fails, added texts are kept for the next call.
 
         Args:
-            predictions: the texts; or chats, lists of messages, all of them in one call.
+            predictions: the texts; or chats, lists of messages, all in one call.
 
         Raises:
-            TypeError, ValueError: an argument is unknown, or not what the documentation says; the
-                model or its tokenizer cannot be loaded, or cannot be scored with.
-            MemoryError: a single window does not fit.
+            TypeError, ValueError: an argument is unknown or invalid, or the model or its tokenizer
+                cannot be loaded or used.
+            MemoryError: a single window does not fit in memory.
         """
         if references is not None:
             raise ArgumentError(
                 "references",
-                "be left out: perplexity is of the texts alone",
+                "be left out: perplexity has no reference texts",
                 got=f"{references!r:.80}",
                 advice="Pass a second model as `reference`, texts as `predictions`.",
             )
         with self._lock:
             texts = self._with_added(predictions)
-            # A callback may use this metric too: it finds nothing of this call.
+            # A callback that uses this metric must not see the texts of this call.
             added, self._texts = self._texts, []
             try:
-                # evaluate would write the texts to a file, for which processes wait for each other
+                # evaluate's own `compute` writes the texts to a file and synchronises processes
                 return self._compute(texts, **kwargs)
             except BaseException:
                 self._texts = [*added, *self._texts]
                 raise
 
     def _with_added(self, predictions: object) -> object:
-        """Put the texts that were added before those that are given; check only what is joined."""
+        """Return the added texts followed by `predictions`, which are checked only if both exist."""
         if not self._texts:
             return predictions
         if predictions is not None:
@@ -501,17 +505,17 @@ class PerplexitySliding(evaluate.Metric):
         return [*self._texts, *(given if isinstance(given, list | tuple) else check_texts(given))]
 
     def _check_adder(self) -> None:
-        """Refuse to add texts to those of another thread."""
+        """Refuse to mix texts of several threads."""
         thread = threading.get_ident()
         if self._texts and self._adder != thread:
             raise RuntimeError(
-                "Another thread has added texts to this metric, with which it would mix these. "
-                "Load a metric for each thread: evaluate.load gives a new one at every call."
+                "Another thread has added texts to this metric. Load one metric per thread: "
+                "evaluate.load returns a new one at every call."
             )
         self._adder = thread
 
     def _compute(self, predictions: Sequence[str] | Sequence[Chat], **kwargs: object) -> dict:
-        """Compute by `compute`, whose arguments these are."""
+        """Call the package's `compute`, which has the same arguments."""
         if kwargs.get("model_id") is None and kwargs.get("model") is None:
             kwargs["model_id"] = None if self.config_name == "default" else self.config_name
         return compute_with(self._models, {"predictions": predictions} | kwargs)
@@ -531,16 +535,16 @@ class PerplexitySliding(evaluate.Metric):
         model_kwargs: dict | None = None,
         tokenizer_kwargs: dict | None = None,
     ) -> ScoredModel:
-        """Open a model once, to ask what it takes.
+        """Open a model once, to inspect it or to reuse it in several calls.
 
         Args:
             model_id, model, tokenizer, device, dtype, model_kwargs, tokenizer_kwargs: as in
                 `compute`.
 
         Returns:
-            an object with `model` and `tokenizer`, which `compute` takes, `name`, `revision`,
-            `device`, `num_embeddings` and `limit`, whose `length` is the number of tokens that the
-            model takes at a time (None where it states no limit).
+            an object with `model` and `tokenizer`, which `compute` accepts, and with `name`,
+            `revision`, `device`, `num_embeddings` and `limit`, whose `length` is the model's limit
+            in tokens (None without a stated limit).
 
         Raises:
             TypeError, ValueError: as in `compute`.

@@ -5,8 +5,8 @@ from collections.abc import Iterable
 PEERS = ("guide", "stock", "lm-eval", "lm-eval, batch 16")
 # What the README's first table calls the workloads, for those who have not read of windows and strides.
 AT_A_GLANCE = {
-    "one text, S = L": "time for a long text, window after window",
-    "one text, S = L/2": "time for a long text, each window half over the last",
+    "one text, S = L": "time for a long text, disjoint windows",
+    "one text, S = L/2": "time for a long text, windows that overlap by half",
     "mixed lengths": "time for 200 texts of mixed lengths",
 }
 

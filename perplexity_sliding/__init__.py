@@ -23,7 +23,7 @@ __all__ = [
 ]
 
 _HERE = Path(__file__).parent.resolve()
-# Names that take seconds to import, and the modules that have them.
+# Names that are slow to import, and their modules.
 _LAZY = {
     "compute": ".api",
     "PerplexityCallback": ".callback",
@@ -41,13 +41,13 @@ def load(*args: object, **kwargs: object) -> object:
 
 
 def _metric_file() -> Path:
-    """Return the file of the metric: in this folder where it is installed, beside it in a clone."""
+    """Return the file of the metric: in this folder once installed, beside it in a clone."""
     name = f"{__name__}.py"
     return next(folder / name for folder in (_HERE, _HERE.parent) if (folder / name).exists())
 
 
 class _MetricFinder:
-    """Find the metric's module in a clone too, where this package hides it from the import system."""
+    """Import the metric's module in a clone, where this package shadows it."""
 
     @staticmethod
     def find_spec(

@@ -1,4 +1,4 @@
-"""The version of this package, how to cite it, and where Python imports it from."""
+"""Version, citation and import path of this package."""
 
 import hashlib
 import os
@@ -6,7 +6,7 @@ from pathlib import Path
 
 VERSION = "0.2.0"
 
-# Publishing puts the Space's owner in the place of USER.
+# Publishing replaces USER by the Space's owner.
 CITATION = """\
 @software{perplexity_sliding,
   author = {USER},
@@ -30,14 +30,14 @@ CITATION = """\
 def import_folder() -> str:
     """Return a folder from which Python imports this package and nothing else.
 
-    The folder around it may not serve: in a clone there are app, score, tests and space as well,
-    which would hide modules of a user.
+    The parent folder is unsuitable: in a clone it also contains app, score, tests and space, which
+    would shadow a user's modules.
     """
     from huggingface_hub.constants import HF_HOME
 
     package = Path(__file__).parent.resolve()
     name = hashlib.sha256(str(package).encode()).hexdigest()[:16]
-    # where evaluate keeps its copies of metrics
+    # evaluate's folder for copies of metrics
     modules = os.environ.get("HF_MODULES_CACHE", os.path.join(HF_HOME, "modules"))
     folder = Path(modules, "perplexity-sliding", name)
     try:
@@ -45,6 +45,6 @@ def import_folder() -> str:
         (folder / package.name).symlink_to(package, target_is_directory=True)
     except FileExistsError:
         pass
-    except OSError:  # Windows makes links for the privileged alone; the cache may be read-only
+    except OSError:  # links need privileges on Windows; the cache may be read-only
         return str(package.parent)
     return str(folder)

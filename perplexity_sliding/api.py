@@ -91,8 +91,8 @@ def compute(
 ) -> dict:
     """Compute the perplexity of texts under a causal language model, with a sliding window.
 
-    A model that is given by name is loaded for this call; a `PerplexitySliding` keeps it for the
-    next.  The keys of the result are described in `PerplexitySliding.inputs_description`.
+    A named model is loaded for this call; a `PerplexitySliding` keeps it for the next.
+    `PerplexitySliding.inputs_description` describes the keys of the result.
 
     Args:
         {arguments}
@@ -101,9 +101,9 @@ def compute(
         dict of plain Python numbers.
 
     Raises:
-        TypeError, ValueError: an argument is unknown, or not what the documentation says; the model
-            or its tokenizer cannot be loaded, or cannot be scored with.
-        MemoryError: a single window does not fit.
+        TypeError, ValueError: an argument is unknown or invalid, or the model or its tokenizer
+            cannot be loaded or used.
+        MemoryError: a single window does not fit in memory.
 
     >>> from perplexity_sliding import compute
     >>> results = compute(["She closed the door."], model_id="demo_model")
@@ -116,11 +116,11 @@ if compute.__doc__:  # python -OO drops it
 
 
 def compute_with(opened: OpenModels, arguments: dict) -> dict:
-    """Compute with models that stay open from call to call.
+    """Compute with models that stay open between calls.
 
     Args:
-        opened: the models; those that the call loads are added.
-        arguments: of `compute`, by name.
+        opened: the open models; the call adds those that it loads.
+        arguments: arguments of `compute`, by name.
     """
     processes = open_processes(arguments.get("distributed", False))
     with processes.failing_together():
@@ -133,7 +133,7 @@ def compute_with(opened: OpenModels, arguments: dict) -> dict:
 
 
 def open_processes(distributed: bool) -> Processes:
-    """Return the processes that share the work; the first argument that is checked."""
+    """Check `distributed`, and return the processes that share the work."""
     ARGUMENTS["distributed"].check("distributed", distributed)
     return Processes(distributed)
 
@@ -142,35 +142,35 @@ def open_processes(distributed: bool) -> Processes:
 
 
 def check(processes: Processes, arguments: dict) -> Request:
-    """Check the arguments, and that all processes that share the work have the same."""
-    asked = with_defaults(arguments)
-    if asked["predictions"] is None:
+    """Check the arguments, and that they are the same in all processes."""
+    given = with_defaults(arguments)
+    if given["predictions"] is None:
         raise ArgumentError(
             "predictions",
             "be given: a list of at least one text, or add texts with `add_batch` first",
         )
-    texts, chats = separate_chats(asked["predictions"])
+    texts, chats = separate_chats(given["predictions"])
     texts = check_texts(texts)
     processes.agree(
         lambda: str(TextsDigest.of(texts)),
         "texts",
-        "Windows are shared out by the metric itself: pass all texts to every process, or leave "
-        "out `distributed` to score each one's by itself.",
+        "The metric distributes the windows itself: pass all texts to every process, or leave out "
+        "`distributed` to score the texts of each process separately.",
     )
-    request = check_request(texts, chats, asked)
+    request = check_request(texts, chats, given)
     processes.agree(
         lambda: request.digest,
         "contexts, scored spans, messages, words and word counts",
-        "Pass the same ones to every process.",
+        "Pass the same to every process.",
     )
     return request
 
 
 def with_defaults(arguments: dict) -> Mapping:
-    """Return all arguments of `compute`, those that were not given with their defaults.
+    """Return all arguments of `compute`, filling in defaults.
 
     Raises:
-        TypeError: one is unknown.
+        TypeError: an argument is unknown.
     """
     check_names(compute, arguments)
     call = signature(compute).bind(**arguments)
@@ -183,7 +183,7 @@ def with_defaults(arguments: dict) -> Mapping:
 
 @contextmanager
 def open_session(request: Request, processes: Processes) -> Iterator[Session]:
-    """Open the checkpoint of a request; return how its passes are run."""
+    """Open the checkpoint of a request, and yield the session for its forward passes."""
     with open_checkpoint(request.checkpoint) as checkpoint:
         sizes = request.batch_size, request.logits_memory
         yield Session(*sizes, checkpoint, processes, request.callback)
@@ -193,12 +193,13 @@ def open_session(request: Request, processes: Processes) -> Iterator[Session]:
 class Models:
     """The models of a call.
 
-    Where the reference runs first, as the memory does not hold both, the others are freed until then.
+    If the reference runs first, because the models do not fit in memory together, the others are
+    freed until it is done.
 
     Attributes:
-        model: the one that is measured.
-        reference: what it is compared with, if anything.
-        evaluator: finds key tokens, where they are measured; may be `model` itself.
+        model: the measured model.
+        reference: the model to compare with, if any.
+        evaluator: the model that finds key tokens, if they are measured; may be `model` itself.
     """
 
     model: ScoredModel
@@ -217,10 +218,10 @@ class Models:
         return [m for m in models if m is not None and not isinstance(m, FreedModel)]
 
     def after(self, reference: ScoredModel) -> "Models":
-        """Open the models that were freed, now that the reference has run.
+        """Reopen the freed models after the reference has run.
 
         Args:
-            reference: what is left of it.
+            reference: the reference's head with its stored states.
         """
         model, evaluator = reopened(self.model), self.evaluator
         if evaluator is self.model:
@@ -229,27 +230,27 @@ class Models:
 
 
 def reopened(model: ScoredModel) -> ScoredModel:
-    """Open a model that was freed."""
+    """Open a freed model; return other models unchanged."""
     return model.reopen() if isinstance(model, FreedModel) else model
 
 
 @contextmanager
 def open_models(opened: OpenModels, request: Request, session: Session) -> Iterator[Models]:
-    """Open the models of a request, and use them for the time of the context."""
+    """Open the models of a request, and use them within the context."""
     reference_first = request.states is not None
     open_source = opened.free if reference_first else opened.open
     model = open_source(request.source)
     evaluator = open_evaluator(open_source, opened, request, model)
     reference = open_reference(opened, request, model)
     if reference_first:
-        opened.close("reference")  # no other call can use what is left of it
+        opened.close("reference")  # other calls cannot use its remains
     with in_use(Models(model, reference, evaluator), session) as models:
         yield models
 
 
 @contextmanager
 def in_use(models: Models, session: Session) -> Iterator[Models]:
-    """Use models for the time of the context, and check that they can be scored with."""
+    """Check models and use them within the context."""
     with in_use_together(models.in_memory):
         with session.checking():
             for model in models.in_memory:
@@ -260,7 +261,7 @@ def in_use(models: Models, session: Session) -> Iterator[Models]:
 
 
 def open_reference(opened: OpenModels, request: Request, model: ScoredModel) -> ScoredModel | None:
-    """Open what the model is compared with; a live one has the model's tokenizer by default."""
+    """Open the reference, if any; a live reference uses the model's tokenizer by default."""
     source = None if request.reference is None else request.reference.source
     if source is None or source.model is not None:
         opened.close("reference")
@@ -276,7 +277,7 @@ def open_reference(opened: OpenModels, request: Request, model: ScoredModel) -> 
 def open_evaluator(
     open_source: Callable, opened: OpenModels, request: Request, model: ScoredModel
 ) -> ScoredModel | None:
-    """Open the model that finds key tokens: the one given, or the one that is measured."""
+    """Return the model that finds key tokens, if any: the given evaluator or the measured model."""
     evaluator = request.evaluator
     if evaluator is None:
         opened.close(EVALUATOR_ROLE)
@@ -288,7 +289,7 @@ def open_evaluator(
 
 # --- plan -----------------------------------------------------------------------------------------
 
-# Of each setting: its plan, or the reason why there is none.
+# The plan of each setting, or the error that refuses it.
 Planned = dict[Setting, Measurement | ValueError]
 
 
@@ -297,15 +298,15 @@ class CallPlan:
     """The windows of a call.
 
     Attributes:
-        planned: the measurement of each setting, or why it is refused.
-        measures: what to measure of each token.
-        words: how words are scored; None where they are not.
-        healing: of the tokens that reach across the edge of a scored part.
-        carrier: carries the model's state on; None where every window begins anew.
-        of_reference: the measurements as planned with the reference's tokenizer; None where it
-            reads the same tokens, or there is none.
-        of_evaluator: how the evaluator reads the texts, see `plan_key_tokens`.
-        own_windows: for each measurement the windows that the two models have by themselves.
+        planned: the measurement of each setting, or the error that refuses it.
+        measures: measures of each token.
+        words: scoring of words; None if they are not scored.
+        healing: healing of tokens that span the edge of a scored part.
+        carrier: reader that carries the model's state; None for separate windows.
+        of_reference: the measurements planned with the reference's tokenizer; None if it reads the
+            same tokens, or there is no reference.
+        of_evaluator: the evaluator's measurements, see `plan_key_tokens`.
+        own_windows: for each measurement, the window of each model alone.
     """
 
     request: Request
@@ -320,7 +321,7 @@ class CallPlan:
 
     @property
     def measurements(self) -> list[Measurement]:
-        """Those that are not refused."""
+        """The accepted measurements."""
         return list(accepted(self.planned).values())
 
 
@@ -329,10 +330,10 @@ def make_plan(request: Request, models: Models) -> CallPlan:
     """Tokenize the texts, and plan the windows of every measurement.
 
     Raises:
-        ValueError: one is refused, or all of a list are.
+        ValueError: the only measurement, or every measurement of a list, is refused.
     """
     model, limit = models.model, smallest_limit(models.compared)
-    # Before the texts are tokenized: what is refused here does not depend on them.
+    # These checks do not depend on the texts, so they precede the tokenization.
     carrier = open_carrier(model) if request.long_context.carry else None
     words = None
     if request.words:
@@ -362,14 +363,14 @@ def make_plan(request: Request, models: Models) -> CallPlan:
 
 
 def accepted(planned: Planned) -> dict[Setting, Measurement]:
-    """Return the measurements that were planned."""
+    """Return the measurements that were not refused."""
     return {s: m for s, m in planned.items() if isinstance(m, Measurement)}
 
 
 def plan_reference(
     request: Request, models: Models, measured: dict[Setting, Measurement], limit: ContextLimit
 ) -> list[Measurement] | None:
-    """Plan the measurements of a model for its reference; None where it reads the same tokens."""
+    """Plan the measurements for the reference; None if it reads the same tokens."""
     if models.reference is None:
         return None
     measurements, parts = list(measured.values()), request.parts
@@ -384,7 +385,7 @@ def plan_reference(
     if request.states is not None:
         raise ValueError(
             Wording(
-                "`reference['states']` needs models that read the same tokens, got other "
+                "`reference['states']` requires models that read the same tokens, got different "
                 "tokenizers. Leave it out."
             )
         )
@@ -392,7 +393,7 @@ def plan_reference(
 
 
 def plan_evaluator(request: Request, models: Models, first: Measurement) -> list[Measurement]:
-    """Plan how the evaluator reads the texts of the first measurement, if it does."""
+    """Plan the evaluator's measurements of the texts; empty without key tokens."""
     evaluator = models.evaluator
     if request.key_rule is None or evaluator is None:
         return []
@@ -402,10 +403,10 @@ def plan_evaluator(request: Request, models: Models, first: Measurement) -> list
 def find_own_windows(
     models: Models, measured: dict[Setting, Measurement]
 ) -> list[tuple[int | None, ...]]:
-    """Return the windows that two models have by themselves, for each measurement; warn of a loss.
+    """Return the window of each model alone, for each measurement.
 
-    Both read the smaller window.  Where texts are longer, the other model's numbers are not those
-    that it has alone.
+    Both models read the smaller window.  Warn if that changes the numbers of the other model, which
+    happens for texts longer than the window.
     """
     if models.reference is None:
         return [()] * len(measured)
@@ -420,8 +421,8 @@ def find_own_windows(
             warnings.warn(
                 Wording(
                     f"The model and its `reference` are compared in windows of {window} tokens, "
-                    f"the most that both take. By itself the {name} {alone}, and has other numbers.",
-                    f"Pass `max_length={window}` if that is meant.",
+                    f"the most that both accept. Alone, the {name} {alone}, and has other numbers.",
+                    f"Pass `max_length={window}` to silence this warning.",
                 ),
                 stacklevel=2,
             )
@@ -437,11 +438,11 @@ class Scores:
     """Scores from the forward passes of a call.
 
     Attributes:
-        models: those that ran.
+        models: the models after the run.
         work: the passes of the measurements.
         columns: the scores of each pass.
-        comparisons: for each measurement what compares it with the reference, if there is one.
-        key_characters: characters of the key tokens of each text, where they are measured.
+        comparisons: for each measurement, its comparison with the reference, if there is one.
+        key_characters: characters of the key tokens of each text, if they are measured.
     """
 
     models: Models
@@ -452,7 +453,7 @@ class Scores:
 
 
 def run(session: Session, plan: CallPlan, models: Models) -> Scores:
-    """Run the forward passes over the texts, the reference's first where memory holds one model."""
+    """Run the forward passes over the texts; those of a reference with `states` run first."""
     states, reference = plan.request.states, models.reference
     if states is None or reference is None:
         return score(session, plan, models)
@@ -473,7 +474,7 @@ def score(session: Session, plan: CallPlan, models: Models) -> Scores:
         [measurement] = measurements
         work, columns = score_carried(session, model, plan.carrier, measurement, measures)
     elif reference is None:
-        # a curve of context lengths is about the tokens of the first, the longest
+        # progress of a curve of context lengths shows its first and longest
         num_shown = None if request.gives_list else 1
         work, columns = session.score([model], measurements, measures, num_shown)
     else:
@@ -489,10 +490,10 @@ def score(session: Session, plan: CallPlan, models: Models) -> Scores:
 
 
 def prepare_models(session: Session, plan: CallPlan, models: Models) -> None:
-    """Prepare each of the models once, for all that it will read.
+    """Prepare each model once for all its measurements.
 
     Raises:
-        MemoryError, ValueError: one cannot be scored with.
+        MemoryError, ValueError: a model cannot be used.
     """
     read: dict[ScoredModel | None, list[Measurement]] = {
         models.model: [*plan.measurements],
@@ -510,7 +511,7 @@ def prepare_models(session: Session, plan: CallPlan, models: Models) -> None:
 
 
 def report(plan: CallPlan, scores: Scores) -> dict:
-    """Build what the call returns; see the metric's documentation."""
+    """Build the result of the call; see the metric's documentation."""
     request, extras = plan.request, plan.request.extras
     with without_collecting():
         reports = make_reports(plan, scores)
@@ -531,7 +532,7 @@ def report(plan: CallPlan, scores: Scores) -> dict:
 
 
 def make_reports(plan: CallPlan, scores: Scores) -> list[Report]:
-    """Take the scores of each measurement out of those of the passes."""
+    """Collect the scores of each measurement from the passes."""
     request, work = plan.request, scores.work
     return [
         Report(
@@ -559,17 +560,17 @@ def make_reports(plan: CallPlan, scores: Scores) -> list[Report]:
 def total_long_contexts(
     request: Request, scores: Scores, reports: Sequence[Report]
 ) -> LongContextTotals | None:
-    """Sum up what a call measures of long contexts, if anything."""
-    asked, first = request.long_context, reports[0]
+    """Sum up the measurements over long contexts; None without any."""
+    given, first = request.long_context, reports[0]
     parts: list[PartTotals] = []
     identity = first.totals.identity | {"probe": None, "long_probe": None}
-    if asked.context_lengths is not None:
+    if given.context_lengths is not None:
         contexts = total_contexts(reports, sum(scores.work.costs))
         parts.append(contexts)
         identity["context_lengths"] = contexts.context_lengths
-    if asked.positions is not None:
-        parts.append(total_positions(first, asked.positions))
-        identity["positions"] = asked.positions
+    if given.positions is not None:
+        parts.append(total_positions(first, given.positions))
+        identity["positions"] = given.positions
     rule, evaluator = request.key_rule, scores.models.evaluator
     if rule is not None and evaluator is not None:
         key_signature = describe_key_tokens(evaluator, rule.describe())

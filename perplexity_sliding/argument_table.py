@@ -1,7 +1,7 @@
-"""The arguments of `compute`, in one table: their types, ranges, descriptions and options.
+"""Table of the arguments of `compute`: types, ranges, descriptions and command-line options.
 
-Python's checks (arguments.py), the metric's documentation and the options of the command line are made
-from it.  Nothing here imports what takes long: the command line reads it before torch is imported.
+The checks in arguments.py, the metric's documentation and the command line's options are generated
+from it.  It must not import slow modules: the command line reads it before torch is imported.
 """
 
 import textwrap
@@ -20,10 +20,10 @@ LINE = 100  # columns of the documentation
 
 @dataclass(frozen=True)
 class Anything:
-    """A value that the module which uses it checks.
+    """A value that is checked where it is used.
 
     Attributes:
-        text: how the command line writes it: "names", "numbers", "name or JSON", "JSON"; None for a
+        text: the command line's syntax: "names", "numbers", "name or JSON", "JSON"; None for a
             plain string.
     """
 
@@ -38,9 +38,9 @@ class WholeNumber:
     """A whole number.
 
     Attributes:
-        low: the smallest that is allowed.
-        several: whether the command line takes several with commas in between.
-        is_size: whether the command line takes sizes in bytes such as 64M.
+        low: the smallest allowed value.
+        several: whether lists are allowed; the command line separates their values by commas.
+        is_size: whether the command line accepts sizes in bytes such as 64M.
     """
 
     low: int
@@ -48,7 +48,7 @@ class WholeNumber:
     is_size: bool = False
 
     def check(self, name: str, value: object) -> None:
-        """Refuse what is no whole number, or too small; a list may have None in it, the default."""
+        """Refuse other types and smaller numbers; None in a list stands for the default."""
         if not (self.several and isinstance(value, list | tuple)):
             value = [value]
         elif None in value:
@@ -59,28 +59,31 @@ class WholeNumber:
 
 @dataclass(frozen=True)
 class WholeNumbers:
-    """Different whole numbers, or "doubling".
+    """Distinct whole numbers, or "doubling".
 
     Attributes:
-        low: the smallest that is allowed.
-        fewest: how many there must be.
+        low: the smallest allowed value.
+        fewest: the minimum number of values.
     """
 
     low: int
     fewest: int = 1
 
     def check(self, name: str, values: object) -> None:
-        """Refuse what is no such list."""
+        """Refuse other types, smaller numbers and shorter lists."""
         if isinstance(values, str) and values == "doubling":
             return
-        must = f"be 'doubling' or a list of at least {self.fewest} {{}}from {self.low} on"
+        must = (
+            f"be 'doubling' or a list of at least {self.fewest} different whole numbers, each at "
+            f"least {self.low}"
+        )
         if isinstance(values, str | bytes) or not isinstance(values, Iterable):
-            raise ArgumentTypeError(name, must.format("whole numbers "), got=repr(values))
+            raise ArgumentTypeError(name, must, got=repr(values))
         values = list(values)
         for value in values:
             check_whole_number(name, value, self.low)
         if len(set(values)) < self.fewest:
-            raise ArgumentError(name, must.format("different whole numbers "), got=repr(values))
+            raise ArgumentError(name, must, got=repr(values))
 
 
 @dataclass(frozen=True)
@@ -90,7 +93,7 @@ class Choice:
     choices: tuple
 
     def check(self, name: str, value: object) -> None:
-        """Refuse a value that is not among the choices; True is not 1."""
+        """Refuse a value that is not among the choices; 1 is not accepted for True."""
         if not any(
             value is choice or (value == choice and isinstance(value, str))
             for choice in self.choices
@@ -104,7 +107,7 @@ class Flag:
     """True or False."""
 
     def check(self, name: str, value: object) -> None:
-        """Refuse anything else."""
+        """Refuse other types."""
         if not isinstance(value, bool):
             raise ArgumentTypeError(name, "be True or False", got=repr(value))
 
@@ -114,15 +117,15 @@ class String:
     """A string of valid Unicode.
 
     Attributes:
-        must: what it must be, for an error.
-        advice: what to do instead.
+        must: the requirement, for an error.
+        advice: how to correct the call, for an error.
     """
 
     must: str = "be a string"
     advice: str = ""
 
     def check(self, name: str, value: object) -> None:
-        """Refuse anything else."""
+        """Refuse other types and lone surrogates."""
         if not isinstance(value, str):
             raise ArgumentTypeError(name, self.must, got=repr(value), advice=self.advice)
         if not is_unicode(value):
@@ -134,7 +137,7 @@ class FilePath:
     """The path of a file."""
 
     def check(self, name: str, value: object) -> None:
-        """Refuse anything else."""
+        """Refuse other types and the empty string."""
         if not isinstance(value, str | PathLike) or value == "":
             raise ArgumentTypeError(name, "be the path of a file", got=repr(value))
 
@@ -144,30 +147,32 @@ class Function:
     """A callable."""
 
     def check(self, name: str, value: object) -> None:
-        """Refuse anything else."""
+        """Refuse other objects."""
         if not callable(value):
             raise ArgumentTypeError(name, "be callable", got=repr(value))
 
 
 @dataclass(frozen=True)
 class Share:
-    """A number from 0 to below 1."""
+    """A fraction, at least 0 and below 1."""
 
     def check(self, name: str, value: object) -> None:
-        """Refuse anything else."""
+        """Refuse other types and numbers outside this range."""
         if isinstance(value, bool) or not isinstance(value, Real):
             raise ArgumentTypeError(name, "be a number such as 0.01 for 1 %", got=repr(value))
         if not 0 <= float(value) < 1:
-            raise ArgumentError(name, "be from 0 to below 1, 0.01 for 1 %", got=str(value))
+            raise ArgumentError(
+                name, "be at least 0 and below 1 (0.01 stands for 1 %)", got=str(value)
+            )
 
 
 Kind = Anything | WholeNumber | WholeNumbers | Choice | Flag | String | FilePath | Function | Share
 
 
 def check_whole_number(name: str, value: object, low: int) -> None:
-    """Refuse what is no whole number, or one that is too small."""
+    """Refuse other types, and numbers below `low`."""
     if isinstance(value, bool) or not isinstance(value, Integral):
-        raise ArgumentTypeError(name, f"be a whole number from {low} on", got=repr(value))
+        raise ArgumentTypeError(name, f"be a whole number of at least {low}", got=repr(value))
     if value < low:
         raise ArgumentError(name, f"be at least {low}", got=str(value))
 
@@ -185,7 +190,7 @@ def is_unicode(text: str) -> bool:
 
 
 class _Required:
-    """The default of an argument that must be given."""
+    """Placeholder for the default of a required argument."""
 
 
 REQUIRED = _Required()
@@ -196,12 +201,12 @@ class Argument:
     """An argument of `compute`.
 
     Attributes:
-        type: as the documentation writes it.
-        kind: the values that it may have.
-        default: the value where it is left out; None is always allowed where it is the default.
+        type: its type in the documentation.
+        kind: its allowed values; None is also allowed if it is the default.
+        default: its default value.
         help: its documentation.
-        option: one line on its option, where the command line has one.
-        metavar: stands for the option's value in the help.
+        option: the help text of its command-line option; None if there is no such option.
+        metavar: the name of the option's value in the help.
     """
 
     type: str
@@ -212,7 +217,7 @@ class Argument:
     metavar: str | None = None
 
     def check(self, name: str, value: object) -> None:
-        """Refuse a value that is not of its kind."""
+        """Refuse a value of another kind."""
         if value is not None or self.default is not None:
             self.kind.check(name, value)
 
@@ -230,15 +235,15 @@ ARGUMENTS = {
         "list of str",
         Anything(),
         REQUIRED,
-        "the texts; or chats, lists of messages (dicts with role and content): the tokenizer's chat "
-        "template writes them out, and the assistant's messages are scored.",
+        "texts; or chats, each a list of messages (dicts with role and content). Chats are formatted "
+        "by the tokenizer's chat template, and only the assistant's messages are scored.",
     ),
     "model_id": Argument(
         "str",
         Anything(),
         None,
-        "a causal language model on the Hub, a folder, a GGUF file, or the address of a server such "
-        'as vLLM\'s, "http://host:8000/v1". The configuration name does as well: '
+        "name of a causal language model on the Hub, path of a folder or a GGUF file, or address of "
+        'a server such as vLLM\'s, "http://host:8000/v1". It can also be the configuration name: '
         '`evaluate.load("user/perplexity_sliding", "openai-community/gpt2")`.',
         "Hub name, folder, URL or .gguf; default: bundled",
         "NAME",
@@ -247,19 +252,18 @@ ARGUMENTS = {
         "int",
         WholeNumber(1),
         16,
-        "windows of `max_length` tokens in one forward pass; more of them where they are shorter. On "
-        "a CPU, where larger passes are slower, a pass has at most 1,024 tokens, or one window.",
-        "windows in one forward pass, default 16",
+        "number of full windows per forward pass; shorter windows fit in larger numbers. On a CPU, "
+        "where large passes are slow, a pass is limited to 1,024 tokens, or one window if longer.",
+        "windows per forward pass; default: 16",
         "N",
     ),
     "add_start_token": Argument(
         "bool or str",
         Choice((True, False, "once", "every")),
         True,
-        'whether the first token is scored too, given the tokenizer\'s start token. "once" puts it '
-        'before the text, "every" at the head of every window, where it takes one of the places; '
-        'True means "every" where the tokenizer itself prepends one when it encodes, and "once" '
-        "elsewhere.",
+        'whether to score the first token too, given the tokenizer\'s start token. "once" prepends '
+        'the start token to the text, "every" to each window, where it occupies one position. True '
+        'means "every" if the tokenizer itself prepends a start token when it encodes, else "once".',
         "score the first token: true, false, once, every",
         "CHOICE",
     ),
@@ -267,55 +271,55 @@ ARGUMENTS = {
         "str",
         Anything(),
         None,
-        '"cpu", "gpu", "cuda", "cuda:1", "mps"; by default an accelerator if there is one.',
-        "cpu, cuda, cuda:1, mps; an accelerator by default",
+        '"cpu", "gpu", "cuda", "cuda:1" or "mps"; an accelerator by default, if available.',
+        "cpu, cuda, cuda:1, mps; default: an accelerator",
         "NAME",
     ),
     "max_length": Argument(
         "int or list of int",
         WholeNumber(2, several=True),
         None,
-        "tokens in a window, the model's limit by default.",
-        "tokens in a window, default: the model's limit",
+        "window length in tokens; the model's limit by default.",
+        "window length in tokens; default: model's limit",
         "L,...",
     ),
     "stride": Argument(
         "int or list of int",
         WholeNumber(1, several=True),
         None,
-        "tokens from one window to the next, 1 to `max_length`; half the window by default. Smaller "
-        "strides give each token more context and cost more.",
-        "tokens from window to window, 1 to L; default L/2",
+        "tokens by which the window moves, from 1 to `max_length`; half the window by default. A "
+        "smaller stride gives each token more context and takes longer.",
+        "tokens between window starts, 1 to L; default: L/2",
         "S,...",
     ),
     "model": Argument(
         "torch.nn.Module or vllm.LLM",
         Anything(),
         None,
-        "a live model instead of `model_id`; left as it was found.",
+        "a live model, instead of `model_id`; its state is restored afterwards.",
     ),
     "tokenizer": Argument(
         "PreTrainedTokenizerBase",
         Anything(),
         None,
-        "the tokenizer of `model`, or one to use instead of that of `model_id`.",
-        "of another model than --model, by name or folder",
+        "the tokenizer of `model`, or a replacement for that of `model_id`.",
+        "name or folder; default: that of the model",
         "NAME",
     ),
     "dtype": Argument(
         "str or torch.dtype",
         Anything(),
         None,
-        'the dtype to load the weights in: "float32" (the default), "bfloat16", "float16", or "auto" '
-        "for that of the checkpoint.",
-        "float32 (the default), bfloat16, float16 or auto",
+        'dtype of the loaded weights: "float32" (the default), "bfloat16", "float16", or "auto" for '
+        "the dtype of the checkpoint.",
+        "float32 (default), bfloat16, float16, auto",
         "NAME",
     ),
     "model_kwargs": Argument(
         "dict",
         Anything("JSON"),
         None,
-        "more arguments for the model's `from_pretrained`: revision, device_map, "
+        "additional arguments of the model's `from_pretrained`: revision, device_map, "
         "quantization_config, token, attn_implementation, trust_remote_code, …",
         'for from_pretrained: \'{"revision": "main"}\'',
         "JSON",
@@ -324,16 +328,16 @@ ARGUMENTS = {
         "dict",
         Anything("JSON"),
         None,
-        "the same for the tokenizer, which by default shares revision, token and the like with the "
-        "model.",
-        "the same for the tokenizer",
+        "additional arguments of the tokenizer's `from_pretrained`; by default it shares the model's "
+        "revision, token and similar arguments.",
+        "for the tokenizer's from_pretrained",
         "JSON",
     ),
     "return_token_scores": Argument(
         "bool or list of str",
         Anything(),
         False,
-        "also return every token's score; a list adds columns to it: "
+        "also return the score of every token. A list selects additional columns: "
         + ", ".join(f'"{name}"' for name in TOKEN_COLUMNS)
         + ".",
     ),
@@ -341,8 +345,8 @@ ARGUMENTS = {
         "str or list of str",
         Anything("names"),
         DEFAULT_PROTOCOL,
-        f'whose windows to use: {_PROTOCOLS}; or "all" of them. Where `protocol`, `max_length` or '
-        "`stride` is a list, every combination is measured, and what they share is read once: see "
+        f'evaluation protocol: {_PROTOCOLS}; or "all". If `protocol`, `max_length` or `stride` is a '
+        "list, every combination is measured and shared forward passes run once: see "
         "`measurements`.",
         f"{', '.join(PROTOCOLS)}; several, or all",
         "NAME,...",
@@ -351,196 +355,199 @@ ARGUMENTS = {
         "str",
         String(),
         None,
-        "joins the texts into one before anything else. By default each is scored on its own; "
-        "protocols that join do so by themselves.",
-        r"join the texts by this into one; \n is a line end",
+        "string that joins all texts into one. By default, texts are scored separately, unless the "
+        "protocol joins them.",
+        r"join all texts with this string; \n is a newline",
         "TEXT",
     ),
     "word_counts": Argument(
         "list of int",
         Anything("numbers"),
         None,
-        "the number of original words (or tokens) of each text, to normalise by. By default words "
-        "are counted between white space, or as the protocol's tool counts them.",
-        "original words of each text, to normalise by",
+        "number of original words (or tokens) of each text, for normalisation. By default, words are "
+        "separated by white space, or counted as the protocol's tool does.",
+        "number of original words in each text",
         "N,...",
     ),
     "logits_memory": Argument(
         "int",
         WholeNumber(1, is_size=True),
         2**29,
-        "bytes that logits may take at a time.",
-        "what logits may take at a time, default 512M",
+        "memory limit for logits, in bytes.",
+        "memory limit for logits; default: 512M",
         "SIZE",
     ),
     "num_alternatives": Argument(
         "int",
         WholeNumber(0),
         0,
-        "also return each token's rank, and this many of the likeliest tokens in its place, in "
-        "`token_scores`.",
-        "also ranks and the N likeliest; implies --tokens",
+        "number of likeliest tokens to return at each position in `token_scores`, along with the "
+        "token's rank.",
+        "add ranks and the N likeliest; implies --tokens",
         "N",
     ),
     "callback": Argument(
         "callable",
         Function(),
         None,
-        "called after every batch with an object that has `done` and `total` (tokens through the "
-        "model; where a reference stores its states, through both, one after the other) and "
-        "`perplexity` (so far; NaN while the reference runs alone). An exception that it raises ends "
-        "the run; texts that were added are kept. Its method `status`, if it has one, is called with "
-        "the name of each step before the first batch.",
+        "called after every batch with an object that has the attributes `done` and `total` (tokens "
+        "read by the model; if a reference stores its states, by both models in sequence) and "
+        "`perplexity` (so far; NaN while the reference runs alone). An exception raised by the "
+        "callback ends the run; added texts are kept. If the callback has a method `status`, it is "
+        "called with the name of each step before the first batch.",
     ),
     "checkpoint": Argument(
         "str",
         FilePath(),
         None,
-        "a SQLite file that keeps the scores of finished passes. The same call with the same file "
-        "resumes where a killed one stopped, with the same result; another stride, window or "
-        "protocol over the same texts takes what is there already.",
-        "keep finished windows here, and go on from them",
+        "path of a SQLite file that stores the scores of finished passes. Repeating an interrupted "
+        "call with the same file resumes it, with the same result. Calls with another stride, window "
+        "or protocol over the same texts reuse the stored passes that they share.",
+        "store finished passes, and resume from them",
         "FILE",
     ),
     "distributed": Argument(
         "bool",
         Flag(),
         False,
-        "share the windows out between the processes that `torchrun` started; each must make this "
-        "same call, and gets the same result. Needs the package accelerate.",
-        "share the work between the processes of a torchrun",
+        "distribute the windows over the processes of `torchrun`. Every process must make the same "
+        "call, and gets the same result. Requires accelerate.",
+        "distribute the work over torchrun's processes",
     ),
     "return_totals": Argument(
         "bool or str",
         Choice((True, False, "texts")),
         False,
-        'also return what adds up over shards of a corpus; "texts" does so for each text by itself '
-        "too.",
+        'also return totals, which add up over shards of a corpus; "texts" adds those of each text.',
     ),
     "detokenizer": Argument(
         "str",
-        String("be a name for the signature", "Turn the texts into prose before passing them."),
+        String("be a name for the signature", "Detokenize the texts before passing them."),
         None,
-        "the name of what turned the texts into prose beforehand, for the signature.",
+        "name of the detokenizer that was applied to the texts, for the signature.",
     ),
     "reference": Argument(
         "str, torch.nn.Module or dict",
         Anything(),
         None,
-        'a second model to compare the first with, by name or live; "without adapter" takes the '
-        "first with its adapters switched off. Both read the same windows, and their logits meet "
-        "block by block: see `comparison`. A dict has the keys model_id or model; tokenizer, if it is "
-        "not its own (by name) or the model's (live); dtype, that of the model by default; "
-        "model_kwargs for `from_pretrained`; and states, a file for the reference's last hidden "
-        "states, where two models do not fit in memory together: the reference runs first and alone, "
-        "then only its head stays. The result is the same. A killed run resumes, and the next "
-        "candidate finds the states there.",
-        "is it worse than this? or 'without adapter'",
+        'a second model to compare with, by name or live; "without adapter" is the model itself with '
+        "its adapters disabled. Both models read the same windows, and their logits are compared "
+        "block by block: see `comparison`. A dict has the keys model_id or model; tokenizer (by "
+        "default that of the named reference, or that of `model` for a live one); dtype (that of the "
+        "model by default); model_kwargs for `from_pretrained`; and states, a file for the "
+        "reference's last hidden states, for two models that do not fit in memory together. With "
+        "states, the reference runs first and alone, and only its head stays in memory; the result "
+        "is the same. An interrupted run resumes from the file, and later calls with other models "
+        "reuse it.",
+        "model to compare with; or 'without adapter'",
         "NAME",
     ),
     "margin": Argument(
         "float",
         Share(),
         None,
-        "how much worse the model may be: 0.01 for 1 % of perplexity. The `verdict` then says "
-        "whether it stays within, and `within_margin` whether that is certain at 95 % confidence.",
-        "exit code 1 unless surely within: 0.01 for 1 %%",
+        "largest acceptable increase of perplexity: 0.01 for 1 %. The `verdict` then refers to this "
+        "margin, and `within_margin` is True if the model is within it at 95 % confidence.",
+        "exit code 1 if worse by more: 0.01 is 1 %%",
         "X",
     ),
     "context_lengths": Argument(
         "list of int or str",
         WholeNumbers(2),
         None,
-        "also compare windows of these lengths on the same tokens, read in the passes of the longest. "
-        '`max_length` may name the longest, and the other numbers are of it. "doubling" takes the '
-        "window and its halves. `stride` is half of the shortest by default.",
-        "also compare windows of these lengths; or doubling",
+        "also compare windows of these lengths on the same tokens, in the passes of the longest. "
+        "All other numbers are those of the longest, which `max_length` may repeat. "
+        '"doubling" takes the window and its successive halves. `stride` defaults to half of the '
+        "shortest.",
+        "compare windows of these lengths; or doubling",
         "C,...",
     ),
     "positions": Argument(
         "list of int or str",
         WholeNumbers(0, fewest=2),
         None,
-        "also give the loss by place in the text: edges of bins, 0 being the first token, or "
+        "also return the loss by position in the text: edges of the bins, counted from 0, or "
         '"doubling".',
-        "also the loss by place in the text; or doubling",
+        "add the loss by position in the text; or doubling",
         "P,...",
     ),
     "carry": Argument(
         "bool",
         Choice((True, False)),
         False,
-        "read every text once, in segments of `stride` tokens, and carry the model's state on: with "
-        "a recurrent model, the score with all context; with attention the keys of the last "
-        "`max_length - stride` tokens, as Transformer-XL is evaluated, which gives other numbers than "
-        "a sliding window. Refused for learned positions.",
-        "read once and carry the model's state on",
+        "read every text once, in segments of `stride` tokens, and carry the model's state from "
+        "segment to segment. A recurrent model then sees the whole context. A model with attention "
+        "sees the cached keys of the last `max_length - stride` tokens, as in the evaluation of "
+        "Transformer-XL; its numbers differ from those of a sliding window. Models with learned "
+        "positions are refused.",
+        "read once, carrying the model's state",
     ),
     "key_tokens": Argument(
         "str or dict",
         Anything("name or JSON"),
         None,
-        '"longppl" also gives the perplexity of tokens that need a long context (Fang et al. 2025); '
-        "a dict changes some of its settings: short_context (4096 tokens), stride (1024), gain (2 "
-        "nats), largest_nll (2 nats), and evaluator, the model that finds them: a name, a folder, or "
-        "a pair (model, tokenizer); the measured one by default.",
-        "longppl: also of tokens that need long contexts",
+        '"longppl" adds the perplexity of the tokens that need a long context (Fang et al. 2025). A '
+        "dict changes settings: short_context (4096 tokens), stride (1024), gain (2 nats), "
+        "largest_nll (2 nats), and evaluator, the model that finds these tokens: a name, a folder, or "
+        "a pair (model, tokenizer); the measured model by default.",
+        "longppl: add that of tokens that need long contexts",
         "NAME",
     ),
     "contexts": Argument(
         "str or list of str",
         Anything(),
         None,
-        "read before each text and not scored: one for all, or one for each. Every number is then of "
-        "the texts alone.",
+        "context that is read before each text without being scored: one string for all texts, or "
+        "one for each. All numbers are those of the texts alone.",
     ),
     "score_spans": Argument(
         "list of lists of pairs",
         Anything(),
         None,
-        "(first, one past the last) characters of each text that are scored; the rest is read.",
+        "(start, end) pairs of the characters to score in each text, with end exclusive; the rest is "
+        "read as context.",
     ),
     "boundary": Argument(
         "str",
         Choice(BOUNDARIES),
         "joint",
-        'how to score a token that reaches across the edge of a scored part: "joint" as a whole, with '
-        'a warning; "healed" given those of its characters that stand before the edge; "separate" '
-        "tokenizes context and text apart, so that no token does.",
-        "at a context's edge: joint, healed or separate",
+        'how to score a token that spans the edge of a scored part: "joint" scores the whole token, '
+        'with a warning; "healed" conditions it on its characters before the edge; "separate" '
+        "tokenizes context and text separately, so that no token spans the edge.",
+        "tokens at a context's edge: joint, healed, separate",
         "NAME",
     ),
     "context_separator": Argument(
         "str",
         String(),
         None,
-        'put between each context and its text, and scored with the text; " " where neither has '
-        "the space between them. Without it, texts that run together with their contexts are warned "
-        'of; "" keeps them so.',
-        "between a context and its text: ' ', or ''",
+        'string between each context and its text, scored with the text: " " if neither has a space '
+        "there. By default, a text that directly continues its context's last word causes a warning; "
+        '"" silences it.',
+        "between a context and its text: ' ' or ''",
         "TEXT",
     ),
     "words": Argument(
         "bool or list",
         Anything(),
         False,
-        "also return the scores of words: True for those between white space, or a list with the "
-        "words of each text, or with the (first, one past the last) characters of each.",
+        "also return the scores of words: True splits at white space; a list gives the words of each "
+        "text, or the (start, end) characters of its words, with end exclusive.",
     ),
     "word_correction": Argument(
         "str or None",
         Choice(CORRECTIONS),
         "pimentel",
-        'how to account for the space between words: "pimentel" (Pimentel and Meister, 2024), "oh" '
-        "(Oh and Schuler, 2024), or None for plain sums.",
-        "pimentel (the default), oh or none; implies --words",
+        'correction for the space between words: "pimentel" (Pimentel and Meister, 2024), "oh" (Oh '
+        "and Schuler, 2024), or None for plain sums.",
+        "pimentel (default), oh or none; implies --words",
         "NAME",
     ),
 }
 
 
 def describe_arguments() -> str:
-    """Write the documentation of all arguments, in Google's style."""
+    """Return the documentation of all arguments, in Google style."""
     return "\n".join(
         textwrap.fill(
             f"{name} ({argument.type}): {argument.help}{_default_of(argument)}",
@@ -555,7 +562,7 @@ def describe_arguments() -> str:
 
 
 def _default_of(argument: Argument) -> str:
-    """Write the default, unless it is None or in the description."""
+    """Return the default as a sentence; empty if it is None or part of the description."""
     default = argument.default
     if default is None or default is REQUIRED or "the default)" in argument.help:
         return ""

@@ -1,4 +1,4 @@
-"""Checks of the arguments of `compute`, beyond the kinds of argument_table.py."""
+"""Checks of the arguments of `compute` that go beyond argument_table.py."""
 
 import re
 import warnings
@@ -19,10 +19,10 @@ from .protocols import PROTOCOLS, Protocol
 
 EVALUATOR_ROLE = "key_tokens['evaluator']"
 
-# What stands for a PEFT model's base as its reference.
+# Selects a PEFT model's base model as the reference.
 WITHOUT_ADAPTER = "without adapter"
 FILE_NAME = re.compile(r"\.\w{1,7}$")
-# What other tools call an argument of `compute`.
+# Names of arguments in other tools, and those of `compute`.
 COMMON_NAMES = {
     "window": "max_length",
     "context_length": "max_length",
@@ -37,33 +37,33 @@ COMMON_NAMES = {
     "reference_model": "reference",
     "reference_model_id": "reference",
 }
-# Up to here floats count exactly.
+# Largest count that a float represents exactly.
 LARGEST_COUNT = 2**53
 
 
 def check_names(function: Callable, arguments: dict) -> None:
-    """Reject arguments that a function does not have before calling it."""
+    """Refuse unknown arguments, and suggest the closest known one."""
     known = list(signature(function).parameters)
     for name in arguments:
         if name not in known:
             close = get_close_matches(name, known, n=1)
             meant = COMMON_NAMES.get(name) or (close[0] if close else None)
-            hint = f" Did you mean `{meant}`?" if meant else f" It has {', '.join(known)}."
+            hint = f" Did you mean `{meant}`?" if meant else f" Use {', '.join(known)}."
             raise TypeError(f"compute() got an unexpected keyword argument {name!r}.{hint}")
 
 
 def check_kinds(arguments: Mapping) -> None:
-    """Check that each argument of `compute` is of its kind, whatever the others are.
+    """Check each argument of `compute` on its own.
 
     Raises:
-        TypeError, ValueError: one is not.
+        TypeError, ValueError: an argument has an invalid type or value.
     """
     for name, value in arguments.items():
         ARGUMENTS[name].check(name, value)
 
 
 def check_texts(texts: Iterable[str], name: str = "predictions") -> list[str]:
-    """Return the texts as a list; reject what is not a string, naming its position."""
+    """Return the texts as a list; raise an error with the positions of invalid texts."""
     if isinstance(texts, str | bytes):
         raise ArgumentTypeError(
             name,
@@ -75,7 +75,7 @@ def check_texts(texts: Iterable[str], name: str = "predictions") -> list[str]:
         raise ArgumentTypeError(
             name,
             "be a list of strings",
-            got=f"a {type(texts).__name__}, of which the keys would be scored",
+            got=f"a {type(texts).__name__}, whose keys would be scored",
             advice=f"Pass one of its columns: {name}=table['text'].",
         )
     try:
@@ -83,12 +83,12 @@ def check_texts(texts: Iterable[str], name: str = "predictions") -> list[str]:
     except TypeError:
         raise ArgumentTypeError(name, "be a list of strings", got=type(texts).__name__) from None
     if not texts:
-        raise ArgumentError(name, "hold at least one text", got="an empty list")
+        raise ArgumentError(name, "have at least one text", got="an empty list")
     not_strings = [number for number, text in enumerate(texts) if not isinstance(text, str)]
     if not_strings:
         kinds = sorted({type(texts[number]).__name__ for number in not_strings})
         raise ArgumentTypeError(
-            name, "hold strings only", got=", ".join(kinds), positions=not_strings
+            name, "contain only strings", got=", ".join(kinds), positions=not_strings
         )
     broken = [number for number, text in enumerate(texts) if not is_unicode(text)]
     if broken:
@@ -103,14 +103,14 @@ def check_texts(texts: Iterable[str], name: str = "predictions") -> list[str]:
 
 
 def warn_of_paths(name: str, texts: Sequence[str]) -> None:
-    """Warn of texts that are names of files, which are scored as they stand."""
+    """Warn about texts that are names of existing files."""
     paths = [number for number, text in enumerate(texts) if FILE_NAME.search(text[-8:])]
     paths = [number for number in paths if "\n" not in texts[number] and isfile(texts[number])]
     if paths:
         warnings.warn(
             Wording(
-                f"`{name}` hold the name of a file at {name_positions(paths)} (first: "
-                f"{texts[paths[0]]!r}), which is scored as a text of its own. Pass what is in it: "
+                f"`{name}` contain the name of a file at {name_positions(paths)} (first: "
+                f"{texts[paths[0]]!r}); the name itself is scored. To score the file, pass "
                 f"Path({texts[paths[0]]!r}).read_text('utf-8')."
             ),
             stacklevel=2,
@@ -119,13 +119,13 @@ def warn_of_paths(name: str, texts: Sequence[str]) -> None:
 
 @dataclass(frozen=True)
 class Setting:
-    """Settings of one of the measurements of a call.
+    """Settings of one measurement of a call.
 
     Attributes:
-        max_length, stride: None leaves them to the protocol and the model.
-        add_start_token: whether, and where, a start token stands.
-        separator: joins the texts into one; None leaves that to the protocol.
-        window_argument: in which the caller gave `max_length`, for errors.
+        max_length, stride: as in `compute`; None for the default of the protocol and the model.
+        add_start_token: whether, and where, to add a start token.
+        separator: string that joins the texts; None for the default of the protocol.
+        window_argument: the argument that set `max_length`, for errors.
     """
 
     protocol: Protocol
@@ -136,7 +136,7 @@ class Setting:
     window_argument: str = "max_length"
 
     def describe(self) -> dict[str, object]:
-        """Name the protocol, the window and the stride."""
+        """Return the protocol's name, the window and the stride."""
         return {
             "protocol": self.protocol.name,
             "max_length": self.max_length,
@@ -151,13 +151,13 @@ def list_settings(
     add_start_token: Any = True,
     separator: str | None = None,
 ) -> tuple[list[Setting], bool]:
-    """List all combinations of protocols, window lengths and strides, in the order asked.
+    """List all combinations of protocols, window lengths and strides, in the given order.
 
     Returns:
-        the settings, and whether one of the arguments was a list (or "all").
+        the settings, and whether an argument is a list (or "all").
 
     Raises:
-        ValueError, TypeError: a name or a number that no protocol could take.
+        ValueError, TypeError: a protocol is unknown, or a list is empty or has duplicates.
     """
     protocols = list(PROTOCOLS) if isinstance(protocol, str) and protocol == "all" else protocol
     several = [isinstance(values, list | tuple) for values in (protocols, max_length, stride)]
@@ -165,10 +165,10 @@ def list_settings(
     lengths, strides = _as_list(max_length), _as_list(stride)
     for name, values in (("protocol", rows), ("max_length", lengths), ("stride", strides)):
         if not values:
-            raise ArgumentError(name, "hold at least one value", got="an empty list")
+            raise ArgumentError(name, "have at least one value", got="an empty list")
         if len(set(values)) < len(values):
             given = {"protocol": protocol, "max_length": max_length, "stride": stride}[name]
-            raise ArgumentError(name, "hold each value once", got=repr(given))
+            raise ArgumentError(name, "have no duplicates", got=repr(given))
     settings = [
         Setting(*values, add_start_token, separator) for values in product(rows, lengths, strides)
     ]
@@ -192,7 +192,7 @@ def _check_protocol_name(name: object) -> Protocol:
 
 
 def check_setting(setting: Setting) -> None:
-    """Refuse arguments that a protocol's tool has no setting for."""
+    """Refuse arguments that the protocol's tool does not have."""
     protocol = setting.protocol
     given = {
         "max_length": setting.max_length is not None,
@@ -206,12 +206,13 @@ def check_setting(setting: Setting) -> None:
 
 
 def check_supported(argument: str, protocol: Protocol) -> None:
-    """Refuse an argument that a protocol's tool has no setting for."""
+    """Refuse an argument that the protocol's tool does not have."""
     if argument not in protocol.supported_arguments:
         raise ArgumentError(
             argument,
             f"be left out with `protocol={protocol.name!r}`: {protocol.source} has no such setting",
-            advice=f"It takes {', '.join(f'`{argument}`' for argument in protocol.supported_arguments)}.",
+            advice="Supported arguments: "
+            f"{', '.join(f'`{argument}`' for argument in protocol.supported_arguments)}.",
         )
 
 
@@ -220,22 +221,22 @@ def check_stride(stride: int, max_length: int, start: str) -> None:
     if start == "every" and not 1 <= stride <= max_length - 1:
         raise ArgumentError(
             "stride",
-            f"be between 1 and max_length-1={max_length - 1} when every window begins with a "
+            f"be between 1 and max_length-1={max_length - 1} if every window begins with a "
             "start token",
             got=str(stride),
-            advice="Lower it, or pass `add_start_token='once'`.",
+            advice="Reduce it, or pass `add_start_token='once'`.",
         )
     if not 1 <= stride <= max_length:
         raise ArgumentError(
             "stride",
             f"be between 1 and `max_length={max_length}`",
             got=str(stride),
-            advice="A larger one would skip tokens.",
+            advice="A larger stride would skip tokens.",
         )
 
 
 def check_word_counts(word_counts: object, texts: Sequence[str]) -> list[int] | None:
-    """Return the words of each text; there may be none in one of nothing but white space."""
+    """Return the number of words of each text; 0 is allowed for texts of white space."""
     if word_counts is None:
         return None
     if isinstance(word_counts, str) or not isinstance(word_counts, Iterable):
@@ -243,7 +244,7 @@ def check_word_counts(word_counts: object, texts: Sequence[str]) -> list[int] | 
     word_counts = list(word_counts)
     if len(word_counts) != len(texts):
         raise ArgumentError(
-            "word_counts", f"hold one number for each text, {len(texts)}", got=str(len(word_counts))
+            "word_counts", f"have one number per text, {len(texts)}", got=str(len(word_counts))
         )
     for count, text in zip(word_counts, texts):
         check_whole_number("word_counts", count, 1 if text.strip() else 0)
@@ -253,16 +254,16 @@ def check_word_counts(word_counts: object, texts: Sequence[str]) -> list[int] | 
 
 
 def check_names_of(name: str, values: object, choices: Collection[str]) -> None:
-    """Reject a list with a name that is not among the choices."""
+    """Refuse a list with a name that is not among the choices."""
     if isinstance(values, str) or not isinstance(values, Iterable):
         raise ArgumentTypeError(name, "be a list of names", got=repr(values))
     for value in values:
         if value not in choices:
-            raise ArgumentError(name, f"hold {', '.join(choices)} only", got=repr(value))
+            raise ArgumentError(name, f"contain only {', '.join(choices)}", got=repr(value))
 
 
 def check_contexts(contexts: object, num_texts: int) -> list[str] | None:
-    """Return a context for each text: those given, or the one for all."""
+    """Return the context of each text; repeat a single string for all texts."""
     if contexts is None:
         return None
     if isinstance(contexts, str):
@@ -273,7 +274,7 @@ def check_contexts(contexts: object, num_texts: int) -> list[str] | None:
     if len(contexts) != num_texts:
         raise ArgumentError(
             "contexts",
-            f"be one string for all texts or one for each, {num_texts}",
+            f"be a string for all texts, or a list of one string per text, {num_texts}",
             got=str(len(contexts)),
         )
     return check_texts(contexts, "contexts")
@@ -291,12 +292,12 @@ def check_context_separator(context_separator: object, contexts: object) -> None
 def check_spans(
     name: str, spans: object, texts: Sequence[str]
 ) -> list[list[tuple[int, int]]] | None:
-    """Return the spans of characters of each text; reject what is not one, naming the text."""
+    """Return the spans of characters of each text; raise an error for invalid spans."""
     if spans is None:
         return None
     if not isinstance(spans, Sequence) or len(spans) != len(texts):
         raise ArgumentError(
-            name, f"hold a list of spans for each text, {len(texts)}", got=f"{spans!r:.80}"
+            name, f"have one list of spans per text, {len(texts)}", got=f"{spans!r:.80}"
         )
     return [
         check_spans_of(name, of_text, text, number)
@@ -311,7 +312,7 @@ def check_spans_of(name: str, spans: Any, text: str, number: int) -> list[tuple[
     except (TypeError, ValueError):
         raise ArgumentTypeError(
             name,
-            "hold (first, one past the last) pairs of characters",
+            "contain (start, end) pairs of characters, with end exclusive",
             got=f"{spans!r:.80} for the text at position {number}",
         ) from None
     place = 0
@@ -319,14 +320,14 @@ def check_spans_of(name: str, spans: Any, text: str, number: int) -> list[tuple[
         if first == end:
             raise ArgumentError(
                 name,
-                "hold pairs of characters with at least one character between them",
-                got=f"the empty ({first}, {end}) for the text at position {number}",
-                advice="Leave it out.",
+                "contain no empty spans",
+                got=f"({first}, {end}) for the text at position {number}",
+                advice="Remove it.",
             )
         if not place <= first < end <= len(text):
             raise ArgumentError(
                 name,
-                f"hold ascending pairs of characters that do not overlap, within the {len(text)} "
+                f"contain ascending spans that do not overlap, within the {len(text)} characters "
                 f"of the text at position {number}",
                 got=f"({first}, {end})",
             )
@@ -334,17 +335,17 @@ def check_spans_of(name: str, spans: Any, text: str, number: int) -> list[tuple[
     return checked
 
 
-# --- what is asked about long contexts ------------------------------------------------------------
+# --- long contexts --------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class LongContext:
-    """Arguments of a call about long contexts.
+    """Arguments for measurements over long contexts.
 
     Attributes:
-        context_lengths: windows to compare, "doubling", or None.
-        positions: edges of bins of places in the text, "doubling", or None.
-        carry: read every text once and carry the model's state on.
+        context_lengths: window lengths to compare, "doubling", or None.
+        positions: edges of bins of positions in the text, "doubling", or None.
+        carry: whether to read every text once, carrying the model's state.
     """
 
     context_lengths: list[int] | str | None
@@ -355,32 +356,32 @@ class LongContext:
 def check_long_context(
     context_lengths: Any, positions: Any, carry: Any, settings: Sequence[Setting], gives_list: bool
 ) -> LongContext:
-    """Check the arguments about long contexts, which need a single measurement."""
+    """Check the arguments for long contexts, which require a single measurement."""
     lengths, edges = _ascending(context_lengths), _ascending(positions)
-    asked = {"context_lengths": lengths is not None, "positions": edges is not None, "carry": carry}
-    for name in (name for name, is_asked in asked.items() if is_asked):
+    given = {"context_lengths": lengths is not None, "positions": edges is not None, "carry": carry}
+    for name in (name for name, is_given in given.items() if is_given):
         if gives_list:
             raise ArgumentError(
                 name,
-                "be left out where `protocol`, `max_length` or `stride` is a list",
-                advice="Make a call for each.",
+                "be left out if `protocol`, `max_length` or `stride` is a list",
+                advice="Make a separate call for each setting.",
             )
         if name != "positions":
             check_supported(name, settings[0].protocol)
     if isinstance(lengths, list) and settings[0].max_length not in (None, lengths[-1]):
         raise ArgumentError(
             "max_length",
-            "be left out with `context_lengths`, whose longest is the window",
+            "be left out with `context_lengths`, or equal its longest length",
             got=f"{settings[0].max_length} and {lengths[-1]}",
         )
     if carry and lengths is not None:
         raise ArgumentError(
-            "carry", "be left out with `context_lengths`: what is carried has no length to vary"
+            "carry", "be left out with `context_lengths`: a carried context has no length to vary"
         )
     if carry and settings[0].add_start_token == "every":
         raise ArgumentError(
             "add_start_token",
-            "not be 'every' with `carry`, which reads every text once",
+            "not be 'every' with `carry`, which has no windows",
             got="'every'",
             advice="Pass 'once'.",
         )
@@ -388,7 +389,7 @@ def check_long_context(
 
 
 def _ascending(values: Iterable[int] | str | None) -> list[int] | str | None:
-    """Return whole numbers without doubles, in ascending order; "doubling" and None stay."""
+    """Return distinct numbers in ascending order; keep "doubling" and None."""
     if values is None or isinstance(values, str):
         return values
     return sorted({int(value) for value in values})
@@ -396,13 +397,13 @@ def _ascending(values: Iterable[int] | str | None) -> list[int] | str | None:
 
 @dataclass(frozen=True)
 class KeyTokenRule:
-    """Rule that decides which tokens are key.
+    """Rule that selects key tokens.
 
     Attributes:
-        short_context: fewest tokens that the short context has; nothing before that is key.
-        stride: tokens that share a short context's first token.
-        gain: nats that the long context must gain, more than which.
-        largest_nll: nats that the long context must leave, less than which.
+        short_context: minimum length of the short context in tokens; earlier tokens are never key.
+        stride: number of tokens whose short contexts begin at the same token.
+        gain: a key token gains more than this from the long context, in nats.
+        largest_nll: a key token costs less than this with the long context, in nats.
     """
 
     short_context: int = 4096
@@ -412,17 +413,17 @@ class KeyTokenRule:
 
     @property
     def window(self) -> int:
-        """Length of the windows whose last `stride` tokens are scored with a short context."""
+        """Window length for scoring the last `stride` tokens with a short context."""
         return self.short_context + self.stride
 
     def describe(self) -> str:
-        """Name the rule with its settings, for a signature."""
+        """Return the rule and its settings, for a signature."""
         return f"longppl({','.join(str(getattr(self, field.name)) for field in fields(self))})"
 
     def key_tokens(self, short: np.ndarray, full: np.ndarray) -> np.ndarray:
-        """Find the key tokens (K,), given the nlls of all tokens under both contexts (N,).
+        """Return the key tokens (K,), given the nlls of all tokens under both contexts (N,).
 
-        NaN, for what is not scored, is never key.
+        Unscored tokens, whose nll is NaN, are never key.
         """
         with np.errstate(invalid="ignore"):
             key = (short - full > self.gain) & (full < self.largest_nll)

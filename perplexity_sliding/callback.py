@@ -1,4 +1,4 @@
-"""Sliding-window perplexity of held-out texts while a model is trained with transformers' Trainer.
+"""Sliding-window perplexity of held-out texts during training with transformers' Trainer.
 
 trainer = Trainer(model, args, ..., callbacks=[PerplexityCallback(texts, stride=256)])
 """
@@ -17,41 +17,40 @@ from .arguments import check_names
 from .errors import ArgumentTypeError
 from .plan.tokenization import Chat
 
-# What the Trainer has itself.
+# Arguments that the Trainer provides.
 OF_THE_TRAINER = ("predictions", "model", "model_id", "distributed")
 
 
 class PerplexityCallback(TrainerCallback):
     """Scores held-out texts at every evaluation of a Trainer, or of trl's, with its live model.
 
-    Every call of the Trainer's `evaluate` scores the model as it is then, once for all of its data
-    sets.  Nothing is loaded, and the model is left as it was: in its mode, with its gradients.  It
-    runs in the precision of the training.  Processes share the work where each holds the whole
-    model; where it is itself shared out (FSDP, DeepSpeed), all of them score everything together.
+    Every call of the Trainer's `evaluate` scores the current model, once for all data sets.  No model
+    is loaded, and the mode and gradients of the live one are restored.  It runs in the precision of
+    the training.  Processes share the work if each has the whole model; with a sharded model (FSDP,
+    DeepSpeed), all of them score all texts.
 
-    The numbers join the evaluation's: `eval_perplexity` with `eval_perplexity_low` and
-    `eval_perplexity_high`, its 95 % interval (left out where the texts are too little for one), and
-    `eval_bits_per_byte`.  They are logged wherever the Trainer logs, and `metric_for_best_model`
-    may name them.  Of callbacks that read them, such as `EarlyStoppingCallback`, it must stand
-    before.
+    The evaluation's metrics gain `eval_perplexity`, its 95 % interval `eval_perplexity_low` and
+    `eval_perplexity_high` (omitted with too little text), and `eval_bits_per_byte`.  They are logged
+    wherever the Trainer logs, and can be used for `metric_for_best_model`.  Place this callback
+    before others that read them, such as `EarlyStoppingCallback`.
 
     Args:
-        texts: as `predictions` of `compute`: texts, or chats of which the answers are scored.
-        settings: more of its arguments, such as `stride`, `protocol` or `contexts`; `tokenizer` only
-            where the Trainer has none.
+        texts: as `predictions` of `compute`: texts, or chats, whose answers are scored.
+        settings: other arguments of `compute`, such as `stride`, `protocol` or `contexts`;
+            `tokenizer` only if the Trainer has none.
 
     Attributes:
-        results: of the last evaluation, as `compute` returns them; None before the first.
+        results: the result of `compute` in the last evaluation; None before the first.
 
     Raises:
-        TypeError: a setting that `compute` does not have, or that is the Trainer's.
+        TypeError: `compute` does not have a setting, or the Trainer provides it.
     """
 
     def __init__(self, texts: Iterable[str] | Sequence[Chat], **settings: object) -> None:
         check_names(compute, settings)
         given = [name for name in settings if name in OF_THE_TRAINER]
         if given:
-            raise ArgumentTypeError(f"{given[0]}", "be left out: the Trainer has it")
+            raise ArgumentTypeError(f"{given[0]}", "be left out: the Trainer provides it")
         self.texts: list = list(texts)
         self.settings = settings
         self.results: dict | None = None
@@ -64,11 +63,11 @@ class PerplexityCallback(TrainerCallback):
         metrics: dict[str, float] | None = None,
         **kwargs: object,
     ) -> None:
-        """Score the texts, once however many data sets are evaluated; log and report it."""
+        """Score the texts once per evaluation, and log the result."""
         trainer = calling_trainer()
         scored = scored_in_evaluation(trainer)
         if self not in scored:
-            # `trainer.model` may have been replaced since the Trainer named it to its callbacks.
+            # `trainer.model` may have been replaced after the Trainer passed it to its callbacks.
             model = kwargs["model"] if trainer is None else trainer.model
             self.results = scored[self] = self._compute(args, model, kwargs)
             if trainer is not None:
@@ -91,7 +90,7 @@ class PerplexityCallback(TrainerCallback):
 
 
 def summary(results: dict) -> dict[str, float]:
-    """Name the numbers of a result as the Trainer names those of an evaluation."""
+    """Return the numbers of a result under the Trainer's names."""
     low, high = results["perplexity_interval"] or (None, None)
     named = {
         "eval_perplexity": results["perplexity"],
@@ -105,7 +104,7 @@ def summary(results: dict) -> dict[str, float]:
 def calling_trainer() -> transformers.Trainer | None:
     """Find the Trainer that is evaluating.
 
-    It does not hand itself to its callbacks, but only its `log` reaches TensorBoard and the like.
+    It does not pass itself to its callbacks, but only its `log` reaches TensorBoard and others.
     """
     frame: FrameType | None = sys._getframe()
     while frame is not None:
@@ -116,12 +115,12 @@ def calling_trainer() -> transformers.Trainer | None:
 
 
 def scored_in_evaluation(trainer: transformers.Trainer | None) -> dict[PerplexityCallback, dict]:
-    """Return the results of the callbacks that have scored in the Trainer's running evaluation.
+    """Return the results of the callbacks in the Trainer's running evaluation.
 
-    With several data sets, `evaluate` calls itself for each of them, and its outermost call is one
-    evaluation.  The results lie among the locals of that call, and so end with it: neither the step
-    nor the Trainer tells one evaluation from the next, since the best model may be loaded, or
-    weights written to, in between.
+    With several data sets, `evaluate` calls itself for each, and its outermost call is one
+    evaluation.  The results are stored in the locals of that call, and so are discarded with it.
+    Neither the step nor the Trainer identifies an evaluation, since the best model may be loaded, or
+    weights changed, in between.
     """
     frame: FrameType | None = sys._getframe()
     outermost: FrameType | None = None

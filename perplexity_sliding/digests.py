@@ -1,6 +1,6 @@
-"""Short digests of JSON values and of texts; the digests of texts add up.
+"""Short digests of JSON values and texts, and comparisons of probes.
 
-Probes stand beside a signature as digests do, and are compared as numbers.
+The digests of texts add up.
 """
 
 import hashlib
@@ -22,12 +22,12 @@ COARSEST = 0.03
 
 
 def digest_of(state: object) -> str:
-    """Digest a JSON value; other objects by their name."""
+    """Digest a JSON value; other objects are digested as strings."""
     return digest_of_line(as_json(state))
 
 
 def as_json(state: object) -> str:
-    """Write what JSON can hold, and anything else by its name, as `digest_of` digests it."""
+    """Return the JSON that `digest_of` digests; other objects become strings."""
     return json.dumps(state, sort_keys=True, default=str)
 
 
@@ -61,7 +61,7 @@ def same_long_probes(
 
 
 def same_probes(one: Mapping, other: Mapping) -> bool:
-    """Check whether two results, or identities, under one signature may come from one computation."""
+    """Check whether two results with one signature may come from the same computation."""
     signature = one.get("signature", "")
     probe, other_probe = one.get("probe"), other.get("probe")
     is_same = probe is None or other_probe is None or same_probe(probe, other_probe, signature)
@@ -69,16 +69,17 @@ def same_probes(one: Mapping, other: Mapping) -> bool:
 
 
 def describe_probes(result: Mapping) -> str:
-    """Write the probes of a result on one line, to be quoted beside its signature."""
+    """Format the probes of a result on one line, to quote with its signature."""
     stretches = [f"; {nll:.6f} up to token {end}" for end, nll in result.get("long_probe") or ()]
     return f"probe: {result['probe']:.6f} nats a token{''.join(stretches)}"
 
 
 @dataclass(frozen=True)
 class TextsDigest:
-    """Digest of a sequence of texts; that of two sequences, one after the other, is their sum.
+    """Digest of a sequence of texts; the digest of a concatenation is the sum of digests.
 
-    A polynomial in the hashes of the texts: parts of a corpus can be read separately.
+    It is a polynomial in the hashes of the texts, so that parts of a corpus can be digested
+    separately.
     """
 
     count: int = 0

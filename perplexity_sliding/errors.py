@@ -1,7 +1,7 @@
-"""Errors with parts: the argument at fault, what it must be, what was given, and what to do.
+"""Structured errors: the invalid argument, the requirement, the value given, and advice.
 
-Sentences are marked: arguments stand between backticks, `` `stride` ``, and so do settings,
-`` `protocol='sliding'` ``.  Python, the command line and the page each have their own terms for these::
+Messages mark arguments, `` `stride` ``, and settings, `` `protocol='sliding'` ``, with backticks.
+Python, the command line and the page replace these by their own terms::
 
     >>> error = ArgumentError("stride", "be at most 16", got="20", advice="Pass `max_length=32`.")
     >>> print(error)
@@ -13,42 +13,42 @@ Sentences are marked: arguments stand between backticks, `` `stride` ``, and so 
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-# Errors name this many offending texts and count the rest.
+# Errors list this many invalid texts and count the rest.
 NAMED_TEXTS = 10
 
 E = TypeVar("E", bound="_OfArgument")
 
-# The term for an argument, or for a setting where there is a value; None for Python's.
+# Returns the term for an argument, or for a setting if there is a value; None for Python's term.
 Naming = Callable[[str, str | None], str | None]
 
 
 def in_python(name: str, value: str | None) -> str:
-    """Name an argument, or a setting, as Python does."""
+    """Return Python's term for an argument or a setting."""
     return f"`{name}`" if value is None else f"{name}={value}"
 
 
 def in_terms(marked: str, naming: Naming) -> str:
-    """Write a marked sentence in a front end's terms."""
+    """Replace the marked terms of a message by those of a front end."""
     pieces = marked.split("`")
     for place in range(1, len(pieces) - 1, 2):
         name, _, value = pieces[place].partition("=")
         is_setting = bool(value) and name.isidentifier()
         named = (name, value) if is_setting else (pieces[place], None)
         pieces[place] = naming(*named) or in_python(*named)
-    if len(pieces) % 2 == 0:  # a backtick without a second one
+    if len(pieces) % 2 == 0:  # an unpaired backtick
         pieces[-2:] = ["`".join(pieces[-2:])]
     return "".join(pieces)
 
 
 class Wording(str):
-    """The message of an error or a warning in Python's terms, with the parts that it is made of.
+    """The message of an error or a warning in Python's terms, with its parts.
 
     Attributes:
-        sentence: what is wrong, marked; where it is about an argument, without its full stop.
-        advice: what to do, marked; whole sentences.
-        argument: the one that it is about, if any.
-        got: the value given, as it is shown; None where it goes without saying.
-        positions: of the texts at fault; empty where it is about no text.
+        sentence: what is wrong, marked; without its full stop if there is an argument.
+        advice: what to do, in complete sentences, marked.
+        argument: the invalid argument, if any.
+        got: the value given, as displayed; None to omit it.
+        positions: positions of the invalid texts, if any.
         why: the reason, marked.
     """
 
@@ -77,10 +77,10 @@ class Wording(str):
         return tuple(vars(self).values())  # for pickle
 
     def said(self, naming: Naming, **others: Any) -> str:
-        """Write it in a front end's terms.
+        """Return the message in a front end's terms.
 
         Args:
-            others: parts that the front end puts in the place of these.
+            others: parts that replace those of the message.
         """
         return _write(naming, **(vars(self) | others))
 
@@ -108,10 +108,10 @@ class _OfArgument(Exception):
     """An error about an argument.
 
     Args:
-        argument: its name; or the whole wording, as pickle passes it.
-        must: what it must be.
+        argument: its name; or the complete wording, when unpickled.
+        must: the requirement, after "must".
         advice: see `Wording`.
-        parts: further ones of the wording.
+        parts: other parts of the wording.
     """
 
     def __init__(self, argument: str, must: str = "", advice: str = "", **parts: Any) -> None:
@@ -126,11 +126,11 @@ class _OfArgument(Exception):
 
     @property
     def positions(self) -> list[int]:
-        """The texts at fault, where some are."""
+        """Positions of the invalid texts, if any."""
         return list(self.wording.positions)
 
     def at(self: E, positions: Sequence[int]) -> E:
-        """Return the error with the positions of the texts at fault."""
+        """Return the error with the positions of invalid texts."""
         return type(self)(Wording(**(vars(self.wording) | {"positions": positions})))
 
 
@@ -147,13 +147,13 @@ class TextsError(ArgumentError):
 
 
 def wording_of(error: object) -> Wording:
-    """Return the message of an error or a warning, with its parts where it has such."""
+    """Return the message of an error or a warning, with its parts if it has any."""
     first = error.args[0] if isinstance(error, BaseException) and error.args else error
     return first if isinstance(first, Wording) else Wording(str(error) or type(error).__name__)
 
 
 def name_positions(numbers: Sequence[int]) -> str:
-    """Name positions of texts in a message: the first ten, and how many more there are."""
+    """List positions of texts for a message: the first ten, and the number of others."""
     named = ", ".join(str(number) for number in numbers[:NAMED_TEXTS])
     more = len(numbers) - NAMED_TEXTS
     places = "position" if len(numbers) == 1 else "positions"

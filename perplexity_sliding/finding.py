@@ -1,4 +1,4 @@
-"""From a published figure to the settings that give it."""
+"""Find the settings that give a published figure."""
 
 import csv
 import math
@@ -30,7 +30,7 @@ from .scoring.runner import Progress
 
 WINDOWS = (512, 1024, 2048, 4096)
 STRIDES = (512, 256, 128, 64, 32)
-# How usual a choice is beside the most usual one.  These are judgements, not measurements.
+# Weights of choices relative to the most common one.  These are judgements, not measurements.
 TOOLS = {
     **{"lm-eval": 1.0, "llama.cpp": 1.0, "gptq": 1.0, "stock": 0.9, "run-clm": 0.8},
     **{"transformers-docs": 0.9, "transformers-docs-weighted": 0.9, "sliding": 0.7},
@@ -50,15 +50,15 @@ AVERAGES = {
     "bits_per_character": 0.2,
     "adjusted_perplexity": 0.2,
 }
-# Averages that are no keys of a result: of which key, and how they follow from it.
+# Averages computed from a key of a result: the key, the conversion, and the weight.
 DERIVED: dict[str, tuple[str, Callable[[float], float], float]] = {
     "nats_per_token": ("perplexity", math.log, 0.3),
     "bits_per_token": ("perplexity", math.log2, 0.1),
     "original_byte_perplexity": ("bits_per_original_byte", lambda bits: 2.0**bits, 0.1),
 }
-# How usual those of `Trainer.evaluate` are that count the first label of a block, which is not scored.
+# Weight of the averages of `Trainer.evaluate` that count the first label of a block, which is unscored.
 OVER_ALL_LABELS = 0.5
-# Averages that a tool prints; where none is named, its perplexity.
+# Averages that a tool prints; only the perplexity by default.
 PRINTED = {
     "stock": ("mean_perplexity",),
     "lm-eval": (
@@ -70,28 +70,28 @@ PRINTED = {
     "megatron": ("perplexity", "adjusted_perplexity", "nats_per_token"),
     "fairseq": ("perplexity", "bits_per_token"),
 }
-# Decimals that tools print, and how much likelier they make a tool.
+# Decimals that tools print, and the factor by which matching decimals increase the likelihood.
 DECIMALS = {"llama.cpp": 4, "lm-eval": 4, "run-clm": 4, "exllamav2": 4, "mlx-lm": 3}
 SAME_DECIMALS = 3.0
-TOKENS_READ = 40  # by default, for each token of the texts
-FEWEST_READ = 200_000  # by default at least: short texts are searched more closely
-CERTAIN = 0.01  # matches expected by chance, below which a match ends the search
-OVERLAPS = (1, 2, 8)  # windows that read a token, between which passes are split
-SAMPLE_WINDOWS = 16  # of the longest, in a sample of a corpus
-SAMPLED_FROM = 4  # samples that a corpus has at least: a shorter one is read at once
-SAMPLE_TOLERANCE = 0.02  # relative; at least, as far as an estimate from a sample may be off
-MOST_MISSED = 700.0  # e to this is finite
+TOKENS_READ = 40  # default budget per token of the texts
+FEWEST_READ = 200_000  # minimum of the default budget, for short texts
+CERTAIN = 0.01  # a match ends the search if fewer matches are expected by chance
+OVERLAPS = (1, 2, 8)  # bounds of the windows per token, which separate passes by cost
+SAMPLE_WINDOWS = 16  # longest windows in a sample of a corpus
+SAMPLED_FROM = 4  # a corpus is sampled if it is at least this many times as long as the sample
+SAMPLE_TOLERANCE = 0.02  # minimum relative tolerance of an estimate from a sample
+MOST_MISSED = 700.0  # largest exponent, to keep the result finite
 NUM_NEAREST = 5
-NEIGHBOURHOOD = 1.1  # the factor around a figure within which values are counted
-ROUNDING = 2e-6  # of a loss in single precision, relative
+NEIGHBOURHOOD = 1.1  # values within this factor of a figure determine their density
+ROUNDING = 2e-6  # relative rounding error of a loss in single precision
 FIELDS = ("protocol", "max_length", "stride", "add_start_token", "layout", "average")
 
 
 @dataclass(frozen=True)
 class Figure:
-    """A number as printed, and the interval [low, high) that rounds to it.
+    """A printed number, and the interval [low, high) that rounds to it.
 
-    Where a number has more digits than single precision settles, the interval is as wide as its
+    If a number has more digits than single precision resolves, the interval is as wide as its
     rounding errors.
     """
 
@@ -102,10 +102,10 @@ class Figure:
 
     @classmethod
     def read(cls, figure: object) -> "Figure":
-        """Read a figure; a string keeps the zeros at its end.
+        """Parse a figure; a string keeps its trailing zeros.
 
         Raises:
-            TypeError, ValueError: it is no positive number.
+            TypeError, ValueError: it is not a positive number.
         """
         if isinstance(figure, bool) or not isinstance(figure, str | int | float | Decimal):
             raise ArgumentTypeError(
@@ -120,7 +120,7 @@ class Figure:
                 "figure",
                 "be a positive number such as '29.41'",
                 got=repr(figure),
-                advice="Write it as it is printed.",
+                advice="Write it as printed.",
             )
         decimals = -int(number.as_tuple().exponent)
         half = Decimal((0, (5,), -decimals - 1))
@@ -137,16 +137,16 @@ class Figure:
         return self.low <= value < self.high
 
     def distance(self, value: float) -> float:
-        """Return how far a value lies from the figure, as the logarithm of their ratio."""
+        """Return the absolute logarithm of the ratio of a value to the figure."""
         return abs(math.log(value / self.value)) if value > 0 else math.inf
 
 
 @dataclass(frozen=True)
 class Case:
-    """A figure with the model and the texts that it is of.
+    """A figure with its model and texts.
 
     Attributes:
-        named: the texts as the command line names them.
+        named: command-line arguments that select the texts.
     """
 
     figure: Figure
@@ -160,12 +160,12 @@ class Step:
     """Settings that are scored in one pass over the texts of each case.
 
     Attributes:
-        texts: of each case, in the step's layout.
+        texts: texts of each case, in the step's layout.
         start: `add_start_token`.
-        settings: those that every case can be scored with, and how usual each is.
-        num_tokens: read by the merged passes.
-        layout_prior: how usual the layout is.
-        originals: where the texts were turned into prose, what they were.
+        settings: settings that can score every case, with their weights.
+        num_tokens: tokens read by the merged passes.
+        layout_prior: weight of the layout.
+        originals: texts before detokenization, if they were detokenized.
     """
 
     layout: str
@@ -178,7 +178,7 @@ class Step:
 
     @property
     def worth(self) -> float:
-        """How usual the settings are, for each token that they read."""
+        """Weight of the settings per token that they read."""
         return sum(self.settings.values()) * self.layout_prior / max(1, self.num_tokens)
 
 
@@ -195,42 +195,43 @@ def find(
 ) -> dict:
     """Find the settings under which a model has a published figure on texts.
 
-    Scores the texts under every protocol, with the windows, strides, start tokens, layouts and
-    averages that people use, likeliest and cheapest first, and returns those whose value rounds to
-    the figure.  Of a long corpus, a sample decides which settings are worth a pass over all of it.
-    A match is no proof: compare `expected_by_chance`.
+    Score the texts under every protocol, with the usual windows, strides, start tokens, layouts and
+    averages, likeliest and cheapest first, and return the settings whose value rounds to the figure.
+    In a long corpus, a sample decides which settings are worth a complete pass.  A match is not
+    proof: see `expected_by_chance`.
 
     Args:
-        figure: as printed; a string keeps zeros at its end ("37.50").  With several, one setting
-            must explain all: the first figure on the first text, and so on, or of the first model.
-        texts: the corpus; with several figures of one model, a text or a list of texts for each.
-        model_id: with several figures of the same texts, a model for each.
-        max_tokens: tokens that the model may read for it.  By default 40 for each of the texts, but
-            at least 200,000, and the search ends with a match where fewer than 0.01 are expected by chance.
-        files: for each figure, the words by which commands name its texts.
+        figure: the figure as printed; a string keeps trailing zeros ("37.50").  One setting must
+            explain all figures of a list: one per text, or one per model.
+        texts: the corpus; with several figures of one model, a text or a list of texts per figure.
+        model_id: the model; with several figures of the same texts, a model per figure.
+        max_tokens: number of tokens that the model may read.  By default 40 per token of the texts,
+            at least 200,000; the search then also ends with a match if fewer than 0.01 are expected
+            by chance.
+        files: for each figure, the arguments that select its texts in the returned commands.
         callback: called with the progress after every batch; its perplexity is NaN.
-        arguments: `dtype`, `device`, `batch_size` and others of `compute` that say how the model
-            is loaded and run.
+        arguments: `dtype`, `device`, `batch_size` and other arguments of `compute` for loading and
+            running the model.
 
     Returns:
         figure: as given.
         matches: settings whose value rounds to the figure, likeliest first, each with protocol,
             max_length, stride, add_start_token, layout, average, value, likelihood (its share of
-            that of all matches, from how usual the settings are) and the command that repeats it.
-            With several figures, value and command are lists.
-        nearest: settings that do not match, each with its difference to the likeliest match.
-        published: known published figures that are this one, each with model, corpus, protocol and
-            source; those of other models only where the model is not known.
-        num_tried: values that were compared with the figure.
-        expected_by_chance: settings that would match if values lay anywhere around the figure.
-        num_forward_tokens: tokens that the model has read.
-        not_tried: passes that were left out, each with the tokens that it would read and, where a
-            sample was read, the difference of its nearest estimate to the figure.
-        conclusion: one sentence on what that means.
+            the weights of all matches) and the command that repeats it.  With several figures,
+            value and command are lists.
+        nearest: settings that do not match, each with its difference from the likeliest match.
+        published: known published figures equal to this one, each with model, corpus, protocol and
+            source; figures of other models only if the model is unknown.
+        num_tried: number of values compared with the figure.
+        expected_by_chance: expected number of matches by chance, from the density of values.
+        num_forward_tokens: number of tokens read by the model.
+        not_tried: omitted passes, each with its cost in tokens and, if a sample was read, the
+            difference between its nearest estimate and the figure.
+        conclusion: an assessment of the matches, in one sentence.
 
     Raises:
-        TypeError, ValueError: a figure is not positive, texts or models and figures do not pair,
-            or as `compute`.
+        TypeError, ValueError: a figure is not positive, the numbers of figures and texts or models
+            differ, or as for `compute`.
     """
     given = figure if isinstance(figure, list | tuple) else [figure]
     figures = [Figure.read(one) for one in given]
@@ -239,8 +240,8 @@ def find(
     unknown = set(arguments) - {"dtype", "device", "batch_size", "logits_memory", "model_kwargs"}
     if unknown:
         raise TypeError(
-            f"find() takes no argument {sorted(unknown)[0]!r}: it tries all protocols, windows, "
-            "strides and start tokens itself."
+            f"find() got an unexpected keyword argument {sorted(unknown)[0]!r}: it tries all "
+            "protocols, windows, strides and start tokens itself."
         )
     models = list(model_id) if isinstance(model_id, list | tuple) else [model_id]
     corpora = pair_texts(figures, texts, models)
@@ -261,16 +262,17 @@ def pair_texts(figures: list[Figure], texts: object, models: list) -> list[list[
     """Return the texts of each figure.
 
     Raises:
-        TypeError, ValueError: there are none, or not one or a model for each of several figures.
+        TypeError, ValueError: there are no texts, or the numbers of figures and texts or models
+            differ.
     """
     if isinstance(texts, str) or not isinstance(texts, Sequence):
         raise ArgumentTypeError("texts", "be a list of strings", got=type(texts).__name__)
     if not figures:
-        raise ArgumentError("figure", "name at least one figure", got="an empty list")
+        raise ArgumentError("figure", "have at least one number", got="an empty list")
     if len(models) > 1 and len(models) != len(figures):
         raise ArgumentError(
             "figure",
-            "name one figure for each model",
+            "have one number per model",
             got=f"{len(figures)} figures and {len(models)} models",
         )
     if len(models) > 1 or len(figures) == 1:
@@ -280,7 +282,7 @@ def pair_texts(figures: list[Figure], texts: object, models: list) -> list[list[
     else:
         raise ArgumentError(
             "figure",
-            "name one figure for each text, or a single one for all",
+            "have one number per text, or a single one for all",
             got=f"{len(figures)} figures and {len(texts)} texts",
         )
     for corpus in corpora:
@@ -295,11 +297,11 @@ def pair_texts(figures: list[Figure], texts: object, models: list) -> list[list[
 
 
 class Scorer:
-    """A model that stays open, and scores any list of settings in one pass.
+    """An open model that scores any list of settings in shared passes.
 
     Attributes:
-        name: its last part, in lower case; None for a live model without one.
-        options: of the command line, for the model.
+        name: last part of its name, in lower case; None for a live model without a name.
+        options: command-line options that select the model.
     """
 
     def __init__(self, source: dict) -> None:
@@ -359,7 +361,7 @@ class Scorer:
 
 
 def list_steps(cases: list[Case]) -> list[Step]:
-    """List the passes to make: those of the most usual settings for each token read first.
+    """List the steps in descending order of their worth per token.
 
     Raises:
         ValueError: no setting can score the texts.
@@ -396,7 +398,7 @@ def joined_by(protocol: Protocol, texts: list[str]) -> tuple[str, ...]:
 def detokenizing_steps(
     cases: list[Case], layout: str, texts: list[list[str]], usual: float
 ) -> list[Step]:
-    """List the steps that turn WikiText into prose, and count the words of what it was."""
+    """List the steps that detokenize WikiText and count the words of the original."""
     steps = []
     for protocol in PROTOCOLS.values():
         detokenize = protocol.detokenize or wikitext.detokenize
@@ -410,9 +412,9 @@ def detokenizing_steps(
 
 
 def prior_of_detokenized(protocol: Protocol, layout: str, usual: float) -> float:
-    """Return how usual it is that a tool scores WikiText as prose in a layout.
+    """Return the weight of a layout of detokenized WikiText for a tool.
 
-    Tools that detokenize read articles one by one, or all text in one piece.
+    Tools that detokenize read articles separately, or all text as one.
     """
     if protocol.detokenize is None:
         return usual * DETOKENIZED_BY_US
@@ -421,7 +423,7 @@ def prior_of_detokenized(protocol: Protocol, layout: str, usual: float) -> float
 
 
 def split_steps(cases: list[Case], whole: Step) -> list[Step]:
-    """Split a step into what a tool does by itself and the rest, and each by what it costs."""
+    """Split a step into the tools' own settings and the others, and each by its cost."""
     planned = [case.scorer.plan(own, list(whole.settings)) for case, own in zip(cases, whole.texts)]
     groups: dict[tuple[int, bool], dict[Setting, float]] = {}
     seen = set()
@@ -447,7 +449,7 @@ def split_steps(cases: list[Case], whole: Step) -> list[Step]:
 
 
 def list_choices(cases: list[Case], protocols: list[Protocol], start: bool | str) -> list[Setting]:
-    """List the settings that people use, those that a tool has by itself first."""
+    """List the usual settings, each tool's own first."""
     limits = [case.scorer.limit for case in cases if case.scorer.limit is not None]
     limit = min(limits, default=None)
     windows = [None, *(length for length in WINDOWS if limit is None or length <= limit)]
@@ -473,7 +475,7 @@ def is_allowed(setting: Setting) -> bool:
 
 
 def prior_of(setting: Setting, plan: Plan) -> float:
-    """Return how usual a setting is."""
+    """Return the weight of a setting."""
     usual = TOOLS.get(setting.protocol.name, OTHER_TOOL) * STARTS[setting.add_start_token]
     usual *= 1.0 if setting.max_length is None else OTHER_WINDOW
     if setting.stride is None:
@@ -486,13 +488,13 @@ def prior_of(setting: Setting, plan: Plan) -> float:
 
 @dataclass
 class Search:
-    """The passes over the texts: which are made, what they give, and what is left out.
+    """The passes over the texts, their results, and the omitted passes.
 
     Attributes:
-        max_tokens: to read; None for the default, with which a certain match ends the search.
+        max_tokens: the budget; None for the default, with which a certain match ends the search.
         tried: an entry for each setting and average, with its value for each figure.
-        left_out: steps, each with the ratio of its nearest estimate to the figure less 1, if any.
-        num_read: tokens.
+        left_out: omitted steps, each with the relative difference of its nearest estimate, if any.
+        num_read: number of tokens read.
     """
 
     cases: list[Case]
@@ -534,7 +536,7 @@ class Search:
             if self.is_certain():
                 self.left_out += [(step, None) for step in steps[number + 1 :]]
                 break
-        for step, nearest in unlikely:  # last, and only where the budget was chosen
+        for step, nearest in unlikely:  # last, and only with a given budget
             if self.max_tokens is None or self.num_read + step.num_tokens > self.budget:
                 self.left_out.append((step, nearest))
             else:
@@ -558,7 +560,7 @@ class Search:
         return sorted(matches, key=lambda entry: -self.likelihood(entry))
 
     def likelihood(self, entry: dict) -> float:
-        """Return how likely a match is beside others: how usual it is, and whether it prints so."""
+        """Return the weight of a match, including that of its decimals."""
         decimals = DECIMALS.get(entry["protocol"])
         is_printed_so = any(figure.decimals == decimals for figure in self.figures)
         return entry["prior"] * (SAME_DECIMALS if is_printed_so else 1.0)
@@ -590,7 +592,7 @@ class Search:
             originals, texts = texts, [[detokenize(text) for text in own] for own in texts]
         parts = split_steps(self.cases, replace(step, texts=texts, originals=originals))
         if sum(len(part.settings) for part in parts) < len(step.settings):
-            return []  # the sample cannot say anything about some
+            return []  # the sample is too short for some settings
         return [entry for part in parts for entry in self.score(part)]
 
     def score(self, step: Step) -> list[dict]:
@@ -617,11 +619,11 @@ class Search:
 
 @dataclass
 class Sample:
-    """The first parts of long corpora, which say what is worth a pass over all.
+    """The first parts of long corpora, which predict the value of a complete pass.
 
     Attributes:
-        ratios: for each average and case, logarithms of value over estimate, of what was scored on
-            the sample and on the whole.
+        ratios: for each average and case, the logarithms of value over estimate of the settings
+            that were scored on the sample and the whole.
     """
 
     texts: list[list[str]]
@@ -629,7 +631,7 @@ class Sample:
 
     @classmethod
     def of(cls, cases: list[Case], num_tokens: int) -> "Sample | None":
-        """Take the first part of each case's texts; None where these are short."""
+        """Take the first part of each case's texts; None if these are short."""
         longest = max(case.scorer.limit or WINDOWS[-1] for case in cases)
         share = len(cases) * SAMPLE_WINDOWS * min(longest, WINDOWS[-1]) / num_tokens
         if share > 1 / SAMPLED_FROM:
@@ -637,7 +639,7 @@ class Sample:
         return cls([first_part(case.texts, share) for case in cases])
 
     def compare(self, estimates: list[dict], entries: list[dict]) -> None:
-        """Learn how values on the whole differ from those on the sample."""
+        """Store the ratios of values on the whole to those on the sample."""
         known = {(entry["setting"], entry["average"]): entry["values"] for entry in estimates}
         for entry in entries:
             estimated = known.get((entry["setting"], entry["average"]), [])
@@ -647,21 +649,21 @@ class Sample:
                     ratios.append(math.log(value / estimate))
 
     def misses(self, estimates: list[dict], figures: list[Figure]) -> dict[Setting, float]:
-        """Return by how much the nearest estimate of a setting misses, where none may be the figure.
+        """Return the settings that cannot give the figures, with their smallest relative difference.
 
-        What is learned of one average says nothing of another.
+        Ratios of one average do not apply to another.
         """
         nearest: dict[Setting, float] = {}
         near = set()
         for entry in estimates:
             setting, miss = entry["setting"], self.miss(entry, figures)
-            if miss == 0 or setting.protocol.last == "cut":  # which reads one window, long or short
+            if miss == 0 or setting.protocol.last == "cut":  # reads one window of any text
                 near.add(setting)
             nearest[setting] = min(nearest.get(setting, math.inf), miss, key=abs)
         return {setting: miss for setting, miss in nearest.items() if setting not in near}
 
     def miss(self, entry: dict, figures: list[Figure]) -> float:
-        """Return by how much an estimate misses the figure that it misses most; 0 if it may be all."""
+        """Return the largest relative difference from a figure; 0 if all may be equal."""
         worst = 0.0
         for place, (figure, value) in enumerate(zip(figures, entry["values"])):
             ratios = self.ratios.get((entry["average"], place))
@@ -676,7 +678,7 @@ class Sample:
 
 
 def first_part(texts: list[str], share: float) -> list[str]:
-    """Return the first texts, and of the last of them the first lines, up to a share of all."""
+    """Return the first texts up to a share of the corpus, the last of them cut at a line end."""
     left = math.ceil(share * sum(map(len, texts)))
     chosen = []
     for text in texts:
@@ -715,7 +717,7 @@ def score_texts(
     return [{key: r[key] for key in r if key not in PER_BYTE} for r in results]
 
 
-# Of the prose, which such a tool does not report.
+# Averages over the bytes of the prose, which such a tool does not report.
 PER_BYTE = ("byte_perplexity", "bits_per_byte", "bits_per_character")
 
 
@@ -726,7 +728,7 @@ def num_bytes(texts: list[str]) -> int:
 def list_entries(
     cases: list[Case], step: Step, setting: Setting, results: list[dict]
 ) -> list[dict]:
-    """List the averages of a setting's results; of those that agree, the most usual."""
+    """List the averages of a setting's results; of equal ones, only the most common."""
     layout = step.layout
     if step.originals is not None:
         layout += ", detokenized" + (" by the tool" if setting.protocol.detokenize else "")
@@ -750,7 +752,7 @@ def list_entries(
 
 
 def common(values: Iterable) -> object:
-    """Return what all have in common, or the list of them."""
+    """Return the common value, or the list if values differ."""
     values = list(values)
     return values[0] if all(value == values[0] for value in values) else values
 
@@ -760,7 +762,7 @@ def agree(values: list[float], others: list[float]) -> bool:
 
 
 def averages_of(result: dict) -> dict[str, float]:
-    """Return the values of a result that a paper may print."""
+    """Return the values of a result that a paper could print."""
     values = {key: result[key] for key in AVERAGES if result.get(key) is not None}
     derived = {
         name: convert(values[key])
@@ -773,17 +775,17 @@ def averages_of(result: dict) -> dict[str, float]:
 
 
 def over_all_labels(perplexity: float, block: int) -> dict[str, float]:
-    """Return what `Trainer.evaluate` prints where it divides by all labels of a block.
+    """Return the numbers of `Trainer.evaluate` if it divides by all labels of a block.
 
-    transformers did so from 4.57 until 2026, and still does for models such as GPT-2, whose loss it does
-    not recognise as one that is shifted.
+    transformers does so from 4.57 until 2026, and still for models such as GPT-2, whose loss it does
+    not recognise as shifted.
     """
     loss = math.log(perplexity) * (block - 1) / block
     return {"trainer_nats_per_token": loss, "trainer_perplexity": math.exp(loss)}
 
 
 def prior_of_average(protocol: str, average: str) -> float:
-    """Return how usual an average is for a protocol's tool."""
+    """Return the weight of an average for a protocol's tool."""
     if average in PRINTED.get(protocol, ("perplexity",)):
         return 1.0
     if average.startswith("trainer_"):
@@ -792,7 +794,7 @@ def prior_of_average(protocol: str, average: str) -> float:
 
 
 def write_commands(cases: list[Case], step: Step, setting: Setting) -> list[str]:
-    """Write for each case the command that repeats a setting alone; it prints the averages' values."""
+    """Return the command that repeats a setting, for each case."""
     given = {
         "--protocol": setting.protocol.name,
         "--max-length": setting.max_length,
@@ -821,10 +823,10 @@ def is_match(entry: dict, figures: list[Figure]) -> bool:
 
 
 def chance(tried: list[dict], figures: list[Figure]) -> float:
-    """Return how many settings would match by chance.
+    """Return the expected number of matches by chance.
 
-    Values around each figure are taken for evenly spread on a logarithmic scale; the figures of
-    several texts for independent of each other, which those of one setting are not quite.
+    This assumes that values around each figure are uniform on a logarithmic scale, and that figures
+    of several texts are independent, which is only approximate for those of one setting.
     """
     # those that differ in their first eight digits
     rows = {tuple(float(f"{value:.8g}") for value in entry["values"]) for entry in tried}
@@ -839,7 +841,7 @@ def chance(tried: list[dict], figures: list[Figure]) -> float:
 
 
 def conclude(figure: Any, search: Search) -> dict:
-    """Build what `find` returns."""
+    """Build the result of `find`."""
     several = isinstance(figure, list | tuple)
     figures, tried, matches = search.figures, search.tried, search.matches
     total = sum(map(search.likelihood, matches))
@@ -882,10 +884,10 @@ def shown(entry: dict, several: bool) -> dict:
 
 
 def list_published(cases: list[Case]) -> list[dict]:
-    """List the published figures that are one of the cases'.
+    """List the published figures that equal those of the cases.
 
-    The test parts of WikiText are known by their first title; texts that are not known may be any other
-    corpus, but only of the model that is named.
+    The test sets of WikiText are recognised by their first title.  Other texts may be any other
+    corpus, but only with the figure's model.
     """
     found = []
     for case in cases:
@@ -913,10 +915,9 @@ def short_name(model: str) -> str:
 def list_nearest(
     tried: list[dict], matches: list[dict], figures: list[Figure]
 ) -> list[tuple[dict, str]]:
-    """Return the nearest others and what separates each from the likeliest match.
+    """Return the nearest other settings, each with its difference from the likeliest match.
 
-    Beside a match these are settings that differ from it in one thing; otherwise those whose values
-    are nearest.
+    With a match, these differ from it in one setting; otherwise their values are the nearest.
     """
     others = [entry for entry in tried if not is_match(entry, figures)]
     others.sort(key=lambda e: max(f.distance(v) for f, v in zip(figures, e["values"])))
@@ -938,28 +939,28 @@ def distance(entry: dict, figures: list[Figure]) -> str:
 
 
 def describe(tried: list[dict], matches: list[dict], figures: list[Figure], expected: float) -> str:
-    """Say what the matches are worth, or what a figure that nothing fits implies."""
+    """Assess the matches, or explain why nothing matches."""
     by_chance = f"{expected:.2g} of {len(tried):,} values would round to it by chance"
     if len(figures) > 1:
         by_chance = f"{expected:.2g} of {len(tried):,} settings would fit all figures by chance"
     if matches:
         if all(agree(entry["values"], matches[0]["values"]) for entry in matches[1:]):
-            several = " The matches are one number: on these texts nothing separates them."
+            several = " All matches have the same value: these texts cannot distinguish them."
         else:
-            several = " Several fit: further figures of the same source separate them."
+            several = " Several settings match: more figures from the same source can decide."
         return f"{by_chance}.{several if len(matches) > 1 else ''}"
     ppls = [entry["values"][0] for entry in tried if entry["average"] == "perplexity"]
     low, high, value = min(ppls), max(ppls), figures[0].value
     if len(figures) > 1:
-        return "No setting tried explains all figures; look for each of them by itself."
+        return "No setting tried explains all figures; search for each of them separately."
     if value < low:
         implied = (
-            f"it is lower than every perplexity per token tried, of which the least is {low:.4g}: another "
+            f"it is lower than every perplexity per token tried, the lowest being {low:.4g}: another "
             "unit, another text or split, a text seen in training, another model, or a larger window"
         )
     elif value > high:
         implied = (
-            f"it is higher than every perplexity per token tried, of which the greatest is {high:.4g}: another "
+            f"it is higher than every perplexity per token tried, the highest being {high:.4g}: another "
             "unit, text or model, coarser weights, or a smaller window"
         )
     else:

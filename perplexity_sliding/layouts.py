@@ -1,4 +1,4 @@
-"""Layouts: how people arrange a corpus before they score it: its texts, their lines, their contexts."""
+"""Layouts of a corpus: arrangements of its texts and lines, and joins of contexts and texts."""
 
 import re
 import unicodedata
@@ -9,7 +9,7 @@ from .protocols import detokenize_wikitext
 
 TITLE = re.compile(r"^ = [^=\n]+ = $", re.MULTILINE)
 JOINT = re.compile(r" @[-,.]@ ")
-# How the names of characters begin in scripts that put no space between words.
+# Beginnings of the Unicode names of characters in scripts without spaces between words.
 UNSPACED_SCRIPTS = (
     *("CJK", "HIRAGANA", "KATAKANA", "HALFWIDTH", "FULLWIDTH", "IDEOGRAPHIC", "BOPOMOFO"),
     *("THAI", "LAO", "KHMER", "MYANMAR", "TIBETAN", "YI", "JAVANESE", "BALINESE"),
@@ -24,9 +24,9 @@ class Layout(NamedTuple):
     """A way to arrange a corpus.
 
     Attributes:
-        arrange: returns the texts of a corpus anew.
-        usual: how usual that is beside "as-is", 0 for never; a judgement, not a measurement.
-        usual_for_wikitext: the same for WikiText.
+        arrange: returns the rearranged texts of a corpus.
+        usual: weight relative to "as-is", 0 for never; a judgement, not a measurement.
+        usual_for_wikitext: weight for WikiText.
     """
 
     arrange: Callable[[list[str]], list[str]]
@@ -40,7 +40,7 @@ def is_wikitext(texts: list[str]) -> bool:
 
 
 def hub_rows(text: str) -> list[str]:
-    """Return the rows that the Hub's wikitext has of a text: lines with their ends, blank ones empty."""
+    """Return the rows of a text in the Hub's wikitext: lines with their ends, blank ones empty."""
     return [line if line.strip() else "" for line in text.splitlines(keepends=True)] or [""]
 
 
@@ -94,11 +94,11 @@ def arrange(texts: list[str], layout: str) -> list[str]:
     return LAYOUTS[layout].arrange(texts)
 
 
-# --- where a context and its text meet ------------------------------------------------------------
+# --- joins of contexts and texts ------------------------------------------------------------------
 
 
 def runs_together(context: str, text: str) -> bool:
-    """Return whether letters, digits or marks meet that white space keeps apart in their script."""
+    """Return whether a context and a text lack the white space that their script requires."""
     before, after = context[-1:], text[:1]
     if not before or not after or _is_unspaced(before) or _is_unspaced(after):
         return False
@@ -110,12 +110,12 @@ def _is_unspaced(character: str) -> bool:
 
 
 def _ends_word(character: str) -> bool:
-    """Return whether a space follows a character: a letter, a digit, or a mark that closes."""
+    """Return whether a space follows a character: a letter, a digit, or a closing mark."""
     kind = unicodedata.category(character)
     return character not in JOINING and (kind[0] in "LMN" or kind in ("Pe", "Pf", "Po"))
 
 
 def _begins_word(character: str) -> bool:
-    """Return whether a space comes before a character: a letter, a digit, or a mark that opens."""
+    """Return whether a space precedes a character: a letter, a digit, or an opening mark."""
     kind = unicodedata.category(character)
     return kind[0] in "LN" or kind in ("Ps", "Pi", "Sc") or character in (*OPENING_QUOTES, "¿", "¡")

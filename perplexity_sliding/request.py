@@ -1,4 +1,4 @@
-"""The request of a call: its arguments, checked by themselves and against each other."""
+"""The request of a call: its checked arguments."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -36,20 +36,20 @@ from .scoring.measures import TOKEN_MEASURES, Measure, token_measures
 
 @dataclass(frozen=True)
 class Request:
-    """The texts of a call, what is measured of them, under which models, and how it runs.
+    """Texts, models, measurements and resources of a call.
 
     Attributes:
         source: the model.
-        reference: what it is compared with, if anything.
-        settings: the measurements; one, unless `gives_list`.
-        long_context: what is asked of the length of the context.
-        key_rule: what makes a token key; None where key tokens are not measured.
-        evaluator: the model that finds key tokens; None for the one that is measured.
-        parts: the parts of each text that are scored; None for all of it.
-        words: whether words are scored.
-        word_spans: the words of each text; None for those between white space.
-        margin: share by which the perplexity may exceed that of the reference.
-        detokenizer: the name of what turned the texts into prose, for the signature.
+        reference: the model to compare with, if any.
+        settings: the measurements; exactly one unless `gives_list`.
+        long_context: the arguments for long contexts.
+        key_rule: the rule that selects key tokens; None if they are not measured.
+        evaluator: the model that finds key tokens; None for the measured model.
+        parts: the scored parts of each text; None for whole texts.
+        words: whether to score words.
+        word_spans: the words of each text; None to split at white space.
+        margin: largest acceptable relative increase of the perplexity over the reference's.
+        detokenizer: name of the detokenizer applied to the texts, for the signature.
         batch_size, logits_memory, callback, checkpoint: as in `compute`.
     """
 
@@ -78,30 +78,30 @@ class Request:
 
     @property
     def states(self) -> str | PathLike | None:
-        """The file for the reference's last hidden states, where it runs first."""
+        """The file for the reference's last hidden states, if it runs first."""
         return None if self.reference is None else self.reference.states
 
     @property
     def needs_characters(self) -> bool:
         """Whether the characters of each token are needed.
 
-        Pieces of text that two models both cut are found by their characters.
+        A comparison finds the text pieces that two tokenizers share by their characters.
         """
-        asked = self.extras.with_tokens or self.words or self.key_rule is not None
-        return asked or self.reference is not None
+        given = self.extras.with_tokens or self.words or self.key_rule is not None
+        return given or self.reference is not None
 
     def measures(self) -> list[Measure]:
-        """List what to measure of each token."""
+        """Return the measures of each token."""
         return token_measures(self.num_alternatives, self.token_columns)
 
     @cached_property
     def text_digests(self) -> list[TextsDigest]:
-        """Digests of the texts, each with what of it is scored."""
+        """Digests of the texts and their scored parts."""
         lines = self.texts if self.parts is None else self.parts.describe_texts(self.texts)
         return [TextsDigest.of([line]) for line in lines]
 
     def digests_as_read(self, measurement: Measurement) -> list[TextsDigest]:
-        """Return digests of the texts; of chats, as the tokenizer's template wrote them out."""
+        """Return digests of the texts; of chats, as the tokenizer's template formats them."""
         if self.parts is None or self.parts.chats is None:
             return self.text_digests
         written = zip(measurement.texts, measurement.streams)
@@ -110,61 +110,61 @@ class Request:
 
     @property
     def digest(self) -> str:
-        """Digest of what processes must have in common beside model and settings."""
+        """Digest of the arguments, beyond model and settings, that all processes must share."""
         of_texts = sum(self.text_digests, TextsDigest())
         return str(TextsDigest.of(map(str, (of_texts, self.word_spans, self.word_counts))))
 
 
-# Arguments that name the model and say how it is loaded.
+# Arguments that select the model and control its loading.
 OF_SOURCE = (
     *("model_id", "model", "tokenizer", "device", "dtype"),
     *("model_kwargs", "tokenizer_kwargs"),
 )
 
 
-def check_request(texts: list[str], chats: Sequence[Chat] | None, asked: Mapping) -> Request:
-    """Check the arguments of a call by themselves and against each other.
+def check_request(texts: list[str], chats: Sequence[Chat] | None, given: Mapping) -> Request:
+    """Check the arguments of a call and their combinations.
 
     Args:
-        texts: checked; of chats, see `separate_chats`.
-        asked: all arguments of `compute` by name.
+        texts: checked texts; for chats, see `separate_chats`.
+        given: all arguments of `compute` by name.
 
     Raises:
-        TypeError, ValueError: one of them is not as the metric's documentation says.
+        TypeError, ValueError: an argument or a combination is invalid.
     """
-    check_kinds(asked)
+    check_kinds(given)
     settings, gives_list = list_settings(
-        asked["protocol"],
-        asked["max_length"],
-        asked["stride"],
-        asked["add_start_token"],
-        asked["separator"],
+        given["protocol"],
+        given["max_length"],
+        given["stride"],
+        given["add_start_token"],
+        given["separator"],
     )
     long_context = check_long_context(
-        asked["context_lengths"], asked["positions"], asked["carry"], settings, gives_list
+        given["context_lengths"], given["positions"], given["carry"], settings, gives_list
     )
-    key_rule, evaluator = check_key_tokens(asked["key_tokens"], gives_list)
-    word_counts = check_word_counts(asked["word_counts"], texts)
+    key_rule, evaluator = check_key_tokens(given["key_tokens"], gives_list)
+    word_counts = check_word_counts(given["word_counts"], texts)
     parts = check_parts(
-        asked["contexts"],
-        asked["score_spans"],
-        asked["boundary"],
-        asked["context_separator"],
-        asked["separator"],
+        given["contexts"],
+        given["score_spans"],
+        given["boundary"],
+        given["context_separator"],
+        given["separator"],
         texts,
         chats,
     )
-    word_spans = check_word_arguments(asked["words"], asked["word_correction"], texts)
-    check_combinations(asked, parts)
-    token_columns = check_token_columns(asked["return_token_scores"])
-    return_totals = asked["return_totals"]
-    with_tokens = asked["return_token_scores"] is not False or asked["num_alternatives"] > 0
-    source = check_model_source(ModelSource(**{name: asked[name] for name in OF_SOURCE}))
-    reference = check_reference(asked["reference"], source, asked["distributed"])
-    if asked["margin"] is not None and reference is None:
+    word_spans = check_word_arguments(given["words"], given["word_correction"], texts)
+    check_combinations(given, parts)
+    token_columns = check_token_columns(given["return_token_scores"])
+    return_totals = given["return_totals"]
+    with_tokens = given["return_token_scores"] is not False or given["num_alternatives"] > 0
+    source = check_model_source(ModelSource(**{name: given[name] for name in OF_SOURCE}))
+    reference = check_reference(given["reference"], source, given["distributed"])
+    if given["margin"] is not None and reference is None:
         raise ValueError(
             Wording(
-                f"`margin` needs a model to compare with, got {asked['margin']!r}. Pass "
+                f"`margin` requires a model to compare with, got {given['margin']!r}. Pass "
                 "`reference`."
             )
         )
@@ -178,26 +178,26 @@ def check_request(texts: list[str], chats: Sequence[Chat] | None, asked: Mapping
         key_rule=key_rule,
         evaluator=evaluator,
         parts=parts,
-        words=asked["words"] is not False,
+        words=given["words"] is not False,
         word_spans=word_spans,
-        word_correction=asked["word_correction"],
+        word_correction=given["word_correction"],
         word_counts=word_counts,
-        num_alternatives=int(asked["num_alternatives"]),  # numpy's integers overflow
+        num_alternatives=int(given["num_alternatives"]),  # numpy's integers overflow
         token_columns=token_columns,
-        margin=asked["margin"],
-        detokenizer=asked["detokenizer"],
+        margin=given["margin"],
+        detokenizer=given["detokenizer"],
         extras=Extras(with_tokens, bool(return_totals), return_totals == "texts"),
-        batch_size=int(asked["batch_size"]),
-        logits_memory=int(asked["logits_memory"]),
-        callback=asked["callback"],
-        checkpoint=asked["checkpoint"],
+        batch_size=int(given["batch_size"]),
+        logits_memory=int(given["logits_memory"]),
+        callback=given["callback"],
+        checkpoint=given["checkpoint"],
     )
 
 
 def check_word_arguments(
     words: object, word_correction: object, texts: Sequence[str]
 ) -> list[list[tuple[int, int]]] | None:
-    """Return the characters of the words of each text; None where none are given."""
+    """Return the spans of the given words of each text; None if none are given."""
     if words is not False:
         return check_words(words, texts)
     if word_correction != ARGUMENTS["word_correction"].default:
@@ -210,31 +210,33 @@ def check_word_arguments(
     return None
 
 
-def check_combinations(asked: Mapping, parts: Parts | None) -> None:
+def check_combinations(given: Mapping, parts: Parts | None) -> None:
     """Refuse arguments that exclude each other."""
-    if asked["reference"] is not None:
-        if asked["carry"]:
+    if given["reference"] is not None:
+        if given["carry"]:
             raise ArgumentError(
-                "carry", "be left out with a reference", advice="Make a call for each model."
+                "carry",
+                "be left out with a reference",
+                advice="Make a separate call for each model.",
             )
-        check_beside_reference(asked["boundary"], asked["words"])
+        check_beside_reference(given["boundary"], given["words"])
     of_whole_texts = {
-        "context_lengths": asked["context_lengths"],
-        "positions": asked["positions"],
-        "carry": asked["carry"] or None,
-        "key_tokens": asked["key_tokens"],
+        "context_lengths": given["context_lengths"],
+        "positions": given["positions"],
+        "carry": given["carry"] or None,
+        "key_tokens": given["key_tokens"],
     }
-    check_alone(of_whole_texts, parts, asked["words"])
+    check_alone(of_whole_texts, parts, given["words"])
 
 
 def check_token_columns(return_token_scores: object) -> Sequence[str]:
-    """Return the columns that token scores have beside the usual ones."""
+    """Return the additional columns of token scores."""
     if isinstance(return_token_scores, bool):
         return ()
     if isinstance(return_token_scores, str) or not isinstance(return_token_scores, Sequence):
         raise ArgumentTypeError(
             "return_token_scores",
-            f"be True, False, or a list of further columns ({', '.join(TOKEN_MEASURES)})",
+            f"be True, False, or a list of additional columns ({', '.join(TOKEN_MEASURES)})",
             got=repr(return_token_scores),
         )
     check_names_of("return_token_scores", return_token_scores, TOKEN_MEASURES)
@@ -244,21 +246,21 @@ def check_token_columns(return_token_scores: object) -> Sequence[str]:
 def check_key_tokens(
     key_tokens: object, gives_list: bool
 ) -> tuple[KeyTokenRule | None, ModelSource | None]:
-    """Return what makes a token key, and the model that finds such, if it is another one."""
+    """Return the rule that selects key tokens and the evaluator; None for the measured model."""
     if key_tokens is None:
         return None, None
     if gives_list:
         raise ArgumentError(
             "key_tokens",
-            "be left out where `protocol`, `max_length` or `stride` is a list",
-            advice="Make a call for each.",
+            "be left out if `protocol`, `max_length` or `stride` is a list",
+            advice="Make a separate call for each setting.",
         )
     settings = {} if key_tokens == "longppl" else key_tokens
     known = [field.name for field in fields(KeyTokenRule)]
     if not isinstance(settings, dict) or not set(settings) <= {*known, "evaluator"}:
         raise ArgumentError(
             "key_tokens",
-            f"be 'longppl', or a dict with some of {', '.join(known)} and evaluator",
+            f"be 'longppl', or a dict with any of {', '.join(known)} and evaluator",
             got=repr(key_tokens),
         )
     for name in ("short_context", "stride"):

@@ -1,24 +1,24 @@
-"""WikiText's word-level form, turned into ordinary prose and back.
+"""Conversion of WikiText's tokenised form to ordinary prose and back.
 
-WikiText (Merity et al. 2016) comes as words and punctuation marks set apart by single spaces, each
-line with a space at both ends, and `@-@`, `@,@`, `@.@` for a hyphen, comma or point that stood
-between two characters::
+WikiText (Merity et al. 2016) separates words and punctuation marks by single spaces, has a space at
+both ends of each line, and writes `@-@`, `@,@`, `@.@` for a hyphen, comma or point between two
+characters::
 
      " The co @-@ star of 1 @,@ 000 films ( and Robert 's friend ) , " he said .
     "The co-star of 1,000 films (and Robert's friend)," he said.
 
-Models trained on ordinary text find the first form strange, so it is scored in the second, and
-normalised by the number of words of the first.  Which marks stood next to a word is not recorded,
-so `detokenize` closes the gaps that English usually has closed, but only where `tokenize` finds
-them again.  A line with a token that `tokenize` would take apart stays as it is, and is known by
-the space it begins with.  So every line of that form comes back exactly:
+Models trained on ordinary text are surprised by the first form, so the second is scored and
+normalised by the number of words of the first.  The form does not record which marks were next to a
+word, so `detokenize` removes the spaces that English usually does not have, but only where
+`tokenize` restores them.  A line with a token that `tokenize` would split is unchanged, and
+recognised by its leading space.  Thus every line of that form is restored exactly:
 tokenize(detokenize(text)) == text.
 """
 
 import re
 import unicodedata
 
-# Written with a point that belongs to them.
+# Abbreviations that include their point.
 ABBREVIATIONS = (
     "Adm|Bros|Brig|Capt|Cmdr|Co|Col|Corp|Cpl|Dr|Drs|Gen|Gov|Hon|Inc|Jr|Lt|Ltd|Maj|Messrs|Mr|Mrs|Ms|"
     "No|Nos|Prof|Rep|Rev|Sen|Sgt|Sr|St|al|pp|v|var|vs"
@@ -42,32 +42,32 @@ TOKEN = re.compile(
     re.VERBOSE,
 )
 
-# Written without a gap behind, before, and on both sides.
+# Written without a space after, before, and on both sides.
 OPENING = frozenset("([{“‘#")
 CLOSING = frozenset(",.;:!?)]}%”’°′″")
 JOINING = frozenset(["@-@", "@,@", "@.@", "/", "⁄", "‑"])
-# Written without gaps between numbers (7:30, 2000–2005) or words.
+# Written without spaces between numbers (7:30, 2000–2005) or words.
 JOINING_ALIKE = {":": str.isdigit, "–": str.isdigit, "—": str.isalnum}
-# What follows the apostrophe where it is set as a token of its own.
+# Clitics after an apostrophe that is a separate token.
 CLITICS = frozenset(["d", "ll", "m", "re", "s", "t", "ve"])
 
 
 def detokenize(text: str) -> str:
-    """Turn lines in WikiText's form into ordinary prose; lines in another form stay as they are."""
+    """Convert lines in WikiText's form to ordinary prose; other lines are unchanged."""
     *lines, last = text.split("\n")
     prose = ["" if line == " " else _detokenize_line(line) for line in lines]
     return "\n".join([*prose, _detokenize_line(last)])
 
 
 def tokenize(text: str) -> str:
-    """Undo `detokenize`."""
+    """Invert `detokenize`."""
     *lines, last = text.split("\n")
     tokenized = [_tokenize_line(line) if line else " " for line in lines]
     return "\n".join([*tokenized, _tokenize_line(last)])
 
 
 def split_chunk(chunk: str) -> list[str]:
-    """Split what stands between two spaces of ordinary prose into WikiText's tokens."""
+    """Split a chunk of prose without spaces into WikiText's tokens."""
     if chunk.isalnum():
         return [chunk]
     if set(chunk) == {"="}:
@@ -91,7 +91,7 @@ def _detokenize_line(line: str) -> str:
 
 
 def _chunks(tokens: list[str]) -> list[list[str]]:
-    """Group the tokens that ordinary prose writes without gaps."""
+    """Group the tokens that prose writes without spaces."""
     neighbours = zip(["", *tokens], tokens, [*tokens[1:], ""])
     chunks: list[list[str]] = []
     open_quotes: set[str] = set()
@@ -107,7 +107,7 @@ def _chunks(tokens: list[str]) -> list[list[str]]:
 
 
 def _closed_gaps(before: str, token: str, after: str, open_quotes: set[str]) -> tuple[bool, bool]:
-    """Tell whether prose has no gap before and behind a token; keep account of the open quotes."""
+    """Return whether prose has no space before and after a token; update the open quotes."""
     if token in ('"', "'"):
         return _closed_gaps_of_quote(before, token, open_quotes)
     if token == "=":
@@ -133,7 +133,7 @@ def _closed_gaps_of_quote(before: str, quote: str, open_quotes: set[str]) -> tup
 
 
 def _invertible_parts(chunk: list[str]) -> list[list[str]]:
-    """Cut a chunk into the longest parts that `split_chunk` takes apart again."""
+    """Divide a chunk into the longest parts that `split_chunk` splits correctly."""
     parts = []
     while chunk:
         lengths = range(len(chunk), 1, -1)
@@ -144,7 +144,7 @@ def _invertible_parts(chunk: list[str]) -> list[list[str]]:
 
 
 def _write(tokens: list[str]) -> str:
-    """Write tokens without gaps; a mark that joins nothing keeps its @ signs."""
+    """Join tokens without spaces; a mark that joins nothing keeps its @ signs."""
     if len(tokens) == 1:
         return tokens[0]
     return "".join(token[1] if re.fullmatch("@[-,.]@", token) else token for token in tokens)

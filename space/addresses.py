@@ -26,7 +26,7 @@ def address(request: gr.Request) -> str | None:
 
 
 def is_public(hop: str) -> bool:
-    """Tell whether an address is one of the internet's, and no proxy's in a network of its own."""
+    """Return whether an address is one of the internet's, and no proxy's in a network of its own."""
     try:
         return ipaddress.ip_address(hop).is_global
     except ValueError:

@@ -95,7 +95,7 @@ class Listeners:
                 del self._open[key]
 
     def listens(self, key: Hashable) -> bool:
-        """Tell whether a stream is open for a session or an event."""
+        """Return whether a stream is open for a session or an event."""
         return key in self._open
 
 

@@ -185,7 +185,7 @@ class Shelf:
 
 
 def is_model_folder(name: str) -> bool:
-    """Tell whether there is a model in a folder of this machine; whatever the name, without a fault."""
+    """Return whether there is a model in a folder of this machine; whatever the name, without a fault."""
     return os.path.isfile(os.path.join(name, "config.json"))
 
 

@@ -179,7 +179,7 @@ def typeface() -> str:
 
 
 def serves_tools() -> bool:
-    """Tell whether `gradio[mcp]` is installed: another version of `mcp` would fail while it is served."""
+    """Return whether `gradio[mcp]` is installed: another version of `mcp` would fail while it is served."""
     wanted = [Requirement(line) for line in requires("gradio")]
     try:
         installed = version("mcp")

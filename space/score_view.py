@@ -40,7 +40,7 @@ def score_view(scored: Scored) -> str:
 
 
 def is_short(scored: Scored) -> bool:
-    """Tell whether a text is too short for a perplexity to speak of."""
+    """Return whether a text is too short for a perplexity to speak of."""
     return scored.result["num_tokens"] < FEWEST
 
 

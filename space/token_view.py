@@ -43,7 +43,7 @@ def text_view(scored: Scored) -> str:
 
 
 def starts_every_window(scored: Scored) -> bool:
-    """Tell whether a start token takes a place in each window."""
+    """Return whether a start token takes a place in each window."""
     return scored.settings.arguments().get("add_start_token") == "every"
 
 

@@ -125,7 +125,7 @@ def test_a_state_of_other_sizes_than_the_layers_is_refused(metric, tokenizer):
     model = make_xlstm(32)
     kwargs = {"predictions": TEXTS, "model": model, "tokenizer": tokenizer, "max_length": 16}
     assert metric.compute(**kwargs)["num_tokens"] == sum(len(text.split()) for text in TEXTS)
-    with pytest.raises(ValueError, match="it gives other logits when it continues from the state"):
+    with pytest.raises(ValueError, match="its logits differ when it continues from the state"):
         metric.compute(carry=True, **kwargs)
 
 
@@ -240,7 +240,7 @@ def test_side_by_side():
 REFUSALS = [
     ({"carry": 1}, "`carry` must be one of True, False, got 1"),
     ({"carry": True, "protocol": "stock"}, "`carry` must be left out with protocol='stock'"),
-    ({"carry": True, "stride": [4, 8]}, "`carry` must be left out where .* is a list"),
+    ({"carry": True, "stride": [4, 8]}, "`carry` must be left out if .* is a list"),
     ({"carry": True, "context_lengths": [8]}, "`carry` must be left out with `context_lengths`"),
     ({"carry": True, "add_start_token": "every"}, "must not be 'every' with `carry`.* Pass 'once'"),
 ]
@@ -254,7 +254,7 @@ def test_refusals(metric, llama, tokenizer, arguments, message):
 
 def test_learned_positions_are_refused_with_the_reason(metric, gpt2, tokenizer):
     with pytest.raises(
-        ValueError, match=r"positions are a table of 16 entries.* Let a window slide"
+        ValueError, match=r"positions are a table of 16 entries.* Use a sliding window"
     ):
         metric.compute(predictions=["w3 w4"], model=gpt2, tokenizer=tokenizer, carry=True)
 

@@ -153,7 +153,7 @@ def test_an_empty_turn_beside_others(score, template):
 @pytest.mark.parametrize("template", [PLAIN, BRACKETS, TURNS.replace(" <eos>", "") + PROMPT])
 def test_nothing_but_empty_turns(score, template):
     silent = chat_of("w5", "", "w6", "")
-    message = r"nothing but empty turns at position 1: the first is message 1\. Remove"
+    message = r"only empty turns at position 1: the first is message 1\. Remove"
     with pytest.raises(ValueError, match=message) as refused:
         score(template, CHAT[:2], silent)
     assert refused.value.positions == [1]

@@ -24,12 +24,12 @@ def other(tmp_path_factory) -> str:
 @pytest.mark.parametrize(
     "argv, said",
     [
-        ([], "in 2 texts (each by itself), measured"),
-        (["--separator=\\n"], "in one text (the texts joined by line ends), measured"),
-        (["--separator=; "], "(the texts joined by '; ')"),
-        (["--protocol=transformers-docs"], "(the texts joined by blank lines)"),
-        (["--protocol=run-clm"], "(the texts joined token after token)"),
-        (["--detokenize=wikitext"], "turned from WikiText's tokens into prose by wikitext"),
+        ([], "in 2 texts (scored separately), measured"),
+        (["--separator=\\n"], "in one text (joined by newlines), measured"),
+        (["--separator=; "], "(joined by '; ')"),
+        (["--protocol=transformers-docs"], "(joined by blank lines)"),
+        (["--protocol=run-clm"], "(with their token ids joined)"),
+        (["--detokenize=wikitext"], "detokenised from WikiText's form by wikitext"),
     ],
     ids=str,
 )
@@ -44,7 +44,7 @@ def test_contexts_and_what_stands_between_are_named(call):
     Path("rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     argv = ("--context-column=prompt", "--context-separator= ", "--boundary=separate")
     sentence = call("rows.jsonl", "--cite", *argv).out.splitlines()[0]
-    expected = "its context from the column prompt, boundary separate, with spaces between"
+    expected = "its context from the column prompt, boundary separate, separated by spaces"
     assert expected in sentence
 
 
@@ -109,4 +109,4 @@ def test_the_command_is_published_without_secrets(call, argv):
 def test_json_with_a_secret_is_not_shown(call, given):
     outcome = call("a.txt", f"--model-kwargs={given}")
     assert outcome.code == 2
-    assert "--model-kwargs: what was given" in outcome.err and "secret" not in outcome.err
+    assert "--model-kwargs: the value" in outcome.err and "secret" not in outcome.err

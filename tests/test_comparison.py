@@ -339,13 +339,13 @@ def test_verdict(interval, margin, expected):
             INF,
             None,
             None,
-            "The model's perplexity or the reference's is infinite, and no ratio can be given.",
+            "There is no ratio, because the perplexity of the model or the reference is infinite.",
         ),
         (
             None,
             None,
             None,
-            "The model's perplexity or the reference's is infinite, and no ratio can be given.",
+            "There is no ratio, because the perplexity of the model or the reference is infinite.",
         ),
     ],
 )

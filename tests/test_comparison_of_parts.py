@@ -44,7 +44,7 @@ def compute(metric, gpt2):
     return lambda **kwargs: metric.compute(**({"model": gpt2, "tokenizer": tokenizer} | kwargs))
 
 
-@pytest.mark.filterwarnings("ignore:A token reaches across")
+@pytest.mark.filterwarnings("ignore:A token spans the edge")
 @pytest.mark.parametrize("kind", PARTS)
 def test_both_are_scored_as_each_alone(compute, other, kind):
     """The rest of the result is that of a single run, and the reference's numbers of another."""
@@ -89,7 +89,7 @@ def test_divergence_is_of_the_scored_rows(compute, gpt2, other):
     assert comparison["worst_tokens"][0]["kl"] == pytest.approx(kl.max().item(), rel=1e-4)
 
 
-@pytest.mark.filterwarnings("ignore:A token reaches across")
+@pytest.mark.filterwarnings("ignore:A token spans the edge")
 def test_contexts_are_compared_by_bytes(compute):
     """Words against bytes: of the answers' bytes alone, as each model scores them by itself."""
     byte_model, byte_tokenizer = make_model("gpt2", vocab_size=300), make_byte_tokenizer()

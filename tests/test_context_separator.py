@@ -138,4 +138,4 @@ def test_the_command_line_puts_the_separator_there(call, items, metric, tiny):
 def test_nothing_between_is_taken_when_named(call, items):
     ran = call(*items, "--context-separator=")
     assert ran.code == 0
-    assert all("reaches across the edge" in warning for warning in ran.warnings)
+    assert all("spans the edge" in warning for warning in ran.warnings)

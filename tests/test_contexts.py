@@ -226,7 +226,7 @@ def test_a_text_that_is_too_short_has_totals_and_no_result():
 
 def test_totals_of_other_settings_are_not_added():
     texts = [np.ones(60)]
-    with pytest.raises(ValueError, match="only be added where model, protocol and settings are"):
+    with pytest.raises(ValueError, match="be added only if model, protocol and settings are"):
         totals_of(texts, positions=[0, 4]) + totals_of(texts, positions=[0, 5])
 
 

@@ -241,7 +241,7 @@ def test_other_texts_or_settings_are_refused_in_each_process(
     outcomes = run_calls(root, tmp_path, 2, [call, same_call])
     for refused, result in outcomes.values():
         assert refused.startswith("ValueError(") and message in refused, refused
-        assert "process 1 has others than process 0" in refused
+        assert "those of process 1 differ from those of process 0" in refused
         assert "every process" in refused, "what to do"
         assert result["perplexities"] == pytest.approx(expected["perplexities"], rel=1e-6)
 

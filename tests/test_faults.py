@@ -316,7 +316,7 @@ class Overlong(SlowTokenizer):
 
 INF = math.inf
 ARGUMENTS = [
-    given_as("predictions", [], Refused(ValueError, "`predictions` must hold at least one text")),
+    given_as("predictions", [], Refused(ValueError, "`predictions` must have at least one text")),
     given_as("predictions", {"w5 w6": 1}, Refused(TypeError, r"`predictions` must be a list of strings, got a dict.*keys.*predictions=table\['text'\]"), "texts as the keys of a dict"),
     given_as("predictions", pandas.DataFrame({"text": ["w5 w6"]}), Refused(TypeError, "`predictions` must be a list of strings, got a DataFrame"), "a data frame"),
     given_as("predictions", pandas.Series(["w5 w6", "w7"]), Tokens([[5, 6], [7]]), "a column of a data frame"),
@@ -332,15 +332,15 @@ ARGUMENTS = [
     given_as("max_length", 17, Refused(ValueError, r"`max_length` must be between 2 and 16.*position table, got 17")),
     given_as("max_length", INF, Refused(TypeError, "`max_length` must be a whole number.*inf")),
     given_as("max_length", ["16"], Refused(TypeError, r"`max_length` must be a whole number.*'16'")),
-    given_as("max_length", [], Refused(ValueError, r"`max_length` must hold at least one value")),
+    given_as("max_length", [], Refused(ValueError, r"`max_length` must have at least one value")),
     given_as("return_totals", "text", Refused(ValueError, "`return_totals` must be one of True, False, 'texts'")),
-    given_as("return_token_scores", [True], Refused(ValueError, "`return_token_scores` must hold rank, entropy only")),
+    given_as("return_token_scores", [True], Refused(ValueError, "`return_token_scores` must contain only rank, entropy")),
     given_as("context_lengths", b"ab", Refused(TypeError, "`context_lengths` must be 'doubling' or a list")),
     given_as("words", [3, 4], Refused((ValueError, TypeError), "`words` must")),
     given_as("key_tokens", {"evaluator": (1, 2)}, Refused(TypeError, r"`key_tokens\['evaluator'\]` must be .* a pair \(model, tokenizer\)")),
     given_as("reference", {"model": make_model("gpt2"), "tokenizer": 3}, Refused(TypeError, r"`reference\['tokenizer'\]` must be a transformers tokenizer")),
     given_as("reference", "./absent", Refused(ValueError, "`reference` must be a folder or a name on the Hub")),
-    given_as("stride", [4, 2, 4], Refused(ValueError, r"`stride` must hold each value once, got \[4, 2, 4\]")),
+    given_as("stride", [4, 2, 4], Refused(ValueError, r"`stride` must have no duplicates, got \[4, 2, 4\]")),
     given_as("batch_size", 0, Refused(ValueError, r"`batch_size` must be at least 1, got 0")),
     given_as("batch_size", 10**30, Tokens([TEXT_IDS])),
     given_as("logits_memory", 1, Tokens([TEXT_IDS])),
@@ -366,9 +366,9 @@ ARGUMENTS = [
     given_as("predictions", "one text", Refused(TypeError, r"`predictions` must be a list of strings, got one str.*\[text\]")),
     given_as("predictions", b"bytes", Refused(TypeError, r"`predictions` must be a list of strings, got one bytes")),
     given_as("predictions", 7, Refused(TypeError, r"`predictions` must be a list of strings, got int")),
-    given_as("predictions", ["w5", None, "w6", 3], Refused(TypeError, r"strings only, got NoneType, int at positions 1, 3")),
-    given_as("predictions", [["w5"]], Refused(TypeError, r"strings only, got list at position 0")),
-    given_as("predictions", ["w5", "", "w6 w7", "  "], Refused(ValueError, r"at least 1 token, got shorter ones at positions 1, 3")),
+    given_as("predictions", ["w5", None, "w6", 3], Refused(TypeError, r"only strings, got NoneType, int at positions 1, 3")),
+    given_as("predictions", [["w5"]], Refused(TypeError, r"only strings, got list at position 0")),
+    given_as("predictions", ["w5", "", "w6 w7", "  "], Refused(ValueError, r"at least 1 token each, got shorter texts at positions 1, 3")),
     given_as("predictions", [""] * 14, Refused(ValueError, r"positions 0, 1, 2, 3, 4, 5, 6, 7, 8, 9 and 4 more")),
     given_as("stride", -3, Refused(ValueError, r"`stride` must be at least 1, got -3")),
     given_as("stride", 17, Refused(ValueError, r"`stride` must be between 1 and max_length=16, got 17")),
@@ -385,16 +385,16 @@ ARGUMENTS = [
     given_as("separator", 3, Refused(TypeError, r"`separator` must be a string, got 3")),
     given_as("callback", "print", Refused(TypeError, r"`callback` must be callable, got 'print'")),
     given_as("word_counts", 3, Refused(TypeError, r"`word_counts` must be a list of whole numbers, got 3")),
-    given_as("word_counts", [1, 2], Refused(ValueError, r"`word_counts` must hold one number for each text, 1, got 2")),
+    given_as("word_counts", [1, 2], Refused(ValueError, r"`word_counts` must have one number per text, 1, got 2")),
     given_as("word_counts", [0], Refused(ValueError, r"`word_counts` must be at least 1, got 0")),
     given_as("word_counts", [1.5], Refused(TypeError, r"`word_counts` must be a whole number .*, got 1\.5")),
     given_as("device", "cpu", Refused(ValueError, r"`device` must be left out with `model`.*got 'cpu'")),
     given_as("dtype", "float16", Refused(ValueError, r"`dtype` must be left out with `model`.*got 'float16'")),
     given_as("model_kwargs", {"revision": "x"}, Refused(ValueError, r"`model_kwargs` must be left out with `model`")),
     given_as("tokenizer_kwargs", {"a": 1}, Refused(ValueError, r"`tokenizer_kwargs` must be left out with `model`")),
-    given_as("model_id", "gpt2", Refused(ValueError, r"`model_id` or `model` must be given, and only one.*got both")),
+    given_as("model_id", "gpt2", Refused(ValueError, r"Exactly one of `model_id` and `model` must be given.*got both")),
     folder_row("device='tpu9' by name", untouched, Refused(ValueError, r"`device` must be 'cpu', 'gpu', .* got 'tpu9'"), device="tpu9"),
-    folder_row("device='cuda:99' by name", untouched, Refused(ValueError, r"`device` must name a device of this machine, got 'cuda:99'"), device="cuda:99"),
+    folder_row("device='cuda:99' by name", untouched, Refused(ValueError, r"`device` must be a device of this machine, got 'cuda:99'"), device="cuda:99"),
     folder_row("device=0 by name", untouched, Refused(TypeError, r"`device` must be a string .* got 0"), device=0),
     folder_row("dtype='float8' by name", untouched, Refused(ValueError, r"`dtype` must be 'auto', 'float32', .* got 'float8'"), dtype="float8"),
     folder_row("dtype=torch.int8 by name", untouched, Refused(ValueError, r"`dtype` must be .* got torch.int8"), dtype=torch.int8),
@@ -403,7 +403,7 @@ ARGUMENTS = [
     given_as("model_id", 3, Refused(TypeError, r"`model_id` must be the name of a model .* got 3"), "model_id=3 by itself", model=None, tokenizer=None),
     given_as("model_id", "", Refused(TypeError, r"`model_id` must be the name of a model .* got ''"), "model_id='' by itself", model=None, tokenizer=None),
     folder_row("max_length=17 by name", untouched, Refused(ValueError, r"`max_length` must be between 2 and 16"), max_length=17),
-    folder_row("no such device", untouched, Refused(ValueError, "`device` must name a device of this machine, got 'meta'"), device="meta"),
+    folder_row("no such device", untouched, Refused(ValueError, "`device` must be a device of this machine, got 'meta'"), device="meta"),
     folder_row("no such argument of from_pretrained", untouched, Refused(ValueError, "`model_id`=.* could not be loaded.*no_such"), model_kwargs={"no_such": 1}),
     *[
         given_as(argument, value, Refused(ValueError, rf"`{argument}` must be left out with protocol='{re.escape(protocol)}'.* has no such"), f"{argument} with {protocol}", protocol=protocol)
@@ -414,11 +414,11 @@ ARGUMENTS = [
         ]
     ],
     given_as("add_start_token", "every", Refused(ValueError, "`add_start_token` must be one of True, False, got 'every'"), "add_start_token='every' with stock", protocol="stock"),
-    Case("neither a name nor a model", lambda folder: {"model": None, "tokenizer": None}, Refused(ValueError, "`model_id` or `model` must be given.*got neither")),
+    Case("neither a name nor a model", lambda folder: {"model": None, "tokenizer": None}, Refused(ValueError, "Exactly one of `model_id` and `model` must be given.*got neither")),
     Case("a model without its tokenizer", lambda folder: {"tokenizer": None}, Refused(ValueError, "`tokenizer` must be given with `model`, got None")),
-    folder_row("device and device_map", untouched, Refused(ValueError, "`device` must be left out when `model_kwargs` holds 'device_map'"), device="cpu", model_kwargs={"device_map": "cpu"}),
-    folder_row("dtype twice", untouched, Refused(ValueError, "`dtype` must be left out when `model_kwargs` holds 'dtype'"), dtype="float32", model_kwargs={"dtype": "float16"}),
-    folder_row("dtype and torch_dtype", untouched, Refused(ValueError, "`dtype` must be left out when `model_kwargs` holds 'torch_dtype'"), dtype="float32", model_kwargs={"torch_dtype": "float16"}),
+    folder_row("device and device_map", untouched, Refused(ValueError, "`device` must be left out if `model_kwargs` contains 'device_map'"), device="cpu", model_kwargs={"device_map": "cpu"}),
+    folder_row("dtype twice", untouched, Refused(ValueError, "`dtype` must be left out if `model_kwargs` contains 'dtype'"), dtype="float32", model_kwargs={"dtype": "float16"}),
+    folder_row("dtype and torch_dtype", untouched, Refused(ValueError, "`dtype` must be left out if `model_kwargs` contains 'torch_dtype'"), dtype="float32", model_kwargs={"torch_dtype": "float16"}),
     folder_row("a name as tokenizer", untouched, Refused(TypeError, "`tokenizer` must be a transformers tokenizer, got str"), tokenizer="gpt2"),
 ]  # fmt: skip
 
@@ -439,11 +439,11 @@ TEXTS = [
     read_as_bytes("line separators", "a\x0b\x0c\x1c\x85\u2028\u2029b"),
     read_as_bytes("noncharacters and private use", "\uffff\U0010ffff\ue000"),
     read_as_bytes("control characters", "".join(map(chr, range(1, 32))) + "\x7f\x9f"),
-    given_as("predictions", [""], Refused(ValueError, "at least 1 token, got shorter ones at position 0"), "empty text"),
-    given_as("predictions", ["w5", " \n\t"], Refused(ValueError, "at least 1 token, got shorter ones at position 1"), "white space only, where it is nothing"),
+    given_as("predictions", [""], Refused(ValueError, "at least 1 token each, got shorter texts at position 0"), "empty text"),
+    given_as("predictions", ["w5", " \n\t"], Refused(ValueError, "at least 1 token each, got shorter texts at position 1"), "white space only, where it is nothing"),
     given_as("predictions", ["w5"], Tokens([[5]]), "a single token"),
-    given_as("predictions", ["w5", "w5 w6", "w7"], Refused(ValueError, "at least 2 tokens, got shorter ones at positions 0, 2.*add_start_token`"), "single tokens without a start", add_start_token=False),
-    given_as("predictions", ["w5", "<bos>"], Refused(ValueError, "at least 1 token, got shorter ones at position 1"), "the start token alone"),
+    given_as("predictions", ["w5", "w5 w6", "w7"], Refused(ValueError, "at least 2 tokens each, got shorter texts at positions 0, 2.*add_start_token`"), "single tokens without a start", add_start_token=False),
+    given_as("predictions", ["w5", "<bos>"], Refused(ValueError, "at least 1 token each, got shorter texts at position 1"), "the start token alone"),
     given_as("predictions", ["<bos> w5 w6"], Tokens([[5, 6]]), "start token written out"),
     given_as("predictions", ["w5 <eos> w6 <bos> <pad> w7"], Tokens([[5, EOS, 6, BOS, PAD, 7]]), "special tokens inside the text"),
     given_as("predictions", ["a" * 10**7], Tokens([[UNKNOWN]]), "10 MB without a space"),
@@ -476,14 +476,14 @@ MODELS = [
     model_row("logits of the last token only", lambda: gpt2_giving(lambda logits: logits[:, -1]), Refused(ValueError, "`model` must.*logits.*shape")),
     model_row("logits of one token less", lambda: gpt2_giving(lambda logits: logits[:, 1:]), Refused(ValueError, "`model` must.*logits.*shape")),
     model_row("tokens before texts", lambda: gpt2_giving(lambda logits: logits.transpose(0, 1)), Refused(ValueError, "`model` must.*logits.*shape")),
-    model_row("one logit", lambda: gpt2_giving(lambda logits: logits[..., :1]), Refused(ValueError, "`tokenizer` must give token ids below 1")),
-    model_row("fewer logits than embeddings", lambda: gpt2_giving(lambda logits: logits[..., :40]), Refused(ValueError, "`tokenizer` must give token ids below 40.* got 49")),
+    model_row("one logit", lambda: gpt2_giving(lambda logits: logits[..., :1]), Refused(ValueError, "`tokenizer` must return token ids below 1")),
+    model_row("fewer logits than embeddings", lambda: gpt2_giving(lambda logits: logits[..., :40]), Refused(ValueError, "`tokenizer` must return token ids below 40.* got 49")),
     model_row("no weights and no configuration", Parameterless, float(VOCABULARY), max_length=CONTEXT),
     model_row("more logits than tokens", lambda: make_uniform_model(vocab_size=VOCABULARY + 48), VOCABULARY + 48.0),
     model_row("no logits but None", lambda: gpt2_giving(lambda logits: None), Refused(ValueError, CAUSAL)),
-    model_row("an embedding too small", lambda: make_model("gpt2", vocab_size=40), Refused(ValueError, "`tokenizer` must give token ids below 40.* got 49")),
+    model_row("an embedding too small", lambda: make_model("gpt2", vocab_size=40), Refused(ValueError, "`tokenizer` must return token ids below 40.* got 49")),
     model_row("failing in longer windows", lambda: FailsLater(make_model("gpt2").config), Refused(ValueError, "`model`.*shape mismatch in layer 3")),
-    model_row("ids beyond the embeddings", lambda: make_model("gpt2", vocab_size=50), Refused(ValueError, r"`tokenizer` must give token ids below 50.* got 79 in the texts at positions 1, 2\."), predictions=["w49 w48", "w5 w50", "w79"]),
+    model_row("ids beyond the embeddings", lambda: make_model("gpt2", vocab_size=50), Refused(ValueError, r"`tokenizer` must return token ids below 50.* got 79 in the texts at positions 1, 2\."), predictions=["w49 w48", "w5 w50", "w79"]),
     model_row("ids up to the last embedding", lambda: make_model("gpt2", vocab_size=50), Tokens([[49, 48]]), predictions=["w49 w48"]),
     *[model_row(f"{name} in a window of its table", lambda name=name: make_model(name), Tokens([TEXT_IDS])) for name in ("opt", "gptj", "codegen")],
     *[model_row(f"{name} past its table", lambda name=name: make_model(name), Refused(ValueError, "`max_length` must be between 2 and 16, .* got 17"), max_length=17) for name in ("opt", "gptj", "codegen")],
@@ -500,9 +500,9 @@ MODELS = [
     *[bare_row(name, Refused(ValueError, "The tokenizer of `model_id`=.* could not be loaded")) for name in ("llama", "gpt2", "gemma2")],
     bare_row("gpt2", Tokens([TEXT_IDS]), tokenizer=make_tokenizer()),
     model_row("in training mode", lambda: make_model("gpt2").train(), Tokens([TEXT_IDS])),
-    folder_row("weights missing", lambda folder: edit_config(folder, n_layer=3), Refused(ValueError, "must hold all weights.*12 are missing")),
-    folder_row("weights of another shape", lambda folder: edit_config(folder, n_embd=64), Refused(ValueError, "`model_id`=.*(could not be loaded|must hold all weights)")),
-    folder_row("vocabulary of another size", lambda folder: edit_config(folder, vocab_size=VOCABULARY + 1), Refused(ValueError, "`model_id`=.*(could not be loaded|must hold all weights)")),
+    folder_row("weights missing", lambda folder: edit_config(folder, n_layer=3), Refused(ValueError, "must have all weights.*12 are missing")),
+    folder_row("weights of another shape", lambda folder: edit_config(folder, n_embd=64), Refused(ValueError, "`model_id`=.*(could not be loaded|must have all weights)")),
+    folder_row("vocabulary of another size", lambda folder: edit_config(folder, vocab_size=VOCABULARY + 1), Refused(ValueError, "`model_id`=.*(could not be loaded|must have all weights)")),
     folder_row("weights cut short", lambda folder: cut(f"{folder}/model.safetensors"), Refused(ValueError, "`model_id`=.* could not be loaded")),
     folder_row("no weights", lambda folder: os.remove(f"{folder}/model.safetensors"), Refused(ValueError, "`model_id`=.* could not be loaded")),
     folder_row("a configuration cut short", lambda folder: cut(f"{folder}/config.json"), Refused(ValueError, "`model_id`=.* could not be loaded")),
@@ -523,12 +523,12 @@ TOKENIZERS = [
     tokenizer_row("adding an end token by itself", lambda: make_tokenizer(adds_eos=True), Tokens([TEXT_IDS])),
     tokenizer_row("another start token set later", with_a_new_start_token, Refused(ValueError, "at least 1 token"), predictions=["w5"]),
     tokenizer_row("words added later, unused", with_more_words, Tokens([TEXT_IDS])),
-    tokenizer_row("words added later, used", with_more_words, Refused(ValueError, "`tokenizer` must give token ids below 80.* got 80"), predictions=["w5 w999"]),
-    tokenizer_row("another model's", Overlong, Refused(ValueError, "`tokenizer` must give token ids below 80.* got 1000000")),
-    tokenizer_row("a normalizer that strips everything", strips_everything, Refused(ValueError, "at least 1 token, got shorter ones at position 0")),
-    tokenizer_row("no token for unknown words", without_unknown, Refused(ValueError, "at least 1 token, got shorter ones at position 1"), predictions=["a b", "c d"]),
+    tokenizer_row("words added later, used", with_more_words, Refused(ValueError, "`tokenizer` must return token ids below 80.* got 80"), predictions=["w5 w999"]),
+    tokenizer_row("another model's", Overlong, Refused(ValueError, "`tokenizer` must return token ids below 80.* got 1000000")),
+    tokenizer_row("a normalizer that strips everything", strips_everything, Refused(ValueError, "at least 1 token each, got shorter texts at position 0")),
+    tokenizer_row("no token for unknown words", without_unknown, Refused(ValueError, "at least 1 token each, got shorter texts at position 1"), predictions=["a b", "c d"]),
     *[tokenizer_row(f"no start token with {protocol}", lambda: make_tokenizer(bos=False, eos=False), Refused(ValueError, f"`tokenizer` must have a start token .*'{protocol}'"), protocol=protocol) for protocol in ("lm-eval", "paloma")],
-    tokenizer_row("a start token beyond the embeddings", with_a_start_token_beyond, Refused(ValueError, "`tokenizer` must give token ids below 80.* got 80")),
+    tokenizer_row("a start token beyond the embeddings", with_a_start_token_beyond, Refused(ValueError, "`tokenizer` must return token ids below 80.* got 80")),
     tokenizer_row("a limit below the model's", lambda: make_tokenizer(model_max_length=4), Tokens([TEXT_IDS])),
 ]  # fmt: skip
 
@@ -665,7 +665,9 @@ def test_any_text_is_scored_byte_by_byte_or_refused(shared_metric, texts, stride
     """Whatever Unicode there is: `st.text` draws no surrogates, and all else."""
     arguments = {"predictions": texts, "model": BYTES_MODEL, "tokenizer": make_byte_tokenizer()}
     if "" in texts:
-        with pytest.raises(ValueError, match="at least 1 token, got shorter ones at position"):
+        with pytest.raises(
+            ValueError, match="at least 1 token each, got shorter texts at position"
+        ):
             shared_metric.compute(stride=stride, **arguments)
         return
     result = shared_metric.compute(stride=stride, **arguments)
@@ -872,4 +874,4 @@ def test_a_window_that_does_not_fit_in_memory_says_what_to_lower(cramped):
     """A window of 63 tokens takes 1512 MiB and has 900; the 24 tokens of the probes fit."""
     said = cramped[WINDOW_TOO_LARGE][0]
     assert "MemoryError One window of 63 tokens does not fit" in said
-    assert "lower `max_length`" in said
+    assert "reduce `max_length`" in said

@@ -280,8 +280,8 @@ def test_several_figures_are_of_one_setting(search, model, words):
 def test_a_figure_that_nothing_gives(search):
     above = search("5e9", [OTHER])
     assert above["matches"] == [] and len(above["nearest"]) > 0
-    assert "greatest" in above["conclusion"]
-    assert "least" in search("0.00012", [OTHER])["conclusion"]
+    assert "highest" in above["conclusion"]
+    assert "lowest" in search("0.00012", [OTHER])["conclusion"]
 
 
 def test_what_costs_too_much_is_named(search):

@@ -208,7 +208,7 @@ def test_more_layers_than_weights(hub, folders, service):
     name = hub.add("owner/model", copy(folders["words"], n_layer=3))
     with pytest.raises(
         Refused,
-        match=r"owner/model cannot be used.*the model must hold all weights of its architecture",
+        match=r"owner/model cannot be used.*the model must have all weights of its architecture",
     ):
         load(service, name)
 

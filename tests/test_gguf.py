@@ -167,7 +167,7 @@ def test_checkpoints_know_the_file(metric, files, demo, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
-        ({"carry": True, "stride": 4}, "`carry` needs a model of transformers"),
+        ({"carry": True, "stride": 4}, "`carry` requires a model of transformers"),
         ({"dtype": "float16"}, "`dtype` must be left out"),
         ({"model_kwargs": {"gpu_layers": 3}}, "settings of llama.cpp.* got 'gpu_layers'"),
     ],

@@ -103,7 +103,7 @@ def test_the_change_stands_in_the_table(sweep):
     change = 100 * (result["ratio_to_first_model"]["ratio"] - 1)
     assert "against checkpoint-9" in table.splitlines()[0]
     assert f"{change:+.2f} % (" in table.splitlines()[3]
-    assert "against checkpoint-9: change of the perplexity" in table
+    assert "against checkpoint-9: change in perplexity" in table
 
 
 def test_models_of_other_tokens_have_bits_per_byte_and_no_ratio(call, tiny, tmp_path):
@@ -203,11 +203,11 @@ def test_a_bar_ends_at_its_end(sweep, monkeypatch):
 @pytest.mark.parametrize(
     "argv, said",
     [
-        (["--columns=colour"], "--columns must be of model, text, protocol,"),
-        (["--columns=protocol"], "--columns protocol must go with several"),
-        (["--columns=text,model"], "--columns must be one of model, text,"),
-        (["--label=one,two"], "--label must be one name for each model, got 2 for 3"),
-        (["--columns=perplexity", "--format=csv"], "--columns must go with --format text"),
+        (["--columns=colour"], "--columns must be among model, text, protocol,"),
+        (["--columns=protocol"], "--columns protocol requires several protocols"),
+        (["--columns=text,model"], "--columns must have at most one of model, text,"),
+        (["--label=one,two"], "--label must have one name per model, got 2 for 3"),
+        (["--columns=perplexity", "--format=csv"], "--columns requires --format text"),
         (["--columns=text", "--words"], "--columns and --tokens or --words"),
         (["--columns=text", "--html=page.html"], "--columns text and --show or --html"),
     ],

@@ -346,7 +346,7 @@ def test_what_cannot_be_done(compare, path, tokenizer):
     ):
         compare(states=path, distributed=True)
     reads_bytes = {"model_id": compare.model_id, "tokenizer": make_byte_tokenizer()}
-    with pytest.raises(ValueError, match="needs models that read the same tokens"):
+    with pytest.raises(ValueError, match="requires models that read the same tokens"):
         compare(reference=reads_bytes | {"states": path})
 
 

@@ -272,7 +272,7 @@ def test_an_adapter_where_peft_is_missing(metric, adapted, monkeypatch):
 
 PLACES = [
     ("no/such/folder", "there is no folder '.*no/such/folder'. Check the path"),
-    ("model.safetensors", "the file '.*model.safetensors'. Weights alone are no model: pass the folder"),
+    ("model.safetensors", "the file '.*model.safetensors'. Pass the folder"),
     ("text.txt", "the file '.*text.txt'. Pass its folder"),
 ]  # fmt: skip
 

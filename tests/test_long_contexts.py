@@ -139,7 +139,7 @@ REFUSALS = [
     ({"context_lengths": [4, 8], "stride": [2, 4]}, ValueError, "`context_lengths` must be left"),
     ({"positions": [3]}, ValueError, "`positions` must be .* at least 2 different whole numbers"),
     ({"positions": [-1, 3]}, ValueError, "`positions` must be at least 0, got -1"),
-    ({"positions": [0, 3], "protocol": "all"}, ValueError, "`positions` must be left out where"),
+    ({"positions": [0, 3], "protocol": "all"}, ValueError, "`positions` must be left out if"),
 ]  # fmt: skip
 
 

@@ -51,7 +51,9 @@ def test_scores_are_those_of_the_whole_window(metric, tokenizer, name):
     expected, cost = measure(metric, tokenizer, build(name))
     model = build(name)
     cramp(model, most_tokens=48)
-    with pytest.warns(UserWarning, match=r"One window of 63 tokens does not fit.* in parts of \d+"):
+    with pytest.warns(
+        UserWarning, match=r"One window of 63 tokens does not fit.* in chunks of \d+"
+    ):
         scores, cost_in_parts = measure(metric, tokenizer, model)
     assert scores == pytest.approx(expected, abs=1e-4)
     assert cost_in_parts == cost
@@ -80,7 +82,7 @@ def test_a_model_without_its_adapter_reads_in_parts_too(metric, tokenizer):
     expected = compare(adapted())
     model = adapted()
     cramp(model, most_tokens=48)
-    with pytest.warns(UserWarning, match="in parts of"):
+    with pytest.warns(UserWarning, match="in chunks of"):
         assert compare(model) == pytest.approx(expected, rel=1e-4)
     assert expected[2] > 1e-4
 
@@ -109,15 +111,15 @@ def with_a_forward_of_its_own():
             lambda: build("llama", rope_scaling=ROTARY),
             "its rotary frequencies depend on the length",
         ),
-        (with_a_forward_of_its_own, "code of its own in the forward may act on whole passes"),
-        (lambda: forget(build("gpt2")), "it gives other logits when it continues from the state"),
+        (with_a_forward_of_its_own, "custom code in its forward may depend on complete passes"),
+        (lambda: forget(build("gpt2")), "its logits differ when it continues from the state"),
     ],
 )
 def test_elsewhere_the_error_says_why_not(metric, tokenizer, make, reason):
     model = make()
     cramp(model, most_tokens=48)
     with pytest.raises(
-        MemoryError, match=f"of 63 tokens does not fit.* cannot be read in parts: {reason}"
+        MemoryError, match=f"of 63 tokens does not fit.* cannot be read in chunks: {reason}"
     ):
         measure(metric, tokenizer, model)
 
@@ -150,6 +152,6 @@ def test_within_a_budget_that_a_plain_pass_exceeds_several_times(root):
     measured = json.loads(run.stdout)
     budget, peaks, nlls = (measured[key] for key in ("budget_bytes", "peak_bytes", "total_nll"))
     assert 3 * budget < min(peaks["whole"], peaks["plain pass"])
-    assert "reading it in parts of" in measured["said"][0]
+    assert "reading it in chunks of" in measured["said"][0]
     assert nlls["in parts"] == pytest.approx(nlls["whole"], rel=1e-6)
     assert measured["num_tokens"] == 3071

@@ -489,7 +489,9 @@ def test_limits_are_found_in_nested_configurations():
 
 def test_a_rotary_model_past_its_limit_is_only_warned_about(metric):
     model = make_model("llama")
-    with pytest.warns(UserWarning, match=r"`max_length`=20 is past the 16 tokens"):
+    with pytest.warns(
+        UserWarning, match=r"`max_length`=20 exceeds the model.s stated limit of 16 tokens"
+    ):
         result = metric.compute(
             predictions=TEXTS, model=model, tokenizer=make_tokenizer(), max_length=20
         )

@@ -41,7 +41,9 @@ def asked_of_models(hub) -> list[str]:
 
 
 def test_a_name_that_is_nowhere_is_told_after_one_question(metric, hub):
-    with pytest.raises(ValueError, match=r"no model of this name: .*not on the Hub, or private\.$"):
+    with pytest.raises(
+        ValueError, match=r"does not exist: it is not a local folder, not on the Hub, or private\.$"
+    ):
         metric.compute(predictions=["a"], model_id="me/nothing-like-it")
     assert asked_of_models(hub) == ["/api/models/me/nothing-like-it"]
 
@@ -76,7 +78,7 @@ def test_the_command_line_says_it_in_a_line(call, nobody, tmp_path):
     (tmp_path / "a.txt").write_text(random_text(9))
     ran = call(tmp_path / "a.txt", model="nowhere-at-all")
     assert ran.code == 2 and len(ran.err.splitlines()) <= 2
-    assert "no model of this name: not a folder here, not reachable on the Hub." in ran.err
+    assert "does not exist: it is not a local folder, not reachable on the Hub." in ran.err
 
 
 def test_the_name_of_a_file_in_the_place_of_a_text_is_warned_of(metric, tmp_path, gpt2, tokenizer):
@@ -90,7 +92,7 @@ def test_the_name_of_a_file_in_the_place_of_a_text_is_warned_of(metric, tmp_path
 
 def test_an_address_is_no_file(call):
     ran = call("https://example.org/story.txt")
-    assert ran.code == 2 and "is an address, which is not read. Download it first" in ran.err
+    assert ran.code == 2 and "must be a local file, got the address" in ran.err
 
 
 def test_a_missing_package_is_told_in_a_line(call, tmp_path, monkeypatch):

@@ -110,7 +110,7 @@ def test_every_start(with_both, start):
         {"score_spans": [[(10, 17), (20, 40)], [(8, 10), (12, 30)], [(4, 9)]], "words": True},
     ],
 )
-@pytest.mark.filterwarnings("ignore:A token reaches across")
+@pytest.mark.filterwarnings("ignore:A token spans the edge")
 def test_words_and_parts(with_both, arguments):
     with_both(in_sequence, return_token_scores=True, **arguments)
 

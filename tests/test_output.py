@@ -156,7 +156,7 @@ def test_the_total_stands_below_a_file_and_a_table(call):
     printed = call(*argv).out
     assert f"{call(*argv, '--json').json['corpus']['perplexity']:.2f}" in printed
     assert "all together     123" in printed
-    assert "2 of the texts are rows of tables (--format csv has each)." in printed
+    assert "2 of the texts are rows of tables (--format csv lists each)." in printed
     assert "rows of tables" not in call("a.txt", "b.txt").out
 
 
@@ -275,7 +275,7 @@ def test_the_samples_in_another_language_are_pointed_out(capsys, root):
 def test_what_was_written_is_said_at_last(call, name):
     Path("t.jsonl").write_text('{"text": "w5 w6"}\n{"text": ""}\n{"text": "w7 w8 w9"}\n')
     last = call("t.jsonl", "-o", name).err.splitlines()[-1]
-    assert last == f"score.py: wrote {name}: 2 rows, 1 empty text left out"
+    assert last == f"score.py: wrote {name}: 2 rows, 1 empty text skipped"
     assert call("t.jsonl", "-o", name, "--quiet").err == ""
     assert call("a.txt", "-o", "table.md").err.splitlines()[-1] == "score.py: wrote table.md"
 
@@ -367,7 +367,7 @@ def test_a_stride_that_gains_nothing_says_so(call):
     first, second = call("a.txt", "--stride=16,8", "--json").json["measurements"]
     change = 100 * (second["perplexity"] / first["perplexity"] - 1)
     assert f"{change:+.2f} %" in printed
-    assert "against 16: change of the perplexity with its 95 % interval; - is lower" in printed
+    assert "against 16: change in perplexity with its 95 % interval; - is lower" in printed
 
 
 # ---- gates and citations
@@ -590,5 +590,5 @@ def test_tables_say_what_intervals_speak_of(call, tmp_path):
     table.write_text("".join(json.dumps({"text": random_text(90, n)}) + "\n" for n in range(12)))
     assert "95 % interval" not in call(table).out.partition("\n")[2]
     mixed = call(table, "a.txt").out
-    assert "95 % interval within each text, of all together over texts." in mixed
+    assert "95 % intervals: within each text; for all together, over texts." in mixed
     assert "(95 % interval over texts " in call(table, "--cite").out

@@ -140,7 +140,7 @@ def test_white_space_is_the_token_s_though_offsets_leave_it_out(metric, byte_mod
     """The context's last space is part of " old", which is scored as a whole."""
     tokenizer = make_merging_tokenizer(trim_offsets)
     assert tokenizer.tokenize("The old") == ["T", "h", "e", "Ġold"]
-    with pytest.warns(UserWarning, match="A token reaches across the edge .* .first: ' old'"):
+    with pytest.warns(UserWarning, match="A token spans the edge .* .first: ' old'"):
         result = metric.compute(
             predictions=["old"], contexts="The ", model=byte_model, tokenizer=tokenizer
         )
@@ -526,7 +526,9 @@ def test_lm_eval_s_assertions_are_errors(metric, gpt2, tokenizer, byte_model, me
             tokenizer=tokenizer,
             protocol="lm-eval",
         )
-    with pytest.raises(ValueError, match=r"more tokens after their contexts .* none at position 1"):
+    with pytest.raises(
+        ValueError, match=r"more tokens together with their contexts .* none at position 1"
+    ):
         metric.compute(
             predictions=[" x", "d"],
             contexts="The ol",
@@ -612,17 +614,17 @@ def render(template, messages):
 @pytest.mark.parametrize(
     "template, chats, message",
     [
-        (THINKING_TEMPLATE, [CHAT], "up to its message 1 in another way than the whole"),
+        (THINKING_TEMPLATE, [CHAT], "up to its message 1 differently"),
         (
             None,
             [CHAT],
-            "be texts where the tokenizer has no chat template.*'chat_template' in `tok",
+            "be texts, because the tokenizer has no chat template.*'chat_template' in `tok",
         ),
         (PLAIN_TEMPLATE, [CHAT, CHAT[:1]], "role 'assistant', .* got none at position 1"),
         (
             FORGETFUL_TEMPLATE,
             [CHAT],
-            "writes the chat at position 0 up to its message 1 in another",
+            "formats the chat at position 0 up to its message 1 differently",
         ),
         (PLAIN_TEMPLATE, [CHAT, "w5"], "either texts or chats, .* 1 chats and 1 texts"),
     ],
@@ -653,14 +655,14 @@ def test_what_is_no_chat(value):
 @pytest.mark.parametrize(
     "error, arguments, message",
     [
-        (ValueError, {"contexts": ["a"]}, "`contexts` must be one string .* 2, got 1"),
+        (ValueError, {"contexts": ["a"]}, "`contexts` must be a string .* 2, got 1"),
         (TypeError, {"contexts": 3}, "`contexts` must be a string or a list"),
         (
             TypeError,
             {"contexts": ["a", 3]},
-            "`contexts` must hold strings only, got int at position 1",
+            "`contexts` must contain only strings, got int at position 1",
         ),
-        (ValueError, {"score_spans": [[(0, 1)]]}, "`score_spans` must hold a list of spans .* 2"),
+        (ValueError, {"score_spans": [[(0, 1)]]}, "`score_spans` must have one list of spans .* 2"),
         (TypeError, {"score_spans": [[(0, 1)], [1]]}, "pairs of characters, got .* position 1"),
         (
             ValueError,
@@ -701,7 +703,7 @@ def test_what_is_no_chat(value):
         (
             ValueError,
             {"contexts": "a", "positions": [0, 1]},
-            "`positions` must be left out with texts after `contexts`: it is about whole texts",
+            "`positions` must be left out with texts after `contexts`: it requires whole texts",
         ),
     ],
 )

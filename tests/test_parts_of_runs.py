@@ -131,8 +131,8 @@ def edited(path, **fields):
     [
         (lambda n: n[:1] + n[2:], "every part once, but 2/3 is missing"),
         (lambda n: [*n, n[1]], "2/3 is given more than once"),
-        (lambda n: n[1:1], "must be given the files of all parts"),
-        (lambda n: [*n[:2], "a.txt"], "a.txt is no part of a run"),
+        (lambda n: n[1:1], "requires the files of all parts"),
+        (lambda n: [*n[:2], "a.txt"], "a.txt is not a part of a run"),
     ],
 )
 def test_parts_that_miss_or_double_are_refused(call, corpus, score_parts, spoil, message):
@@ -143,9 +143,9 @@ def test_parts_that_miss_or_double_are_refused(call, corpus, score_parts, spoil,
 @pytest.mark.parametrize(
     ("other", "message"),
     [
-        (["a.txt", "b.txt", "--stride=4"], "measured in another way (signature"),
-        (["b.txt", "a.txt"], "has read other texts (digest"),
-        (["a.txt"], "has read another number of texts (num_texts 1 instead of 2)"),
+        (["a.txt", "b.txt", "--stride=4"], "the settings differ (signature"),
+        (["b.txt", "a.txt"], "the texts differ (digest"),
+        (["a.txt"], "the numbers of texts differ (num_texts 1 instead of 2)"),
     ],
 )
 def test_parts_of_other_runs_are_refused(call, corpus, score_parts, other, message):
@@ -161,7 +161,7 @@ def test_parts_of_another_number_of_parts_are_refused(call, corpus, score_parts)
     score_parts("a.txt", "b.txt", parts=2)
     call("a.txt", "b.txt", "--part=3/3", "-o", "third.json")
     outcome = call("--merge", "part1.json", "part2.json", "third.json")
-    assert "another number of parts (total 3 instead of 2)" in outcome.err
+    assert "the numbers of parts differ (total 3 instead of 2)" in outcome.err
 
 
 def test_damaged_parts_are_refused(call, corpus, score_parts, tmp_path):
@@ -177,16 +177,25 @@ def test_damaged_parts_are_refused(call, corpus, score_parts, tmp_path):
         (["--part=0/3"], "such as 3/8, got '0/3'"),
         (["--part=4/3"], "such as 3/8, got '4/3'"),
         (["--part=3"], "such as 3/8, got '3'"),
-        (["--part=1/2"], "must go with --output FILE"),
-        (["--part=1/2", "-o", "p.json", "--tokens"], "must be without --tokens"),
-        (["--part=1/2", "-o", "p.json", "--stride=4,8"], "must be without several measurements"),
+        (["--part=1/2"], "requires --output FILE"),
+        (["--part=1/2", "-o", "p.json", "--tokens"], "cannot be combined with --tokens"),
+        (
+            ["--part=1/2", "-o", "p.json", "--stride=4,8"],
+            "cannot be combined with several measurements",
+        ),
         (["--part=1/2", "-o", "p.json", "--protocol=gptq"], "which joins the texts"),
         (["--part=1/2", "-o", "p.json", "--protocol=run-clm"], "which joins the texts"),
-        (["--part=1/2", "-o", "p.json", "--separator="], "must be without --separator"),
-        (["--part=1/2", "-o", "p.json", "--word-counts", "3"], "must be without --word-counts"),
-        (["--merge", "--cite"], "must be without --cite, which names the checksum of every file"),
-        (["--merge", "--stride=4"], "must be without --stride"),
-        (["--merge", "--part=1/2", "-o", "p.json"], "must be without --part"),
+        (["--part=1/2", "-o", "p.json", "--separator="], "cannot be combined with --separator"),
+        (
+            ["--part=1/2", "-o", "p.json", "--word-counts", "3"],
+            "cannot be combined with --word-counts",
+        ),
+        (
+            ["--merge", "--cite"],
+            "cannot be combined with --cite: it names the checksum of every file",
+        ),
+        (["--merge", "--stride=4"], "cannot be combined with --stride"),
+        (["--merge", "--part=1/2", "-o", "p.json"], "cannot be combined with --part"),
     ],
 )
 def test_what_does_not_go_with_parts(call, corpus, argv, message, tmp_path):
@@ -199,7 +208,7 @@ def test_what_does_not_go_with_parts(call, corpus, argv, message, tmp_path):
 def test_rows_of_tables_are_not_kept(call, corpus, score_parts):
     names = score_parts(*corpus, parts=2)
     outcome = call("--merge", *names, "--format=csv")
-    assert (outcome.code, "parts keep none" in outcome.err) == (2, True)
+    assert (outcome.code, "parts do not store the rows" in outcome.err) == (2, True)
 
 
 def test_what_stands_between_contexts_and_texts_is_the_same_in_all_parts(call, tmp_path):
@@ -214,4 +223,4 @@ def test_what_stands_between_contexts_and_texts_is_the_same_in_all_parts(call, t
         assert call(*argv, f"--part={number}/2", "-o", names[-1]).code == 0
     outcome = call("--merge", *names)
     assert outcome.code == 2
-    assert "it was measured in another way" in outcome.err
+    assert "the settings differ" in outcome.err

@@ -111,7 +111,7 @@ def test_equal_texts_leave_no_doubt():
 def test_what_was_measured_otherwise_is_refused():
     texts = corpus([5, 6])
     pooled = Totals.of(texts, Aggregation()).pooled()
-    with pytest.raises(ValueError, match="where model, protocol and settings are the same"):
+    with pytest.raises(ValueError, match="only if model, protocol and settings are the same"):
         pooled + Totals.of(texts, Aggregation("texts"))
 
 

@@ -160,27 +160,27 @@ def test_what_can_be_told_at_once_is_told_before_the_imports():
         (["--strid=3"], "(did you mean --stride?)"),
         (["--modl=x"], "(did you mean --model?)"),
         (["--protocol=gtpq"], "--protocol=gtpq is not known. Did you mean gptq?"),
-        (["--protocol=all,gptq"], "--protocol takes all by itself"),
+        (["--protocol=all,gptq"], "--protocol=all cannot be combined with other protocols"),
         (["--stride=64", "--max_length=32"], "--stride must be between 1 and --max-length=32, got"),
         (["--logits-memory=much"], "'much' must be a size such as 500K, 64M or 2G"),
-        (["--encoding=utf9"], "'utf9' must be an encoding that Python knows"),
+        (["--encoding=utf9"], "'utf9' must be an encoding of Python"),
         (["--fail-above=0"], "--fail-above: must be above 0, got 0"),
         (["--output=a.xyz"], "--output must end in one of .txt, .json, .jsonl, .csv, .tsv, .md, "),
         (
             ["--cite", "--format=csv"],
-            "--cite must go with --format text, got csv: it is a sentence.",
+            "--cite requires --format text, got csv: it is a sentence.",
         ),
-        (["--cite", "--tokens"], "--cite and --tokens or --words must not be given together"),
-        (["--id-column=id"], "--id-column must go with a table, but a.txt is read as a text"),
+        (["--cite", "--tokens"], "--cite and --tokens or --words cannot be combined"),
+        (["--id-column=id"], "--id-column requires a table, but a.txt is read as a text"),
         (
             ["--context-column=c"],
-            "its name must end in .csv, .tsv, .jsonl, .ndjson, .json, .parquet",
+            "Use a file whose name ends in .csv, .tsv, .jsonl, .ndjson, .json, .parquet",
         ),
         (
             ["--output=a.txt"],
-            "--output must not be one of the texts, got 'a.txt'. Name a file that",
+            "--output must not be one of the texts, got 'a.txt'. Use another file",
         ),
-        (["--evaluator=gpt2"], "--evaluator must go with --key-tokens"),
+        (["--evaluator=gpt2"], "--evaluator requires --key-tokens"),
         (["--tokenizer=./nowhere"], "--tokenizer ./nowhere: there is no such folder."),
     ],
 )
@@ -201,7 +201,7 @@ def test_several_processes_do_not_share_what_can_be_read_once(call):
     ):
         outcome = call(*argv, "--distributed")
         assert outcome.code == 2
-        assert f"that every process of a torchrun can read, got {shown}. Write" in outcome.err
+        assert f"that every process of torchrun can read, got {shown}. Write" in outcome.err
 
 
 @pytest.mark.parametrize("other", ["checkpoint", "html", "reference-states"])
@@ -211,7 +211,7 @@ def test_two_things_are_not_written_to_one_file(call, other):
     reference = ["--reference=demo"] * (other == "reference-states")
     argv = ["--format=csv", "--output=a.html", f"--{other}=b.html", *reference]
     assert (
-        f"--output and --{other} must be two files, got 'b.html' for both."
+        f"--output and --{other} must be different files, got 'b.html' for both."
         in call("a.txt", *argv).err
     )
     assert not os.path.exists("a.html")
@@ -236,13 +236,13 @@ def test_the_bundled_model_is_called_what_it_is(capsys):
     """Beside the number, where a reader of it looks."""
     assert main.main(["a.txt", "--quiet"]) == 0
     printed = capsys.readouterr()
-    assert "Using the bundled demo model: --model" in printed.out.replace("\n", " ")
+    assert "Model: the bundled demo; choose another with --model" in printed.out.replace("\n", " ")
     assert printed.err == ""
 
 
 def test_a_dataset_names_its_column_itself(call):
     error = call("--dataset=a:b:c:d", "--text-column=t").err
-    assert "--dataset and --text-column must not be given together" in error
+    assert "--dataset and --text-column cannot be combined" in error
 
 
 # ---- values
@@ -274,8 +274,8 @@ def test_the_devices_of_max_memory_are_numbers():
         ("`max_length` must be 2.", "--max-length must be 2."),
         ("Pass it as `tokenizer`.", "Pass it as --tokenizer."),
         (
-            "Lower it, or pass `add_start_token='once'`.",
-            "Lower it, or pass --add-start-token once.",
+            "Reduce it, or pass `add_start_token='once'`.",
+            "Reduce it, or pass --add-start-token once.",
         ),
         ("load it with `dtype='float32'`.", "load it with --dtype float32."),
         ("Pass `context_separator=' '`.", "Pass --context-separator ' '."),
@@ -324,9 +324,9 @@ def test_a_tokenizer_that_is_missing_can_be_named(call, tiny, offline):
     [
         ("./nowhere", "--model ./nowhere: there is no such folder."),
         ("weights.gguf", "--model weights.gguf: there is no such file."),
-        ("bare/model.safetensors", "is a file. Name the folder that holds the weights together"),
+        ("bare/model.safetensors", "is a file. Pass the folder with the weights"),
         ("empty", "--model empty is a folder without config.json."),
-        ("nameless", "is an adapter that doesn't name its base model"),
+        ("nameless", "is an adapter whose configuration names no base model"),
     ],
 )  # fmt: skip
 def test_each_thing_that_is_no_model_has_its_own_sentence(call, model, message):
@@ -345,7 +345,7 @@ def test_an_adapter_needs_peft(call, monkeypatch):
     os.mkdir("adapter")
     Path("adapter/adapter_config.json").write_text('{"base_model_name_or_path": "gpt2"}')
     monkeypatch.setattr("perplexity_sliding.cli.checks.find_spec", lambda name: None)
-    assert "which needs peft: pip install peft." in call("a.txt", model="adapter").err
+    assert "which requires peft: pip install peft." in call("a.txt", model="adapter").err
 
 
 def test_the_folder_of_an_adapter_is_a_model(call, tiny):
@@ -373,8 +373,8 @@ def test_the_folder_of_an_adapter_is_a_model(call, tiny):
     [comparison] = [result["comparison"] for result in paired["models"]]
     assert comparison["reference_perplexity"] == pytest.approx(below, rel=1e-5)
     refused = call("a.txt", "--reference=without adapter", "--reference-dtype=float16")
-    assert "--reference-dtype must be without --reference 'without adapter'" in refused.err
-    assert "needs a model with an adapter" in call("a.txt", "--reference=without adapter").err
+    assert "--reference-dtype cannot be combined with --reference 'without adapter'" in refused.err
+    assert "requires a model with an adapter" in call("a.txt", "--reference=without adapter").err
 
 
 # ---- streams, interruptions, errors of the program
@@ -384,7 +384,7 @@ def test_the_folder_of_an_adapter_is_a_model(call, tiny):
     ("argv", "shell", "code", "said"),
     [
         ([], "<&-", 2, "There is nothing to score"),
-        (["-"], "<&-", 2, "Standard input is closed: name a FILE."),
+        (["-"], "<&-", 2, "Standard input is closed: pass a FILE."),
         (["a.txt"], ">&-", 2, "Standard output is closed: pass --output FILE."),
     ],
 )
@@ -436,11 +436,11 @@ class PanicException(BaseException):
     [
         (ValueError("too short"), 2, "error: too short"),
         (OSError(28, "No space left on device", "a.csv"), 2, "error: a.csv: No space left"),
-        (RuntimeError("out of step"), 3, "crashed: out of step. The fault is the program's"),
-        (RecursionError(), 3, "crashed: RecursionError. The fault is the program's"),
-        (AssertionError("never"), 3, "crashed: never. The fault is the program's"),
-        (PanicException("index 3"), 2, "error: the tokenizer gave up on the input: index 3."),
-        (KeyboardInterrupt(), 130, "interrupted. Nothing was kept"),
+        (RuntimeError("out of step"), 3, "crashed: out of step. This is a bug"),
+        (RecursionError(), 3, "crashed: RecursionError. This is a bug"),
+        (AssertionError("never"), 3, "crashed: never. This is a bug"),
+        (PanicException("index 3"), 2, "error: the tokenizer failed on the input: index 3."),
+        (KeyboardInterrupt(), 130, "interrupted. Nothing was stored"),
     ],
 )
 def test_only_a_gate_ends_in_exit_code_1(call, monkeypatch, error, code, said):
@@ -476,7 +476,7 @@ def test_exit_codes_are_documented(capsys):
     [
         (
             [],
-            "interrupted. Nothing was kept; with --checkpoint FILE the same command would resume.",
+            "interrupted. Nothing was stored; with --checkpoint FILE, the same command can resume.",
         ),
         (
             ["--checkpoint=run.sqlite"],

@@ -168,7 +168,7 @@ def test_code_that_acts_on_many_rows(score, monkeypatch, rows):
     texts = [random_text(40, seed) for seed in range(12)]
     change = many_rows(rows)(MODELING.apply_rotary_pos_emb)
     monkeypatch.setattr(MODELING, "apply_rotary_pos_emb", change)
-    with pytest.raises(ValueError, match="must score a text by itself"):
+    with pytest.raises(ValueError, match="must treat the rows of a batch independently"):
         score(make_model("llama"), texts)
 
 
@@ -188,7 +188,7 @@ def test_code_that_acts_on_many_rows_of_huge_logits(score, share, is_caught):
     )
     texts = [random_text(15, seed) for seed in range(12)]
     if is_caught:
-        with pytest.raises(ValueError, match="must score a text by itself"):
+        with pytest.raises(ValueError, match="must treat the rows of a batch independently"):
             score(model, texts)
     else:
         assert score(model, texts)["perplexity"] == float("inf")  # beyond exp
@@ -393,5 +393,5 @@ def test_totals_of_passes_of_other_lengths_add_up_to_those_of_one_call(score):
         patch.setattr(MODELING, "apply_rotary_pos_emb", far_rotation(MODELING.apply_rotary_pos_emb))
         other = score(long_llama(), texts[1:2], return_totals=True)
     assert same_probe(other["probe"], whole["probe"], whole["signature"])
-    with pytest.raises(ValueError, match="Totals can only be added"):
+    with pytest.raises(ValueError, match="Totals can be added only"):
         results[0]["totals"] + other["totals"]

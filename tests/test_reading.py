@@ -55,7 +55,8 @@ def test_a_folder_is_its_texts_and_those_of_its_folders(call):
     assert outcome.json["corpus"]["num_tokens"] == 60
     (warning,) = outcome.warnings
     assert (
-        "left out in texts, as neither text nor table by its ending: texts/picture.png" in warning
+        "skipped in texts, as their endings are neither of texts nor of tables: texts/picture.png"
+        in warning
     )
 
 
@@ -85,7 +86,7 @@ def test_links_in_a_folder_are_not_left_out_in_silence(call):
     outcome = call("texts", "--json")
     assert names_of(outcome) == ["texts/a.txt", "texts/c.txt"]
     (warning,) = outcome.warnings
-    assert "left out in texts, as links to folders: texts/more, texts/upwards" in warning
+    assert "skipped in texts, as links to folders: texts/more, texts/upwards" in warning
     os.remove("elsewhere/c.txt")
     outcome = call("texts")
     assert (outcome.code, outcome.out) == (2, "")
@@ -141,7 +142,7 @@ def test_gzip_is_known_by_its_first_bytes(call):
 def test_a_gzipped_bomb_is_not_unpacked(call, monkeypatch):
     """Nor tokenized: the largest expansion of gzip is 1,032 times."""
     Path("zeros.gz").write_bytes(gzip.compress(bytes(10**7)))
-    assert "zeros.gz holds NUL characters, as binary files do." in call("zeros.gz").err
+    assert "zeros.gz contains NUL characters, like a binary file." in call("zeros.gz").err
     Path("a.gz").write_bytes(gzip.compress(b"w5 " * 10**5))
     assert call("a.gz", "--json").json["corpus"]["num_tokens"] == 10**5, "small enough"
     monkeypatch.setattr(unpacking, "HARMLESS_BYTES", 10**5)
@@ -190,20 +191,20 @@ def test_columns_by_the_hundred_thousand(call, monkeypatch):
 
 BINARY = {
     "PDF": (b"%PDF-1.7\n%\xe2\xe3\xcf\xd3\n1 0 obj", "a PDF: extract its text first"),
-    "Word": (b"PK\x03\x04\x14", "a zip archive, as the files of Word and other programs are"),
+    "Word": (b"PK\x03\x04\x14", "a zip archive, such as a Word file"),
     "old Excel": (
         b"\xd0\xcf\x11\xe0",
-        "a file of an old Office program: save a document as .txt, a table as CSV",
+        "an old Office file: save a document as .txt, a table as CSV",
     ),
-    "old Word": (b"\xd0\xcf\x11\xe0\xa1", "a file of an old Office program"),
+    "old Word": (b"\xd0\xcf\x11\xe0\xa1", "an old Office file"),
     "RTF": (b"{\\rtf1 w5}", "an RTF document"),
     "PNG": (b"\x89PNG\r\n\x1a\n", "a picture"),
     "JPEG": (b"\xff\xd8\xff\xe0", "a picture"),
-    "film": (b"abcdftypisom", "a picture, a sound or a film"),
-    "sound": (b"RIFFabcdWAVE", "a picture, a sound or a film"),
-    "bzip2": (bz2.compress(b"w5"), "packed otherwise than by gzip: unpack it"),
-    "xz": (lzma.compress(b"w5"), "packed otherwise than by gzip: unpack it"),
-    "Parquet": (b"PAR1abcd", "a Parquet table: let its name end in .parquet"),
+    "film": (b"abcdftypisom", "a picture, an audio or a video file"),
+    "sound": (b"RIFFabcdWAVE", "a picture, an audio or a video file"),
+    "bzip2": (bz2.compress(b"w5"), "compressed, but not by gzip: unpack it"),
+    "xz": (lzma.compress(b"w5"), "compressed, but not by gzip: unpack it"),
+    "Parquet": (b"PAR1abcd", "a Parquet table: give it a name that ends in .parquet"),
     "a program": (b"\x7fELF\x02", "a binary file"),
     "PDF, gzipped": (gzip.compress(b"%PDF-1.4"), "a PDF"),
 }
@@ -222,12 +223,12 @@ def test_what_is_no_text_is_called_by_its_kind(call, data, kind, name):
 def test_nul_characters_are_no_text(call):
     """Not even behind the first piece; nor in UTF-16, whose bytes are full of NUL."""
     Path("a.txt").write_bytes(b"w5 " * 500_000 + b"\0")
-    assert "a.txt holds NUL characters, as binary files do" in call("a.txt").err
+    assert "a.txt contains NUL characters, like a binary file" in call("a.txt").err
     Path("wide.txt").write_text("w5 w6", "utf-16-le")
-    assert "Name its --encoding if it is a text, such as utf-16-le" in call("wide.txt").err
+    assert "If it is a text, pass its --encoding, such as utf-16-le" in call("wide.txt").err
     assert call("wide.txt", "--encoding=utf-16-le", "--json").json["corpus"]["num_tokens"] == 2
     Path("wide.txt").write_text("w5\0w6", "utf-16")
-    assert "wide.txt holds NUL characters" in call("wide.txt").err
+    assert "wide.txt contains NUL characters" in call("wide.txt").err
 
 
 def test_a_text_about_these_files_is_a_text(call):
@@ -246,14 +247,14 @@ def test_encodings(call, encoding):
 
 
 BROKEN_TEXTS = {
-    "another encoding": (b"w5 caf\xe9 w6", "not UTF-8 text: .* at byte 6. Name its .* cp1252"),
-    "its last letter": (b"w5 caf\xe9", "not UTF-8 text: .* at byte 6. Name its .* cp1252"),
+    "another encoding": (b"w5 caf\xe9 w6", "not UTF-8 text: .* at byte 6. Pass its .* cp1252"),
+    "its last letter": (b"w5 caf\xe9", "not UTF-8 text: .* at byte 6. Pass its .* cp1252"),
     "cut behind other characters": ("w5 café café".encode()[:-1], "within a character, at byte 12"),
     "cut within the only one": ("w5 w6 …".encode()[:-1], "within a character, at byte 6"),
     "behind many bytes": (b"w5 w6\n" * 200_000 + b"\xe9 w7", "not UTF-8 .* at byte 1200000"),
     "cut behind many": (
         b"w5 w6\n" * 200_000 + b"\xe2\x80",
-        "within .*, at byte 1200000: it was cut",
+        "within .*, at byte 1200000: it is truncated",
     ),
 }
 
@@ -351,15 +352,15 @@ def test_a_table_has_one_text_a_row_and_its_columns_are_carried_along(call, metr
 def test_a_column_of_another_name(call):
     write_table("table.csv", [{"sentence": text, "n": n} for n, text in enumerate(TEXTS)])
     assert (
-        "has no column 'text': name one of sentence, n with --text-column." in call("table.csv").err
+        "has no column 'text': pass one of sentence, n as --text-column." in call("table.csv").err
     )
     by_name = call("table.csv", "--text-column=sentence", "--json").json["corpus"]
     assert by_name["num_tokens"] == 66
     for option in ("text", "id"):
         error = call("table.csv", "--text-column=sentence", f"--{option}-column=other").err
-        assert f"--{option}-column must name one of the columns sentence, n of table.csv" in error
+        assert f"--{option}-column must be one of the columns sentence, n of table.csv" in error
     write_table("numbers.jsonl", [{"text": 3}, {"text": 4}])
-    assert "must have texts in the column 'text', but it holds others" in call("numbers.jsonl").err
+    assert "must have texts in the column 'text', got other values" in call("numbers.jsonl").err
 
 
 def read(outcome) -> list[dict]:
@@ -401,7 +402,7 @@ def test_the_numbers_of_rows_that_other_programs_write_are_a_column(call, header
 def test_a_first_line_of_prose_is_told_to_be_a_name(call):
     Path("t.csv").write_text("w5 w6 w7\nw8 w9\n")
     [warning] = call("t.csv").warnings
-    assert "the first line of t.csv, 'w5 w6 w7', names its column, and is not scored." in warning
+    assert "the first line of t.csv, 'w5 w6 w7', is used as a header and not scored." in warning
     Path("t.csv").write_text("text\nw5 w6 w7\nw8 w9\n")
     assert call("t.csv").warnings == []
 
@@ -411,16 +412,16 @@ UNREADABLE = {
     "the last row too long": ("item,text\n1,w5\n2,w5, w6\n", "has 3 fields in line 3, but 2"),
     "a quote that is not closed": (
         'item,text\n1,w5\n2,"w5\n3,w6\n',
-        "from line 3 on: unexpected end of data. A text with quotes in it must be in quotes",
+        "from line 3 on: unexpected end of data. Quote texts that contain quotes",
     ),
     "quotes within quotes": (
         'item,text\n1,"w5 "w6" w7"\n',
-        "from line 2 on: ',' expected after '\"'. A text with quotes in it must be in quotes, and its",
+        "from line 2 on: ',' expected after '\"'. Quote texts that contain quotes, and",
     ),
-    "two columns alike": ("text,text\n1,w5\n", "t.csv has two columns 'text': give one of them"),
+    "two columns alike": ("text,text\n1,w5\n", "t.csv has two columns 'text': rename one of them"),
     "no rows": ("item,text\n", "t.csv has no rows."),
     "nothing": ("", "t.csv is empty."),
-    "a blank line first": ("\nw5\n", "t.csv must name its columns in the first line."),
+    "a blank line first": ("\nw5\n", "t.csv must have the names of its columns in the first line."),
 }
 
 
@@ -460,16 +461,16 @@ def test_two_columns_of_parquet_alike_are_refused(call, argv):
     pyarrow.parquet.write_table(table, "t.parquet")
     outcome = call("t.parquet", *argv)
     assert (outcome.code, outcome.out) == (2, "")
-    assert "t.parquet has two columns 'text': give one of them another name" in outcome.err
+    assert "t.parquet has two columns 'text': rename one of them" in outcome.err
 
 
 def test_a_column_is_not_its_own_context(call):
     write_table("t.csv", ROWS)
-    assert "--context-column must be another column than that of the texts, got 'text'" in (
+    assert "--context-column must differ from the column of the texts, got 'text'" in (
         call("t.csv", "--context-column=text").err
     )
     write_table("t.jsonl", [{"text": ["w5", "w6"]}])
-    assert "must have texts in the column 'text', but it holds others" in call("t.jsonl").err
+    assert "must have texts in the column 'text', got other values" in call("t.jsonl").err
 
 
 def test_a_carried_column_does_not_hide_a_number(call):
@@ -511,11 +512,11 @@ def test_empty_rows_are_left_out_and_counted(call):
     assert outcome.code == 0
     assert outcome.json["num_empty_texts"] == 2
     assert len(outcome.json["corpus"]["perplexities"]) == 1
-    assert "2 empty rows were left out." in call("table.jsonl").out
+    assert "2 empty rows were skipped." in call("table.jsonl").out
     write_table("wikitext.jsonl", [{"text": " \n"}, {"text": " w5 @-@ w6 , \n"}])
     assert call("wikitext.jsonl", "--detokenize=wikitext", "--json").json["num_empty_texts"] == 1
     write_table("empty.jsonl", [{"text": ""}, {"text": ""}])
-    assert "There is no text in it that isn't empty." in call("empty.jsonl").err
+    assert "All texts are empty." in call("empty.jsonl").err
 
 
 BLANK = [
@@ -559,7 +560,7 @@ def test_empty_rows_are_left_out_where_texts_are_scored_one_by_one(call):
             assert [row[key] for key in same] == [pytest.approx(alone[key]) for key in same]
         table = call("wikitext.jsonl", "--protocol=sliding,gptq", *asked).out
         assert f"{3 if asked else 2} empty rows were" in table
-        assert "left out where texts are scored one by one." in table
+        assert "skipped by protocols that score each text." in table
 
 
 def test_ratios_are_to_the_first_of_all(call):
@@ -598,7 +599,10 @@ def test_json_that_nests_too_deep_is_refused(call, depth, column):
     for argv in (["deep.jsonl"], ["--dataset=deep.jsonl::train:text"]):
         outcome = call(*argv)
         assert (outcome.code, outcome.err.count("\n")) == (2, 1)
-        assert "deep.jsonl: object 2 nests lists and objects more than 50 deep" in outcome.err
+        assert (
+            "deep.jsonl: object 2 must not nest lists and objects more than 50 levels deep"
+            in outcome.err
+        )
 
 
 def test_brackets_in_texts_do_not_nest(call):

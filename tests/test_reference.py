@@ -436,7 +436,7 @@ def test_a_merged_adapter_is_refused(compare):
 
 def test_only_peft_models_have_an_adapter(compare):
     with pytest.raises(
-        ValueError, match="needs a model with an adapter, got GPT2LMHeadModel without"
+        ValueError, match="requires a model with an adapter, got GPT2LMHeadModel without"
     ):
         compare(reference="without adapter")
 
@@ -456,7 +456,7 @@ def test_checkpoint(compare, other, tmp_path):
 @pytest.mark.parametrize(
     "arguments, error, message",
     [
-        ({"margin": 0.01}, ValueError, "`margin` needs a model to compare with"),
+        ({"margin": 0.01}, ValueError, "`margin` requires a model to compare with"),
         (
             {"reference": {"dtype": "float32"}},
             ValueError,
@@ -466,7 +466,7 @@ def test_checkpoint(compare, other, tmp_path):
         (
             {"reference": {"model_id": "gpt2", "revision": "main"}},
             ValueError,
-            "no others than model_id, .*, states, got model_id, revision",
+            "only the keys model_id, .*, states, got model_id, revision",
         ),
         ({"reference": 3}, TypeError, "`reference` must be the name of a model .* got 3"),
         (

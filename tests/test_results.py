@@ -186,7 +186,7 @@ def test_totals_of_different_measurements_do_not_add_up():
         Totals.of(texts, Aggregation("texts"), identity={"signature": "a"}),
         Totals.of(texts, Aggregation(), identity={"signature": "b"}),
     ):
-        with pytest.raises(ValueError, match="only be added where model, protocol and settings"):
+        with pytest.raises(ValueError, match="be added only if model, protocol and settings"):
             totals + other
 
 

@@ -290,7 +290,7 @@ def test_a_dataset_is_scored(run, run_json, dataset, expected, config, split, co
     assert run_json(spec) == {"corpus": expected(rows[:count])}
     names = [cells(line)[0] for line in run(spec).split("\n\n")[0].splitlines()]
     assert names[:3] == ["text", "all together", "mean of them"]
-    assert f"{count} of the texts are rows of tables (--format csv has each)." in names[3:]
+    assert f"{count} of the texts are rows of tables (--format csv lists each)." in names[3:]
 
 
 @pytest.mark.parametrize(
@@ -299,9 +299,9 @@ def test_a_dataset_is_scored(run, run_json, dataset, expected, config, split, co
         ("{folder}", "--dataset must be NAME:CONFIG:SPLIT:COLUMN, got '{folder}'"),
         (
             "{folder}::test:words",
-            "must name one of the columns text, size of {folder}, got 'words'",
+            "must be one of the columns text, size of {folder}, got 'words'",
         ),
-        ("{folder}::test:size", "must have texts in the column 'size', but it holds others"),
+        ("{folder}::test:size", "must have texts in the column 'size', got other values"),
         ("{folder}::train:text", "train"),
         ("{folder}/nowhere::test:text", "nowhere"),
     ],
@@ -536,7 +536,7 @@ def test_strides_against_their_cost(run, run_json, files, texts, expected):
     ratio = rows[2]["ratio_to_first"]
     assert ratio["ratio"] == pytest.approx(rows[2]["perplexity"] / rows[0]["perplexity"])
     assert f"{100 * (ratio['ratio'] - 1):+.2f} %" in lines[3]
-    assert lines[4].startswith("against 16: change of the perplexity")
+    assert lines[4].startswith("against 16: change in perplexity")
 
 
 def test_a_stride_that_the_window_does_not_allow_is_a_row_and_exit_code_2(call, files):
@@ -628,7 +628,7 @@ REFUSED = {
     "no name": ([""], r"FILE must not be empty, got ''"),
     "strides one by one": (
         ["FILE", "--stride=8", "--stride=4"],
-        r"--stride: must be given once\. Write several values with commas",
+        r"--stride: must be given only once\. Separate several values by commas",
     ),
     "protocols one by one": (["FILE", "--protocol=stock", "--protocol=yarn"], "given once"),
     "stride no number": (["FILE", "--stride=few"], "'few' must be a whole number, or several"),
@@ -637,7 +637,7 @@ REFUSED = {
     "start token": (["FILE", "--add_start_token=no"], "'no' must be one of true, false, once"),
     "unknown protocol": (
         ["FILE", "--protocol=best"],
-        "--protocol=best is not known. It takes sliding, ",
+        "--protocol=best is not known. Use sliding, ",
     ),
     "misspelt protocol": (["FILE", "--protocol=all,lm-evil"], "Did you mean lm-eval\\?"),
     "no setting for it": (["FILE", "--protocol=lm-eval", "--stride=3"], "no such setting"),
@@ -650,7 +650,7 @@ REFUSED = {
     "bad escape": (["FILE", r"--separator=\x"], "has a bad escape"),
     "word counts": (
         ["FILE", "--word_counts=3,4"],
-        "--word-counts must hold one number for each text",
+        "--word-counts must have one number per text",
     ),
     "no such model": (
         ["FILE", "--model_id=./nowhere"],
@@ -661,18 +661,18 @@ REFUSED = {
         "--checkpoint must not be one of the texts",
     ),
     "no such dtype": (["FILE", "--dtype=int3"], "--dtype must be 'auto', 'float32'"),
-    "files and dataset": (["FILE", "--dataset=a:b:c:d"], "FILE and --dataset must not be given"),
+    "files and dataset": (["FILE", "--dataset=a:b:c:d"], "FILE and --dataset cannot be combined"),
     "two word counts": (
         ["FILE", "--word_counts=3", "--detokenize=wikitext"],
-        "--word-counts and --detokenize must not be given together",
+        "--word-counts and --detokenize cannot be combined",
     ),
     "tokens of a comparison": (
         ["FILE", "--stride=4,2", "--tokens"],
-        "--tokens and several protocols, windows or strides must not be given together",
+        "--tokens and several protocols, windows or strides cannot be combined",
     ),
     "plot of nothing": (
         ["FILE", "--plot=a.png"],
-        "--plot needs several protocols, windows or strides",
+        "--plot requires several protocols, windows or strides",
     ),
     "plot of no kind": (
         ["FILE", "--protocol=all", "--plot=a.doc"],
@@ -680,7 +680,7 @@ REFUSED = {
     ),
     "plot nowhere": (
         ["FILE", "--protocol=all", "--plot=nowhere/a.png"],
-        "--plot must lie in a folder that exists, got 'nowhere/a.png'",
+        "--plot must be in an existing folder, got 'nowhere/a.png'",
     ),
 }
 
@@ -706,14 +706,14 @@ def test_a_pipe_without_text_is_named(refuse, monkeypatch):
 
 def test_a_terminal_is_not_waited_for(refuse, monkeypatch):
     monkeypatch.setattr(sys, "stdin", stdin_of(b"text", terminal=True))
-    assert "There is nothing to score: name a FILE, as in `python score.py samples/" in refuse()
+    assert "There is nothing to score: pass a FILE, as in `python score.py samples/" in refuse()
 
 
 def test_plots_need_matplotlib(refuse, files, monkeypatch):
     monkeypatch.delattr("perplexity_sliding.cli.plots", raising=False)
     monkeypatch.setitem(sys.modules, "perplexity_sliding.cli.plots", None)
     message = refuse(files[0], "--protocol=all", "--plot=a.png")
-    assert "--plot needs the package matplotlib: pip install matplotlib." in message
+    assert "--plot requires matplotlib: pip install matplotlib." in message
 
 
 def test_an_interruption_ends_with_its_own_code_and_says_how_to_go_on(monkeypatch, capsys):
@@ -722,7 +722,7 @@ def test_an_interruption_ends_with_its_own_code_and_says_how_to_go_on(monkeypatc
 
     monkeypatch.setattr(score, "run", interrupted)
     assert score.main(["-"]) == 130
-    assert "Nothing was kept; with --checkpoint FILE" in capsys.readouterr().err
+    assert "Nothing was stored; with --checkpoint FILE" in capsys.readouterr().err
     assert score.main(["-", "--checkpoint=run.sqlite"]) == 130
     assert "Run the same command again to resume from run.sqlite." in capsys.readouterr().err
 

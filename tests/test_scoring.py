@@ -313,7 +313,7 @@ class NoRoom(BelowTheModel):
             raise OUT_OF_MEMORY[0]
 
 
-DOES_NOT_FIT = r"One window of 15 tokens does not fit.*lower `max_length`"
+DOES_NOT_FIT = r"One window of 15 tokens does not fit.*reduce `max_length`"
 
 
 def test_a_single_window_that_does_not_fit(metric, tokenizer):

@@ -63,10 +63,14 @@ def compare(value, expected, path, abs=2e-6, rel=1e-6):
 
 def test_what_needs_the_model_itself_is_refused(metric, tokenizer, servers, tmp_path):
     served = {"model_id": servers["vllm"], "tokenizer": tokenizer}
-    with pytest.raises(ValueError, match="needs a model with an adapter, got ServedModel without"):
+    with pytest.raises(
+        ValueError, match="requires a model with an adapter, got ServedModel without"
+    ):
         metric.compute(predictions=TEXTS, **served, reference="without adapter")
     states = served | {"states": tmp_path / "states"}
-    with pytest.raises(ValueError, match="needs a reference that gives its last hidden states"):
+    with pytest.raises(
+        ValueError, match="requires a reference that returns its last hidden states"
+    ):
         metric.compute(predictions=TEXTS, **served, reference=states)
 
 
@@ -139,8 +143,8 @@ def test_words_as_plain_sums(both):
     ("arguments", "reason"),
     [
         ({"words": True}, "`word_correction` must be None"),
-        ({"return_token_scores": ["entropy"]}, "entropy of a prediction needs the logits"),
-        ({"carry": True, "stride": 4}, "`carry` needs a model of transformers"),
+        ({"return_token_scores": ["entropy"]}, "entropy of a prediction requires the logits"),
+        ({"carry": True, "stride": 4}, "`carry` requires a model of transformers"),
         ({"device": "cpu"}, "`device` must be left out"),
         ({"dtype": "bfloat16"}, "`dtype` must be left out"),
         ({"model_kwargs": {"revision": "main"}}, "got 'revision'"),
@@ -185,11 +189,14 @@ class CutsByItself(FakeServer):
 def test_own_tokenizer_of_the_server(metric, gpt2, tokenizer):
     """A server that is sent ids gives the numbers of another tokenizer than its users see."""
     cutting = running(CutsByItself(gpt2, tokenizer))
-    with cutting as address, pytest.warns(UserWarning, match="another way .* from token 6 on"):
+    with (
+        cutting as address,
+        pytest.warns(UserWarning, match="tokenizes the texts differently .* from token 6 on"),
+    ):
         metric.compute(predictions=TEXTS, model_id=address, tokenizer=tokenizer)
 
 
-@pytest.mark.filterwarnings("error:.*cuts the texts")
+@pytest.mark.filterwarnings("error:.*tokenizes the texts")
 def test_own_tokenizer_that_is_the_same(both):
     both(max_length=12)
 

@@ -213,29 +213,29 @@ LIARS = [
     (NeighbouringByText, "openai", "belong to the neighbouring position"),
     (Neighbouring, "sglang", "belong to the neighbouring position"),
     (Neighbouring, "vllm", "as the only answer allowed"),
-    (Mixed, "openai", "other values in company than alone"),
-    (AddingStart, "vllm", "it puts one there itself"),
-    (AddingStart, "openai", "it puts one there itself"),
-    (Floor, "vllm", r"one log-probability, -100\.0000|values stand at other tokens"),
-    (Floor, "openai", r"one log-probability, -100\.0000|values stand at other tokens"),
-    (Cumulative, "openai", "sums over all tokens so far"),
-    (OtherParts, "vllm", "parts of another kind"),
+    (Mixed, "openai", "values of a prompt differ in a batch"),
+    (AddingStart, "vllm", "it adds one itself"),
+    (AddingStart, "openai", "it adds one itself"),
+    (Floor, "vllm", r"same log-probability, -100\.0000|values are at the wrong tokens"),
+    (Floor, "openai", r"same log-probability, -100\.0000|values are at the wrong tokens"),
+    (Cumulative, "openai", "cumulative sums"),
+    (OtherParts, "vllm", "an unexpected format"),
     (GeneratedOnly, "openai", "values of [01] tokens to 8"),
-    (ShiftedLeft, "vllm", "values stand at other tokens"),
-    (ShiftedLeft, "openai", "values stand at other tokens"),
-    (ShiftedRight, "vllm", "values stand at other tokens"),
-    (ShiftedRight, "sglang", "values stand at other tokens"),
+    (ShiftedLeft, "vllm", "values are at the wrong tokens"),
+    (ShiftedLeft, "openai", "values are at the wrong tokens"),
+    (ShiftedRight, "vllm", "values are at the wrong tokens"),
+    (ShiftedRight, "sglang", "values are at the wrong tokens"),
     (OtherIds, "vllm", r"whose id is \d+, values of"),
     (OtherIds, "openai", r"whose id is \d+, values of"),
-    (OtherWords, "vllm", "its tokens are others than the tokenizer's"),
-    (ScaledByTemperature, "vllm", "follow the sampling of the answer"),
-    (ScaledByTemperature, "openai", "follow the sampling of the answer"),
+    (OtherWords, "vllm", "its vocabulary differs from the tokenizer's"),
+    (ScaledByTemperature, "vllm", "depend on the sampling of the answer"),
+    (ScaledByTemperature, "openai", "depend on the sampling of the answer"),
     (Processed, "vllm", "as the only answer allowed 0.0000"),
-    (CutByTopP, "vllm", "made-up tokens impossible"),
+    (CutByTopP, "vllm", "assigns probability 0"),
     (Truncating, "vllm", "values of 6 tokens to 8"),
-    (TruncatingLongOnes, "vllm", "cannot be believed|cuts long prompts short"),
-    (StaleCache, "vllm", "the same tokens get other values|in company than alone"),
-    (OrderMatters, "vllm", "in company than alone"),
+    (TruncatingLongOnes, "vllm", "cannot be believed|truncates long prompts"),
+    (StaleCache, "vllm", "the values of the same tokens differ|differ in a batch"),
+    (OrderMatters, "vllm", "differ in a batch"),
     (Reordered, "vllm", r"whose id is \d+, values of|values of \d+ tokens"),
     (Reordered, "openai", r"whose id is \d+, values of|values of \d+ tokens"),
 ]
@@ -275,7 +275,7 @@ class Nameless(NamingByText):
 def test_generated_tokens_without_names_are_warned_of(metric, gpt2, tokenizer):
     with (
         running(Nameless(gpt2, tokenizer, ("openai",))) as address,
-        pytest.warns(UserWarning, match="could not be checked"),
+        pytest.warns(UserWarning, match="cannot be excluded"),
     ):
         metric.compute(predictions=TEXTS, model_id=address, tokenizer=tokenizer, max_length=9)
 
@@ -291,7 +291,10 @@ def test_long_prompts_that_are_cut_short(metric, tokenizer):
             values, after = super().values(ids[40:], body)
             return [None] + [-5.0] * 40 + values[1:], torch.cat([after[:40], after])
 
-    with running(Server(model, tokenizer)) as address, pytest.raises(ValueError, match="cuts long"):
+    with (
+        running(Server(model, tokenizer)) as address,
+        pytest.raises(ValueError, match="truncates long"),
+    ):
         metric.compute(predictions=[random_text(900)], model_id=address, tokenizer=tokenizer)
 
 
@@ -386,7 +389,7 @@ def test_another_model_in_the_middle_of_a_run(metric, gpt2, tokenizer, number, t
     arguments = {"predictions": [random_text(400)], "tokenizer": tokenizer, "max_length": 9}
     arguments |= {"model_kwargs": {"requests_in_flight": 1}, "batch_size": 2}
     with running(server) as address:
-        with pytest.raises(ValueError, match=r"another model|other values"):
+        with pytest.raises(ValueError, match=r"another model|values of the same tokens differ"):
             metric.compute(model_id=address, checkpoint=path, **arguments)
         again = metric.compute(model_id=address, checkpoint=path, **arguments)
     expected = metric.compute(
@@ -446,7 +449,7 @@ def test_time_outs_end_in_a_sentence(metric, gpt2, tokenizer):
     server = Sleepy(gpt2, tokenizer)
     settings = {"timeout": 0.2, "retries": 0}
     with running(server) as address:
-        with pytest.raises(ValueError, match=r"no whole answer within 0\.2 s.* `timeout`"):
+        with pytest.raises(ValueError, match=r"no complete answer within 0\.2 s.* `timeout`"):
             metric.compute(
                 predictions=[random_text(400)], model_id=address, tokenizer=tokenizer,
                 max_length=9, batch_size=2, model_kwargs=settings,
@@ -457,7 +460,7 @@ def test_time_outs_end_in_a_sentence(metric, gpt2, tokenizer):
 def test_nobody_there(metric, tokenizer):
     with running(FakeServer(None, tokenizer, length=9)) as address:
         pass
-    with pytest.raises(ValueError, match="Check the address and that it runs"):
+    with pytest.raises(ValueError, match="Check the address, and that the server is running"):
         metric.compute(
             predictions=TEXTS, model_id=address, tokenizer=tokenizer, model_kwargs={"retries": 0}
         )

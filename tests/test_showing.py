@@ -322,16 +322,19 @@ def test_a_report_that_cannot_be_written_costs_no_numbers(call, monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--html=nowhere/r.html"], "--html must lie in a folder that exists"),
+        (["--html=nowhere/r.html"], "--html must be in an existing folder"),
         (["--html=a.txt"], "--html must be a file that ends in .html, got 'a.txt'"),
         (["page.html", "--html=page.html"], "--html must not be one of the texts"),
-        (["--show", "--output=r.txt"], "--show and --output must not be given together"),
-        (["--show", "--format=csv"], "--show and --format must not be given together"),
-        (["--show", "--json"], "--show and --format must not be given together"),
+        (["--show", "--output=r.txt"], "--show and --output cannot be combined"),
+        (["--show", "--format=csv"], "--show and --format cannot be combined"),
+        (["--show", "--json"], "--show and --format cannot be combined"),
         (["--show", "--stride=8,4"], "--show and several protocols, windows or strides"),
-        (["--show", f"--reference={DEMO}"], "--show and --reference must not"),
+        (["--show", f"--reference={DEMO}"], "--show and --reference cannot be combined"),
         (["--html=r.html", f"--model={DEMO}"], "several models and --show or --html"),
-        (["--html=r.html", "--part=1/2", "--output=p.json"], "--part must be without --html"),
+        (
+            ["--html=r.html", "--part=1/2", "--output=p.json"],
+            "--part cannot be combined with --html",
+        ),
     ],
 )
 def test_what_cannot_be_shown_is_refused_before_anything_is_computed(call, arguments, said):

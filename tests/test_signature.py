@@ -915,7 +915,7 @@ def test_what_stands_between_contexts_and_texts(measure):
     arguments = {"contexts": "w7 w8", "return_totals": True}
     one, other = (measure(context_separator=separator, **arguments) for separator in (" ", "  w9 "))
     assert one["signature_short"] != other["signature_short"]
-    with pytest.raises(ValueError, match="Totals can only be added"):
+    with pytest.raises(ValueError, match="Totals can be added only"):
         one["totals"] + other["totals"]
 
 

@@ -184,14 +184,14 @@ def test_a_table_of_positions_is_refused(name):
 def test_frequencies_that_depend_on_the_length_are_refused():
     scaling = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
     model = make_model("llama", rope_scaling=scaling)
-    with pytest.raises(ValueError, match="rotary frequencies depend on how far a pass reaches"):
+    with pytest.raises(ValueError, match="rotary frequencies depend on the length of the pass"):
         find_carrier(model, "X")
 
 
 @torch.inference_mode()
 @pytest.mark.skipif(not NEWEST, reason="one kind of frequencies for all layers")
 def test_frequencies_of_one_kind_of_layers_that_depend_on_the_length_are_refused():
-    with pytest.raises(ValueError, match="rotary frequencies depend on how far a pass reaches"):
+    with pytest.raises(ValueError, match="rotary frequencies depend on the length of the pass"):
         find_carrier(make_model("olmo3"), "X")
 
 
@@ -199,14 +199,14 @@ def test_frequencies_of_one_kind_of_layers_that_depend_on_the_length_are_refused
 @pytest.mark.skipif(not NEWEST, reason="there was no such model")
 def test_chunks_at_set_places_are_refused():
     """Without the keys before them, those that were kept are taken for the start of the text."""
-    with pytest.raises(ValueError, match="acts on a token's place in the text, counted by"):
+    with pytest.raises(ValueError, match="depends on a token's position in the text, counted by"):
         find_carrier(make_model("llama4", attn_temperature_tuning=False), "X")
 
 
 @torch.inference_mode()
 @pytest.mark.skipif(not NEWEST, reason="there was no such model")
 def test_attention_that_is_scaled_by_the_place_is_refused():
-    with pytest.raises(ValueError, match="acts on a token's place in the text, counted by"):
+    with pytest.raises(ValueError, match="depends on a token's position in the text, counted by"):
         find_carrier(make_model("llama4", layer_types=["full_attention"] * 2), "X")
 
 
@@ -234,7 +234,7 @@ def test_a_model_whose_state_does_not_go_on_is_refused():
         lambda self, input_ids, state=None, use_cache=None: forward(input_ids, use_cache=True),
         model,
     )
-    with pytest.raises(ValueError, match="other logits when it continues from the state"):
+    with pytest.raises(ValueError, match="its logits differ when it continues from the state"):
         find_carrier(model, "X")
 
 

@@ -279,7 +279,7 @@ def test_tokens_are_scored_in_smaller_shards(call, dataset, scored, monkeypatch)
 def test_word_counts_must_be_as_many_as_the_texts(call, dataset, scored):
     outcome = call(dataset, "--word-counts=1,2,3", "--shard-characters=1")
     assert outcome.code == 2 and scored == []
-    assert "--word-counts must hold one number for each text, got 3 for 8 texts." in outcome.err
+    assert "--word-counts must have one number per text, got 3 for 8 texts." in outcome.err
 
 
 def test_files_have_rows_of_their_own(run, scored, files):

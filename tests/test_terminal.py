@@ -116,7 +116,10 @@ def test_who_tries_it_out_is_told_what_it_measures(capsys, monkeypatch, root):
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
     assert main.main(command) == 0
     shown = " ".join(words(capsys.readouterr().out))
-    assert shown.count("how many equally likely tokens the model would have to guess") == 1
+    assert (
+        shown.count("the number of equally likely tokens that would leave the model as uncertain")
+        == 1
+    )
     assert "windows of 32 tokens that move by a stride of 16" in shown
     assert shown.count("ower is better") == 1
     assert "Hidden columns" not in shown

@@ -81,7 +81,7 @@ def test_whole_streams_of_joined_texts_add_up(measure):
     first, rest = (measure(p, protocol="run-clm")["totals"] for p in (texts[:1000], texts[1000:]))
     assert (first + rest).result()["total_nll"] == pytest.approx(whole["total_nll"], rel=1e-12)
     assert (first + rest).result()["texts_digest"] == whole["texts_digest"]
-    with pytest.raises(ValueError, match=r"behind a multiple of 1,000 texts .* got 100"):
+    with pytest.raises(ValueError, match=r"after a multiple of 1,000 texts .* got 100"):
         rest + first
 
 

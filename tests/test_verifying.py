@@ -153,10 +153,10 @@ def test_a_model_that_is_not_here_is_asked_for(stored, text, capsys, tmp_path):
     written["options"]["model_id"] = [str(tmp_path / "moved")]
     stored.write_text(json.dumps(written))
     assert main.main(["--verify", str(stored), str(text)]) == 2
-    assert "moved, which is not here: name it by --model." in capsys.readouterr().err
+    assert "moved, which does not exist here: pass its path as --model." in capsys.readouterr().err
     stored.write_text(json.dumps(written["corpus"]))
     assert main.main(["--verify", str(stored), str(text)]) == 2
-    assert "is a result of the model tiny: name it by --model." in capsys.readouterr().err
+    assert "is a result of the model tiny: pass its path as --model." in capsys.readouterr().err
 
 
 def test_another_model_in_the_folder_differs(call, stored, text, tmp_path, capsys):
@@ -290,8 +290,8 @@ def test_secrets_are_not_stored(call, text):
 @pytest.mark.parametrize(
     "changes, said",
     [
-        ({"stride": [5]}, "a whole number from 1 on as stride, got [5]"),
-        ({"max_length": True}, "a whole number from 1 on as max_length, got True"),
+        ({"stride": [5]}, "a whole number of at least 1 as stride, got [5]"),
+        ({"max_length": True}, "a whole number of at least 1 as max_length, got True"),
         ({"add_start_token": 1}, "true, false, once or every as add_start_token, got 1"),
         ({"protocol": "nope"}, "as protocol, got 'nope'"),
         ({"total_nll": 10**400}, "a number as total_nll, got 1000"),

@@ -191,9 +191,9 @@ def test_probe_is_that_of_transformers(both):
 
 def test_what_it_cannot_give(metric, engine, demo):
     arguments = {"predictions": TEXTS, "tokenizer": demo[1]} | engine
-    with pytest.raises(ValueError, match="entropy of a prediction needs the logits"):
+    with pytest.raises(ValueError, match="entropy of a prediction requires the logits"):
         metric.compute(return_token_scores=["entropy"], **arguments)
-    with pytest.raises(ValueError, match="`carry` needs a model of transformers"):
+    with pytest.raises(ValueError, match="`carry` requires a model of transformers"):
         metric.compute(carry=True, stride=8, **arguments)
     with pytest.raises(ValueError, match=f"`max_length` must be at most {WINDOW}"):
         metric.compute(max_length=WINDOW + 1, **arguments)
@@ -254,9 +254,9 @@ class WithoutPrompt(FakeLLM):
     ("liar", "reason"),
     [
         (Processed, "as the only answer allowed 0.0000"),
-        (ScaledByTemperature, "follow the sampling of the answer"),
+        (ScaledByTemperature, "depend on the sampling of the answer"),
         (NotANumber, "no log-probability but nan"),
-        (Updated, "gives other values to the same tokens than at the start"),
+        (Updated, "returns different values for the same tokens than at the start"),
         (WithoutPrompt, "no `prompt_logprobs`"),
     ],
 )

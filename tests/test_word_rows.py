@@ -97,8 +97,8 @@ def test_words_come_from_a_column(call, metric, tmp_path, of_bytes, ending, word
 BAD_WORDS = {
     "other words": ("猫 跑了", "got '跑了'"),
     "a word too few": ("猫", "after the last one comes '睡了'"),
-    "nothing": ("", "--words-column must hold words"),
-    "broken JSON": ("[1,", "--words-column must hold JSON in"),
+    "nothing": ("", "--words-column must be words"),
+    "broken JSON": ("[1,", "--words-column must be valid JSON in"),
     "past the end": ("[[0, 9]]", "within the 3 of the text"),
     "overlapping": ("[[0, 2], [1, 3]]", r"got \[1, 3\]"),
 }
@@ -116,12 +116,9 @@ def test_words_that_are_not_the_texts(call, tmp_path, of_bytes, cell, message):
 def test_a_text_has_no_column_of_words(call, tmp_path):
     (tmp_path / "a.txt").write_text("w3 w4", "utf-8")
     (tmp_path / "b.jsonl").write_text(json.dumps({"text": "w3", "parts": "w3"}), "utf-8")
-    assert (
-        "--words-column must go with a table"
-        in call(tmp_path / "a.txt", "--words-column=parts").err
-    )
+    assert "--words-column requires a table" in call(tmp_path / "a.txt", "--words-column=parts").err
     ran = call(tmp_path / "a.txt", tmp_path / "b.jsonl", "--words-column=parts")
-    assert ran.code == 2 and "--words-column needs tables" in ran.err and '"w3"' in ran.out
+    assert ran.code == 2 and "--words-column requires a table" in ran.err and '"w3"' in ran.out
 
 
 def test_a_row_for_every_token(call, items):
@@ -165,7 +162,7 @@ def test_plain_sums(call, items):
 @pytest.mark.parametrize(
     "arguments, message",
     [
-        (["--words", "--tokens"], "--words and --tokens must not be given together"),
+        (["--words", "--tokens"], "--words and --tokens cannot be combined"),
         (["--words", "--stride", "4,8"], "--words and several protocols, windows or strides"),
         (["--boundary", "healed"], "--boundary must be left out without --context-column"),
         (["--word-correction", "all"], "invalid choice: 'all'"),
@@ -208,4 +205,4 @@ def test_a_file_is_kept_as_text(call, tmp_path):
 def test_text_is_kept_in_rows_alone(call, items):
     ran = call(items, "--text-column", "sentence", "--keep-text")
     assert ran.code == 2
-    assert "--keep-text must go with --format jsonl, csv, tsv, parquet, got text" in ran.err
+    assert "--keep-text requires --format jsonl, csv, tsv, parquet, got text" in ran.err

@@ -679,7 +679,7 @@ def test_a_sentence_without_spaces_is_no_word(metric, text, is_whole):
         (
             ValueError,
             {"return_token_scores": ["surprisal"]},
-            "`return_token_scores` must hold rank, entropy only",
+            "`return_token_scores` must contain only rank, entropy",
         ),
         (
             TypeError,

@@ -153,8 +153,7 @@ def other(tmp_path):
 
 def refused(outcome, path) -> bool:
     return (
-        outcome.code == 2
-        and f"must not lie among the files of a model, got '{path}'" in outcome.err
+        outcome.code == 2 and f"must not be in the folder of a model, got '{path}'" in outcome.err
     )
 
 

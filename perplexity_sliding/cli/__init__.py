@@ -1,8 +1,7 @@
 """The command line of the metric.
 
-main is the order of work; options is what can be asked for; sharding cuts corpora that are larger
-than memory; tables and plots show what was measured; wikitext turns that corpus' form into prose.
-Everything is computed by the metric in perplexity_sliding.py, through its public interface.
+main runs the steps; options defines the options; sharding splits corpora larger than memory; tables
+and plots display the results.  All numbers are computed by `compute` of the package.
 """
 
 import os
@@ -14,10 +13,10 @@ from .streams import fill_gaps, settle, to_stderr
 def start() -> int:
     """Import the command line and run it; return the exit code.
 
-    Python's own for what nobody catches is 1, which here means that a limit is not kept.
+    An uncaught exception must not exit with Python's 1, which means that a limit is exceeded.
     """
-    # Torch reads it when it is imported.  Its threads wait for each other awake: a small model took two
-    # to ten times as long beside another program on the same cores.
+    # Torch reads this at import.  By default its threads spin while they wait: a small model took two
+    # to ten times as long when another program used the same cores.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     fill_gaps()
     try:

@@ -1,19 +1,19 @@
-"""What would make a long run shorter: half precision, where the processor multiplies it."""
+"""Advice for long runs: half precision, if the processor supports it."""
 
 import argparse
 from pathlib import Path
 
 DESCRIPTION = Path("/proc/cpuinfo")
-# What Linux calls the instructions of Intel, AMD and Arm that multiply bfloat16.
+# Linux's names of the instructions of Intel, AMD and Arm that multiply bfloat16.
 INSTRUCTIONS = {"avx512_bf16", "amx_bf16", "bf16"}
 HALF = (
-    "This processor multiplies bfloat16: --dtype bfloat16 may take less time, and moves the perplexity "
-    "a little (README, Speed)."
+    "This processor multiplies bfloat16: --dtype bfloat16 may be faster, and changes the perplexity "
+    "slightly (docs/speed.md)."
 )
 
 
 def of_long_runs(args: argparse.Namespace) -> str | None:
-    """Say what would be faster; None where nothing would. Called when the model is open."""
+    """Return advice on a faster run, or None. Call it when the model is open."""
     import torch
 
     # a server's has its precision already, and a file's of llama.cpp
@@ -24,7 +24,7 @@ def of_long_runs(args: argparse.Namespace) -> str | None:
 
 
 def multiplies_bfloat16() -> bool:
-    """Tell whether the processor has instructions for it, where the system says so (Linux)."""
+    """Return whether the processor multiplies bfloat16; False if unknown, as outside Linux."""
     return bool(INSTRUCTIONS & set(described().split()))
 
 

@@ -1,4 +1,4 @@
-"""Axes, colours and marks that all plots share."""
+"""Axes, colours and markers shared by all plots."""
 
 import math
 from collections.abc import Sequence

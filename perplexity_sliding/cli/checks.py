@@ -1,4 +1,4 @@
-"""What can be told before anything is imported: models that are none, files that cannot be written."""
+"""Checks before slow imports: models that cannot be loaded, files that cannot be written."""
 
 import json
 import os
@@ -7,36 +7,36 @@ from collections.abc import Iterable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
-# The file that makes a folder an adapter, and its entry for the model below it.
+# The file that marks a folder as an adapter, and its key for the base model.
 ADAPTER, BASE = "adapter_config.json", "base_model_name_or_path"
 
-# What a server's address begins with where http:// is left out.
+# The beginning of a server's address without http://.
 HOST = re.compile(r"[^/\\]+:\d+(/|$)")
 
 
 def check_model(name: str, option: str = "--model") -> None:
-    """Refuse what is surely no model that can be loaded.
+    """Refuse a model that certainly cannot be loaded.
 
     Args:
-        option: what names it.
+        option: the option that names it.
 
     Raises:
-        ValueError: a path to nothing, weights without a folder, a folder without a model, or a GGUF
-            file or an adapter without the package that loads it.
+        ValueError: a missing path, a file of weights, a folder without a model, or a GGUF file or
+            an adapter without the package that loads it.
     """
     if name.lower().startswith(("http://", "https://")):
-        return  # whoever answers there is asked
+        return  # checked when it is opened
     path = Path(name).expanduser()
     if path.suffix.lower() == ".gguf":
         _check_gguf(f"{option} {name}", path)
     elif path.is_file():
         raise ValueError(
-            f"{option} {name} is a file. Name the folder that holds the weights together with "
-            f"config.json and the tokenizer: {option} {path.parent}."
+            f"{option} {name} is a file. Pass the folder with the weights, config.json and the "
+            f"tokenizer: {option} {path.parent}."
         )
     elif path.is_dir():
         _check_folder(f"{option} {name}", path)
-    elif not HOST.match(name):  # for which http:// is asked when it is opened
+    elif not HOST.match(name):  # opening it raises an error that asks for http://
         check_path(name, option)
 
 
@@ -45,12 +45,12 @@ def _check_gguf(what: str, path: Path) -> None:
         raise ValueError(f"{what}: there is no such file.")
     if find_spec("llama_cpp") is None:
         raise ValueError(
-            f"{what} is a GGUF file, which needs llama.cpp: pip install llama-cpp-python."
+            f"{what} is a GGUF file, which requires llama.cpp: pip install llama-cpp-python."
         )
 
 
 def check_path(name: str, option: str) -> None:
-    """Refuse what is written like a path, and so can be no name on the Hub, and leads nowhere."""
+    """Refuse a missing path that cannot be a name on the Hub either."""
     is_path = name.startswith((".", "/", "~")) or name.endswith("/") or name.count("/") > 1
     if is_path and not Path(name).expanduser().exists():
         raise ValueError(f"{option} {name}: there is no such folder.")
@@ -60,34 +60,34 @@ def _check_folder(what: str, folder: Path) -> None:
     adapter = folder / ADAPTER
     if adapter.is_file():
         if find_spec("peft") is None:
-            raise ValueError(f"{what} is an adapter, which needs peft: pip install peft.")
+            raise ValueError(f"{what} is an adapter, which requires peft: pip install peft.")
         base = json.loads(adapter.read_text("utf-8")).get(BASE)
         if not base:
-            raise ValueError(f"{what} is an adapter that doesn't name its base model.")
+            raise ValueError(f"{what} is an adapter whose configuration names no base model.")
         return
     holds_one = any(folder.rglob("config.json")) or any(folder.glob("*.gguf"))
     if not holds_one:
         raise ValueError(
-            f"{what} is a folder without config.json. Name one that save_pretrained or "
-            "`hf download` has written."
+            f"{what} is a folder without config.json. Pass a folder written by save_pretrained or "
+            "`hf download`."
         )
 
 
-# Endings that no loader of models reads: files with them may lie beside a model's own.
+# Endings that no model loader reads; such files may be written into a model's folder.
 NOT_OF_MODELS = {".csv", ".tsv", ".jsonl", ".parquet", ".tex", ".html", ".htm"}
 NOT_OF_MODELS |= {".png", ".svg", ".pdf", ".jpg", ".sqlite", ".db"}
 
 
 def check_spares_models(option: str, path: str, models: Iterable[str], subfolders: list[str]):
-    """Refuse to write over a file of a model, or to add one that a loader would take for its own.
+    """Refuse to overwrite a file of a model, or to add one that its loader might read.
 
     Args:
-        option: names the file that is written.
+        option: the option that names the output.
         models: folders, files or names of models, adapters and tokenizers.
-        subfolders: of these folders, which models are loaded from.
+        subfolders: subfolders from which models are loaded.
 
     Raises:
-        ValueError: it lies among the files of a model, or is linked from there.
+        ValueError: the output is in a model's folder, or linked from there.
     """
     target = Path(os.path.realpath(path))
     if target.suffix.lower() in NOT_OF_MODELS:
@@ -99,13 +99,12 @@ def check_spares_models(option: str, path: str, models: Iterable[str], subfolder
     in_cache = any(part.startswith("models--") for part in target.parts)  # of the Hub's client
     if is_one or in_cache or str(target.parent) in map(os.path.realpath, folders):
         raise ValueError(
-            f"{option} must not lie among the files of a model, got {path!r}. Name a file in another "
-            "folder."
+            f"{option} must not be in the folder of a model, got {path!r}. Use another folder."
         )
 
 
 def _folders_of(models: Iterable[str]) -> Iterator[Path]:
-    """List the folders of models, and of those that adapters are put on."""
+    """List the folders of models and of the base models of adapters."""
     for name in models:
         folder = Path(name).expanduser()
         if folder.is_dir():
@@ -116,10 +115,10 @@ def _folders_of(models: Iterable[str]) -> Iterator[Path]:
 
 
 def check_writable(option: str, path: str) -> None:
-    """Refuse a file that cannot be written before hours of work."""
+    """Refuse a file that cannot be written, before hours of work."""
     parent = Path(os.path.realpath(path)).parent
     if not parent.is_dir():
-        raise ValueError(f"{option} must lie in a folder that exists, got {path!r}.")
+        raise ValueError(f"{option} must be in an existing folder, got {path!r}.")
     target = path if os.path.exists(path) else parent
     if os.path.isdir(path) or not os.access(target, os.W_OK):
-        raise ValueError(f"{option} must be a file that can be written, got {path!r}.")
+        raise ValueError(f"{option} must be a writable file, got {path!r}.")

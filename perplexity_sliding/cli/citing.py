@@ -1,4 +1,4 @@
-"""--cite: the sentence for a paper, and all that it takes to repeat its number."""
+"""--cite: the sentence for a paper, and the information needed to repeat its number."""
 
 import argparse
 import hashlib
@@ -29,12 +29,12 @@ SENTENCE = """\
 The perplexity of {model} is {perplexity}{interval} over {tokens:,} tokens in {texts}{layout}, measured in \
 windows of {window} tokens with a stride of {stride} (protocol {protocol}{source}; {signature}; \
 perplexity-sliding {version}).{change}"""
-# How texts are joined, by the field `join` of a signature; a string stands between them.
-JOINED = {"None": "each by itself", "tokens": "the texts joined token after token"}
-BLANK_LINES = {"\\n\\n": "blank lines", "\\n": "line ends", " ": "spaces", "": "nothing"}
-# Files that are named one by one.
+# Description of the field `join` of a signature; other values are separators.
+JOINED = {"None": "scored separately", "tokens": "with their token ids joined"}
+SEPARATORS = {"\\n\\n": "blank lines", "\\n": "newlines", " ": "spaces", "": "nothing"}
+# Files that are listed.
 MOST_NAMED = 5
-# What has nothing to do with the number, and how many values it takes.
+# Options that do not affect the number, with their number of values.
 NOT_OF_THE_NUMBER = {"--cite": 0, "--quiet": 0, "-q": 0, "--verbose": 0, "-v": 0, "--debug": 0}
 NOT_OF_THE_NUMBER |= {"--output": 1, "-o": 1, "--plot": 1, "--html": 1, "--show": 0}
 
@@ -42,12 +42,12 @@ NOT_OF_THE_NUMBER |= {"--output": 1, "-o": 1, "--plot": 1, "--html": 1, "--show"
 def of_results(
     results: Sequence[dict], args: argparse.Namespace, metric, axes: Sequence[str] = ()
 ) -> str:
-    """Write a sentence for each result, the models, the texts, the command and the signatures; BibTeX.
+    """Return a sentence per result, the models, texts, command and signatures, and BibTeX.
 
     Args:
-        results: of the same texts, unless they have a `text` each.
+        results: results of the same texts, unless each has a `text`.
         args: the command line.
-        axes: what they differ in.
+        axes: settings in which they differ.
     """
     models = {result.get("name", ""): result for result in results}
     ids = dict(zip(model_names(args), args.models))
@@ -73,7 +73,7 @@ def of_results(
 
 
 def references(result: dict, args: argparse.Namespace) -> list[str]:
-    """List the model that others are compared with, and its signature."""
+    """Return lines with the reference and its signature, if any."""
     comparison = result.get("comparison")
     if comparison is None:
         return []
@@ -85,7 +85,7 @@ def references(result: dict, args: argparse.Namespace) -> list[str]:
 def sentence(
     result: dict, first: dict, args: argparse.Namespace, metric, axes: Sequence[str] = ()
 ) -> str:
-    """Write the number with its interval, how it was measured, and how it differs from the first."""
+    """Return a sentence with the number, its interval, its settings, and its change from the first."""
     fields = signature_fields(result)
     name, bounds = fields["protocol"], result["perplexity_interval"]
     source = "" if name == metric.default_protocol else f", {metric.protocols[name].source}"
@@ -113,42 +113,39 @@ def sentence(
 
 
 def long_perplexity(result: dict) -> list[str]:
-    """Say LongPPL, and by what rule and evaluator its tokens were found."""
+    """Return a sentence with LongPPL, and the rule and evaluator that found its tokens."""
     said = of_key_tokens(result)
     return [] if said is None else [f" {said} Its signature: {result['longppl_signature']}."]
 
 
 def layout(result: dict, args: argparse.Namespace) -> str:
-    """Say how the texts were laid out: joined, turned into prose, behind contexts."""
+    """Describe the layout of the texts: joining, detokenization, contexts."""
     fields = signature_fields(result)
     said = [joined(fields["join"])] if result["num_texts"] > 1 or fields["join"] != "None" else []
     if "detokenizer" in fields:
-        said.append(f"turned from WikiText's tokens into prose by {fields['detokenizer']}")
+        said.append(f"detokenised from WikiText's form by {fields['detokenizer']}")
     if args.context_column:
         between = args.context_separator
         said.append(
             f"each after its context from the column {args.context_column}, boundary "
             f"{args.boundary or 'joint'}"
-            + ("" if between is None else f", with {named_separator(repr(between))} between")
+            + ("" if between is None else f", separated by {named_separator(repr(between))}")
         )
     return f" ({'; '.join(said)})" if said else ""
 
 
 def joined(join: str) -> str:
-    """Say how texts were joined, as a signature has it."""
-    return (
-        JOINED.get(join)
-        or f"the texts joined by {named_separator(join.replace(chr(92) * 2, chr(92)))}"
-    )
+    """Describe how texts were joined, from the field of a signature."""
+    return JOINED.get(join) or f"joined by {named_separator(join.replace(chr(92) * 2, chr(92)))}"
 
 
 def named_separator(quoted: str) -> str:
-    """Name a separator, which stands between quotation marks."""
-    return BLANK_LINES.get(quoted[1:-1], quoted)
+    """Return the name of a quoted separator."""
+    return SEPARATORS.get(quoted[1:-1], quoted)
 
 
 def changes(result: dict, first: dict, args: argparse.Namespace, axes: Sequence[str]) -> str:
-    """Say how a result differs from its reference, the first model or the first setting, paired."""
+    """Describe the paired change from the reference, the first model or the first setting."""
     comparison = result.get("comparison")
     if comparison is not None:
         return f" Compared with {args.reference}: {comparison['summary']}"
@@ -166,7 +163,7 @@ def changes(result: dict, first: dict, args: argparse.Namespace, axes: Sequence[
 
 
 def named_texts(args, count: int) -> str:
-    """Say what the sentence calls the texts."""
+    """Return the phrase for the texts."""
     number = "one text" if count == 1 else f"{count:,} texts"
     if args.dataset:
         return f"{number} of {args.dataset}"
@@ -174,7 +171,7 @@ def named_texts(args, count: int) -> str:
 
 
 def model(result: dict, model_id: str) -> str:
-    """Say where the model is found: a folder, or a name on the Hub; with the digest that pins it."""
+    """Return the location of the model, a folder or an address on the Hub, and its revision."""
     fields = signature_fields(result)
     revision = fields["revision"]
     if model_id == WITHOUT_ADAPTER:
@@ -185,7 +182,7 @@ def model(result: dict, model_id: str) -> str:
 
 
 def texts(args) -> list[str]:
-    """List the files with their SHA-256, as `sha256sum` prints it; or name the dataset."""
+    """Return the files with their SHA-256, or the dataset."""
     if args.dataset:
         return [args.dataset]
     names = [source.name for source in list_sources(args.files, warns=False)]
@@ -201,7 +198,7 @@ def sha256(path: str) -> str:
 
 
 def command(argv: Sequence[str]) -> str:
-    """Write the command that gives the number again, without secrets."""
+    """Return the command that reproduces the number, without secrets."""
     kept, words = [], iter(argv)
     for word in words:
         name, has_value, _ = word.partition("=")
@@ -213,7 +210,7 @@ def command(argv: Sequence[str]) -> str:
 
 
 def published(word: str) -> str:
-    """Leave the keys and tokens out of a word of the command line that is, or ends in, JSON."""
+    """Remove keys and tokens from an argument that is JSON or ends in it."""
     option, equals, value = word.partition("=") if word.startswith("--") else ("", "", word)
     try:
         given = json.loads(value)

@@ -1,4 +1,4 @@
-"""What score.py prints of a model beside its reference: first whether it is worse, then what changes."""
+"""Printed report of a model and its reference: first whether it is worse, then what changes."""
 
 import math
 from collections.abc import Sequence
@@ -25,11 +25,11 @@ WORST_TOKENS = 8
 
 
 def of_comparison(report: dict, texts: Sequence[str]) -> list[str | Table]:
-    """Make the report on one model, of sentences and tables.
+    """Return the report on one model, as sentences and tables.
 
     Args:
         report: the metric's result, with `comparison`.
-        texts: what was scored, to show tokens in; joined texts are found nowhere and shown without.
+        texts: the scored texts, to show tokens in context; tokens of joined texts are shown alone.
     """
     comparison = report["comparison"]
     blocks = [comparison["summary"]]
@@ -47,7 +47,7 @@ def of_comparison(report: dict, texts: Sequence[str]) -> list[str | Table]:
 
 
 def of_changes(report: dict, comparison: dict) -> Table:
-    """Tabulate perplexity and right tokens of both, what changes, and how sure that is."""
+    """Tabulate perplexity and accuracy of both models, and their changes with intervals."""
     ratio = comparison["perplexity_ratio"]
     change = comparison["accuracy_change_interval"]
     rows = [
@@ -93,7 +93,7 @@ def of_changes(report: dict, comparison: dict) -> Table:
 
 
 def is_cut(report: dict) -> bool:
-    """Tell whether one of the two models reads smaller windows than by itself, in texts that fill them."""
+    """Return whether one of the models reads smaller windows than alone, in texts that fill them."""
     comparison, window = report["comparison"], report["max_length"]
     own = comparison["own_window"], comparison["reference_own_window"]
     return report["num_windows"] > report["num_texts"] and any(
@@ -102,14 +102,14 @@ def is_cut(report: dict) -> bool:
 
 
 def out_of(window: int, own: int | None) -> str:
-    """Write the window of a comparison, and of how many tokens a model's own is."""
+    """Format the window of a comparison, and a model's own window if it is larger."""
     if own == window:
         return f"{window:,}"
     return f"{window:,} of {own:,}" if own is not None else f"{window:,}, no limit"
 
 
 def of_divergence(comparison: dict) -> str:
-    """Say how much changes, for better or worse."""
+    """Describe the divergence: changes for better or worse."""
     points = comparison["kl_percentiles"]
     lines = [
         f"KL divergence     {format_number(comparison['kl'], 5)} nats"
@@ -123,8 +123,8 @@ def of_divergence(comparison: dict) -> str:
     ]
     if comparison["num_infinite_kl"]:
         lines.append(
-            f"{comparison['num_infinite_kl']:,} tokens have an infinite divergence: the model rules out "
-            "what the reference does not"
+            f"{comparison['num_infinite_kl']:,} tokens have an infinite divergence: the model assigns "
+            "probability 0 to tokens that the reference does not"
         )
     if comparison["interval_sample"]:
         sample, scope = comparison["interval_sample"], comparison["interval_scope"]
@@ -133,12 +133,12 @@ def of_divergence(comparison: dict) -> str:
 
 
 def of_kl(rows: Sequence[dict], columns: dict) -> dict:
-    """Return columns of the divergence; none where no row has one, as under a server."""
+    """Return the columns of the divergence; none if no row has it, as with a server."""
     return columns if any("kl" in row for row in rows) else {}
 
 
 def of_groups(title: str, groups: Sequence[dict], name) -> Table:
-    """Tabulate divergence and change of groups of tokens."""
+    """Tabulate the divergence and change of groups of tokens."""
     return table(
         list(groups),
         {
@@ -161,7 +161,7 @@ def of_groups(title: str, groups: Sequence[dict], name) -> Table:
 
 
 def of_worst(tokens: Sequence[dict], texts: Sequence[str]) -> Table:
-    """List the tokens with the largest divergence, after the text that they follow."""
+    """Tabulate the tokens with the largest divergence, with the text before them."""
     return table(
         list(tokens[:WORST_TOKENS]),
         {
@@ -176,7 +176,7 @@ def of_worst(tokens: Sequence[dict], texts: Sequence[str]) -> Table:
 
 
 def of_bytes(report: dict, comparison: dict) -> str:
-    """Write the comparison of models that read other tokens."""
+    """Describe the comparison of models with different tokenizers."""
     change = comparison["bits_per_byte_change_interval"]
     return "\n".join(
         [
@@ -192,7 +192,7 @@ def of_bytes(report: dict, comparison: dict) -> str:
 
 
 def windows_of_both(report: dict) -> str:
-    """Say that one of two models reads smaller windows than by itself."""
+    """Describe the windows if one of the models reads smaller ones than alone."""
     comparison, window = report["comparison"], report["max_length"]
     return (
         "Both read the smaller of their windows: "
@@ -206,7 +206,7 @@ def of_models(rows: Sequence[dict], reference: str | None) -> Table:
 
     Args:
         rows: results with a `name`, or an `error`.
-        reference: what the model is called that the others are compared with, if any.
+        reference: the display name of the reference, if any.
     """
     if reference is None:
         return of_measured_models(rows)
@@ -223,7 +223,7 @@ def of_models(rows: Sequence[dict], reference: str | None) -> Table:
 
 
 def row_of_reference(compared: Sequence[dict]) -> dict:
-    """Collect what the comparisons say of the reference alone; that of the most text, first of all."""
+    """Return the reference's own numbers, preferably from a comparison over tokens."""
     by_tokens = [row for row in compared if row["comparison"]["compared"] == "tokens"]
     row = (by_tokens or compared)[0]
     comparison = row["comparison"]
@@ -234,7 +234,7 @@ def row_of_reference(compared: Sequence[dict]) -> dict:
 
 
 def of_alike(rows: Sequence[dict]) -> Table:
-    """Tabulate models that read the same tokens: perplexity, its ratio, and what else changes."""
+    """Tabulate models that read the same tokens: perplexity, its ratio, and other changes."""
 
     def ratio(row: dict) -> dict:
         return row.get("perplexity_ratio", {})
@@ -266,7 +266,7 @@ def of_alike(rows: Sequence[dict]) -> Table:
 
 
 def of_other_tokenizers(rows: Sequence[dict]) -> Table:
-    """Tabulate models of which some read other tokens: bits per byte, since perplexities are per token."""
+    """Tabulate models with different tokenizers by bits per byte, as perplexities are per token."""
     return table(
         rows,
         {
@@ -290,7 +290,7 @@ def signed(value: float | None) -> str:
 
 
 def of_measured_models(rows: Sequence[dict]) -> Table:
-    """Tabulate several models by themselves: absolute numbers with their intervals."""
+    """Tabulate several models without a reference: absolute numbers with their intervals."""
     tokenizers = {signature_fields(row)["tokenizer"] for row in rows if "error" not in row}
     first = next(row for row in rows if "error" not in row)["name"]
     against, key = f"against {first}", "ratio_to_first_model"
@@ -323,7 +323,7 @@ def of_measured_models(rows: Sequence[dict]) -> Table:
 
 
 def byte_interval(row: dict) -> list[float] | None:
-    """Convert the interval of the perplexity to bits per byte: the same losses, in other units."""
+    """Convert the interval of the perplexity to bits per byte."""
     limits = row.get("perplexity_interval")
     if limits is None or not row["perplexity"] > 1:
         return None
@@ -349,7 +349,7 @@ def bounds(limits: Sequence[float] | None, form: str) -> str:
 
 
 def pvalue(value: float | None) -> str:
-    """Write a p-value in a sentence; nothing where there is none."""
+    """Format a p-value for a sentence; empty if there is none."""
     if value is None:
         return ""
     return "p < 0.0001" if value < 1e-4 else f"p = {value:.4f}"

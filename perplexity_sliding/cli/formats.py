@@ -1,4 +1,4 @@
-"""Writing: JSON, tidy rows as JSON lines, CSV, TSV and Parquet."""
+"""Write JSON, and tidy rows as JSON lines, CSV, TSV and Parquet."""
 
 import csv
 import json
@@ -10,12 +10,12 @@ from types import SimpleNamespace
 from .replacing import replaced
 from .spooling import Rows, Spool
 
-BATCH_ROWS = 10_000  # of Parquet at a time
+BATCH_ROWS = 10_000  # rows of Parquet written at a time
 NESTED = (dict, list, tuple)
 
 
 def to_json(value) -> str:
-    """Write JSON, with null for the numbers that it doesn't have."""
+    """Format JSON, with null for infinite and undefined numbers."""
     return json.dumps(finite(value), ensure_ascii=False, default=str)
 
 
@@ -31,7 +31,7 @@ def finite(value):
 
 
 def json_pieces(value: object) -> Iterator[str]:
-    """Write JSON piece by piece: of rows that may be more than memory holds, one at a time."""
+    """Yield JSON piece by piece, one row at a time if rows may exceed memory."""
     if isinstance(value, dict):
         yield from surrounded("{}", ((to_json(str(key)), of_key) for key, of_key in value.items()))
     elif isinstance(value, Rows | Spool):
@@ -41,7 +41,7 @@ def json_pieces(value: object) -> Iterator[str]:
 
 
 def surrounded(brackets: str, items: Iterable[tuple[str | None, object]]) -> Iterator[str]:
-    """Write the items of a list, or of an object with its keys."""
+    """Yield the items of a list, or of an object with its keys."""
     between = brackets[0]
     for key, value in items:
         yield between if key is None else f"{between}{key}: "
@@ -51,7 +51,7 @@ def surrounded(brackets: str, items: Iterable[tuple[str | None, object]]) -> Ite
 
 
 def to_csv(rows: Iterable[dict], delimiter: str = ",") -> Iterator[str]:
-    """Write CSV or TSV with a header; lists as JSON, nothing for None."""
+    """Yield CSV or TSV with a header; lists become JSON, and None becomes empty."""
     names = column_names(rows)
     # `writerow` returns what the `write` of its file does.
     writer = csv.writer(SimpleNamespace(write=str), delimiter=delimiter, lineterminator="\n")
@@ -66,7 +66,7 @@ def to_text(value) -> str:
 
 
 def write_parquet(rows: Iterable[dict], path: str) -> None:
-    """Write Parquet; a column of which rows hold values of kinds that differ is one of texts."""
+    """Write Parquet; columns with values of different types become strings."""
     import pyarrow
     import pyarrow.parquet
 
@@ -84,18 +84,18 @@ def write_parquet(rows: Iterable[dict], path: str) -> None:
 
 
 def common_kind(kind, values: list):
-    """Find the Arrow type that also holds some more values; text where they are of several kinds."""
+    """Return the common Arrow type of a type and values; string if there is none."""
     import pyarrow
 
     try:
         both = [pyarrow.schema({"": one}) for one in (kind, pyarrow.array(values).type)]
         return pyarrow.unify_schemas(both, promote_options="permissive").types[0]
-    except pyarrow.ArrowException:  # lists of words and numbers; or two tables disagree
+    except pyarrow.ArrowException:  # lists of words and numbers, or tables that disagree
         return pyarrow.string()
 
 
 def of_kind(kind, values: list):
-    """Make an Arrow array of some type."""
+    """Return an Arrow array of a type."""
     import pyarrow
 
     if kind == pyarrow.string():
@@ -110,7 +110,7 @@ def batched(rows: Iterable[dict]) -> Iterator[list[dict]]:
 
 
 def column_names(rows: Iterable[dict]) -> list[str]:
-    """List the columns of all rows, in the order in which they come up."""
+    """List the columns of all rows, in the order of their first appearance."""
     if isinstance(rows, Rows) and rows.columns is not None:
         return rows.columns
     names: dict[str, None] = {}

@@ -1,4 +1,4 @@
-"""Results of the metric as tables of pandas, with the columns of the command line's --format csv."""
+"""Results as pandas tables, with the columns of --format csv."""
 
 from collections.abc import Callable, Iterator
 
@@ -11,15 +11,15 @@ UNITS = {"tokens": "token_scores", "words": "word_scores"}
 
 
 def to_frame(results: dict, of: str | None = None) -> pandas.DataFrame:
-    """Make a table of a result, one row for each token, word or measurement.
+    """Convert a result to a table with one row per token, word or measurement.
 
     Args:
-        results: of `compute`.
-        of: "tokens", "words" or "measurements", of which a single result is one; by default the finest
-            that there are.
+        results: the result of `compute`.
+        of: "tokens", "words" or "measurements" (one row for a single result); by default the first
+            of these that the result has.
 
     Raises:
-        ValueError: another name, or rows that the results do not have.
+        ValueError: `of` has another value, or the result does not have these rows.
     """
     makers: dict[str, Callable[[], Iterator[dict]]] = {
         "tokens": lambda: _parts(results, "token"),
@@ -40,7 +40,7 @@ def to_frame(results: dict, of: str | None = None) -> pandas.DataFrame:
 
 
 def _parts(results: dict, unit: str) -> Iterator[dict]:
-    """Yield rows of the tokens or words of each text, which is named by its number."""
+    """Yield rows of the tokens or words of each text, with the index of the text."""
     for number, columns in enumerate(results[UNITS[f"{unit}s"]]):
         for row in rows.of_parts(ReadText(str(number), None), columns, unit):
             yield {"text": number} | {key: row[key] for key in row if key not in ("name", "piece")}

@@ -18,10 +18,10 @@ from .tables import (
     label,
     number,
     pvalue_of,
+    scope_of_intervals,
     scored_share,
     signature_fields,
     table,
-    what_intervals_speak_of,
 )
 
 NO_RESULT = "–"
@@ -32,9 +32,9 @@ def of_grid(rows: Sequence[dict], axes: Sequence[str], columns: Sequence[str] = 
     """Tabulate measurements that differ in several ways.
 
     Args:
-        rows: results, or an `error`, with the keys that `tables.AXES` names.
-        axes: what they differ in.
-        columns: at most one axis, whose values become columns; and which numbers are shown.
+        rows: results, or an `error`, with the keys of `tables.AXES`.
+        axes: settings in which they differ.
+        columns: at most one axis, whose values become columns; and the numbers to show.
     """
     across = next((name for name in columns if name in AXIS_NAMES), None)
     numbers = [name for name in columns if name not in AXIS_NAMES]
@@ -71,7 +71,7 @@ def listed(rows: Sequence[dict], axes: Sequence[str], numbers: Sequence[str]) ->
 
 
 def titles_of(name: str, against: str) -> tuple[str, ...]:
-    """Return the titles that a number of `options.NUMBERS` has in a list."""
+    """Return the column titles of a number of `options.NUMBERS`."""
     return {
         "interval": ("95 % interval",),
         "change": (against,),
@@ -88,7 +88,7 @@ def crossed(
     numbers: Sequence[str],
     axes: Sequence[str],
 ) -> Table:
-    """Tabulate one axis as columns, the others as rows; an empty cell has its reason below."""
+    """Tabulate one axis as columns, the others as rows; notes give the reasons for empty cells."""
     against, key = paired_with(rows, axes)
     cells = cells_of(key)
     numbers = numbers or ["bits_per_byte" if have_other_tokenizers(rows) else "perplexity"]
@@ -111,7 +111,7 @@ def crossed(
         columns[title] = lambda line, head=head, name=name: (
             cells[name](placed[line["keys"], head]) if (line["keys"], head) in placed else NO_RESULT
         )
-    what = f"In the cells: {' and '.join(name.replace('_', ' ') for name in numbers)}."
+    what = f"Cells: {' and '.join(name.replace('_', ' ') for name in numbers)}."
     explained = against if "change" in numbers else None
     has_intervals = "interval" in numbers
     return table(
@@ -127,7 +127,7 @@ def has_all(row: dict, keys: Sequence[str]) -> bool:
 
 
 def cells_of(key: str) -> dict[str, Cell]:
-    """Return the cell of each number of `options.NUMBERS`; `key` is that of the ratio."""
+    """Return the cell of each number of `options.NUMBERS`, with the given key of the ratio."""
     per_byte = bits(3)
     return {
         "perplexity": number("perplexity"),
@@ -145,7 +145,7 @@ def of_axis(key: str) -> Cell:
 
 
 def paired_with(rows: Sequence[dict], axes: Sequence[str]) -> tuple[str, str]:
-    """Return the title of the change and the key of its ratio: to the first model, or setting."""
+    """Return the title of the change, from the first model or setting, and the key of its ratio."""
     first = next((row for row in rows if "error" not in row), {})
     if "model" in axes:
         return f"against {first.get('name')}", "ratio_to_first_model"
@@ -160,10 +160,10 @@ def have_other_tokenizers(rows: Sequence[dict]) -> bool:
 def notes_on(
     rows: Sequence[dict], axes: Sequence[str], against: str | None, has_intervals: bool
 ) -> list[str]:
-    """List what a reader must know: what is paired, the scope of intervals, other tokenizers.
+    """Return notes on the paired change, the scope of intervals, and different tokenizers.
 
     Args:
-        against: the title of the change, where it is shown.
+        against: the title of the change, if it is shown.
     """
     results = [row for row in rows if "error" not in row]
     notes = []
@@ -171,14 +171,14 @@ def notes_on(
     if against is not None and any(key in row for row in results):
         notes.append(explained_change(against))
     if has_intervals:
-        notes += what_intervals_speak_of(results)
+        notes += scope_of_intervals(results)
     if have_other_tokenizers(rows):
         notes.append(OTHER_TOKENIZERS)
     return notes
 
 
 def reasons(rows: Sequence[dict], axes: Sequence[str]) -> list[str]:
-    """List why cells are empty, each reason once with all that it holds for."""
+    """Return the reasons for empty cells, each with all rows that it applies to."""
     keys = [AXES[axis] for axis in axes]
     of_error: dict[str, list[str]] = {}
     for row in rows:

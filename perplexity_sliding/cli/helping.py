@@ -1,37 +1,37 @@
-"""--help: two screens of 24 lines for all, and each group of options whole."""
+"""--help: an overview of two screens of 24 lines, and a detailed list for each group of options."""
 
 import argparse
 import textwrap
 
 from .streams import to_stdout
 
-# What most people need, as argparse knows it, on the first screen.
+# Common options, on the first screen.
 OFTEN = ("model_id", "protocol", "stride", "format", "output", "fail_above", "cite")
 LINES = 80
 
 INTRODUCTION = """\
 usage: {program} [FILE ...] [options]
 
-How surprised a language model is by texts of any length. It reads at most a
-window of tokens at a time; the window slides on by a stride, and each token is
-scored once. Perplexity: lower is better.
+Compute the perplexity of texts of any length under a language model. The model
+reads at most one window of tokens at a time; the window slides by a stride, and
+each token is scored once. Lower is better.
 
   {program} samples/story.txt                 a text, a table, a folder, or -
   {program} samples --model openai-community/gpt2 --stride 256
-  {program} story.txt --protocol all          as each tool would measure it
-  {program} story.txt --stride 64,32,16       what a smaller stride gains
+  {program} story.txt --protocol all          compare all protocols
+  {program} story.txt --stride 64,32,16       compare strides
   {program} story.txt --model me/4bit --reference me/full --margin 0.01
   {program} reviews.csv --id-column id --output scores.csv
   {program} items.csv --words --context-column context -o words.csv
 """
 EXIT_CODES = """\
-exit codes: 0; 1 above --fail-above or not within --margin; 2 bad input, stderr
-says why; 3 a crash; 130, 143 interrupted. More: docs/command-line.md
+exit codes: 0 success; 1 above --fail-above, or not within --margin; 2 bad input
+(see stderr); 3 crash; 130, 143 interrupted. Details: docs/command-line.md
 """
 
 
 class HelpAction(argparse.Action):
-    """Print the overview, or the group that is named."""
+    """Print the overview, or one group of options."""
 
     def __init__(self, option_strings, dest, groups, **settings):
         super().__init__(
@@ -52,7 +52,7 @@ class HelpAction(argparse.Action):
 
 
 def overview(parser: argparse.ArgumentParser, groups: dict[str, list[str]]) -> str:
-    """Describe the purpose, the options that most people need, and the others by groups."""
+    """Return the purpose, the common options with their help, and the names of the others by group."""
     often = described(parser, list(OFTEN))
     listed = [
         textwrap.fill(
@@ -67,8 +67,8 @@ def overview(parser: argparse.ArgumentParser, groups: dict[str, list[str]]) -> s
     ]
     parts = [
         INTRODUCTION.format(program=parser.prog),
-        f"often:\n{often}",
-        f"more, by groups ({parser.prog} --help GROUP explains one, all of them all):\n"
+        f"common options:\n{often}",
+        f"other options by group ({parser.prog} --help GROUP, or --help all, explains them):\n"
         + "\n".join(listed)
         + "\n",
         EXIT_CODES,
@@ -81,7 +81,7 @@ def of_group(parser: argparse.ArgumentParser, title: str, names: list[str]) -> s
 
 
 def described(parser: argparse.ArgumentParser, names: list[str]) -> str:
-    """List the options with what they do, an option a line where there is room."""
+    """List the options with their help, one per line where it fits."""
     formatter = parser.formatter_class(parser.prog)
     formatter.start_section(None)
     formatter.add_arguments([action_of(parser, name) for name in names])
@@ -94,6 +94,6 @@ def action_of(parser: argparse.ArgumentParser, name: str) -> argparse.Action:
 
 
 def spelled(parser: argparse.ArgumentParser, name: str) -> str:
-    """Name an option by its first long name."""
+    """Return the first long name of an option."""
     names = action_of(parser, name).option_strings or [action_of(parser, name).metavar]
     return next((option for option in names if option.startswith("--")), names[0])

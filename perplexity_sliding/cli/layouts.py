@@ -14,7 +14,7 @@ from .streams import to_stdout
 
 
 def main(argv: list[str]) -> int:
-    """Print the texts of a layout, one JSON object a line; return the exit code."""
+    """Print the texts of a layout, one JSON object per line; return the exit code."""
     if not argv or argv[0] not in LAYOUTS:
         say(f"usage: layouts NAME FILE ...; NAME is one of {', '.join(LAYOUTS)}")
         return 2

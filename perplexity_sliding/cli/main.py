@@ -1,8 +1,4 @@
-"""The order of work: check, read, measure, show; and the exit code.
-
-Texts come from files, from a pipe or from a dataset; the model is the bundled one unless `--model`
-names another.
-"""
+"""The steps of the command line: check, read, measure, show; and the exit code."""
 
 import argparse
 import json
@@ -35,22 +31,22 @@ from .streams import to_stdout
 from .tables import AXES, SETTINGS, label, varying_settings
 
 REFUSALS = (ValueError, TypeError)
-# What the shell is told; 128 and the number of the signal where one has ended the run.
+# Exit codes; 128 plus the number of a signal that ended the run.
 ABOVE_LIMIT, BAD_INPUT, CRASHED, INTERRUPTED, TERMINATED = 1, 2, 3, 130, 143
 
 
 class Terminated(KeyboardInterrupt):
-    """The run was sent SIGTERM, as job schedulers do before they kill."""
+    """The run received SIGTERM, which job schedulers send before they kill."""
 
 
 def run(args: argparse.Namespace) -> int:
-    """Do what the command line says; return the exit code."""
+    """Run the parsed command line; return the exit code."""
     if args.merge:
         for option, path in written_files(args).items():
             check_writable(option, path)
             check_output(option, path, list(filter(os.path.exists, args.files)), "parts")
-        args.takes_bundled_model = False  # the parts know their model
-        return deliver(merge(args), args)  # nothing is cited
+        args.takes_bundled_model = False  # the parts name their model
+        return deliver(merge(args), args)  # parts cannot be cited
     check_names(args)
     if args.find:
         from .searching import search
@@ -65,7 +61,7 @@ def run(args: argparse.Namespace) -> int:
         files = open_each(args) if args.takes_each_file else []
         if not files:
             texts = open_texts(args)
-            files = [chain([next(texts)], texts)]  # what cannot be read shows before the imports
+            files = [chain([next(texts)], texts)]  # report an unreadable file before slow imports
         progress.status("Loading the libraries")
         metric = load_metric(args)
         progress.status(f"Loading {os.path.basename(args.model_id.rstrip('/'))}")
@@ -80,15 +76,15 @@ def run(args: argparse.Namespace) -> int:
 
 
 def deliver(report: Report, args: argparse.Namespace, metric=None, plots=None, showing=None) -> int:
-    """Write the files, then print; return the exit code, which is fixed before.
+    """Write the files, then print; return the exit code, which is determined first.
 
     Args:
-        metric: cites; None where nothing is cited.
-        plots, showing: the modules that draw and colour, where they are needed.
+        metric: provides the citation; None without --cite.
+        plots, showing: the modules that draw and colour, if needed.
 
     Raises:
-        OSError, ValueError: a file cannot be written, or drawn; all others are, and the numbers are
-            printed.
+        OSError, ValueError: a file cannot be written or drawn; the other files are written, and the
+            numbers are printed.
     """
     code, missed = verdict(report, args)
     writers = {
@@ -111,9 +107,9 @@ def deliver(report: Report, args: argparse.Namespace, metric=None, plots=None, s
 
 
 def write_files(writers: Iterable[Callable[[], str | None]]) -> tuple[list[str], list[Exception]]:
-    """Write one file after the other; return what is to be said of each, and what went wrong.
+    """Write one file after the other; return the messages and the errors.
 
-    A pipe's reader may leave when it has seen enough.
+    A closed pipe is not an error.
     """
     written, failures = [], []
     for write in writers:
@@ -127,7 +123,7 @@ def write_files(writers: Iterable[Callable[[], str | None]]) -> tuple[list[str],
 
 
 def draw(plots, report: Report, args: argparse.Namespace) -> None:
-    """Draw what --plot asks for."""
+    """Draw the plot of --plot."""
     if report.corpus is not None:
         plots.draw_curves(report.corpus, args.plot)
     else:
@@ -135,7 +131,7 @@ def draw(plots, report: Report, args: argparse.Namespace) -> None:
 
 
 def verify(report: Report, args: argparse.Namespace) -> int:
-    """Print whether the stored result has come out again; return the exit code."""
+    """Print whether the stored result was reproduced; return the exit code."""
     tolerance = probe_tolerance(report.results[0]["signature"])
     repeated = json.loads("".join(output.render(report, args, metric=None)))
     outcome = verifying.compare(formats.finite(args.stored), repeated, tolerance)
@@ -144,7 +140,7 @@ def verify(report: Report, args: argparse.Namespace) -> int:
 
 
 def check_names(args: argparse.Namespace) -> None:
-    """Refuse models that are none, and files that cannot be written."""
+    """Refuse models that cannot be loaded, and files that cannot be written."""
     for name in args.models:
         check_model(name)
     for name, option in ((args.reference, "--reference"), (args.evaluator, "--evaluator")):
@@ -171,19 +167,19 @@ def check_is_printed(args: argparse.Namespace) -> None:
 
 
 def warn_of_numbers_without_columns(args: argparse.Namespace) -> None:
-    """Warn where what is asked for is a number of all texts, and the output has a row for each."""
+    """Warn about results over all texts if the output has only one row per text."""
     has_rows_of_texts = args.format in TIDY and not (args.reference or args.models[1:])
     names = ("key_tokens", "context_lengths", "positions")
     asked = [f"--{with_hyphens(name)}" for name in names if getattr(args, name)]
     if has_rows_of_texts and asked:
         say(
-            f"warning: {', '.join(asked)}: the result is one of all texts together, for which "
-            f"--format {args.format} has no column. --format json has it."
+            f"warning: --format {args.format} has no column for the result of {', '.join(asked)}, "
+            "which covers all texts together. Use --format json."
         )
 
 
 def title(args: argparse.Namespace) -> str:
-    """Say what the bar is named by."""
+    """Return the title of the progress bar."""
     if args.reference:
         return "Comparing"
     given = {"stride": args.stride, "window": args.max_length, "protocol": args.protocol}
@@ -194,7 +190,7 @@ def title(args: argparse.Namespace) -> str:
 
 
 def verdict(report: Report, args: argparse.Namespace) -> tuple[int, list[str]]:
-    """Return the exit code, and why it is not 0: what was refused, or a gate that is not met."""
+    """Return the exit code, and the reasons if it is not 0: an error, or an exceeded limit."""
     if report.num_refused:
         return BAD_INPUT, [f"error: {first_refusal(report)}"]
     missed = [*above_limit(report, args.fail_above), *beyond_margin(report, args.margin)]
@@ -202,7 +198,7 @@ def verdict(report: Report, args: argparse.Namespace) -> tuple[int, list[str]]:
 
 
 def first_refusal(report: Report) -> str:
-    """Say why a text or a setting has no number, for those who see no table."""
+    """Return the error of the first text or setting without a number, for those who see no table."""
     refused = (row for row in chain(report.texts, report.measurements) if "error" in row)
     first = next(refused)
     name, error = first.get("name", ""), first["error"]
@@ -212,7 +208,7 @@ def first_refusal(report: Report) -> str:
 
 
 def above_limit(report: Report, limit: float | None) -> list[str]:
-    """List what --fail-above has against the results; an undefined perplexity is not below it."""
+    """List the results above --fail-above; an undefined perplexity counts as above."""
     if limit is None:
         return []
     return [
@@ -224,7 +220,7 @@ def above_limit(report: Report, limit: float | None) -> list[str]:
 
 
 def of_what(result: dict, report: Report) -> str:
-    """Say which of several results it is."""
+    """Return a phrase that identifies one of several results."""
     if report.compared == "models":
         return f" of {result['name']}"
     if report.compared is None:
@@ -236,30 +232,30 @@ def of_what(result: dict, report: Report) -> str:
 
 
 def beyond_margin(report: Report, margin: float | None) -> list[str]:
-    """List what --margin has against the models."""
+    """List the models that are not within --margin."""
     if margin is None:
         return []
     return [
-        f"{result['name']} is not surely within --margin {margin:g}"
+        f"{result['name']} is not within --margin {margin:g} at 95 % confidence"
         for result in report.results
         if not result["comparison"]["within_margin"]
     ]
 
 
 def check_plot(path: str | None):
-    """Import what draws, and refuse a file that can't be written, before anything is computed."""
+    """Import the plots, and refuse a file that cannot be drawn, before anything is computed."""
     if path is None:
         return None
     try:
         from . import plots
     except ImportError:
-        raise ValueError("--plot needs the package matplotlib: pip install matplotlib.") from None
+        raise ValueError("--plot requires matplotlib: pip install matplotlib.") from None
     plots.check_path(path)
     return plots
 
 
 def import_showing(args: argparse.Namespace):
-    """Import what colours texts, if they are to be: it takes a moment."""
+    """Import the slow module that colours texts, if it is needed."""
     if not (args.show or args.html):
         return None
     from . import showing
@@ -290,30 +286,28 @@ def main(argv: list[str] | None = None) -> int:
     except (*REFUSALS, OSError, MemoryError) as error:
         if "--debug" in argv:
             show_traceback(error)
-        if not is_told_by_another_process(error, args):
+        if not is_reported_by_another_process(error, args):
             say(f"error: {describe(error)}")
         return BAD_INPUT
     except Exception as error:
         show_traceback(error)
-        say(
-            f"crashed: {describe(error)}. The fault is the program's: please report the lines above."
-        )
+        say(f"crashed: {describe(error)}. This is a bug: please report the lines above.")
         return CRASHED
     except BaseException as error:
-        if type(error).__name__ != "PanicException":  # of a library that is written in Rust
+        if type(error).__name__ != "PanicException":  # raised by libraries written in Rust
             raise
-        say(f"error: the tokenizer gave up on the input: {describe(error)}.")
+        say(f"error: the tokenizer failed on the input: {describe(error)}.")
         return BAD_INPUT
 
 
 @contextmanager
 def terminable() -> Iterator[None]:
-    """Let SIGTERM end the run as Ctrl-C does: files are closed, and it is said how to go on."""
+    """Make SIGTERM end the run like Ctrl-C: close files, and explain how to resume."""
 
     def stop(*_: object) -> None:
         raise Terminated
 
-    if threading.current_thread() is not threading.main_thread():  # which alone hears of signals
+    if threading.current_thread() is not threading.main_thread():  # no other receives signals
         yield
         return
     previous = signal.signal(signal.SIGTERM, stop)
@@ -324,14 +318,14 @@ def terminable() -> Iterator[None]:
 
 
 def is_one_of_several(args: argparse.Namespace | None) -> bool:
-    """Tell whether this is a process of a torchrun, and not the first."""
+    """Return whether this is a process of torchrun, and not the first."""
     return args is not None and args.distributed and os.environ.get("RANK", "0") != "0"
 
 
-def is_told_by_another_process(error: Exception, args: argparse.Namespace | None) -> bool:
-    """Tell whether the first process of a torchrun has the same error, and prints it for all.
+def is_reported_by_another_process(error: Exception, args: argparse.Namespace | None) -> bool:
+    """Return whether the first process of torchrun has the same error, and prints it for all.
 
-    The metric marks errors that it raises in every process; a bad command line is bad in each.
+    The metric marks errors that it raises in every process; an invalid command line is one in each.
     """
     return os.environ.get("RANK", "0") != "0" and (
         was_started_by_torchrun() if args is None else getattr(error, "is_shared", False)
@@ -339,7 +333,7 @@ def is_told_by_another_process(error: Exception, args: argparse.Namespace | None
 
 
 def how_to_go_on(args: argparse.Namespace | None) -> str:
-    """Say what someone who ended the run wants to know."""
+    """Return a message on resuming an interrupted run."""
     if args is not None and args.checkpoint:
         return f"interrupted. Run the same command again to resume from {args.checkpoint}."
-    return "interrupted. Nothing was kept; with --checkpoint FILE the same command would resume."
+    return "interrupted. Nothing was stored; with --checkpoint FILE, the same command can resume."

@@ -1,4 +1,4 @@
-"""Ask the metric: shard by shard, or for several protocols, windows or strides at once."""
+"""Measure with the metric: shard by shard, or several protocols, windows or strides at once."""
 
 import argparse
 import math
@@ -27,39 +27,39 @@ from .rows import flat
 from .spooling import Spool
 from .tables import AXES, signature_fields
 
-# Where --shard-characters says nothing: characters that are read and scored at a time; each takes
-# this many times the room where tokens or words have rows, and again for each alternative.
+# Default of --shard-characters.  A character takes PART_WEIGHT times the memory if tokens or words
+# have rows, and as much again for each alternative.
 SHARD_CHARACTERS = 10_000_000
 PART_WEIGHT = 10
-# What --show and --html name of what the model expected.
+# Number of predictions in --show and --html.
 ALTERNATIVES = 5
 
 
 @dataclass
 class Report:
-    """What was measured.
+    """Results of a run.
 
     Attributes:
-        texts: for each text that has a row of its own, its name and the metric's result, or the
-            `error` that refused it; as flat columns where these are all that is shown.
+        texts: for each text with its own row, its name and result or `error`; flat columns if
+            nothing else is shown.
         corpus: the result of all texts together; None in a comparison.
-        compared: "settings", "models", or "grid" for both or for each FILE, in a comparison.
-        axes: what the measurements differ in, of `options.AXES`.
-        reference: what the model is called that others are compared with, if any.
-        measurements: in a comparison, a result or an `error` for each that was asked for. In a grid
-            each has the `name` of its model, and the `text` where each FILE is measured by itself.
-        parts: the texts whose tokens or words are shown, each with the columns of these.
+        compared: in a comparison, "settings", "models", or "grid" for both or for separate FILEs.
+        axes: the settings in which measurements differ, of `options.AXES`.
+        reference: the display name of the reference, if any.
+        measurements: in a comparison, a result or an `error` for each measurement.  In a grid, each
+            has the `name` of its model, and its `text` if FILEs are measured separately.
+        parts: texts whose tokens or words are listed, each with the columns of these.
         scored: the texts of a comparison of models.
-        shown: the texts that --show and --html colour, from the first on.
-        has_more_texts: whether there are more of them than these.
+        shown: the first texts, for --show and --html.
+        has_more_texts: whether there are more texts than these.
         joined: whether several texts were scored as one.
-        num_empty: empty rows that were left out.
-        keeps_empty: whether they were so only where texts are scored one by one.
-        num_refused: texts, or settings that were named, that could not be scored.
-        num_forward_tokens: what the model has read.
-        kept: what --part writes.
-        cost: seconds, tokens a second and peak memory.
-        options: those of the run whose parts were merged.
+        num_empty: number of skipped empty rows.
+        keeps_empty: whether only protocols that score each text skip them.
+        num_refused: number of texts, or of given settings, that could not be scored.
+        num_forward_tokens: tokens read by the model.
+        kept: output of --part.
+        cost: seconds, tokens per second and peak memory.
+        options: options of the run whose parts were merged.
     """
 
     texts: Spool[dict] = field(default_factory=Spool)
@@ -83,19 +83,19 @@ class Report:
 
     @property
     def results(self) -> list[dict]:
-        """Return the results that stand for everything, without those that were refused."""
+        """The results over all texts, without refused measurements."""
         corpus = [] if self.corpus is None else [self.corpus]
         return corpus + [result for result in self.measurements if "error" not in result]
 
 
 @dataclass(frozen=True)
 class Metric:
-    """Load the engine as `evaluate` would, without evaluate, which takes longer to import.
+    """The metric without evaluate, which is slow to import.
 
     Attributes:
-        compute: computes, and keeps models that are named open for the next call.
+        compute: computes, and keeps named models open for the next call.
         protocols: rows of the protocols, by name.
-        default_protocol: the name of the one that is used unless another is asked for.
+        default_protocol: name of the default protocol.
         citation: BibTeX.
     """
 
@@ -106,7 +106,7 @@ class Metric:
 
 
 def load_metric(args: argparse.Namespace) -> Metric:
-    """Load the engine, and only now the libraries that it takes seconds to import."""
+    """Import the engine and its slow libraries."""
     import huggingface_hub
     import transformers
 
@@ -127,7 +127,7 @@ def load_metric(args: argparse.Namespace) -> Metric:
 
 
 def metric_arguments(args: argparse.Namespace) -> dict:
-    """Return the metric's arguments that were given; it knows the defaults of the others."""
+    """Return the metric's arguments from the options that were given."""
     given = {name: getattr(args, name) for name in METRIC_ARGUMENTS}
     if args.tokenizer is not None:
         given["tokenizer"] = load_tokenizer(args.tokenizer, given.pop("tokenizer_kwargs") or {})
@@ -158,15 +158,15 @@ def load_tokenizer(name: str, settings: dict):
 def measure(
     metric, corpora: Sequence[Iterator[Text]], args: argparse.Namespace, progress: Progress
 ) -> Report:
-    """Score the texts as the command line says.
+    """Score the texts with the options of the command line.
 
     Args:
-        corpora: all texts, or with --columns text those of each FILE.
+        corpora: all texts; with --columns text, those of each FILE.
     """
     started = time.monotonic()
     from ..scoring.runner import bars_hidden
 
-    with bars_hidden():  # there is one for the whole run
+    with bars_hidden():  # the run has one bar
         scoring = Scoring(metric, args, progress)
         texts = corpora[0]
         if args.is_grid:
@@ -187,7 +187,7 @@ def measure(
 
 
 def merge(args: argparse.Namespace) -> Report:
-    """Report on the parts of a run as if they had been one."""
+    """Merge the parts of a run into the report of a single run."""
     parts = read_parts(args.files)
     from ..results.totals import Totals
 
@@ -196,9 +196,9 @@ def merge(args: argparse.Namespace) -> Report:
     num_refused = sum("error" in row for row in rows)
     if args.carries_columns and len(totals.squares) > len(rows) - num_refused:
         raise ValueError(
-            f"--format {args.format} has a row for every text, but parts keep none for the rows of "
-            "tables, whose other columns would make a part as large as its corpus. Take text, "
-            "markdown, latex or json, or score without --part."
+            f"--format {args.format} has a row for every text, but parts do not store the rows of "
+            "tables, which could be as large as the corpus. Use --format text, markdown, latex or "
+            "json, or score without --part."
         )
     texts = [{key: row[key] for key in row if key != "place"} for row in rows]
     num_bytes = [sum(sizes) for sizes in zip(*(part["num_bytes"] for part in parts))]
@@ -218,7 +218,7 @@ class Scoring:
     """One run of the command line.
 
     Attributes:
-        protocols: rows of the metric for the protocols that were asked for.
+        protocols: rows of the requested protocols.
     """
 
     def __init__(self, metric, args: argparse.Namespace, progress: Progress):
@@ -231,29 +231,29 @@ class Scoring:
         self.protocols = [metric.protocols[name] for name in as_list(names)]
         self.report = Report(axes=args.axes)
         self.part = None if args.part is None else Part(*args.part)
-        self.num_bytes = (0, 0)  # with --detokenize: of the prose, and of the originals
-        self.counts: dict[int, int] = {}  # of --word-counts, by the text's identity
-        self.room = SHOWN if args.show or args.html else 0  # characters that are still to be shown
+        self.num_bytes = (0, 0)  # with --detokenize: of the prose and of the originals
+        self.counts: dict[int, int] = {}  # --word-counts, by the text's id()
+        self.room = SHOWN if args.show or args.html else 0  # characters left to show
 
     @property
     def joins(self) -> bool:
-        """Tell whether the texts are one text to the metric, so that empty ones count too."""
+        """Return whether texts are joined, so that empty ones count too."""
         each = all(protocol.scores_each_text for protocol in self.protocols)
         return self.args.separator is not None or not each
 
     def scores_each_text(self, protocol) -> bool:
-        """Tell whether texts are scored by themselves under a protocol."""
+        """Return whether a protocol scores each text separately."""
         return protocol.scores_each_text and self.args.separator is None
 
     @property
     def lists_texts(self) -> bool:
-        """Tell whether what is written has a number of each text of a table in a list."""
+        """Return whether the output lists a number for each row of a table."""
         return self.part is not None or self.args.format == "json"
 
     @property
     def shard_size(self) -> float:
-        """Return the characters in a shard: no limit where all texts are needed at once."""
-        if self.joins or self.args.context_lengths == "doubling":  # of the longest text's length
+        """Return the characters in a shard; infinite if all texts are needed at once."""
+        if self.joins or self.args.context_lengths == "doubling":  # depends on the longest text
             return math.inf
         if self.args.shard_characters is not None:
             return self.args.shard_characters
@@ -263,7 +263,7 @@ class Scoring:
         return SHARD_CHARACTERS // (PART_WEIGHT * (1 + num_alternatives))
 
     def score(self, texts: Iterator[Text]) -> Report:
-        """Score shard after shard; report on their texts as if they had been scored in one piece."""
+        """Score shard after shard; report the results of a single run."""
         totals = long_totals = None
         texts = self.without_empty(texts)
         if self.args.word_counts:
@@ -288,7 +288,7 @@ class Scoring:
             return self.report_part(totals)
         if totals is None:
             error = next((row["error"] for row in self.report.texts if "error" in row), None)
-            raise ValueError(error or "There is no text in it that isn't empty.")
+            raise ValueError(error or "All texts are empty.")
         self.report.corpus |= with_original_bytes(totals.result(), *self.num_bytes)
         if long_totals is not None:
             self.report.corpus |= long_totals.result()
@@ -296,32 +296,32 @@ class Scoring:
         return self.report
 
     def with_counts(self, texts: list[Text]) -> list[Text]:
-        """Set the --word-counts down beside their texts.
+        """Assign --word-counts to the texts.
 
         Raises:
-            ValueError: there are more of one than of the other.
+            ValueError: the numbers of counts and texts differ.
         """
         counts = self.arguments.pop("word_counts")
         if len(counts) != len(texts):
             raise ValueError(
-                f"--word-counts must hold one number for each text, got {len(counts)} for "
+                f"--word-counts must have one number per text, got {len(counts)} for "
                 f"{len(texts)} text{'s' * (len(texts) > 1)}."
             )
         self.counts = dict(zip(map(id, texts), counts))
         return texts
 
     def check_part(self) -> None:
-        """Refuse to cut a stream of texts into parts."""
+        """Refuse to divide a stream of joined texts into parts."""
         if self.joins:
             name = self.protocols[0].name
             raise ValueError(
-                f"--part must be without --protocol={name}, which joins the texts: its windows run "
-                "from text to text, and parts would give another number than one run. Score them in "
-                "one run; torchrun shares its windows out."
+                f"--part cannot be combined with --protocol={name}, which joins the texts: its windows "
+                "run from text to text, and parts would give a different number. Score them in one "
+                "run; torchrun distributes its windows."
             )
 
     def report_part(self, totals) -> Report:
-        """Report what a part keeps: totals, and the rows of files and of what was refused."""
+        """Report the content of a part: totals, and the rows of files and refused texts."""
         self.part.totals = totals
         if totals is not None:
             self.report.num_forward_tokens = totals.result()["num_forward_tokens"]
@@ -334,9 +334,9 @@ class Scoring:
         return self.report
 
     def without_empty(self, texts: Iterable[Text]) -> Iterator[Text]:
-        """Leave empty rows out where each text is scored on its own, and count them.
+        """Skip and count empty rows if each text is scored separately.
 
-        Where words of the original are counted, a row without any is empty too.
+        If words of the original are counted, a row without words is empty too.
         """
         for text in texts:
             if self.joins or not self.is_empty(text):
@@ -345,12 +345,12 @@ class Scoring:
                 self.report.num_empty += 1
 
     def is_empty(self, text: Text) -> bool:
-        """Tell whether a text has nothing to be scored by itself."""
+        """Return whether a text has nothing to score."""
         words = text.text.strip() if self.args.detokenize else text.text
         return not words and text.error is None
 
     def score_shard(self, texts: list[Text]) -> dict | None:
-        """Score texts together; None where there is none that can be."""
+        """Score texts together; return None if none of them can be scored."""
         errors = {id(text): text.error for text in texts if text.error is not None}
         result, results = None, iter(())
         while len(errors) < len(texts):
@@ -379,7 +379,7 @@ class Scoring:
         return result
 
     def compute(self, texts: list[Text], wordings: list[str]) -> dict:
-        """Compute once; texts that were turned into prose are normalised by what they were."""
+        """Call the metric; normalise detokenized texts by their originals."""
         arguments = self.arguments | {"return_totals": "texts"}
         if self.args.unit:
             words = [text.words for text in texts] if self.args.words_column else self.args.words
@@ -398,10 +398,10 @@ class Scoring:
         return result
 
     def for_showing(self) -> dict:
-        """Return the metric's arguments for texts that are shown, as long as there is room for more."""
+        """Return the metric's arguments for texts to show, until the limit is reached."""
         if not self.room:
             return {}
-        if self.args.reference:  # beside which the likeliest tokens come by themselves
+        if self.args.reference:  # comparisons always return the likeliest tokens
             return {"return_token_scores": True}
         num_alternatives = max(ALTERNATIVES, self.args.num_alternatives or 0)
         return {"return_token_scores": True, "num_alternatives": num_alternatives}
@@ -409,7 +409,7 @@ class Scoring:
     def keep_shown(
         self, texts: Sequence[ReadText], token_scores: Sequence[dict] | None, result: dict
     ) -> None:
-        """Keep texts with the scores of their tokens as long as there is room for more."""
+        """Keep texts and their token scores, until the limit is reached."""
         if not (self.args.show or self.args.html):
             return
         [model] = short_names([self.args.model_id])
@@ -426,16 +426,16 @@ class Scoring:
     def as_scored(
         self, texts: list[Text], wordings: list[str], written: list[str] | None
     ) -> list[ReadText]:
-        """List what token scores are of: each text by itself, or all as they are joined.
+        """Return the texts that token scores refer to: each text, or the joined one.
 
         Args:
-            written: chats as the template has written them.
+            written: chats as formatted by the template.
         """
         if written is not None:
             return [ReadText(t.name, wording, 0, t.carried) for t, wording in zip(texts, written)]
         if any(text.chat for text in texts):
-            return []  # nothing is shown of them
-        first = self.protocols[0]  # whose scores are shown, whatever others join
+            return []  # chats are not shown
+        first = self.protocols[0]  # the scores shown are those of the first protocol
         alone = first.scores_each_text and self.args.separator is None
         if alone or len(texts) == 1:
             between = self.args.context_separator or ""
@@ -451,7 +451,7 @@ class Scoring:
         return [ReadText("all together", text) for text in joined]
 
     def of_texts(self, texts: list[Text], protocol) -> dict:
-        """Return the metric's arguments that hold something for each text."""
+        """Return the metric's arguments that have one entry per text."""
         arguments = {}
         if any(text.context is not None for text in texts):
             arguments["contexts"] = [text.context or "" for text in texts]
@@ -464,16 +464,16 @@ class Scoring:
         return arguments
 
     def wordings(self, texts: list[Text], protocol) -> list[str]:
-        """Return the texts or chats as they are scored: with --detokenize as prose, by the tool's rules."""
+        """Return the texts or chats to score; with --detokenize, prose by the tool's rules."""
         if not self.args.detokenize:
             return [text.chat or text.text for text in texts]
         if any(text.chat for text in texts):
-            raise ValueError("--detokenize must be left out with chats, which are prose already.")
+            raise ValueError("--detokenize must be left out with chats.")
         detokenize = protocol.detokenize or wikitext.detokenize
         return [detokenize(text.text) for text in texts]
 
     def of_each(self, texts: list[Text], wordings: list[str], text_totals: list) -> Iterator[dict]:
-        """Yield the result of each text by itself; where they were joined, files are scored once more."""
+        """Yield the result of each text; if texts were joined, score files again separately."""
         if len(text_totals) < len(texts):
             self.report.joined = True
             yield from (self.try_alone(text) if text.row is None else {} for text in texts)
@@ -485,7 +485,7 @@ class Scoring:
             yield with_original_bytes(totals.result(), *sizes) if is_shown else {}
 
     def try_alone(self, text: Text) -> dict:
-        """Return the result of a text alone, or why it has none."""
+        """Return the result of a single text, or its error."""
         try:
             arguments = self.arguments | self.of_texts([text], self.protocols[0])
             predictions = self.wordings([text], self.protocols[0])
@@ -495,7 +495,7 @@ class Scoring:
             return {"error": in_options(error)}
 
     def count_bytes(self, texts: list[Text], wordings: list[str]) -> tuple[int, int]:
-        """Count UTF-8 bytes of texts that were turned into prose, and of what they were."""
+        """Count the UTF-8 bytes of detokenized texts and of their originals."""
         if not self.args.detokenize:
             return 0, 0
         return sum(len(wording.encode()) for wording in wordings), sum(
@@ -503,7 +503,7 @@ class Scoring:
         )
 
     def read_all(self, texts: Iterator[Text]) -> list[Text]:
-        """List the texts that can be scored; what could not be read gets a row that says why."""
+        """Return the readable texts; add a row with the error for each other one."""
         good = []
         for text in self.without_empty(texts):
             if text.error is None:
@@ -513,11 +513,11 @@ class Scoring:
                 self.report.texts.append(described(text) | {"error": text.error})
         if not good:
             error = next((row["error"] for row in self.report.texts), None)
-            raise ValueError(error or "There is no text in it that isn't empty.")
+            raise ValueError(error or "All texts are empty.")
         return good
 
     def compare_models(self, texts: Iterator[Text]) -> Report:
-        """Score the texts with each model, beside the reference if any; a refusal becomes its row."""
+        """Score the texts with each model and the reference, if any; an error becomes a row."""
         good = self.read_all(texts)
         protocol = self.protocols[0]
         predictions = self.wordings(good, protocol)
@@ -560,16 +560,16 @@ class Scoring:
         return self.report
 
     def compare_all(self, corpora: Sequence[tuple[str | None, Iterator[Text]]]) -> Report:
-        """Measure each corpus under each model in each way; a refusal becomes its row.
+        """Measure each corpus with each model and setting; an error becomes a row.
 
         Args:
-            corpora: names and texts; the name is None where there is one corpus alone.
+            corpora: names and texts; the name is None for a single corpus.
 
         Raises:
-            ValueError: there is no result at all.
+            ValueError: every measurement is refused.
         """
         self.report.compared = "grid"
-        asked = [AXES[axis] for axis in self.args.axes if axis in ("protocol", "window", "stride")]
+        keys = [AXES[axis] for axis in self.args.axes if axis in ("protocol", "window", "stride")]
         named = [(name, list(texts)) for name, texts in corpora]
         self.progress.scale = 1 / (len(named) * len(self.args.models))
         totals: dict[tuple, list[tuple[dict, object]]] = {}
@@ -579,7 +579,7 @@ class Scoring:
                 for row in self.measure_alone(model_id, texts, is_first=number == 0):
                     row = where | row
                     if "error" not in row:
-                        setting = (file, *(row[key] for key in asked))
+                        setting = (file, *(row[key] for key in keys))
                         totals.setdefault(setting, []).append((row, row.pop("totals")))
                     self.report.measurements.append(row)
         if not self.report.results:
@@ -589,10 +589,10 @@ class Scoring:
         return self.report
 
     def measure_alone(self, model_id: str, texts: list[Text], is_first: bool) -> list[dict]:
-        """Measure one corpus under one model; list a result or an `error` for each setting.
+        """Measure one corpus with one model; return a result or an `error` for each setting.
 
         Args:
-            is_first: whether what is wrong with the texts is still to be reported.
+            is_first: whether to report problems of the texts.
         """
         args = argparse.Namespace(**vars(self.args) | {"model_id": model_id, "models": [model_id]})
         part = Scoring(self.metric, args, self.progress)
@@ -620,7 +620,7 @@ class Scoring:
         return found.measurements
 
     def compare(self, texts: Iterator[Text]) -> Report:
-        """Measure in several ways at once; one that is refused becomes a row that says why."""
+        """Measure several settings at once; an error becomes a row."""
         good = self.read_all(texts)
         self.report.compared = "settings"
         entries = {}
@@ -646,7 +646,7 @@ class Scoring:
         return self.report
 
     def without_other_ratios(self, rows: list[dict], entries: dict[str, list[dict]]) -> None:
-        """Leave out the ratios of groups whose first result is not the first of all."""
+        """Remove the ratios of groups whose first result is not the first of all."""
         first = next((row for row in rows if "error" not in row), None)
         for protocols in self.groups:
             of_group = [row for protocol in protocols for row in entries[protocol.name]]
@@ -655,10 +655,10 @@ class Scoring:
                     row.pop("ratio_to_first", None)
 
     def grouped(self, has_empty: bool) -> list[list]:
-        """Group protocols that read the same texts and wording, with the same count of words: one call each.
+        """Group protocols that share a call: the same texts, wording and count of words.
 
         Args:
-            has_empty: whether there are texts that only protocols which join them can read.
+            has_empty: whether there are empty texts, which only joining protocols can read.
         """
         groups: dict[tuple, list] = {}
         for protocol in self.protocols:
@@ -668,7 +668,7 @@ class Scoring:
         return list(groups.values())
 
     def compare_group(self, texts: list[Text], protocols: Sequence) -> dict[str, list[dict]]:
-        """Return the measurements of some protocols, by the protocol's name."""
+        """Return the measurements of a group of protocols, by the protocol's name."""
         named = {"protocol": [protocol.name for protocol in protocols]}
         wordings = self.wordings(texts, protocols[0])
         try:
@@ -702,7 +702,7 @@ class Scoring:
 
 
 def add_model_ratios(measured: Sequence[tuple[dict, object]]) -> None:
-    """Add the paired ratio to the first model where both read the same tokens.
+    """Add the paired ratio to the first model, if both read the same tokens.
 
     Args:
         measured: results of one corpus in one setting, each with its totals.
@@ -720,33 +720,33 @@ def tokenizer_of(result: dict) -> str:
 
 
 def model_names(args: argparse.Namespace) -> list[str]:
-    """Return what the models are called in the output: the labels, or short names."""
+    """Return the names of the models in the output: the labels, or short names."""
     return args.label or short_names(args.models)
 
 
 def short_names(models: list[str]) -> list[str]:
-    """Return the last parts of the models' names, or the whole of those that would look alike."""
+    """Return the last part of each model's name, or the whole name if that is ambiguous."""
     short = [os.path.basename(model.rstrip("/")) or model for model in models]
     return [name if short.count(name) == 1 else model for name, model in zip(short, models)]
 
 
 def described(text: Text) -> dict:
-    """Return what a text's result is called by, beside its numbers."""
+    """Return the keys that identify a text's result."""
     carried = {"carried": text.carried} if text.carried else {}
     carried |= {} if text.place is None else {"place": text.place}
     return {"name": text.name} | ({} if text.row is None else {"row": text.row}) | carried
 
 
 def with_original_bytes(result: dict, num_bytes: int, num_original: int) -> dict:
-    """Add bits per byte of what texts were before they were turned into prose."""
-    if not num_original:  # as they are; or joined, and the separators aren't known here
+    """Add the bits per byte of the texts before detokenization."""
+    if not num_original:  # not detokenized, or joined with separators unknown here
         return result
     per_original_byte = result["bits_per_byte"] * num_bytes / num_original
     return result | {"bits_per_original_byte": per_original_byte}
 
 
 def peak_memory() -> int | None:
-    """Return the most memory that torch reserved on an accelerator, or else this process has had."""
+    """Return the peak memory that torch reserved on an accelerator, or that this process used."""
     import torch
 
     if torch.cuda.is_available():

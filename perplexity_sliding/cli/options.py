@@ -1,9 +1,9 @@
-"""The options of the command line, as one table, and what does not go together.
+"""Table of the command line's options, and checks of their combinations.
 
-To add an option, add a row to one of the tables below.  A row named like an argument of the metric
-reaches `metric.compute` by itself when it stands in MEASURE, MODEL, RUN or TOKENS; what the result
-gains by it shows in JSON by itself and in tidy rows too (rows.py), and gets its table for people in
-tables.py.  Nothing here imports what takes long, so that mistakes are reported at once.
+To add an option, add a row to one of the tables below.  Rows of MEASURE, MODEL, RUN and TOKENS that
+are named like an argument of the metric are passed to `metric.compute`.  New keys of its result
+appear in JSON and in tidy rows (rows.py) automatically; add their printed table in tables.py.
+This module must not import slow modules, so that mistakes are reported at once.
 """
 
 import argparse
@@ -33,7 +33,7 @@ BUNDLED_MODEL = next(
     PACKAGE / "demo_model",
 )
 FORMATS = ("text", "json", "jsonl", "csv", "tsv", "markdown", "latex")
-# What the ending of --output stands for; Parquet cannot be printed.
+# Format of each ending of --output; Parquet cannot be printed.
 ENDINGS = {
     ".txt": "text",
     ".json": "json",
@@ -44,7 +44,7 @@ ENDINGS = {
     ".tex": "latex",
     ".parquet": "parquet",
 }
-# Formats with one row a text (a token, a word), and nothing else.
+# Formats with one row per text (token, word), and nothing else.
 TIDY = ("jsonl", "csv", "tsv", "parquet")
 DATA_FORMATS = ("json", *TIDY)
 
@@ -55,7 +55,7 @@ def option(help: str, **settings) -> dict:
 
 
 def of_metric(*names: str) -> dict[str, dict]:
-    """Return the options of arguments of the metric, which bear the same names."""
+    """Return the options of the metric's arguments, under the same names."""
     found = {}
     for name in names:
         argument = ARGUMENTS[name]
@@ -71,14 +71,17 @@ MEASURE = of_metric(
 )
 MODEL = {
     **of_metric("model_id", "device"),
-    "evaluator": option("finds --key-tokens; --model itself by default", metavar="NAME"),
+    "evaluator": option("model that finds --key-tokens; default: --model", metavar="NAME"),
     **of_metric("dtype", "tokenizer", "model_kwargs", "tokenizer_kwargs"),
 }
 MODEL["model_id"]["action"] = "append"
 REFERENCE = {
     **of_metric("reference", "margin"),
-    "reference_states": option("run it first: where two do not fit in memory", metavar="FILE"),
-    "reference_dtype": option("as --dtype by default", metavar="NAME"),
+    "reference_states": option(
+        "run it first, if two do not fit in memory",
+        metavar="FILE",
+    ),
+    "reference_dtype": option("default: --dtype", metavar="NAME"),
     "reference_model_kwargs": option(
         "for the reference's from_pretrained", type=values.json_object, metavar="JSON"
     ),
@@ -86,9 +89,10 @@ REFERENCE = {
 
 
 def was_started_by_torchrun() -> bool:
-    """Return whether torchrun started this process, and not a program that one of its processes runs.
+    """Return whether torchrun started this process directly.
 
-    Such a program inherits the description of a group that nobody else would join with it.
+    A program that a torchrun process starts inherits its environment, but no other process would
+    join it.
     """
     if "TORCHELASTIC_RUN_ID" not in os.environ:
         return False
@@ -107,25 +111,25 @@ def was_started_by_torchrun() -> bool:
 RUN = of_metric("batch_size", "logits_memory", "checkpoint", "distributed")
 RUN["distributed"]["default"] = was_started_by_torchrun()
 TOKENS = of_metric("num_alternatives")
-# Options that say more of a reference, by their names in the metric's dictionary of it.
+# Options of a reference, with their keys in the metric's `reference` dictionary.
 OF_REFERENCE = {
     "reference": "model_id",
     "reference_dtype": "dtype",
     "reference_model_kwargs": "model_kwargs",
     "reference_states": "states",
 }
-# The reference that an adapter's own model is; `arguments` has it too, but imports numpy.
+# Selects an adapter's base model as reference; `arguments` also defines it, but imports numpy.
 WITHOUT_ADAPTER = "without adapter"
-# What several measurements may differ in, and the numbers that a table may have of each.
+# Settings in which measurements can differ, and the numbers that a table can show.
 AXES = ("model", "text", "protocol", "window", "stride")
 NUMBERS = (
     "perplexity", "interval", "change", "pvalue", "bits_per_byte", "word_perplexity", "tokens",
 )  # fmt: skip
-# What stands for Python's None, where an option that is left out has another meaning.
+# The value for Python's None, if it differs from an omitted option.
 NONE = "none"
-# What stands between texts.
+# Separators may be empty.
 MAY_BE_EMPTY = {"separator", "context_separator"}
-# What may have several values, with commas between.
+# Options that accept several values separated by commas.
 COMPARED = ("protocol", "max_length", "stride")
 WORDS = of_metric("word_correction")
 WORDS["word_correction"]["choices"].append(NONE)
@@ -137,22 +141,22 @@ METRIC_ARGUMENTS = {
 
 PARTS = {
     "part": option(
-        "score every N-th text; -o FILE gets totals", type=values.part, metavar="K/N"
+        "score every N-th text; write totals to -o FILE", type=values.part, metavar="K/N"
     ),
-    "merge": option("FILEs are all parts of a run: show its result", action="store_true"),
+    "merge": option("show the result of a run from the files of all parts", action="store_true"),
 }  # fmt: skip
-# What a part cannot keep, as it is no sum over texts.
+# Options whose output is not a sum over texts, so that a part cannot store it.
 NOT_IN_PARTS = (
     "tokens", "words", "show", "html", "plot", "cite", "verify", "fail_above", "format", "json",
     "verbose", "word_counts", "columns", "label", "separator", "reference", "context_lengths",
     "positions", "key_tokens",
 )  # fmt: skip
-# What --merge takes: how to show the result.
+# Options of --merge, which only change the output.
 IN_MERGING = (
     *("files", "merge", "format", "json", "output", "fail_above", "verbose", "quiet"),
     *("debug", "distributed"),
 )
-# What --find takes: all else that is measured it tries by itself.
+# Options of --find; it tries all other settings itself.
 IN_FINDING = (
     *("files", "find", "max_tokens", "model_id", "dtype", "device", "batch_size", "logits_memory"),
     *("model_kwargs", "format", "json", "quiet", "debug", "distributed"),
@@ -160,65 +164,65 @@ IN_FINDING = (
 )
 INPUT = {
     "dataset": option(
-        "of the Hub, a folder or a file", metavar="NAME:CONFIG:SPLIT:COLUMN"
+        "read a dataset of the Hub, a folder or a file", metavar="NAME:CONFIG:SPLIT:COLUMN"
     ),
-    "text_column": option("of a table, 'text' by default", metavar="NAME"),
-    "context_column": option("read before a text without being scored", metavar="NAME"),
+    "text_column": option("column of the texts; default: text", metavar="NAME"),
+    "context_column": option("column of contexts, read before the texts", metavar="NAME"),
     "words_column": option(
         "words, or [first, end] pairs; implies --words", metavar="NAME"
     ),
-    "id_column": option("names the texts of a table in the output", metavar="NAME"),
-    "encoding": option("of text files and CSV, UTF-8 by default", type=values.encoding,
+    "id_column": option("column that names the texts in the output", metavar="NAME"),
+    "encoding": option("of text files and CSV; default: UTF-8", type=values.encoding,
                        metavar="NAME"),
     "detokenize": option(
-        "texts in WikiText's form, to be scored as prose", choices=["wikitext"]
+        "convert texts in WikiText's form to prose", choices=["wikitext"]
     ),
     "shard_characters": option(
-        "read so much at a time; 10M, less with --tokens",
+        "characters to read at a time; default: 10M, less with --tokens",
         type=values.size(1000),
         metavar="SIZE",
     ),
 }  # fmt: skip
 OUTPUT = {
     "format": option(", ".join(FORMATS), choices=FORMATS, metavar="NAME"),
-    "json": option("short for --format json", action="store_true"),
+    "json": option("same as --format json", action="store_true"),
     "output": option(
-        "write here; its ending is the format, .parquet too", metavar="FILE"
+        "write to FILE, in the format of its ending, .parquet too", metavar="FILE"
     ),
-    "tokens": option("a row for every token, with its score", action="store_true"),
-    "words": option("a row for every word, with its surprisal", action="store_true"),
+    "tokens": option("write a row for every token, with its score", action="store_true"),
+    "words": option("write a row for every word, with its surprisal", action="store_true"),
     **WORDS,
     **TOKENS,
-    "keep_text": option("rows carry their text and context too", action="store_true"),
+    "keep_text": option("add the text and its context to every row", action="store_true"),
     "columns": option(
-        f"of a table: one of {', '.join(AXES)}; and {', '.join(NUMBERS)}", type=values.names,
-        metavar="NAME,...",
+        f"columns of a table: one of {', '.join(AXES)}; and {', '.join(NUMBERS)}",
+        type=values.names, metavar="NAME,...",
     ),
     "label": option("names of the models in the output", type=values.names, metavar="NAME,..."),
-    "show": option("the text in the terminal, coloured by surprise", action="store_true"),
-    "html": option("a report with coloured text, to open in a browser", metavar="FILE"),
-    "plot": option("draw what is compared: .png, .svg, .pdf", metavar="FILE"),
+    "show": option("print the text, coloured by surprisal", action="store_true"),
+    "html": option("write a report with coloured text for the browser", metavar="FILE"),
+    "plot": option("draw the comparison: .png, .svg, .pdf", metavar="FILE"),
     "fail_above": option(
-        "exit code 1 where the perplexity is above X", type=values.positive, metavar="X"
+        "exit code 1 if the perplexity is above X", type=values.positive, metavar="X"
     ),
     "cite": option("print the sentence for a paper, and BibTeX", action="store_true"),
     "find": option(
-        "settings that give a published figure; several: one a FILE or --model",
+        "find settings that give a published figure; several: one per FILE or --model",
         type=values.figures, metavar="X,...",
     ),
     "max_tokens": option(
-        "read so many for --find; default 40 a token, 200,000 or more", type=values.size(1000),
-        metavar="N",
+        "tokens that --find may read; default: 40 per token, at least 200,000",
+        type=values.size(1000), metavar="N",
     ),
     "verify": option(
-        "measure again what FILE has, written by --format json; exit code 1 where it differs",
+        "repeat the measurement that --format json wrote to FILE; exit code 1 if it differs",
         metavar="FILE",
     ),
     "verbose": option("print the long signature", action="store_true"),
-    "quiet": option("show no progress", action="store_true"),
+    "quiet": option("hide progress", action="store_true"),
     "debug": option("show the traceback of an error", action="store_true"),
 }  # fmt: skip
-# What decides over the numbers, and is stored with them for --verify.
+# Options that affect the numbers, stored with them for --verify.
 STORED = tuple(
     name
     for name in (
@@ -253,7 +257,7 @@ SHORT = {
 
 
 class HelpFormatter(argparse.RawDescriptionHelpFormatter):
-    """Help in 80 columns, an option a line, each under the first of its long names."""
+    """Help in 80 columns, one option per line, under its first long name."""
 
     def __init__(self, prog: str):
         super().__init__(prog, max_help_position=30, width=80)
@@ -271,18 +275,18 @@ class HelpFormatter(argparse.RawDescriptionHelpFormatter):
 
 
 class Store(argparse._StoreAction):
-    """Stores a value; of several values given twice, argparse itself would forget the first."""
+    """Stores a value, and refuses a list that is given twice, of which argparse would drop the first."""
 
     def __call__(self, parser, namespace, values, option_string=None):
         if self.option_strings and isinstance(getattr(namespace, self.dest), list):
             raise argparse.ArgumentError(
-                self, "must be given once. Write several values with commas between"
+                self, "must be given only once. Separate several values by commas"
             )
         super().__call__(parser, namespace, values, option_string)
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser whose errors are exceptions, so that all errors look alike."""
+    """A parser that raises its errors, so that all errors look alike."""
 
     def __init__(self, **settings):
         super().__init__(**settings)
@@ -299,7 +303,7 @@ def make_parser(program: str = "score.py") -> Parser:
     parser = Parser(
         prog=program,
         usage="%(prog)s [FILE ...] [options]",
-        description="Perplexity of texts of any length, read in windows that slide over them.",
+        description="Perplexity of texts of any length, with a sliding window.",
         allow_abbrev=False,
         formatter_class=HelpFormatter,
         add_help=False,
@@ -308,8 +312,8 @@ def make_parser(program: str = "score.py") -> Parser:
         "files",
         nargs="*",
         metavar="FILE",
-        help="text, CSV, TSV, JSON lines, Parquet, gzipped or not; "
-        "a folder or glob of them; - or nothing: standard input",
+        help="text, CSV, TSV, JSON lines or Parquet, optionally gzipped; "
+        "a folder or glob of these; standard input if - or omitted",
     )
     parser.add_argument(
         "-h", "--help", action=HelpAction, groups=named_groups(), help="show the options and exit"
@@ -329,7 +333,7 @@ def make_parser(program: str = "score.py") -> Parser:
 
 
 def named_groups() -> dict[str, list[str]]:
-    """List the options of each group, by the word that --help knows it by."""
+    """Return the options of each group, by its name in --help."""
     groups = {title: list(options) for title, options in GROUPS.items()}
     groups["texts"] = ["files", *groups["texts"]]
     groups["output"] += ["help", "version"]
@@ -337,18 +341,18 @@ def named_groups() -> dict[str, list[str]]:
 
 
 def parse_arguments(argv: list[str], program: str = "score.py") -> argparse.Namespace:
-    """Parse the command line and refuse what does not go together.
+    """Parse the command line and refuse invalid combinations of options.
 
-    Beside the options, the result says with `compares` whether several protocols, windows or strides
-    were given; only these are lists.  `format` is resolved; `carries_columns` says whether the output has room
-    for the other columns of a table.
+    The result has attributes beyond the options.  `compares` is True if several protocols, windows
+    or strides were given; only then are these lists.  `format` is resolved.  `carries_columns` is
+    True if the output can have the other columns of a table.
 
     Raises:
         ValueError: a bad command line.
     """
     parser = make_parser(program)
     words = [normalised(word) for word in before_dashes(argv)]
-    args, unknown = parser.parse_known_intermixed_args(words)  # files may stand between options
+    args, unknown = parser.parse_known_intermixed_args(words)  # files between options
     args.files += argv[len(before_dashes(argv)) + 1 :]
     if unknown:
         parser.error(f"unrecognized arguments: {' '.join(unknown)}{suggestion(unknown[0])}")
@@ -378,12 +382,12 @@ def parse_arguments(argv: list[str], program: str = "score.py") -> argparse.Name
     check_together(args)
     args.format = resolve_format(args)
     if args.cite and args.format != "text":
-        raise ValueError(f"--cite must go with --format text, got {args.format}: it is a sentence.")
+        raise ValueError(f"--cite requires --format text, got {args.format}: it is a sentence.")
     check_columns(args)
     args.carries_columns = args.format in TIDY
     if args.keep_text and not args.carries_columns:
         raise ValueError(
-            f"--keep-text must go with --format {', '.join(TIDY)}, got {args.format}: others have no "
+            f"--keep-text requires --format {', '.join(TIDY)}, got {args.format}, which has no "
             "column for it."
         )
     args.hides_progress = args.quiet or sys.stderr is None or os.environ.get("RANK", "0") != "0"
@@ -391,12 +395,12 @@ def parse_arguments(argv: list[str], program: str = "score.py") -> argparse.Name
 
 
 def check_not_empty(args: argparse.Namespace) -> None:
-    """Refuse "", which a shell makes of a variable that is not set."""
+    """Refuse "", the value of a shell variable that is not set."""
     for name, value in vars(args).items():
         if "" in as_list(value) and name not in MAY_BE_EMPTY:
             option = {"files": "FILE", "model_id": "--model"}.get(name, f"--{with_hyphens(name)}")
             raise ValueError(
-                f"{option} must not be empty, got ''. Leave it out, or set the variable that names it."
+                f"{option} must not be empty, got ''. Leave it out, or set its shell variable."
             )
 
 
@@ -405,19 +409,19 @@ def as_list(value: object) -> list:
 
 
 def check_protocols(given: list[str]) -> None:
-    """Refuse a misspelt name before anything is imported, and say which was meant."""
+    """Refuse unknown names before slow imports, and suggest the closest one."""
     known = list(PROTOCOLS)
     for name in given:
         if name != "all" and name not in known:
             close = difflib.get_close_matches(name, known, n=1)
-            hint = f"Did you mean {close[0]}?" if close else f"It takes {', '.join(known)}, all."
+            hint = f"Did you mean {close[0]}?" if close else f"Use {', '.join(known)}, or all."
             raise ValueError(f"--protocol={name} is not known. {hint}")
     if "all" in given and len(given) > 1:
-        raise ValueError("--protocol takes all by itself, without other names.")
+        raise ValueError("--protocol=all cannot be combined with other protocols.")
 
 
 def check_strides(strides: list[int], max_lengths: list[int]) -> None:
-    """Refuse a stride that no window of those given could take."""
+    """Refuse a stride that is larger than every window."""
     if strides and max_lengths and max(strides) > max(max_lengths):
         raise ValueError(
             f"--stride must be between 1 and --max-length={max(max_lengths)}, got {max(strides)}. A "
@@ -426,7 +430,7 @@ def check_strides(strides: list[int], max_lengths: list[int]) -> None:
 
 
 def check_together(args: argparse.Namespace) -> None:
-    """Refuse options that exclude each other or need another."""
+    """Refuse options that exclude each other or require another."""
     comparison = "several protocols, windows or strides"
     conflicts = {
         "FILE and --dataset": args.files and args.dataset,
@@ -465,13 +469,13 @@ def check_together(args: argparse.Namespace) -> None:
     }
     for what, given in conflicts.items():
         if given:
-            raise ValueError(f"{what} must not be given together.")
+            raise ValueError(f"{what} cannot be combined.")
     draws = args.compares or args.is_grid or args.reference
     draws = draws or args.context_lengths or args.positions
     if args.plot and not (draws or args.models[1:]):
         raise ValueError(
-            f"--plot needs {comparison} to draw, several models, --context-lengths, --positions or "
-            "a --reference."
+            f"--plot requires {comparison}, several models, --context-lengths, --positions or "
+            "--reference."
         )
     if args.html and Path(args.html).suffix.lower() not in (".html", ".htm"):
         raise ValueError(f"--html must be a file that ends in .html, got {args.html!r}.")
@@ -483,10 +487,10 @@ def check_together(args: argparse.Namespace) -> None:
 
 
 def matching_models(name: str) -> list[str]:
-    """List the models behind a name: folders and GGUF files that match a glob, 9 before 10.
+    """List the folders and GGUF files that match a glob, in natural order: 9 before 10.
 
     Raises:
-        ValueError: nothing matches.
+        ValueError: nothing matches a glob.
     """
     if "://" in name or not glob.has_magic(name) or os.path.exists(name):
         return [name]
@@ -504,7 +508,7 @@ def by_numbers(path: str) -> list[tuple[int, int | str]]:
 
 
 def list_axes(args: argparse.Namespace) -> list[str]:
-    """List what the measurements differ in, in the order of `AXES`."""
+    """List the settings in which the measurements differ, in the order of `AXES`."""
     varies = {
         "model": len(args.models) > 1,
         "text": args.takes_each_file,
@@ -516,105 +520,108 @@ def list_axes(args: argparse.Namespace) -> list[str]:
 
 
 def check_columns(args: argparse.Namespace) -> None:
-    """Refuse columns that there are none of, and labels of other models than those given."""
+    """Refuse columns that the measurements do not have, and labels that do not match the models."""
     if args.label is not None and len(args.label) != len(args.models):
         raise ValueError(
-            f"--label must be one name for each model, got {len(args.label)} for {len(args.models)}."
+            f"--label must have one name per model, got {len(args.label)} for {len(args.models)}."
         )
     given = args.columns or []
     for name in given:
         if name not in (*AXES, *NUMBERS):
             known = ", ".join((*AXES, *NUMBERS))
-            raise ValueError(f"--columns must be of {known}, got {name!r}.")
+            raise ValueError(f"--columns must be among {known}, got {name!r}.")
         if name in AXES and name not in args.axes:
-            raise ValueError(f"--columns {name} must go with several of them to compare.")
+            raise ValueError(f"--columns {name} requires several {name}s.")
     if sum(name in AXES for name in given) > 1:
         raise ValueError(
-            f"--columns must be one of {', '.join(AXES)}, got {', '.join(given)}: the others are rows."
+            f"--columns must have at most one of {', '.join(AXES)}, got {', '.join(given)}: the "
+            "others are rows."
         )
     if args.takes_each_file and not args.files:
-        raise ValueError("--columns text must go with FILEs, each of which is a column.")
+        raise ValueError("--columns text requires FILEs, one per column.")
     if args.format in DATA_FORMATS and given not in ([], ["text"]):
         raise ValueError(
-            f"--columns must go with --format text, markdown or latex, got {args.format}, which has "
-            "everything."
+            f"--columns requires --format text, markdown or latex, got {args.format}, which has "
+            "all columns."
         )
 
 
 def check_shared_files(args: argparse.Namespace) -> None:
-    """Refuse what the processes of a torchrun, which all read the texts, cannot all read."""
+    """Refuse inputs that only one process can read, as all processes of torchrun read the texts."""
     if not args.distributed or args.dataset or args.merge:
         return
     for name in args.files or ["-"]:
         if name == "-" or Path(name).is_fifo():
             shown = "standard input" if name == "-" else f"the pipe {name}"
             raise ValueError(
-                f"FILE must be a file that every process of a torchrun can read, got {shown}. Write "
+                f"FILE must be a file that every process of torchrun can read, got {shown}. Write "
                 "the text to a file first."
             )
 
 
 def check_own_files(args: argparse.Namespace) -> None:
-    """Refuse to write two things to one file."""
+    """Refuse two outputs with the same file."""
     seen: dict[str, str] = {}
     for option, path in written_files(args).items():
         first = seen.setdefault(os.path.realpath(path), option)
         if first is not option:
-            raise ValueError(f"{first} and {option} must be two files, got {path!r} for both.")
+            raise ValueError(
+                f"{first} and {option} must be different files, got {path!r} for both."
+            )
 
 
 def written_files(args: argparse.Namespace) -> dict[str, str]:
-    """Return the files that are written, by the option that names each."""
+    """Return the paths of output files, by option."""
     names = ("output", "html", "plot", "checkpoint", "reference_states")
     files = {f"--{with_hyphens(name)}": getattr(args, name) for name in names}
     return {option: path for option, path in files.items() if path is not None}
 
 
 def check_finding(args: argparse.Namespace) -> None:
-    """Refuse what --find tries by itself, and what it has no output for."""
+    """Refuse options that --find tries itself or has no output for."""
     if args.find is None:
         if args.max_tokens is not None:
-            raise ValueError("--max-tokens must go with --find.")
+            raise ValueError("--max-tokens requires --find.")
         return
     names = [name for options in GROUPS.values() for name in options if name not in IN_FINDING]
     given = [name for name in names if getattr(args, name) != default_of(name)]
     if given:
-        raise ValueError(f"--find must be without --{with_hyphens(given[0])}.")
+        raise ValueError(f"--find cannot be combined with --{with_hyphens(given[0])}.")
     if args.format not in (None, "text", "json"):
-        raise ValueError(f"--find must go with --format text or json, got {args.format}.")
+        raise ValueError(f"--find requires --format text or json, got {args.format}.")
     several, num = ("--model", len(args.models)) if args.models[1:] else ("FILE", len(args.files))
     if len(args.find) != num and (len(args.find) > 1 or args.models[1:]):
         raise ValueError(
-            f"--find must name one figure for each {several}, got {len(args.find)} figures and {num}."
+            f"--find must have one figure per {several}, got {len(args.find)} figures and {num}."
         )
 
 
 def check_parts(args: argparse.Namespace) -> None:
-    """Refuse what a part of a run cannot keep, and what merging parts has no say in."""
+    """Refuse options that --part cannot store or --merge cannot change."""
     if args.merge:
         names = {name for options in GROUPS.values() for name in options} - {*IN_MERGING}
         names -= {"model_id"} if args.takes_bundled_model else set()
         given = sorted(name for name in names if getattr(args, name) != default_of(name))
         if args.cite:
             raise ValueError(
-                "--merge must be without --cite, which names the checksum of every file and where "
-                "the model is found: parts keep neither. Cite the signature, which they do."
+                "--merge cannot be combined with --cite: it names the checksum of every file and the "
+                "model's location, which parts do not store. Cite the signature instead."
             )
         if given:
             raise ValueError(
-                f"--merge must be without --{with_hyphens(given[0])}: the parts say how they were "
-                "scored."
+                f"--merge cannot be combined with --{with_hyphens(given[0])}: the parts are scored "
+                "already."
             )
         if not args.files:
-            raise ValueError("--merge must be given the files of all parts.")
+            raise ValueError("--merge requires the files of all parts.")
     if args.part is None:
         return
     given = [name for name in NOT_IN_PARTS if getattr(args, name) not in (None, False)]
     if given or args.compares or args.models[1:]:
         what = f"--{with_hyphens(given[0])}" if given else "several measurements"
-        raise ValueError(f"--part must be without {what}: a part keeps totals, to be merged.")
+        raise ValueError(f"--part cannot be combined with {what}: a part stores only totals.")
     if args.output is None:
-        raise ValueError("--part must go with --output FILE, which keeps what was scored.")
+        raise ValueError("--part requires --output FILE, which stores the totals.")
 
 
 def default_of(name: str) -> object:
@@ -623,29 +630,29 @@ def default_of(name: str) -> object:
 
 
 def check_companions(args: argparse.Namespace) -> None:
-    """Refuse an option that says nothing without another one."""
+    """Refuse an option that has no effect without another one."""
     settings = [
         name for name in REFERENCE if name != "reference" and getattr(args, name) is not None
     ]
     if settings and not args.reference:
         raise ValueError(
-            f"--{with_hyphens(settings[0])} must go with a model to compare with: pass --reference NAME."
+            f"--{with_hyphens(settings[0])} requires a model to compare with: pass --reference NAME."
         )
     of_model = [name for name in settings if name != "margin"]
     if of_model and args.reference == WITHOUT_ADAPTER:
         raise ValueError(
-            f"--{with_hyphens(of_model[0])} must be without --reference {WITHOUT_ADAPTER!r}, which is the "
-            "model itself."
+            f"--{with_hyphens(of_model[0])} cannot be combined with --reference {WITHOUT_ADAPTER!r}, "
+            "which is the model itself."
         )
     for name in ("boundary", "context_separator"):
         if getattr(args, name) is not None and not args.context_column:
             raise ValueError(f"--{with_hyphens(name)} must be left out without --context-column.")
     if args.evaluator and not args.key_tokens:
-        raise ValueError("--evaluator must go with --key-tokens.")
+        raise ValueError("--evaluator requires --key-tokens.")
 
 
 def resolve_format(args: argparse.Namespace) -> str:
-    """Return the output format: the one that is named, or that of the ending of --output."""
+    """Return the output format: --format if given, else that of the ending of --output."""
     if args.part or args.verify:
         return "json"
     if args.output is None:
@@ -655,14 +662,14 @@ def resolve_format(args: argparse.Namespace) -> str:
     ending = Path(args.output).suffix.lower()
     if ending not in ENDINGS:
         raise ValueError(
-            f"--output must end in one of {', '.join(ENDINGS)}, got {args.output!r}; or name the "
-            "--format."
+            f"--output must end in one of {', '.join(ENDINGS)}, got {args.output!r}. Use another "
+            "ending, or pass --format."
         )
     return ENDINGS[ending]
 
 
 def stored_options(args: argparse.Namespace) -> dict:
-    """Return what the command line says of the numbers, as --verify takes it; without secrets."""
+    """Return the options that affect the numbers, without secrets, for --verify."""
     given = {name: getattr(args, name) for name in STORED}
     given["model_id"] = None if args.takes_bundled_model else args.models
     given["columns"] = ["text"] if args.takes_each_file else None
@@ -671,12 +678,12 @@ def stored_options(args: argparse.Namespace) -> dict:
 
 
 def before_dashes(argv: list[str]) -> list[str]:
-    """Return what stands before `--`, behind which there are only files."""
+    """Return the arguments before `--`; after it, there are only files."""
     return argv[: argv.index("--")] if "--" in argv else argv
 
 
 def normalised(word: str) -> str:
-    """Write the name of an option with hyphens: --max_length as --max-length."""
+    """Replace underscores in the name of an option: --max_length becomes --max-length."""
     return re.sub("^--[^=]+", lambda name: with_hyphens(name[0]), word)
 
 
@@ -685,7 +692,7 @@ def with_hyphens(name: str) -> str:
 
 
 def suggestion(word: str) -> str:
-    """Suggest the option that was probably meant."""
+    """Return a hint with the closest option; empty if none is close."""
     name = word.partition("=")[0]
     known = ["--help", "--version", "--model"]
     known += [f"--{with_hyphens(name)}" for options in GROUPS.values() for name in options]

@@ -1,4 +1,4 @@
-"""Write a report: which rows there are, and in which format they are written."""
+"""Write a report: its rows and its format."""
 
 import argparse
 import statistics
@@ -13,19 +13,19 @@ from .options import DATA_FORMATS, stored_options
 from .reading import ReadText
 from .spooling import Rows
 
-# So many times the bits per byte of most texts, and a text is of another kind.
+# A text with this many times the bits per byte of most texts is of another kind.
 FAR_ABOVE = 1.75
 LOWER = "Lower is better."
-BUNDLED = "Using the bundled demo model: --model NAME takes another."
-# Tables below that of the texts, by the key of the result.
+BUNDLED = "Model: the bundled demo; choose another with --model NAME."
+# Tables after that of the texts, by the key of the result.
 CURVES = {"by_context_length": tables.of_contexts, "by_position": tables.of_positions}
 
 
 def write(report: Report, args: argparse.Namespace, metric) -> str | None:
-    """Write the report to --output; return what is to be said of that.
+    """Write the report to --output; return a message about it.
 
     Raises:
-        OSError: it cannot be written; what was there before is there still.
+        OSError: it cannot be written; an existing file is unchanged.
     """
     if report.kept is not None:
         formats.write(report.kept, args.output)
@@ -38,7 +38,7 @@ def write(report: Report, args: argparse.Namespace, metric) -> str | None:
 
 
 def printed(report: Report, args: argparse.Namespace, metric) -> Iterator[str]:
-    """Write the report for standard output: in colours, and harmless, where that is a terminal."""
+    """Return the report for standard output, with colours and escaped controls on a terminal."""
     if not sys.stdout.isatty():
         return render(report, args, metric)
     if args.format != "text" or args.cite:
@@ -49,12 +49,12 @@ def printed(report: Report, args: argparse.Namespace, metric) -> Iterator[str]:
 
 
 def what_was_written(report: Report, args: argparse.Namespace) -> str:
-    """Name the file, how many rows it has, and what was left out."""
+    """Return a message with the file, its number of rows, and the omitted texts."""
     said = [f"wrote {args.output}"]
     if args.format in DATA_FORMATS and args.format != "json":
         said.append(plural(count_rows(report, args), "row"))
     if report.num_empty:
-        said.append(f"{plural(report.num_empty, 'empty text')} left out")
+        said.append(f"{plural(report.num_empty, 'empty text')} skipped")
     if report.num_refused:
         said.append(f"{plural(report.num_refused, 'text')} could not be scored")
     return ": ".join([said[0], ", ".join(said[1:])]) if said[1:] else said[0]
@@ -65,7 +65,7 @@ def plural(number: int, noun: str) -> str:
 
 
 def render(report: Report, args: argparse.Namespace, metric) -> Iterator[str]:
-    """Write the report in the format that was asked for, piece by piece; plain, for files and pipes."""
+    """Return the report in the requested format, piece by piece, without colours."""
     writers = {
         "json": lambda: chain(formats.json_pieces(as_json(report, args)), "\n"),
         "jsonl": lambda: (f"{formats.to_json(row)}\n" for row in tidy_rows(report, args)),
@@ -82,7 +82,7 @@ def render(report: Report, args: argparse.Namespace, metric) -> Iterator[str]:
 
 
 def paragraphs(texts: Iterable[str]) -> Iterator[str]:
-    """Set texts apart by empty lines."""
+    """Separate texts by empty lines."""
     between = ""
     for text in texts:
         yield between + text
@@ -91,12 +91,12 @@ def paragraphs(texts: Iterable[str]) -> Iterator[str]:
 
 
 def without_tokens(row: dict, args: argparse.Namespace) -> dict:
-    """Drop the token scores that only a plot needed."""
+    """Remove token scores that were needed only for a plot."""
     return {key: value for key, value in row.items() if args.tokens or key != "token_scores"}
 
 
 def as_json(report: Report, args: argparse.Namespace) -> dict:
-    """Collect the metric's results as they are, and what they cost."""
+    """Collect the metric's unchanged results and their cost."""
     files = [row for row in report.texts if "row" not in row]
     refused = [row for row in report.texts if is_refused_row(row)]
     parts = {key: texts for key, texts in (("files", files), ("refused_rows", refused)) if texts}
@@ -115,7 +115,7 @@ def is_refused_row(row: dict) -> bool:
 
 
 def tidy_rows(report: Report, args: argparse.Namespace) -> Iterable[dict]:
-    """Make one row of a measurement, a token, or a text; texts that were joined are one more."""
+    """Return one row per measurement, token or text, and one more for joined texts."""
     if args.unit:
         return Rows(
             lambda: chain.from_iterable(
@@ -129,12 +129,12 @@ def tidy_rows(report: Report, args: argparse.Namespace) -> Iterable[dict]:
 
 
 def has_row(report: Report) -> bool:
-    """Tell whether all texts together have a row, beside those of single texts."""
+    """Return whether all texts together have a row, in addition to those of single texts."""
     return report.joined or not report.texts
 
 
 def count_rows(report: Report, args: argparse.Namespace) -> int:
-    """Count the tidy rows; those of texts without making them again."""
+    """Count the tidy rows; do not regenerate those of texts."""
     if args.unit or report.compared:
         return sum(1 for _ in tidy_rows(report, args))
     return len(report.texts) + has_row(report)
@@ -148,10 +148,10 @@ def rows_of_text(text: ReadText, columns: dict, unit: str) -> Iterator[dict]:
 def all_tables(
     report: Report, args: argparse.Namespace, write: Callable[..., str]
 ) -> Iterator[str]:
-    """Write the tokens or words of each text; the texts or what is compared; curves.
+    """Yield the tables: tokens or words of each text, texts or measurements, curves.
 
     Args:
-        write: makes text of a table and, where it has one, its title.
+        write: formats a table and its title, if any.
     """
     if args.unit:
         table_of_parts = {"token": tables.of_tokens, "word": tables.of_words}[args.unit]
@@ -177,7 +177,7 @@ def all_tables(
 
 
 def table_of(report: Report, args: argparse.Namespace) -> tables.Table:
-    """Tabulate the texts, or what is compared."""
+    """Tabulate the texts or the measurements."""
     if report.compared == "grid" or args.columns:
         return grids.of_grid(
             report.measurements or [report.corpus], report.axes, args.columns or ()
@@ -190,7 +190,7 @@ def table_of(report: Report, args: argparse.Namespace) -> tables.Table:
 
 
 class Plain:
-    """Writes the pieces of a report for pipes and files."""
+    """Formats the pieces of a report for pipes and files."""
 
     explains = False
     table = staticmethod(tables.with_title)
@@ -202,10 +202,10 @@ class Plain:
 
 
 def as_text(report: Report, args: argparse.Namespace, look) -> Iterator[str]:
-    """Write tables, what was left out, and the signature.
+    """Yield tables, notes and the signature.
 
     Args:
-        look: writes tables, notes and signatures: `Plain`, or that of a terminal.
+        look: formats tables, notes and signatures: `Plain` or `Terminal`.
     """
     yield from paragraphs(all_tables(report, args, look.table))
     for note in [*notes_on(report), *guide(report, args, look.explains)]:
@@ -214,10 +214,10 @@ def as_text(report: Report, args: argparse.Namespace, look) -> Iterator[str]:
 
 
 def guide(report: Report, args: argparse.Namespace, explains: bool) -> list[str]:
-    """Say what somebody who sees such a table for the first time must know.
+    """Return notes for first-time readers of the table.
 
     Args:
-        explains: also say what is measured, while the bundled demo model is used.
+        explains: also explain perplexity, if the bundled demo model is used.
     """
     if report.corpus is None or args.unit:
         return []
@@ -228,27 +228,27 @@ def guide(report: Report, args: argparse.Namespace, explains: bool) -> list[str]
 
 
 def explanation(corpus: dict) -> str:
-    """Say what perplexity, window and stride are, with those of the run."""
+    """Explain perplexity, window and stride, with the values of the run."""
     fields = tables.signature_fields(corpus)
     return (
-        "Perplexity: among how many equally likely tokens the model would have to guess, on average. "
-        f"It reads windows of {fields['window']} tokens that move by a stride of {fields['stride']}; "
-        "each token is scored once."
+        "Perplexity: the number of equally likely tokens that would leave the model as uncertain, on "
+        f"average. The model reads windows of {fields['window']} tokens that move by a stride of "
+        f"{fields['stride']}; each token is scored once."
     )
 
 
 def notes_on(report: Report) -> list[str]:
-    """List what a reader of the numbers must know beside them."""
+    """Return the notes below the numbers."""
     said = notes_on_key_tokens(report)
     files = [row for row in report.texts if "row" not in row and "error" not in row]
     num_rows = 0 if report.joined else (report.corpus or {}).get("num_texts", 0) - len(files)
     if num_rows > 0:
-        said.append(f"{num_rows:,} of the texts are rows of tables (--format csv has each).")
+        said.append(f"{num_rows:,} of the texts are rows of tables (--format csv lists each).")
     said += far_above(files)
     if report.num_empty:
         rows_are = "row was" if report.num_empty == 1 else "rows were"
-        where = " where texts are scored one by one" if report.keeps_empty else ""
-        said.append(f"{report.num_empty:,} empty {rows_are} left out{where}.")
+        where = " by protocols that score each text" if report.keeps_empty else ""
+        said.append(f"{report.num_empty:,} empty {rows_are} skipped{where}.")
     failed = [row for row in report.texts if is_refused_row(row)]
     said += [f"{row['name']}: {row['error']}" for row in failed[:5]]
     if len(failed) > 5:
@@ -257,7 +257,7 @@ def notes_on(report: Report) -> list[str]:
 
 
 def notes_on_key_tokens(report: Report) -> list[str]:
-    """Say the LongPPL of each model."""
+    """Return the LongPPL of each model."""
     said = {result.get("name"): tables.of_key_tokens(result) for result in report.results}
     return [
         f"{name}: {note}" if len(said) > 1 else note
@@ -267,7 +267,7 @@ def notes_on_key_tokens(report: Report) -> list[str]:
 
 
 def far_above(files: list[dict]) -> list[str]:
-    """Name the texts that the model plainly does not read, by their bits per byte."""
+    """Return a note on texts whose bits per byte show that the model does not know their kind."""
     if len(files) < 2:
         return []
     usual = statistics.median_low(map(tables.bits_per_byte, files))
@@ -278,13 +278,13 @@ def far_above(files: list[dict]) -> list[str]:
         [f"{tables.printable(row['name'])} ({tables.bits_per_byte(row):.2f})" for row in strange]
     )
     return [
-        f"{these}: bits per byte far above the others' {usual:.2f}. The model does not read this kind "
-        "of text (another language, a list, code?), and all together says little."
+        f"{these}: bits per byte far above the others' {usual:.2f}. The model does not know this kind "
+        "of text (another language, a list, code?), so the total means little."
     ]
 
 
 def signature(report: Report, long: bool) -> str:
-    """Return the signature; of a comparison the short ones, or the part of the long ones that is shared."""
+    """Return the signature; for a comparison, the short ones or the shared part of the long ones."""
     if report.corpus is not None:
         return report.corpus["signature" if long else "signature_short"]
     if long:

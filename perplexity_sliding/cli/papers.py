@@ -1,7 +1,7 @@
-"""Tables that go into a paper as they are: Markdown, and LaTeX with booktabs.
+"""Tables for papers: Markdown, and LaTeX with booktabs.
 
-A table has its window, signature and notes below it or in its caption; an empty cell has a dash and
-its reason; minus signs are no hyphens.
+Window, signature and notes are below a table or in its caption.  Empty cells have a dash, and a note
+gives the reason.  Minus signs are not hyphens.
 """
 
 import re
@@ -12,16 +12,16 @@ from ..about import VERSION
 from .tables import AXES, NOTHING, P, Table, label, signature_fields
 
 MINUS = "−"
-# Why a cell is empty, by the beginning of its column's title.
+# Reasons for empty cells, by the beginning of the column's title.
 REASONS = {
-    "against ": "the row that the others are compared with, or one of other tokens",
+    "against ": "the row that the others are compared with, or a row with other tokens",
     "× reference": "the reference itself",
     P: "no change, or too little text",
     "same top": "the reference itself",
     "KL": "the reference itself",
     "verdict": "the reference itself",
     "scored": "above 99 %",
-    "tool ±": "its tool prints none",
+    "tool ±": "not printed by the tool",
     "95 % interval": "too little text",
     "interval": "too little text, or nothing to compare",
     "characters": "not in the text",
@@ -44,7 +44,7 @@ BARE_MINUS = re.compile(r"(?<![\w.-])-(?=\.?\d| is lower)")
 
 
 def to_markdown(what: Table | str, title: str = "") -> str:
-    """Write a table for Markdown, with its title above and its notes below."""
+    """Format a table as Markdown, with its title above and its notes below."""
     if isinstance(what, str):
         return "\n\n".join(map(in_markdown, filter(None, [title, what])))
     what = for_paper(what)
@@ -70,12 +70,12 @@ def to_markdown(what: Table | str, title: str = "") -> str:
 
 
 def in_markdown(text: str) -> str:
-    """Escape text so that Markdown makes nothing else of it."""
+    """Escape text for Markdown."""
     return re.sub(r"([\\`*_<>\[\]|~&$])", r"\\\1", text)
 
 
 def to_latex(what: Table | str, title: str = "") -> str:
-    """Write a table for LaTeX, which needs the package booktabs, with its notes in the caption."""
+    """Format a table as LaTeX with the package booktabs, with its notes in the caption."""
     if isinstance(what, str):
         return in_latex(" ".join(filter(None, [f"{title}." if title else "", what])))
     what = for_paper(what)
@@ -105,7 +105,7 @@ def in_latex(text: str) -> str:
 
 
 def for_paper(what: Table) -> Table:
-    """Fill empty cells with dashes, give their reasons as notes, and write true minus signs."""
+    """Fill empty cells with dashes, add their reasons as notes, and use true minus signs."""
     errors = {number: error for number, _, error in what.errors}
     lines, of_column = [], {}
     for number, line in enumerate(what.lines):
@@ -132,7 +132,7 @@ def for_paper(what: Table) -> Table:
 
 
 def with_minus(text: str) -> str:
-    """Write minus signs before numbers as such, which hyphens stand for elsewhere."""
+    """Replace hyphens before numbers by minus signs."""
     return BARE_MINUS.sub(MINUS, text)
 
 
@@ -141,13 +141,11 @@ def why_empty(title: str) -> str:
 
 
 def with_measurement(what: Table, rows: Sequence[dict], axes: Sequence[str]) -> Table:
-    """Add how numbers were measured to the notes: model, window, stride; and the signature.
-
-    Several signatures are comments, which no reader sees.
+    """Add model, window, stride and signature to the notes; several signatures become comments.
 
     Args:
         rows: results, or an `error`.
-        axes: what they differ in, which the table names by itself.
+        axes: settings in which they differ, which are already in the table.
     """
     results = [row for row in rows if "error" not in row]
     keys = [AXES[axis] for axis in axes]
@@ -165,7 +163,7 @@ def with_measurement(what: Table, rows: Sequence[dict], axes: Sequence[str]) -> 
 
 
 def described(row: dict, axes: Sequence[str]) -> str:
-    """Write model, window, stride, protocol and start token, but for those that are axes."""
+    """Describe model, window, stride, protocol and start token, except for those that are axes."""
     fields = signature_fields(row)
     parts = {
         "model": f"model {fields['model']}",
@@ -178,7 +176,7 @@ def described(row: dict, axes: Sequence[str]) -> str:
 
 
 def distinguished(named: dict[str, list[str]]) -> str:
-    """Write the one thing that there is, or each with those that it holds for."""
+    """Return a single description, or each with the rows that it applies to."""
     if len(named) == 1:
         return next(iter(named))
     return "; ".join(f"{what} ({', '.join(dict.fromkeys(names))})" for what, names in named.items())

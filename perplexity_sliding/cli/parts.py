@@ -1,8 +1,8 @@
-"""--part and --merge: a corpus that several machines score, and the result of one run.
+"""--part and --merge: score a corpus on several machines, and merge the results.
 
-Part 3 of 8 scores texts 3, 11, 19, … and keeps their totals.  Every part reads all texts, which
-costs little, and hashes them; so parts of different texts, or settings, are told apart when they are
-merged.  Merged, the texts stand in their order again, and all numbers are those of one run.
+Part 3 of 8 scores texts 3, 11, 19, … and stores their totals.  Every part reads and hashes all
+texts, which is cheap, so that merging detects parts of different texts or settings.  Merging
+restores the order of the texts, and all numbers are those of a single run.
 """
 
 import hashlib
@@ -15,25 +15,25 @@ from pathlib import Path
 from .reading import Text
 
 KIND = "part of a run of perplexity-sliding, 1"
-# What all parts of a run have in common.
+# Fields that all parts of a run share, and the error if they differ.
 SHARED = {
-    "total": "it is one of another number of parts",
-    "num_texts": "it has read another number of texts",
-    "digest": "it has read other texts",
-    "signature": "it was measured in another way",
+    "total": "the numbers of parts differ",
+    "num_texts": "the numbers of texts differ",
+    "digest": "the texts differ",
+    "signature": "the settings differ",
 }
 
 
 @dataclass
 class Part:
-    """What a part has read and scored so far.
+    """The texts that a part has read and scored so far.
 
     Attributes:
-        num_texts: texts that were read, of which it scores every so many-th.
-        number, total: which part it is, and of how many.
-        totals: of the texts that it has scored; None where there are none.
-        places: of these texts, among all.
-        digests: of these texts.
+        num_texts: number of texts read, of which every `total`-th is scored.
+        number, total: the number of the part, and of all parts.
+        totals: totals of the scored texts; None without any.
+        places: positions of the scored texts among all.
+        digests: digests of the scored texts.
     """
 
     number: int
@@ -47,7 +47,7 @@ class Part:
         self._hash = hashlib.sha256()
 
     def take(self, texts: Iterable[Text]) -> Iterator[Text]:
-        """Yield every so many-th text; hash them all."""
+        """Yield the texts of the part, and hash all texts."""
         for text in texts:
             self._hash.update(repr((text.context, text.chat, text.text, text.error)).encode())
             place, self.num_texts = self.num_texts, self.num_texts + 1
@@ -60,10 +60,10 @@ class Part:
         self.digests += [str(totals.texts_digest.value) for totals in text_totals]
 
     def to_json(self, report: dict) -> str:
-        """Write the part as JSON with a checksum.
+        """Return the part as JSON with a checksum.
 
         Args:
-            report: what a run says beside the totals.
+            report: further fields to store.
         """
         body = {
             "kind": KIND,
@@ -85,17 +85,19 @@ def checksum(body: dict) -> str:
 
 
 def read_part(path: str) -> dict:
-    """Read what a part has written.
+    """Read the file of a part.
 
     Raises:
-        ValueError: it is something else, or damaged.
+        ValueError: it is another file, or damaged.
     """
     try:
         body = json.loads(Path(path).read_text("utf-8"))
     except (ValueError, RecursionError):
         body = None
     if not isinstance(body, dict) or body.get("kind") != KIND:
-        raise ValueError(f"{path} is no part of a run: --merge takes what --part has written.")
+        raise ValueError(
+            f"{path} is not a part of a run: --merge requires files written by --part."
+        )
     if body.pop("checksum", None) != checksum(body):
         raise ValueError(f"{path} is damaged: its checksum is wrong. Score that part again.")
     return body
@@ -105,7 +107,7 @@ def read_parts(paths: Sequence[str]) -> list[dict]:
     """Read all parts of a run, in their order.
 
     Raises:
-        ValueError: some are missing, doubled, damaged, or of other runs.
+        ValueError: some are missing, duplicate, damaged, or of other runs.
     """
     named = [(path, read_part(path)) for path in paths]
     first_path, first = named[0]
@@ -114,7 +116,7 @@ def read_parts(paths: Sequence[str]) -> list[dict]:
             if part[key] != first[key] and None not in (part[key], first[key]):
                 raise ValueError(
                     f"{path} does not belong to {first_path}: {what} ({key} {part[key]} instead of "
-                    f"{first[key]}). Score all parts with the same command, but for --part."
+                    f"{first[key]}). Score all parts with the same command, except for --part."
                 )
     parts = sorted((part for _, part in named), key=lambda part: part["part"])
     numbers = [part["part"] for part in parts]
@@ -123,7 +125,7 @@ def read_parts(paths: Sequence[str]) -> list[dict]:
     for what, which in (("given more than once", doubled), ("missing", missing)):
         if which:
             listed = ", ".join(f"{number}/{first['total']}" for number in which)
-            raise ValueError(f"--merge takes every part once, but {listed} is {what}.")
+            raise ValueError(f"--merge requires every part once, but {listed} is {what}.")
     return parts
 
 
@@ -135,7 +137,7 @@ def merge_totals(parts: Sequence[dict], read_totals) -> object:
     """
     scored = [read_totals(part["totals"]) for part in parts if part["totals"] is not None]
     if not scored:
-        raise ValueError("There is no text in the parts that could be scored.")
+        raise ValueError("No text in the parts could be scored.")
     totals = sum(scored)
     places = list(chain.from_iterable(part["places"] for part in parts))
     digests = list(chain.from_iterable(part["digests"] for part in parts))

@@ -1,4 +1,4 @@
-"""How far a run is: one bar for all of it on a terminal, a line a minute in a log."""
+"""Progress of a run: one bar on a terminal, one line per minute in a log."""
 
 import sys
 import time
@@ -9,19 +9,19 @@ from .messages import harmless, say
 from .streams import to_stderr
 
 LOG_INTERVAL = 60.0  # seconds
-# So many seconds left after so many, and a run is a long one.
+# A run is long if more than LONG seconds are left after KNOWN_AFTER seconds.
 LONG, KNOWN_AFTER = 600.0, 10.0
 CLEAR_LINE = "\r\x1b[2K"
 
 
 class Progress:
-    """Shows one run, whose shards are parts of one bar.
+    """Shows the progress of a run, whose shards are parts of one bar.
 
     Args:
-        title: what is measured.
-        hidden: show nothing.
-        clock: seconds, for the lines in a log.
-        advice: what to say of a long run, if anything; asked once, when the run is seen to be one.
+        title: title of the bar.
+        hidden: whether to show nothing.
+        clock: returns seconds, for the lines in a log.
+        advice: returns advice for a long run, or None; called once.
     """
 
     def __init__(
@@ -39,30 +39,30 @@ class Progress:
         self.started = self.logged = clock()
         self.parts_done = 0.0
         self.part = 1.0
-        self.scale = 1.0  # of the parts, where one of several runs is cut into them
+        self.scale = 1.0  # share of the current run, if there are several
         self.first: tuple[float, float] | None = None  # time and share after the first batch
         self._bar = None
 
     def status(self, message: str) -> None:
-        """Say what goes on before there is a bar."""
+        """Show a step before there is a bar."""
         if self.on_terminal and self._bar is None:
             to_stderr(f"{CLEAR_LINE}{harmless(message)} …")
 
     def begin_part(self, share: float) -> None:
-        """Begin a part of the run, such as a shard, that is so much of all of it."""
+        """Begin a part of the run, such as a shard, with its share of the whole."""
         self.part = share * self.scale
 
     def end_part(self) -> None:
         self.parts_done += self.part
 
     def __call__(self, progress) -> None:
-        """Take the metric's word on how far the part is: the `callback` of `compute`."""
+        """Update the progress of the part; this is the `callback` of `compute`."""
         if self.hidden:
             return
         share = min(1.0, self.parts_done + self.part * progress.done / progress.total)
-        # The speed is measured from here on: what a checkpoint had took no time.
+        # Measure the speed from here on, because reading a checkpoint takes no time.
         self.first = self.first or (self.clock(), share)
-        # Nothing is scored yet while a reference leaves its states in a file.
+        # Nothing is scored yet while a reference stores its states.
         so_far = "" if isnan(progress.perplexity) else f"{progress.perplexity:.2f}"
         if self.on_terminal:
             self._draw(share, so_far)
@@ -93,7 +93,7 @@ class Progress:
         return (self.clock() - begin) / (share - before) * (1 - share) if share > before else None
 
     def _advise(self, share: float) -> None:
-        """Say once what would make a long run shorter."""
+        """Print advice for a long run once."""
         if self.advice is None or self.clock() - self.first[0] < KNOWN_AFTER:
             return
         if (self._seconds_left(share) or 0) > LONG:
@@ -102,19 +102,19 @@ class Progress:
                 say(advice)
 
     def close(self) -> None:
-        """Clear the line, so that what is printed next stands alone."""
+        """Clear the line before other output."""
         if self._bar is not None:
             self._bar.close()
         else:
             self.clear()
 
     def clear(self) -> None:
-        """Clear what `status` has said."""
+        """Clear the line of `status`."""
         if self.on_terminal:
             to_stderr(CLEAR_LINE)
 
 
 def minutes(seconds: float) -> str:
-    """Write a length of time to the minute."""
+    """Format a duration to the minute."""
     hours, remaining = divmod(round(seconds / 60), 60)
     return f"{hours} h {remaining} min" if hours else f"{remaining} min"

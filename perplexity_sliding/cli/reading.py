@@ -1,4 +1,4 @@
-"""The texts of the sources, read one after the other as they are asked for."""
+"""Lazy reading of the texts of all sources."""
 
 import argparse
 import json
@@ -24,16 +24,16 @@ class Text:
     """A text to score, or a file that could not be read.
 
     Attributes:
-        name: what the output calls it: its file, or its row.
-        text: what is scored.
-        row: its number in a table or dataset, from 0; None for a file of its own.
-        share: of all that is read in this run, as far as sizes of files and numbers of rows tell.
-        context: what is read before it without being scored.
-        chat: the messages that stand in the place of the text; the text is what its assistants say.
-        words: its words, or (first, one past the last) characters of each; None where nobody says.
+        name: its name in the output: that of its file or row.
+        text: the text to score.
+        row: its number in a table or dataset, from 0; None for a file.
+        share: its estimated share of the run, from sizes of files and numbers of rows.
+        context: text that is read before it without being scored.
+        chat: messages to score instead; `text` then contains the assistant's.
+        words: its words, or their (start, end) characters, end exclusive; None if not given.
         carried: the other columns of its row.
-        error: why it could not be read; None where it could.
-        place: its number among all texts, where a part of them is scored.
+        error: the reason why it could not be read; None if it could.
+        place: its number among all texts, if a part of them is scored.
     """
 
     name: str
@@ -53,8 +53,8 @@ class ReadText:
     """A text whose tokens or words are shown.
 
     Attributes:
-        wording: what the model read: its context, then the text; None where that is not at hand.
-        begin: where the text begins in it, in characters.
+        wording: the context followed by the text, as the model read them; None if unknown.
+        begin: offset of the text in `wording`, in characters.
         carried: the other columns of its row.
     """
 
@@ -65,12 +65,12 @@ class ReadText:
 
 
 def open_texts(args: argparse.Namespace) -> Iterator[Text]:
-    """List the sources, which refuses what isn't there; return their texts, not read yet."""
+    """List the sources, and return an iterator over their texts; refuse missing files."""
     if args.dataset:
         match = DATASET.fullmatch(args.dataset)
         if match is None:
             raise ValueError(f"--dataset must be NAME:CONFIG:SPLIT:COLUMN, got {args.dataset!r}.")
-        place = Path(match[1])  # of the dataset, where it does not lie on the Hub
+        place = Path(match[1])  # if the dataset is local
         check_outputs(args, [str(file) for file in (place, *place.rglob("*")) if file.is_file()])
         return watched(read_dataset(*match.groups(), args), args)
     sources = list_sources(args.files)
@@ -81,13 +81,13 @@ def open_texts(args: argparse.Namespace) -> Iterator[Text]:
 
 
 def open_each(args: argparse.Namespace) -> list[Iterator[Text]]:
-    """List the texts of each FILE by itself."""
+    """Return one iterator of texts per FILE."""
     opened = [open_texts(argparse.Namespace(**vars(args) | {"files": [f]})) for f in args.files]
     return [guarded(texts, name) for texts, name in zip(opened, args.files)]
 
 
 def guarded(texts: Iterator[Text], name: str) -> Iterator[Text]:
-    """Read one of several files; what cannot be read becomes a text with an error."""
+    """Read one of several files; yield a text with an error if it cannot be read."""
     try:
         yield from texts
     except (ValueError, OSError) as error:
@@ -96,36 +96,36 @@ def guarded(texts: Iterator[Text], name: str) -> Iterator[Text]:
 
 
 def check_outputs(args: argparse.Namespace, names: list[str]) -> None:
-    """Refuse to write anything over the files that are read."""
+    """Refuse to overwrite input files."""
     for option, path in written_files(args).items():
         check_output(option, path, names)
 
 
 def check_output(option: str, output: str, names: list[str], what: str = "texts") -> None:
-    """Refuse to write over what is read.
+    """Refuse to overwrite an input file.
 
     Args:
-        names: of the files that are read.
-        what: what an error calls them.
+        names: names of the input files.
+        what: what the files are, for an error.
     """
     if Path(output).exists() and any(Path(output).samefile(name) for name in names):
         raise ValueError(
-            f"{option} must not be one of the {what}, got {output!r}. Name a file that lies elsewhere."
+            f"{option} must not be one of the {what}, got {output!r}. Use another file."
         )
 
 
 def check_no_columns(args: argparse.Namespace, name: str) -> None:
-    """Refuse the names of columns where no table is read."""
+    """Refuse options of columns if no table is read."""
     for option in ("text_column", "context_column", "words_column", "id_column"):
         if getattr(args, option):
             raise ValueError(
-                f"--{option.replace('_', '-')} must go with a table, but {name} is read as a text: "
-                f"its name must end in {', '.join(TABLES)}."
+                f"--{option.replace('_', '-')} requires a table, but {name} is read as a text. Use a "
+                f"file whose name ends in {', '.join(TABLES)}."
             )
 
 
 def watched(texts: Iterator[Text], args: argparse.Namespace) -> Iterator[Text]:
-    """Look out for mistakes in the texts that go by."""
+    """Yield the texts, and warn about mistakes in them."""
     suspicions = Suspicions(bool(args.detokenize), args.context_separator, args.encoding)
     for text in texts:
         if text.error is None:
@@ -136,7 +136,7 @@ def watched(texts: Iterator[Text], args: argparse.Namespace) -> Iterator[Text]:
 
 
 def read_sources(sources: list[Source], args: argparse.Namespace) -> Iterator[Text]:
-    """Read files; one of several that cannot be read becomes a text with an error."""
+    """Read files; yield a text with an error for each of several that cannot be read."""
     total = sum(source.size for source in sources)
     for source in sources:
         share = source.size / total
@@ -145,7 +145,9 @@ def read_sources(sources: list[Source], args: argparse.Namespace) -> Iterator[Te
                 yield from read_table(source, args, share)
             else:
                 if args.words_column:
-                    raise ValueError(f"--words-column needs tables, but {source.shown} is a text.")
+                    raise ValueError(
+                        f"--words-column requires a table, but {source.shown} is a text."
+                    )
                 text = read_text(source, args.encoding)
                 kept = {"text": text} if args.keep_text else {}
                 yield Text(source.name, text, share=share, carried=kept)
@@ -157,7 +159,7 @@ def read_sources(sources: list[Source], args: argparse.Namespace) -> Iterator[Te
 
 
 def read_table(source: Source, args: argparse.Namespace, share: float) -> Iterator[Text]:
-    """Read a table, one text a row."""
+    """Read a table, one text per row."""
     table = open_table(source, args.encoding)
     column = choose_column(source.name, table.columns, args.text_column)
     check_other_columns(source.name, table.columns, column, args)
@@ -172,12 +174,12 @@ def check_other_columns(
     check_column("--words-column", name, columns, args.words_column)
     if column == args.context_column:
         raise ValueError(
-            f"--context-column must be another column than that of the texts, got {column!r}."
+            f"--context-column must differ from the column of the texts, got {column!r}."
         )
 
 
 def choose_column(name: str, columns: list[str], wanted: str | None) -> str:
-    """Choose the column with the texts: the one asked for, `text`, or the only one."""
+    """Return the column of the texts: the given one, `text`, or the only one."""
     if wanted is not None:
         check_column("--text-column", name, columns, wanted)
         return wanted
@@ -186,19 +188,19 @@ def choose_column(name: str, columns: list[str], wanted: str | None) -> str:
     if len(columns) == 1:
         if builder_of(name) == "csv" and len(columns[0].split()) > 1:
             say(
-                f"warning: the first line of {name}, {columns[0]!r:.80}, names its column, and is not "
-                "scored. Begin the file with a line 'text' if it is a text."
+                f"warning: the first line of {name}, {columns[0]!r:.80}, is used as a header and not "
+                "scored. If it is a text, insert a line 'text' before it."
             )
         return columns[0]
     raise ValueError(
-        f"{name} has no column 'text': name one of {', '.join(columns)} with --text-column."
+        f"{name} has no column 'text': pass one of {', '.join(columns)} as --text-column."
     )
 
 
 def check_column(option: str, name: str, columns: list[str], wanted: str | None) -> None:
     if wanted is not None and wanted not in columns:
         raise ValueError(
-            f"{option} must name one of the columns {', '.join(columns)} of {name}, got {wanted!r}."
+            f"{option} must be one of the columns {', '.join(columns)} of {name}, got {wanted!r}."
         )
 
 
@@ -215,7 +217,7 @@ def read_dataset(
 
 
 def load_split(name: str, config: str, split: str, args: argparse.Namespace) -> Table:
-    """Load a split of a dataset of the Hub or a folder, or of a file, whose rows are "train"."""
+    """Load a split of a dataset of the Hub, a folder, or a file; a file has only a split "train"."""
     import datasets
 
     if args.hides_progress or not sys.stderr.isatty():
@@ -236,7 +238,7 @@ def load_split(name: str, config: str, split: str, args: argparse.Namespace) -> 
 
 
 def slice_of(table: Table, split: str) -> Table:
-    """Cut the rows out that a split such as train[:100] names."""
+    """Select the rows of a split such as train[:100]."""
     from datasets import ReadInstruction
 
     (part,) = ReadInstruction.from_spec(split).to_absolute({"train": table.num_rows})
@@ -251,15 +253,15 @@ def slice_of(table: Table, split: str) -> Table:
 def read_rows(
     table: Table, column: str, name: str | None, args: argparse.Namespace, share: float = 1.0
 ) -> Iterator[Text]:
-    """Yield the texts of a table, with its other columns where the output has room for them."""
+    """Yield the texts of a table, with its other columns if the output can have them."""
     needed = list(filter(None, dict.fromkeys((column, args.context_column, args.words_column))))
-    holds_chats = is_chat(next(table.rows([column]))[column])
+    has_chats = is_chat(next(table.rows([column]))[column])
     for of_texts in needed:
-        may_be_lists = of_texts == args.words_column or (of_texts == column and holds_chats)
+        may_be_lists = of_texts == args.words_column or (of_texts == column and has_chats)
         if of_texts in table.others and not may_be_lists:
             raise ValueError(
-                f"{name or args.dataset} must have texts in the column {of_texts!r}, but it holds "
-                f"others ({table.others[of_texts]})."
+                f"{name or args.dataset} must have texts in the column {of_texts!r}, got other "
+                f"values ({table.others[of_texts]})."
             )
     wanted = [*needed, *([args.id_column] if args.id_column else [])]
     rows = table.rows(table.columns if args.carries_columns else list(dict.fromkeys(wanted)))
@@ -274,7 +276,7 @@ def read_rows(
             chat = [{key: v for key, v in m.items() if v is not None} for m in text]
         if chat is None and not isinstance(text, str):
             raise ValueError(
-                f"{table.name} must hold chats in all rows of {column!r}, got {text!r:.80} in row "
+                f"{table.name} must have chats in all rows of {column!r}, got {text!r:.80} in row "
                 f"{number}."
             )
         yield Text(
@@ -290,21 +292,21 @@ def read_rows(
 
 
 def read_words(cell: object, text: str, name: str) -> list:
-    """Read the words of a text: a list, one in JSON, or words with spaces between.
+    """Read the words of a text: a list, a JSON list, or words separated by spaces.
 
     Raises:
-        ValueError: the cell has none of them.
+        ValueError: the cell is none of these.
     """
     if isinstance(cell, str) and cell.lstrip().startswith("["):
         try:
             cell = json.loads(cell)
         except json.JSONDecodeError as error:
-            raise ValueError(f"--words-column must hold JSON in {name}: {error}.") from None
+            raise ValueError(f"--words-column must be valid JSON in {name}: {error}.") from None
     words = cell.split() if isinstance(cell, str) else cell
     if not isinstance(words, list) or not words:
         raise ValueError(
-            "--words-column must hold words with spaces between, or a list of words or of "
-            f"[first, end] pairs, got {cell!r:.80} in {name}."
+            "--words-column must be words separated by spaces, or a list of words or of "
+            f"[start, end] pairs, got {cell!r:.80} in {name}."
         )
     if all(isinstance(word, str) for word in words):
         return words
@@ -313,15 +315,15 @@ def read_words(cell: object, text: str, name: str) -> list:
         is_pair = isinstance(pair, list) and len(pair) == 2 and all(type(n) is int for n in pair)
         if not is_pair or not place <= pair[0] < pair[1] <= len(text):
             raise ValueError(
-                "--words-column must hold words, or pairs [first, one past the last] of characters, "
-                f"ascending and within the {len(text)} of the text, got {pair!r} in {name}."
+                "--words-column must be words, or ascending [start, end] pairs of characters, end "
+                f"exclusive, within the {len(text)} of the text, got {pair!r} in {name}."
             )
         place = pair[1]
     return words
 
 
 def is_chat(value) -> bool:
-    """Tell whether a cell holds a list of messages, each with a role and a content."""
+    """Return whether a cell is a list of messages, each with a role and a content."""
     return (
         isinstance(value, list)
         and len(value) > 0
@@ -330,5 +332,5 @@ def is_chat(value) -> bool:
 
 
 def replies(chat: list[dict]) -> str:
-    """Return what the assistants say, by which a text is seen to be empty, and measured beforehand."""
+    """Return the assistant's messages, which determine the size of a chat and whether it is empty."""
     return "\n".join(str(m.get("content", "")) for m in chat if m.get("role") == "assistant")

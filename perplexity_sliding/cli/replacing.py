@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all."""
+"""Atomic writing of files."""
 
 import errno
 import os
@@ -8,20 +8,20 @@ import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
-MOST_LINKS = 40  # that lead to each other, as Linux has it
+MOST_LINKS = 40  # in a chain, as in Linux
 SYSTEM = ("/dev/", "/proc/")
-# A mount by itself, or another user's file in a folder such as /tmp: written to, but never replaced.
+# Errors for a mount point, or another user's file in a folder such as /tmp: written, not replaced.
 UNMOVABLE = (errno.EBUSY, errno.EPERM, errno.EACCES)
 
 
 @contextmanager
 def replaced(path: str) -> Iterator[str]:
-    """Yield where to write a file, which takes the place of `path` once it is complete.
+    """Yield a path to write to; on success, the file replaces `path`.
 
-    A pipe, a device and a stream of a program are written as they are: never replaced, never removed.
+    Pipes, devices and standard streams are written directly, never replaced or removed.
 
     Raises:
-        OSError: it cannot be written; its filename is `path`. What was there before is there still.
+        OSError: writing fails; its filename is `path`, and an existing file is unchanged.
     """
     try:
         if is_replaceable(path):
@@ -35,7 +35,7 @@ def replaced(path: str) -> Iterator[str]:
 
 
 def _beside(path: str) -> Iterator[str]:
-    """Yield a name beside a file; what is written there becomes the file."""
+    """Yield a temporary path beside a file, and replace the file by it."""
     ending = os.path.splitext(path)[1]
     place = os.path.join(os.path.dirname(path), f".{secrets.token_hex(8)}{ending}")
     try:
@@ -54,7 +54,7 @@ def _beside(path: str) -> Iterator[str]:
 
 
 def is_replaceable(path: str) -> bool:
-    """Return whether another file may take the place of this one, or there is none yet."""
+    """Return whether the file can be replaced or created."""
     if any(step.startswith(SYSTEM) for step in _steps(path)):
         return False
     if os.path.exists(path) and not stat.S_ISREG(os.stat(path).st_mode):
@@ -63,7 +63,7 @@ def is_replaceable(path: str) -> bool:
 
 
 def _steps(path: str) -> Iterator[str]:
-    """Yield a path, and where its links lead one after the other."""
+    """Yield a path and the targets of its chain of links."""
     for _ in range(MOST_LINKS):
         folder, name = os.path.split(path)
         path = os.path.join(os.path.realpath(folder), name)

@@ -1,6 +1,6 @@
-"""Tidy rows: one a text, one a token, one a word, with flat columns for other programs.
+"""Tidy rows per text, token or word, with flat columns for other programs.
 
-Every plain number of a result is a column by itself, so that a new one needs no edit here.
+Every plain number of a result becomes a column, so a new one needs no change here.
 """
 
 import math
@@ -9,12 +9,12 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from .reading import ReadText
 from .spooling import Rows
 
-# What stands under other names, or is no number of one text.
+# Keys with other names, or that are not numbers of one text.
 NOT_COLUMNS = {
     "name", "row", "carried", "perplexities", "num_texts", "num_tokens_per_text", "mean_perplexity",
 }  # fmt: skip
 PLAIN = (bool, int, float, str)
-# Results in nats, whose columns say so; the sums of a text, a token or a word are there in bits too.
+# Results in nats, whose columns end in the unit; sums over a text, token or word are also in bits.
 NATS = {
     *("nll", "total_nll", "surprisal", "space_nll", "entropy", "alternatives", "nll_difference"),
     *("reference_nll", "kl", "kl_reverse", "kl_percentiles", "probe", "reference_probe"),
@@ -25,7 +25,7 @@ NOT_OF_PARTS = {"windows"}
 
 
 def of_texts(results: Iterable[dict]) -> Rows[dict]:
-    """Make one row of a flat result: its name, what was carried along, then its numbers."""
+    """Return one row per result: its name, the table's other columns, then its numbers."""
     kinds: dict[tuple, dict] = {}  # one result of those that have the same keys
     for result in results:
         kinds.setdefault((*result, *result.get("carried", ())), result)
@@ -35,13 +35,13 @@ def of_texts(results: Iterable[dict]) -> Rows[dict]:
 
 
 def with_carried(row: dict, taken: Collection[str]) -> dict:
-    """Put what was carried along into its columns."""
+    """Insert the table's other columns into a row."""
     own = dict(row)
     return of_part(own, own.pop("carried", {}), taken)
 
 
 def of_part(row: dict, carried: dict, taken: Collection[str]) -> dict:
-    """Put a table's other columns behind the name; one whose name is taken gets another."""
+    """Insert a table's other columns after the name; rename those whose name is taken."""
     renamed = {free_name(name, taken, carried): value for name, value in carried.items()}
     return {"name": row["name"]} | renamed | row
 

@@ -57,10 +57,10 @@ def search(args: argparse.Namespace) -> int:
 
 
 def read_corpora(args: argparse.Namespace) -> tuple[list, list[list[str]]]:
-    """Read the texts of each figure, and write how the command line names them.
+    """Read the texts of each figure.
 
     Returns:
-        one list of texts for all figures, or one for each FILE; and the words of each.
+        one list of texts for all figures, or one per FILE; and the command-line arguments of each.
     """
     names = ("dataset", "text_column", "encoding")
     given = [(f"--{with_hyphens(name)}", getattr(args, name)) for name in names]
@@ -75,19 +75,19 @@ def read_corpus(args: argparse.Namespace) -> list[str]:
     """Read all texts.
 
     Raises:
-        ValueError: one cannot be read, or is a chat.
+        ValueError: a text cannot be read, or is a chat.
     """
     texts = list(open_texts(args))
     for text in texts:
         if text.error is not None:
             raise ValueError(f"{text.name}: {text.error}")
         if text.chat is not None:
-            raise ValueError(f"--find must go with texts, got a chat in {text.name}.")
+            raise ValueError(f"--find requires texts, got a chat in {text.name}.")
     return [text.text for text in texts]
 
 
 def as_called(command: str | list[str], args: argparse.Namespace) -> str | list[str]:
-    """Write a command as this program was called; the bundled model needs no name."""
+    """Return a command with this program's name, and without the bundled model's."""
     if isinstance(command, list):
         return [as_called(one, args) for one in command]
     if args.takes_bundled_model:
@@ -97,7 +97,7 @@ def as_called(command: str | list[str], args: argparse.Namespace) -> str | list[
 
 
 def to_text(result: dict) -> str:
-    """Write the result for people."""
+    """Format the result as text."""
     figures = result["figure"] if isinstance(result["figure"], list) else [result["figure"]]
     parts = []
     matches, nearest = grouped(result["matches"]), result["nearest"]
@@ -107,9 +107,13 @@ def to_text(result: dict) -> str:
         if len(matches) > MOST_SHOWN:
             parts += [f"and {len(matches) - MOST_SHOWN:,} more: --json lists them.", ""]
         commands = matches[0]["command"]
-        parts += ["The first again:", *([commands] if isinstance(commands, str) else commands), ""]
+        parts += [
+            "To repeat the first:",
+            *([commands] if isinstance(commands, str) else commands),
+            "",
+        ]
     if nearest:
-        parts += ["Nearest others", "", table(nearest), ""]
+        parts += ["Nearest other settings", "", table(nearest), ""]
     for row in result["published"]:
         named = f" ({row['protocol']})" if row["protocol"] else ""
         parts.append(
@@ -121,7 +125,7 @@ def to_text(result: dict) -> str:
 
 
 def left_out(result: dict) -> list[str]:
-    """Say what was not tried, and what it would cost."""
+    """Return a note on the settings that were not tried, and their cost."""
     left = result["not_tried"]
     if not left:
         return []
@@ -130,15 +134,18 @@ def left_out(result: dict) -> list[str]:
     far = [step["nearest_estimate"] for step in left if step["nearest_estimate"] is not None]
     sampled = ""
     if far:
-        sampled = f" By a sample, {len(far)} of these passes miss the figure by {min(map(abs, far)):.0%} or more."
+        sampled = (
+            f" On a sample, {len(far)} of these passes miss the figure by "
+            f"{min(map(abs, far)):.0%} or more."
+        )
     return [
         f"Read {result['num_forward_tokens']:,} tokens. Not tried: {num_settings:,} settings, "
-        f"which would read {num_tokens:,}: --max-tokens N goes on until N tokens are read.{sampled}"
+        f"which take {num_tokens:,} more. --max-tokens N continues up to N tokens.{sampled}"
     ]
 
 
 def grouped(matches: list[dict]) -> list[dict]:
-    """Merge matches whose number and settings are the same under several protocols."""
+    """Merge matches with the same number and settings under several protocols."""
     groups: dict[tuple, dict] = {}
     for match in matches:
         values = match["value"] if isinstance(match["value"], list) else [match["value"]]
@@ -152,7 +159,7 @@ def grouped(matches: list[dict]) -> list[dict]:
 
 
 def table(entries: list[dict]) -> str:
-    """Align the columns of settings on the left; no column is left out, however narrow the terminal."""
+    """Format settings with left-aligned columns, all of them, whatever the terminal's width."""
     rows = [[written(key, entry[key]) for key in TITLES] for entry in entries]
     titles = list(TITLES.values())
     if "difference" in entries[0]:
@@ -169,7 +176,7 @@ def table(entries: list[dict]) -> str:
 
 
 def written(key: str, value: object) -> str:
-    """Write a value to four places, and no start token as "none"."""
+    """Format a value to four places, and a missing start token as "none"."""
     if value is False:
         return "none"
     if key != "value":

@@ -1,7 +1,7 @@
-"""Corpora larger than memory: texts in shards of bounded size.
+"""Divide a corpus larger than memory into shards of bounded size.
 
-A shard is computed like a corpus of its own and forgotten.  What is kept are the metric's `totals`,
-which add up: a few sums a text.
+Each shard is scored and discarded.  Only the metric's `totals`, a few sums per text, are kept and
+added up.
 """
 
 import math
@@ -11,14 +11,14 @@ from typing import TypeVar
 T = TypeVar("T")  # anything that has a `text`
 
 
-# Each text takes some room beside that of its characters.
+# A text takes memory beyond that of its characters.
 MOST_TEXTS = 10_000
 
 
 def cut_into_shards(texts: Iterable[T], num_characters: float) -> Iterator[list[T]]:
-    """Yield runs of texts with at most so many characters each, or with a single larger text.
+    """Yield runs of texts with at most this many characters each, or with a single larger text.
 
-    A shard has at most `MOST_TEXTS` texts, unless its characters have no limit.
+    A shard has at most `MOST_TEXTS` texts, unless the number of characters is unlimited.
     """
     num_texts = MOST_TEXTS if num_characters < math.inf else math.inf
     shard: list[T] = []

@@ -1,4 +1,4 @@
-"""The texts themselves, coloured by surprisal: in the terminal (--show) and as a report (--html)."""
+"""Texts coloured by surprisal: in the terminal (--show) and as a report (--html)."""
 
 import argparse
 import math
@@ -25,8 +25,7 @@ from .streams import to_stdout
 from .tables import printable, terminal_width
 
 MOST_SURPRISING = 5
-# By level of surprise.  Grounds with white letters stand out, and letters without a ground can be read,
-# on black and on white alike: all have a contrast of at least 4.5 to either.
+# Styles by level of surprisal.  All colours have a contrast of at least 4.5 to black and to white.
 STYLES = {
     "b0": Style(),
     "b1": Style(color="#8f7120"),
@@ -36,15 +35,15 @@ STYLES = {
     "b5": Style(color="#ffffff", bgcolor="#c0203a", bold=True),
     "out": Style(dim=True),
 }
-# Where there are no colours.
+# Marks for output without colours.
 MARKS = {"b4": ("[", "]"), "b5": ("[[", "]]")}
 MARKED = "[10 to 15 bits of surprise], [[15 bits or more]]"
 
 
 def print_texts(readings: Sequence[Reading]) -> None:
-    """Print the texts, what the colours mean, and the words that surprised most."""
+    """Print the texts, the legend, and the most surprising words."""
     console = Console(file=sys.stdout, width=terminal_width(), highlight=False)
-    with console.capture() as written:  # rich would end the program where a pipe's reader leaves
+    with console.capture() as written:  # rich would exit on a closed pipe
         _draw_texts(console, readings)
     to_stdout([written.get()])
 
@@ -100,11 +99,11 @@ def _legend() -> Text:
 
 
 def _sentence(word: Surprise, reading: Reading) -> str:
-    """Say how surprising a word was: `raised: 15.7 bits, 1 in 53,300. The model expected …`"""
+    """Describe a surprising word: `raised: 15.7 bits, 1 in 53,300. The model expected …`"""
     _, text = text_segments(reading)
     before, piece, after = around(text, word.segment)
     at = f" (at “{piece}”)" if before or after else ""
-    bits = "endless" if math.isinf(word.nll) else f"{word.nll / math.log(2):.1f} bits"
+    bits = "infinite" if math.isinf(word.nll) else f"{word.nll / math.log(2):.1f} bits"
     said = f"  {before}{piece}{after}{at}: {bits}, {odds(word.nll)}."
     if word.expected is None:
         return said
@@ -113,22 +112,22 @@ def _sentence(word: Surprise, reading: Reading) -> str:
 
 
 def write_report(report_: Report, args: argparse.Namespace, metric) -> str:
-    """Write the report, whole or not at all; return what is to be said of that.
+    """Write the report atomically; return a message about it.
 
     Raises:
-        OSError: it could not be written; what was there before is there still.
+        OSError: writing fails; an existing file is unchanged.
     """
     formats.write([report(**of_report(report_, args, metric))], args.html)
     return f"wrote {args.html}"
 
 
 def of_report(report_: Report, args: argparse.Namespace, metric) -> dict:
-    """Return what a report is written of."""
+    """Return the arguments of the report."""
     result = report_.results[0]
     readings = [replace(reading, result=result) for reading in report_.shown]
     notes = notes_on(report_)
     if report_.has_more_texts:
-        notes.append(f"The numbers are of all texts; the first {SHOWN:,} characters are shown.")
+        notes.append(f"The numbers cover all texts; the first {SHOWN:,} characters are shown.")
     citation = citing.of_results(report_.results, args, metric, report_.axes)
     pairs = []
     if args.reference:
@@ -146,6 +145,6 @@ def of_report(report_: Report, args: argparse.Namespace, metric) -> dict:
 
 
 def _pairs(readings: Sequence[Reading], result: dict, reference: str) -> Iterator[Pair]:
-    """Put the readings of a model beside the reference: by tokens, or by pieces of text."""
+    """Pair the readings of a model with the reference: by tokens, or by pieces of text."""
     for place, reading in enumerate(readings):
         yield pair_of(replace(reading, result=result), place, (reading.model, reference))

@@ -1,7 +1,6 @@
-"""Where texts come from: files, folders, globs, tables, datasets, standard input.
+"""List the sources of texts: files, folders, globs, tables, standard input.
 
-The files are listed before anything is imported; what is in them is read one text after the other,
-in reading.py.
+This module lists files before slow imports; reading.py reads them.
 """
 
 import glob
@@ -13,7 +12,7 @@ from pathlib import Path
 
 from .messages import command_name, named, say
 
-# How the files with one text a row are read.
+# Formats of tables by the ending of the file.
 TABLES = {
     ".csv": "csv",
     ".tsv": "csv",
@@ -28,11 +27,11 @@ STANDARD_INPUT = "-"
 
 @dataclass(frozen=True)
 class Source:
-    """A file with a text, or with one text a row.
+    """A file with a text, or with one text per row.
 
     Attributes:
-        name: the path as it was given, or as it was found in a folder that was given.
-        builder: how a table is read: csv, json or parquet; None for a text.
+        name: the path as given, or as found in a given folder.
+        builder: format of a table: csv, json or parquet; None for a text.
     """
 
     name: str
@@ -44,38 +43,38 @@ class Source:
 
     @property
     def size(self) -> int:
-        """Return the bytes on the disk; at least 1, also where nobody knows, as of a pipe."""
+        """The size in bytes, at least 1; 1 if unknown, as for a pipe."""
         return max(1, os.stat(self.name).st_size) if os.path.isfile(self.name) else 1
 
 
 def list_sources(names: list[str], warns: bool = True) -> list[Source]:
-    """List the files behind the names on the command line, in their order.
+    """List the files of the names on the command line, in their order.
 
     Raises:
         ValueError: there is nothing to score.
-        OSError: a file that is not there or cannot be opened.
+        OSError: a file is missing or cannot be opened.
     """
     if not names:
         if sys.stdin is None or sys.stdin.closed or sys.stdin.isatty():
             raise ValueError(
-                f"There is nothing to score: name a FILE, as in `{command_name()} "
-                "samples/story.txt`, pipe text in, or pass --dataset. --help says more."
+                f"There is nothing to score: pass a FILE, as in `{command_name()} "
+                "samples/story.txt`, pipe text in, or pass --dataset. See --help."
             )
         names = [STANDARD_INPUT]
     sources = [source for name in names for source in _behind(name)]
     if warns:
-        warn_of_twins(sources)
+        warn_of_duplicates(sources)
     return sources
 
 
 def _behind(name: str) -> list[Source]:
     if name == STANDARD_INPUT:
         if sys.stdin is None or sys.stdin.closed:
-            raise ValueError("Standard input is closed: name a FILE.")
+            raise ValueError("Standard input is closed: pass a FILE.")
         return [Source(name)]
     if re.match(r"\w+://", name):
         raise ValueError(
-            f"FILE {name} is an address, which is not read. Download it first: curl -LO {name}."
+            f"FILE must be a local file, got the address {name}. Download it first: curl -LO {name}."
         )
     path = Path(name)
     if path.is_dir():
@@ -91,38 +90,39 @@ def _behind(name: str) -> list[Source]:
 
 
 def _in_folder(folder: Path) -> list[Source]:
-    """List the texts and tables in a folder and the folders in it, but for hidden ones.
+    """List the texts and tables in a folder and its subfolders, except for hidden ones.
 
-    A link to nothing is listed too, so that opening it says what is missing.
+    Broken links are listed too, so that opening them reports the missing file.
 
     Raises:
-        ValueError: it has no texts or tables.
-        OSError: a folder in it cannot be read.
+        ValueError: the folder has no texts or tables.
+        OSError: a folder cannot be read.
     """
     files, linked = _walk(folder)
     taken = [file for file in files if suffix(str(file)) in (*TEXTS, *TABLES)]
     if linked:
         say(
-            f"warning: left out in {folder}, as links to folders: {named(linked)}. Name the folders "
+            f"warning: skipped in {folder}, as links to folders: {named(linked)}. Pass the folders "
             "themselves."
         )
     if not taken:
         raise ValueError(
-            f"{folder} is a folder without {', '.join((*TEXTS, *TABLES))} files. Name others by a "
-            f"glob: '{folder}/*'."
+            f"{folder} is a folder without {', '.join((*TEXTS, *TABLES))} files. Select other files "
+            f"with a glob: '{folder}/*'."
         )
     left = [str(file) for file in files if file not in set(taken)]
     if left:
         say(
-            f"warning: left out in {folder}, as neither text nor table by its ending: {named(left)}."
+            f"warning: skipped in {folder}, as their endings are neither of texts nor of tables: "
+            f"{named(left)}."
         )
     return [Source(str(file), builder_of(str(file))) for file in taken]
 
 
 def _walk(folder: Path) -> tuple[list[Path], list[str]]:
-    """Return the files in a folder and the folders in it, sorted, and the links to folders.
+    """Return the files in a folder and its subfolders, sorted, and the links to folders.
 
-    Links to folders are not followed: one that leads upwards would never end.
+    Links to folders are not followed, because they could form a cycle.
     """
     files, linked = [], []
     for place, folders, names in os.walk(folder, onerror=_raise):
@@ -137,17 +137,17 @@ def _raise(error: OSError) -> None:
 
 
 def builder_of(name: str) -> str | None:
-    """Tell by its ending how a file is read as a table; None for a text."""
+    """Return the format of a table by its ending; None for a text."""
     return TABLES.get(suffix(name))
 
 
 def suffix(name: str) -> str:
-    """Return the ending of a file's name in small letters, without that of gzip."""
+    """Return the ending of a file's name in lower case, without that of gzip."""
     return Path(name.lower().removesuffix(".gz")).suffix
 
 
-def warn_of_twins(sources: list[Source]) -> None:
-    """Warn of a file that is named twice, and so would count twice."""
+def warn_of_duplicates(sources: list[Source]) -> None:
+    """Warn about a file that is given twice, and counts twice."""
     seen: dict[tuple[int, int], str] = {}
     for source in sources:
         if source.name == STANDARD_INPUT:

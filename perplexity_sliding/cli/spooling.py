@@ -1,4 +1,4 @@
-"""Rows that may be more than memory holds."""
+"""Rows that may exceed memory."""
 
 import pickle
 from collections.abc import Callable, Iterator
@@ -7,15 +7,15 @@ from typing import Generic, TypeVar
 
 T = TypeVar("T")
 IN_MEMORY_BYTES = 2**24
-TOGETHER = 32  # items, of which each may be large
+TOGETHER = 32  # items per write, each of which may be large
 
 
 class Rows(Generic[T]):
-    """Rows that are made anew each time that one goes through them.
+    """Rows that are generated anew for each iteration.
 
     Args:
-        make: begins with the first.
-        columns: keys of all rows, in the order in which they come up; None where nobody knows yet.
+        make: returns an iterator over all rows.
+        columns: keys of all rows, in the order of their first appearance; None if unknown.
     """
 
     def __init__(self, make: Callable[[], Iterator[T]], columns: list[str] | None = None) -> None:
@@ -27,14 +27,14 @@ class Rows(Generic[T]):
 
 
 class Spool(Generic[T]):
-    """A list to append to and to go through; on the disk once it is large, and gone with the run.
+    """An append-only list, on disk once it is large; deleted with the process.
 
-    An item must not change once it is appended.
+    Do not modify an appended item.
     """
 
     def __init__(self) -> None:
         self._file = SpooledTemporaryFile(IN_MEMORY_BYTES)  # noqa: SIM115
-        self._latest: list[T] = []  # those that are not in the file yet: together they take less
+        self._latest: list[T] = []  # items that are not in the file yet
         self._end = self._num_items = 0
 
     def append(self, item: T) -> None:
@@ -50,7 +50,7 @@ class Spool(Generic[T]):
         return self._num_items
 
     def __iter__(self) -> Iterator[T]:
-        # In the file; and of what comes next there, which may still be among the latest.
+        # `place` is the position in the file, `given` the number of items yielded after it.
         place = given = 0
         while place < self._end or given < len(self._latest):
             if place == self._end:

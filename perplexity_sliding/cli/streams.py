@@ -1,4 +1,4 @@
-"""Standard output and stderr, whose readers may leave: that costs what they would have read, and no more."""
+"""Output to stdout and stderr that tolerates closed pipes."""
 
 import os
 import sys
@@ -10,7 +10,7 @@ from typing import TextIO
 def fill_gaps() -> None:
     """Open the null device for each of the three streams that is closed.
 
-    The first files of the run would take their numbers, and libraries would print into them.
+    Otherwise the first opened files would get their numbers, and libraries would print into them.
     """
     while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
         os.set_inheritable(number, True)
@@ -18,10 +18,10 @@ def fill_gaps() -> None:
 
 
 def to_stdout(pieces: Iterable[str]) -> None:
-    """Print on standard output, as far as its reader stays: head, for one, may have seen enough.
+    """Print to standard output; ignore a closed pipe.
 
     Raises:
-        OSError: it goes to a file that cannot take it.
+        OSError: writing to a file fails.
     """
     if sys.stdout is None:
         return
@@ -36,18 +36,18 @@ def to_stdout(pieces: Iterable[str]) -> None:
 
 
 def to_stderr(text: str) -> None:
-    """Print on stderr, where anybody reads it."""
+    """Print to stderr, unless it is closed."""
     if sys.stderr is None:
         return
     try:
         sys.stderr.write(text)
         sys.stderr.flush()
-    except (OSError, ValueError):  # ValueError: closed since
+    except (OSError, ValueError):  # ValueError: closed meanwhile
         let_go(sys.stderr)
 
 
 def settle() -> None:
-    """Print what libraries have left to print, so that the exit code is not Python's for a pipe that broke."""
+    """Flush the output of libraries, so that a closed pipe does not change the exit code."""
     for stream in (sys.stdout, sys.stderr):
         try:
             if stream is not None:
@@ -60,8 +60,8 @@ def settle() -> None:
 
 
 def let_go(stream: TextIO) -> None:
-    """Send what a stream still has, and all that follows, to the null device."""
-    with suppress(OSError, ValueError):  # what tests put in its place has no number
+    """Redirect a stream, including buffered output, to the null device."""
+    with suppress(OSError, ValueError):  # replacements in tests have no file descriptor
         null = os.open(os.devnull, os.O_WRONLY)
         os.dup2(null, stream.fileno())
         os.close(null)

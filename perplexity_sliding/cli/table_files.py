@@ -1,6 +1,6 @@
-"""Tables in files: CSV, TSV, JSON lines and Parquet, read row by row as often as one likes.
+"""Tables in files: CSV, TSV, JSON lines and Parquet, read row by row any number of times.
 
-A table is looked through once before anything is scored, so that a bad row is told at once.
+A table is validated before anything is scored, so that an invalid row is reported at once.
 """
 
 import csv
@@ -13,23 +13,23 @@ from itertools import chain
 
 from .sources import Source, suffix
 from .unpacking import opened_lines
-from .values import KeyTwice, without_twins
+from .values import KeyTwice, refuse_duplicates
 
-# Brackets in JSON, and strings, in which brackets are none.
+# Brackets in JSON, and strings, whose brackets do not count.
 JSON_PARTS = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"|[\[{]|[\]}]', re.DOTALL)
-MOST_NESTED = 50  # lists and objects in each other
+MOST_NESTED = 50  # depth of lists and objects
 BATCH_ROWS = 1000
 
 
 @dataclass(frozen=True)
 class Table:
-    """A table with one text a row.
+    """A table with one text per row.
 
     Attributes:
-        columns: their names.
-        num_rows: rows that are not blank.
-        rows: reads these columns of them, from the first on; None where a row has no value.
-        others: of columns that hold something else than text, what it is.
+        columns: names of the columns.
+        num_rows: number of rows that are not blank.
+        rows: reads the given columns of all rows; missing values are None.
+        others: types of the columns that are not text.
     """
 
     name: str
@@ -40,10 +40,10 @@ class Table:
 
 
 def open_table(source: Source, encoding: str | None) -> Table:
-    """Look through a table.
+    """Validate a table.
 
     Raises:
-        ValueError: it is empty or broken, in another encoding, or something else.
+        ValueError: it is empty, broken, in another encoding, or not a table.
     """
     open_one = {"csv": open_csv, "json": open_json, "parquet": open_parquet}[source.builder]
     try:
@@ -55,22 +55,22 @@ def open_table(source: Source, encoding: str | None) -> Table:
     return table
 
 
-def check_no_twins(name: str, columns: Sequence[str]) -> None:
-    """Refuse two columns with the same name: the texts of one of them would be lost."""
+def check_unique(name: str, columns: Sequence[str]) -> None:
+    """Refuse two columns with the same name: the texts of one would be lost."""
     twice = [column for column, times in Counter(columns).items() if times > 1]
     if twice:
-        raise ValueError(f"{name} has two columns {twice[0]!r}: give one of them another name.")
+        raise ValueError(f"{name} has two columns {twice[0]!r}: rename one of them.")
 
 
 # ---- CSV and TSV
 
 
 def open_csv(source: Source, encoding: str | None) -> Table:
-    """Look through a CSV or TSV file, whose cells are strings and nothing else.
+    """Validate a CSV or TSV file, whose cells are all strings.
 
     Raises:
-        ValueError: it names no columns, or two alike; or a row has more fields than there are
-            columns, as where a text with a comma in it lacks its quotes, or a stray quote.
+        ValueError: it has no header, two equal columns, a row with more fields than columns (such
+            as an unquoted text with a comma), or a stray quote.
     """
     with opened_lines(source, encoding) as lines:
         delimiter, records = csv_records(source, lines)
@@ -92,7 +92,7 @@ def open_csv(source: Source, encoding: str | None) -> Table:
 
 
 def csv_records(source: Source, lines: Iterator[str]) -> tuple[str, Iterator[list[str]]]:
-    """Return what stands between cells, and a reader of the rows."""
+    """Return the delimiter and a reader of the rows."""
     csv.field_size_limit(2**31 - 1)  # a cell may be a book
     first = next(lines, "").removeprefix("\ufeff")
     # semicolons or tabs where the header has no comma
@@ -104,18 +104,18 @@ def csv_records(source: Source, lines: Iterator[str]) -> tuple[str, Iterator[lis
 def csv_header(name: str, records: Iterator[list[str]]) -> list[str]:
     header = next(records, [])
     if not header:
-        raise ValueError(f"{name} must name its columns in the first line.")
-    check_no_twins(name, header)
+        raise ValueError(f"{name} must have the names of its columns in the first line.")
+    check_unique(name, header)
     return header
 
 
 def count_rows(name: str, records, num_columns: int, delimiter: str) -> int:
-    """Count the rows; refuse one that has more fields than there are columns, or a stray quote.
+    """Count the rows; refuse a row with more fields than columns, or a stray quote.
 
-    A quote that is never closed takes all that follows for one text.
+    A quote that is never closed would make the rest of the file one text.
 
     Args:
-        records: a strict `csv.reader`, which knows the line that it has come to.
+        records: a strict `csv.reader`.
     """
     number, last_line = 0, records.line_num
     try:
@@ -124,12 +124,12 @@ def count_rows(name: str, records, num_columns: int, delimiter: str) -> int:
             if len(record) > num_columns:
                 raise ValueError(
                     f"{name} has {len(record)} fields in line {last_line}, but {num_columns} "
-                    f"columns. Put texts with {delimiter!r} in them in quotes."
+                    f"columns. Quote texts that contain {delimiter!r}."
                 )
     except csv.Error as error:
         raise ValueError(
-            f"{name} could not be read as a table from line {last_line + 1} on: {error}. A text with "
-            "quotes in it must be in quotes, and its own doubled."
+            f"{name} could not be read as a table from line {last_line + 1} on: {error}. Quote texts "
+            "that contain quotes, and double these."
         ) from None
     return number
 
@@ -138,10 +138,10 @@ def count_rows(name: str, records, num_columns: int, delimiter: str) -> int:
 
 
 def open_json(source: Source, encoding: str | None) -> Table:
-    """Look through a file with a JSON object a line, or with one list of objects.
+    """Validate a file with one JSON object per line, or with one list of objects.
 
     Raises:
-        ValueError: a line holds something else, or lists and objects too deep in each other.
+        ValueError: a line is not an object, or lists and objects are nested too deep.
     """
 
     def objects() -> Iterator[dict]:
@@ -168,7 +168,7 @@ def open_json(source: Source, encoding: str | None) -> Table:
 
 
 def json_objects(name: str, lines: Iterator[str]) -> Iterator[dict]:
-    """Read the objects of a file line by line, or all at once where a line is none by itself."""
+    """Read the objects of a file line by line, or all at once if the first line is not an object."""
     lines = filter(str.strip, lines)
     first = next(lines, "").removeprefix("\ufeff")
     if is_json(f"{name}: object 1", first):
@@ -193,7 +193,7 @@ def is_json(what: str, line: str) -> bool:
 
 
 def as_objects(value: object, what: str) -> list[dict]:
-    """List the rows that a JSON value stands for: an object is one, a list of them several."""
+    """Return the rows in a JSON value: an object, or a list of objects."""
     rows = value if isinstance(value, list) else [value]
     if not all(isinstance(row, dict) for row in rows):
         raise ValueError(
@@ -206,26 +206,24 @@ def parse_json(what: str, text: str) -> object:
     """Parse JSON.
 
     Args:
-        what: the name of it in errors.
+        what: its name in errors.
 
     Raises:
-        ValueError: it nests so deep that a reader could run out of its stack, or an object has a
-            key twice.
+        ValueError: it is nested so deep that a parser could exhaust its stack, or an object has a
+            duplicate key.
     """
     if text.count("[") + text.count("{") > MOST_NESTED and nesting(text) > MOST_NESTED:
         raise ValueError(
-            f"{what} nests lists and objects more than {MOST_NESTED} deep, which no table does."
+            f"{what} must not nest lists and objects more than {MOST_NESTED} levels deep."
         )
     try:
-        return json.loads(text, object_pairs_hook=without_twins)
+        return json.loads(text, object_pairs_hook=refuse_duplicates)
     except KeyTwice as error:
-        raise ValueError(
-            f"{what} has the key {error.key!r} twice: give one of them another name."
-        ) from None
+        raise ValueError(f"{what} has the key {error.key!r} twice: rename one of them.") from None
 
 
 def nesting(text: str) -> int:
-    """Measure how deep lists and objects stand in each other."""
+    """Return the depth of nested lists and objects."""
     depth = deepest = 0
     for match in JSON_PARTS.finditer(text):
         mark = text[match.start()]
@@ -238,10 +236,10 @@ def nesting(text: str) -> int:
 
 
 def open_parquet(source: Source, encoding: str | None) -> Table:
-    """Look at the schema of a Parquet file.
+    """Read the schema of a Parquet file.
 
     Raises:
-        ValueError: it is none, or two of its columns have the same name.
+        ValueError: it is not a Parquet file, or two columns have the same name.
     """
     import pyarrow
     import pyarrow.parquet
@@ -250,7 +248,7 @@ def open_parquet(source: Source, encoding: str | None) -> Table:
         file = pyarrow.parquet.ParquetFile(source.name)
     except (pyarrow.ArrowException, OSError) as error:
         raise ValueError(f"{source.name} could not be read as a table: {error}.") from None
-    check_no_twins(source.name, file.schema_arrow.names)
+    check_unique(source.name, file.schema_arrow.names)
     texts = {"string", "large_string", "string_view", "null"}
 
     def is_text(kind: pyarrow.DataType) -> bool:

@@ -1,8 +1,7 @@
-"""The tables for people, and how they are written as text in the width of the terminal.
+"""Printed tables, and their layout in the width of the terminal.
 
-A row is a result of the metric with the name of what was measured, or with an `error` instead.  To
-show a new number, add a column here; `EXPENDABLE` says which columns go first where there is no
-room for all.
+A row is a result of the metric with a name, or an `error`.  To show a new number, add a column here;
+if a table is too wide, columns are hidden in the order of `EXPENDABLE`.
 """
 
 import json
@@ -18,35 +17,35 @@ from .messages import one_line
 Cell = Callable[[dict], str]
 NOTHING = "–"
 WIDTH = 80
-# The title of p-values, which are for papers: a terminal shows their intervals.
+# The title of p-values, which appear only in papers; a terminal shows intervals.
 P = "p"
-# What measurements differ in, under the titles of their columns.
+# Settings in which measurements differ, with the titles of their columns.
 SETTINGS = {"protocol": "protocol", "max_length": "window", "stride": "stride"}
-# The key of a result by which measurements are told apart, for each axis.
+# The key that distinguishes measurements, for each axis.
 AXES = {"model": "name", "text": "text"} | {title: key for key, title in SETTINGS.items()}
-# Below this share of scored tokens, a table says so.
+# The share of scored tokens is shown below this value.
 NEARLY_ALL = 0.99
-# Titles of the columns that are left out where the terminal is too narrow, the first one first.
+# Titles of the columns to hide in a narrow terminal, in this order.
 EXPENDABLE = (
     "windows", "word perplexity", "forward tokens", "start", "adjusted", "characters", "context",
     "tokens", "bits/byte", "bits/original byte", "KL 99 %", "same top", "KL interval", "KL, nats",
     "tool ±", "stride", "window", "95 % interval", "perplexity",
 )  # fmt: skip
-# The first column is not made narrower than this to save others, nor the last one where it is text.
+# Minimum widths of the first column, and of a last column of text, before other columns are hidden.
 LEAST_NAME = 26
 LEAST_TEXT = 30
 
 
 @dataclass(frozen=True)
 class Table:
-    """Cells under titles, columns that are empty in all rows left out.
+    """A table without the columns that are empty in all rows.
 
     Attributes:
-        left: titles of the columns to align on the left.
-        lines: cells of each row; a row of one cell is a name with what went wrong.
+        left: titles of left-aligned columns.
+        lines: cells of each row; a row with an error has only its name.
         notes: sentences below the table.
-        errors: of rows without numbers, their place, name, and what went wrong.
-        comments: lines for those who edit a table for a paper.
+        errors: index, name and error of each row without numbers.
+        comments: comments in the source of a table for a paper.
     """
 
     titles: list[str]
@@ -58,7 +57,7 @@ class Table:
 
 
 def number(key: str, digits: int = 2) -> Cell:
-    """Make a cell with a number of the result."""
+    """Return a cell with a number of the result."""
     return lambda row: format_number(row[key], digits) if key in row else ""
 
 
@@ -67,7 +66,7 @@ def count(key: str) -> Cell:
 
 
 def bits(digits: int) -> dict[str, Cell]:
-    """Make the columns of bits per byte: of the original where a text was turned into prose."""
+    """Return the columns of bits per byte, of the original for detokenized texts."""
 
     def of_prose(row: dict) -> str:
         return "" if "bits_per_original_byte" in row else number("bits_per_byte", digits)(row)
@@ -89,7 +88,7 @@ def interval(row: dict) -> str:
 
 
 def signed(key: str) -> Cell:
-    """Make a cell with a field of the signature."""
+    """Return a cell with a field of the signature."""
     return lambda row: signature_fields(row)[key].partition("(")[0]
 
 
@@ -107,7 +106,7 @@ def signature_fields(row: dict) -> dict[str, str]:
 
 
 def common_signature(rows: list[dict]) -> str:
-    """Return the part of the signature that all rows share; the tables have columns for the rest."""
+    """Return the fields of the signature that all rows share; columns show the others."""
     fields = [signature_fields(row) for row in rows if "error" not in row]
     shared = (
         name for name in fields[0] if all(of_row.get(name) == fields[0][name] for of_row in fields)
@@ -116,7 +115,7 @@ def common_signature(rows: list[dict]) -> str:
 
 
 def of_texts(rows: list[dict], corpus: dict) -> Table:
-    """Tabulate texts and corpus: sizes, perplexity with its interval, and what no tokenizer decides."""
+    """Tabulate texts and corpus: sizes, perplexity with interval, tokenizer-independent numbers."""
     rows, several = list(rows), corpus["num_texts"] > 1
     if several or len(rows) != 1:
         rows.append({"name": "all together"} | corpus)
@@ -136,29 +135,29 @@ def of_texts(rows: list[dict], corpus: dict) -> Table:
             "word perplexity": number("word_perplexity"),
             "adjusted": number("adjusted_perplexity"),
         },
-        notes=what_intervals_speak_of(rows) if has_intervals else why_there_is_none(corpus),
+        notes=scope_of_intervals(rows) if has_intervals else reason_for_no_interval(corpus),
     )
 
 
-def why_there_is_none(corpus: dict) -> tuple[str, ...]:
-    """Say why there is no interval, unless the number is infinite, which says it."""
+def reason_for_no_interval(corpus: dict) -> tuple[str, ...]:
+    """Return the reason why a finite number has no interval."""
     is_finite = math.isfinite(corpus["perplexity"])
-    return ("No 95 % interval: not enough text for one.",) if is_finite else ()
+    return ("No 95 % interval: too little text.",) if is_finite else ()
 
 
-def what_intervals_speak_of(rows: list[dict]) -> tuple[str, ...]:
-    """Say where an interval is within a text: then it says nothing about others."""
+def scope_of_intervals(rows: list[dict]) -> tuple[str, ...]:
+    """Return a note if intervals are within texts, and do not cover other texts."""
     scopes = {row.get("interval_scope") for row in rows} - {None}
     if scopes <= {"over texts"}:
         return ()
     if "over texts" in scopes:
-        return ("95 % interval within each text, of all together over texts.",)
+        return ("95 % intervals: within each text; for all together, over texts.",)
     scope = "within this text" if scopes == {"within this text"} else "within these texts"
     return (f"95 % interval {scope}: other texts may differ by more.",)
 
 
 def of_measurements(rows: list[dict]) -> Table:
-    """Tabulate protocols, windows or strides side by side, to the digits that the tools print."""
+    """Tabulate protocols, windows or strides, with as many digits as the tools print."""
     varying = varying_settings(rows)
     of_tools = "protocol" in varying
     first = next(row for row in rows if "error" not in row)
@@ -181,27 +180,27 @@ def of_measurements(rows: list[dict]) -> Table:
         "word perplexity": number("word_perplexity", 4),
         "adjusted": number("adjusted_perplexity", 4),
     }
-    return table(rows, columns, notes=(explained_change(against), *what_intervals_speak_of(rows)))
+    return table(rows, columns, notes=(explained_change(against), *scope_of_intervals(rows)))
 
 
 def explained_change(against: str) -> str:
-    return f"{against}: change of the perplexity with its 95 % interval; - is lower: better."
+    return f"{against}: change in perplexity with its 95 % interval; - is lower, which is better."
 
 
 def varying_settings(rows: list[dict]) -> list[str]:
-    """List what measurements differ in; the protocol where it is one alone."""
+    """List the settings in which measurements differ; the protocol if there are none."""
     return [key for key in SETTINGS if len({row.get(key) for row in rows}) > 1] or ["protocol"]
 
 
 def of_key_tokens(result: dict) -> str | None:
-    """Say LongPPL, or that there is none; None where it was not measured."""
+    """Describe LongPPL; None if it was not measured."""
     number = result.get("num_key_tokens")
     if number is None:
         return None
     if not number:
         return (
-            "LongPPL: none, as no token is a key token: the evaluator predicts none much better with "
-            "its long context than with the short one."
+            "LongPPL: none, because there are no key tokens: the evaluator predicts no token much "
+            "better with the long context than with the short one."
         )
     value = f"LongPPL: {result['longppl']:.4f} over {number:,} key tokens."
     if result["longppl_interval"] is None:
@@ -211,21 +210,21 @@ def of_key_tokens(result: dict) -> str | None:
 
 
 def label(row: dict, keys: list[str]) -> str:
-    """Say what tells a measurement from the others."""
+    """Return the settings that distinguish a measurement."""
     return ", ".join(str(row[key]) for key in keys if row.get(key) is not None)
 
 
 def scored_share(row: dict) -> str:
-    """Write the share of the tokens that is scored, where that is not nearly all."""
+    """Format the share of scored tokens, unless it is nearly all."""
     share = row.get("scored_share", 1.0)
     return f"{100 * share:.2g} %" if share < NEARLY_ALL else ""
 
 
 def change(row: dict, key: str = "ratio_to_first") -> str:
-    """Write how much lower or higher than the first one it is, paired.
+    """Format the paired change from the first row in per cent.
 
     Args:
-        key: of the ratio, "ratio_to_first" setting or "ratio_to_first_model".
+        key: key of the ratio, "ratio_to_first" (setting) or "ratio_to_first_model".
     """
     ratio = row.get(key)
     if ratio is None or ratio["ratio"] is None:
@@ -236,7 +235,7 @@ def change(row: dict, key: str = "ratio_to_first") -> str:
 
 
 def pvalue_of(row: dict, key: str = "ratio_to_first") -> str:
-    """Write the p-value of a change."""
+    """Format the p-value of a change."""
     value = (row.get(key) or {}).get("pvalue")
     return "" if value is None else pvalue(value)
 
@@ -250,7 +249,7 @@ def percent(ratio: float) -> str:
 
 
 def of_contexts(by_context_length: list[dict]) -> Table:
-    """Tabulate lengths of context: perplexity of the same tokens, and how sure it is that it differs."""
+    """Tabulate context lengths: perplexity of the same tokens, and its ratio with an interval."""
 
     def ratio(row: dict) -> str:
         paired = row.get("ratio_to_longest")
@@ -275,7 +274,7 @@ def of_contexts(by_context_length: list[dict]) -> Table:
 
 
 def of_positions(by_position: list[dict]) -> Table:
-    """Tabulate places in the text: the loss there, and of all tokens up to there."""
+    """Tabulate positions in the text: the loss there, and of all tokens up to there."""
     return table(
         by_position,
         {
@@ -331,12 +330,12 @@ def of_words(rows: list[dict]) -> Table:
 
 
 def quoted(text: str) -> str:
-    """Quote a piece of text, so that its spaces and line ends show, and what has no width."""
+    """Quote a piece of text, so that spaces, newlines and zero-width characters are visible."""
     return printable(json.dumps(text, ensure_ascii=False))
 
 
 def printable(name: str) -> str:
-    """Write a name without what would move the cursor."""
+    """Escape characters that would move the cursor."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in name)
 
 
@@ -349,7 +348,7 @@ def table(
     """Fill the cells of rows, without the columns that are empty in all of them.
 
     Args:
-        left: titles of the columns to align on the left; by default the first one.
+        left: titles of left-aligned columns; the first one by default.
     """
     titles = list(columns)
     first = columns[titles[0]]
@@ -373,7 +372,7 @@ def table(
 
 
 def lay_out(what: Table, width: int | None = None) -> str:
-    """Lay a table out in a number of columns, by default the terminal's, or 80."""
+    """Format a table for a number of columns, by default the terminal's, or 80."""
     width = width or terminal_width()
     fits = fitted(what, width)
     widths = widths_of(fits)
@@ -398,12 +397,12 @@ def lay_out(what: Table, width: int | None = None) -> str:
 
 
 def fitted(what: Table, width: int) -> Table:
-    """Leave out columns and shorten names until a table fits into a width; note what is left out."""
+    """Hide columns and shorten names until a table fits into a width; note the hidden columns."""
     what = without_column(what, P)
     kept, dropped = fit(what, width)
     notes = what.notes
     if dropped:
-        notes += (f"Hidden columns: {', '.join(dropped)} (--format csv has everything).",)
+        notes += (f"Hidden columns: {', '.join(dropped)} (--format csv shows all).",)
     titles = [what.titles[n] for n in kept]
     lines = [[line[n] for n in kept] if len(line) > 1 else line for line in what.lines]
     fits = replace(what, titles=titles, lines=lines, notes=notes)
@@ -418,21 +417,21 @@ def fitted(what: Table, width: int) -> Table:
 
 
 def without_column(what: Table, title: str) -> Table:
-    """Leave out a column, if the table has it."""
+    """Remove a column, if the table has it."""
     kept = [n for n, name in enumerate(what.titles) if name != title]
     lines = [[line[n] for n in kept] if len(line) > 1 else line for line in what.lines]
     return replace(what, titles=[what.titles[n] for n in kept], lines=lines)
 
 
 def widths_of(what: Table) -> list[int]:
-    """Measure the columns of a table; those of names hold also what went wrong."""
+    """Return the widths of the columns; the first includes the names of rows with errors."""
     full = [what.titles, *(line for line in what.lines if len(line) > 1)]
     widths = [max(columns(line[n]) for line in full) for n in range(len(what.titles))]
     return [max([widths[0], *(columns(line[0]) for line in what.lines)]), *widths[1:]]
 
 
 def wrap_last(line: str, last: str, width: int) -> str:
-    """Go on below where the text in the last column is too long for a line."""
+    """Wrap the text of the last column if it is too long for a line."""
     begin = columns(line) - columns(last)
     if columns(line) <= width or width - begin < LEAST_TEXT:
         return line
@@ -441,7 +440,7 @@ def wrap_last(line: str, last: str, width: int) -> str:
 
 
 def fit(what: Table, width: int) -> tuple[list[int], list[str]]:
-    """Find the places of the columns that fit into a width, and the titles of those that don't."""
+    """Return the indices of the columns that fit into a width, and the titles of the others."""
     full = [what.titles, *(line for line in what.lines if len(line) > 1)]
     widths = [max(columns(line[n]) for line in full) for n in range(len(what.titles))]
     widths[0] = min(widths[0], LEAST_NAME)
@@ -458,7 +457,7 @@ def fit(what: Table, width: int) -> tuple[list[int], list[str]]:
 
 
 def wrapped(text: str, width: int) -> list[str]:
-    """Wrap a text into lines of so many columns; names of options stay whole."""
+    """Wrap a text to a width, without breaking the names of options."""
     return wrap(text, width, break_on_hyphens=False)
 
 
@@ -472,19 +471,19 @@ def terminal_width() -> int:
 
 
 def excuse(name: str, size: int, error: str, width: int) -> str:
-    """Write a row that says why there are no numbers, in as many lines as it takes."""
+    """Format a row with an error, wrapped to the width."""
     indent = name + " " * (size - columns(name) + 2)
     lines = wrapped(error, max(width - columns(indent), LEAST_TEXT))
     return indent + ("\n" + " " * columns(indent)).join(lines)
 
 
 def columns(text: str) -> int:
-    """Measure how wide a terminal shows a text: two columns for a wide character."""
+    """Return the width of a text in a terminal; wide characters take two columns."""
     return max(wcswidth(text), 0)
 
 
 def shorten(name: str, size: int) -> str:
-    """Take the middle out of a name that is too long; its ending says more than its folders."""
+    """Remove the middle of a name that is too long, because its end is the most informative."""
     if columns(name) <= size:
         return name
     head, tail = "", name
@@ -496,6 +495,6 @@ def shorten(name: str, size: int) -> str:
 
 
 def with_title(what: Table | str, title: str = "") -> str:
-    """Lay a table out below its title; a paragraph stays as it is."""
+    """Format a table with its title; a paragraph is unchanged."""
     text = what if isinstance(what, str) else lay_out(what)
     return f"{title}\n{text}" if title else text

@@ -1,7 +1,6 @@
-"""What a terminal gets: tables, colours and a bar by rich; pipes and files get plain text.
+"""Output for terminals: tables, colours and a bar by rich; pipes and files get plain text.
 
-Text of files is made harmless here, cell by cell, since rich's own colours are what the terminal is
-meant to obey.
+Text from files is escaped here, cell by cell, so that rich's own control sequences are kept.
 """
 
 import sys
@@ -18,13 +17,13 @@ from .messages import harmless
 from .tables import Table, fitted, terminal_width
 
 TITLES, NUMBER, WRONG, NAME = "bold", "bold cyan", "red", "green"
-# Titles of the columns that people look for first.
+# Titles of highlighted columns.
 NUMBERS = ("perplexity",)
 VERDICTS = {"better": "green", "worse": "red"}
 
 
 class Terminal:
-    """Writes the pieces of a report for a person at standard output."""
+    """Formats the pieces of a report for a terminal."""
 
     explains = True
 
@@ -32,14 +31,14 @@ class Terminal:
         self.console = Console(file=sys.stdout, width=terminal_width(), highlight=False)
 
     def table(self, what: Table | str, title: str = "") -> str:
-        """Write a table with its title above and its notes below, or a paragraph."""
+        """Format a table with its title above and its notes below, or a paragraph."""
         return self._written(*self._pieces(what, title))
 
     def note(self, text: str) -> str:
         return self._written(Text(harmless(text)))
 
     def signature(self, text: str) -> str:
-        """Write a signature, which is copied, without line ends of our own."""
+        """Format a signature without line breaks, so that it can be copied."""
         return self._written(Text(harmless(text), NAME), soft_wrap=True)
 
     def _pieces(self, what: Table | str, title: str) -> Iterator[Text | RichTable]:
@@ -56,7 +55,7 @@ class Terminal:
             yield Text(harmless(note))
 
     def _written(self, *pieces: RichTable | Text, soft_wrap: bool = False) -> str:
-        """Let rich write for what standard output can show, into a string."""
+        """Render pieces to a string with the terminal's capabilities."""
         with self.console.capture() as written:
             for piece in pieces:
                 self.console.print(piece, soft_wrap=soft_wrap)
@@ -64,7 +63,7 @@ class Terminal:
 
 
 def with_colours(what: Table) -> RichTable:
-    """Make a table of rich's, without the rows that say what went wrong."""
+    """Convert a table to rich, without the rows with errors."""
     made = RichTable(box=None, pad_edge=False, header_style=TITLES)
     for title in what.titles:
         side = "left" if title in what.left else "right"
@@ -78,11 +77,11 @@ def with_colours(what: Table) -> RichTable:
 
 
 class Bar:
-    """Shows how far a run is, from 0 to 1, on stderr; warnings go above it.
+    """Progress bar on stderr; warnings appear above it.
 
     Args:
-        title: what is measured.
-        share: how far it is already.
+        title: title of the bar.
+        share: initial progress, 0 to 1.
     """
 
     def __init__(self, title: str, share: float):
@@ -97,7 +96,7 @@ class Bar:
             redirect_stdout=False,
         )
         self.task = self.bars.add_task(title, total=1.0, completed=share, perplexity="")
-        with suppress(OSError):  # the terminal may be gone by now
+        with suppress(OSError):  # the terminal may be closed
             self.bars.start()
 
     def update(self, share: float, perplexity: str) -> None:

@@ -1,4 +1,4 @@
-"""Bytes of files as text: unpacked, decoded, and refused where they are those of something else."""
+"""Read files as text: decompress, decode, and refuse binary files."""
 
 import codecs
 import io
@@ -14,7 +14,7 @@ from typing import BinaryIO
 from .sources import STANDARD_INPUT, Source
 
 GZIP_MAGIC = b"\x1f\x8b"
-# The longer ones first: that of UTF-32 begins with that of UTF-16.
+# Longer marks first: that of UTF-32 begins with that of UTF-16.
 BYTE_ORDER_MARKS = {
     codecs.BOM_UTF8: "utf-8-sig",
     codecs.BOM_UTF32_LE: "utf-32",
@@ -23,30 +23,30 @@ BYTE_ORDER_MARKS = {
     codecs.BOM_UTF16_BE: "utf-16",
 }
 PIECE_BYTES = 2**20
-# No text is packed better: what gets this many times as large, and larger than this, is a bomb.
+# A file that expands by more than this factor, to more than HARMLESS_BYTES, is a bomb.
 LARGEST_EXPANSION = 200
 HARMLESS_BYTES = 10 * PIECE_BYTES
-# What files begin with that hold no text as it stands.
+# Beginnings of files that are not plain text.
 KINDS = {
     rb"\s*%PDF-": "a PDF: extract its text first, with pdftotext for example",
-    rb"PK\x03\x04": "a zip archive, as the files of Word and other programs are: save a document as .txt, "
+    rb"PK\x03\x04": "a zip archive, such as a Word file: save a document as .txt, "
     "a table as CSV UTF-8, or unpack it",
-    rb"\xd0\xcf\x11\xe0": "a file of an old Office program: save a document as .txt, a table as CSV UTF-8",
+    rb"\xd0\xcf\x11\xe0": "an old Office file: save a document as .txt, a table as CSV UTF-8",
     rb"\{\\rtf": "an RTF document: save it as .txt",
     rb"\x89PNG|\xff\xd8\xff|GIF8[79]a|II\*\x00|MM\x00\*": "a picture",
-    rb"RIFF....(?:WAVE|WEBP|AVI )|OggS|ID3|fLaC|....ftyp": "a picture, a sound or a film",
-    rb"BZh\d1AY&SY|\xfd7zXZ|7z\xbc\xaf|\x28\xb5\x2f\xfd|Rar!": "packed otherwise than by gzip: unpack it",
-    rb"PAR1": "a Parquet table: let its name end in .parquet",
+    rb"RIFF....(?:WAVE|WEBP|AVI )|OggS|ID3|fLaC|....ftyp": "a picture, an audio or a video file",
+    rb"BZh\d1AY&SY|\xfd7zXZ|7z\xbc\xaf|\x28\xb5\x2f\xfd|Rar!": "compressed, but not by gzip: unpack it",
+    rb"PAR1": "a Parquet table: give it a name that ends in .parquet",
     rb"\x7fELF|SQLite format 3|GGUF|\x93NUMPY|ARROW1": "a binary file",
 }
 
 
 @contextmanager
 def opened(source: Source) -> Iterator[BinaryIO]:
-    """Open a file or standard input, unpacked if it is gzipped.
+    """Open a file or standard input, and decompress gzip.
 
     Raises:
-        ValueError: what is gzipped is broken.
+        ValueError: the gzip data is broken.
     """
     is_pipe = source.name == STANDARD_INPUT
     with nullcontext(sys.stdin.buffer) if is_pipe else open(source.name, "rb") as file:
@@ -60,7 +60,7 @@ def opened(source: Source) -> Iterator[BinaryIO]:
 
 
 class Counted:
-    """A file of which the bytes are counted that were read: a pipe does not say how many there are."""
+    """A file that counts the bytes read, as the size of a pipe is unknown."""
 
     def __init__(self, file: BinaryIO) -> None:
         self.file, self.num_bytes = file, 0
@@ -72,7 +72,7 @@ class Counted:
 
 
 class Unpacked(GzipFile):
-    """A gzipped file that is read as long as it unpacks to what a text may be."""
+    """A gzipped file that refuses to expand more than a text could."""
 
     def __init__(self, source: Source, file: BinaryIO) -> None:
         self.source, self.packed = source, Counted(file)
@@ -85,21 +85,21 @@ class Unpacked(GzipFile):
         return self._checked(super().read(size))
 
     def _checked(self, piece: bytes) -> bytes:
-        """Hand on what was unpacked, unless it is too much."""
+        """Return decompressed bytes, unless there are too many."""
         packed = max(self.source.size, self.packed.num_bytes)
         if self.tell() > max(HARMLESS_BYTES, LARGEST_EXPANSION * packed):
             raise ValueError(
-                f"{self.source.shown} unpacks to more than {LARGEST_EXPANSION} times its size, which "
-                "no text does. Unpack it, and look what it is."
+                f"{self.source.shown} unpacks to more than {LARGEST_EXPANSION} times its size, unlike "
+                "any text. Unpack and inspect it."
             )
         return piece
 
 
 def read_text(source: Source, encoding: str | None) -> str:
-    """Read a text as it is, line ends included; only a byte order mark is dropped.
+    """Read a text with unchanged line ends; drop only a byte order mark.
 
     Raises:
-        ValueError: it is empty, in another encoding, or no text.
+        ValueError: it is empty, in another encoding, or not a text.
     """
     with opened(source) as file:
         pieces = [file.read(PIECE_BYTES)]
@@ -114,16 +114,16 @@ def read_text(source: Source, encoding: str | None) -> str:
     if not text:
         raise ValueError(f"{source.shown} is empty.")
     if "\0" in text:
-        raise ValueError(holds_nul(source))
+        raise ValueError(contains_nul(source))
     return text
 
 
 @contextmanager
 def opened_lines(source: Source, encoding: str | None) -> Iterator[io.TextIOWrapper]:
-    """Open a table that is a text; its lines end as they are written.
+    """Open a table in a text format, with unchanged line ends.
 
     Raises:
-        ValueError: as `read_text` does.
+        ValueError: as for `read_text`.
     """
     with opened(source) as file:
         head = file.peek(PIECE_BYTES)
@@ -134,34 +134,34 @@ def opened_lines(source: Source, encoding: str | None) -> Iterator[io.TextIOWrap
         try:
             yield io.TextIOWrapper(file, encoding, newline="")
         except UnicodeError:
-            with opened(source) as again:  # what was read ahead says nothing of the place
+            with opened(source) as again:  # the position is unknown after buffered reads
                 pieces = iter(lambda: again.read(PIECE_BYTES), b"")
                 raise ValueError(wrong_encoding(source, encoding, pieces)) from None
 
 
 def refuse_binary(source: Source, piece: bytes, encoding: str, is_head: bool) -> None:
-    """Refuse a piece of a file that is no text, whatever the encoding makes of it."""
+    """Refuse a piece of a binary file, even if it can be decoded."""
     for beginning, kind in KINDS.items():
         if is_head and re.match(beginning, piece, re.DOTALL):
             raise ValueError(f"{source.shown} is {kind}.")
     if b"\0" in piece and b"\0" not in "a".encode(encoding):
-        raise ValueError(holds_nul(source))
+        raise ValueError(contains_nul(source))
 
 
-def holds_nul(source: Source) -> str:
+def contains_nul(source: Source) -> str:
     return (
-        f"{source.shown} holds NUL characters, as binary files do. Name its --encoding if it is a "
-        "text, such as utf-16-le."
+        f"{source.shown} contains NUL characters, like a binary file. If it is a text, pass its "
+        "--encoding, such as utf-16-le."
     )
 
 
 def wrong_encoding(source: Source, encoding: str, pieces: Iterable[bytes]) -> str:
-    """Say where bytes are no text of an encoding, and what to do.
+    """Return a message with the position of invalid bytes, and advice.
 
-    A UTF-8 text that ends within a character was cut; what has other bytes that are no UTF-8 was
-    written in another encoding, on Windows cp1252. The last letter of such a text may look like the
-    first byte of a character, so a cut is sure only where characters of several bytes precede it,
-    or several bytes of the last one are there.
+    A UTF-8 text that ends within a character is truncated.  One with other invalid bytes has another
+    encoding, on Windows cp1252.  The last letter of such a text may look like the first byte of a
+    character, so the text is certainly truncated only if it has other multi-byte characters, or
+    several bytes of the last one.
     """
     name, codec = encoding.upper(), codecs.lookup(encoding).name
     decoder, num_read, is_utf8 = codecs.getincrementaldecoder(encoding)(), 0, False
@@ -178,14 +178,14 @@ def wrong_encoding(source: Source, encoding: str, pieces: Iterable[bytes]) -> st
         num_read += len(piece)
     if is_cut and codec.startswith("utf-8"):
         return (
-            f"{source.shown} ends within a character, at byte {place}: it was cut. Fetch or write it "
-            "again, or drop its last bytes."
+            f"{source.shown} ends within a character, at byte {place}: it is truncated. Download or "
+            "write it again, or remove its last bytes."
         )
-    hint = " Name its --encoding, such as cp1252." if codec == "utf-8" else ""
+    hint = " Pass its --encoding, such as cp1252." if codec == "utf-8" else ""
     return f"{source.shown} is not {name} text: {reason} at byte {place}.{hint}"
 
 
 def encoding_of(head: bytes) -> str:
-    """Tell the encoding from the byte order mark at the head of a file; without one, UTF-8."""
+    """Return the encoding of the byte order mark; UTF-8 without one."""
     marks = (name for mark, name in BYTE_ORDER_MARKS.items() if head.startswith(mark))
     return next(marks, "utf-8")

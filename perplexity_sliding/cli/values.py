@@ -1,4 +1,4 @@
-"""Readers of the values of options: numbers, sizes, lists, JSON, escapes."""
+"""Parsers of the values of options: numbers, sizes, lists, JSON, escapes."""
 
 import argparse
 import json
@@ -7,14 +7,14 @@ from collections.abc import Callable, Sequence
 
 from ..argument_table import Anything, Choice, Flag, Kind, Share, String, WholeNumber, WholeNumbers
 
-# What keys of JSON are called whose values are not published.
+# Keys of JSON objects whose values are not published.
 SECRET = re.compile(r"token\b|key|auth|password|secret|header", re.IGNORECASE)
 SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(i?b)?", re.IGNORECASE)
 POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 
 
 def whole_number(low: int) -> Callable[[str], int]:
-    """Make a reader of whole numbers from `low` on."""
+    """Return a parser of whole numbers of at least `low`."""
 
     def read(text: str) -> int:
         try:
@@ -29,13 +29,13 @@ def whole_number(low: int) -> Callable[[str], int]:
 
 
 def whole_numbers(low: int) -> Callable[[str], list[int]]:
-    """Make a reader of whole numbers from `low` on with commas between."""
+    """Return a parser of whole numbers of at least `low`, separated by commas."""
     read_one = whole_number(low)
 
     def read(text: str) -> list[int]:
         if not re.fullmatch(r"\s*-?\d+\s*(,\s*-?\d+\s*)*", text):
             raise argparse.ArgumentTypeError(
-                f"{text!r} must be a whole number, or several with commas between"
+                f"{text!r} must be a whole number, or several separated by commas"
             )
         return [read_one(number) for number in text.split(",")]
 
@@ -43,30 +43,30 @@ def whole_numbers(low: int) -> Callable[[str], list[int]]:
 
 
 def figures(text: str) -> list[str]:
-    """Read positive numbers with commas between, and keep their digits."""
+    """Parse positive numbers separated by commas, and keep their digits."""
     found = [part.strip() for part in text.split(",")]
     if not all(
         re.fullmatch(r"\d+(\.\d+)?(e[+-]?\d+)?", part, re.I) and float(part) > 0 for part in found
     ):
         raise argparse.ArgumentTypeError(
-            f"{text!r} must be a positive number such as 29.41, or several with commas between"
+            f"{text!r} must be a positive number such as 29.41, or several separated by commas"
         )
     return found
 
 
 def doubling_or_numbers(low: int) -> Callable[[str], list[int] | str]:
-    """Make a reader of "doubling", or of whole numbers from `low` on with commas between."""
+    """Return a parser of "doubling", or of whole numbers of at least `low` separated by commas."""
     read_numbers = whole_numbers(low)
     return lambda text: text if text == "doubling" else read_numbers(text)
 
 
 def name_or_json(text: str) -> str | dict:
-    """Read a JSON object where there is one, else a name."""
+    """Parse a JSON object or a name."""
     return json_object(text) if text.lstrip().startswith("{") else text
 
 
 def size(unit: int) -> Callable[[str], int]:
-    """Make a reader of sizes such as 64M, with `unit` to the K: 1024 for bytes, else 1000."""
+    """Return a parser of sizes such as 64M; `unit` is the value of K, 1024 for bytes, else 1000."""
 
     def read(text: str) -> int:
         match = SIZE.fullmatch(text.strip())
@@ -97,16 +97,16 @@ def positive(text: str) -> float:
 def share(text: str) -> float:
     number = real_number(text)
     if not 0 <= number < 1:
-        raise argparse.ArgumentTypeError(f"must be from 0 to below 1, got {text}")
+        raise argparse.ArgumentTypeError(f"must be at least 0 and below 1, got {text}")
     return number
 
 
 def part(text: str) -> tuple[int, int]:
-    """Read which of several parts it is: "3/8"."""
+    """Parse the number of a part: "3/8"."""
     match = re.fullmatch(r"(\d+)/(\d+)", text)
     if match is None or not 1 <= int(match[1]) <= int(match[2]):
         raise argparse.ArgumentTypeError(
-            f"must be the number of a part and how many there are, such as 3/8, got {text!r}"
+            f"must be the number of a part and the number of parts, such as 3/8, got {text!r}"
         )
     return int(match[1]), int(match[2])
 
@@ -116,18 +116,18 @@ def names(text: str) -> list[str]:
 
 
 class KeyTwice(ValueError):
-    """An object of JSON has a key twice."""
+    """A JSON object has a duplicate key."""
 
     def __init__(self, key: str):
         super().__init__(f"it has the key {key!r} twice")
         self.key = key
 
 
-def without_twins(pairs: list[tuple[str, object]]) -> dict:
-    """Make a dictionary of an object of JSON, as `object_pairs_hook`.
+def refuse_duplicates(pairs: list[tuple[str, object]]) -> dict:
+    """Convert a JSON object to a dictionary, as `object_pairs_hook`.
 
     Raises:
-        KeyTwice: two values have the same key, of which Python's own reader keeps the last.
+        KeyTwice: a key is duplicate, where Python's parser would keep the last value.
     """
     value = dict(pairs)
     if len(value) < len(pairs):
@@ -137,7 +137,7 @@ def without_twins(pairs: list[tuple[str, object]]) -> dict:
 
 
 def without_secrets(value: object) -> object:
-    """Leave keys and tokens out of what was read from JSON."""
+    """Remove keys and tokens from a JSON object."""
     if not isinstance(value, dict):
         return value
     kept = {key: item for key, item in value.items() if not SECRET.search(str(key))}
@@ -145,10 +145,10 @@ def without_secrets(value: object) -> object:
 
 
 def json_object(text: str) -> dict:
-    """Read JSON; the keys of `max_memory` that are numbers name devices, as accelerate wants it."""
-    shown = "what was given" if SECRET.search(text) else repr(text)
+    """Parse a JSON object; convert numeric keys of `max_memory`, as accelerate requires."""
+    shown = "the value" if SECRET.search(text) else repr(text)
     try:
-        value = json.loads(text, object_pairs_hook=without_twins)
+        value = json.loads(text, object_pairs_hook=refuse_duplicates)
     except json.JSONDecodeError as error:
         raise argparse.ArgumentTypeError(f"{shown} is not JSON: {error}") from None
     except KeyTwice as error:
@@ -163,7 +163,7 @@ def json_object(text: str) -> dict:
 
 
 def unescaped(text: str) -> str:
-    r"""Read \n, \t and the like, which a shell passes on as they are."""
+    r"""Replace escapes such as \n and \t, which a shell passes unchanged."""
     try:
         return text.encode("latin-1", "backslashreplace").decode("unicode_escape")
     except UnicodeDecodeError as error:
@@ -171,7 +171,7 @@ def unescaped(text: str) -> str:
 
 
 def choice(choices: Sequence[object]) -> Callable[[str], object]:
-    """Make a reader of one of a few values, some of which are True and False."""
+    """Return a parser of one of a few values, including True and False."""
     by_name = {str(value).lower(): value for value in choices}
 
     def read(text: str) -> object:
@@ -187,13 +187,13 @@ def encoding(text: str) -> str:
         "".encode(text)
     except LookupError:
         raise argparse.ArgumentTypeError(
-            f"{text!r} must be an encoding that Python knows, such as utf-8, cp1252 or utf-16"
+            f"{text!r} must be an encoding of Python, such as utf-8, cp1252 or utf-16"
         ) from None
     return text
 
 
 def settings_of(kind: Kind) -> dict:
-    """Return the settings with which argparse reads a value of a kind."""
+    """Return argparse's settings for a kind of value."""
     match kind:
         case WholeNumber(low, several=True):
             return {"type": whole_numbers(low)}
@@ -220,7 +220,7 @@ def settings_of(kind: Kind) -> dict:
     return {}
 
 
-# Readers of what only the module that uses it can check.
+# Parsers of values that are checked where they are used.
 READERS = {
     "names": names,
     "numbers": whole_numbers(1),

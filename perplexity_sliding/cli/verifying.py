@@ -1,4 +1,4 @@
-"""--verify: repeat a result that was stored, and say whether every number of it comes out again."""
+"""--verify: repeat a stored result and check that every number is reproduced."""
 
 import argparse
 import ast
@@ -10,26 +10,26 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ..protocols import PROTOCOLS
-from .values import without_twins
+from .values import refuse_duplicates
 
-# What pins a result, and always has a line.
+# Fields that identify a result, and are always printed.
 PARTS = ("signature", "texts_digest", "probe", "total_nll", "perplexity", "num_tokens")
 NUMBERS = ("probe", "perplexity", "total_nll", "num_tokens")
 SETTINGS = ("protocol", "max_length", "stride", "add_start_token")
-# Where results stand in what --format json writes.
+# Keys of the results in the output of --format json.
 HOLDERS = ("corpus", "measurements", "models")
 COMPARED = ("protocol", "max_length", "stride")
 BUNDLED_NAME = "demo_model"
-# What no two runs have in common: the time and memory that they took, and what a file is called.
+# Fields that differ between runs: time, memory, and names of files.
 COSTS = ("seconds", "tokens_per_second", "peak_memory_bytes")
 NAMES = ("name", "text")
-# Fields of a signature that other libraries may leave the number alone by.
+# Fields of a signature that may differ without changing the number.
 LIBRARIES = {"version": "perplexity-sliding", "transformers": "transformers", "torch": "torch"}
-# Numbers below it are compared as if they were so large; tokens by themselves as if they were 1.
+# The relative tolerance applies to numbers of at least this size, or 1 for scores of tokens.
 SMALLEST = 0.01
 MOST_SHOWN = 8
 NOTHING = object()
-# Long and short signatures, by the name of the long one beside them.
+# Keys of long and short signatures, with the key of the long one.
 SIGNATURES = {"signature": "signature", "signature_short": "signature"}
 SIGNATURES |= {"reference_signature": "reference_signature"}
 UNITS = {"total_nll": " nats", "probe": " nats a token"}
@@ -37,16 +37,16 @@ UNITS = {"total_nll": " nats", "probe": " nats a token"}
 
 @dataclass
 class Outcome:
-    """What came out again, and what did not.
+    """Fields that were reproduced, and fields that were not.
 
     Attributes:
-        results: the places of the results.
-        names: what each result is of, by its place; empty where there is one alone.
-        same: the places of the fields that did.
-        differing: how each other field differs, by its place.
-        missing: the fields that this call does not give.
-        versions: of libraries that differ, where nothing else of the signature does.
-        not_compared: the fields that each run has its own of; names and options where they differ.
+        results: the paths of the results.
+        names: the name of each result, by its path; empty for a single result.
+        same: the paths of reproduced fields.
+        differing: the difference of each other field, by its path.
+        missing: fields that the repeated call does not return.
+        versions: libraries whose versions differ, if the signatures are otherwise equal.
+        not_compared: fields that differ between runs, and names and options that differ.
     """
 
     results: list[str] = field(default_factory=lambda: ["corpus"])
@@ -63,17 +63,17 @@ class Outcome:
 
 
 def read_result(path: str) -> dict:
-    """Read what `--format json` wrote, or a result of the metric as JSON.
+    """Read the output of `--format json`, or a result of the metric as JSON.
 
     Returns:
-        what was written; a result of the metric as `corpus`.
+        the output; a result of the metric under `corpus`.
 
     Raises:
-        ValueError: it is something else.
+        ValueError: the file is neither.
     """
     try:
         text = Path(path).read_text(encoding="utf-8")
-        written = json.loads(text, object_pairs_hook=without_twins)
+        written = json.loads(text, object_pairs_hook=refuse_duplicates)
     except (OSError, ValueError, RecursionError) as error:
         raise ValueError(f"--verify={path} cannot be read: {error}.") from error
     if isinstance(written, dict) and not written.keys() & set(HOLDERS):
@@ -82,18 +82,18 @@ def read_result(path: str) -> dict:
     needed = {"signature", "texts_digest", *NUMBERS, *SETTINGS}
     if not results or not all(needed <= result.keys() for result in results.values()):
         raise ValueError(
-            f"--verify={path} must be what --format json wrote, with signature, texts_digest and "
+            f"--verify={path} must be an output of --format json, with signature, texts_digest and "
             "probe of each result."
         )
     for result in results.values():
         check_values(path, result)
     if not isinstance(written.get("options", {}), dict):
-        raise ValueError(f"--verify={path} must have an object of JSON as options.")
+        raise ValueError(f"--verify={path} must have a JSON object as options.")
     return written
 
 
 def results_of(written: dict) -> dict[str, dict]:
-    """List the results in what was written, by their place; those that were refused are none."""
+    """Return the results in an output by their path, without refused ones."""
     found = {}
     for holder in HOLDERS:
         value = written.get(holder)
@@ -105,10 +105,10 @@ def results_of(written: dict) -> dict[str, dict]:
 
 
 def check_values(path: str, result: dict) -> None:
-    """Refuse a result whose settings and numbers are of no run.
+    """Refuse a result with impossible settings or numbers.
 
     Raises:
-        ValueError: with the file, the field and its value.
+        ValueError: it names the file, the field and its value.
     """
     start = result["add_start_token"]
     conditions = {
@@ -117,7 +117,7 @@ def check_values(path: str, result: dict) -> None:
             "protocol": isinstance(result["protocol"], str) and result["protocol"] in PROTOCOLS
         },
         "a number": {n: result[n] is None or as_float(result[n]) is not None for n in NUMBERS},
-        "a whole number from 1 on": {
+        "a whole number of at least 1": {
             name: type(result[name]) is int and result[name] > 0
             for name in ("max_length", "stride")
         },
@@ -125,22 +125,22 @@ def check_values(path: str, result: dict) -> None:
             "add_start_token": isinstance(start, bool) or start in ("once", "every")
         },
     }
-    for what, held in conditions.items():
-        for name, holds in held.items():
-            if not holds:
+    for what, conditions_met in conditions.items():
+        for name, is_met in conditions_met.items():
+            if not is_met:
                 raise ValueError(
                     f"--verify={path} must have {what} as {name}, got {shown(result[name])}."
                 )
 
 
 def take_options(stored: dict, args: argparse.Namespace, names: Sequence[str]) -> None:
-    """Measure as the stored result was measured, where the command line says nothing else.
+    """Set options that are not on the command line to those of the stored result.
 
     Args:
-        names: of the options that are stored.
+        names: names of the stored options.
 
     Raises:
-        ValueError: the result does not say which model it is of, or that model is not found.
+        ValueError: the result does not name its model, or the model is not found.
     """
     options = stored.get("options")
     if options is None:
@@ -160,16 +160,16 @@ def take_options(stored: dict, args: argparse.Namespace, names: Sequence[str]) -
 
 
 def take_settings(stored: dict, args: argparse.Namespace) -> None:
-    """Take the settings of a result that was stored without options, as Python stores it.
+    """Take the settings of a result that was stored from Python, without options.
 
-    What a protocol leaves no choice of is in the result too.
+    The result also contains settings that its protocol fixes; these are not passed.
 
     Raises:
         ValueError: there are several results.
     """
     if set(results_of(stored)) != {"corpus"}:
         raise ValueError(
-            f"--verify={args.verify} has several results without options: verify each by itself."
+            f"--verify={args.verify} has several results without options: verify each separately."
         )
     result = stored["corpus"]
     if args.protocol is None:
@@ -179,7 +179,7 @@ def take_settings(stored: dict, args: argparse.Namespace) -> None:
         if name in SETTINGS and getattr(args, name) is None:
             setattr(args, name, [result[name]] if name in COMPARED else result[name])
     if args.add_start_token not in (None, *known.start_choices):
-        args.add_start_token = True  # once or in every window, as the tool has it
+        args.add_start_token = True  # once or in every window, as in the tool
     fields = fields_of(result["signature"])
     join = fields.get("join", "").encode().decode("unicode_escape")
     if args.separator is None and join[:1] in ("'", '"') and ast.literal_eval(join) != known.join:
@@ -190,34 +190,35 @@ def take_settings(stored: dict, args: argparse.Namespace) -> None:
 
 
 def model_of(result: dict, path: str) -> list[str] | None:
-    """Return the model that a result names, if it is one of the Hub; None for the bundled one.
+    """Return the model of a result if it is on the Hub; None for the bundled one.
 
     Raises:
-        ValueError: it names a folder, whose place it does not say.
+        ValueError: the model is a folder, whose path is not in the result.
     """
     model = fields_of(result["signature"]).get("model", "")
     if model == BUNDLED_NAME:
         return None
     if re.fullmatch(r"[\w.-]+/[\w.-]+", model):
         return [model]
-    raise ValueError(f"--verify={path} is a result of the model {model}: name it by --model.")
+    raise ValueError(f"--verify={path} is a result of the model {model}: pass its path as --model.")
 
 
 def check_found(model: str, path: str) -> None:
-    """Refuse a folder that the result names and that is not here.
+    """Refuse a result whose model is a missing folder.
 
     Raises:
-        ValueError: with the folder.
+        ValueError: it names the folder.
     """
     is_path = model.startswith((".", "/", "~")) or model.count("/") > 1
     if is_path and not Path(model).expanduser().exists():
         raise ValueError(
-            f"--verify={path} is a result of the model {model}, which is not here: name it by --model."
+            f"--verify={path} is a result of the model {model}, which does not exist here: pass its "
+            "path as --model."
         )
 
 
 def take_commit(stored: dict, args: argparse.Namespace) -> None:
-    """Load the commit of a model of the Hub that a result names, unless a revision is given."""
+    """Select the commit of the Hub's model that the result names, unless a revision is given."""
     signatures = {r["model"]: r["signature"] for r in results_of(stored).values() if "model" in r}
     models = args.model_id or []
     if len(models) != 1 or models[0] not in signatures or Path(models[0]).exists():
@@ -231,22 +232,22 @@ def take_commit(stored: dict, args: argparse.Namespace) -> None:
 
 
 def find_commit(model: str, short: str) -> str | None:
-    """Find the commit on the Hub that begins as a signature says; None where there is none."""
+    """Find the commit on the Hub with the abbreviated hash of a signature; None if there is none."""
     import huggingface_hub
 
     try:
         commits = huggingface_hub.HfApi().list_repo_commits(model)
-    except Exception:  # no network, no such model: loading says it better
+    except Exception:  # no network or no such model: loading raises a better error
         return None
     return next((c.commit_id for c in commits if c.commit_id.startswith(short)), None)
 
 
 def compare(stored: dict, repeated: dict, tolerance: float) -> Outcome:
-    """Compare what was stored with what the same call writes now, field by field.
+    """Compare a stored output with that of the repeated call, field by field.
 
     Args:
-        tolerance: how far probes, mean nlls and logarithms of perplexities may be apart, in nats a
-            token.
+        tolerance: allowed difference of probes, mean nlls and logarithms of perplexities, in nats
+            per token.
     """
     num_tokens = {place: result["num_tokens"] for place, result in results_of(repeated).items()}
     outcome = Outcome(list(results_of(stored)), names_of(stored))
@@ -270,10 +271,11 @@ def compare(stored: dict, repeated: dict, tolerance: float) -> Outcome:
 
 
 def changed_versions(stored: dict, repeated: dict, place: str, name: str) -> dict[str, str]:
-    """Return how versions of libraries differ; nothing where the signature differs otherwise too.
+    """Return differences between versions of libraries, unless the signatures differ otherwise too.
 
     Args:
-        place, name: of a signature, long or short: the short one has a digest of the long one.
+        place, name: path and name of a long or short signature; the latter contains a digest of the
+            long one.
     """
     long = place.removesuffix(name) + SIGNATURES[name]
     before, now = (value_at(written, long) for written in (stored, repeated))
@@ -286,7 +288,7 @@ def changed_versions(stored: dict, repeated: dict, place: str, name: str) -> dic
 
 
 def value_at(written: object, place: str) -> object:
-    """Find a value by its place; None where there is none."""
+    """Return the value at a path; None if there is none."""
     for key in place.split("."):
         if isinstance(written, list):
             written = written[int(key)] if int(key) < len(written) else None
@@ -296,14 +298,14 @@ def value_at(written: object, place: str) -> object:
 
 
 def changed_fields(before: str, now: str) -> dict[str, tuple[str, str]]:
-    """List the fields of two signatures that differ, with both values."""
+    """Return the fields in which two signatures differ, with both values."""
     both = [fields_of(line) for line in (before, now)]
     values = {key: tuple(of.get(key, "none") for of in both) for key in both[0] | both[1]}
     return {key: value for key, value in values.items() if value[0] != value[1]}
 
 
 def pairs(before: object, now: object, place: str = "") -> Iterator[tuple[str, object, object]]:
-    """Go through what was stored: the place of each value, the value, and what stands there now."""
+    """Yield the path of each stored value, the value, and the repeated one."""
     is_list = isinstance(before, list) and isinstance(now, list) and len(before) == len(now)
     if is_list:
         before, now = (dict(enumerate(values)) for values in (before, now))
@@ -315,9 +317,9 @@ def pairs(before: object, now: object, place: str = "") -> Iterator[tuple[str, o
 
 
 def agree(place: str, before: object, now: object, tolerance: float, num_tokens: int) -> bool:
-    """Return whether two values are the same, but for rounding.
+    """Return whether two values are equal up to rounding.
 
-    Numbers may be apart by the tolerance's share of them; perplexities by that of their logarithms.
+    The tolerance is relative to the number; for perplexities, to their logarithm.
     """
     values = [as_float(before), as_float(now)]
     if isinstance(now, int) or None in values:  # counts, truth values and words
@@ -334,7 +336,7 @@ def agree(place: str, before: object, now: object, tolerance: float, num_tokens:
 
 
 def as_float(value: object) -> float | None:
-    """Return a number as a float; None of what is no number, or past what a float holds."""
+    """Return a number as a float; None for other values, or numbers too large for a float."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     try:
@@ -344,7 +346,7 @@ def as_float(value: object) -> float | None:
 
 
 def difference(name: str, before: object, now: object) -> str:
-    """Write both values; of signatures, the fields that differ."""
+    """Format both values; for signatures, the fields that differ."""
     if name != "signature" or not isinstance(before, str):
         return f"{shown(before)} and {shown(now)}{UNITS.get(name, '')}"
     changed = changed_fields(before, now)

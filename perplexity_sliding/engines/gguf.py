@@ -1,7 +1,7 @@
-"""A GGUF file as llama.cpp runs it, in this process, with all of its logits.
+"""A GGUF file run by llama.cpp in this process, with all of its logits.
 
-Through the C interface that llama-cpp-python carries: tokens are decoded in parts, and logits are
-computed for the scored rows alone, so that no more than a part's lie in memory.
+It uses the C interface of llama-cpp-python.  Tokens are decoded in chunks, and logits are computed
+only for the scored rows, so that those of one chunk fit in memory.
 https://github.com/ggml-org/llama.cpp/blob/master/include/llama.h
 """
 
@@ -26,14 +26,14 @@ from ..models.interface import Batch, EngineModel, LogitBlocks, Prefix, ProbeTex
 from ..models.loading import load_tokenizer
 from ..plan.windows import ContextLimit
 
-# Tokens that llama.cpp decodes at a time: its own default.
+# Tokens per decoding step, llama.cpp's own default.
 PART = 512
-# Bytes of a file that are read at a time for its digest.
+# Bytes of a file to read at a time for its digest.
 CHUNK = 2**24
-# What the settings of llama.cpp that no score depends on begin with.
+# Prefixes of the settings of llama.cpp that do not affect scores.
 WITHOUT_EFFECT = ("n_threads", "n_gpu_layers", "main_gpu", "load_mode", "lazy_mode", "no_perf")
 OWN_TOKENIZER = "Leave it out for the file's own, or pass the tokenizer of the original model."
-# Root mean square by which logits of the same tokens may differ from pass to pass.
+# Tolerance for logits of the same tokens in different passes, as root mean square.
 MOST_SPREAD = 0.05
 
 
@@ -44,7 +44,7 @@ def is_gguf(model_id: object) -> bool:
 
 @cache
 def load_library(argument: str) -> ModuleType:
-    """Import llama-cpp-python, and keep its log away.
+    """Import llama-cpp-python, and silence its log.
 
     Raises:
         ValueError: it is not installed.
@@ -54,7 +54,7 @@ def load_library(argument: str) -> ModuleType:
     except ImportError:
         raise ValueError(
             Wording(
-                f"`{argument}` is a GGUF file, for which the package llama-cpp-python is needed: "
+                f"`{argument}` is a GGUF file, which requires the package llama-cpp-python: "
                 "pip install llama-cpp-python"
             )
         ) from None
@@ -69,18 +69,18 @@ def _SILENT(level: int, text: bytes, data: object) -> None:
 
 
 class GGUFModel(EngineModel):
-    """A GGUF file under llama.cpp; otherwise as `LanguageModel`.
+    """A GGUF file run by llama.cpp; otherwise like `LanguageModel`.
 
     Args:
-        path: the file; of several parts the first.
-        tokenizer: the original's; by default transformers makes one of what the file holds.
+        path: the file; the first one of a split model.
+        tokenizer: the original model's tokenizer; by default transformers builds one from the file.
         settings: fields of llama.cpp's `llama_model_params` and `llama_context_params`.
-        tokenizer_kwargs: for the tokenizer that transformers makes.
-        argument: what an error calls the path.
+        tokenizer_kwargs: arguments for the tokenizer that transformers builds.
+        argument: name of the argument, for errors.
 
     Raises:
-        ValueError: there is no such file, it cannot be loaded, there is no such setting, no tokenizer
-            can be made of it, or the one given has other tokens.
+        ValueError: the file does not exist or cannot be loaded, a setting is unknown, no tokenizer
+            can be built from the file, or the given one has a different vocabulary.
     """
 
     gives_logits = True
@@ -111,15 +111,15 @@ class GGUFModel(EngineModel):
         if unknown:
             raise ValueError(
                 Wording(
-                    "`model_kwargs` of a GGUF file must hold settings of llama.cpp, such as "
+                    "`model_kwargs` of a GGUF file must contain settings of llama.cpp, such as "
                     f"n_gpu_layers, n_threads, type_k, got {sorted(unknown)[0]!r}."
                 )
             )
         self._model = self.library.llama_model_load_from_file(path.encode(), params)
         if not self._model:
             raise ValueError(
-                f"{self.description} could not be loaded by llama.cpp: the file is damaged, of a "
-                "kind that this version does not know, or too large for the memory."
+                f"{self.description} could not be loaded by llama.cpp: the file is damaged, "
+                "unsupported by this version, or too large for the memory."
             )
         weakref.finalize(self, self.library.llama_model_free, self._model)
         self._vocabulary = self.library.llama_model_get_vocab(self._model)
@@ -128,19 +128,19 @@ class GGUFModel(EngineModel):
         trained = int(self.library.llama_model_n_ctx_train(self._model)) or None
         learned = trained if self.metadata("general.architecture") in LEARNED_POSITIONS else None
         self.limit = ContextLimit(trained, learned)
-        # Not before the weights: of a damaged file transformers blames the folder.
+        # After the weights: for a damaged file, transformers reports a misleading error.
         self.tokenizer = tokenizer or make_tokenizer(path, tokenizer_kwargs or {}, argument)
         check_vocabulary(self, path)
         self.revision = file_digest(path)
 
     def metadata(self, key: str) -> str | None:
-        """Return a value from the head of the file."""
+        """Return a value of the file's metadata."""
         buffer = ctypes.create_string_buffer(256)
         size = self.library.llama_model_meta_val_str(self._model, key.encode(), buffer, 256)
         return buffer.value.decode(errors="replace") if size >= 0 else None
 
     def tokens(self) -> dict[int, str]:
-        """Return the file's own ordinary tokens by id, none where it has no vocabulary."""
+        """Return the file's own ordinary tokens by id; empty without a vocabulary."""
         library, vocabulary = self.library, self._vocabulary
         if library.llama_vocab_type(vocabulary) == library.LLAMA_VOCAB_TYPE_NONE:
             return {}
@@ -190,10 +190,10 @@ class GGUFModel(EngineModel):
     def prepare(
         self, length: int, num_tokens: int = 0, whole_lengths: Collection[int] = ()
     ) -> None:
-        """Make room for the longest window.
+        """Allocate memory for the longest window.
 
         Raises:
-            MemoryError: there is none.
+            MemoryError: it does not fit.
         """
         self.check()
         if length > self._places:
@@ -203,7 +203,7 @@ class GGUFModel(EngineModel):
         """Open a context of `length` tokens."""
         params = self.library.llama_context_default_params()
         set_fields(params, self.settings)
-        if "n_threads" not in self.settings:  # its threads wait for each other without rest
+        if "n_threads" not in self.settings:  # its threads spin while they wait
             params.n_threads = torch.get_num_threads()
         if "n_threads_batch" not in self.settings:
             params.n_threads_batch = params.n_threads
@@ -216,7 +216,7 @@ class GGUFModel(EngineModel):
             raise MemoryError(
                 Wording(
                     f"One window of {length} tokens of {self.description} does not fit in memory: "
-                    "lower `max_length`."
+                    "reduce `max_length`."
                 )
             )
         self._places = length
@@ -230,7 +230,7 @@ class GGUFModel(EngineModel):
         return torch.cat([logits.clone() for logits, _ in self.logits(batch, PART)])
 
     def logits(self, batch: Batch, block_rows: int, prefix: Prefix | None = None) -> LogitBlocks:
-        """Yield logits of the scored rows, pass by pass, as `LanguageModel.logits`."""
+        """Yield the logits of the scored rows, pass by pass; see `LanguageModel.logits`."""
         width = batch.ids.shape[1]
         scored, targets = batch.scored.numpy(), batch.targets
         ends = np.searchsorted(scored, np.arange(1, len(batch.ids) + 1) * width)
@@ -242,7 +242,7 @@ class GGUFModel(EngineModel):
                 done += len(logits)
 
     def _decode(self, ids: list[int], rows: np.ndarray, block_rows: int) -> Iterator[torch.Tensor]:
-        """Yield the logits (R', V) of some rows of a pass; the next ones overwrite them."""
+        """Yield the logits (R', V) of given rows of a pass; the next block overwrites them."""
         library, wanted = self.library, set(rows.tolist())
         last = int(rows[-1]) if len(rows) else -1
         library.llama_memory_clear(library.llama_get_memory(self._context), True)
@@ -266,7 +266,7 @@ class GGUFModel(EngineModel):
             library.llama_batch_free(batch)
 
     def signature_fields(self) -> dict[str, object]:
-        """Return what the scores of given tokens depend on, by name, in the signature's order."""
+        """Return everything that scores of given tokens depend on, in the signature's order."""
         given = {k: v for k, v in self.settings.items() if not k.startswith(WITHOUT_EFFECT)}
         options = ",".join(f"{key}={given[key]}" for key in sorted(given))
         return {
@@ -279,7 +279,7 @@ class GGUFModel(EngineModel):
 
     @property
     def file_type(self) -> str:
-        """What most of the weights are quantised to, such as Q4_K_M."""
+        """The quantisation of most weights, such as Q4_K_M."""
         number = self.metadata("general.file_type")
         for name in dir(self.library):
             kind = name.removeprefix("LLAMA_FTYPE_")
@@ -288,7 +288,7 @@ class GGUFModel(EngineModel):
         return "unknown"
 
 
-# Architectures whose table of positions ends where they were trained to.
+# Architectures with a table of positions of the trained length.
 LEARNED_POSITIONS = ("gpt2", "starcoder")
 
 
@@ -301,7 +301,7 @@ def make_tokenizer(path: str, kwargs: dict, argument: str) -> PreTrainedTokenize
     if importlib.util.find_spec("gguf") is None:
         raise ValueError(
             Wording(
-                "The tokenizer of a GGUF file is read by the package gguf: pip install gguf, or "
+                "The tokenizer of a GGUF file requires the package gguf: pip install gguf, or "
                 "pass the tokenizer of the original model."
             )
         )
@@ -319,7 +319,7 @@ def make_tokenizer(path: str, kwargs: dict, argument: str) -> PreTrainedTokenize
 
 
 def check_vocabulary(model: GGUFModel, path: str) -> None:
-    """Reject a tokenizer with another vocabulary.
+    """Refuse a tokenizer with another vocabulary.
 
     Special and added tokens may be spelled in another way by the file; ids that only one of the two
     has are padding.
@@ -352,12 +352,12 @@ def check_vocabulary(model: GGUFModel, path: str) -> None:
 
 
 def spelled(token: str) -> str:
-    """Write a token's spaces in one way: sentencepiece and llama.cpp write them as ▁ or plainly."""
+    """Normalise the spaces of a token, which sentencepiece and llama.cpp write as ▁ or as spaces."""
     return token.replace("\u2581", " ")
 
 
 def set_fields(params: ctypes.Structure, settings: dict) -> set[str]:
-    """Set fields of a structure; return the settings that it has no field for."""
+    """Set fields of a structure; return the settings without a field."""
     names = {field[0] for field in params._fields_}
     for name in names & settings.keys():
         setattr(params, name, settings[name])
@@ -365,7 +365,7 @@ def set_fields(params: ctypes.Structure, settings: dict) -> set[str]:
 
 
 def fill(batch: ctypes.Structure, ids: list[int], part: range, wanted: set[int]) -> None:
-    """Put tokens into a batch of llama.cpp, and say whose logits are wanted."""
+    """Fill a batch of llama.cpp with tokens, and select the rows of logits."""
     batch.n_tokens = len(part)
     for number, place in enumerate(part):
         batch.token[number] = ids[place]
@@ -376,7 +376,7 @@ def fill(batch: ctypes.Structure, ids: list[int], part: range, wanted: set[int])
 
 
 def parts_of(path: str) -> list[str]:
-    """List all files of a model, given the first."""
+    """List all files of a split model, given the first."""
     found = re.fullmatch(r"(.*-)00001(-of-(\d{5})\.gguf)", path)
     if found is None:
         return [path]

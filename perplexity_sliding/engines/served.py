@@ -1,8 +1,7 @@
-"""A model that lives elsewhere and gives the log-probabilities of tokens, not logits.
+"""A model that returns the log-probabilities of tokens instead of logits.
 
-A server of vLLM, SGLang or anybody who speaks OpenAI's legacy completions; or, by the same
-interface, an engine in this process.  It stands beside the models whose logits are read, and is
-asked for columns of scores in their place.
+It is a server of vLLM, SGLang or OpenAI's legacy completions API; or, with the same interface, an
+engine in this process.
 """
 
 from collections.abc import Collection, Iterator
@@ -26,15 +25,15 @@ from .server_probe import (
 
 
 class ServedModel(EngineModel):
-    """A model that gives columns of scores; otherwise as `LanguageModel`.
+    """A model that returns scores of tokens; otherwise like `LanguageModel`.
 
     Attributes:
-        source: where its values come from.
-        limit: tokens of a window, and of those the most that are read.
-        engine: the program that runs it, with its version, for the signature.
-        dtype: what it computes in, where that is known.
-        vocabulary_size: ids of the tokenizer; the server may have more.
-        probe: mean nll of the made-up text in nats a token; after `prepare`.
+        source: the source of its values.
+        limit: limits of a window and of the tokens that a request reads.
+        engine: name and version of the program that runs it, for the signature.
+        dtype: dtype of its computations, if known.
+        vocabulary_size: size of the tokenizer's vocabulary; the server's may be larger.
+        probe: mean nll of the probe text in nats per token; known after `prepare`.
     """
 
     gives_logits = False
@@ -57,31 +56,31 @@ class ServedModel(EngineModel):
         self.limit, self.dtype = limit, dtype
         self.vocabulary_size = int(max(tokenizer.get_vocab().values())) + 1
         self._identity: Identity | None = None
-        self._tried = 0  # tokens of the longest prompt that was tried
+        self._tried = 0  # tokens of the longest prompt tested
 
     @property
     def identity(self) -> Identity:
-        """What the model said on trial; there after `check`."""
+        """The model's values of the test prompts; known after `check`."""
         if self._identity is None:
             raise RuntimeError(f"{self.description} must be checked first: call check().")
         return self._identity
 
     @property
     def revision(self) -> str:
-        """What identifies the model, as far as asking it can: its loss on made-up tokens."""
+        """The measured identity of the model: its loss on random tokens."""
         return f"measured({self.identity.mean:.3f})"
 
     @contextmanager
     def in_use(self) -> Iterator[None]:
-        """Lock the model and keep connections to it."""
+        """Lock the model and keep connections open."""
         with self.lock, self.source.connected():
             yield
 
     def check(self) -> None:
-        """Try it, unless it is the model that was tried before.
+        """Test the model, unless it is the model that was tested before.
 
         Raises:
-            ValueError: it cannot be believed.
+            ValueError: its values are inconsistent.
         """
         if self._identity is not None and self._identity.is_of(self.source):
             return
@@ -93,26 +92,26 @@ class ServedModel(EngineModel):
     def prepare(
         self, length: int, num_tokens: int = 0, whole_lengths: Collection[int] = ()
     ) -> None:
-        """Try a prompt as long as the longest window, unless one as long was tried before.
+        """Test a prompt as long as the longest window, unless one was tested before.
 
         Raises:
-            ValueError: the server does not read such a window whole.
+            ValueError: the server does not read such a window completely.
         """
         if length + 1 > self._tried:
             self._try_length(length)
 
     def _measure_probe(self) -> float:
-        """Read the made-up text that other models are measured on, as far as the server reads it."""
+        """Measure the probe text, up to the server's limit."""
         ids = ProbeText.of(self.vocabulary_size, self.limit.length).ids
         if len(ids) == len(self.identity.probe.ids) or not self.source.api.forces:
             return self.identity.mean
         return float(self.source.values([Prompt(ids[:-1], ids[-1])])[0].nll.mean())
 
     def _try_length(self, length: int) -> None:
-        """Try a prompt as long as the longest window: the probe, and more after it.
+        """Test a prompt as long as the longest window, which begins with the known probe.
 
         Raises:
-            ValueError: it reads no more than a part of it, or refuses it.
+            ValueError: the server refuses or truncates it.
         """
         known = self.identity
         whole = length + 1 if self._longest_prompt is None else self._longest_prompt
@@ -124,50 +123,50 @@ class ServedModel(EngineModel):
         except AnswerError as error:
             raise ValueError(
                 Wording(
-                    f"{self.description} must read windows of {length} tokens. A prompt of so "
-                    f"many was sent; it answered with {error}. Pass a smaller `max_length`."
+                    f"{self.description} must read windows of {length} tokens, but answered such a "
+                    f"prompt with {error}. Pass a smaller `max_length`."
                 )
             ) from None
         if differ(values[: len(known.nll)], known.nll[: len(values)]):
             raise ValueError(
                 Wording(
-                    f"{self.description} must give a token one value whatever follows it, but in "
-                    f"a prompt of {len(ids)} tokens the first {len(known.nll)} cost "
-                    f"{values[: len(known.nll)].mean():.4f} nats each, and by themselves "
-                    f"{known.mean:.4f}: it cuts long prompts short, or reads them in another way. "
-                    "Pass a smaller `max_length`."
+                    f"{self.description} must return the same value of a token in longer prompts, but "
+                    f"in a prompt of {len(ids)} tokens the first {len(known.nll)} cost "
+                    f"{values[: len(known.nll)].mean():.4f} nats each, and alone "
+                    f"{known.mean:.4f}: it truncates long prompts, or reads them differently. Pass a "
+                    "smaller `max_length`."
                 )
             )
         self._tried = length + 1
 
     def logits(self, batch: Batch, block_rows: int, prefix: Prefix | None = None) -> LogitBlocks:
-        """Refuse: see `gives_logits`.
+        """Refuse to return logits, see `gives_logits`.
 
         Raises:
             TypeError: always.
         """
-        raise TypeError(f"{self.description} gives no logits")
+        raise TypeError(f"{self.description} returns no logits")
 
     def tokenize(self, text: str) -> list[int] | None:
-        """Return the ids that the engine cuts a text into; None where it does not say."""
+        """Return the engine's own token ids of a text; None if unavailable."""
         return self.source.tokenize(text)
 
     @property
     def _longest_prompt(self) -> int | None:
-        """Tokens that the server takes as a prompt."""
+        """The server's limit for a prompt, in tokens."""
         readable = self.limit.readable
         return None if readable is None else readable + (not self.source.api.forces)
 
     def check_same(self) -> None:
-        """Refuse a server that runs another model now than at the start.
+        """Check that the server still runs the same model.
 
         Raises:
-            ValueError: it does.
+            ValueError: it runs another one.
         """
         if not self.identity.is_of(self.source):
             raise changed_model(self.description)
 
     def signature_fields(self) -> dict[str, object]:
-        """Return what the scores of given tokens depend on, as far as the server tells."""
+        """Return the known settings that scores of given tokens depend on."""
         dtype = {} if self.dtype is None else {"dtype": self.dtype}
         return {"model": self.name, "revision": self.revision, **dtype, "engine": self.engine}

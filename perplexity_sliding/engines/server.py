@@ -1,7 +1,7 @@
-"""An HTTP server that answers in JSON: several requests in flight, each tried again where it fails.
+"""HTTP client for JSON APIs, with concurrent requests and retries.
 
-A pool of threads sends the requests; each thread has a connection of its own.  An answer is bounded
-in size and in time, so that a server can neither fill the memory nor keep a run waiting for ever.
+A pool of threads sends the requests; each thread has its own connection.  Answers are limited in
+size and time, so that a server can neither exhaust the memory nor block a run.
 """
 
 import json
@@ -24,24 +24,24 @@ from .server_apis import ServerError
 
 logger = logging.getLogger("evaluate.perplexity_sliding")
 
-# The states of HTTP of a server that is busy or broken for the moment.
+# HTTP status codes of temporary failures.
 TRANSIENT = {408, 429, 500, 502, 503, 504}
-# Seconds before the second try, doubled with each further one, and the longest pause.
+# Seconds before the first retry, doubled with each further one, and the longest pause.
 FIRST_WAIT_S = 0.5
 LONGEST_WAIT_S = 30.0
-# Seconds of all pauses before a server that has never given a value is given up.
+# Total seconds of retries for a server that has never returned a value.
 FIRST_CONTACT_S = 2.0
 # Seconds to open a connection.
 CONNECT_S = 10.0
-# Most bytes of a description, such as the list of models.
+# Maximum size of a description, such as the list of models, in bytes.
 LONGEST_DESCRIPTION = 2**24
-# Compressions that httpx reads in bounded steps: 64 kB at a time, 1,032 times as much at most.
+# Encodings that httpx decompresses in bounded steps: 64 kB at a time, at most 1,032 times as much.
 ENCODINGS = {"", "identity", "gzip", "deflate"}
 # Characters of an answer that an error shows.
 SHOWN = 300
-# Fewest characters of a key that are hidden: an answer that is cut may end within the key.
+# Prefixes of a key of at least this length are hidden, since a truncated answer may end within it.
 KEY_START = 8
-# The environment variable that vLLM's own server reads its key from.
+# vLLM's environment variable for the key.
 KEY_VARIABLE = "VLLM_API_KEY"
 
 
@@ -49,11 +49,11 @@ class ServerSettings(NamedTuple):
     """How requests are sent: `model_kwargs` of a served model.
 
     Attributes:
-        served_name: which of the served models; None where there is one.
-        api_key_variable: the environment variable with the key, if the server wants one.
-        requests_in_flight: requests that wait for an answer at a time.
-        timeout: seconds in which an answer must have come to its end.
-        retries: tries after the first one; ten take two and a half minutes, longer than a restart.
+        served_name: name of the model on the server; None for the only one.
+        api_key_variable: the environment variable with the key, if the server requires one.
+        requests_in_flight: number of concurrent requests.
+        timeout: seconds until an answer must be complete.
+        retries: number of retries; ten take two and a half minutes, longer than a restart.
     """
 
     served_name: str | None = None
@@ -64,16 +64,16 @@ class ServerSettings(NamedTuple):
 
 
 class Server:
-    """A server, while `connected`.
+    """A server; use it while `connected`.
 
     Args:
         address: such as http://host:8000/v1; the last part may be left out.
 
     Attributes:
-        has_answered: whether it has given values once, so that it is worth waiting for.
+        has_answered: whether it has ever returned values, so that waiting for it makes sense.
 
     Raises:
-        ValueError: the key cannot be sent.
+        ValueError: the key is not valid in an HTTP header.
     """
 
     def __init__(self, address: str, settings: ServerSettings) -> None:
@@ -85,9 +85,9 @@ class Server:
 
     @contextmanager
     def connected(self) -> Iterator[None]:
-        """Keep connections open for the time of the context; leaving it breaks off what is in flight.
+        """Keep connections open within the context; leaving it aborts running requests.
 
-        This is the one exit of all errors, and none has the key in it.
+        All errors pass here, and the key is removed from them.
         """
         if self._pool is not None:
             yield
@@ -109,23 +109,23 @@ class Server:
         return self._pool
 
     def get(self, path: str) -> object:
-        """Return what lies at a path.
+        """Send a GET request and return the answer.
 
         Raises:
-            ServerError: the server refuses, or cannot be reached.
+            ServerError: the server refuses the request, or does not respond.
         """
         return self._open_pool.submit(
             self._request, "GET", path, None, LONGEST_DESCRIPTION
         ).result()
 
     def post(self, path: str, body: dict, most_bytes: int = LONGEST_DESCRIPTION) -> object:
-        """Send one request and return the answer, of `most_bytes` bytes at most; as `get`."""
+        """Send a POST request and return the answer of at most `most_bytes` bytes; see `get`."""
         return self._open_pool.submit(self._request, "POST", path, body, most_bytes).result()
 
     def post_all(
         self, requests: Iterable[tuple[Hashable, str, dict, int]]
     ) -> Iterator[tuple[Any, object]]:
-        """Send (key, path, body, most bytes) each, several in flight; yield (key, answer) as they come."""
+        """Send (key, path, body, most bytes) concurrently; yield (key, answer) as they arrive."""
         running: dict[Future, Hashable] = {}
         try:
             for key, path, body, most_bytes in requests:
@@ -140,7 +140,7 @@ class Server:
                 future.cancel()
 
     def hidden(self, text: str) -> str:
-        """Replace the key in a text, also where the text was cut within the key."""
+        """Replace the key in a text, and its beginnings, as a text may be truncated within the key."""
         if self._key is None:
             return text
         for key in dict.fromkeys([self._key, repr(self._key)[1:-1], json.dumps(self._key)[1:-1]]):
@@ -149,7 +149,7 @@ class Server:
         return text
 
     def _hide_in(self, error: BaseException | None) -> None:
-        """Replace the key in an error and in those that caused it."""
+        """Replace the key in an error and its causes."""
         while error is not None:
             error.args = tuple(self._hidden_part(part) for part in error.args)
             error = error.__cause__ or error.__context__
@@ -162,7 +162,7 @@ class Server:
         return self.hidden(part) if isinstance(part, str) else part
 
     def _request(self, method: str, path: str, body: dict | None, most_bytes: int) -> object:
-        """Send a request until there is an answer to it, waiting longer from try to try."""
+        """Send a request, and retry it with increasing pauses."""
         failures: list[str] = []
         started = time.monotonic()
         while True:
@@ -181,7 +181,7 @@ class Server:
             pause = FIRST_WAIT_S * 2 ** (len(failures) - 1) * random.uniform(0.75, 1.25)
             pause = min(asked_pause or pause, LONGEST_WAIT_S)
             waited = time.monotonic() - started + pause
-            is_new = not self.has_answered and status in (None, 500)  # others say: later
+            is_new = not self.has_answered and status in (None, 500)  # others ask to retry
             if (is_new and waited > FIRST_CONTACT_S) or len(failures) > self.settings.retries:
                 raise ServerError(self._explain(path, failures), status)
             logger.info(
@@ -190,19 +190,19 @@ class Server:
             self._open_pool.sleep(pause)
 
     def _explain(self, path: str, failures: list[str]) -> Wording:
-        """Say how the tries failed: the first failure, and the last where it is another."""
+        """Return the message of a failed request: the first failure, and the last if it differs."""
         times = "once" if len(failures) == 1 else f"{len(failures)} times"
         reasons = failures[0]
         if failures[-1] != failures[0]:
-            reasons += f"; and at last: {failures[-1]}"
+            reasons += f"; finally: {failures[-1]}"
         advice = (
-            "Raise `retries` in `model_kwargs` where it needs longer to come back, or `timeout` "
-            "where its answers need longer."
+            "Increase `retries` in `model_kwargs` if it takes longer to restart, or `timeout` if its "
+            "answers take longer."
             if self.has_answered
-            else "Check the address and that it runs."
+            else "Check the address, and that the server is running."
         )
         return Wording(
-            f"The server at {self.root} could not answer ({path}), tried {times}: {reasons}. "
+            f"The server at {self.root} did not respond ({path}), tried {times}: {reasons}. "
             f"{advice}"
         )
 
@@ -210,7 +210,7 @@ class Server:
         """Return the JSON of an answer.
 
         Raises:
-            ServerError: it is an error, or no JSON.
+            ServerError: it is an error, or not JSON.
         """
         if not 200 <= reply.status < 300:
             raise ServerError(
@@ -228,23 +228,17 @@ class Server:
             ) from None
 
     def _advice_on_key(self, status: int) -> str:
-        """Name the variable of the key where a server wants one, or another."""
+        """Return advice on the key if the server refused it."""
         if status not in (401, 403):
             return ""
         variable = self.settings.api_key_variable
         if self._key is None:
-            return f". Put the server's key into the environment variable {variable}."
+            return f". Set the environment variable {variable} to the server's key."
         return f". Check the key in the environment variable {variable}."
 
 
 class Reply(NamedTuple):
-    """An answer that was read to its end.
-
-    Attributes:
-        status: of HTTP.
-        headers: of HTTP.
-        content: decompressed.
-    """
+    """A complete HTTP response, decompressed."""
 
     status: int
     headers: httpx.Headers
@@ -256,10 +250,10 @@ class Reply(NamedTuple):
 
 
 class ConnectionPool:
-    """Threads that send requests, each over a connection of its own.
+    """Threads that send requests, each over its own connection.
 
     Args:
-        key: of the server; None for none.
+        key: the server's key, or None.
     """
 
     def __init__(self, settings: ServerSettings, key: str | None) -> None:
@@ -274,15 +268,15 @@ class ConnectionPool:
         self._closed = threading.Event()
 
     def submit(self, call: Callable[..., object], *arguments: object) -> Future:
-        """Call a function in one of the threads."""
+        """Call a function in a thread."""
         return self._threads.submit(call, *arguments)
 
     def send(self, method: str, address: str, body: dict | None, most_bytes: int) -> Reply:
         """Send a request over the connection of this thread.
 
         Raises:
-            httpx.TransportError: there is no answer, or not to its end within the time.
-            ServerError: the answer is larger, or compressed in another way than it may be.
+            httpx.TransportError: there is no complete answer within the timeout.
+            ServerError: the answer is too large, or has an unsupported encoding.
         """
         if not hasattr(self._of_thread, "connection"):
             connection = Connection(self._headers, self._timeout, self._certificates, self._closed)
@@ -294,13 +288,13 @@ class ConnectionPool:
         """Wait, unless the run ends.
 
         Raises:
-            ServerError: it does.
+            ServerError: the run ends.
         """
         if self._closed.wait(seconds):
-            raise ServerError("The run was ended.")
+            raise ServerError("The run was aborted.")
 
     def close(self) -> None:
-        """Break off what is in flight, and end the threads."""
+        """Abort running requests, and end the threads."""
         self._closed.set()
         for connection in list(self._connections):
             connection.shut_down()
@@ -310,12 +304,12 @@ class ConnectionPool:
 
 
 class Connection:
-    """A connection that another thread can break off.
+    """A connection that another thread can abort.
 
     Args:
-        timeout: seconds for a whole answer.
-        certificates: the context of SSL.
-        closed: set where nothing is to be sent any more.
+        timeout: seconds until an answer must be complete.
+        certificates: the SSL context.
+        closed: set when the run ends.
     """
 
     def __init__(
@@ -338,7 +332,7 @@ class Connection:
     def send(self, method: str, address: str, body: dict | None, most_bytes: int) -> Reply:
         """Send a request and read the answer; see `ConnectionPool.send`."""
         self._timed_out.clear()
-        # The limits of httpx count from byte to byte: a slow server would never reach them.
+        # The timeouts of httpx apply between bytes; a slow server would never reach them.
         watch = threading.Timer(self._timeout, self._time_out)
         watch.daemon = True
         watch.start()
@@ -347,7 +341,7 @@ class Connection:
         except httpx.TransportError as error:
             is_late = isinstance(error, httpx.ReadTimeout | httpx.WriteTimeout)
             if is_late or self._timed_out.is_set():
-                raise httpx.ReadTimeout(f"no whole answer within {self._timeout:g} s") from None
+                raise httpx.ReadTimeout(f"no complete answer within {self._timeout:g} s") from None
             raise
         finally:
             watch.cancel()
@@ -365,13 +359,13 @@ class Connection:
                 content = read_bounded(reply, most_bytes)
             except httpx.DecodingError:
                 raise ServerError(
-                    f"The server must answer in {encoding} where it says so, got other bytes.",
+                    f"The server must encode its answer in {encoding} as declared, got other bytes.",
                     reply.status_code,
                 ) from None
             return Reply(reply.status_code, reply.headers, content)
 
     def _note_socket(self, event: str, info: dict) -> None:
-        """Keep the socket of a connection that was opened; httpx calls this."""
+        """Store the socket of a new connection; httpx calls this."""
         if event.endswith(("connect_tcp.complete", "start_tls.complete")):
             self._socket = info["return_value"].get_extra_info("socket")
             if self._timed_out.is_set() or self._closed.is_set():
@@ -382,11 +376,11 @@ class Connection:
         self.shut_down()
 
     def shut_down(self) -> None:
-        """End the request in flight: the thread that waits for it gets an error at once."""
+        """Abort the running request; the thread that waits for it gets an error at once."""
         if self._socket is None:
             return
-        # Not the method of an SSL socket, which takes its state from under the thread that reads.
-        with suppress(OSError):  # it is closed already
+        # The method of an SSL socket would remove its state while another thread reads.
+        with suppress(OSError):  # it is already closed
             socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
 
 
@@ -408,37 +402,37 @@ def read_bounded(reply: httpx.Response, most_bytes: int) -> bytearray:
 
 
 def read_key(variable: str) -> str | None:
-    """Read a server's key from an environment variable, without the line end of a secret file.
+    """Read a server's key from an environment variable, without surrounding white space.
 
     Raises:
-        ValueError: no header of HTTP can hold it.
+        ValueError: it is not valid in an HTTP header.
     """
     key = os.environ.get(variable, "").strip()
     if not all("!" <= character <= "~" for character in key):
         raise ValueError(
-            f"The key in the environment variable {variable} must be of printable ASCII characters "
-            "without spaces. It is not shown."
+            f"The key in the environment variable {variable} must consist of printable ASCII "
+            "characters without spaces. Its value is not shown."
         )
     return key or None
 
 
 def answered(running: dict[Future, Hashable]) -> Iterator[tuple[Hashable, object]]:
-    """Wait for the first answers, and take them out."""
+    """Wait for the next answers, and remove them from `running`."""
     for future in wait(running, return_when=FIRST_COMPLETED).done:
         yield running.pop(future), future.result()
 
 
 def retry_after(reply: Reply) -> float | None:
-    """Return how many seconds a busy server asks to be left alone."""
+    """Return the seconds in the header Retry-After, if any."""
     try:
         seconds = float(reply.headers.get("retry-after", ""))
     except ValueError:  # a date, or nothing
         return None
-    return seconds if seconds >= 0 else None  # nor what is no number
+    return seconds if seconds >= 0 else None  # NaN too
 
 
 def error_message(reply: Reply) -> str:
-    """Return the sentence in an answer that is an error."""
+    """Return the message in an error response."""
     try:
         found = json.loads(reply.content)
     except (ValueError, RecursionError):

@@ -1,8 +1,8 @@
-"""How servers are asked for the log-probabilities of a prompt, and what they answer: a class a form.
+"""APIs of servers for the log-probabilities of a prompt, one class each.
 
-All three read token ids and give a value for every token of a prompt but the first.  An answer is
-held against what was sent: as many prompts, in their order, as many tokens, the same ids where the
-form names them, and numbers that are log-probabilities.
+All three read token ids and return a value for every token of a prompt but the first.  An answer is
+compared with the request: the number and order of prompts, the number of tokens, their ids if the API
+returns them, and valid log-probabilities.
 
 vLLM: POST /v1/completions with `prompt_logprobs`; https://docs.vllm.ai/en/latest/serving/openai_compatible_server.html
 SGLang: POST /generate with `return_logprob`; https://docs.sglang.ai/basic_usage/native_api.html
@@ -16,23 +16,23 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-# What vLLM sends for a log-probability of minus infinity, which JSON has no number for.
+# vLLM's value for a log-probability of minus infinity, which JSON cannot represent.
 NO_PROBABILITY = -9999.0
-# Nats by which rounding may lift a log-probability above 0.
+# Tolerance for log-probabilities above 0 due to rounding, in nats.
 ABOVE_ZERO = 1e-3
 TOKEN_ID = "token_id:"
 # Values of an answer that an error shows.
 SHOWN_VALUES = 6
-# Most bytes of an answer: of each value with the name of its token, and of all that is around them.
+# Maximum size of an answer in bytes: per value with the name of its token, and in addition.
 BYTES_OF_A_VALUE = 512
 BYTES_AROUND = 2**20
 
 
 class ServerError(ValueError):
-    """A server could not be reached, refused a request, or sent what is no answer to it.
+    """A server did not respond, refused a request, or sent an invalid answer.
 
     Attributes:
-        status: of HTTP; None where there was no answer.
+        status: HTTP status code; None without an answer.
     """
 
     def __init__(self, message: str, status: int | None = None) -> None:
@@ -41,10 +41,10 @@ class ServerError(ValueError):
 
 
 class AnswerError(ValueError):
-    """An answer does not hold what was asked for.
+    """An answer does not contain the requested values.
 
     Attributes:
-        place: of the prompt in the request, where one is to blame.
+        place: index of the affected prompt in the request, if any.
     """
 
     def __init__(self, message: str, place: int | None = None) -> None:
@@ -53,11 +53,11 @@ class AnswerError(ValueError):
 
 
 class Prompt(NamedTuple):
-    """Tokens to be scored.
+    """Tokens to score.
 
     Attributes:
-        ids: to read.
-        forced: a token after them that is scored without being read; None for none.
+        ids: token ids to read.
+        forced: a token after them that is scored without being read, or None.
     """
 
     ids: list[int]
@@ -73,8 +73,8 @@ class Generated(NamedTuple):
     """A token that a server generated after a prompt.
 
     Attributes:
-        id: None where the server names no ids.
-        text: its name; None where the server gives none.
+        id: its id; None if the server returns no ids.
+        text: its text; None if the server returns none.
         nll: negative log-likelihood in nats.
     """
 
@@ -85,15 +85,15 @@ class Generated(NamedTuple):
 
 @dataclass
 class TokenValues:
-    """What a server says of the tokens of a prompt, but the first.
+    """Values of the tokens of a prompt, except the first.
 
     Attributes:
         nll: negative log-likelihoods in nats (N,).
-        rank: 1 for the likeliest (N,); 0 where the server does not say.
-        top: for each token (id, log-probability) of the likeliest in its place, best first; id -1
-            where the server names no ids.
-        texts: the server's own text of each token, where it gives one.
-        generated: the token that it generated; None where it generated none, or gives no value of it.
+        rank: 1 for the likeliest (N,); 0 if unknown.
+        top: for each token the (id, log-probability) pairs of the likeliest, best first; id -1 if
+            the server returns no ids.
+        texts: the server's text of each token, if any.
+        generated: the generated token; None without one, or without its value.
     """
 
     nll: np.ndarray
@@ -104,15 +104,15 @@ class TokenValues:
 
 
 class LogprobsAPI:
-    """How a kind of server is asked for log-probabilities.
+    """An API for log-probabilities.
 
     Attributes:
-        name: for messages and the signature.
-        path: where requests go.
-        gives_ranks: whether its answers name the rank of a token.
-        forces: whether a token after the last that is read can be asked for.
-        num_new: tokens that the server must answer with.
-        tokenizer_path: where it says how it cuts a text; empty where it does not.
+        name: its name in messages and the signature.
+        path: path of requests.
+        gives_ranks: whether it returns the rank of a token.
+        forces: whether it can score a token after the last one read.
+        num_new: number of tokens that the server must generate.
+        tokenizer_path: path for tokenizing a text; empty if unavailable.
     """
 
     name: str
@@ -124,22 +124,22 @@ class LogprobsAPI:
 
     @property
     def generating(self) -> "LogprobsAPI":
-        """The same form, in which the answer has the value of a generated token where it can."""
+        """The same API, with the value of a generated token in the answer if possible."""
         return self
 
     def most_bytes(self, prompts: Sequence[Prompt], num_likeliest: int) -> int:
-        """Return how many bytes an honest answer may have."""
+        """Return the maximum size of a valid answer in bytes."""
         num_tokens = sum(len(prompt.ids) + 1 for prompt in prompts)
         return BYTES_AROUND + BYTES_OF_A_VALUE * num_tokens * (2 + num_likeliest)
 
     def body(
         self, served_name: str, prompts: Sequence[Prompt], num_likeliest: int, **sampling: float
     ) -> dict:
-        """Build a request for the values of prompts; those that are forced have one token in common.
+        """Build a request for the values of prompts, which share the forced token, if any.
 
         Args:
-            num_likeliest: tokens to name beside the prompt's own.
-            sampling: other settings of the answer's sampling than those that leave it as it is.
+            num_likeliest: number of likeliest tokens to return in addition.
+            sampling: settings of the answer's sampling; the defaults leave distributions unchanged.
         """
         raise NotImplementedError
 
@@ -149,13 +149,13 @@ class LogprobsAPI:
         """Read the answer.
 
         Raises:
-            AnswerError: it does not hold what was asked for.
+            AnswerError: it does not contain the requested values.
         """
         raise NotImplementedError
 
 
 class VLLM(LogprobsAPI):
-    """vLLM's `prompt_logprobs`, by id and with ranks; the last token by `allowed_token_ids`."""
+    """vLLM's `prompt_logprobs`, with ids and ranks; `allowed_token_ids` scores the last token."""
 
     name, path, tokenizer_path = "vLLM", "/v1/completions", "/tokenize"
     gives_ranks, forces = True, True
@@ -218,7 +218,7 @@ class VLLM(LogprobsAPI):
 
 
 class SGLang(LogprobsAPI):
-    """SGLang's own `/generate`, by id."""
+    """SGLang's own `/generate`, with ids."""
 
     name, path = "SGLang", "/generate"
 
@@ -272,10 +272,10 @@ class SGLang(LogprobsAPI):
 
 
 class OpenAI(LogprobsAPI):
-    """OpenAI's legacy `echo` with `logprobs`: values by place, with ids where the server names them.
+    """OpenAI's legacy `echo` with `logprobs`, with ids if the server returns them.
 
     Args:
-        num_new: tokens that the server must answer with: 0 where it allows that, else 1.
+        num_new: number of tokens that the server must generate: 0 if it allows that, else 1.
     """
 
     name, path = "OpenAI", "/v1/completions"
@@ -335,15 +335,15 @@ class OpenAI(LogprobsAPI):
         return values_of(rows, generated)
 
 
-# The forms in the order in which they are tried.
+# The APIs in the order in which they are tried.
 LOGPROBS_APIS = (VLLM(), SGLang(), OpenAI(0), OpenAI(1))
 
 
 def completion(served_name: str, prompts: Sequence[Prompt], **sampling: float) -> dict:
-    """Build what requests for completions have in common; sampling changes no distribution.
+    """Build the common part of requests for completions; sampling leaves distributions unchanged.
 
-    There is no `seed`: with one, vLLM's engine on a CPU ends at the first prompt that is longer than
-    what is left of its step (`max_num_batched_tokens`).
+    There is no `seed`, because vLLM's engine on a CPU then crashes at the first prompt that exceeds
+    the rest of its step (`max_num_batched_tokens`).
     """
     ids = [prompt.ids for prompt in prompts]
     settings = {"model": served_name, "prompt": ids, "max_tokens": 1, "stream": False}
@@ -351,10 +351,10 @@ def completion(served_name: str, prompts: Sequence[Prompt], **sampling: float) -
 
 
 def choices_of(reply: object, prompts: Sequence[Prompt]) -> list[dict]:
-    """Return the choices of a completion, one for each prompt, in their order.
+    """Return the choices of a completion, one per prompt, in their order.
 
     Raises:
-        AnswerError: some are missing or named twice.
+        AnswerError: some are missing or duplicate.
     """
     choices = reply.get("choices") if isinstance(reply, dict) else None
     if not isinstance(choices, list) or not all(isinstance(choice, dict) for choice in choices):
@@ -368,7 +368,7 @@ def choices_of(reply: object, prompts: Sequence[Prompt]) -> list[dict]:
 def check_length(
     entries: Sequence, ids: Sequence[int], place: int, first_is_null: bool = True
 ) -> None:
-    """Refuse values that are not of all tokens of a prompt, the first of which has none."""
+    """Check that there is a value for every token of a prompt but the first."""
     if len(entries) != len(ids):
         raise AnswerError(f"values of {len(entries)} tokens to {len(ids)}", place)
     if first_is_null and entries and entries[0] is not None:
@@ -378,10 +378,10 @@ def check_length(
 
 
 def log_probability(value: object, number: int, place: int) -> float:
-    """Return a log-probability in nats; minus infinity where the server says that it has none.
+    """Return a log-probability in nats; minus infinity for vLLM's placeholder.
 
     Raises:
-        AnswerError: it is no number, or above 0.
+        AnswerError: it is not a number, or above 0.
     """
     if isinstance(value, bool) or not isinstance(value, int | float) or math.isnan(value):
         raise AnswerError(f"for token {number} no log-probability but {value!r}", place)
@@ -391,7 +391,7 @@ def log_probability(value: object, number: int, place: int) -> float:
 
 
 def forced_row(choice: dict, token: int, num_likeliest: int, place: int) -> tuple:
-    """Read the value of the one token that was allowed as the answer."""
+    """Read the value of the forced token."""
     found = choice.get("logprobs")
     if not isinstance(found, dict) or not found.get("token_logprobs"):
         raise AnswerError(f"no `logprobs` of the answer but {shown(found)}", place)
@@ -405,7 +405,7 @@ def forced_row(choice: dict, token: int, num_likeliest: int, place: int) -> tupl
 
 
 def id_of(text: object) -> int | None:
-    """Return the id in the name of a token, where the server names ids."""
+    """Return the id in the name of a token, if the server returns ids."""
     if not isinstance(text, str) or not text.startswith(TOKEN_ID):
         return None
     number = text.removeprefix(TOKEN_ID)
@@ -413,7 +413,7 @@ def id_of(text: object) -> int | None:
 
 
 def named_top(top: object, own: object, number: int, place: int) -> list[tuple[int, float]]:
-    """List (id, log-probability) of likeliest tokens that a server names by text or by id."""
+    """List (id, log-probability) pairs of the likeliest tokens, named by text or by id."""
     if not isinstance(top, dict):
         return []
     named = ((id_of(text), log_probability(value, number, place)) for text, value in top.items())
@@ -422,7 +422,7 @@ def named_top(top: object, own: object, number: int, place: int) -> list[tuple[i
 
 
 def generated_token(token: object, text: object, value: object) -> Generated | None:
-    """Put together what a server says of the token that it generated; None where that is no value."""
+    """Return the generated token; None without a valid value."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     return Generated(
@@ -431,7 +431,7 @@ def generated_token(token: object, text: object, value: object) -> Generated | N
 
 
 def values_of(rows: Sequence[tuple], generated: Generated | None = None) -> TokenValues:
-    """Put (log-probability, rank, likeliest, text) of each token together."""
+    """Combine the (log-probability, rank, likeliest, text) rows of tokens."""
     columns = list(zip(*rows)) or [(), (), (), ()]
     return TokenValues(
         -np.array(columns[0], dtype=np.float64),
@@ -447,7 +447,7 @@ def count_of(reply: object) -> str:
 
 
 def shown(value: object) -> str:
-    """Show what came back, shortened."""
+    """Format a part of an answer, shortened."""
     if isinstance(value, list) and len(value) > SHOWN_VALUES:
         return f"{value[:SHOWN_VALUES]!r:.200}, … ({len(value)})"
     return f"{value!r:.200}"

@@ -1,4 +1,4 @@
-"""Opening a model behind an address: what is served, with which tokenizer, and how it is asked."""
+"""Open a served model: find the model, its tokenizer and the API of the server."""
 
 import os
 from collections.abc import Iterable, Iterator, Sequence
@@ -26,19 +26,19 @@ from .server_apis import (
 )
 from .server_probe import ServerProbe
 
-# Tokens of the prompt by which the form of a server is found.
+# Tokens of the prompt that tests the APIs of a server.
 SHORT_PROMPT = 8
-# Most bytes of a token's id in a list; a text has at most as many tokens as bytes.
+# Maximum size of a token id in a list; a text has at most as many tokens as bytes.
 BYTES_OF_AN_ID = 16
 
 
 class ServedModelInfo(NamedTuple):
-    """What a server says of a model.
+    """Information from a server about a model.
 
     Attributes:
-        name: under which it is served.
-        root: its name on the Hub or its folder; None where the server does not say.
-        length: tokens that it takes; None where the server does not say.
+        name: its name on the server.
+        root: its name on the Hub or its folder; None if unknown.
+        length: its limit in tokens; None if unknown.
     """
 
     name: str
@@ -53,16 +53,15 @@ def open_served(
     tokenizer_kwargs: dict | None = None,
     argument: str = "model_id",
 ) -> ServedModel:
-    """Open a model behind an address, and find out how it is asked.
+    """Open a served model, and find the API of its server.
 
     Args:
-        tokenizer: that of the served model; by default it is loaded by the name that the server
-            gives as the model's root.
+        tokenizer: tokenizer of the served model; loaded by the name of the model's root by default.
         model_kwargs: fields of `ServerSettings`.
 
     Raises:
-        ServerError: there is no such server.
-        ValueError: it does not give the log-probabilities of a prompt, or its tokenizer is unknown.
+        ServerError: the server does not respond.
+        ValueError: it does not return the log-probabilities of a prompt, or its tokenizer is unknown.
     """
     settings = check_settings(model_kwargs or {})
     check_address(address, settings, argument)
@@ -80,17 +79,17 @@ def open_served(
 
 
 def check_address(address: str, settings: ServerSettings, argument: str) -> None:
-    """Refuse an address with a password or parameters in it, which would be shown.
+    """Refuse an address with a password or parameters, which errors would show.
 
     Args:
-        argument: what an error calls it.
+        argument: name of the argument, for errors.
     """
     parts = urlsplit(address)
     if not parts.hostname or "@" in parts.netloc or parts.query or parts.fragment:
         raise ArgumentError(
             argument,
             "be an address such as 'http://host:8000/v1', without user, password or parameters",
-            advice=f"Put a key into the environment variable {settings.api_key_variable}.",
+            advice=f"Set the environment variable {settings.api_key_variable} to the key.",
         )
 
 
@@ -98,14 +97,15 @@ def check_settings(model_kwargs: dict) -> ServerSettings:
     """Check `model_kwargs` of a served model.
 
     Raises:
-        ValueError: one of them means nothing there.
+        ValueError: one of them is unknown or invalid.
     """
     unknown = sorted(set(model_kwargs) - set(ServerSettings._fields))
     if unknown:
         raise ValueError(
             Wording(
-                f"`model_kwargs` of a served model must hold {', '.join(ServerSettings._fields)}, "
-                f"got {unknown[0]!r}. How the model is loaded is said to the server."
+                "`model_kwargs` of a served model must contain only "
+                f"{', '.join(ServerSettings._fields)}, got {unknown[0]!r}. The server's own options "
+                "control how the model is loaded."
             )
         )
     settings = ServerSettings(**model_kwargs)
@@ -116,19 +116,19 @@ def check_settings(model_kwargs: dict) -> ServerSettings:
         raise ArgumentError(
             "api_key_variable",
             "be the name of an environment variable",
-            advice="What was given is not shown: it may be the key itself, which the variable holds.",
+            advice="The value is not shown, as it may be the key. Pass the name of the variable.",
         )
     for name, low in (("requests_in_flight", 1), ("retries", 0)):
         value = getattr(settings, name)
         if not isinstance(value, int) or isinstance(value, bool) or value < low:
-            raise ArgumentError(name, f"be a whole number from {low} on", got=repr(value))
+            raise ArgumentError(name, f"be a whole number of at least {low}", got=repr(value))
     if not isinstance(settings.timeout, int | float) or not settings.timeout > 0:
         raise ArgumentError("timeout", "be a number of seconds above 0", got=repr(settings.timeout))
     return settings
 
 
 def find_served_model(server: Server, description: str) -> ServedModelInfo:
-    """Find the served model that is meant.
+    """Find the served model by its name, or the only one.
 
     Raises:
         ValueError: there is none of that name, or there are several and none is named.
@@ -148,8 +148,8 @@ def find_served_model(server: Server, description: str) -> ServedModelInfo:
         named = next(iter(described))
     if named not in described:
         raise ValueError(
-            f"{description} serves {', '.join(map(repr, described)) or 'no model'}: name one of "
-            f"them by model_kwargs={{'served_name': …}}, got {named!r}."
+            f"{description} serves {', '.join(map(repr, described)) or 'no model'}: pass one of them "
+            f"as model_kwargs={{'served_name': …}}, got {named!r}."
         )
     root, length = described[named].get("root"), described[named].get("max_model_len")
     return ServedModelInfo(
@@ -162,17 +162,17 @@ def find_served_model(server: Server, description: str) -> ServedModelInfo:
 def tokenizer_of(
     info: ServedModelInfo, tokenizer_kwargs: dict, description: str
 ) -> PreTrainedTokenizerBase:
-    """Load the tokenizer of the model that a server names as its root.
+    """Load the tokenizer by the name of the model's root.
 
     Raises:
-        ValueError: it names none, or one that is not here.
+        ValueError: the name is unknown, or a folder that does not exist here.
     """
     root = info.root or info.name
     if os.path.isabs(root) and not os.path.isdir(root):
         raise ArgumentError(
             "tokenizer",
-            f"be given for {description}: the server's model lies in {root!r}, which is not on "
-            "this machine",
+            f"be given for {description}: the server's model is in {root!r}, which is not on this "
+            "machine",
             advice="Pass a name or a folder.",
         )
     try:
@@ -189,10 +189,10 @@ def tokenizer_of(
 def find_source(
     server: Server, info: ServedModelInfo, tokenizer: PreTrainedTokenizerBase, description: str
 ) -> "ServedSource":
-    """Find the form in which a server gives the values of a prompt.
+    """Find the API by which a server returns the values of a prompt.
 
     Raises:
-        ValueError: there is none; it says what came back to each.
+        ValueError: there is none; it lists the answers in each.
     """
     failures = []
     for api in LOGPROBS_APIS:
@@ -204,14 +204,14 @@ def find_source(
             source.values([prompt])
         except (AnswerError, ServerError) as error:
             if isinstance(error, ServerError) and error.status in (None, 401, 403):
-                raise  # no form will help
+                raise  # no other API will help
             failures.append(f"{api.name}: {error}")
             continue
         return source
     raise ValueError(
         Wording(
-            f"{description} must give the log-probability of every token of a prompt, and does so "
-            f"in none of the known forms. {len(prompt.ids)} token ids were sent in each: "
+            f"{description} must return the log-probability of every token of a prompt, but does so "
+            f"with none of the supported APIs. {len(prompt.ids)} token ids were sent to each: "
             f"{'; '.join(failures)}. vLLM and SGLang do; llama.cpp's server does not: pass the "
             "GGUF file itself as `model_id`."
         )
@@ -219,7 +219,7 @@ def find_source(
 
 
 def engine_of(server: Server, api: LogprobsAPI) -> str:
-    """Name the program behind a server, with its version where it says so."""
+    """Return the name of a server's program, with its version if known."""
     for path in ("/version", "/get_server_info"):
         try:
             found = server.get(path)
@@ -233,37 +233,37 @@ def engine_of(server: Server, api: LogprobsAPI) -> str:
 def limit_of(
     info: ServedModelInfo, api: LogprobsAPI, tokenizer: PreTrainedTokenizerBase
 ) -> ContextLimit:
-    """Find how many tokens a window may have, and how many of them a request reads."""
+    """Return the limits of a window and of the tokens that a request reads."""
     length = info.length
     if length is None:
         stated = getattr(tokenizer, "model_max_length", LARGEST_LIMIT)
         return ContextLimit(int(stated) if 0 < stated < LARGEST_LIMIT else None, None)
-    # One place is the answer's.  A token that is forced is the answer; others are read.
+    # One position is reserved for the answer.  A forced token is the answer; others are read.
     return ContextLimit(length, None, length - 1 if api.forces else length - 1 - api.num_new)
 
 
 class ServedSource:
-    """A server that is asked in one form.
+    """A server with its API.
 
     Attributes:
-        served_name: which of its models answers.
+        served_name: name of the model on the server.
     """
 
     def __init__(self, server: Server, api: LogprobsAPI, served_name: str) -> None:
         self.server, self.api, self.served_name = server, api, served_name
 
     def connected(self) -> AbstractContextManager:
-        """Keep connections for the time of the context."""
+        """Keep connections open within the context."""
         return self.server.connected()
 
     def values(
         self, prompts: Sequence[Prompt], num_likeliest: int = 0, **sampling: float
     ) -> list[TokenValues]:
-        """Ask for the values of prompts in one request.
+        """Request the values of prompts.
 
         Raises:
-            AnswerError: the answer does not hold them.
-            ServerError: there is none.
+            AnswerError: the answer does not contain them.
+            ServerError: there is no answer.
         """
         body = self.api.body(self.served_name, prompts, num_likeliest, **sampling)
         most_bytes = self.api.most_bytes(prompts, num_likeliest)
@@ -273,7 +273,7 @@ class ServedSource:
     def values_of_all(
         self, requests: Iterable[Sequence[Prompt]], num_likeliest: int
     ) -> Iterator[tuple[int, Sequence[TokenValues] | AnswerError]]:
-        """Send requests, several in flight; yield (number, values or what is wrong) as they come."""
+        """Send requests concurrently; yield (number, values or error) as answers arrive."""
         sent: dict[int, Sequence[Prompt]] = {}
 
         def bodies() -> Iterator[tuple[int, str, dict, int]]:
@@ -294,23 +294,23 @@ class ServedSource:
         """Read an answer.
 
         Raises:
-            AnswerError: it does not hold what was asked for, or has parts of another kind.
+            AnswerError: it does not contain the requested values, or has another format.
         """
         try:
             values = self.api.read(reply, prompts, num_likeliest)
         except AnswerError:
             raise
         except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-            raise AnswerError(f"parts of another kind ({error}): {shown(reply)}") from None
+            raise AnswerError(f"an unexpected format ({error}): {shown(reply)}") from None
         self.server.has_answered = True
         return values
 
     def generating(self) -> "ServedSource":
-        """Return the same server, asked to generate a token after each prompt."""
+        """Return the same server with requests that generate a token after each prompt."""
         return ServedSource(self.server, self.api.generating, self.served_name)
 
     def tokenize(self, text: str) -> list[int] | None:
-        """Return the ids that the server cuts a text into; None where it does not say."""
+        """Return the server's token ids of a text; None if unavailable."""
         if not self.api.tokenizer_path:
             return None
         body = {"model": self.served_name, "prompt": text, "add_special_tokens": False}

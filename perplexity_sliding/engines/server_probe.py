@@ -1,9 +1,8 @@
-"""A server is tried before it is believed: made-up prompts whose answers must hang together.
+"""Test a server with random prompts, whose answers must be consistent.
 
-A model gives a token one value, which depends on the tokens before it and on nothing else: not on
-those after it, on other prompts, on what was asked before, or on how an answer would be sampled.
-Servers break each of these, and answer all the same.  What is found out here is kept as `Identity`,
-by which the same model is recognised later.
+The value of a token depends only on the tokens before it: not on those after it, on other prompts, on
+earlier requests, or on how an answer is sampled.  Servers violate each of these without an error.
+The values are kept as `Identity`, by which the same model is recognised later.
 """
 
 import warnings
@@ -26,74 +25,74 @@ from .server_apis import (
     shown,
 )
 
-# Tokens of the prompt that stands beside the texts in every request.
+# Tokens of the known prompt in every request.
 CANARY_LENGTH = 16
-# Nats by which values of one token differ from request to request where a model computes in half
-# precision: root mean square, and on average.  Float32 stays below 1e-4.
+# Tolerances for values of one token in different requests in half precision, in nats: root mean
+# square, and mean.  In float32 the differences are below 1e-4.
 MOST_SPREAD = 0.1
 MOST_SHIFT = 0.03
-# What a server may say to a prompt that is too long for it.
+# Status codes for a prompt that is too long.
 TOO_LONG = {400, 413, 422}
-# Sampling that an answer is drawn with, and that a prompt's values must not know of.
+# Sampling of the answer, which must not affect the values of the prompt.
 OTHER_SAMPLING = {"temperature": 0.5, "top_p": 0.5}
-# Nats by which values of one and the same computation may differ.
+# Tolerance for values of the same computation, in nats.
 EXACTLY = 1e-5
-# Prompts beside the probe in one request.
+# Other prompts in a request with the probe.
 COMPANY = 14
-# Share of made-up tokens with one and the same value from which on it is a floor, and fewest.
+# A value is a floor if at least this share, and this number, of random tokens have it.
 FLOOR_SHARE, FEWEST_AT_FLOOR = 0.05, 4
-# Likeliest tokens to ask for.
+# Likeliest tokens to request.
 NUM_LIKELIEST = 2
-# Prompts after which a token is generated or forced: the values of one may agree by chance.
+# Prompts after which a token is generated or forced; a single value may agree by chance.
 NUM_SEVERAL = 8
-# Signs for a space in texts, and in the vocabularies of SentencePiece and of byte-level BPE.
+# Symbols for a space in texts, and in the vocabularies of SentencePiece and of byte-level BPE.
 SPACES = (" ", "\u2581", "\u0120")
-# Share of made-up tokens whose text may differ, as tokenizers write fragments of characters.
+# Share of random tokens whose text may differ, as tokenizers write fragments of characters.
 MOST_RENAMED = 0.1
 
 
 class Source(Protocol):
-    """Where the values of tokens come from: a server, or an engine in this process.
+    """A source of the values of tokens: a server, or an engine in this process.
 
     Attributes:
-        api: how it is asked, and what it can say.
+        api: its API.
     """
 
     api: LogprobsAPI
 
     def connected(self) -> AbstractContextManager:
-        """Keep connections for the time of the context."""
+        """Keep connections open within the context."""
         ...
 
     def values(
         self, prompts: Sequence[Prompt], num_likeliest: int = 0, **sampling: float
     ) -> list[TokenValues]:
-        """Ask for the values of prompts in one request."""
+        """Request the values of prompts."""
         ...
 
     def values_of_all(
         self, requests: Iterable[Sequence[Prompt]], num_likeliest: int
     ) -> Iterator[tuple[int, Sequence[TokenValues] | AnswerError]]:
-        """Ask for the values of requests; yield (number, values or what is wrong) as they come."""
+        """Send several requests; yield (number, values or error) as answers arrive."""
         ...
 
     def generating(self) -> "Source":
-        """Return what generates a token after each prompt and gives its value."""
+        """Return the source that generates a token after each prompt and returns its value."""
         ...
 
     def tokenize(self, text: str) -> list[int] | None:
-        """Return the ids that the engine itself cuts a text into; None where it does not say."""
+        """Return the engine's own token ids of a text; None if unavailable."""
         ...
 
 
 @dataclass(frozen=True)
 class Identity:
-    """What a model said of made-up tokens: by this it is recognised.
+    """A model's values of random tokens, by which it is recognised.
 
     Attributes:
-        probe: the made-up prompt.
-        nll: of its tokens but the first, in nats.
-        canary, canary_nll: the same of a short prompt.
+        probe: the random prompt.
+        nll: nlls of its tokens except the first, in nats.
+        canary, canary_nll: a short prompt and its nlls.
     """
 
     probe: Prompt
@@ -103,7 +102,7 @@ class Identity:
 
     @property
     def mean(self) -> float:
-        """Mean negative log-likelihood of the made-up tokens, in nats a token."""
+        """Mean negative log-likelihood of the random tokens, in nats per token."""
         return float(self.nll.mean())
 
     def is_of(self, source: Source) -> bool:
@@ -134,15 +133,15 @@ def try_source(
         return trial.run()
     except AnswerError as error:
         raise ValueError(
-            f"{description} must give the log-probability of every token of a prompt. A prompt of "
-            f"{trial.length} token ids was sent; it answered with {error}."
+            f"{description} must return the log-probability of every token of a prompt, but answered "
+            f"a prompt of {trial.length} token ids with {error}."
         ) from None
     except Refusal as error:
         raise ValueError(f"{description} cannot be believed: {error}") from None
 
 
 def shortened(trial: "ServerProbe") -> "ServerProbe":
-    """Halve a trial's prompts until a server that states no limit takes them."""
+    """Halve the length of prompts until a server without a stated limit accepts them."""
     while trial.length > CANARY_LENGTH:
         try:
             trial.source.values([trial.probe])
@@ -156,10 +155,10 @@ def shortened(trial: "ServerProbe") -> "ServerProbe":
 
 
 class ServerProbe:
-    """Made-up prompts, and what each of them shows.
+    """Tests of a source with random prompts.
 
     Args:
-        length: tokens of the longest.
+        length: tokens of the longest prompt.
     """
 
     def __init__(self, source: Source, tokenizer: PreTrainedTokenizerBase, length: int) -> None:
@@ -170,11 +169,11 @@ class ServerProbe:
         self.canary = Prompt(self.make_up(min(length, CANARY_LENGTH), seed=1))
 
     def make_up(self, length: int, seed: int | None = None) -> list[int]:
-        """Draw tokens that stand for text."""
+        """Draw random ordinary tokens."""
         return np.random.default_rng(seed).choice(self.ordinary, length).tolist()
 
     def make_up_several(self) -> list[list[int]]:
-        """Draw short prompts after each of which one more token fits."""
+        """Draw short prompts that leave room for one more token."""
         size = min(self.length, CANARY_LENGTH) - 1
         return [self.make_up(size, seed) for seed in range(10, 10 + NUM_SEVERAL)]
 
@@ -182,8 +181,8 @@ class ServerProbe:
         """Run all checks.
 
         Raises:
-            AnswerError: an answer has not even the form of one.
-            Refusal: the answers do not hang together.
+            AnswerError: an answer has an invalid format.
+            Refusal: the answers are inconsistent.
         """
         first = self.source.values([self.probe], NUM_LIKELIEST)[0]
         self.check_places(first.nll)
@@ -201,37 +200,36 @@ class ServerProbe:
         return Identity(self.probe, first.nll, self.canary, canary.nll)
 
     def check_values(self, values: TokenValues) -> None:
-        """Refuse probabilities of 0, floors, sums, and likeliest tokens that are not."""
+        """Refuse probabilities of 0, floors, sums, and wrong likeliest tokens."""
         impossible = np.flatnonzero(np.isinf(values.nll))
         if len(impossible):
             raise Refusal(
-                f"it finds {len(impossible)} of {len(values.nll)} made-up tokens impossible, so its "
-                "values are of a distribution cut by top-p or top-k, not of the model's. "
-                + self.advice_on_sampling()
+                f"it assigns probability 0 to {len(impossible)} of {len(values.nll)} random tokens, "
+                "so its distribution is truncated by top-p or top-k. " + self.advice_on_sampling()
             )
         same, counts = np.unique(values.nll, return_counts=True)
         if counts.max(initial=0) >= max(FEWEST_AT_FLOOR, FLOOR_SHARE * len(values.nll)):
             raise Refusal(
-                f"it gave {counts.max()} of {len(values.nll)} made-up tokens one log-probability, "
-                f"{-same[counts.argmax()]:.4f}: it knows the likeliest tokens alone, and the others "
-                "have a floor."
+                f"it returned the same log-probability, {-same[counts.argmax()]:.4f}, for "
+                f"{counts.max()} of {len(values.nll)} random tokens: it knows only the likeliest "
+                "tokens, and uses a floor for the others."
             )
         if len(values.nll) >= FEWEST_AT_FLOOR and (np.diff(values.nll) >= 0).all():
             raise Refusal(
-                f"its log-probabilities never rise, from {-values.nll[0]:.4f} to "
-                f"{-values.nll[-1]:.4f}: they are sums over all tokens so far."
+                f"its log-probabilities never increase, from {-values.nll[0]:.4f} to "
+                f"{-values.nll[-1]:.4f}: they are cumulative sums."
             )
         for nll, top in zip(values.nll, values.top):
             if sum(np.exp(value) for _, value in top) > 1.01 or (
                 top and -nll > top[0][1] + MOST_SPREAD
             ):
                 raise Refusal(
-                    f"it gave a token the log-probability {-nll:.4f}, and {shown(top)} as the "
+                    f"it returned the log-probability {-nll:.4f} for a token, and {shown(top)} as the "
                     "likeliest in its place."
                 )
 
     def check_names(self, values: TokenValues) -> None:
-        """Refuse a server whose ids mean other tokens than the tokenizer's."""
+        """Refuse a server whose vocabulary differs from the tokenizer's."""
         pairs = [
             (str(self.tokenizer.decode([token])), text)
             for token, text in zip(self.probe.targets, values.texts)
@@ -241,26 +239,26 @@ class ServerProbe:
         other = [pair for pair in clean if pair[0].strip() != pair[1].strip()]
         if len(other) > MOST_RENAMED * len(clean):
             raise Refusal(
-                f"its tokens are others than the tokenizer's: where {other[0][0]!r} was sent it "
-                f"read {other[0][1]!r}, and so for {len(other)} of {len(clean)} tokens. Pass the "
-                "served model's own tokenizer."
+                f"its vocabulary differs from the tokenizer's: it read {other[0][0]!r} as "
+                f"{other[0][1]!r}, and {len(other)} of {len(clean)} tokens differ. Pass the served "
+                "model's own tokenizer."
             )
 
     def check_order(self, alone: np.ndarray) -> None:
-        """Refuse a server that mixes up the answers to several prompts, or their influence."""
+        """Refuse a server whose values depend on the other prompts of a request."""
         sizes = [self.length, self.length // 2, *[min(self.length, CANARY_LENGTH)] * COMPANY]
         other = [Prompt(self.make_up(size, seed)) for seed, size in enumerate(sizes, 2)]
         half = len(other) // 2
         company = self.source.values([*other[:half], self.probe, *other[half:]])[half].nll
         if differ(company, alone):
             raise Refusal(
-                "a prompt gets other values in company than alone: "
-                f"{in_numbers(alone, company)} It mixes up its answers, or its batches change them. "
+                "the values of a prompt differ in a batch: "
+                f"{in_numbers(alone, company)} It mixes up its answers, or batches change them. "
                 "vLLM: start it with --no-enable-prefix-caching."
             )
 
     def check_start(self) -> None:
-        """Refuse a server that puts a start token before prompts that have none."""
+        """Refuse a server that adds a start token to prompts without one."""
         start = self.tokenizer.bos_token_id
         if start is None:
             return
@@ -269,15 +267,15 @@ class ServerProbe:
         after_start = self.source.values([Prompt([start, *ids])])[0].nll[1:]
         if np.allclose(bare, after_start, rtol=0, atol=EXACTLY):
             raise Refusal(
-                f"{len(ids)} tokens get the same values with a start token (id {start}) before them "
-                "as without: it puts one there itself, also where a window begins in the middle of a "
-                "text. Switch that off."
+                f"{len(ids)} tokens have the same values with and without a start token (id {start}) "
+                "before them: it adds one itself, even to windows in the middle of a text. Disable "
+                "that."
             )
 
     def check_repeats(self) -> None:
-        """Refuse values that depend on what was asked before: a stale cache.
+        """Refuse values that depend on earlier requests, through a stale cache.
 
-        The prompt is drawn by chance, as a server may remember another day's.
+        The prompt is not seeded, because a server may have cached that of an earlier run.
         """
         fresh = Prompt(self.make_up(self.length))
         half = self.length // 2
@@ -287,15 +285,15 @@ class ServerProbe:
             values = self.source.values([prompt])[0].nll[:size]
             if differ(values, expected[:size]):
                 raise Refusal(
-                    "the same tokens get other values the next time: "
-                    f"{in_numbers(expected[:size], values)} Switch prefix caching off "
+                    "the values of the same tokens differ in a second request: "
+                    f"{in_numbers(expected[:size], values)} Disable prefix caching "
                     "(vLLM: --no-enable-prefix-caching; SGLang: --disable-radix-cache)."
                 )
 
     def check_places(self, expected: np.ndarray) -> None:
-        """Refuse values that belong to another token than they stand at.
+        """Refuse values at wrong tokens.
 
-        Where a token is replaced, its own value is the first to change.
+        If a token is replaced, its own value must be the first to change.
         """
         for place in (self.length - 1, self.length // 2):
             changes = []
@@ -309,22 +307,21 @@ class ServerProbe:
             wrong = [change + 1 for change in changes if change != place - 1]
             if wrong and (min(wrong) < place or len(wrong) == len(changes)):
                 raise Refusal(
-                    f"token {place} of a prompt was replaced by another, and the first value to "
-                    f"change was that of token {wrong[0]}: values stand at other tokens than they "
-                    "are of."
+                    f"after replacing token {place} of a prompt, the first value to change was that "
+                    f"of token {wrong[0]}: its values are at the wrong tokens."
                 )
 
     def check_sampling(self, expected: np.ndarray) -> None:
-        """Refuse values that are scaled by a temperature or cut by top-p."""
+        """Refuse values that are affected by temperature or top-p."""
         values = self.source.values([self.probe], 0, **OTHER_SAMPLING)[0].nll
         if differ(values, expected):
             raise Refusal(
-                "its values of a prompt follow the sampling of the answer, temperature and top-p: "
+                "its values of a prompt depend on the sampling of the answer (temperature, top-p): "
                 f"{in_numbers(expected, values)} {self.advice_on_sampling()}"
             )
 
     def check_forced(self, expected: np.ndarray) -> None:
-        """Refuse a value of a forced token that is another than that of the token in a prompt."""
+        """Refuse values of forced tokens that differ from those of the same tokens in a prompt."""
         *ids, last = self.probe.ids
         values = self.source.values([Prompt(ids, last)])[0].nll
         prompts = self.make_up_several()
@@ -332,19 +329,19 @@ class ServerProbe:
         sent = self.source.values([Prompt([*ids, last]) for ids in prompts])
         pairs = [(expected[-1], values[-1])]
         pairs += [(one.nll[-1], other.nll[-1]) for one, other in zip(sent, forced)]
-        worst = farthest(pairs)
+        worst = most_different(pairs)
         if differ(values, expected) or worst is not None:
             value, of_answer = worst or pairs[0]
             raise Refusal(
-                f"the last token of a prompt got {-value:.4f}, and the same token as the "
-                f"only answer allowed {-of_answer:.4f}. {self.advice_on_sampling()}"
+                f"the log-probability of a prompt's last token was {-value:.4f}, but that of the same "
+                f"token as the only answer allowed {-of_answer:.4f}. {self.advice_on_sampling()}"
             )
 
     def check_generated(self, first: TokenValues) -> None:
-        """Refuse values that are of the neighbouring position.
+        """Refuse values of the neighbouring position.
 
-        They hang together, but the value of a token that is generated is of the right position: it
-        must come back when that token is sent.
+        Such values are consistent with each other, but the value of a generated token has the right
+        position, and must be returned again when this token is sent.
 
         Args:
             first: the values of the probe, with the server's names of its tokens.
@@ -366,27 +363,27 @@ class ServerProbe:
         ]
         if not pairs:
             warnings.warn(
-                "The server does not say which tokens it generates, so that it could not be checked "
-                "whether its values belong to the neighbouring position. Compare it with "
-                "`reference`, the model itself.",
+                "The server does not return the tokens that it generates, so values of the "
+                "neighbouring position cannot be excluded. Pass the model itself as `reference` to "
+                "compare them.",
                 stacklevel=2,
             )
             return
-        worst = farthest(pairs)
+        worst = most_different(pairs)
         if worst is not None:
             raise Refusal(
-                f"it generated a token with the log-probability {-worst[0]:.4f}, and the "
-                f"same token after the same prompt got {-worst[1]:.4f} when it was sent: its "
-                "values of a prompt belong to the neighbouring position, or those of its answers "
-                "follow the sampling (top-k, top-p)."
+                f"it generated a token with the log-probability {-worst[0]:.4f}, but returned "
+                f"{-worst[1]:.4f} for the same token in a prompt: its values of a prompt belong to "
+                "the neighbouring position, or those of its answers depend on the sampling (top-k, "
+                "top-p)."
             )
 
     def find_id(self, token: Generated | None, names: Sequence[str | None]) -> int | None:
-        """Find the id of a generated token by its name, where the server names no ids.
+        """Find the id of a generated token by its name, if the server returns no ids.
 
         Args:
-            names: of the probe's tokens.  Where the server leaves out spaces that the tokenizer's
-                names begin with, a name stands for two tokens.
+            names: names of the probe's tokens.  If the server drops leading spaces, a name is
+                ambiguous.
         """
         if token is None or token.id is not None or token.text is None:
             return token and token.id
@@ -405,12 +402,12 @@ class ServerProbe:
 
 
 def has_spaces(names: Sequence[str | None]) -> bool:
-    """Return whether some names of tokens begin with a space, or a vocabulary's sign for one."""
+    """Return whether any name of a token begins with a space, or a vocabulary's symbol for one."""
     return any(name is not None and name.startswith(SPACES) for name in names)
 
 
 def differ(values: np.ndarray, expected: np.ndarray) -> bool:
-    """Return whether values (N,) differ by more than rounding does, in nats."""
+    """Return whether values (N,) in nats differ by more than rounding."""
     if values.shape != expected.shape:
         return True
     with np.errstate(invalid="ignore"):
@@ -420,8 +417,8 @@ def differ(values: np.ndarray, expected: np.ndarray) -> bool:
     )
 
 
-def farthest(pairs: Sequence[tuple[float, float]]) -> tuple[float, float] | None:
-    """Return the pair of values that differs most; None where they agree up to rounding."""
+def most_different(pairs: Sequence[tuple[float, float]]) -> tuple[float, float] | None:
+    """Return the pair of values that differs most; None if all agree up to rounding."""
     differences = np.abs([one - other for one, other in pairs])
     if np.sqrt(np.mean(differences**2)) <= MOST_SPREAD:
         return None
@@ -429,17 +426,17 @@ def farthest(pairs: Sequence[tuple[float, float]]) -> tuple[float, float] | None
 
 
 def in_numbers(expected: np.ndarray, values: np.ndarray) -> str:
-    """Say where values differ most."""
+    """Describe the largest and the mean difference of values."""
     place = int(np.nanargmax(np.abs(values - expected)))
     return (
         f"token {place + 1} {-expected[place]:.4f} and then {-values[place]:.4f}, "
-        f"{np.mean(expected):.4f} and {np.mean(values):.4f} nats a token over all."
+        f"{np.mean(expected):.4f} and {np.mean(values):.4f} nats per token on average."
     )
 
 
 def changed_model(description: str) -> ValueError:
     return ValueError(
-        f"{description} gives other values to the same tokens than at the start: the server was "
-        "started again with another model or other settings, or several models answer under one "
-        "address. Windows that are kept in a checkpoint are of the first. Run the same command again."
+        f"{description} returns different values for the same tokens than at the start: the server "
+        "was restarted with another model or other settings, or several models answer at one address. "
+        "A checkpoint has only windows of the first. Run the same command again."
     )

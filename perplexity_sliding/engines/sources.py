@@ -47,7 +47,7 @@ def check_scheme(model_id: str, argument: str) -> None:
     if HOST.match(model_id) and not os.path.exists(model_id):
         raise ArgumentError(
             argument,
-            "begin with http:// or https:// where it is the address of a server",
+            "begin with http:// or https:// if it is the address of a server",
             got=repr(model_id),
             advice=f"Write http://{model_id}.",
         )
@@ -56,7 +56,7 @@ def check_scheme(model_id: str, argument: str) -> None:
 def check_elsewhere(
     model_id: str, device: str | torch.device | None, dtype: str | torch.dtype | None
 ) -> None:
-    """Reject `device` and `dtype` for a model that transformers does not load.
+    """Refuse `device` and `dtype` for a model that transformers does not load.
 
     Raises:
         ValueError: one of them is given.
@@ -68,7 +68,7 @@ def check_elsewhere(
                 f"be left out with {model_id!r}",
                 got=repr(value),
                 why=(
-                    "a server runs as it was told to, and a GGUF file as `model_kwargs` say "
+                    "a server has its own settings, and those of a GGUF file are in `model_kwargs` "
                     "(n_gpu_layers)"
                 ),
             )
@@ -81,10 +81,10 @@ class ModelSource:
     Attributes:
         model_id: a name on the Hub or a folder; None for a live model.
         model: a live model.
-        tokenizer: the tokenizer of `model`, or one in the place of that of `model_id`.
-        device, dtype: where and in what to load.
+        tokenizer: the tokenizer of `model`, or a replacement for that of `model_id`.
+        device, dtype: device and dtype of the loaded model.
         model_kwargs, tokenizer_kwargs: further arguments of `from_pretrained`.
-        role: what the model is to the call: "model", "reference" or "evaluator".
+        role: role of the model in the call: "model", "reference" or "evaluator".
     """
 
     model_id: str | None = None
@@ -97,7 +97,7 @@ class ModelSource:
     role: str = "model"
 
     def named(self, attribute: str) -> str:
-        """Name one of the attributes as the argument that the caller gave."""
+        """Return the name of the caller's argument for an attribute."""
         if self.role == "model":
             return attribute
         is_model = attribute in ("model_id", "model")
@@ -114,10 +114,10 @@ class ModelSource:
         )
 
     def open(self) -> ScoredModel:
-        """Load the model of the name, or adopt the live one.
+        """Load the named model, or adopt the live one.
 
         Raises:
-            TypeError, ValueError: it is no complete causal language model.
+            TypeError, ValueError: it is not a complete causal language model.
         """
         if self.model is not None:
             adopt: Callable[..., ScoredModel]
@@ -139,11 +139,11 @@ class ModelSource:
 
 @dataclass(frozen=True, eq=False)
 class ReferenceSource:
-    """What a model is compared with.
+    """The reference to compare a model with.
 
     Attributes:
         source: the second model; None for the first one without its adapters.
-        states: a file for its last hidden states, where two models do not fit in memory.
+        states: a file for its last hidden states, if two models do not fit in memory.
     """
 
     source: ModelSource | None
@@ -165,7 +165,7 @@ class FreedModel:
 
 
 class OpenModels:
-    """Models that stay open from call to call: one for each role that a model has in a call."""
+    """Models that stay open between calls, one for each role."""
 
     def __init__(self) -> None:
         self._opened: dict[str, tuple[tuple, ScoredModel]] = {}
@@ -178,7 +178,7 @@ class OpenModels:
             check_tokenizer(source.tokenizer, source.named("tokenizer"))
         key = source.key()
         if source.role not in self._opened or self._opened[source.role][0] != key:
-            # refused before the model in memory is given up
+            # refuse these before closing the model in memory
             resolve_device(source.device)
             resolve_dtype(source.dtype, source.named("dtype"))
             self.close(source.role)
@@ -192,7 +192,7 @@ class OpenModels:
         """Open a model, check it, and close it again.
 
         Returns:
-            a `FreedModel`, which stands for the model until that is opened again.
+            a `FreedModel`, which can reopen the model.
         """
         model = self.open(source)
         with model.in_use():
@@ -208,11 +208,11 @@ class OpenModels:
 
 
 def check_model_source(source: ModelSource) -> ModelSource:
-    """Check that exactly one of a name and a live model is given, and only what goes with it."""
+    """Check that either a name or a live model is given, with its arguments only."""
     if (source.model_id is None) == (source.model is None):
         got = "neither" if source.model_id is None else "both"
         raise ValueError(
-            Wording(f"`model_id` or `model` must be given, and only one of them, got {got}.")
+            Wording(f"Exactly one of `model_id` and `model` must be given, got {got}.")
         )
     for name in ("model_kwargs", "tokenizer_kwargs"):
         value = getattr(source, name)
@@ -237,11 +237,11 @@ def _check_named(source: ModelSource) -> None:
         )
     for name, same in (("device", ("device_map",)), ("dtype", ("dtype", "torch_dtype"))):
         value = getattr(source, name)
-        said_twice = [key for key in same if key in (source.model_kwargs or {})]
-        if value is not None and said_twice:
+        duplicates = [key for key in same if key in (source.model_kwargs or {})]
+        if value is not None and duplicates:
             raise ArgumentError(
                 source.named(name),
-                f"be left out when `{source.named('model_kwargs')}` holds {said_twice[0]!r}",
+                f"be left out if `{source.named('model_kwargs')}` contains {duplicates[0]!r}",
                 got=repr(value),
             )
 
@@ -254,7 +254,7 @@ def _check_live(source: ModelSource) -> None:
         if value is not None:
             raise ArgumentError(
                 source.named(name),
-                f"be left out with `{source.named('model')}`, which is used as it is",
+                f"be left out with `{source.named('model')}`, which is already loaded",
                 got=repr(value),
                 advice="Prepare the model before passing it.",
             )
@@ -263,12 +263,12 @@ def _check_live(source: ModelSource) -> None:
 def check_reference(
     reference: object, model: ModelSource, distributed: bool
 ) -> ReferenceSource | None:
-    """Return what the model is compared with, if anything.
+    """Return the reference to compare with, if any.
 
     Args:
         reference: a name or folder, a live model, "without adapter", or a dictionary with some of
             `REFERENCE_KEYS`.
-        model: lends a reference that is named its device and dtype.
+        model: provides the default device and dtype of a named reference.
     """
     if reference is None:
         return None
@@ -304,7 +304,7 @@ def _as_dictionary(reference: object) -> dict:
     if unknown or ((reference.get("model_id") is None) == (reference.get("model") is None)):
         raise ArgumentError(
             "reference",
-            "be a dictionary with one of model_id and model, and with no others than "
+            "be a dictionary with one of model_id and model, and only the keys "
             f"{', '.join(REFERENCE_KEYS)}",
             got=", ".join(map(str, reference)),
         )
@@ -317,9 +317,9 @@ def _check_states(states: object, is_live: bool, distributed: bool) -> None:
     if is_live:
         raise ArgumentError(
             "reference['states']",
-            "be left out with a live model, which is in memory anyway",
+            "be left out with a live model, which is already in memory",
             got=repr(states),
-            advice="Name the reference by `reference['model_id']`.",
+            advice="Pass the name of the reference as `reference['model_id']`.",
         )
     if distributed:
         raise ArgumentError(
@@ -330,17 +330,17 @@ def _check_states(states: object, is_live: bool, distributed: bool) -> None:
         )
 
 
-# --- models beside each other ---------------------------------------------------------------------
+# --- several models -------------------------------------------------------------------------------
 
 
 class WithoutAdapter(LanguageModel):
-    """A model as it is without its adapters (LoRA and its kin): the same weights in memory, once."""
+    """A model without its adapters (LoRA and similar), which shares the weights in memory."""
 
     variant = WITHOUT_ADAPTER
 
     @classmethod
     def of(cls, model: Any) -> "WithoutAdapter":
-        """Take the model below the adapters of another.
+        """Return the base model of a model with adapters.
 
         Raises:
             ValueError: it has no adapters, or they are merged into its weights.
@@ -349,15 +349,15 @@ class WithoutAdapter(LanguageModel):
         if not isinstance(model, LanguageModel) or not layers:
             raise ValueError(
                 Wording(
-                    f"`reference`={cls.variant!r} needs a model with an adapter, got "
-                    f"{type(model.model or model).__name__} without. Name the reference instead."
+                    f"`reference`={cls.variant!r} requires a model with an adapter, got "
+                    f"{type(model.model or model).__name__} without. Pass the name of the reference."
                 )
             )
         if any(layer.merged for layer in layers):
             raise ValueError(
                 Wording(
-                    f"`reference`={cls.variant!r} needs an adapter that can be switched off, but "
-                    "it is merged into the weights. Call unmerge_adapter() first."
+                    f"`reference`={cls.variant!r} requires an adapter that can be disabled, but it is "
+                    "merged into the weights. Call unmerge_adapter() first."
                 )
             )
         name, description = f"{model.name} {cls.variant}", f"{model.description} {cls.variant}"
@@ -365,9 +365,9 @@ class WithoutAdapter(LanguageModel):
 
     @contextmanager
     def as_scored(self) -> Iterator[None]:
-        """Switch the model's adapters off for the time of the context."""
+        """Disable the model's adapters within the context."""
         with lock_of(self.model):
-            # switching them also changes which weights are trained
+            # disabling them also changes `requires_grad`
             trained = {parameter: parameter.requires_grad for parameter in self.model.parameters()}
             layers = [layer for layer in adapter_layers(self.model) if not layer.disable_adapters]
             for layer in layers:
@@ -382,7 +382,7 @@ class WithoutAdapter(LanguageModel):
 
     @contextmanager
     def in_use(self) -> Iterator[None]:
-        """Keep the model as `LanguageModel.in_use` does, in its state without the adapters."""
+        """Lock and restore the model as `LanguageModel.in_use` does, without its adapters."""
         with lock_of(self.model), ExitStack() as stack:
             with self.as_scored():
                 stack.enter_context(super().in_use())
@@ -407,7 +407,7 @@ class WithoutAdapter(LanguageModel):
             super().read_in_parts(length, refusal)
 
     def logits(self, batch: Batch, block_rows: int, prefix: Prefix | None = None) -> LogitBlocks:
-        """Yield logits as `LanguageModel.logits` does; between blocks the adapters are back on."""
+        """Yield logits as `LanguageModel.logits` does; between blocks the adapters are enabled."""
         blocks = super().logits(batch, block_rows, prefix)
         while True:
             with self.as_scored():
@@ -418,30 +418,30 @@ class WithoutAdapter(LanguageModel):
 
 
 class InBfloat16(WithoutAdapter):
-    """A model as it is in bfloat16, by autocast: the same weights in memory, once."""
+    """A model in bfloat16 by autocast, which shares the weights in memory."""
 
     variant = "in bfloat16"
 
     @classmethod
     def of(cls, model: Any) -> "InBfloat16":
-        """Take a model in float32."""
+        """Return the variant of a float32 model."""
         name, description = f"{model.name} {cls.variant}", f"{model.description} {cls.variant}"
         return cls(model.model, model.tokenizer, name, model.revision, description)
 
     @contextmanager
     def as_scored(self) -> Iterator[None]:
-        """Round products to bfloat16 for the time of the context."""
+        """Round products to bfloat16 within the context."""
         with lock_of(self.model), torch.autocast(self.device.type, dtype=torch.bfloat16):
             yield
 
     def signature_fields(self) -> dict[str, object]:
-        """Return what the scores depend on, with the dtype that products are rounded to."""
+        """Return everything that scores depend on, with the dtype of products."""
         with self.as_scored():
             return super().signature_fields()
 
 
 def adapter_layers(model: torch.nn.Module) -> list:
-    """List the layers of a model that PEFT has put adapters on."""
+    """List the layers of a model with PEFT adapters."""
     if not is_peft_available():
         return []
     from peft.tuners.tuners_utils import BaseTunerLayer
@@ -451,7 +451,7 @@ def adapter_layers(model: torch.nn.Module) -> list:
 
 @contextmanager
 def in_use_together(models: Sequence[ScoredModel]) -> Iterator[None]:
-    """Lock models in one order for all threads, so that no two wait for each other."""
+    """Lock models in the same order in all threads, to avoid deadlocks."""
     with ExitStack() as stack:
         for model in sorted(models, key=lambda model: id(model.lock)):
             stack.enter_context(model.in_use())
@@ -459,7 +459,7 @@ def in_use_together(models: Sequence[ScoredModel]) -> Iterator[None]:
 
 
 def smallest_limit(models: Sequence[ScoredModel | FreedModel]) -> ContextLimit:
-    """Return the number of tokens that all of the models take."""
+    """Return the limit that all models share."""
     lengths = [model.limit.length for model in models if model.limit.length is not None]
     tables = [model.limit.table for model in models if model.limit.table is not None]
     readable = [model.limit.readable for model in models if model.limit.readable is not None]
@@ -469,13 +469,13 @@ def smallest_limit(models: Sequence[ScoredModel | FreedModel]) -> ContextLimit:
 def read_alike(
     model: ScoredModel | FreedModel, reference: ScoredModel, pairs: Sequence[tuple]
 ) -> bool:
-    """Return whether two models read the same tokens, and mean the same by them.
+    """Return whether two models read the same tokens with the same vocabulary.
 
     Args:
-        pairs: each measurement, planned with the tokenizer of either.
+        pairs: each measurement, planned with either tokenizer.
 
     Raises:
-        ValueError: they differ in nothing but the start token.
+        ValueError: they differ only in the start token.
     """
     if not same_vocabulary(model.tokenizer, reference.tokenizer):
         return False
@@ -503,9 +503,9 @@ def read_alike(
 def same_vocabulary(
     tokenizer: PreTrainedTokenizerBase, reference_tokenizer: PreTrainedTokenizerBase
 ) -> bool:
-    """Return whether two tokenizers have the same tokens by id, but for added ones.
+    """Return whether two tokenizers have the same tokens by id, except for added ones.
 
-    Where one has more of them, it is by chance that both cut a text alike.
+    If one has more tokens, both may segment a text equally only by chance.
     """
     if tokenizer is reference_tokenizer:
         return True
@@ -519,10 +519,10 @@ def same_vocabulary(
 
 
 def compare_tokenizers(model: EngineModel, texts: Sequence[str]) -> None:
-    """Warn of a model whose engine cuts texts into other tokens by itself.
+    """Warn about an engine whose own tokenizer segments texts differently.
 
-    An engine that reads ids does not mind which tokenizer they come from, but users of the engine
-    see other numbers then.
+    An engine that reads ids accepts those of any tokenizer, but other users of the engine get
+    different numbers.
     """
     text = "\n".join(texts)[:MOST_CHARACTERS]
     cut = model.tokenize(text)
@@ -541,9 +541,9 @@ def compare_tokenizers(model: EngineModel, texts: Sequence[str]) -> None:
         for of_text in (own, ids)
     )
     warnings.warn(
-        f"{model.description} cuts the texts in another way than the tokenizer: into {len(own):,} "
-        f"tokens and not {len(ids):,}, from token {place + 1:,} on {by_itself} where the tokenizer "
-        f"gives {given}. What the tokenizer gives is scored; whoever uses the model by itself gets "
-        "the other. Files that were converted long ago hold an old tokenizer.",
+        f"{model.description} tokenizes the texts differently from the given tokenizer: into "
+        f"{len(own):,} tokens instead of {len(ids):,}, from token {place + 1:,} on {by_itself} instead "
+        f"of {given}. The given tokenizer's tokens are scored; other users of the model get its own. "
+        "Old files may contain an outdated tokenizer.",
         stacklevel=2,
     )

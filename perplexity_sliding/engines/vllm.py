@@ -1,6 +1,6 @@
-"""A live `vllm.LLM` in this process, asked for the log-probabilities of tokens.
+"""A live `vllm.LLM` in this process, which returns the log-probabilities of tokens.
 
-What it says is put into the form of vLLM's server, so that the same checks read it.
+Its outputs are converted to the format of vLLM's server, so that the same checks apply.
 https://docs.vllm.ai/en/latest/api/vllm/entrypoints/llm/
 """
 
@@ -18,7 +18,7 @@ from ..plan.windows import ContextLimit
 from .served import ServedModel
 from .server_apis import VLLM, AnswerError, LogprobsAPI, Prompt, TokenValues
 
-# Requests that the engine is given at a time, for it to batch as it likes.
+# Requests per call of the engine, which batches them itself.
 REQUESTS_AT_A_TIME = 8
 
 
@@ -33,13 +33,13 @@ def adopt_vllm(
     argument: str = "model",
     tokenizer_argument: str = "tokenizer",
 ) -> ServedModel:
-    """Take a live `vllm.LLM` as it is.
+    """Adopt a live `vllm.LLM`.
 
     Args:
-        argument, tokenizer_argument: what an error calls them.
+        argument, tokenizer_argument: names of the arguments, for errors.
 
     Raises:
-        ValueError: it generates no text, or not with this tokenizer.
+        ValueError: it is not a generative model, or the tokenizer is invalid.
     """
     import vllm
 
@@ -58,13 +58,13 @@ def adopt_vllm(
         model_name(config.model, {}),
         f"`{argument}`",
         f"vLLM {vllm.__version__}",
-        ContextLimit(length, None, length - 1),  # one place is the answer's
+        ContextLimit(length, None, length - 1),  # one position is reserved for the answer
         str(config.dtype).removeprefix("torch."),
     )
 
 
 class EngineSource:
-    """A live `vllm.LLM`, asked as its server is."""
+    """A live `vllm.LLM` with the interface of its server."""
 
     api: LogprobsAPI = VLLM()
 
@@ -73,16 +73,16 @@ class EngineSource:
         self.lock = shared_lock(engine)  # answers to two callers would get mixed up
 
     def connected(self) -> AbstractContextManager:
-        """Keep the engine for the time of the context."""
+        """Lock the engine within the context."""
         return self.lock
 
     def values(
         self, prompts: Sequence[Prompt], num_likeliest: int = 0, **sampling: float
     ) -> list[TokenValues]:
-        """Ask for the values of prompts.
+        """Request the values of prompts.
 
         Raises:
-            AnswerError: the answer does not hold them.
+            AnswerError: the answer does not contain them.
         """
         outputs = self._generate(prompts, num_likeliest, {"detokenize": True} | sampling)
         return self._read(outputs, prompts, num_likeliest)
@@ -90,7 +90,7 @@ class EngineSource:
     def values_of_all(
         self, requests: Iterable[Sequence[Prompt]], num_likeliest: int
     ) -> Iterator[tuple[int, Sequence[TokenValues] | AnswerError]]:
-        """Ask for the values of several requests at a time; yield (number, values or what is wrong)."""
+        """Run several requests at a time; yield (number, values or error)."""
         numbered = enumerate(requests)
         while some := list(islice(numbered, REQUESTS_AT_A_TIME)):
             together = [prompt for _, prompts in some for prompt in prompts]
@@ -103,17 +103,17 @@ class EngineSource:
                     yield number, error
 
     def generating(self) -> "EngineSource":
-        """Return the engine itself, which forces a token where others generate one."""
+        """Return the engine itself, which forces a token instead of generating one."""
         return self
 
     def tokenize(self, text: str) -> list[int] | None:
-        """Return the ids that the engine's own tokenizer cuts a text into; None where it has none."""
+        """Return the token ids of the engine's own tokenizer; None if it has none."""
         if self.engine.llm_engine.model_config.skip_tokenizer_init:
             return None
         return self.engine.get_tokenizer()(text, add_special_tokens=False)["input_ids"]
 
     def _generate(self, prompts: Sequence[Prompt], num_likeliest: int, settings: dict) -> list:
-        """Let the engine read prompts; sampling changes no distribution."""
+        """Run the engine on prompts, with sampling that leaves distributions unchanged."""
         from vllm import SamplingParams
 
         settings = {"temperature": 1.0, "top_p": 1.0, "max_tokens": 1} | settings
@@ -129,7 +129,7 @@ class EngineSource:
     def _read(
         self, outputs: Sequence[object], prompts: Sequence[Prompt], num_likeliest: int
     ) -> list[TokenValues]:
-        """Read answers as if all tokens had been a prompt's: one that is forced has a rank, too."""
+        """Read answers as values of prompts that include the forced token, which thus has a rank."""
         whole = [Prompt([p.ids[0], *p.targets]) for p in prompts]
         choices = [
             {"index": number, "prompt_logprobs": entries_of(output, prompt)}
@@ -139,7 +139,7 @@ class EngineSource:
 
 
 def entries_of(output: Any, prompt: Prompt) -> list[dict | None] | None:
-    """Return what the engine says of each token of a prompt, and of the one that is forced."""
+    """Return the engine's values of each token of a prompt, and of the forced one."""
     entries = output.prompt_logprobs
     if entries is not None and prompt.forced is not None:
         entries = [*entries, *output.outputs[0].logprobs]

@@ -1,8 +1,8 @@
-"""Digests of models: whatever a forward pass depends on, and nothing else.
+"""Digests of models: everything that a forward pass depends on, and nothing else.
 
-All of it is looked at in every call.  What is known of modules is compared with what they have now.
-Weights are read again; versions that torch counts would not do, as fused optimizers leave them as
-they are.
+Every call checks all of it.  The known structure of modules is compared with the current one.
+Weights are hashed again; torch's version counters are unsuitable, as fused optimizers do not change
+them.
 """
 
 import copy
@@ -36,8 +36,8 @@ from .module import (
     walk_modules,
 )
 
-# Configuration entries that say where a model came from, how it was trained or how it generates;
-# none has a part in the logits of a text.
+# Configuration entries for a model's origin, training or generation, which do not affect the logits
+# of a text.
 WITHOUT_EFFECT = {
     "architectures", "dtype", "torch_dtype", "transformers_version", "tokenizer_class", "use_cache",
     "pad_token_id", "bos_token_id", "eos_token_id", "sep_token_id", "decoder_start_token_id",
@@ -48,29 +48,29 @@ WITHOUT_EFFECT = {
     "do_sample", "max_length", "min_length", "temperature", "top_p", "num_beams",
     "repetition_penalty", "length_penalty", "no_repeat_ngram_size", "early_stopping",
 }  # fmt: skip
-# The same by what is in a name.
+# Parts of the names of further such entries.
 WITHOUT_EFFECT_PARTS = ("dropout", "pdrop", "layerdrop", "initializer", "summary_", "cached")
-# Kinds of values that decide what a module of the libraries computes.
+# Types of attributes that affect a library module's output.
 SETTINGS = (bool, int, float, str, FunctionType, BuiltinFunctionType, partial, MethodType)
-# Kinds of such values in lists, tuples and dicts.
+# Types of such values in lists, tuples and dicts.
 PLAIN = (bool, int, float, str, type(None))
-# Kinds of attributes that stay the same for as long as they are the same object.
+# Types of immutable attributes.
 CONSTANTS = (bool, int, float, str, type(None), torch.dtype, torch.device, torch.Size)
 
-# Structures of models in which a change is seen by comparing attributes.
+# Known structures of models whose changes can be detected by comparing attributes.
 _STRUCTURES: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
-# Buffers that models write while they run, and compute anew.
+# Buffers that models recompute while they run.
 WRITTEN_WHILE_RUNNING = ("_cached", "_cache")
-# Weights on these devices are summed up there, as it takes long to copy them for their digest.
+# Weights on these devices have a checksum, as copying them for their digest is slow.
 FAR_DEVICES = ("cuda",)
-# Kinds of numbers that numpy has too.
+# Dtypes that numpy supports.
 NUMPY_TYPES = frozenset({torch.float32, torch.float16, torch.float64, torch.int64, torch.bool})
 
-# Integers of each size in bytes, as which numbers are summed up.
+# Integer types by size in bytes, for checksums.
 INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-# Numbers to a sum, and sums at a time.
+# Numbers per sum, and sums at a time.
 ROW, ROWS = 2**18, 16
-# Of each model on such devices: its checksum and its digest.
+# Last checksum and digest of each model on such devices.
 _LAST: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
 
 
@@ -85,8 +85,8 @@ def model_name(name: str, model_kwargs: dict) -> str:
 def model_revision(model: torch.nn.Module, commit: str | None) -> str:
     """Return the commit or digest of the weights, and a digest of the model's structure.
 
-    A model that was passed live may have been trained since it was loaded: its commit says nothing,
-    and neither does that of an adapter about the model below it.
+    A live model may have been trained after loading, so its commit is not used; the commit of an
+    adapter does not cover its base model.
     """
     built = examine(model)
     if commit is None or built.structure.adapters:
@@ -99,19 +99,19 @@ def model_revision(model: torch.nn.Module, commit: str | None) -> str:
 
 
 def _settings(config: object) -> dict:
-    """Return the entries of a configuration that have a part in the logits."""
+    """Return the entries of a configuration that affect the logits."""
     return _with_effect(config.to_dict()) if hasattr(config, "to_dict") else {}
 
 
 def _own_settings(
     configs: Sequence[tuple[str, str, object]], whole: object, settings: dict
 ) -> list:
-    """List the settings of modules that read another configuration than the whole model's.
+    """List the settings of modules whose configuration differs from the model's.
 
     Args:
         configs: (module, attribute, configuration).
         whole: the model's configuration.
-        settings: its entries that have a part in the logits.
+        settings: its entries that affect the logits.
     """
     as_whole = settings, getattr(whole, "_attn_implementation", None)
     known = {id(whole): as_whole}  # most modules share one object
@@ -127,33 +127,33 @@ def _own_settings(
 
 
 def _loose_numbers(built: "Built") -> list:
-    """List a digest of the tensors that modules keep as they keep a number, where there are any."""
+    """List the digest of tensors that are plain attributes of modules, if there are any."""
     tensors = [(name, part) for name, tensor in built.tensors() for part in plain_tensors(tensor)]
     tensors = [(name, part) for name, part in tensors if not part.is_meta]
     return [_digest_tensors(tensors)] if tensors else []
 
 
 class Structure:
-    """How a model is built, apart from its configuration, which may have changed since.
+    """The structure of a model, except for its configuration, which may change.
 
-    It is described by the names of classes and functions and by the numbers that modules keep.
-    What somebody's own code does with them is measured, by the probe.
+    It consists of the names of classes and functions and the numeric attributes of modules.  The
+    probe covers the effect of custom code.
 
     Args:
-        modules: of the model; no reference to them is kept.
+        modules: modules of the model; no reference to them is kept.
         repeated: further names of modules, see `walk_modules`.
 
     Attributes:
         described: [name, class, attributes] of each module.
-        configs: (place in the list of modules, attribute) of the configurations that modules read.
-        tensors: the same of tensors that are neither parameters nor buffers.
-        adapters: places of the modules that PEFT has put adapters on.
+        configs: (index of the module, attribute) of the configurations that modules read.
+        tensors: (index, attribute) of tensors that are neither parameters nor buffers.
+        adapters: indices of the modules with PEFT adapters.
         kinds: classes of the modules.
-        of_libraries: those of torch and transformers among them and among their bases.
-        calls: what each module runs when it is called, see `_calls`.
-        replaced: what was put over the modules' own code, and where.
-        calls_own_code: whether a module calls code of no library.
-        is_comparable: whether the structure is the same while `describes` returns True.
+        of_libraries: classes of torch and transformers among these and their bases.
+        calls: code that a call of each module runs, see `_calls`.
+        replaced: replacements of the modules' own code, and their places.
+        calls_own_code: whether a module calls custom code.
+        is_comparable: whether the structure is unchanged while `describes` returns True.
     """
 
     def __init__(self, modules: Modules, repeated: Sequence[tuple[str, str]] = ()) -> None:
@@ -191,7 +191,7 @@ class Structure:
         )
 
     def describes(self, modules: Modules, repeated: Sequence[tuple[str, str]]) -> bool:
-        """Return whether modules are as they were."""
+        """Return whether modules are unchanged."""
         return (
             len(modules) == len(self._records)
             and repeated == self._repeated
@@ -213,11 +213,11 @@ class Structure:
 
 
 class ModuleRecord:
-    """The attributes that a module has of its own, to see whether any has changed.
+    """The attributes of a module, to detect changes.
 
     Attributes:
-        is_comparable: whether the module is the same while `describes` returns True: it has no
-            hooks, and its attributes are constants, or objects by their identity.
+        is_comparable: whether the module is unchanged while `describes` returns True: it has no
+            hooks, and its attributes are constants or objects compared by identity.
     """
 
     def __init__(self, name: str, module: torch.nn.Module) -> None:
@@ -228,10 +228,10 @@ class ModuleRecord:
         self._get = operator.itemgetter("_forward_hooks", "_forward_pre_hooks", *constants)
         self._values = self._get(own)
         containers = [n for n in names if type(own[n]) in (list, dict, set)]
-        # The contents of others have no part in the structure.
+        # The contents of others are not part of the structure.
         kept = _attributes(module) if containers else {}
         self._containers = [(n, type(own[n]), copy.deepcopy(kept.get(n))) for n in containers]
-        # They may lead back to the model, which is not kept alive for them.
+        # They may reference the model, so only weak references are kept.
         objects = {n: as_weak(own[n]) for n in names.difference(constants, containers)}
         self._objects = list(objects.items())
         self._others = bool(self._containers or self._objects)
@@ -240,7 +240,7 @@ class ModuleRecord:
         )
 
     def describes(self, name: str, module: torch.nn.Module) -> bool:
-        """Return whether a module is as it was."""
+        """Return whether a module is unchanged."""
         own = vars(module)
         try:
             values = self._get(own)
@@ -252,7 +252,7 @@ class ModuleRecord:
                 and not (values[0] or values[1])  # hooks
                 and (not self._others or self._describes_others(own))
             )
-        except KeyError:  # an attribute is gone
+        except KeyError:  # an attribute was removed
             return False
 
     def _describes_others(self, own: dict[str, object]) -> bool:
@@ -264,7 +264,7 @@ class ModuleRecord:
 
 
 def as_weak(value: Any) -> Any:
-    """Return a weak reference to an object, where it can have one."""
+    """Return a weak reference to an object, if it supports one."""
     try:
         return weakref.ref(value)
     except TypeError:
@@ -272,19 +272,19 @@ def as_weak(value: Any) -> Any:
 
 
 def _calls(module: torch.nn.Module) -> tuple:
-    """Describe what a module runs when it is called, to be compared.
+    """Describe the code that a call of a module runs, for comparison.
 
-    Replaced forwards and hooks are held weakly: compared while they live, and never taken for
-    others that come to lie at the same address.
+    Weak references to replaced forwards and hooks are never equal to later objects at the same
+    address.
     """
     hooks = (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
     return type(module), as_weak(vars(module).get("forward")), *map(as_weak, hooks)
 
 
 def _is_constant(value: object) -> bool:
-    """Return whether a value is the same for as long as it is the same object.
+    """Return whether a value is unchanged while it is the same object.
 
-    Configurations, which change, are read anew wherever they matter.
+    Configurations can change, but are read again wherever they matter.
     """
     if isinstance(value, tuple):
         return all(map(_is_constant, value))
@@ -292,14 +292,14 @@ def _is_constant(value: object) -> bool:
 
 
 class Built(NamedTuple):
-    """A model as it is built at this moment."""
+    """A model with its current structure."""
 
     model: torch.nn.Module
     structure: Structure
     modules: Modules
 
     def line(self) -> str:
-        """Write the structure as JSON, with the adapters as they are set."""
+        """Return the structure as JSON, with the current state of adapters."""
         if not self.structure.adapters:
             return self.structure.line
         states: list = [None] * len(self.modules)
@@ -337,13 +337,13 @@ def examine(model: torch.nn.Module) -> Built:
 
 
 def _class_name(kind: type) -> str:
-    """Name a class by where its library keeps it; one of a user's by its own name alone."""
+    """Return the full name of a library's class, or the bare name of a user's class."""
     is_pinned = package_of(kind.__module__) in PINNED_PACKAGES
     return f"{kind.__module__}.{kind.__qualname__}" if is_pinned else kind.__qualname__
 
 
 def modifications(built: Built) -> list[str]:
-    """List what has been put over a model's own code, and where, as far as that is cheap to see."""
+    """List replacements of a model's own code, and their places, as far as they are cheap to detect."""
     places = list(built.structure.replaced)
     hooks = torch.nn.modules.module
     if hooks._global_forward_hooks or hooks._global_forward_pre_hooks:
@@ -357,7 +357,7 @@ def modifications(built: Built) -> list[str]:
 
 
 def _replaced_in(name: str, module: torch.nn.Module) -> list[str]:
-    """List what has been put over a module's own code, and where."""
+    """List replacements of a module's own code, and their places."""
     place = name or type(module).__name__
     watchers = (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
     watched = [] if all(map(is_known, watchers)) else [f"a forward hook on {place}"]
@@ -365,7 +365,7 @@ def _replaced_in(name: str, module: torch.nn.Module) -> list[str]:
 
 
 def _attention_functions(configs: Iterable[object]) -> list[Callable]:
-    """List the functions registered under the names of the attention that configurations ask for."""
+    """List the registered functions of the attention that configurations select."""
     registered = getattr(transformers.modeling_utils, "ALL_ATTENTION_FUNCTIONS", {})
     names = dict.fromkeys(getattr(config, "_attn_implementation", None) for config in configs)
     functions = [registered[name] for name in names if name in registered]
@@ -373,18 +373,18 @@ def _attention_functions(configs: Iterable[object]) -> list[Callable]:
 
 
 def runs_own_code(built: Built, code: LibraryCode) -> bool:
-    """Return whether code of no library runs in a model or behind it.
+    """Return whether custom code runs in a model or in functions that it calls.
 
-    It may act otherwise the next time, under the same name.
+    Such code may behave differently the next time, under the same name.
 
     Args:
-        code: the libraries' that it runs.
+        code: the libraries' code that the model runs.
     """
     return is_under_a_mode() or code.is_foreign or built.structure.calls_own_code
 
 
 def active_adapters(built: Built) -> str | None:
-    """Name the adapters (LoRA and its kin) in use: "none" if switched off, None without any."""
+    """Return the names of the active adapters; "none" if disabled, None without any."""
     if not built.structure.adapters:
         return None
     states = [_adapter_state(built.modules[n][1]) for n in built.structure.adapters]
@@ -417,7 +417,7 @@ def _is_compiled(value: object, module: torch.nn.Module, name: str) -> bool:
 
 
 def _has_other_forward(kind: type) -> bool:
-    """Return whether the forward of a library's class, or of one over it, was replaced."""
+    """Return whether the forward of a library's class, or of its subclass, was replaced."""
     writers = [c for c in kind.__mro__ if "forward" in vars(c)]
     if package_of(kind.__module__) == "transformers_modules" or not writers:
         return False
@@ -428,7 +428,7 @@ def _has_other_forward(kind: type) -> bool:
 
 
 def _with_effect(settings: dict) -> dict:
-    """Drop the entries of a configuration that have no part in the logits, nested ones too."""
+    """Drop the entries of a configuration that do not affect the logits, including nested ones."""
     return {
         key: _with_effect(value) if isinstance(value, dict) else value
         for key, value in settings.items()
@@ -446,7 +446,7 @@ def _has_effect(name: str) -> bool:
 
 
 def _attributes(module: torch.nn.Module) -> dict[str, object]:
-    """Return what a module keeps beside its weights: numbers, names, functions by name."""
+    """Return a module's settings besides its weights: numbers, strings, functions by name."""
     if isinstance(module, torch.nn.modules.dropout._DropoutNd):
         return {}
     # What somebody's own code writes into a list is not its business; the probe measures what it does.
@@ -480,14 +480,14 @@ def differs_from_class(module: torch.nn.Module, name: str) -> bool:
 
 
 def _shown(value: object) -> object:
-    """Return a plain value as it is, a function by its name."""
+    """Return a plain value, or the name of a function."""
     if callable(value):
         return getattr(value, "__qualname__", type(value).__qualname__)
     return value
 
 
 def _has_adapters(module: torch.nn.Module) -> bool:
-    """Return whether a module is a layer that PEFT has put adapters on."""
+    """Return whether a module is a layer with PEFT adapters."""
     return (
         hasattr(module, "active_adapters")
         and hasattr(module, "disable_adapters")
@@ -497,7 +497,7 @@ def _has_adapters(module: torch.nn.Module) -> bool:
 
 
 def _adapter_state(module: Any) -> tuple:
-    """Return (active adapters, switched off, merged adapters, their scales) of a PEFT layer."""
+    """Return (active adapters, disabled, merged adapters, scales) of a PEFT layer."""
     return (
         list(module.active_adapters),
         bool(module.disable_adapters),
@@ -510,12 +510,12 @@ def _adapter_state(module: Any) -> tuple:
 
 
 def weights_digest(modules: Modules) -> str:
-    """Digest every parameter and buffer, by name, saved with the model or not.
+    """Digest every parameter and buffer by name, including buffers that are not saved.
 
-    Weights on a GPU are copied only where a checksum of them, computed there, has changed.
+    Weights on a GPU are copied only if their checksum, computed there, has changed.
 
     Args:
-        modules: of the model, which is the first.
+        modules: modules of the model, which is the first.
 
     Raises:
         ValueError: a tensor has no values.
@@ -524,7 +524,7 @@ def weights_digest(modules: Modules) -> str:
         return _digest(modules)
     try:
         model, checksum = modules[0][1], _checksum(modules)
-    except RuntimeError:  # not in the memory that is left, or of a kind that cannot be summed up
+    except RuntimeError:  # out of memory, or an unsupported dtype
         return _digest(modules)
     last, digest = _LAST.get(model, (None, ""))
     if checksum != last:
@@ -534,7 +534,7 @@ def weights_digest(modules: Modules) -> str:
 
 
 def _lies_far(module: torch.nn.Module) -> bool:
-    """Return whether a module has weights of its own that take long to copy."""
+    """Return whether a module has weights that are slow to copy."""
     tensors = (*module._parameters.values(), *module._buffers.values())
     return any(t is not None and t.device.type in FAR_DEVICES for t in tensors)
 
@@ -553,7 +553,7 @@ def _digest_tensors(tensors: Iterable[tuple[str, torch.Tensor]]) -> str:
 
 @torch.inference_mode()
 def _checksum(modules: Modules) -> bytes:
-    """Sum up weights on the devices that they lie on; digest the sums, and weights on the CPU."""
+    """Sum up weights on their devices; digest the sums, and weights on the CPU."""
     digest = xxhash.xxh3_128()
     sums: dict[torch.device, list[torch.Tensor]] = {}
     for name, part in _parts(modules):
@@ -568,10 +568,10 @@ def _checksum(modules: Modules) -> bytes:
 
 
 def _sums(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
-    """Yield sums (R,) of a tensor's numbers, each times a factor of its place, modulo 2^64.
+    """Yield sums (R,) of a tensor's numbers, each times a factor of its position, modulo 2^64.
 
-    The factors are odd: no change of a single number leaves its sum as it was, and one of several
-    numbers does by chance once in 2^64 times.
+    The factors are odd, so a change of a single number always changes the sum; a change of several
+    numbers keeps it with a probability of 2^-64.
     """
     numbers = tensor.detach().contiguous().flatten()
     numbers = numbers.view(INTEGERS[min(numbers.element_size(), 8)])
@@ -601,17 +601,16 @@ def _parts(modules: Modules) -> Iterator[tuple[str, torch.Tensor]]:
             if part.is_meta:
                 raise ArgumentError(
                     "model",
-                    f"have its weights, but {name.lstrip('.')} is on the meta device, which holds "
-                    "none",
+                    f"have its weights, but {name.lstrip('.')} is on the meta device, without data",
                     advice="Load the weights before passing the model.",
                 )
             yield name, part
 
 
 def _tensors(modules: Modules) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield every tensor of a model with its name; offloaded ones as they are brought in.
+    """Yield every tensor of a model with its name, after loading offloaded ones.
 
-    Tied ones come under each of their names: offloaded, they are no longer the same object.
+    Tied tensors are repeated under each of their names, as they are separate objects if offloaded.
     """
     for prefix, module in modules:
         if not (module._parameters or module._buffers or _is_quantised(module)):
@@ -626,7 +625,7 @@ def _tensors(modules: Modules) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def _names_of(tensors: Mapping[str, torch.Tensor | None]) -> list[str]:
-    """List the names of tensors, each of which under its first."""
+    """List the first name of each tensor."""
     names: dict[int, str] = {}
     for name, tensor in tensors.items():
         if tensor is not None:
@@ -649,7 +648,7 @@ def _quantised_tensors(prefix: str, module: torch.nn.Module) -> Iterator[tuple[s
 
 
 def _stays(module: torch.nn.Module, buffer: str) -> bool:
-    """Return whether a forward pass leaves a buffer as it is."""
+    """Return whether a forward pass leaves a buffer unchanged."""
     if buffer not in module._non_persistent_buffers_set:
         return True
     is_rotary = buffer.endswith("inv_freq") and hasattr(module, f"original_{buffer}")
@@ -659,7 +658,7 @@ def _stays(module: torch.nn.Module, buffer: str) -> bool:
 
 
 def _brought_in(module: torch.nn.Module) -> AbstractContextManager:
-    """Bring weights that accelerate has offloaded to where they can be read."""
+    """Load weights that accelerate has offloaded within the context."""
     if "_hf_hook" not in vars(module):
         return nullcontext()
     own = (*module._parameters.values(), *module._buffers.values())
@@ -690,7 +689,7 @@ def plain_tensors(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
 
 
 def tensor_bytes(tensor: torch.Tensor) -> np.ndarray:
-    """Return the numbers of a tensor, in order, as something that their bytes can be read from."""
+    """Return an array with the bytes of a tensor's numbers, in order."""
     numbers = tensor.detach().cpu().contiguous()
     if numbers.dtype not in NUMPY_TYPES:
         numbers = numbers.flatten().view(torch.uint8)

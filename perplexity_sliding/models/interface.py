@@ -1,12 +1,12 @@
-"""The interface of models, wherever they run; and the signature, which names what numbers depend on.
+"""The interface of models, and the signature, which identifies what numbers depend on.
 
-A `LanguageModel` runs in this process; others may live in another engine or behind a URL.  Each is
+A `LanguageModel` runs in this process; other models run in another engine or on a server.  Each is
 opened or adopted, prepared, and used::
 
     model = ModelSource("gpt2").open()
     with model.in_use():
-        model.check()                           # what it is: vocabulary, way to its logits
-        model.prepare(longest, num_tokens)      # once the windows are planned
+        model.check()                           # find its vocabulary and the head to use
+        model.prepare(longest, num_tokens)      # after the windows are planned
         for logits, targets in model.logits(batch, block_rows):
             ...
 """
@@ -39,22 +39,22 @@ LARGEST_LIMIT = 10**9
 LogitBlocks = Iterator[tuple[torch.Tensor, torch.Tensor]]
 
 
-# Tokens up to the end of a stretch of a long made-up text, and the mean nll of that.
+# Tokens up to the end of each stretch of a long probe text, and the mean nll of the stretch.
 LongProbe = Sequence[Sequence[float]]
 
-# Fields whose values are versions of what runs the model.
+# Fields with versions of the libraries that run the model.
 LIBRARIES = ("transformers", "torch")
 
-# Tokens of the made-up text whose mean nll vouches for a model, at most.
+# Maximum length of the short probe text, whose mean nll fingerprints a model.
 PROBE_TOKENS = 256
 
 
 class Batch(NamedTuple):
-    """Passes side by side, and which of their rows are scored.
+    """A batch of passes, and the rows to score.
 
     Attributes:
         ids: token ids to read (B, T).
-        scored: rows to give logits of (R,), counting through B * T.
+        scored: indices of the rows to score (R,), among B * T.
         targets: the token id that each of these rows predicts (R,).
     """
 
@@ -64,12 +64,12 @@ class Batch(NamedTuple):
 
 
 class Prefix(NamedTuple):
-    """What a model keeps of tokens that several passes begin with."""
+    """A model's cache of a prefix that several passes share."""
 
     cache: Cache
 
     def copy(self, number: int) -> "Prefix":
-        """Copy it for `number` continuations; the original stays as it is."""
+        """Copy it for `number` continuations; the original is unchanged."""
         copied = copy.deepcopy(self.cache)
         copied.batch_repeat_interleave(number)
         return Prefix(copied)
@@ -85,24 +85,23 @@ class Prefix(NamedTuple):
 
 
 class ScoredModel(Protocol):
-    """A model that texts can be scored with.
+    """A model that can score texts.
 
     Attributes:
-        name: for the signature.
-        description: what to call it in an error.
+        name: its name in the signature.
+        description: its name in errors.
         tokenizer: its tokenizer.
-        limit: tokens that it takes.
-        device: where it expects token ids; "cpu" where it runs elsewhere.
-        num_embeddings: token ids must be below it; None where the model does not say.
-        tokenizer_digest: identifies how that encodes, see `plan.tokenization`.
-        gives_logits: and not the scores of tokens alone, as a server does.
-        vocabulary_size: columns of its logits.  After `check`, as are the following.
-        by_blocks: whether no more than a block of logits exists at a time.
-        prefixes_agree: whether a token's score is the same in shorter and in longer passes, as far
-            as passes were tried.
-        probe: mean nll of the made-up text, in nats a token; after `prepare`.
-        rows_tried: passes in the largest batch that gave each of them the scores that it has alone.
-        lock: what whoever runs the model holds.
+        limit: its maximum number of tokens.
+        device: device of the token ids; "cpu" if it runs elsewhere.
+        num_embeddings: exclusive upper bound of token ids; None if unknown.
+        tokenizer_digest: identifies the tokenizer, see `plan.tokenization`.
+        gives_logits: whether it returns logits; a server returns only scores of tokens.
+        vocabulary_size: number of columns of its logits.  Known after `check`, as are the following.
+        by_blocks: whether at most one block of logits exists at a time.
+        prefixes_agree: whether scores do not depend on the length of the pass, as far as tested.
+        probe: mean nll of the probe text, in nats per token; known after `prepare`.
+        rows_tried: size of the largest batch whose passes have the same scores as alone.
+        lock: must be held to run the model.
     """
 
     name: str
@@ -135,90 +134,89 @@ class ScoredModel(Protocol):
     def probe(self) -> float | None: ...
 
     def long_probe(self, length: int) -> LongProbe | None:
-        """Return the probe of passes of this length; None where the probe reaches as far.
+        """Return the probe of passes of this length; None if the short probe is as long.
 
-        See `long_probe_of`.  After `prepare` with this length.
+        See `long_probe_of`.  Call it after `prepare` with this length.
         """
         ...
 
     def in_use(self) -> AbstractContextManager:
-        """Lock the model for the time of the context; restore it afterwards."""
+        """Lock the model within the context; restore it afterwards."""
         ...
 
     def as_scored(self) -> AbstractContextManager:
-        """Let what is shared with other models be, for the time of the context, what is scored."""
+        """Set state shared with other models, such as adapters, to that of this model in the context."""
         ...
 
     def check(self) -> None:
-        """Find out what the model is; what is known of it in its present state is not tried again.
+        """Probe the model, unless the result for its current state is known.
 
         Raises:
-            ValueError: it cannot be scored with, as it attends to future tokens or is random.
+            ValueError: it cannot score texts, because it attends to future tokens or is random.
         """
         ...
 
     def prepare(
         self, length: int, num_tokens: int = 0, whole_lengths: Collection[int] = ()
     ) -> None:
-        """Try passes as long as those that will be read, and measure the probes.
+        """Test passes of the lengths that will be read, and measure the probes.
 
         Args:
-            length: tokens in the longest pass that will be scored.
-            num_tokens: tokens that will be read in all.
-            whole_lengths: tokens in the longest pass of each measurement if windows are read past
-                their last target, as they are where the model gives a token another score in a
-                shorter pass.
+            length: tokens in the longest pass to score.
+            num_tokens: tokens to read in total.
+            whole_lengths: tokens in the longest pass of each measurement with complete windows,
+                which are read if scores depend on the length of the pass.
 
         Raises:
-            ValueError: it cannot be scored with at this length.
-            MemoryError: such a pass does not fit.
+            ValueError: the model cannot score passes of this length.
+            MemoryError: such a pass does not fit in memory.
         """
         ...
 
     def logits(self, batch: Batch, block_rows: int, prefix: Prefix | None = None) -> LogitBlocks:
         """Yield (logits (R', V), targets (R',)) of the scored rows, at most `block_rows` at a time.
 
-        Log-probabilities are logits too.
+        Log-probabilities are valid logits.
 
         Args:
-            prefix: what was read before each of the passes.
+            prefix: the cached prefix of all passes.
         """
         ...
 
     def read_in_parts(self, length: int, refusal: str) -> None:
-        """Take less memory for passes of this length from now on, as one did not fit.
+        """Reduce the memory of passes of this length from now on, by reading them in chunks.
 
         Raises:
-            MemoryError: the model cannot; with the refusal and why.
+            MemoryError: the model cannot do this; the message is `refusal` with the reason.
         """
         ...
 
     def shares_prefixes(self, prefix: np.ndarray, following: np.ndarray) -> bool:
-        """Return whether tokens (T,) get the same scores after a prefix (P,) that was read before."""
+        """Return whether tokens (T,) have the same scores after a cached prefix (P,)."""
         ...
 
     def read_prefix(self, ids: torch.Tensor) -> Prefix:
-        """Read tokens (1, P) once, for several continuations; asked for where prefixes are shared."""
+        """Read tokens (1, P) once for several continuations, if `shares_prefixes`."""
         ...
 
     def signature_fields(self) -> dict[str, object]:
-        """Return what its scores of given tokens depend on, by name, in the signature's order."""
+        """Return everything that scores of given tokens depend on, in the signature's order."""
         ...
 
     def check_identifiable(self, argument: str = "checkpoint") -> None:
-        """Refuse to keep scores of a model that may change under the same signature."""
+        """Refuse to store scores of a model that may change without changing its signature."""
         ...
 
 
 class EngineModel:
-    """What models of other engines than transformers have in common.
+    """Base class of models of other engines than transformers.
 
-    Each pass is read from its beginning, in the memory that the engine has, by a model that nothing
-    can be put over.
+    Each pass is read from its beginning, the engine manages its memory, and the model's code cannot
+    be modified.
 
     Attributes:
-        model: no torch module.
-        lock: what whoever runs the model holds.
+        model: None instead of a torch module.
+        lock: must be held to run the model.
     """
 
     model = None
@@ -237,11 +235,11 @@ class EngineModel:
         return tokenizer_digest(self.tokenizer)
 
     def tokenize(self, text: str) -> list[int] | None:
-        """Return the ids that the engine cuts a text into; None where it does not say."""
+        """Return the engine's own token ids of a text; None if unavailable."""
         return None
 
     def long_probe(self, length: int) -> LongProbe | None:
-        """Return None: what runs elsewhere is measured on the first tokens alone."""
+        """Return None: other engines have only the short probe."""
         return None
 
     def as_scored(self) -> AbstractContextManager:
@@ -252,7 +250,7 @@ class EngineModel:
         raise MemoryError(refusal)
 
     def shares_prefixes(self, prefix: np.ndarray, following: np.ndarray) -> bool:
-        """Return False: what an engine keeps of a context is its own affair."""
+        """Return False: engines manage their own caches."""
         return False
 
     def read_prefix(self, ids: torch.Tensor) -> Prefix:
@@ -264,23 +262,24 @@ class EngineModel:
         raise TypeError(f"{self.description} shares no prefixes")
 
     def check_identifiable(self, argument: str = "checkpoint") -> None:
-        """Accept any: a digest of the file, or the probe, tells apart the scores that are kept."""
+        """Accept any: a digest of the file, or the probe, identifies stored scores."""
 
 
 class ProbeText(NamedTuple):
-    """The text that models are told apart by.
+    """A random text that identifies models.
 
     Attributes:
-        ids: token ids (T,), the same for each vocabulary of a size, in every process.
+        ids: token ids (T,), which depend only on the size of the vocabulary.
     """
 
     ids: list[int]
 
     @classmethod
     def of(cls, vocabulary_size: int, limit: int | None, length: int = PROBE_TOKENS) -> "ProbeText":
-        """Make it up for a vocabulary, of as many tokens as the model takes; longer ones begin alike.
+        """Generate the text for a vocabulary, up to the model's limit.
 
-        Python promises that `random()` draws the same numbers in every version.
+        Shorter texts are prefixes of longer ones.  Python guarantees that `random()` returns the same
+        numbers in every version.
         """
         draw = random.Random(0)
         length = min(length, limit or length)
@@ -293,17 +292,17 @@ class ProbeText(NamedTuple):
 
 
 def long_probe_of(nlls: np.ndarray, prefixes_agree: bool) -> LongProbe:
-    """Average the nlls of a made-up text over stretches: between doublings of the probe, and at its end.
+    """Average the nlls of a probe text over stretches between doublings of 256, and at its end.
 
-    Shorter and longer texts share the former, by which what was read in passes of other lengths is
+    Texts of different lengths share the former, so that measurements with different passes can be
     compared.
 
     Args:
-        nlls: of every token of the text but the first (N - 1,).
-        prefixes_agree: whether a shorter pass would give the same.
+        nlls: nlls of all tokens of the text but the first (N - 1,).
+        prefixes_agree: whether scores do not depend on the length of the pass.
 
     Returns:
-        [tokens up to the end of a stretch, its mean nll in nats a token], as JSON has them.
+        [tokens up to the end of a stretch, its mean nll in nats per token] pairs, as in JSON.
     """
     end = len(nlls) + 1
     ends = [PROBE_TOKENS]
@@ -316,22 +315,22 @@ def long_probe_of(nlls: np.ndarray, prefixes_agree: bool) -> LongProbe:
 
 # --- the signature --------------------------------------------------------------------------------
 
-# It covers the settings of a forward pass, as far as a description can, and leaves out where a model came
-# from.  Code put over a model's own, where that is cheap to see, is marked: `+modified`.  Beside it stands
-# the probe, a measured number.  Equal signatures and equal probes mean equal numbers.
+# It describes the settings of a forward pass, but not the origin of a model.  Modified code is marked
+# `+modified` if it is cheap to detect.  The probe, a measured number, complements the signature.  Equal
+# signatures and equal probes mean equal numbers.
 
 
 def describe_model(model: ScoredModel) -> str:
-    """Describe on one line what a model's scores of given tokens depend on."""
+    """Describe on one line everything that a model's scores of given tokens depend on."""
     return _line(_model_fields(model))
 
 
 def describe_key_tokens(evaluator: ScoredModel, rule: str) -> str:
-    """Describe on one line what decides which tokens are key.
+    """Describe on one line how key tokens are selected.
 
     Args:
-        evaluator: finds them.
-        rule: how it tells them from others.
+        evaluator: the model that finds them.
+        rule: description of the rule.
     """
     fields = {"tokenizer": evaluator.tokenizer_digest} | _model_fields(evaluator)
     return _line({"key_tokens": rule} | fields)
@@ -344,21 +343,21 @@ def describe_measurement(
     words_given: bool,
     word_fields: dict[str, str] | None = None,
 ) -> dict[str, object]:
-    """Write the signature of a measurement under a model, long and short; and its probes.
+    """Return the long and the short signature of a measurement, and its probes.
 
-    In the spirit of sacrebleu's: `key:value` pairs joined by `|`.  The short form keeps the
-    protocol and a digest of the whole line.
+    Similar to sacrebleu's signatures: `key:value` pairs joined by `|`.  The short form consists of
+    the protocol, window, stride and a digest of the long form.
 
     Args:
-        measured: what the measurement says of itself, see `Measurement.signature_fields`.
-        length: tokens that its longest forward pass reads.
-        word_fields: how words are scored, where they are, and what the texts were before.
+        measured: fields of the measurement, see `Measurement.signature_fields`.
+        length: tokens in its longest forward pass.
+        word_fields: fields for the scoring of words and for detokenization, if any.
     """
     of_words = {"words": "given" if words_given else "split"} | (word_fields or {})
     of_tokenizer = {"tokenizer": model.tokenizer_digest}
     fields = _model_fields(model) | of_tokenizer | measured | of_words
     first = ("model", "revision", "tokenizer", *measured, *of_words)
-    order = dict.fromkeys([*first, *fields])  # then what else the model says of itself
+    order = dict.fromkeys([*first, *fields])  # then the model's other fields
     line = _line({name: fields[name] for name in order if name in fields})
     digest = hashlib.sha256(line.encode("utf-8")).hexdigest()[:DIGITS]
     short = f"ppl|{measured['protocol']}|L{measured['window']}|S{measured['stride']}|{digest}"
@@ -371,7 +370,7 @@ def describe_measurement(
 
 
 def _model_fields(model: ScoredModel) -> dict[str, object]:
-    """Return what a model says of itself, the metric's version before those of the libraries."""
+    """Return the fields of a model, with the metric's version before those of the libraries."""
     fields = model.signature_fields()
     libraries = {name: fields.pop(name) for name in LIBRARIES if name in fields}
     return fields | {"version": VERSION} | libraries
@@ -382,5 +381,5 @@ def _line(fields: dict[str, object]) -> str:
 
 
 def _shown(value: object) -> str:
-    """Write a field's value on one line, without the sign that ends it."""
+    """Format a field's value on one line, with an escaped separator."""
     return str(value).encode("unicode_escape").decode("ascii").replace("|", r"\x7c")

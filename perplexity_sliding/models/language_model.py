@@ -1,7 +1,7 @@
-"""A causal language model, opened by name or adopted live, and everything that is asked of it.
+"""A causal language model of transformers, opened by name or adopted live.
 
-Its name and what identifies it, the tokens it takes, its vocabulary, and the way to its logits are
-found out here, once for as long as the model stays as it is.
+This module finds its identity, its limit, its vocabulary and the cheapest head, once per state of
+the model.
 """
 
 import logging
@@ -71,39 +71,39 @@ from .probes import (
     gives_logits,
     is_known_architecture,
     look_quickly,
-    read_made_up_text,
+    read_probe_text,
     short_probe,
     state_kept,
 )
 from .states import ChunkedHead, StateReader, find_reader, why_not_in_parts
 
-# Below evaluate's own, so that evaluate.logging decides what is shown.
+# A child of evaluate's logger, so that evaluate.logging controls it.
 logger = logging.getLogger("evaluate.perplexity_sliding")
 
 
-# Fewest tokens that a pass is read in parts of.
+# Smallest chunk size in tokens.
 SMALLEST_PART = 8
-# Passes' worth of tokens to read beside which trying two and a half of them costs little.
+# Long passes are tested before a run of at least this many; the test costs two and a half.
 LONG_RUN = 50
 
 
 class Findings(NamedTuple):
-    """What forward passes over made-up tokens showed about a model.
+    """Results of forward passes over random tokens.
 
     Attributes:
-        state: what the model was like then.
-        is_known: whether it is of an architecture in which short passes show what long ones would.
-        head_number: which of the ways to its logits is taken, among `head_makers(model)`.
-        vocabulary_size: logits that it gives for a token.
-        length: tokens in the longest pass that was tried.
-        prefixes_agree: whether a token's score is the same in shorter and in longer passes.
-        stateful: names of modules that change what they keep while they run.
-        probe: mean nll of the made-up text in nats a token, once that was read.
-        part: tokens of a longer pass to read at a time; None where any pass fits in memory.
-        steps_singly: whether a pass in parts continues token by token.
-        long_nlls: nlls (N,) of longer made-up texts, by the tokens that their passes read; where
-            prefixes agree, of the longest alone.
-        rows_tried: passes in the largest batch that gave each of them the scores that it has alone.
+        state: the model's state at that time.
+        is_known: whether short passes suffice for its architecture.
+        head_number: index of the head in `head_makers(model)`.
+        vocabulary_size: number of logits per token.
+        length: tokens in the longest pass tested.
+        prefixes_agree: whether scores do not depend on the length of the pass.
+        stateful: names of modules whose state changes when they run.
+        probe: mean nll of the probe text in nats per token, if measured.
+        part: chunk size in tokens for longer passes; None if every pass fits in memory.
+        steps_singly: whether chunked passes continue token by token.
+        long_nlls: nlls (N,) of longer probe texts, by length of the pass; only of the longest if
+            prefixes agree.
+        rows_tried: size of the largest batch whose passes have the same scores as alone.
     """
 
     state: tuple
@@ -126,21 +126,21 @@ _FINDINGS: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
 class LanguageModel:
     """A causal language model and its tokenizer: opened or adopted, prepared, and used.
 
-    A `ScoredModel`, which says what may be asked of it.
+    It implements `ScoredModel`.
 
     Attributes:
         model: the torch module.
         tokenizer: its tokenizer.
-        name: for the signature.
-        revision: digests of its weights and configuration, taken before anything ran through it.
-        description: what to call it in an error.
-        limit: tokens that it takes.
-        device: where it expects token ids.
-        num_embeddings: token ids must be below it; None where the model does not say.
+        name: its name in the signature.
+        revision: digests of its weights and configuration, computed before any forward pass.
+        description: its name in errors.
+        limit: its maximum number of tokens.
+        device: device of the token ids.
+        num_embeddings: exclusive upper bound of token ids; None if unknown.
     """
 
-    variant = ""  # which of the models in the same weights this is
-    gives_logits = True  # and not the scores of tokens alone, as a server does
+    variant = ""  # distinguishes models that share weights
+    gives_logits = True
 
     def __init__(
         self,
@@ -161,7 +161,7 @@ class LanguageModel:
         self._found: Findings | None = None
         self._head: Head | None = None
         self._kept_state: KeptState | None = None
-        self._changed: set[torch.nn.Module] = set()  # by passes over made-up tokens
+        self._changed: set[torch.nn.Module] = set()  # by passes over random tokens
         self._stateful: list[torch.nn.Module] = []
 
     @classmethod
@@ -178,10 +178,10 @@ class LanguageModel:
         """Load a model, and its tokenizer unless one is given.
 
         Args:
-            argument: what an error calls the name.
+            argument: name of the argument, for errors.
 
         Raises:
-            ValueError: it cannot be loaded, or is no complete causal language model.
+            ValueError: it cannot be loaded, or is not a complete causal language model.
         """
         model_kwargs, tokenizer_kwargs = dict(model_kwargs or {}), dict(tokenizer_kwargs or {})
         placed = "device_map" in model_kwargs or "quantization_config" in model_kwargs
@@ -209,13 +209,13 @@ class LanguageModel:
         argument: str = "model",
         tokenizer_argument: str = "tokenizer",
     ) -> "LanguageModel":
-        """Take a live model and its tokenizer as they are.
+        """Adopt a live model and its tokenizer.
 
         Args:
-            argument, tokenizer_argument: what an error calls them.
+            argument, tokenizer_argument: names of the arguments, for errors.
 
         Raises:
-            TypeError: they are something else.
+            TypeError: they have other types.
             ValueError: the model is an encoder-decoder, or has no weights.
         """
         if not isinstance(model, torch.nn.Module):
@@ -242,16 +242,16 @@ class LanguageModel:
 
     @property
     def dtype(self) -> torch.dtype:
-        """What its weights are in."""
+        """The dtype of its weights."""
         return next(self.model.parameters(), torch.empty(0)).dtype
 
     @property
     def lock(self) -> threading.RLock:
-        """What whoever runs the model, or reads how it is built, holds."""
+        """The lock for running or inspecting the model."""
         return lock_of(self.model)
 
     def signature_fields(self) -> dict[str, object]:
-        """Return what the scores of given tokens depend on, by name, in the signature's order."""
+        """Return everything that scores of given tokens depend on, in the signature's order."""
         built = examine(self.model)
         adapters = active_adapters(built)
         return {
@@ -265,13 +265,13 @@ class LanguageModel:
         }
 
     def check_identifiable(self, argument: str = "checkpoint") -> None:
-        """Refuse to keep scores of a model that may change under the same signature.
+        """Refuse to store scores of a model that may change without changing its signature.
 
         Args:
-            argument: what names the file that they would be kept in.
+            argument: the argument that names the file.
 
         Raises:
-            ValueError: code that nothing can identify runs in the model.
+            ValueError: code that cannot be identified runs in the model.
         """
         places = modifications(examine(self.model))
         if places:
@@ -284,14 +284,14 @@ class LanguageModel:
 
     @property
     def findings(self) -> Findings:
-        """What `check` and `prepare` have found."""
+        """The findings of `check` and `prepare`."""
         if self._found is None:
             raise RuntimeError(f"{self.description} must be checked first: call check().")
         return self._found
 
     @property
     def head(self) -> Head:
-        """The way to its logits."""
+        """The head that computes its logits."""
         if self._head is None:
             raise RuntimeError(f"{self.description} must be prepared first: call prepare().")
         return self._head
@@ -318,7 +318,7 @@ class LanguageModel:
         return None if nlls is None else long_probe_of(nlls, self.prefixes_agree)
 
     def _long_nlls(self, length: int) -> np.ndarray | None:
-        """Return the nlls (length,) of a long made-up text, as far as they are known."""
+        """Return the nlls (length,) of a long probe text, or None if unknown."""
         known = self.findings.long_nlls
         if self.prefixes_agree:
             longest = max(known, default=0)
@@ -327,7 +327,7 @@ class LanguageModel:
 
     @property
     def _probe_length(self) -> int:
-        """Tokens of the text that the probe is measured on."""
+        """Length of the short probe text."""
         return min(PROBE_TOKENS, self.limit.length or PROBE_TOKENS)
 
     @property
@@ -340,17 +340,17 @@ class LanguageModel:
         _FINDINGS.setdefault(self.model, {})[self.variant] = self._found
 
     def as_scored(self) -> AbstractContextManager:
-        """Let the torch model be, for the time of the context, what is scored."""
+        """Return a context without effect: the torch module is this model."""
         return nullcontext()
 
     @contextmanager
     def in_use(self) -> Iterator[None]:
         """Lock the model and put it in evaluation mode; restore it afterwards.
 
-        Other threads that use the same model wait: parts of it run differently meanwhile.
+        Other threads that use the same model wait, because parts of it run differently meanwhile.
         """
         with lock_of(self.model), evaluating(self.model), state_kept(self.model) as state:
-            outer, self._kept_state = self._kept_state, state  # of a callback's call
+            outer, self._kept_state = self._kept_state, state  # for nested calls by a callback
             try:
                 yield
             finally:
@@ -358,7 +358,7 @@ class LanguageModel:
 
     @torch.inference_mode()
     def check(self) -> None:
-        """Take what is known of the model in its present state, or find it out; see `ScoredModel`."""
+        """Probe the model, or take the known findings for its current state; see `ScoredModel`."""
         built = examine(self.model)
         code = library_code(built.structure.of_libraries)
         modified = modifications(built)
@@ -373,47 +373,47 @@ class LanguageModel:
             self._apply(known)
             return
         if modified or runs_own_code(built, code):
-            # It may act otherwise than in the last call.
+            # It may behave differently from the last call.
             known = known._replace(probe=None, long_nlls={}, rows_tried=2)
-        self._adopt(known)  # no pass has run that could have changed it
+        self._adopt(known)  # no pass has run since that could have changed it
 
     @torch.inference_mode()
     def prepare(
         self, length: int, num_tokens: int = 0, whole_lengths: Collection[int] = ()
     ) -> None:
-        """Try long passes and measure the probes, where that was not done; see `ScoredModel`.
+        """Test long passes and measure the probes, unless already done; see `ScoredModel`.
 
-        Passes as long as the longest are tried where short ones do not show everything, or where so
-        many tokens are read that it costs little.  One that does not fit in memory is read in parts,
-        if the model can continue from its state.
+        Passes as long as the longest are tested if short ones do not suffice, or if the run is so
+        long that the test is cheap.  A pass that does not fit in memory is read in chunks if the
+        model can continue from its state.
         """
         if self._found is None:
             self.check()
         if not self.findings.is_known:
-            # only passes of that length show whether it matters
+            # only passes of this length show whether the length matters
             length = max([length, *whole_lengths])
         is_worth_it = not self.findings.is_known or num_tokens >= LONG_RUN * length
         if length > self.findings.length and is_worth_it:
             self._try_long_passes(length)
         if self.probe is None:
-            nlls = self._read_made_up_text(PROBE_TOKENS, self.limit.length)
+            nlls = self._read_probe_text(PROBE_TOKENS, self.limit.length)
             self._apply(self.findings._replace(probe=float(nlls.mean())))
         for probed in [length] if self.prefixes_agree else sorted({length, *whole_lengths}):
             self._measure_long_probe(probed)
 
     def _measure_long_probe(self, length: int) -> None:
-        """Read a made-up text of this length, unless the short one is as long, or it is known."""
+        """Measure the probe of this length, unless the short one is as long, or it is known."""
         if length <= self._probe_length or self._long_nlls(length) is not None:
             return
-        nlls = self._read_made_up_text(length + 1)
+        nlls = self._read_probe_text(length + 1)
         kept = {} if self.prefixes_agree else self.findings.long_nlls
         self._apply(self.findings._replace(long_nlls={**kept, length: nlls}))
 
     def _look(self, state: tuple) -> Findings:
-        """Find with short passes whether it is a causal language model, and a way to its logits.
+        """Check with short passes that it is a causal language model, and find its head.
 
         Raises:
-            ValueError: it gives no logits, or it sees tokens that it predicts.
+            ValueError: it returns no logits, or it attends to future tokens.
         """
         if is_known_architecture(self.model) and precision(self.model) == torch.float32:
             with suppress(MemoryError, torch.OutOfMemoryError):
@@ -427,31 +427,29 @@ class LanguageModel:
         return Findings(state, False, number, expected.shape[-1], length)
 
     def _try_long_passes(self, length: int) -> None:
-        """Look at passes of this length; read them in parts from now on where they do not fit."""
+        """Test passes of this length; read them in chunks from now on if they do not fit."""
         try:
             self._examine(length)
             return
         except MemoryError as error:
-            # Outside, where no traceback holds the activations any more.
+            # Continue outside, where no traceback references the activations.
             refusal = str(error)
         self.read_in_parts(length, refusal)
 
     @torch.inference_mode()
     def read_in_parts(self, length: int, refusal: str) -> None:
-        """Halve what is read at a time until a pass of this length fits; see `ScoredModel`."""
+        """Halve the chunk size until a pass of this length fits; see `ScoredModel`."""
         self._restore()
         try:
             reason = why_not_in_parts(self.model)
             reader = None if reason else find_reader(self.model)
         except Exception as error:
-            if is_out_of_memory(error):  # not even the short passes that try the reading fit
+            if is_out_of_memory(error):  # not even the short test passes fit
                 raise MemoryError(refusal) from error
             raise
         if reader is None:
-            reason = (
-                reason or "it gives other logits when it continues from the state that it returned"
-            )
-            raise MemoryError(f"{refusal} It cannot be read in parts: {reason}.")
+            reason = reason or "its logits differ when it continues from the state that it returned"
+            raise MemoryError(f"{refusal} It cannot be read in chunks: {reason}.")
         part = min(length, self.findings.part or length) // 2
         while part >= SMALLEST_PART:
             self._apply(self.findings._replace(part=part, steps_singly=reader.single))
@@ -462,7 +460,7 @@ class LanguageModel:
                 continue
             warnings.warn(
                 f"One window of {length} tokens does not fit in the memory of {self.device}; "
-                f"reading it in parts of {part} tokens, which changes nothing but rounding.",
+                f"reading it in chunks of {part} tokens, which changes only the rounding.",
                 stacklevel=2,
             )
             return
@@ -476,27 +474,27 @@ class LanguageModel:
         kept = findings.long_nlls if agree == findings.prefixes_agree else {}
         self._apply(findings._replace(length=length, prefixes_agree=agree, long_nlls=kept))
 
-    def _read_made_up_text(self, length: int, limit: int | None = None) -> np.ndarray:
-        """Read the made-up text as texts are read; return the nlls of all its tokens but the first."""
+    def _read_probe_text(self, length: int, limit: int | None = None) -> np.ndarray:
+        """Read the probe text like other texts; return the nlls of all its tokens but the first."""
         size = min(self.num_embeddings or self.vocabulary_size, self.vocabulary_size)
         batch = ProbeText.of(size, limit, length).batch(self.device)
         self._restore()
         try:
-            return read_made_up_text(self.logits, batch)[1]
+            return read_probe_text(self.logits, batch)[1]
         except Exception as error:
             failure = explain_failure(error, 1, batch.ids.shape[1], self.device)
             if not is_out_of_memory(error):
                 raise failure from error
             refusal = str(failure)
         self.read_in_parts(batch.ids.shape[1], refusal)
-        return self._read_made_up_text(length, limit)
+        return self._read_probe_text(length, limit)
 
     @torch.inference_mode()
     def shares_prefixes(self, prefix: np.ndarray, following: np.ndarray) -> bool:
-        """Return whether tokens read after a cached prefix get the scores of a whole pass.
+        """Return whether tokens after a cached prefix have the scores of a complete pass.
 
-        Not below float32, where another order of sums rounds visibly, nor with code of somebody's
-        own in the forward, which may treat tokens by what else the pass holds.
+        False below float32, where a different order of sums rounds visibly, and with custom code in
+        the forward, which may depend on the other tokens of the pass.
 
         Args:
             prefix, following: token ids (P,) and (T,) of a pass, one after the other.
@@ -522,12 +520,12 @@ class LanguageModel:
         targets: torch.Tensor,
         prefix: Prefix | None = None,
     ) -> torch.Tensor:
-        """Compute the logits (R, V) of some rows."""
+        """Compute the logits (R, V) of given rows."""
         blocks = self.logits(Batch(ids, rows, targets), len(rows), prefix)
         return torch.cat([logits.clone() for logits, _ in blocks]).float()
 
     def read_prefix(self, ids: torch.Tensor) -> Prefix:
-        """Return what the model keeps of tokens (1, T), to continue from them."""
+        """Return the model's cache of tokens (1, T), to continue from them."""
         return self.head.read_prefix(ids)
 
     def logits(self, batch: Batch, block_rows: int, prefix: Prefix | None = None) -> LogitBlocks:
@@ -536,12 +534,12 @@ class LanguageModel:
         yield from self.head(batch, block_rows, prefix)
 
     def forget_passes(self) -> None:
-        """Set modules that change while they run back to what they were before the first pass."""
+        """Reset stateful modules to their state before the first pass."""
         if self._stateful and self._kept_state is not None:
             self._kept_state.restore(self._stateful)
 
     def _apply(self, findings: Findings) -> None:
-        """Adopt the findings, and note which modules the passes of a probe have changed."""
+        """Adopt findings, and record the modules that passes have changed."""
         if self._kept_state is not None:
             self._restore()
             names = {module: name for name, module in named_modules(self.model)}
@@ -550,7 +548,7 @@ class LanguageModel:
         self._adopt(findings)
 
     def _adopt(self, findings: Findings) -> None:
-        """Adopt the findings as they are."""
+        """Adopt findings unchanged."""
         modules = dict(named_modules(self.model)) if findings.stateful else {}
         self._stateful = [modules[name] for name in findings.stateful if name in modules]
         self._found, self._head = findings, self._make_head(findings)
@@ -563,7 +561,7 @@ class LanguageModel:
         return ChunkedHead(head, StateReader(self.model, findings.steps_singly), findings.part)
 
     def _restore(self) -> None:
-        """Undo what passes have changed in the model, and note which modules they change."""
+        """Undo the changes that passes made to the model, and record the changed modules."""
         if self._kept_state is None:
             raise RuntimeError(f"{self.description} must be in use: enter in_use() first.")
         changed = self._kept_state.changed()
@@ -571,7 +569,7 @@ class LanguageModel:
         self._kept_state.restore(changed)
 
     def _find_head(self, expected: torch.Tensor) -> int:
-        """Find the number of the cheapest head that gives the logits of the plain forward."""
+        """Return the index of the cheapest head with the logits of the plain forward."""
         ids = short_probe(self.model)
         tolerance = OTHER_SHAPE[precision(self.model)]
         makers = head_makers(self.model)
@@ -584,7 +582,7 @@ class LanguageModel:
     def _row_logits(
         self, ids: torch.Tensor, rows: torch.Tensor, head: Head | None = None
     ) -> torch.Tensor:
-        """Compute logits (R, V) of some rows of the first of the passes (B, T)."""
+        """Compute the logits (R, V) of given rows of the first pass of (B, T)."""
         try:
             self._restore()
             return collect_rows(head or self.head, ids, rows)
@@ -593,17 +591,17 @@ class LanguageModel:
 
 
 def collect_rows(head: Head, ids: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-    """Compute the logits (R, V) of some rows of the first of the passes (B, T)."""
+    """Compute the logits (R, V) of given rows of the first pass of (B, T)."""
     rows = rows.to(ids.device)
-    # As many rows to a block as a whole forward gives: all passes run together.
+    # One block as large as that of a complete forward, so that all passes run together.
     blocks = head(Batch(ids, rows, ids[0, : len(rows)]), ids.numel())
     return torch.cat([logits.clone() for logits, _ in blocks])
 
 
 def lock_of(model: torch.nn.Module) -> threading.RLock:
-    """Return the lock of a model: whoever runs it, or reads how it is built, holds it.
+    """Return the lock for running or inspecting a model.
 
-    Models that share their embeddings share more than these, such as two heads on one body.
+    Models with the same embeddings, such as two heads on one body, share a lock.
     """
     embeddings = input_embeddings(model)
     return shared_lock(embeddings if isinstance(embeddings, torch.nn.Module) else model)

@@ -1,7 +1,7 @@
-"""A causal language model and its tokenizer: loaded, checked, and measured for their limits.
+"""Load a causal language model and its tokenizer, and find its limit.
 
-Whatever would make every number wrong without a sound is refused here: weights that the checkpoint
-does not hold, an encoder-decoder, a window past the position table.
+Anything that would silently give wrong numbers is refused: missing weights, encoder-decoders,
+windows beyond the position table.
 """
 
 import difflib
@@ -82,7 +82,7 @@ def resolve_device(device: str | torch.device | None) -> torch.device:
     if (resolved.index or 0) >= present:
         raise ArgumentError(
             "device",
-            "name a device of this machine",
+            "be a device of this machine",
             got=(
                 f"{device!r}, but there "
                 f"{'is no such device' if not present else f'are only {present} of its kind'}"
@@ -93,9 +93,9 @@ def resolve_device(device: str | torch.device | None) -> torch.device:
 
 
 def resolve_dtype(dtype: str | torch.dtype | None, argument: str = "dtype") -> torch.dtype | str:
-    """Choose the dtype to load weights in; None stands for float32, as in the stock metric.
+    """Return the dtype for loading weights; None means float32, as in the stock metric.
 
-    Transformers 5 would otherwise evaluate a bfloat16 checkpoint in bfloat16 without a word.
+    Transformers 5 alone would silently evaluate a bfloat16 checkpoint in bfloat16.
     """
     if dtype is None:
         return torch.float32
@@ -113,13 +113,13 @@ def resolve_dtype(dtype: str | torch.dtype | None, argument: str = "dtype") -> t
 def load_tokenizer(
     model_id: str, tokenizer_kwargs: dict, model_kwargs: dict, argument: str = "model_id"
 ) -> PreTrainedTokenizerBase:
-    """Load the tokenizer from where the model comes from, unless `tokenizer_kwargs` differ.
+    """Load the tokenizer from the same source as the model, unless `tokenizer_kwargs` differ.
 
     Args:
-        argument: what an error calls the name.
+        argument: name of the argument, for errors.
 
     Raises:
-        ValueError: there is none, or no number of it could be repeated.
+        ValueError: there is none, or it is not deterministic.
     """
     shared = {key: model_kwargs[key] for key in SHARED_KWARGS if key in model_kwargs}
     kwargs = {"trust_remote_code": False} | shared | tokenizer_kwargs
@@ -142,7 +142,7 @@ def load_tokenizer(
 def _read_tokenizer(name: str, kwargs: dict) -> PreTrainedTokenizerBase:
     tokenizer = AutoTokenizer.from_pretrained(name, **kwargs)
     if len(tokenizer.get_vocab()) <= len(tokenizer.all_special_tokens):
-        # Made up from the architecture's name where a folder holds none.
+        # transformers creates one from the architecture's name if a folder has none.
         raise ValueError("no tokenizer files found, or an empty vocabulary")
     return tokenizer
 
@@ -154,15 +154,16 @@ def load_model(
     model_kwargs: dict,
     argument: str = "model_id",
 ) -> torch.nn.Module:
-    """Load a causal language model, complete with all of its weights, on its device.
+    """Load a causal language model with all of its weights, on its device.
 
     Args:
-        device: None leaves the model where `model_kwargs` (device_map, quantization_config) put it.
-        dtype: None leaves it to `model_kwargs`.
-        argument: what an error calls the name.
+        device: device to move it to; None if `model_kwargs` (device_map, quantization_config)
+            place it.
+        dtype: dtype of the weights; None if `model_kwargs` set it.
+        argument: name of the argument, for errors.
 
     Raises:
-        ValueError: no causal language model, nothing found, or weights missing.
+        ValueError: it is not found, not a causal language model, or lacks weights.
     """
     check_place(model_id, argument)
     name = f"`{argument}`={model_id!r}"
@@ -184,9 +185,9 @@ def load_model(
     missing = sorted(report["missing_keys"]) + sorted(str(key) for key in report["mismatched_keys"])
     if missing:
         raise ValueError(
-            f"{name} must hold all weights of its architecture, but {len(missing)} "
-            f"are missing or of another shape (first: {missing[0]}); they would be random numbers. "
-            "Check that the checkpoint is complete and its config.json belongs to it."
+            f"{name} must have all weights of its architecture, but {len(missing)} are missing or "
+            f"have another shape (first: {missing[0]}); they would be random numbers. Check that the "
+            "checkpoint is complete and matches its config.json."
         )
     model.eval()
     is_placed = getattr(model, "hf_device_map", None) or getattr(model, "is_quantized", False)
@@ -205,14 +206,12 @@ def _load_config(model_id: str, kwargs: dict) -> PretrainedConfig:
         if base is None:
             raise
     if not is_peft_available():
-        raise ValueError(
-            "it holds an adapter, for which the package peft is needed: pip install peft"
-        )
+        raise ValueError("it is an adapter, which requires the package peft: pip install peft")
     return AutoConfig.from_pretrained(base, trust_remote_code=kwargs["trust_remote_code"])
 
 
 def base_of_adapter(model_id: str, kwargs: dict) -> str | None:
-    """Name of the model that an adapter (LoRA and its kin) belongs to; None for a whole model."""
+    """Return the name of an adapter's base model; None for a complete model."""
     kwargs = {key: kwargs[key] for key in FILE_KWARGS if key in kwargs}
     path = find_adapter_config_file(model_id, **kwargs)
     if path is None:
@@ -222,14 +221,14 @@ def base_of_adapter(model_id: str, kwargs: dict) -> str | None:
 
 
 def check_place(model_id: str, argument: str) -> None:
-    """Reject a path that is not a folder; other names are looked for on the Hub."""
+    """Refuse a path that is not a folder; other names are names on the Hub."""
     if os.path.isfile(model_id):
         folder, file = os.path.split(model_id)
         advice = f"Pass its folder, {folder or '.'!r}."
         if file.endswith((".safetensors", ".bin", ".pt")):
             advice = (
-                f"Weights alone are no model: pass the folder that holds them with config.json "
-                f"and the tokenizer, such as {folder or '.'!r}."
+                "Pass the folder with the weights, config.json and the tokenizer, such as "
+                f"{folder or '.'!r}."
             )
         raise ArgumentError(
             argument,
@@ -247,9 +246,9 @@ def check_place(model_id: str, argument: str) -> None:
 
 
 def files_state(model_id: str, model_kwargs: dict, tokenizer_kwargs: dict) -> tuple:
-    """List names, sizes, times and places of a local model's files: one that was changed is loaded again.
+    """Return paths, sizes, times and inodes of a local model's files, to detect changes.
 
-    The subfolders are looked into where any are named, and the model that an adapter belongs to.
+    They include the files of given subfolders, and of an adapter's base model.
     """
     if os.path.isfile(model_id):  # GGUF
         state = os.stat(model_id)
@@ -271,7 +270,7 @@ def files_state(model_id: str, model_kwargs: dict, tokenizer_kwargs: dict) -> tu
 
 
 def snapshot(value: object) -> object:
-    """Copy of arguments that tells later whether they, or objects among them, have been changed."""
+    """Copy arguments, to detect later whether they, or objects in them, have changed."""
     if isinstance(value, dict):
         return {key: snapshot(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -280,13 +279,13 @@ def snapshot(value: object) -> object:
         return type(value), snapshot(vars(value))
     if value is None or isinstance(value, str | int | float | torch.dtype | torch.device):
         return value
-    return object()  # equal to nothing: what cannot be compared is taken as changed
+    return object()  # equal to nothing, so that objects that cannot be compared count as changed
 
 
 def find_commit(model_id: str, model_kwargs: dict) -> str | None:
-    """Find the commit of a model from the Hub by its place in the Hub's cache.
+    """Return the commit of a model of the Hub, from its path in the Hub's cache.
 
-    None for a folder, and where the arguments say to load other weights.
+    None for a folder, and if the arguments select other weights.
     """
     if OTHER_WEIGHTS & set(model_kwargs):
         return None
@@ -299,31 +298,31 @@ def find_commit(model_id: str, model_kwargs: dict) -> str | None:
 
 
 def unwrapped(model: Any) -> torch.nn.Module:
-    """Return the model inside of what compiles it, copies it over devices or manages its adapters."""
+    """Return the model inside wrappers for compilation, data parallelism or adapters."""
     if hasattr(model, "_orig_mod"):  # torch.compile
         return unwrapped(model._orig_mod)
     if isinstance(model, torch.nn.DataParallel | torch.nn.parallel.DistributedDataParallel):
         return unwrapped(model.module)
     if hasattr(model, "get_base_model"):  # PEFT
         settings = getattr(model, "peft_config", {}).values()
-        # A prompt that was learned is put before the text by the wrapper itself.
+        # Prompt learning happens in the wrapper itself.
         if not any(getattr(adapter, "is_prompt_learning", False) for adapter in settings):
             return unwrapped(model.get_base_model())
     return model
 
 
 def check_layers(config: PretrainedConfig, name: str) -> None:
-    """Reject a configuration without layers: the model would be built, and scored, without any."""
+    """Refuse a configuration without layers, which could be built and scored."""
     layers = getattr(config.get_text_config(decoder=True), "num_hidden_layers", None)
     if isinstance(layers, int) and layers < 1:
         raise ValueError(
-            f"{name} must have at least one layer, but its configuration says "
+            f"{name} must have at least one layer, but its configuration has "
             f"num_hidden_layers={layers}. Check its config.json."
         )
 
 
 def check_decoder(config: object, name: str) -> None:
-    """Refuse encoder-decoder models, which do not read the text that they score."""
+    """Refuse encoder-decoder models, whose decoder does not read the scored text as input."""
     if getattr(config, "is_encoder_decoder", False):
         raise ValueError(
             f"{name} must be a causal (decoder-only) language model, got the encoder-decoder "
@@ -332,45 +331,45 @@ def check_decoder(config: object, name: str) -> None:
 
 
 def context_limit(model: torch.nn.Module, tokenizer: PreTrainedTokenizerBase) -> ContextLimit:
-    """Find how many tokens the model takes: by its configuration, else by its tokenizer."""
+    """Return the model's limit: from its configuration, else from its tokenizer."""
     config = text_config(model)
     stated = [getattr(config, name, None) for name in LIMIT_NAMES]
     stated.append(getattr(tokenizer, "model_max_length", None))
     limits = [int(n) for n in stated if isinstance(n, int | float) and 0 < n < LARGEST_LIMIT]
     table = position_table(model)
-    # A table that is not named in the configuration still binds.
+    # A position table is a limit even if the configuration does not state it.
     length = min([*limits[:1], table] if table else limits[:1], default=None)
     return ContextLimit(length, table)
 
 
 @contextmanager
 def _naming(name: str, advice: str = "") -> Iterator[None]:
-    """Turn any failure to load into one kind of error, which names what was loaded."""
+    """Convert any failure to load to a ValueError that names the model or tokenizer."""
     try:
         yield
     except MemoryError:
         raise
-    except Exception as error:  # transformers, safetensors and remote code have kinds of their own
+    except Exception as error:  # transformers, safetensors and remote code raise any
         if sys.flags.optimize > 1:
             advice = ". Run Python without -OO and PYTHONOPTIMIZE=2: transformers reads docstrings."
         raise ValueError(f"{name} could not be loaded: {error}{advice}") from error
 
 
-# --- the Hub, asked once --------------------------------------------------------------------------
+# --- a single request to the Hub ------------------------------------------------------------------
 
 
 def check_exists(
     model_id: str, model_kwargs: dict, argument: str, files: Sequence[str] = CONFIGS
 ) -> None:
-    """Refuse the name of a model that is neither here nor on the Hub.
+    """Refuse the name of a model that is neither local nor on the Hub.
 
-    The Hub's client tries again for minutes, for each file by itself, where it reaches nobody.
+    Without a network, the Hub's client would retry each file for minutes.
 
     Args:
-        files: one of them must be in the cache for what was downloaded before.
+        files: a model is cached if one of these files is.
 
     Raises:
-        ValueError: there is none, or nobody to ask.
+        ValueError: the model does not exist, or the Hub is not reachable.
     """
     if os.path.isdir(model_id) or model_kwargs.get("local_files_only"):
         return
@@ -383,8 +382,7 @@ def check_exists(
         hint = f" Did you mean {close[0]}?" if close else ""
         raise ValueError(
             Wording(
-                f"`{argument}`={model_id!r}: no model of this name: not a folder here, "
-                f"{reason}.{hint}"
+                f"`{argument}`={model_id!r} does not exist: it is not a local folder, {reason}.{hint}"
             )
         )
 
@@ -400,7 +398,7 @@ def is_cached(model_id: str, model_kwargs: dict, files: Sequence[str] = CONFIGS)
 
 
 def why_unreachable(model_id: str, model_kwargs: dict) -> str | None:
-    """Ask the Hub once; None where the model is there, or where loading says better why not."""
+    """Send one request to the Hub; return None if the model exists, or loading gives a better error."""
     try:
         huggingface_hub.HfApi().model_info(
             model_id, timeout=SECONDS, token=model_kwargs.get("token")
@@ -410,9 +408,9 @@ def why_unreachable(model_id: str, model_kwargs: dict) -> str | None:
     except RepositoryNotFoundError:
         return "not on the Hub, or private"
     except HFValidationError:
-        return "nor can the Hub have such a name"
+        return "and not a valid name on the Hub"
     except HfHubHTTPError:
         return None
-    except Exception:  # no network, no name server, a proxy: each version has its own kinds
+    except Exception:  # no network, no name server, a proxy: exceptions differ by version
         return "not reachable on the Hub"
     return None

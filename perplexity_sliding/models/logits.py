@@ -1,9 +1,9 @@
-"""How to get the logits of the rows that are scored, and of no others.
+"""Compute the logits of the scored rows only.
 
-The body of a model runs once over whole windows; its vocabulary head over the scored rows alone, a
-block of them at a time.  Some parts can run faster than they do, for the same numbers up to
-rounding.  Parts are taken of models alone whose own forward is transformers', and each such way is
-tried before it is taken; any other model runs as it is.
+The body of a model runs once over complete windows; its vocabulary head runs only over the scored
+rows, block by block.  Some parts have faster replacements with the same numbers up to rounding.
+Models are split into parts only if their forward is transformers' own, and each such head is tested
+first; any other model runs unchanged.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -30,13 +30,13 @@ from .module import (
     package_of,
 )
 
-# Largest difference, as a share of the logits' spread, that rounding explains in a dtype: of two
-# passes of the same shape, and of passes of different shapes or through other kernels.
+# Largest difference due to rounding for each dtype, relative to the logits' spread: between passes
+# of the same shape, and between passes of different shapes or with different kernels.
 SAME_SHAPE = {torch.float32: 1e-4, torch.bfloat16: 0.02, torch.float16: 0.005}
 OTHER_SHAPE = {torch.float32: 1e-3, torch.bfloat16: 0.08, torch.float16: 0.02}
 
 CACHE_LINE = 16  # float32 numbers
-# What the part of a transformer block after its attention is called.
+# Names of the part of a transformer block after its attention.
 FEED_FORWARD_NAMES = ("mlp", "feed_forward", "ffn")
 # Layers that compute each row from that row alone.
 ROW_WISE = (
@@ -44,7 +44,7 @@ ROW_WISE = (
     torch.nn.ReLU, torch.nn.Sigmoid, torch.nn.SiLU, torch.nn.Tanh,
 )  # fmt: skip
 OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "not enough memory")
-# What a way to the logits raises where it does not support the architecture.
+# Errors of a head that does not support the architecture.
 UNSUPPORTED_ERRORS = (TypeError, AttributeError, RuntimeError, ValueError, IndexError, KeyError)
 
 
@@ -156,28 +156,28 @@ class WholeForward:
             yield from zip(logits.split(block_rows), labels.split(block_rows))
 
     def read_prefix(self, ids: torch.Tensor) -> Prefix:
-        """Return what the model keeps of tokens (1, T), to continue from them."""
+        """Return the model's cache of tokens (1, T), to continue from them."""
         return read_prefix(self.model, ids)
 
     def _logits(self, ids: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-        """Compute logits (R, V) of the wanted rows, which count through all rows of `ids` (B, T)."""
+        """Compute the logits (R, V) of given rows among all rows of `ids` (B, T)."""
         named = {self.ids: ids} | self.kwargs
         if not self.takes_index:
             logits = self.model(**named).logits.flatten(0, 1)
             return logits[rows.to(logits.device)]
         places = rows % ids.shape[1]
-        kept = torch.unique(places)  # sorted; windows of a batch want nearly the same places
+        kept = torch.unique(places)  # sorted; nearly the same positions in all windows of a batch
         logits = self.model(**named, logits_to_keep=kept).logits  # (B, K, V)
         windows, columns = rows // ids.shape[1], torch.searchsorted(kept, places)
         return logits[windows.to(logits.device), columns.to(logits.device)]
 
 
 class AlignedProduct:
-    """What a linear layer computes, written into rows that begin at a cache line, always the same.
+    """A linear layer that writes its output to a reused buffer with aligned rows.
 
-    Where the number of outputs is no multiple of a cache line, as GPT-2's 50257 tokens are none,
-    a CPU's product otherwise writes every row across the lines; and memory that is asked for anew
-    for every block has to be mapped anew.
+    If the number of outputs is not a multiple of a cache line, such as GPT-2's 50257 tokens, a plain
+    product on a CPU writes unaligned rows, and memory that is newly allocated for every block must be
+    mapped each time.
     """
 
     def __init__(self, linear: torch.nn.Linear) -> None:
@@ -200,12 +200,12 @@ class AlignedProduct:
 
 
 class ScoredRows:
-    """What a feed-forward layer computes for the rows that are scored, and zeros for the others.
+    """A feed-forward layer that computes only the scored rows, and returns zeros for the others.
 
-    It works on each row by itself, and after a model's last attention no row is read by another.
+    It treats rows independently, and after a model's last attention no row depends on another.
 
     Attributes:
-        scored: the rows (R,), counting through all of a batch.
+        scored: indices of the scored rows (R,) in the batch.
     """
 
     def __init__(self, module: torch.nn.Module) -> None:
@@ -225,15 +225,15 @@ class ScoredRows:
 
 
 def fused_gelu(hidden: torch.Tensor) -> torch.Tensor:
-    """Compute GELU's tanh approximation, which transformers' "gelu_new" takes in eight steps."""
+    """Compute GELU's tanh approximation in one step, instead of the eight of "gelu_new"."""
     return torch.nn.functional.gelu(hidden, approximate="tanh")
 
 
 def head_makers(model: torch.nn.Module) -> list[Callable[[], Head]]:
-    """List makers of the heads that a model may have, the cheapest first.
+    """List constructors of a model's possible heads, the cheapest first.
 
-    The last one always is: the plain forward pass.  It is the only one of a model with code of its
-    own in the forward, which may act on tokens that no made-up text holds.
+    The last one is always the plain forward pass.  It is the only head of a model with custom code
+    in its forward, which may depend on tokens that no probe text contains.
     """
     plain = partial(WholeForward, model, takes_index=False)
     if not has_forward_of_transformers(model):
@@ -249,10 +249,10 @@ def head_makers(model: torch.nn.Module) -> list[Callable[[], Head]]:
 
 
 def has_forward_of_transformers(model: torch.nn.Module) -> bool:
-    """Return whether nothing but code of transformers runs around a model's body and behind it.
+    """Return whether only code of transformers runs around and after a model's body.
 
-    In transformers a model hands its token ids to the body as they are, and its head works row by
-    row; a forward or a hook of somebody's own may do otherwise.
+    Models of transformers pass their token ids to the body unchanged, and their head treats rows
+    independently; a custom forward or hook may not.
     """
     hooks = torch.nn.modules.module
     if hooks._global_forward_hooks or hooks._global_forward_pre_hooks:
@@ -260,15 +260,15 @@ def has_forward_of_transformers(model: torch.nn.Module) -> bool:
     tops = bodies(model)
     outside = modules_of(model, without=tops)
     changed = {module for module in outside if not runs_as_written(module)}
-    if changed:  # but parts of a body may be reached from elsewhere too
+    if changed:  # parts of a body may also be children of other modules
         changed.difference_update(*map(modules_of, tops))
     return not changed and all(map(runs_as_written, tops))
 
 
 def runs_as_written(module: torch.nn.Module) -> bool:
-    """Return whether a call of a module runs what torch or transformers wrote, and nothing else.
+    """Return whether a call of a module runs only code of torch or transformers.
 
-    accelerate may bring its weights in before.
+    accelerate's hooks that move weights are allowed.
     """
     kind, own = type(module), vars(module)
     return (
@@ -283,7 +283,7 @@ def runs_as_written(module: torch.nn.Module) -> bool:
 
 
 def describe_head(head: Head) -> str:
-    """Describe on one line how the logits of the scored rows are computed."""
+    """Describe a head on one line."""
     if not isinstance(head, BodyThenHead):
         takes_index = isinstance(head, WholeForward) and head.takes_index
         return "logits_to_keep" if takes_index else "plain forward passes, all logits"
@@ -293,7 +293,7 @@ def describe_head(head: Head) -> str:
 
 
 def bodies(model: Any) -> list[torch.nn.Module]:
-    """List parts of a model that may give its last hidden states: OPT's is inside its base model."""
+    """List parts of a model that may return its last hidden states; OPT's is in its base model."""
     parts = [getattr(model, "base_model", None)]
     if hasattr(model, "get_decoder"):
         parts.append(model.get_decoder())
@@ -302,9 +302,9 @@ def bodies(model: Any) -> list[torch.nn.Module]:
 
 
 def head_shortcuts(model: Any) -> dict[torch.nn.Module, Callable]:
-    """Make a faster vocabulary head, by the module whose place it takes."""
+    """Return a faster vocabulary head, by the module that it replaces."""
     linear = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
-    # On a GPU, and in other dtypes, the product is another one.
+    # On a GPU, and in other dtypes, products have other kernels.
     if (
         type(linear) is torch.nn.Linear
         and are_torchs_own(torch.nn.functional.linear, torch.mm, torch.addmm)
@@ -316,7 +316,7 @@ def head_shortcuts(model: Any) -> dict[torch.nn.Module, Callable]:
 
 
 def body_shortcuts(body: torch.nn.Module) -> dict[torch.nn.Module, Callable]:
-    """Make faster parts of a model's body, by the modules whose places they take."""
+    """Return faster parts of a model's body, by the modules that they replace."""
     modules = modules_of(body)
     shortcuts: dict[torch.nn.Module, Callable] = {}
     activations = [module for module in modules if type(module) is NewGELUActivation]
@@ -335,30 +335,30 @@ def body_shortcuts(body: torch.nn.Module) -> dict[torch.nn.Module, Callable]:
 
 
 def last_feed_forward(modules: Iterable[torch.nn.Module]) -> torch.nn.Module | None:
-    """Find the feed-forward layer of the last block, where a model has one of a usual name."""
+    """Find the feed-forward layer of the last block, if it has a usual name."""
     blocks = next((m for m in modules if isinstance(m, torch.nn.ModuleList) and m), [None])
     candidates = (getattr(blocks[-1], name, None) for name in FEED_FORWARD_NAMES)
     return next((part for part in candidates if isinstance(part, torch.nn.Module)), None)
 
 
 def is_row_wise(module: torch.nn.Module) -> bool:
-    """Return whether a module's types say that it computes each row from that row alone.
+    """Return whether a module, judging by its types, treats rows independently.
 
-    A container of such layers, in transformers itself, that holds no weights and no list of layers
-    of its own, as feed-forward layers are: experts, which rows may compete for, hold a list.  A
-    layer of transformers without weights is an activation there.
+    Feed-forward layers are containers of such layers in transformers, without their own weights and
+    without a list of layers; experts, for which rows may compete, have a list.  A layer of
+    transformers without weights is an activation.
     """
     layers = list(module.children())
-    holds_weights = any(True for _ in module.parameters(recurse=False))
+    has_weights = any(True for _ in module.parameters(recurse=False))
     if not layers:
         return (
             isinstance(module, ROW_WISE)
-            or (type(module).__module__.startswith("transformers.") and not holds_weights)
+            or (type(module).__module__.startswith("transformers.") and not has_weights)
             or type(module).__name__.endswith("RMSNorm")
         )
     return (
         type(module).__module__.startswith("transformers.")
-        and not holds_weights
+        and not has_weights
         and not isinstance(module, torch.nn.ModuleList)
         and all(is_row_wise(layer) for layer in layers)
     )
@@ -372,17 +372,17 @@ def are_untouched(modules: Iterable[torch.nn.Module]) -> bool:
 
 
 def are_torchs_own(*functions: Callable) -> bool:
-    """Return whether functions of torch are what torch has under their names.
+    """Return whether functions of torch are unmodified.
 
-    Where somebody put code in the place of one, or runs passes under a mode that does, a layer runs
-    as it is written: what computes the same for it would not call that code.
+    If one is replaced, or passes run under a mode that replaces it, layers must run unchanged,
+    because faster parts would not call the replacement.
     """
     modes = torch._C._len_torch_function_stack() + torch._C._len_torch_dispatch_stack()
     return not modes and all(isinstance(f, BuiltinFunctionType) for f in functions)
 
 
 def compute_in_float32(modules: Sequence[torch.nn.Module]) -> bool:
-    """Return whether modules, as the libraries have them, compute in nothing but float32."""
+    """Return whether unmodified modules compute only in float32."""
     own = (p for module in modules for p in module._parameters.values() if p is not None)
     return (
         are_untouched(modules)
@@ -395,13 +395,13 @@ def read_prefix(module: torch.nn.Module, ids: torch.Tensor) -> Prefix:
     """Read tokens (1, T), to continue from them.
 
     Raises:
-        TypeError: it keeps nothing that can be copied for several continuations.
+        TypeError: the model has no cache that can be copied for several continuations.
     """
     cache = getattr(module(**{ids_name(module): ids}, use_cache=True), "past_key_values", None)
     if isinstance(cache, tuple):  # transformers before 4.48
         cache = DynamicCache.from_legacy_cache(cache)  # type: ignore[attr-defined]
     if cache is None or not hasattr(cache, "batch_repeat_interleave"):
-        raise TypeError("the model keeps nothing of what it read that can be copied")
+        raise TypeError("the model has no cache that can be copied")
     return Prefix(cache)
 
 
@@ -413,7 +413,7 @@ def after_prefix(kwargs: dict, prefix: Prefix | None) -> dict:
 
 @contextmanager
 def replaced_forwards(forwards: dict[torch.nn.Module, Callable]) -> Iterator[None]:
-    """Let modules run another `forward` than their own.
+    """Replace the `forward` of modules within the context.
 
     Raises:
         RuntimeError: one of them was not called.
@@ -427,7 +427,7 @@ def replaced_forwards(forwards: dict[torch.nn.Module, Callable]) -> Iterator[Non
 
         return run
 
-    # accelerate puts its hooks where these go
+    # accelerate stores its hooks in the same attribute
     replaced = {module: vars(module).get("forward") for module in forwards}
     for module, forward in forwards.items():
         module.forward = note_call(module, forward)
@@ -440,7 +440,7 @@ def replaced_forwards(forwards: dict[torch.nn.Module, Callable]) -> Iterator[Non
             else:
                 module.forward = own
     if len(called) < len(forwards):
-        raise RuntimeError("the model reaches its hidden states in another way")
+        raise RuntimeError("the model does not call a replaced module")
 
 
 # --- the same logits, up to rounding --------------------------------------------------------------
@@ -452,13 +452,13 @@ def differ(
     tolerance: float,
     scale_by: torch.Tensor | None = None,
 ) -> bool:
-    """Return whether logits (..., V) differ by more than rounding, offsets left out.
+    """Return whether logits (..., V) differ by more than rounding, ignoring offsets.
 
     Args:
-        tolerance: the largest difference that is rounding, as a share of the logits' spread.
-        scale_by: logits whose spread differences are measured by; `expected` by default.
+        tolerance: the largest difference due to rounding, relative to the logits' spread.
+        scale_by: logits whose spread is used; `expected` by default.
     """
-    # Kernels may multiply what is masked by zero, so that one NaN spreads to earlier rows.
+    # Kernels may multiply masked values by zero, so that one NaN spreads to earlier rows.
     numbers = ~(logits.isnan().any(-1) | expected.isnan().any(-1))
     spread = root_mean_square(centred(expected if scale_by is None else scale_by))
     difference = root_mean_square(centred(logits[numbers]) - centred(expected[numbers]))
@@ -466,7 +466,7 @@ def differ(
 
 
 def centred(logits: torch.Tensor) -> torch.Tensor:
-    """Remove the offset of logits that no probability depends on; make infinite ones 0."""
+    """Remove the offset of logits, which no probability depends on; replace infinite ones by 0."""
     logits = logits.float().nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
     return logits - logits.mean(-1, keepdim=True)
 
@@ -481,12 +481,12 @@ def root_mean_square(values: torch.Tensor) -> float:
 def explain_failure(
     error: Exception, num_windows: int, length: int, device: torch.device
 ) -> Exception:
-    """Return the error to raise in place of the one that a forward pass ended with."""
+    """Return the error to raise instead of that of a forward pass."""
     if is_out_of_memory(error):
         return MemoryError(
             Wording(
-                f"One window of {length} tokens does not fit in the memory of {device}: lower "
-                "`max_length`, load the model in a smaller `dtype`, or lower `logits_memory`."
+                f"One window of {length} tokens does not fit in the memory of {device}: reduce "
+                "`max_length`, load the model in a smaller `dtype`, or reduce `logits_memory`."
             )
         )
     return ValueError(

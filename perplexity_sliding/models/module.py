@@ -1,7 +1,4 @@
-"""What a torch module says of itself: where its inputs go, its tables, what its forward takes.
-
-And what it computes in, and whose code it runs.
-"""
+"""Inspect a torch module: its inputs, tables, the arguments of its forward, dtypes, and its code."""
 
 import inspect
 import operator
@@ -22,27 +19,27 @@ Modules = Sequence[tuple[str, torch.nn.Module]]
 
 # Kinds of rotary embeddings whose frequencies depend on the length of the pass.
 GROWING_ROTARY = ("dynamic", "longrope")
-# Packages whose versions the signature names, so that a name says what their code does.
+# Packages whose versions are in the signature, so that a name identifies their code.
 PINNED_PACKAGES = ("torch", "transformers")
-# Packages whose hooks and wrappers compute from nothing but what the digests cover.
+# Packages whose hooks and wrappers depend only on data that the digests cover.
 KNOWN_PACKAGES = (*PINNED_PACKAGES, "peft", "accelerate")
 LIBRARIES = frozenset({*KNOWN_PACKAGES, *sys.stdlib_module_names})
-# What these import, and have functions of under names of their own.
+# Packages that these import functions from.
 DEPENDENCIES = ("huggingface_hub", "numpy", "packaging", "safetensors", "tqdm", "typing_extensions")
-# Kinds of attributes of a module whose code it may call, and of what modules of Python name.
+# Types of callable attributes of a torch module, and of objects in Python modules.
 OWN_KINDS = (FunctionType, MethodType, partial)
 NAMED = (FunctionType, type)
-# Attributes that every module has in itself, none of which is called.
+# Attributes of every module, none of which is called.
 OF_EVERY_MODULE = frozenset(name for name, v in vars(torch.nn.Module()).items() if not callable(v))
-# How many times modules are followed to those that they have functions from.
+# Depth to which imports of modules are followed.
 MODULES_DEEP = 2
-# Tokens of the forward pass that shows which tables hold a model's positions.
+# Tokens of the forward pass that identifies tables of positions.
 TABLE_PROBE = 3
 # Found position tables, by the model and the sizes of its embeddings.
 _TABLES: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
-# Parameters of methods that are a forward.
+# Parameters of forward methods.
 _PARAMETERS: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
-# What the libraries' code finds, by the classes of models.
+# The libraries' code, by the classes of models.
 _CODE: dict[frozenset[type], "LibraryCode"] = {}
 
 
@@ -84,7 +81,7 @@ def modules_of(
     """List a model's modules, as `model.modules` yields them.
 
     Args:
-        without: those not to list, with what can be reached through them alone.
+        without: modules to omit, with everything that is reachable only through them.
     """
     found: dict[Any, None] = dict.fromkeys((None, *without))
     first = len(found)
@@ -99,7 +96,7 @@ def modules_of(
 
 
 def own_names(module: torch.nn.Module) -> set[str]:
-    """Name the attributes that a module has in itself, beside those of every module."""
+    """Return the names of a module's attributes that not every module has."""
     return vars(module).keys() - OF_EVERY_MODULE
 
 
@@ -111,19 +108,19 @@ def parameters_of(model: torch.nn.Module) -> list[torch.nn.Parameter]:
 
 
 def input_device(model: torch.nn.Module) -> torch.device:
-    """Return where the model expects token ids."""
+    """Return the device of a model's token ids."""
     embeddings = input_embeddings(model)
     parameter = next(
         embeddings.parameters() if embeddings is not None else model.parameters(), None
     )
-    # An offloaded model's weights are on "meta"; its hooks move the ids where they are needed.
+    # An offloaded model's weights are on "meta"; its hooks move the ids.
     if parameter is None or parameter.device.type == "meta":
         return torch.device("cpu")
     return parameter.device
 
 
 def num_embeddings(model: torch.nn.Module) -> int | None:
-    """Count the entries of the token embedding table: ids must be below it."""
+    """Return the size of the token embedding table, an upper bound of ids."""
     embeddings: Any = input_embeddings(model)
     if embeddings is not None and hasattr(embeddings, "num_embeddings"):
         return embeddings.num_embeddings
@@ -131,10 +128,10 @@ def num_embeddings(model: torch.nn.Module) -> int | None:
 
 
 def position_table(model: torch.nn.Module) -> int | None:
-    """Count the tokens that the model's learned or precomputed absolute positions reach, or None.
+    """Return the size of the model's table of learned or precomputed absolute positions, or None.
 
-    Tables of relative positions and those of a vision tower are no limit, and nothing in a name
-    tells them apart; so a short forward pass shows which entries are read for which position.
+    Tables of relative positions and those of a vision tower are not limits, but cannot be recognised
+    by their names, so a short forward pass records the entries that are read for each position.
     """
     embeddings = input_embeddings(model)
     sizes, fixed = [], []
@@ -154,9 +151,9 @@ def position_table(model: torch.nn.Module) -> int | None:
 
 @torch.inference_mode()
 def tables_read(model: torch.nn.Module) -> list[int]:
-    """Count the tokens of each table that the model reads at one entry more for every token."""
-    padding = getattr(text_config(model), "pad_token_id", None)  # RoBERTa gives it no position
-    # Descending: token ids are not taken for positions.
+    """Return the size of each table that the model reads at consecutive entries."""
+    padding = getattr(text_config(model), "pad_token_id", None)  # it has no position in RoBERTa
+    # Descending, so that token ids are not mistaken for positions.
     tokens = [token for token in range(TABLE_PROBE, -1, -1) if token != padding][:TABLE_PROBE]
     ids = torch.tensor([tokens], device=input_device(model))
     recorder = _EmbeddingRecorder()
@@ -174,7 +171,7 @@ def tables_read(model: torch.nn.Module) -> list[int]:
 
 
 class _EmbeddingRecorder(TorchDispatchMode):
-    """Notes which entries of which tables are looked up.
+    """Records look-ups in tables.
 
     Attributes:
         read: (rows of the table, entries (N,)) of each look-up.
@@ -194,7 +191,7 @@ class _EmbeddingRecorder(TorchDispatchMode):
 
 @contextmanager
 def evaluating(model: torch.nn.Module) -> Iterator[None]:
-    """Switch a model to evaluation mode and named outputs, and back afterwards, module by module."""
+    """Set a model to evaluation mode and named outputs within the context, module by module."""
     training = [module for module in modules_of(model) if module.training]
     config: Any = getattr(model, "config", None)
     returns_tuples = getattr(config, "return_dict", True) is False
@@ -218,7 +215,7 @@ def text_config(model: torch.nn.Module) -> PretrainedConfig | None:
 
 
 def input_embeddings(model: Any) -> torch.nn.Module | None:
-    """Return a model's table of token embeddings, or None where it does not say which that is."""
+    """Return a model's table of token embeddings, or None if unknown."""
     try:
         return model.get_input_embeddings()
     except (AttributeError, NotImplementedError):
@@ -236,15 +233,15 @@ def forward_parameters(module: torch.nn.Module) -> Mapping[str, inspect.Paramete
 
 
 def forward_kwargs(module: torch.nn.Module) -> dict:
-    """Return arguments that spare the module needless work, as far as it has them."""
+    """Return arguments that avoid unneeded work, if the module has them."""
     return {"use_cache": False} if "use_cache" in forward_parameters(module) else {}
 
 
 def ids_name(module: torch.nn.Module) -> str:
-    """Name the argument that a module's forward takes token ids (B, T) in.
+    """Return the name of the argument for token ids (B, T) in a module's forward.
 
-    They go by it as transformers passes them: hooks registered `with_kwargs` look for `input_ids`.
-    A forward of somebody's own may call its first argument otherwise.
+    Ids are passed by keyword, as in transformers: hooks registered `with_kwargs` expect `input_ids`.
+    A custom forward may have another name for its first argument.
     """
     parameters = forward_parameters(module).values()
     names = [p.name for p in parameters if p.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD]
@@ -252,21 +249,21 @@ def ids_name(module: torch.nn.Module) -> str:
 
 
 def probe_ids(model: torch.nn.Module, length: int, first: int = 1) -> torch.Tensor:
-    """Make a row of ordinary token ids (T,), to see how the model behaves.
+    """Return a row of test token ids (T,).
 
     Args:
-        first: begins another row of other tokens.
+        first: offset that selects different tokens.
     """
     size = num_embeddings(model) or length + 1
     spread = torch.arange(first, first + length) * max(1, size // (length + 2)) % size
     return spread.to(input_device(model))
 
 
-# --- what it computes in --------------------------------------------------------------------------
+# --- number formats -------------------------------------------------------------------------------
 
 
 def number_format(model: torch.nn.Module) -> str:
-    """Describe what a model computes in: quantisation, dtypes, autocast, products of fewer bits."""
+    """Describe a model's number formats: quantisation, dtypes, autocast, precision of products."""
     parameters = parameters_of(model)
     dtypes = [dtype for dtype in {p.dtype for p in parameters} if dtype.is_floating_point]
     names = [str(dtype).removeprefix("torch.") for dtype in dtypes] or ["float32"]
@@ -281,20 +278,20 @@ def number_format(model: torch.nn.Module) -> str:
 
 
 def matmul_precision() -> str:
-    """Return how exactly float32 matrices are multiplied: "highest" unless set otherwise."""
+    """Return the precision of float32 matrix products: "highest" unless set otherwise."""
     try:
         return torch.get_float32_matmul_precision()
-    except RuntimeError:  # torch refuses where it was set by the names that it has since 2.9
+    except RuntimeError:  # set by the newer API of torch 2.9
         return torch.backends.cuda.matmul.fp32_precision
 
 
 def quantisation(
     model: torch.nn.Module, parameters: Sequence[torch.nn.Parameter] | None = None
 ) -> list[str]:
-    """Name the methods that a model's weights are quantised by, with the bits.
+    """Return the quantisation methods of a model's weights, with their bits.
 
     Args:
-        parameters: the model's, if they are listed already.
+        parameters: parameters of the model, if already listed.
     """
     settings: Any = getattr(getattr(model, "config", None), "quantization_config", None)
     if hasattr(settings, "to_dict"):
@@ -315,7 +312,7 @@ def quantisation(
 
 
 def precision(model: torch.nn.Module) -> torch.dtype:
-    """Return the coarsest of the dtypes that a model computes in.
+    """Return the coarsest dtype of a model's computations.
 
     Quantised layers that round a whole batch to one scale count as bfloat16.
     """
@@ -330,10 +327,10 @@ def precision(model: torch.nn.Module) -> torch.dtype:
 
 
 def grows_frequencies(model: torch.nn.Module) -> bool:
-    """Return whether rotary frequencies depend on how far a pass reaches.
+    """Return whether rotary frequencies depend on the length of a pass.
 
-    The configuration says so, that of the language part, or a module; each in one word, or in one for
-    each kind of layers.
+    The setting is in the configuration, that of the language part, or a module; it may differ by kind
+    of layer.
     """
     configs = (getattr(model, "config", None), text_config(model))
     names = ("rope_parameters", "rope_scaling")
@@ -343,7 +340,7 @@ def grows_frequencies(model: torch.nn.Module) -> bool:
 
 def is_growing_rotary(module: torch.nn.Module) -> bool:
     """Return whether a module is a rotary embedding whose frequencies depend on the pass."""
-    # `getattr` of a module takes its time where there is none.
+    # `getattr` of a missing attribute of a module is slow.
     kind = vars(module).get("rope_type") or getattr(type(module), "rope_type", None)
     return _names_growth(kind)
 
@@ -352,7 +349,7 @@ def _names_growth(settings: object) -> bool:
     return settings is not None and any(kind in str(settings) for kind in GROWING_ROTARY)
 
 
-# --- whose code it runs ---------------------------------------------------------------------------
+# --- code -----------------------------------------------------------------------------------------
 
 
 def is_known(function: Callable) -> bool:
@@ -361,9 +358,9 @@ def is_known(function: Callable) -> bool:
 
 
 def defining_module(function: Callable) -> str:
-    """Name the module in which a function, or another callable, was written.
+    """Return the name of the module that defines a function or another callable.
 
-    Wrappers of a library are looked through, somebody's own are not, as they may do anything.
+    Wrappers of a library are unwrapped; custom ones are not, as they may do anything.
     """
     modules = list(_modules_of(function))
     foreign = [module for module in modules if not is_of_library(module)]
@@ -372,7 +369,7 @@ def defining_module(function: Callable) -> str:
 
 
 def _modules_of(function: Any) -> Iterator[str]:
-    """Yield the modules of a function and of those that it wraps, the outermost first."""
+    """Yield the modules of a function and of the functions that it wraps, the outermost first."""
     while function is not None:
         while hasattr(function, "func"):  # functools.partial
             function = function.func
@@ -390,9 +387,9 @@ def package_of(module: str) -> str:
 
 
 class LibraryCode:
-    """What the code of torch and transformers finds under the names that it uses, by identity.
+    """The functions that code of torch and transformers uses, by identity.
 
-    Functions there are replaced by packages of faster layers, and by others.
+    Packages with faster layers, and others, replace these functions.
 
     Args:
         classes: of the libraries, which a model is made of.
@@ -406,7 +403,7 @@ class LibraryCode:
         places = [torch, torch.nn.functional, torch.Tensor, *classes, *modules]
         registries = [registry for module in modules for registry in _registries(module)]
         self._spaces: list[tuple] = []
-        # Somebody's function may hold a model, which is not kept alive for it.
+        # A custom function may reference a model, so only a weak reference is kept.
         self._foreign: list[tuple] = []
         spaces = [*map(vars, places), *registries]
         for space in {id(space): space for space in spaces}.values():
@@ -417,7 +414,7 @@ class LibraryCode:
         self.is_foreign = bool(self._foreign)
 
     def is_unchanged(self) -> bool:
-        """Return whether all names still stand for the same functions."""
+        """Return whether all names still refer to the same functions."""
         return all(
             len(space) == size and all(map(operator.is_, map(space.get, names), functions))
             for space, size, names, functions in self._spaces
@@ -425,7 +422,7 @@ class LibraryCode:
 
 
 def library_code(classes: frozenset[type]) -> LibraryCode:
-    """Return the libraries' code behind classes: the same object for as long as it stays as it is."""
+    """Return the libraries' code behind classes; the same object while it is unchanged."""
     known = _CODE.get(classes)
     if known is None or not known.is_unchanged():
         known = _CODE[classes] = LibraryCode(classes)
@@ -433,7 +430,7 @@ def library_code(classes: frozenset[type]) -> LibraryCode:
 
 
 def is_under_a_mode() -> bool:
-    """Return whether functions of torch run under a mode, which may act in their place."""
+    """Return whether functions of torch run under a mode, which may replace them."""
     return bool(torch._C._len_torch_function_stack() + torch._C._len_torch_dispatch_stack())
 
 
@@ -473,7 +470,7 @@ def has_known_hooks(module: torch.nn.Module) -> bool:
 
 
 def _modules_behind(classes: Iterable[type]) -> list[ModuleType]:
-    """List the modules of classes, and those of transformers from which these have functions."""
+    """List the modules of classes, and the modules of transformers whose functions they use."""
     names = {c.__module__ for c in classes}
     newest = names
     for _ in range(MODULES_DEEP):
@@ -486,7 +483,7 @@ def _modules_behind(classes: Iterable[type]) -> list[ModuleType]:
 
 
 def _registries(module: ModuleType) -> list[dict]:
-    """List the tables from which the code of a module takes functions by name."""
+    """List the tables in which a module's code looks up functions by name."""
     values = [value for name, value in vars(module).items() if not name.startswith("__")]
     kept = [getattr(value, "_global_mapping", value) for value in values]
     kept += [getattr(value, "_local_mapping", None) for value in values]
@@ -494,7 +491,7 @@ def _registries(module: ModuleType) -> list[dict]:
 
 
 def _is_foreign(value: object) -> bool:
-    """Return whether a function was written neither by a library nor by one that it imports."""
+    """Return whether a function belongs neither to a library nor to one of its dependencies."""
     if not isinstance(value, FunctionType):
         return False
     package = package_of(str(value.__globals__.get("__name__")))

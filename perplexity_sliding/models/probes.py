@@ -1,8 +1,7 @@
-"""What forward passes of made-up tokens tell about a model before any text is scored with it.
+"""Test a model with forward passes of random tokens before it scores texts.
 
-A model that looks ahead, that gives other numbers the next time, or whose numbers depend on the other
-rows of a batch, is refused.  Where logits depend on the length of a pass, that is detected, and
-passes of different lengths run apart.
+Models that attend to future tokens, are not deterministic, or mix the rows of a batch are refused.
+If logits depend on the length of a pass, passes of different lengths are not merged.
 """
 
 import itertools
@@ -56,26 +55,26 @@ VERIFIED_ARCHITECTURES = frozenset([
     "phi3", "qwen2", "qwen3", "seed_oss", "smollm3", "stablelm", "starcoder2", "xglm",
 ])  # fmt: skip
 ATTENTION = (None, "eager", "sdpa", "flash_attention_2", "flash_attention_3")
-# Names of the settings of layers that see only some of the tokens before.
+# Settings of layers with local attention.
 LOCAL_SETTINGS = ("sliding_window", "attention_chunk_size", "attention_window")
 
 PROBE_LENGTH = 12
-# Rows of logits that passes at a window's length are compared by.
+# Rows of logits that are compared in long passes.
 PROBE_ROWS = 32
-# Tokens of the made-up text that a short pass reads, and rows of its logits at a time.
-QUICK_ROWS, MADE_UP_ROWS = 8, 64
+# Tokens of the probe text in a short pass, and rows of logits per block.
+QUICK_ROWS, TEXT_ROWS = 8, 64
 
 # Attributes of modules that a forward pass may set.
 PLAIN = (bool, int, float, str, torch.Tensor, type(None))
-# Stands for an attribute that there is not.
+# Placeholder for a missing attribute.
 MISSING = object()
 
-# Gives the logits of some rows (R, V) for token ids (B, T).
+# Returns the logits of given rows (R, V) for token ids (B, T).
 RowLogits = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 def with_other_end(ids: torch.Tensor, size: int) -> torch.Tensor:
-    """Return the ids with other ones in the second half."""
+    """Return the ids with a changed second half."""
     changed = ids.clone()
     half = ids.shape[-1] // 2
     changed[..., half:] = (changed[..., half:] + 1 + size // 3) % max(2, size)
@@ -83,21 +82,21 @@ def with_other_end(ids: torch.Tensor, size: int) -> torch.Tensor:
 
 
 def short_probe(model: torch.nn.Module) -> torch.Tensor:
-    """Make two different rows of token ids (2, T), short enough to look at all of their logits."""
+    """Return two different short rows of token ids (2, T), whose logits are all compared."""
     length = min(PROBE_LENGTH, position_table(model) or PROBE_LENGTH)
     return torch.stack([probe_ids(model, length), probe_ids(model, length, first=3)])
 
 
 def check_causal(model: torch.nn.Module, name: str) -> torch.Tensor:
-    """Refuse a model that looks ahead: change later tokens, and earlier logits must not move.
+    """Refuse a model that attends to future tokens: changing these must not change earlier logits.
 
-    BERT-like models load as "causal" ones and would predict tokens that they see.
+    BERT-like models can be loaded as causal ones, and would predict tokens that they see.
 
     Returns:
         the logits (2, T, V) of `short_probe`.
 
     Raises:
-        ValueError: it gives no logits, or it sees tokens that it predicts.
+        ValueError: it returns no logits, or it attends to future tokens.
     """
     ids = short_probe(model)
     expected = plain_logits(model, ids, name)
@@ -119,10 +118,10 @@ def leaks(
     moved: torch.Tensor,
     name: str,
 ) -> bool:
-    """Decide whether changes of earlier logits as small as rounding come from later tokens.
+    """Return whether changes of earlier logits, as small as rounding, are due to later tokens.
 
-    Passes of the same shape round alike; only experts, which then see tokens in other groups,
-    round otherwise.  That happens as well where the tokens of the other row change.
+    Passes of the same shape round equally, except for experts, which get tokens in other groups.
+    The latter also happens if the tokens of the other row change.
 
     Args:
         ids: two rows (2, T).
@@ -138,15 +137,15 @@ def leaks(
 
 
 def refuse(name: str, again: torch.Tensor, expected: torch.Tensor, tolerance: float) -> None:
-    """Say why a model's earlier logits move: it is random, or it looks ahead.
+    """Refuse a model whose earlier logits change, with the reason.
 
     Raises:
-        ValueError: always.
+        ValueError: always; the model is random, or it attends to future tokens.
     """
     if differ(again, expected, tolerance):
         raise ValueError(
-            f"{name} must give the same logits each time, but they differ from one forward pass to "
-            "the next: a part of it is random. Switch that off in its configuration."
+            f"{name} must be deterministic, but its logits differ from one forward pass to the next: "
+            "a part of it is random. Disable that in its configuration."
         )
     raise ValueError(
         f"{name} must be a causal language model, but its prediction for a token changes with "
@@ -156,10 +155,10 @@ def refuse(name: str, again: torch.Tensor, expected: torch.Tensor, tolerance: fl
 
 
 def plain_logits(model: torch.nn.Module, ids: torch.Tensor, name: str) -> torch.Tensor:
-    """Compute logits (B, T, V) for token ids (B, T) by the model's own forward.
+    """Compute logits (B, T, V) for token ids (B, T) with the model's own forward.
 
     Raises:
-        ValueError: the forward pass fails, or gives something else.
+        ValueError: the forward pass fails, or does not return logits.
     """
     try:
         logits = model(**{ids_name(model): ids}, **forward_kwargs(model)).logits
@@ -168,31 +167,31 @@ def plain_logits(model: torch.nn.Module, ids: torch.Tensor, name: str) -> torch.
             raise explain_failure(error, len(ids), ids.shape[1], ids.device) from error
         raise ValueError(
             Wording(
-                f"{name} must be a causal language model, which gives `.logits` for token ids, "
+                f"{name} must be a causal language model, which returns `.logits` for token ids, "
                 f"but a forward pass failed: {str(error) or type(error).__name__}."
             )
         ) from error
     if not isinstance(logits, torch.Tensor):
         raise ValueError(
             Wording(
-                f"{name} must be a causal language model, which gives `.logits` for token ids, "
-                f"got {type(logits).__name__} there."
+                f"{name} must be a causal language model, which returns `.logits` for token ids, "
+                f"got {type(logits).__name__} as `.logits`."
             )
         )
     if logits.ndim != 3 or logits.shape[:2] != ids.shape:
         raise ValueError(
-            f"{name} must give logits of the shape (texts, tokens, vocabulary), but for token ids "
-            f"{tuple(ids.shape)} it gave {tuple(logits.shape)}."
+            f"{name} must return logits of the shape (texts, tokens, vocabulary), but for token ids "
+            f"{tuple(ids.shape)} it returned {tuple(logits.shape)}."
         )
     return logits
 
 
 def gives_logits(head: Head, ids: torch.Tensor, expected: torch.Tensor, tolerance: float) -> bool:
-    """Return whether a way to the logits gives the expected ones (B, T, V) for the later rows."""
+    """Return whether a head has the expected logits (B, T, V) in the later rows."""
     length = ids.shape[1]
     later = torch.arange(length // 2, length, device=ids.device)
     scored = torch.cat([later + row * length for row in range(len(ids))])
-    # Targets that are no inputs: logits that depend on what was read must not be taken for others.
+    # Targets that differ from the inputs, to detect a head that confuses them.
     targets = ids.flatten()[: len(scored)]
     try:
         logits = torch.cat([rows.clone() for rows, _ in head(Batch(ids, scored, targets), length)])
@@ -203,13 +202,13 @@ def gives_logits(head: Head, ids: torch.Tensor, expected: torch.Tensor, toleranc
 
 
 class QuickLook(NamedTuple):
-    """What one short pass and one over the made-up text showed, where they agree.
+    """Findings of a short pass and a pass over the probe text that agree.
 
     Attributes:
-        head_number: which of the ways to the logits is taken, among `head_makers(model)`.
-        vocabulary_size: logits that the model gives for a token.
-        length: tokens of the made-up text that were read.
-        probe: its mean nll, in nats a token.
+        head_number: index of the head in `head_makers(model)`.
+        vocabulary_size: number of logits per token.
+        length: length of the probe text.
+        probe: its mean nll, in nats per token.
     """
 
     head_number: int
@@ -219,11 +218,11 @@ class QuickLook(NamedTuple):
 
 
 def look_quickly(model: torch.nn.Module, name: str, limit: int | None) -> QuickLook | None:
-    """Compare the head of the made-up text in two passes; None where it takes a closer look.
+    """Compare the beginning of the probe text in two passes; None if more tests are needed.
 
-    The plain forward reads its first tokens beside others, the cheapest way to the logits all of it.
-    Where that gives the same logits, neither the tokens after, nor the length of a pass, nor the
-    batch, nor the way matters.
+    The plain forward reads the beginning in a batch, and the cheapest head the complete text.  If
+    their logits agree, these depend neither on later tokens, nor on the length of a pass, nor on the
+    batch, nor on the head.
     """
     size = num_embeddings(model)
     text = ProbeText.of(size or 2, limit)
@@ -235,7 +234,7 @@ def look_quickly(model: torch.nn.Module, name: str, limit: int | None) -> QuickL
     expected = plain_logits(model, ids, name)[0]
     for number, make in enumerate(head_makers(model)):
         try:
-            rows, nlls = read_made_up_text(make(), batch, count)
+            rows, nlls = read_probe_text(make(), batch, count)
         except UNSUPPORTED_ERRORS as error:
             if is_out_of_memory(error):
                 raise
@@ -253,14 +252,14 @@ def look_quickly(model: torch.nn.Module, name: str, limit: int | None) -> QuickL
     return None
 
 
-def read_made_up_text(
+def read_probe_text(
     head: Callable[[Batch, int], LogitBlocks], batch: Batch, count: int = 0
 ) -> tuple[torch.Tensor, np.ndarray]:
     """Return the first logits (count, V) of a pass, and the nll (R,) of its tokens in nats."""
     first: list[torch.Tensor] = []
     nlls: list[np.ndarray] = []
-    for logits, targets in head(batch, MADE_UP_ROWS):
-        if len(first) * MADE_UP_ROWS < count:
+    for logits, targets in head(batch, TEXT_ROWS):
+        if len(first) * TEXT_ROWS < count:
             first.append(logits.clone())
         losses = torch.nn.functional.cross_entropy(logits.float(), targets, reduction="none")
         nlls.append(losses.double().cpu().numpy())
@@ -268,20 +267,19 @@ def read_made_up_text(
 
 
 def examine_passes(length: int, model: torch.nn.Module, name: str, row_logits: RowLogits) -> bool:
-    """Try passes of `length` tokens, and shorter ones that begin alike, down to short ones.
+    """Test passes of `length` tokens, and their prefixes of decreasing length.
 
-    Logits that stay the same without the tokens after them do not depend on these; where they move
-    by more than passes of the same shape round, the tokens after are changed instead.  The shorter
-    pass of half the length runs beside another one.
+    Logits that are equal in a prefix do not depend on later tokens.  If they differ by more than
+    rounding in passes of the same shape, a second test changes the later tokens.  The prefix of half
+    the length runs in a batch with another row.
 
     Returns:
-        whether tokens get the same logits in the shorter passes.  They do not where rotary
-        frequencies depend on the length of a pass ("dynamic", "longrope"), or where a model pads
-        within.
+        whether logits are equal in the prefixes.  They differ if rotary frequencies depend on the
+        length of a pass ("dynamic", "longrope"), or if a model pads internally.
 
     Raises:
-        ValueError: the model looks ahead in such passes, chance decides what a row gets, or the
-            other rows of a batch do.
+        ValueError: the model attends to future tokens in such passes, is random, or mixes the rows
+            of a batch.
     """
     ids, rows = probe_ids(model, length)[None], probe_rows(length)
     expected = row_logits(ids, rows)
@@ -295,8 +293,8 @@ def examine_passes(length: int, model: torch.nn.Module, name: str, row_logits: R
         alone = row_logits(ids[:, :half], inside)
         if differ(together, alone, tolerance):
             raise ValueError(
-                f"{name} must score a text by itself, but its logits for {half} tokens change with "
-                "the other rows of the batch."
+                f"{name} must treat the rows of a batch independently, but its logits for {half} "
+                "tokens change with the other rows."
             )
     agree = stays or not differ(alone, expected[: len(inside)], tolerance)
     for part in shorter:
@@ -314,10 +312,10 @@ def check_not_moved(
     name: str,
     row_logits: RowLogits,
 ) -> None:
-    """Refuse a model whose logits (R, V) of earlier rows move with later tokens of a pass (1, T).
+    """Refuse a model whose earlier logits (R, V) change with later tokens of a pass (1, T).
 
     Raises:
-        ValueError: they do, or a part of it is random.
+        ValueError: they change, or a part of the model is random.
     """
     moved = row_logits(with_other_end(ids, num_embeddings(model) or 2), rows)
     early = rows < ids.shape[1] // 2
@@ -327,7 +325,7 @@ def check_not_moved(
 
 
 def prefix_lengths(length: int) -> list[int]:
-    """List lengths of shorter passes to try: half, a quarter, and so on."""
+    """List lengths of prefixes to test: half, a quarter, and so on."""
     lengths = [length // 2]
     while lengths[-1] > PROBE_LENGTH:
         lengths.append(lengths[-1] // 2)
@@ -335,17 +333,17 @@ def prefix_lengths(length: int) -> list[int]:
 
 
 def probe_rows(length: int) -> torch.Tensor:
-    """Choose rows (R,) of a pass to compare, ascending: first, last, and those before its parts' ends."""
+    """Choose rows (R,) of a pass to compare, ascending: spread evenly, and at the ends of prefixes."""
     spread = torch.linspace(0, length - 1, min(length, PROBE_ROWS)).long()
     ends = torch.tensor(prefix_lengths(length)) - 1
     return torch.cat([spread, ends.clamp(min=0)]).unique()
 
 
 class KeptState:
-    """What a model's modules keep from one forward pass to the next, besides their weights.
+    """State that modules keep between forward passes, besides their weights.
 
-    Rotary embeddings with "dynamic" frequencies keep the grown ones, and BigBird the attention that
-    a short text switched it to; scores would then depend on what was scored before.
+    "Dynamic" rotary embeddings keep grown frequencies, and BigBird keeps the attention that a short
+    text selects; scores would then depend on earlier texts.
     """
 
     def __init__(self, modules: Sequence[torch.nn.Module]) -> None:
@@ -362,11 +360,11 @@ class KeptState:
 
 
 class SavedModule(NamedTuple):
-    """What a module holds besides its weights.
+    """State of a module besides its weights.
 
     Attributes:
-        contents: copies of the numbers in its buffers, which newer rotary embeddings overwrite.
-        attributes: all that it has in itself, of which a forward pass may set those of PLAIN kinds.
+        contents: copies of the values of its buffers, which newer rotary embeddings overwrite.
+        attributes: its attributes; a forward pass may set those of PLAIN types.
     """
 
     children: dict[str, torch.nn.Module | None]
@@ -411,7 +409,7 @@ class SavedModule(NamedTuple):
         module._modules.update(self.children)
         module._buffers.clear()
         module._buffers.update(self.buffers)
-        with torch.inference_mode():  # buffers that were made in it can be written in it alone
+        with torch.inference_mode():  # buffers created in this mode can be written only in it
             for name, content in self.contents.items():
                 self.buffers[name].copy_(content)
         vars(module).update(self._settings())
@@ -419,10 +417,10 @@ class SavedModule(NamedTuple):
 
 @contextmanager
 def state_kept(model: torch.nn.Module) -> Iterator[KeptState]:
-    """Give a model back with the buffers and settings that it came with.
+    """Restore the buffers and settings of a model afterwards.
 
     Yields:
-        what it keeps from one pass to the next, before any text was read.
+        its state before any text is read.
     """
     modules = modules_of(model)
     state = KeptState(modules)
@@ -433,13 +431,13 @@ def state_kept(model: torch.nn.Module) -> Iterator[KeptState]:
 
 
 def forget_lengths(modules: Sequence[torch.nn.Module]) -> bool:
-    """Set rotary embeddings back to the frequencies that they had before any text was read.
+    """Reset rotary embeddings to their frequencies before any text was read.
 
     Returns:
         whether there are embeddings whose frequencies grow.
     """
     growing = [module for module in modules if is_growing_rotary(module)]
-    for module in growing:  # frequencies that somebody set elsewhere are meant
+    for module in growing:  # frequencies that a user has set are intentional
         limit = getattr(module, "original_max_seq_len", None)
         for name in [n for n in module._buffers if n.endswith("inv_freq")]:
             prefix = name.removesuffix("inv_freq")
@@ -463,11 +461,11 @@ def is_same(value: object, other: object) -> bool:
     return isinstance(value, int | float | str) and type(value) is type(other) and value == other
 
 
-# --- models of which short passes show what long ones would ---------------------------------------
+# --- architectures for which short passes suffice ------------------------------------------------
 
 
 def is_known_architecture(model: torch.nn.Module) -> bool:
-    """Return whether a model is one of those, with nothing changed that can be seen."""
+    """Return whether a model has a verified architecture without detectable modifications."""
     config = getattr(model, "config", None)
     return (
         getattr(config, "model_type", None) in VERIFIED_ARCHITECTURES
@@ -481,7 +479,7 @@ def is_known_architecture(model: torch.nn.Module) -> bool:
 
 
 def has_local_layers(config: object) -> bool:
-    """Return whether layers see only some of the tokens before, as the configuration says."""
+    """Return whether the configuration has layers with local attention."""
     kinds = getattr(config, "layer_types", None)
     if kinds is not None:
         return any(kind != "full_attention" for kind in kinds)
@@ -489,7 +487,7 @@ def has_local_layers(config: object) -> bool:
 
 
 def is_of_library(module: torch.nn.Module) -> bool:
-    """Return whether a module is torch's, transformers', peft's or accelerate's, and runs as such."""
+    """Return whether a module belongs to torch, transformers, peft or accelerate, unmodified."""
     own = vars(module)
     hooks = (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
     return (

@@ -1,8 +1,8 @@
-"""What a model keeps of the tokens it has read, handed on from chunk to chunk of a text.
+"""Carry a model's state from chunk to chunk of a text.
 
-A recurrent model (Mamba, RWKV) keeps a state of fixed size, attention the keys and values of every
-token.  Whether a model continues from what it keeps as if it had read all in one pass, and whether
-it could do so without end, is tried on it, not looked up.
+A recurrent model (Mamba, RWKV) has a state of fixed size; attention keeps the keys and values of
+every token.  Tests of the model, not a list of architectures, decide whether it continues from its
+state as in a single pass, and whether it can do so indefinitely.
 """
 
 import itertools
@@ -32,28 +32,28 @@ from .module import (
     text_config,
 )
 
-# Names under which forwards take and give what they keep between calls.
+# Names of the state in the arguments and outputs of forwards.
 STATE_NAMES = ("past_key_values", "cache_params", "state")
-# Models without `position_ids` whose attention only knows how far apart tokens are.
+# Models without `position_ids` whose attention depends only on distances.
 ALIBI_MODELS = ("bloom", "mpt")
-# Settings of models that scale their attention by a token's place far into a text.
+# Settings of models that scale their attention by the position in the text.
 SCALED_BY_PLACE = ("attn_temperature_tuning", "log_scaling_n_floor")
 PROBE_LENGTH = 11  # two chunks and a single token
-# A distance that texts are moved by to see whether places or only distances matter.
+# Shift of positions that tests whether only distances matter.
 PROBE_SHIFT = 1000
 
 
 class StateReader:
-    """Reads rows of token ids in chunks, handing the model's state on from each to the next.
+    """Reads rows of token ids in chunks, carrying the model's state from one to the next.
 
     Attributes:
-        single: whether only the first chunk may have more than one token: Mamba's step from a
-            state takes one.
-        alone: whether only one text can be read at a time: RWKV's step mixes rows.
-        rotations: forwards to run instead of those of the rotary embeddings.
-        keeps_keys: whether the state grows with the text unless `keep` drops keys; None before
-            anything was read.
-        windows: attention windows that layers of the model have of their own, in tokens.
+        single: whether only the first chunk may have several tokens, because Mamba continues from
+            a state token by token.
+        alone: whether only one text can be read at a time, because RWKV's step mixes rows.
+        rotations: replacements for the forwards of rotary embeddings.
+        keeps_keys: whether the state grows with the text unless `keep` drops keys; None before the
+            first chunk.
+        windows: the attention windows of the model's own layers, in tokens.
     """
 
     def __init__(self, model: torch.nn.Module, single: bool = False, alone: bool = False) -> None:
@@ -69,7 +69,7 @@ class StateReader:
         self.begin()
 
     def begin(self) -> None:
-        """Forget everything: the next chunk is the head of other texts."""
+        """Reset the state; the next chunk begins other texts."""
         self.state = None
         self.num_read = 0
 
@@ -91,10 +91,10 @@ class StateReader:
         return output.logits
 
     def keep(self, memory: int) -> None:
-        """Drop keys and values but those of the last `memory` tokens.
+        """Drop all keys and values except those of the last `memory` tokens.
 
-        Layers with an attention window of their own count what they have read, to know which keys
-        of the past they hold: as many as are kept.
+        Layers with their own attention window count the tokens read to know which keys they have;
+        the count is reduced to the kept ones.
         """
         if isinstance(self.state, tuple):  # transformers before 4.48
             self.state = tuple(tuple(last(kept, memory) for kept in layer) for layer in self.state)
@@ -104,13 +104,13 @@ class StateReader:
                 layer.cumulative_length = min(layer.cumulative_length, memory)
 
     def describe(self, memory: int) -> str:
-        """Name what is carried on, for the signature: `keys(512)`, `keys(512,window 128)`, `state`."""
+        """Describe the state for the signature: `keys(512)`, `keys(512,window 128)`, `state`."""
         if not self.keeps_keys:
             return "state"
         return f"keys({','.join([str(memory), *(f'window {size}' for size in self.windows)])})"
 
     def chunks(self, length: int, size: int) -> Iterator[tuple[int, int]]:
-        """Cut the next `length` tokens into (first, one past the last) of at most `size`."""
+        """Divide the next `length` tokens into half-open ranges of at most `size`."""
         if not self.single:
             yield from ((first, min(first + size, length)) for first in range(0, length, size))
             return
@@ -121,7 +121,7 @@ class StateReader:
 
 
 def attention_layers(state: object) -> list:
-    """List the layers of a cache that hold keys and values."""
+    """List the layers of a cache with keys and values."""
     return [
         layer
         for layer in getattr(state, "layers", ())
@@ -130,14 +130,14 @@ def attention_layers(state: object) -> list:
 
 
 def is_local(layer: object) -> bool:
-    """Return whether a layer of a cache belongs to an attention window of the model's own."""
+    """Return whether a layer of a cache has its own attention window."""
     return getattr(layer, "is_sliding", False)
 
 
 def can_drop_keys(layer: object) -> bool:
-    """Return whether fewer keys can be kept.
+    """Return whether keys can be dropped.
 
-    Not those of a window before transformers 4.56, nor with keys of an indexer beside them.
+    Not those of a window before transformers 4.56, nor with additional keys of an indexer.
     """
     counts = not is_local(layer) or isinstance(getattr(layer, "cumulative_length", None), int)
     return counts and getattr(layer, "indexer_keys", None) is None
@@ -149,7 +149,7 @@ def last(tensor: torch.Tensor, count: int) -> torch.Tensor:
 
 
 def find_reader(model: torch.nn.Module) -> StateReader | None:
-    """Find a reader whose chunks give what one forward pass over all of them gives, if there is one."""
+    """Find a reader whose chunks have the logits of a single forward pass, if there is one."""
     length = min(PROBE_LENGTH, position_table(model) or PROBE_LENGTH)
     ids = torch.stack([probe_ids(model, length), probe_ids(model, length, first=3)])
     expected = model(**{ids_name(model): ids}, **forward_kwargs(model)).logits
@@ -169,13 +169,13 @@ def find_reader(model: torch.nn.Module) -> StateReader | None:
 
 
 class ChunkedHead:
-    """A way to the logits that reads long passes in parts, through what the model keeps.
+    """A head that reads long passes in chunks, through the model's state.
 
-    Exact to rounding, in the memory that a part takes and what is kept of the parts before it.
+    Exact up to rounding, in the memory of one chunk and the state of the previous ones.
 
     Args:
-        head: the way for passes that are no longer than a part.
-        part: most tokens to read at a time.
+        head: the head for passes of at most one chunk.
+        part: chunk size in tokens.
     """
 
     def __init__(self, head: Head, reader: StateReader, part: int) -> None:
@@ -185,15 +185,15 @@ class ChunkedHead:
         self.by_blocks = head.by_blocks
 
     def read_prefix(self, ids: torch.Tensor) -> Prefix:
-        """Refuse: a prefix is read whole.
+        """Refuse to cache a prefix.
 
         Raises:
             TypeError: always.
         """
-        raise TypeError("a model that reads long passes in parts shares no prefixes")
+        raise TypeError("a model that reads long passes in chunks shares no prefixes")
 
     def __call__(self, batch: Batch, block_rows: int, prefix: Prefix | None = None) -> LogitBlocks:
-        """Yield blocks of logits, as `Head` does; what follows a prefix is read whole."""
+        """Yield blocks of logits, as `Head` does; tokens after a prefix are read in one pass."""
         ids, scored, targets = batch
         length = ids.shape[1]
         if length <= self.part or prefix is not None:
@@ -208,24 +208,24 @@ class ChunkedHead:
                 if inside.any():
                     rows = (scored[inside] - begin).to(logits.device)
                     yield logits[rows], targets[inside].to(logits.device)
-        self.reader.begin()  # what was kept takes memory
+        self.reader.begin()  # free the state
 
 
 def why_not_in_parts(model: torch.nn.Module) -> str | None:
-    """Say why passes of a model are not to be read in parts, before any is tried."""
+    """Return the reason why a model's passes must not be read in chunks, without testing it."""
     if grows_frequencies(model):
         return "its rotary frequencies depend on the length of the pass"
     if not has_forward_of_transformers(model):
-        return "code of its own in the forward may act on whole passes"
+        return "custom code in its forward may depend on complete passes"
     return None
 
 
 @torch.inference_mode()
 def find_carrier(model: torch.nn.Module, name: str) -> StateReader:
-    """Find a reader that may read on without end.
+    """Find a reader that can continue indefinitely.
 
     Raises:
-        ValueError: the model has none, with the reason.
+        ValueError: there is none, with the reason.
     """
     reader = find_reader(model)
     reason = why_not_carried(model, reader)
@@ -233,7 +233,7 @@ def find_carrier(model: torch.nn.Module, name: str) -> StateReader:
         raise ArgumentError(
             "carry",
             f"be left out with {name}: {reason}",
-            advice="Let a window slide over the text instead.",
+            advice="Use a sliding window instead.",
         )
     if attention_layers(reader.state):
         reader.rotations = steady_rotations(model)
@@ -242,32 +242,30 @@ def find_carrier(model: torch.nn.Module, name: str) -> StateReader:
 
 
 def why_not_carried(model: torch.nn.Module, reader: StateReader | None) -> str | None:
-    """Say why a model cannot read on without end, after a reader was tried; None if it can."""
+    """Return the reason why a model cannot continue indefinitely; None if it can."""
     table = position_table(model)
     if table is not None:
-        return f"its positions are a table of {table} entries, and nothing can be read past them"
+        return f"its positions are a table of {table} entries, which limits the text"
     if grows_frequencies(model):
-        return "its rotary frequencies depend on how far a pass reaches"
+        return "its rotary frequencies depend on the length of the pass"
     if counts_places(model):
-        return (
-            "its attention acts on a token's place in the text, counted by the keys that are held"
-        )
+        return "its attention depends on a token's position in the text, counted by the cached keys"
     if reader is None:
-        return "it gives other logits when it continues from the state that it returned"
+        return "its logits differ when it continues from the state that it returned"
     if not all(map(can_drop_keys, attention_layers(reader.state))):
-        return "its layers keep what cannot be dropped here together with keys"
+        return "its layers have state that cannot be dropped together with keys"
     if reader.keeps_keys and not sees_distances_only(model):
         return (
-            "its attention uses absolute positions, so keys cannot be kept from one segment to the "
+            "its attention uses absolute positions, so keys cannot be carried from one segment to the "
             "next"
         )
     return None
 
 
 def counts_places(model: torch.nn.Module) -> bool:
-    """Return whether attention sees chunks of a text, or is scaled by the place, as Llama 4's.
+    """Return whether attention is chunked, or scaled by the position, as in Llama 4.
 
-    Where keys were dropped, its cache takes the first that is kept for the start of the text.
+    After keys are dropped, its cache would treat the first remaining key as the start of the text.
     """
     config = text_config(model)
     in_chunks = "chunked_attention" in (getattr(config, "layer_types", None) or ())
@@ -275,7 +273,7 @@ def counts_places(model: torch.nn.Module) -> bool:
 
 
 def sees_distances_only(model: torch.nn.Module) -> bool:
-    """Return whether a text gives the same logits when all of it stands further on."""
+    """Return whether shifting all positions leaves the logits unchanged."""
     if "position_ids" not in forward_parameters(model):
         return getattr(model.config, "model_type", None) in ALIBI_MODELS
     ids = probe_ids(model, PROBE_LENGTH)[None]
@@ -291,11 +289,11 @@ def sees_distances_only(model: torch.nn.Module) -> bool:
 
 
 class SteadyRotation:
-    """What a rotary embedding computes, as exact for a far place as for a near one.
+    """A rotary embedding that is as accurate for distant positions as for near ones.
 
-    Its angles are places times frequencies in float32: past 100,000 tokens they are off by
-    hundredths.  Here it computes those of a chunk as if the chunk began the text, and they are
-    turned by the angle of the chunk's first place, taken in float64.
+    Its angles are products of positions and frequencies in float32, which are off by hundredths
+    beyond 100,000 tokens.  This class computes them as if the chunk began the text, and rotates them
+    by the angle of the chunk's first position, computed in float64.
     """
 
     def __init__(self, module: torch.nn.Module) -> None:
@@ -305,9 +303,9 @@ class SteadyRotation:
         self, x: torch.Tensor, position_ids: torch.Tensor, *args: object, **kwargs: object
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return cosines and sines (B, T, D) for positions (B, T) or (axes, B, T), in the dtype of x."""
-        exact = x[..., :1].float()  # only its dtype and device matter to the embedding
+        exact = x[..., :1].float()  # the embedding uses only its dtype and device
         first = position_ids[..., :1]
-        own = first.reshape(-1, *first.shape[-2:])[0]  # a text's places on all axes of an image
+        own = first.reshape(-1, *first.shape[-2:])[0]  # equal for text on all axes of an image
         cosines, sines = self.forward(exact, position_ids - first, *args, **kwargs)
         step = self.forward(exact, torch.ones_like(first), *args, **kwargs)
         turn = torch.atan2(step[1].double(), step[0].double()) * own[..., None]  # (B, 1, D)
@@ -319,7 +317,7 @@ class SteadyRotation:
 
 
 def steady_rotations(model: torch.nn.Module) -> dict[torch.nn.Module, Callable]:
-    """Return exact forwards for rotary embeddings that a pass calls and that agree with them."""
+    """Return accurate forwards for the rotary embeddings that a pass calls, if they agree."""
     called: dict[torch.nn.Module, Callable] = {}
     agreed: list[torch.nn.Module] = []
 

@@ -1,4 +1,4 @@
-"""Chats in the place of texts: the tokenizer's template writes them out, the assistant's turns are scored."""
+"""Chats: the tokenizer's template formats them, and the assistant's turns are scored."""
 
 import re
 import warnings
@@ -12,11 +12,11 @@ from transformers import PreTrainedTokenizerBase
 from ..errors import ArgumentError, TextsError, Wording, name_positions
 from .tokenization import Chat, Range, TokenizedText, tokenize, untrimmed
 
-# A template that says itself what the model generates.
+# Marks the model's output in a template.
 GENERATION_MARK = re.compile(r"\{%-?\s*generation\s*-?%\}")
-# Most turns of the assistant that are found one by one.
+# Up to this many turns of the assistant are found one by one.
 FEW_TURNS = 8
-# Characters for private use, which surround the number of a message in place of its content.
+# Private-use characters around the number of a message, which replaces its content.
 SENTINEL = "\ue0f0", "\ue0f1"
 HOW_TO_MARK = "Mark the assistant's turns in the template with {% generation %}"
 
@@ -25,10 +25,10 @@ def separate_chats(predictions: Any) -> tuple[Any, list[Chat] | None]:
     """Separate chats from texts.
 
     Returns:
-        texts to hand on, in the place of chats what their assistants say; and the chats, or None.
+        the texts, or the assistant's messages of each chat; and the chats, or None.
 
     Raises:
-        ValueError: there are both, or a message is none that a template can write.
+        ValueError: there are both texts and chats, or a message is invalid.
     """
     if isinstance(predictions, str) or not isinstance(predictions, Sequence):
         return predictions, None
@@ -59,7 +59,7 @@ def is_chat(value: object) -> bool:
 
 
 def check_messages(chat: Chat, number: int) -> None:
-    """Refuse a message without a role or a text, which templates would write as "None".
+    """Refuse a message without a role or a text, which templates would format as "None".
 
     Args:
         number: the chat's position.
@@ -69,21 +69,20 @@ def check_messages(chat: Chat, number: int) -> None:
         if isinstance(role, str) and isinstance(content, str):
             continue
         if not isinstance(role, str):
-            problem, advice = f"the role {role!r}", "Name one, as 'user' or 'assistant'."
+            problem, advice = f"the role {role!r}", "Pass one such as 'user' or 'assistant'."
         elif isinstance(content, Sequence):
             problem, advice = "its content in parts", "Join their texts to one string."
         elif message.get("tool_calls"):
-            problem = f"tool calls beside the content {content!r}"
+            problem = f"tool calls and the content {content!r}"
             advice = (
-                "Pass content='', and the template writes the calls if it knows how, or write them "
-                "out as text."
+                "Pass content='' if the template supports tool calls, or pass the calls as text."
             )
         else:
             problem = f"the content {content!r}"
             advice = "Pass a string, '' for a turn without words."
         raise TextsError(
             "predictions",
-            f"hold chats of messages that have a role and a text, but message {turn} of the chat at "
+            f"be chats of messages with a role and a text, but message {turn} of the chat at "
             f"position {number} has {problem}",
             advice=advice,
             positions=[number],
@@ -93,27 +92,27 @@ def check_messages(chat: Chat, number: int) -> None:
 def write_chats(
     tokenizer: PreTrainedTokenizerBase, chats: Sequence[Chat]
 ) -> tuple[list[str], list[list[Range]]]:
-    """Write chats out with the tokenizer's template; find the characters of the assistant's turns.
+    """Format chats with the tokenizer's template; find the characters of the assistant's turns.
 
     Raises:
-        ValueError: the tokenizer has no template, a chat has no turn of an assistant, or the
-            template does not write a chat, or not as the continuation of its beginning.
+        ValueError: the tokenizer has no template, a chat has no turn of the assistant, or the
+            template fails on a chat or does not format it as a continuation of its beginning.
     """
     if not getattr(tokenizer, "chat_template", None):
         raise ArgumentError(
             "predictions",
-            "be texts where the tokenizer has no chat template, which writes messages out",
+            "be texts, because the tokenizer has no chat template",
             got="chats",
             advice=(
-                "Take a model that has one, put one under 'chat_template' in `tokenizer_kwargs` "
-                "(or into a tokenizer's attribute of that name), or pass texts and `contexts`."
+                "Use a model with a template, pass one as 'chat_template' in `tokenizer_kwargs` (or "
+                "set the tokenizer's attribute of that name), or pass texts and `contexts`."
             ),
         )
     unspoken = [n for n, chat in enumerate(chats) if all(m["role"] != "assistant" for m in chat)]
     if unspoken:
         raise TextsError(
             "predictions",
-            "hold chats with a message of the role 'assistant', which is scored",
+            "be chats with a message of the role 'assistant', which is scored",
             got="none",
             positions=unspoken,
         )
@@ -132,22 +131,22 @@ def write_chats(
 def write(
     tokenizer: PreTrainedTokenizerBase, messages: Chat, number: int, prompts: bool = False
 ) -> str:
-    """Write out a chat, or its beginning.
+    """Format a chat, or its beginning.
 
     Args:
         number: the chat's position, for errors.
-        prompts: ask the template for the prompt of an answer.
+        prompts: whether to add the generation prompt.
 
     Raises:
         TextsError: the template fails.
     """
     try:
         return _write(tokenizer, messages, prompts)
-    except Exception as error:  # of the template, whatever it is
+    except Exception as error:  # templates raise any
         reason = f"{type(error).__name__}: {error}".rstrip(".")
         raise TextsError(
             "predictions",
-            "be chats that the tokenizer's template can write, but it fails at message "
+            "be chats that the tokenizer's template can format, but it fails at message "
             f"{_first_unwritten(tokenizer, messages)} of the chat at position {number} ({reason})",
             advice=f"{'Change the chat or the template.' if messages else BEGINS}",
             positions=[number],
@@ -155,13 +154,13 @@ def write(
 
 
 BEGINS = (
-    "The chat begins with the assistant, and the template writes nothing before. Put a message of "
-    "the user first, or mark the assistant's turns in the template with {% generation %}."
+    "The chat begins with the assistant, and the template cannot format an empty beginning. Add a "
+    "user's message before, or mark the assistant's turns in the template with {% generation %}."
 )
 
 
 def _write(tokenizer: PreTrainedTokenizerBase, messages: Chat, prompts: bool) -> str:
-    # In a list, since of no messages transformers does not see that they are a chat.
+    # In a list, because transformers does not recognise an empty chat.
     texts: Any = tokenizer.apply_chat_template(
         [[dict(message) for message in messages]], tokenize=False, add_generation_prompt=prompts
     )
@@ -170,11 +169,11 @@ def _write(tokenizer: PreTrainedTokenizerBase, messages: Chat, prompts: bool) ->
 
 
 def _first_unwritten(tokenizer: PreTrainedTokenizerBase, messages: Chat) -> int:
-    """Find the message from which on a template fails; 0 where that is before the first."""
+    """Find the first message at which a template fails; 0 if it fails before the first."""
     for turn in range(len(messages) - 1):
         try:
             _write(tokenizer, messages[: turn + 1], prompts=False)
-        except Exception:  # whatever made the whole fail
+        except Exception:  # the same error as for the whole
             return turn
     return max(0, len(messages) - 1)
 
@@ -187,9 +186,9 @@ class Turn(NamedTuple):
 
     Attributes:
         chat: position of its chat.
-        number: of its message there.
-        span: characters that the chat has more with it, without white space at the end.
-        prompted: whether the template writes a prompt for the answer before them.
+        number: number of its message.
+        span: characters that the turn adds to the chat, without trailing white space.
+        prompted: whether a generation prompt precedes them.
     """
 
     chat: int
@@ -204,10 +203,10 @@ class Turn(NamedTuple):
 def find_turns(
     tokenizer: PreTrainedTokenizerBase, chat: Chat, text: str, number: int
 ) -> list[Turn]:
-    """Find the assistant's turns in a chat that a template without marks has written out.
+    """Find the assistant's turns in a chat formatted by a template without marks.
 
     Raises:
-        TextsError: the template writes a beginning of the chat in another way than the whole.
+        TextsError: the template formats a beginning of the chat differently from the whole.
     """
     answers = [turn for turn, message in enumerate(chat) if message["role"] == "assistant"]
     if len(answers) > FEW_TURNS:
@@ -220,10 +219,10 @@ def find_turns(
 def find_turn(
     tokenizer: PreTrainedTokenizerBase, chat: Chat, text: str, number: int, turn: int
 ) -> Turn:
-    """Find a turn of the assistant by writing out the chat up to it, without it and with it.
+    """Find a turn of the assistant by formatting the chat up to it, without it and with it.
 
     Raises:
-        TextsError: the template writes this beginning of the chat in another way than the whole.
+        TextsError: the template formats this beginning of the chat differently from the whole.
     """
     before = write(tokenizer, chat[:turn], number, prompts=True)
     after = write(tokenizer, chat[: turn + 1], number).rstrip()
@@ -231,9 +230,8 @@ def find_turn(
     if not (goes_on and text.startswith(after)):
         raise TextsError(
             "predictions",
-            "be chats that the tokenizer's template writes as it writes their beginnings, "
-            f"but it writes the chat at position {number} up to its message {turn} in another "
-            "way than the whole",
+            "be chats whose beginnings the tokenizer's template formats like the whole, but it "
+            f"formats the chat at position {number} up to its message {turn} differently",
             advice=f"{HOW_TO_MARK}, or pass texts and `contexts`.",
             positions=[number],
         )
@@ -244,14 +242,14 @@ def find_turn(
 def find_turns_by_place(
     tokenizer: PreTrainedTokenizerBase, chat: Chat, text: str, number: int, answers: Sequence[int]
 ) -> list[Turn] | None:
-    """Find the assistant's turns in a long chat, in time that grows with its length alone.
+    """Find the assistant's turns in a long chat, in linear time.
 
-    `find_turn` writes out a beginning of the chat for every turn.  Here it finds the first and the
-    last of the turns between the same roles and the same text of the template; the others begin and
-    end as these do, at the same distance from the message's content.
+    `find_turn` formats a beginning of the chat for every turn.  Here it finds only the first and the
+    last turn of each kind, between the same roles and the same text of the template.  The others
+    have the same distances to the message's content.
 
     Returns:
-        None where the contents cannot be located, or turns of a kind differ.
+        None if the contents cannot be located, or turns of a kind differ.
     """
     places = locate_contents(tokenizer, chat, text)
     if places is None:
@@ -279,13 +277,13 @@ def find_turns_by_place(
 
 
 class _Edges(NamedTuple):
-    """How far the edges of a turn are from those of its message's content, in characters."""
+    """Distances between the edges of a turn and those of its message's content, in characters."""
 
     before: int
     after: int
 
     def turn(self, like: Turn, number: int, place: Range, text: str) -> Turn:
-        """Return the turn around a content; without white space at its end, as `find_turn` does."""
+        """Return the turn around a content, without trailing white space, as `find_turn` does."""
         begin = place[0] - self.before
         written = text[begin : place[1] + self.after].rstrip()
         return Turn(like.chat, number, (begin, begin + len(written)), like.prompted)
@@ -294,19 +292,19 @@ class _Edges(NamedTuple):
 def locate_contents(
     tokenizer: PreTrainedTokenizerBase, chat: Chat, text: str
 ) -> list[Range] | None:
-    """Locate the content of each message in a chat that a template has written out.
+    """Locate the content of each message in a formatted chat.
 
-    The template writes the chat a second time with sentinels in place of the contents.
+    The template formats the chat a second time with sentinels instead of the contents.
 
     Returns:
-        None where the rest is not what it is around the contents, or a content is neither as it was
-        passed nor without white space at its ends, or may be either.
+        None if the text around the contents differs, or it is not certain that a content is either
+        unchanged or stripped.
     """
     sentinels = [f"{SENTINEL[0]}{turn}{SENTINEL[1]}" for turn in range(len(chat))]
     marked = [{**message, "content": mark} for message, mark in zip(chat, sentinels)]
     try:
         written = _write(tokenizer, marked, prompts=False)
-    except Exception:  # of a template that acts on contents
+    except Exception:  # the template depends on the contents
         return None
     rest, position = [], 0
     for sentinel in sentinels:
@@ -323,7 +321,7 @@ def locate_contents(
         position += len(before)
         contents = (message["content"], message["content"].strip())
         ends = {position + len(c) for c in contents if text.startswith(c + after, position)}
-        if len(ends) != 1:  # neither, or both where only white space differs
+        if len(ends) != 1:  # neither, or both if only white space differs
             return None
         [end] = ends
         places.append((position, end))
@@ -337,7 +335,7 @@ def warn_of_headers(
     texts: Sequence[str],
     turns: Sequence[Turn],
 ) -> None:
-    """Name the chats in which more than the assistant's words is scored as if it had said it."""
+    """Warn about chats in which other text is scored as part of the assistant's turns."""
     headers = (foreign_text(tokenizer, chats[turn.chat], texts[turn.chat], turn) for turn in turns)
     foreign = [(turn, header) for turn, header in zip(turns, headers) if header]
     if not foreign:
@@ -345,20 +343,20 @@ def warn_of_headers(
     first, written = foreign[0]
     warnings.warn(
         Wording(
-            f"The chat template takes no notice of `add_generation_prompt` and writes {written!r} "
-            "into the assistant's turns, where it is scored as if the assistant had said it, in "
-            f"the chats at {name_positions(sorted({turn.chat for turn, _ in foreign}))} (first: "
-            f"message {first.number}). {HOW_TO_MARK}."
+            f"The chat template ignores `add_generation_prompt` and writes {written!r} into the "
+            "assistant's turns, where it is scored, in the chats at "
+            f"{name_positions(sorted({turn.chat for turn, _ in foreign}))} (first: message "
+            f"{first.number}). {HOW_TO_MARK}."
         ),
         stacklevel=2,
     )
 
 
 def foreign_text(tokenizer: PreTrainedTokenizerBase, chat: Chat, text: str, turn: Turn) -> str:
-    """Return what is written around the assistant's words though it is no part of its turn.
+    """Return text around the assistant's words that is not part of its turn.
 
-    That is the header of its role, where the template does not write it as a prompt; or the prompt
-    for the next answer, where it always ends in one.  "" where there is neither.
+    That is the role's header if the template does not write it as a prompt, or the prompt for the
+    next answer if the template always ends with one; else "".
     """
     words = chat[turn.number]["content"].strip()
     said = turn.said(text)
@@ -373,7 +371,7 @@ def foreign_text(tokenizer: PreTrainedTokenizerBase, chat: Chat, text: str, turn
 
 
 def marks_turns(tokenizer: PreTrainedTokenizerBase) -> bool:
-    """Return whether a tokenizer's template says itself what the assistant generates."""
+    """Return whether a tokenizer's template marks the assistant's output."""
     template = tokenizer.chat_template
     source = template if isinstance(template, str) else template.get("default", "")
     return GENERATION_MARK.search(source) is not None
@@ -381,7 +379,7 @@ def marks_turns(tokenizer: PreTrainedTokenizerBase) -> bool:
 
 def marked_spans(tokenizer: PreTrainedTokenizerBase, chat: Chat, text: str) -> list[Range]:
     """Find the characters that a template marks with `{% generation %}`."""
-    with untrimmed(tokenizer):  # else a turn that begins with white space is not found
+    with untrimmed(tokenizer):  # otherwise a turn that begins with white space is not found
         encoded: Any = tokenizer.apply_chat_template(
             [dict(message) for message in chat],
             tokenize=True,
@@ -400,12 +398,12 @@ def marked_spans(tokenizer: PreTrainedTokenizerBase, chat: Chat, text: str) -> l
 def without_ends_of_turns(
     texts: Iterable[str], streams: Iterable[TokenizedText], chats: Sequence[Chat], special: set[int]
 ) -> list[TokenizedText]:
-    """Let the characters of each turn end before the special tokens that end it.
+    """Exclude the special tokens that end each turn from its characters.
 
-    These are scored, but stand for none of the assistant's words.
+    These tokens are scored, but are not part of the assistant's words.
 
     Raises:
-        TextsError: an assistant has no words in a whole chat.
+        TextsError: the assistant has no words in a chat.
     """
     streams = [without_end_of_turn(stream, special) for stream in streams]
     scored = [stream.scored_part.of(text) for text, stream in zip(texts, streams)]
@@ -414,8 +412,8 @@ def without_ends_of_turns(
         first = next(t for t, m in enumerate(chats[silent[0]]) if m["role"] == "assistant")
         raise TextsError(
             "predictions",
-            "hold chats in which the assistant says something",
-            got="nothing but empty turns",
+            "be chats with words of the assistant",
+            got="only empty turns",
             why=f"the first is message {first}",
             advice="Remove them.",
             positions=silent,
@@ -424,7 +422,7 @@ def without_ends_of_turns(
 
 
 def without_end_of_turn(stream: TokenizedText, special: set[int]) -> TokenizedText:
-    """Return it with scored characters that end before the special tokens of each turn's end."""
+    """Exclude the special tokens at the end of each turn from the scored characters."""
     spans = []
     part, offsets = stream.scored_part, stream.known_offsets
     for begin, stop in part.spans:

@@ -1,4 +1,4 @@
-"""A measurement: a protocol with its numbers for one model, and the texts as that model reads them.
+"""A measurement: a protocol with its settings for one model, and the texts as that model reads them.
 
 It connects windows (integers), scores (arrays) and results (floats).
 """
@@ -13,7 +13,7 @@ import numpy as np
 from .tokenization import Parts, TokenizedText
 from .windows import Plan, Window
 
-# Scores of a pass by name: arrays with one value, or one row of values, a target.
+# Scores of a pass by name: arrays with one value, or one row of values, per target.
 Columns = dict[str, np.ndarray]
 
 
@@ -22,11 +22,11 @@ class Measurement:
     """One protocol, window and stride over the texts.
 
     Attributes:
-        texts: the texts as scored, each on its own or joined.
-        streams: their tokens.
+        texts: the texts as scored, separate or joined.
+        streams: the tokens of the texts.
         windows: the windows over each stream.
-        borders: windows over the token after each scored range, where words are scored.
-        parts: which parts of the texts are scored; None for all of each.
+        borders: windows over the token after each scored range, if words are scored.
+        parts: the scored parts of the texts; None for whole texts.
     """
 
     plan: Plan
@@ -39,7 +39,7 @@ class Measurement:
 
     @cached_property
     def longest_pass(self) -> int:
-        """Tokens of the longest forward pass, of whole windows; where a state is carried, of a window."""
+        """Tokens of the longest forward pass; with a carried state, at most those of a window."""
         windows = chain.from_iterable(chain(self.windows, self.borders))
         longest = max((window.num_inputs + window.behind for window in windows), default=0)
         return longest if self.plan.carries == "nothing" else min(longest, self.plan.max_length)
@@ -52,7 +52,7 @@ class Measurement:
         return 1 if self.plan.protocol.scores_each_text else self.plan.protocol.texts_joined
 
     def healed_tokens(self, number: int) -> list[int]:
-        """List the tokens of a text that are healed: scored given their characters before an edge."""
+        """List the healed tokens of a text, which are scored given their characters before an edge."""
         if self.parts is None or self.parts.boundary != "healed":
             return []
         return [token for token, _ in self.streams[number].scored_part.across]

@@ -1,7 +1,7 @@
-"""Texts that are scored in part: after a context, in given spans, or an assistant's turns of a chat.
+"""Texts that are scored in part: after a context, in given spans, or the assistant's turns of a chat.
 
-The whole text is tokenized and read; its `ScoredPart` says which of its tokens are scored.  Where a
-token reaches across the edge of the scored part, `boundary` says whose it is.
+The whole text is tokenized and read; its `ScoredPart` lists the tokens to score.  `boundary` decides
+about tokens that span the edge of a scored part.
 """
 
 import warnings
@@ -41,7 +41,7 @@ def check_parts(
     texts: Sequence[str],
     chats: Sequence[Chat] | None,
 ) -> Parts | None:
-    """Check the arguments; return the parts of the texts that a call scores, None for all of each."""
+    """Check the arguments; return the scored parts of the texts, or None for whole texts."""
     check_context_separator(context_separator, contexts)
     given = {"`contexts`": contexts, "`score_spans`": score_spans, "messages": chats}
     names = [name for name, value in given.items() if value is not None]
@@ -58,12 +58,12 @@ def check_parts(
             "boundary",
             f"be 'joint' or 'healed' with {names[0]}",
             got=repr(boundary),
-            why="only a context can be tokenized apart",
+            why="only a context can be tokenized separately",
         )
     if separator is not None:
         raise ArgumentError(
             "separator",
-            f"be left out with {names[0]}, since parts of joined texts cannot be told apart",
+            f"be left out with {names[0]}, because parts of joined texts cannot be located",
             got=repr(separator),
         )
     contexts = check_contexts(contexts, len(texts))
@@ -78,20 +78,20 @@ def check_parts(
 def warn_of_joins(
     contexts: Sequence[str], context_separator: str | None, texts: Sequence[str]
 ) -> None:
-    """Warn of texts that run together with their contexts, or are separated twice."""
+    """Warn about texts that run together with their contexts, or are separated twice."""
     pairs = enumerate(zip(contexts, texts))
     if context_separator is None:
         joined = [number for number, pair in pairs if runs_together(*pair)]
         said = "run together with"
         hint = (
-            "Pass context_separator=' ' to put a space between them, or context_separator='' to "
-            "keep them so."
+            "Pass context_separator=' ' to insert a space, or context_separator='' to leave them "
+            "unchanged."
         )
     else:
         joined = [n for n, (a, b) in pairs if a and (a[-1:].isspace() or b[:1].isspace())]
         joined = joined if context_separator.isspace() else []
-        said = "are kept apart by white space already from"
-        hint = "Leave `context_separator` out, or strip them."
+        said = "are already separated by white space from"
+        hint = "Leave `context_separator` out, or strip the texts and contexts."
     if joined:
         first = contexts[joined[0]][-10:] + texts[joined[0]][:10]
         warnings.warn(
@@ -104,33 +104,33 @@ def warn_of_joins(
 
 
 def check_alone(arguments: Mapping[str, object], parts: Parts | None, words: object) -> None:
-    """Check that arguments about whole texts are left out where parts or words are scored.
+    """Check that arguments for whole texts are left out if parts or words are scored.
 
     Args:
-        arguments: those about whole texts, by name; None where not given.
+        arguments: arguments for whole texts, by name; None if not given.
     """
     given = [name for name, value in arguments.items() if value is not None]
     if given and not (parts is None and words is False):
         name = "`words`" if parts is None else parts.describe()
         raise ArgumentError(
             f"{given[0]}",
-            f"be left out with {name}: it is about whole texts and all their tokens",
-            advice="Make a call for each.",
+            f"be left out with {name}: it requires whole texts",
+            advice="Make a separate call for each.",
         )
 
 
 def check_beside_reference(boundary: str, words: object) -> None:
-    """Check that nothing is given that the comparison of two models does not support."""
+    """Check that arguments are supported in a comparison of two models."""
     if words is not False:
         raise ArgumentError(
-            "words", "be left out with a reference", advice="Make a call for each model."
+            "words", "be left out with a reference", advice="Make a separate call for each model."
         )
     if boundary == "healed":
         raise ArgumentError(
             "boundary",
             "be 'joint' or 'separate' with a reference",
             got="'healed'",
-            why="the predictions that are compared are of whole tokens",
+            why="only predictions of whole tokens can be compared",
         )
 
 
@@ -140,7 +140,7 @@ def read_parts(
     """Return the whole texts and their tokens, each with its scored part.
 
     Raises:
-        ValueError: the tokenizer gives no offsets, or a part has no token to score.
+        ValueError: the tokenizer returns no offsets, or a part has no token to score.
     """
     if parts.written is not None:
         whole, streams = list(parts.written[0]), read_spans(tokenizer, *parts.written)
@@ -174,7 +174,7 @@ def read_after_contexts(
     texts: Sequence[str],
     protocol: Protocol,
 ) -> list[TokenizedText]:
-    """Tokenize texts after their contexts, by the protocol and the boundary."""
+    """Tokenize texts after their contexts, according to the protocol and the boundary."""
     if protocol.pairs == "by lengths":
         return cut_by_lengths(tokenizer, contexts, texts, protocol)
     if boundary == "separate":
@@ -190,7 +190,7 @@ def read_spans(
     """Tokenize texts and find the tokens of the scored spans; a token partly in a span is scored.
 
     Raises:
-        ValueError: the tokenizer gives no offsets.
+        ValueError: the tokenizer returns no offsets.
     """
     check_fast(tokenizer)
     streams = tokenize(tokenizer, list(texts), with_offsets=True)
@@ -210,7 +210,7 @@ def find_part(text: str, offsets: np.ndarray, spans: Iterable[Range]) -> ScoredP
     tails: list[str] = []
     spans = tuple(spans)
     for first, end in spans:
-        # Offsets ascend; the bytes of one character have the same.
+        # Offsets ascend; the bytes of one character have equal offsets.
         begin = int(np.searchsorted(offsets[:, 1], first, side="right"))
         stop = int(np.searchsorted(offsets[:, 0], end, side="left"))
         if targets and begin < targets[-1][1]:
@@ -245,8 +245,8 @@ def cut_by_lengths(
 ) -> list[TokenizedText]:
     """Tokenize as lm-evaluation-harness does for `loglikelihood(context, continuation)`.
 
-    White space at the end of a context is moved to the text; the context's tokens are as many as
-    it has alone; an empty one is the start token, or a first token that is the same.
+    White space at the end of a context moves to the text.  The context has as many tokens as alone.
+    An empty context is the start token, or an equal first token.
     """
     whole = [context + text for context, text in zip(contexts, texts)]
     cut = [context.rstrip() for context in contexts]
@@ -271,17 +271,17 @@ def check_scored(streams: Sequence[TokenizedText], protocol: Protocol) -> None:
     if empty and protocol.pairs == "by lengths":
         raise ArgumentError(
             "predictions",
-            "have more tokens after their contexts than these have alone with "
+            "have more tokens together with their contexts than these have alone with "
             f"`protocol={protocol.name!r}`",
             got="none",
             positions=empty,
-            why="a token reaches across the join",
-            advice="Pass `protocol='sliding'`, which tells them apart by characters.",
+            why="a token spans the join",
+            advice="Pass `protocol='sliding'`, which separates them by characters.",
         )
     if empty:
         raise ArgumentError(
             "predictions",
-            "have at least 1 token in the part that is scored",
+            "have at least 1 token in the scored part",
             got="none",
             positions=empty,
             advice="Remove them.",
@@ -289,7 +289,7 @@ def check_scored(streams: Sequence[TokenizedText], protocol: Protocol) -> None:
 
 
 def warn_of_spanning(texts: Sequence[str], streams: Sequence[TokenizedText]) -> None:
-    """Warn of texts in which a token reaches across the edge of the scored part."""
+    """Warn about texts in which a token spans the edge of the scored part."""
     spanning = [number for number, stream in enumerate(streams) if any(stream.scored_part.tails)]
     if not spanning:
         return
@@ -299,7 +299,7 @@ def warn_of_spanning(texts: Sequence[str], streams: Sequence[TokenizedText]) -> 
     places = f" in the texts at {name_positions(spanning)}" if len(texts) > 1 else ""
     warnings.warn(
         Wording(
-            f"A token reaches across the edge of the scored part{places} (first: "
+            f"A token spans the edge of the scored part{places} (first: "
             f"{texts[spanning[0]][first:end]!r}); it is scored as a whole",
             advice="Pass `boundary='healed'` to score it given its characters before the edge, or "
             "move the edge.",
@@ -316,7 +316,7 @@ def windows_of_part(plan: Plan, stream: TokenizedText) -> list[Window]:
     """Plan the windows that score a part of a text.
 
     Raises:
-        ValueError: the part does not fit into the one window that the protocol has for it.
+        ValueError: the part does not fit into the protocol's single window.
     """
     part = stream.scored_part
     if plan.protocol.pairs != "by lengths":
@@ -328,16 +328,16 @@ def windows_of_part(plan: Plan, stream: TokenizedText) -> list[Window]:
             f"have at most `max_length={plan.max_length}` tokens after their contexts with "
             f"`protocol={plan.protocol.name!r}`",
             got=f"{end - first}",
-            advice="Pass `protocol='sliding'`, which takes any number.",
+            advice="Pass `protocol='sliding'`, which accepts any number.",
         )
     return [last_window(end, first, plan.max_length, starts=first == 0)]
 
 
 def border_windows(plan: Plan, stream: TokenizedText) -> list[Window]:
-    """Plan windows over the token after each scored range, which closes the last word in it.
+    """Plan windows over the token after each scored range, which ends its last word.
 
-    A token of the text is predicted in the window that would score it.  After the last token there is
-    none, but the row that predicts it is read.
+    A token of the text is predicted in the window that would score it.  After the last token, the
+    row that would predict the next one is read.
     """
     if stream.part is not None and plan.protocol.pairs == "by lengths":
         first, end = stream.part.targets[0]

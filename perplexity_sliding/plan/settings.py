@@ -25,11 +25,11 @@ from .windows import UNLIMITED_WINDOW, ContextLimit, Plan, Window, num_scored
 
 
 class Corpus:
-    """The texts as protocols read them: separate or joined, in several encodings.
+    """The texts as read by protocols: separate or joined, in several encodings.
 
     Args:
-        with_offsets: keep the characters of each token, where the tokenizer says.
-        parts: which parts of the texts are scored; None for all of each.
+        with_offsets: keep the characters of each token, if the tokenizer returns offsets.
+        parts: the scored parts of the texts; None for whole texts.
     """
 
     def __init__(
@@ -79,17 +79,17 @@ class Corpus:
 def plan_measurement(
     corpus: Corpus, limit: ContextLimit, setting: Setting, with_borders: bool = False
 ) -> Measurement:
-    """Fill in what the protocol leaves open, and plan the windows.
+    """Resolve the defaults of a setting, and plan its windows.
 
     Args:
-        limit: tokens that the model takes.
+        limit: the model's limit.
 
     Raises:
-        ValueError: a window or stride that the model or the protocol does not allow, or texts in
-            which there is nothing to score.
+        ValueError: the model or the protocol does not allow a window or stride, or a text has
+            nothing to score.
     """
     protocol, separator = setting.protocol, setting.separator
-    # Before the texts are tokenized: what is refused here does not depend on them.
+    # These checks do not depend on the texts, so they precede the tokenization.
     plan = make_plan(
         corpus.tokenizer,
         limit,
@@ -98,7 +98,7 @@ def plan_measurement(
     )
     texts, streams = corpus.read(protocol, separator)
     streams = without_start_tokens(corpus.tokenizer, plan, texts, streams)
-    windows_of = cache(plan.windows)  # texts of one length have the same
+    windows_of = cache(plan.windows)  # equal for texts of equal length
     windows = [
         windows_of(len(stream)) if stream.part is None else windows_of_part(plan, stream)
         for stream in streams
@@ -106,7 +106,7 @@ def plan_measurement(
     if corpus.parts is None and any(
         num_scored(of_stream) < len(stream) for of_stream, stream in zip(windows, streams)
     ):
-        # bytes and characters of the scored tokens alone are counted
+        # offsets are needed to count the bytes and characters of the scored tokens
         _, streams = corpus.read(protocol, separator, with_offsets=True)
         streams = without_start_tokens(corpus.tokenizer, plan, texts, streams)
     check_readable(limit, plan, windows)
@@ -120,7 +120,7 @@ def check_readable(limit: ContextLimit, plan: Plan, windows: Sequence[Sequence[W
     """Check that a server can read all tokens of the windows.
 
     Raises:
-        ValueError: one reads more tokens than the server takes beside its answer.
+        ValueError: a window reads more tokens than the server accepts in addition to its answer.
     """
     length = max((window.num_inputs for of_text in windows for window in of_text), default=0)
     if limit.readable is not None and length > limit.readable:
@@ -131,10 +131,10 @@ def check_readable(limit: ContextLimit, plan: Plan, windows: Sequence[Sequence[W
             f"`stride={plan.stride}`",
             got=str(plan.max_length),
             why=(
-                f"its windows read {length} tokens, and the server takes {limit.length} together "
-                "with its answer"
+                f"its windows read {length} tokens, but the server's limit of {limit.length} includes "
+                "its answer"
             ),
-            advice="Lower it.",
+            advice="Reduce it.",
         )
 
 
@@ -160,9 +160,9 @@ def plan_settings(
     """Plan a measurement for each setting.
 
     Args:
-        limit: tokens that the model takes.
-        keeps_refusals: return the error of a setting that is refused in its place, unless all are.
-        with_borders: plan windows over the tokens that follow the scored ones as well.
+        limit: the model's limit.
+        keeps_refusals: return the error of a refused setting in its place, unless all are refused.
+        with_borders: also plan windows over the tokens after the scored ones.
 
     Raises:
         ValueError: a setting is refused.
@@ -223,10 +223,10 @@ def make_plan(
     setting: Setting,
     longest: Callable[[], int],
 ) -> Plan:
-    """Fill in a protocol's numbers for a model.
+    """Resolve a protocol's settings for a model.
 
     Args:
-        longest: counts the tokens of the longest text; called only where nothing limits a window.
+        longest: counts the tokens of the longest text; called only if the window is unlimited.
     """
     protocol = setting.protocol
     start = choose_start(tokenizer, protocol, setting.add_start_token)
@@ -235,7 +235,7 @@ def make_plan(
         raise ArgumentError(
             "tokenizer",
             f"have a start token ({protocol.start_is}) with `protocol={protocol.name!r}`",
-            got="one without",
+            got="one without it",
         )
     cap = window_cap(tokenizer, limit, protocol)
     max_length = resolve_max_length(limit, setting, cap, longest)
@@ -244,7 +244,7 @@ def make_plan(
             setting.window_argument,
             f"be at least 3 with `protocol={protocol.name!r}`",
             got=str(max_length),
-            why="the second half of a window is scored, but for its first token",
+            why="the second half of a window is scored, except for its first token",
         )
     stride = setting.stride
     if stride is None:
@@ -256,10 +256,10 @@ def make_plan(
 def choose_start(
     tokenizer: PreTrainedTokenizerBase, protocol: Protocol, add_start_token: bool | str
 ) -> Start:
-    """Choose the place of the start token: the user's choice where the protocol allows it."""
+    """Return the position of the start token: the user's choice if the protocol allows it."""
     if protocol.start == "chosen":
         start = resolve_start(tokenizer, add_start_token)
-        # With one window to a text, "every" is "once".
+        # With one window per text, "every" equals "once".
         return "once" if protocol.last == "cut" and start == "every" else start
     if protocol.start == "replace" and not prepends_start_token(tokenizer):
         return "none"
@@ -283,9 +283,9 @@ def window_cap(
 def own_window(
     tokenizer: PreTrainedTokenizerBase, limit: ContextLimit, setting: Setting
 ) -> int | None:
-    """Return the window in tokens of a setting under one model.
+    """Return the window of a setting under one model, in tokens.
 
-    None where the model states no limit, and neither the caller nor the protocol sets one.
+    None if neither the caller, the protocol nor the model sets a limit.
     """
     if setting.max_length is not None:
         return setting.max_length
@@ -296,14 +296,15 @@ def own_window(
 def resolve_max_length(
     limit: ContextLimit, setting: Setting, cap: int | None, longest: Callable[[], int]
 ) -> int:
-    """Choose the window in tokens: the given one, or the model's limit.
+    """Return the window in tokens: the given one, or the model's limit.
 
     Args:
-        cap: the protocol's own window, which the model's limit may shorten; None for the limit.
+        cap: the protocol's own window, which the model's limit may reduce; None for the limit.
         longest: counts the tokens of the longest text, without a start token.
 
     Raises:
-        ValueError: past a position table; or no limit known and a text longer than 2048 tokens.
+        ValueError: the window exceeds the position table, or the limit is unknown and a text is
+            longer than 2048 tokens.
     """
     max_length, argument = setting.max_length, setting.window_argument
     if max_length is None:
@@ -314,24 +315,21 @@ def resolve_max_length(
                 "max_length",
                 f"be given: the model states no limit and a text has {longest()} tokens, more "
                 f"than {UNLIMITED_WINDOW}",
-                advice=(
-                    "Pass the window to slide over it, for example "
-                    f"`max_length={UNLIMITED_WINDOW}`."
-                ),
+                advice=(f"Pass the window, for example `max_length={UNLIMITED_WINDOW}`."),
             )
         return cap or UNLIMITED_WINDOW
     if limit.table is not None and max_length > limit.table:
         raise ArgumentError(
             argument,
-            f"be between 2 and {limit.table}, the entries of the model's position table",
+            f"be between 2 and {limit.table}, the size of the model's position table",
             got=str(max_length),
-            advice="Longer texts are slid over, not cut.",
+            advice="The window slides over longer texts; nothing is cut off.",
         )
     if limit.length is not None and max_length > limit.length:
         warnings.warn(
             Wording(
-                f"`{argument}`={max_length} is past the {limit.length} tokens that the model "
-                "states as its limit; its perplexity may be far worse there."
+                f"`{argument}`={max_length} exceeds the model's stated limit of {limit.length} tokens; "
+                "its perplexity may be far worse beyond it."
             ),
             stacklevel=2,
         )
@@ -339,7 +337,7 @@ def resolve_max_length(
 
 
 def check_scorable(measurement: Measurement) -> None:
-    """Check that each text has a token to score; name all that do not."""
+    """Check that each text has a token to score; the error lists all that do not."""
     plan = measurement.plan
     protocol = plan.protocol
     unscorable = [
@@ -355,20 +353,20 @@ def check_scorable(measurement: Measurement) -> None:
             fewest += plan.stride + 1
         raise ArgumentError(
             "predictions",
-            f"have at least {fewest} tokens with `protocol={protocol.name!r}`, which drops what "
-            f"does not fill a window of {plan.max_length}",
+            f"have at least {fewest} tokens with `protocol={protocol.name!r}`, which drops incomplete "
+            f"windows of {plan.max_length}",
             got=str(len(measurement.streams[unscorable[0]])),
-            advice="Lower `max_length`, or pass more text.",
+            advice="Reduce `max_length`, or pass more text.",
         )
     need = "1 token"
     advice = ""
     if plan.start == "none":
         need = "2 tokens"
-        advice = ", or give single tokens a start token (`add_start_token`, if there is one)"
+        advice = ", or use a start token (`add_start_token`), if the tokenizer has one"
     raise TextsError(
         "predictions",
-        f"hold texts of at least {need}",
-        got="shorter ones",
+        f"have at least {need} each",
+        got="shorter texts",
         positions=unscorable,
         advice=f"Remove them{advice}.",
     )

@@ -1,7 +1,7 @@
-"""From texts to token ids: encodings, start tokens, joined texts.
+"""Convert texts to token ids: encodings, start tokens, joined texts.
 
-Knows tokenizers, not models.  Arrays are numpy's: ids (N,), and offsets (N, 2) in characters of the
-original text, which include the white space of a token.
+This module depends on tokenizers, not on models.  Arrays are numpy arrays: ids (N,), and offsets
+(N, 2) in characters of the original text, which include the white space of a token.
 """
 
 import io
@@ -27,22 +27,21 @@ from ..protocols import Start
 
 Chat = Sequence[Mapping[str, Any]]
 
-# Long words, which have many ways to be cut; a tokenizer that draws them cuts them alike by chance
-# about never.
+# Long words have many segmentations, so a tokenizer that samples practically never repeats one.
 TRIAL = "Incomprehensibilities notwithstanding, counterrevolutionaries mischaracterized it. " * 4
 TRIALS = 4
 
-# Texts handed to the tokenizer in one call: enough to keep its threads busy, few enough that the
-# Python lists it returns stay small.
+# Texts per call of the tokenizer: enough to keep its threads busy, few enough that the Python lists
+# it returns stay small.
 TEXTS_PER_CALL = 1024
 _LOCKS: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
 _LOCKS_LOCK = threading.Lock()
 # No id of any token.
 NO_TOKEN = -1
 
-# Settings of a tokenizer that say where it came from, or how its owner pads and cuts.
+# Settings of a tokenizer for its origin, padding and truncation.
 TOKENIZER_PROVENANCE = ("name_or_path", "file", "padding", "pad_token", "truncation", "max_length")
-# The probe text: pieces of many kinds, followed by so many tokens of the vocabulary.
+# The probe text, which is followed by PROBE_TOKENS tokens of the vocabulary.
 PROBE_TEXT = (
     "The quick brown fox; it's 1,234.56 EUR (or 0x7f)!  Two  spaces,\ttab\r\nand\n\nlines. "
     "na\u00efve nai\u0308ve \ufb01ne \u201cquoted\u201d \u2014 \u2026 \u00a0 \u200b \u3000 "
@@ -53,7 +52,7 @@ PROBE_TEXT = (
     "def f(x): return {'a': [x**2 % 3]} # ok <s> </s> <unk> <|endoftext|> IOI \u0130\u0131\u00df"
 )
 PROBE_TOKENS = 1024
-# Digests of the last tokenizers that have no code of their own, by what is written in them.
+# Digests of the last tokenizers without custom code, by their state.
 MOST_TRIED = 8
 _TRIED: dict[tuple[bytes, str], str] = {}
 
@@ -69,10 +68,10 @@ class ScoredPart:
     """The part of a text that is scored; the rest is read as context.
 
     Attributes:
-        targets: ranges (first, one past the last) of the tokens that are scored, ascending.
-        spans: the same in characters.
-        tails: for each of `targets`, the characters before its span that its first token stands
-            for too; "" where a token begins where the span does.
+        targets: half-open ranges (first, end) of the scored tokens, ascending.
+        spans: half-open ranges of the scored characters.
+        tails: for each of `targets`, the characters of its first token before the span; "" if the
+            token begins with the span.
     """
 
     targets: tuple[Range, ...]
@@ -85,7 +84,7 @@ class ScoredPart:
 
     @property
     def across(self) -> list[tuple[int, str]]:
-        """List the tokens that reach across an edge, with their characters before the edge."""
+        """The tokens that span an edge, with their characters before the edge."""
         return [(first, tail) for (first, _), tail in zip(self.targets, self.tails) if tail]
 
     def of(self, text: str) -> str:
@@ -93,7 +92,7 @@ class ScoredPart:
         return "".join(text[first:end] for first, end in self.spans)
 
     def without_first(self, begin: int) -> "ScoredPart":
-        """Return the part without the text's first token, which stands for `begin` characters."""
+        """Return the part without the text's first token, which has `begin` characters."""
         moved = [(max(first - 1, 0), end - 1) for first, end in self.targets]
         kept = [number for number, (first, end) in enumerate(moved) if first < end]
         return ScoredPart(
@@ -109,12 +108,11 @@ class TokenizedText:
 
     Attributes:
         ids: token ids (N,), without the start token.
-        offsets: first and one-past-last character of each token (N, 2), or None where the
-            tokenizer does not say.
-        added: which of the ids are special tokens that stand for nothing in the text (N,): the
-            tokenizer, or the protocol, has added them.
-        begin: characters at the head of the text that a dropped start token stands for.
-        part: what of the text is scored; None for all of it.
+        offsets: half-open range of the characters of each token (N, 2), or None if the tokenizer
+            returns none.
+        added: marks special tokens added by the tokenizer or the protocol (N,).
+        begin: number of characters of a dropped start token at the head of the text.
+        part: the scored part of the text; None for the whole text.
     """
 
     ids: np.ndarray
@@ -128,10 +126,10 @@ class TokenizedText:
 
     @property
     def known_offsets(self) -> np.ndarray:
-        """The offsets of a text that was tokenized with them.
+        """The offsets.
 
         Raises:
-            TypeError: it was not.
+            TypeError: the text was tokenized without offsets.
         """
         if self.offsets is None:
             raise TypeError("the text was tokenized without offsets")
@@ -139,17 +137,17 @@ class TokenizedText:
 
     @property
     def scored_part(self) -> ScoredPart:
-        """The part of a text that is scored in part.
+        """The scored part.
 
         Raises:
-            TypeError: all of it is scored.
+            TypeError: the text is scored as a whole.
         """
         if self.part is None:
             raise TypeError("the text is scored as a whole")
         return self.part
 
     def without_first(self, begin: int) -> "TokenizedText":
-        """Return the text without its first token, which stands for `begin` characters."""
+        """Return the text without its first token, which has `begin` characters."""
         return TokenizedText(
             self.ids[1:],
             None if self.offsets is None else self.offsets[1:],
@@ -161,17 +159,17 @@ class TokenizedText:
 
 @dataclass(frozen=True)
 class Parts:
-    """Which parts of the texts are scored; one of the three is given.
+    """The scored parts of the texts: exactly one of contexts, spans and chats is given.
 
     Attributes:
-        contexts: what is read before each text.
-        context_separator: what stands between a context and its text, and is the text's.
-        spans: (first, one past the last) characters that are scored in each text.
-        chats: messages in the place of the texts; the assistant's are scored.
-        written: the chats as another model's template has written them, and what is scored of each.
-        boundary: whose a token is that reaches across the edge of a scored part.  "joint": the
-            part's, as a whole.  "healed": the part's, given those of its characters that stand
-            before the part.  "separate": there is none, since context and text are tokenized apart.
+        contexts: context that is read before each text.
+        context_separator: string between a context and its text, which belongs to the text.
+        spans: half-open ranges of the scored characters of each text.
+        chats: messages to score instead of texts; only the assistant's are scored.
+        written: the chats as formatted by another model's template, and their scored spans.
+        boundary: treatment of a token that spans the edge of a scored part.  "joint": score the
+            whole token.  "healed": score it given its characters before the part.  "separate": no
+            token does, because context and text are tokenized separately.
     """
 
     contexts: Sequence[str] | None = None
@@ -182,23 +180,23 @@ class Parts:
     context_separator: str = ""
 
     def describe(self) -> str:
-        """Name the kind of parts."""
+        """Return the kind of parts."""
         if self.chats is not None:
             return "messages"
         return "texts after `contexts`" if self.spans is None else "`score_spans`"
 
     def fields(self) -> dict[str, str]:
-        """Name it for the signature."""
+        """Return the fields of the signature."""
         kinds = {"given": self.contexts, "spans": self.spans, "messages": self.chats}
         [kind] = [name for name, values in kinds.items() if values is not None]
         separator = {} if self.contexts is None else {"separator": repr(self.context_separator)}
         return {"context": kind, **separator, "boundary": self.boundary}
 
     def describe_texts(self, texts: Sequence[str]) -> list[str]:
-        """Describe on one line a text what is read and which part of it is scored.
+        """Describe each text and its scored part on one line.
 
         Args:
-            texts: with their separators, see `separated`.
+            texts: texts with their separators, see `separated`.
         """
         if self.chats is not None:
             return [json.dumps([dict(message) for message in chat]) for chat in self.chats]
@@ -207,11 +205,11 @@ class Parts:
         ]
 
     def separated(self, texts: Sequence[str]) -> list[str]:
-        """Put the separator before each text that has a context."""
+        """Prepend the separator to each text that has a context."""
         return [self._separator(number) + text for number, text in enumerate(texts)]
 
     def length_before(self, number: int) -> int:
-        """Count the characters that are read before a text as the caller gave it."""
+        """Count the characters that are read before the caller's text."""
         context = "" if self.contexts is None else self.contexts[number]
         return len(context + self._separator(number))
 
@@ -219,12 +217,12 @@ class Parts:
         return self.context_separator if self.contexts and self.contexts[number] else ""
 
     def as_read(self, texts: Sequence[str], streams: Sequence[TokenizedText]) -> "Parts":
-        """Return the parts for a second model, which reads the same text as the first.
+        """Return the parts for a second model, which must read the same text as the first.
 
-        Its own chat template may write another text.
+        Its own chat template could produce a different text.
 
         Args:
-            texts, streams: of the first model, as `read_parts` returns them.
+            texts, streams: result of `read_parts` for the first model.
         """
         if self.chats is None:
             return self
@@ -243,7 +241,7 @@ def prepends_start_token(tokenizer: PreTrainedTokenizerBase) -> bool:
 
 
 def start_token_id(tokenizer: PreTrainedTokenizerBase, kind: str) -> int | None:
-    """Return the id of the start token: "bos", "eos", or "bos or eos"; None where there is none."""
+    """Return the id of the start token: "bos", "eos", or "bos or eos"; None if there is none."""
     if kind == "bos":
         return tokenizer.bos_token_id
     if kind == "bos or eos" and tokenizer.bos_token_id is not None:
@@ -258,18 +256,18 @@ def special_ids(tokenizer: PreTrainedTokenizerBase) -> set[int]:
 
 
 def resolve_start(tokenizer: PreTrainedTokenizerBase, add_start_token: bool | str) -> Start:
-    """Turn the argument `add_start_token` into "none", "once" or "every".
+    """Resolve the argument `add_start_token` to "none", "once" or "every".
 
-    True means "every" where the tokenizer itself prepends a start token: models trained so expect
-    one in each window.  A tokenizer without a start token gets none, as in the stock metric.
+    True means "every" if the tokenizer itself prepends a start token, because such models expect
+    one in each window.  Without a start token it means "none", as in the stock metric.
     """
     if add_start_token is False:
         return "none"
     if tokenizer.bos_token_id is None:
         warnings.warn(
             Wording(
-                "The tokenizer has no start token (bos_token), so none is put before the texts and "
-                "their first tokens are not scored. Pass `add_start_token=False` to silence this."
+                "The tokenizer has no start token (bos_token), so the first tokens of the texts are "
+                "not scored. Pass `add_start_token=False` to silence this warning."
             ),
             stacklevel=2,
         )
@@ -290,8 +288,8 @@ def tokenize(
     Args:
         encoding: "plain" for the text alone, "default" with the tokenizer's special tokens,
             "default once" with them unless the text itself begins with the start token, "lines"
-            for every line alone with the end-of-text token after it.
-        with_offsets: keep character offsets, where the tokenizer gives them.
+            for each line separately, followed by the end-of-text token.
+        with_offsets: keep character offsets, if the tokenizer returns them.
     """
     if encoding == "lines":
         return [tokenize_lines(tokenizer, text, with_offsets) for text in texts]
@@ -317,7 +315,7 @@ def tokenize_each(
     encodings: Sequence[str],
     with_offsets: bool = False,
 ) -> list[TokenizedText]:
-    """Encode each text in an encoding of its own, all that have the same one in one call."""
+    """Encode each text in its own encoding, with one call per encoding."""
     streams: dict[int, TokenizedText] = {}
     for encoding in sorted(set(encodings)):
         places = [place for place, of_text in enumerate(encodings) if of_text == encoding]
@@ -329,7 +327,7 @@ def tokenize_each(
 def _encode(
     tokenizer: PreTrainedTokenizerBase, texts: list[str], special: bool, with_offsets: bool
 ) -> Iterator[TokenizedText]:
-    """Encode texts in one call of a tokenizer, with its special tokens or without."""
+    """Encode texts in one call of the tokenizer, with or without its special tokens."""
     encoded = tokenizer(
         texts,
         add_special_tokens=special,
@@ -338,7 +336,7 @@ def _encode(
         return_attention_mask=False,
         return_token_type_ids=False,
         return_offsets_mapping=with_offsets,
-        verbose=False,  # "Token indices sequence length is longer than…" is no news here
+        verbose=False,  # no warning "Token indices sequence length is longer than…"
     )
     offsets = encoded["offset_mapping"] if with_offsets else [None] * len(texts)
     head, tail = added_around(tokenizer, texts) if special else (0, 0)
@@ -352,12 +350,12 @@ def _encode(
 
 
 def added_around(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> tuple[int, int]:
-    """Count the special tokens that a tokenizer puts before and after each of some texts."""
+    """Count the special tokens that a tokenizer adds before and after texts."""
     if not tokenizer.is_fast:
         built = tokenizer.build_inputs_with_special_tokens([NO_TOKEN])
         head = built.index(NO_TOKEN)
         return head, len(built) - head - 1
-    for text in ("a", *texts):  # the first is enough, unless the vocabulary has nothing for it
+    for text in ("a", *texts):  # the first suffices, unless the vocabulary cannot encode it
         added = tokenizer(text, return_special_tokens_mask=True)["special_tokens_mask"]
         if 0 in added:
             return added.index(0), added[::-1].index(0)
@@ -367,19 +365,19 @@ def added_around(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> tu
 def tokenize_lines(
     tokenizer: PreTrainedTokenizerBase, text: str, with_offsets: bool
 ) -> TokenizedText:
-    """Encode each line alone; the end-of-text token after it stands for the line's end.
+    """Encode each line separately, with the end-of-text token instead of the newline.
 
     Raises:
-        ValueError: the tokenizer has no such token.
+        ValueError: the tokenizer has no end-of-text token.
     """
     if tokenizer.eos_token_id is None:
         raise ArgumentError(
             "tokenizer",
-            "have an end-of-text token (eos_token) with this protocol, which puts it after every "
+            "have an end-of-text token (eos_token) with this protocol, which adds it after every "
             "line",
-            got="one without",
+            got="one without it",
         )
-    # As a file is read: other characters that Python takes for the end of a line are none there.
+    # Split lines like a file; `splitlines` splits at other characters too.
     lines = list(io.StringIO(text, newline="")) or [""]
     without_ends = [line.rstrip("\r\n") for line in lines]
     parts = []
@@ -395,7 +393,7 @@ def tokenize_lines(
 
 
 def concatenate(parts: list[TokenizedText], texts: list[str]) -> TokenizedText:
-    """Join the tokens of several texts into one stream; offsets count through `texts` joined."""
+    """Join the tokens of several texts into one stream; offsets refer to the joined texts."""
     ids = np.concatenate([part.ids for part in parts])
     added = np.concatenate([part.added for part in parts])
     if any(part.offsets is None for part in parts):
@@ -408,9 +406,9 @@ def concatenate(parts: list[TokenizedText], texts: list[str]) -> TokenizedText:
 def without_start_token(
     tokenizer: PreTrainedTokenizerBase, start_id: int, text: str, stream: TokenizedText
 ) -> TokenizedText:
-    """Drop a start token written out at the head of the text, so that there are never two.
+    """Drop a start token that is written at the head of the text, so that there are never two.
 
-    The id alone is ambiguous: unknown words may have it too.
+    The id alone is ambiguous, because unknown words may have the same id.
     """
     if len(stream) == 0 or stream.ids[0] != start_id:
         return stream
@@ -421,14 +419,14 @@ def without_start_token(
 
 
 def check_fast(tokenizer: PreTrainedTokenizerBase) -> None:
-    """Check that the tokenizer gives offsets."""
+    """Check that the tokenizer returns offsets."""
     if not tokenizer.is_fast:
         raise ArgumentError(
             "tokenizer",
-            "be a fast tokenizer (offsets are needed) to find a part of a text",
+            "be a fast tokenizer, which returns the offsets needed to locate a part of a text",
             got=type(tokenizer).__name__,
             advice=(
-                "Load one with use_fast=True; contexts can be tokenized apart with "
+                "Load it with use_fast=True, or tokenize contexts separately with "
                 "`boundary='separate'`."
             ),
         )
@@ -449,8 +447,8 @@ def shared_lock(owner: object) -> threading.RLock:
 def unchanged(tokenizer: PreTrainedTokenizerBase) -> Iterator[None]:
     """Restore the truncation, padding and processing of a tokenizer afterwards.
 
-    A call with `padding=False` switches the padding of a fast tokenizer's backend off for good.  Other
-    threads wait: they would encode with the changed settings.
+    A call with `padding=False` permanently disables the padding of a fast tokenizer's backend.  Other
+    threads wait, because they would encode with the changed settings.
     """
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None or not hasattr(backend, "no_padding"):
@@ -473,15 +471,15 @@ def unchanged(tokenizer: PreTrainedTokenizerBase) -> Iterator[None]:
 
 @contextmanager
 def untrimmed(tokenizer: PreTrainedTokenizerBase) -> Iterator[None]:
-    """Let a fast tokenizer give offsets with white space; restore it afterwards.
+    """Make a fast tokenizer return offsets that include white space; restore it afterwards.
 
-    With `trim_offsets` white space is left out, and tokens of white space alone have empty offsets.
+    `trim_offsets` excludes white space, and gives tokens of white space empty offsets.
     """
     with unchanged(tokenizer):
         backend = tokenizer.backend_tokenizer
         state = backend.post_processor and backend.post_processor.__getstate__()
         if state and b'"trim_offsets":true' in state:
-            # Only so can one be changed that is part of a sequence.
+            # The only way to change a processor inside a sequence.
             whole = processors.ByteLevel()
             whole.__setstate__(json.dumps(json.loads(state, object_hook=_keep_all)).encode())
             backend.post_processor = whole
@@ -489,7 +487,7 @@ def untrimmed(tokenizer: PreTrainedTokenizerBase) -> Iterator[None]:
 
 
 def _keep_all(settings: dict) -> dict:
-    """Switch `trim_offsets` off in the settings of a post-processor."""
+    """Disable `trim_offsets` in the settings of a post-processor."""
     return settings | {"trim_offsets": False} if "trim_offsets" in settings else settings
 
 
@@ -502,14 +500,14 @@ def vocabulary_texts(tokenizer: PreTrainedTokenizerBase) -> list[str]:
 def token_texts(tokenizer: PreTrainedTokenizerBase, tokens: Sequence[str]) -> list[str]:
     """Decode each token as in the middle of a text, with its white space.
 
-    A token is decoded between two others, since decoders strip what is at the ends.  Offsets would
-    not do: some tokenizers trim them, others count a space that is not in the text.
+    A token is decoded between two others, because decoders strip both ends.  Offsets are unsuitable:
+    some tokenizers trim them, others count a space that is not in the text.
     """
     join = partial(_join, tokenizer)
     anchor = _anchor(tokenizer)
     if join([anchor, anchor]) == anchor + anchor:
         return [_cut(join([anchor, token, anchor]), anchor, anchor) for token in tokens]
-    # The decoder puts a space before every word: tokens that it puts none before go on with one.
+    # The decoder adds a space before every word; tokens without one continue a word.
     texts = [_cut(join([anchor, token]), anchor, "") for token in tokens]
     if all(text[:1].isspace() for text in texts):
         return [text.lstrip() + " " for text in texts]  # every token is a whole word
@@ -527,7 +525,7 @@ def _join(tokenizer: PreTrainedTokenizerBase, tokens: list[str]) -> str:
 
 
 def _anchor(tokenizer: PreTrainedTokenizerBase) -> str:
-    """Find a token of plain letters, which decodes to itself beside any other token."""
+    """Find a token of plain letters, which decodes to itself next to any other token."""
     vocabulary = tokenizer.get_vocab()
     letters = "abcdefghijklmnopqrstuvwxyz"
     return next((letter for letter in letters if letter in vocabulary), "a")
@@ -544,8 +542,8 @@ def check_tokenizer(tokenizer: Any, argument: str = "tokenizer") -> None:
     """Check that an object is a tokenizer, and a deterministic one.
 
     Raises:
-        TypeError: it is no tokenizer.
-        ValueError: it samples, or has a part that nothing can identify.
+        TypeError: it is not a tokenizer.
+        ValueError: it samples, or has a part that cannot be identified.
     """
     if not callable(tokenizer) or not hasattr(tokenizer, "convert_ids_to_tokens"):
         raise ArgumentTypeError(
@@ -561,32 +559,32 @@ def check_repeatable(tokenizer: PreTrainedTokenizerBase, name: str) -> None:
         name: its name in an error.
 
     Raises:
-        ValueError: it samples, or has a part that nothing can identify.
+        ValueError: it samples, or has a part that cannot be identified.
     """
     setting = random_setting(tokenizer)
     if setting is None and _has_own_code(tokenizer):
-        # The tokenizers library samples by its settings alone.
+        # The tokenizers library samples only by its settings.
         first, *others = tokenize(tokenizer, [TRIAL] * TRIALS)
         if any(not np.array_equal(other.ids, first.ids) for other in others):
             setting = f"a {type(tokenizer).__name__} that encoded one text in two ways"
     if setting is not None:
         raise ValueError(
-            f"{name} must be deterministic, got {setting}: it samples, as in training, and no score "
-            "could be repeated. Switch that off."
+            f"{name} must be deterministic, got {setting}: it samples its segmentation, so scores are "
+            "not reproducible. Disable sampling."
         )
     part = part_in_python(tokenizer)
     if part is not None:
         raise ValueError(
-            f"{name} must be made of the parts that the tokenizers library has, got a {part} in "
-            "Python, whose code no signature could identify. Use one of the library's, or a "
-            "subclass of PreTrainedTokenizer."
+            f"{name} must consist of components of the tokenizers library, got a {part} in Python, "
+            "which a signature cannot identify. Use one of the library's, or a subclass of "
+            "PreTrainedTokenizer."
         )
 
 
 def random_setting(tokenizer: PreTrainedTokenizerBase) -> str | None:
     """Describe the setting that makes a tokenizer sample; None without one."""
     model = getattr(getattr(tokenizer, "backend_tokenizer", None), "model", None)
-    for setting in ("dropout", "alpha"):  # of byte-pair encoding, and of unigrams
+    for setting in ("dropout", "alpha"):  # of byte-pair encoding and unigram models
         value = getattr(model, setting, None)
         if value:
             return f"`backend_tokenizer.model.{setting}`={value:.3g}"
@@ -595,14 +593,14 @@ def random_setting(tokenizer: PreTrainedTokenizerBase) -> str | None:
 
 
 def part_in_python(tokenizer: PreTrainedTokenizerBase) -> str | None:
-    """Name a part of a fast tokenizer that is Python code; None without one."""
+    """Return the name of a component of a fast tokenizer in Python; None without one."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     for name in ("normalizer", "pre_tokenizer", "decoder"):
         part = getattr(backend, name, None)
         try:
             if part is not None:
                 part.__getstate__()
-        except Exception:  # the library has no other kind
+        except Exception:  # the library's own components can be serialised
             return name.replace("_", "-")
     return None
 
@@ -611,13 +609,14 @@ def part_in_python(tokenizer: PreTrainedTokenizerBase) -> str | None:
 
 
 def tokenizer_digest(tokenizer: PreTrainedTokenizerBase) -> str:
-    """Digest everything that decides how a tokenizer encodes and decodes, without padding and truncation.
+    """Digest everything that affects encoding and decoding, except padding and truncation.
 
-    That is its state and its tokens of a probe text, by which custom code is identified.
+    The digest covers the tokenizer's state, and its tokens of a probe text, which identify custom
+    code.
     """
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is not None and hasattr(backend, "to_str"):
-        # JSON of which truncation and padding come first; half a megabyte is not parsed for them.
+        # Truncation and padding come first in the JSON; parsing half a megabyte would be slow.
         state = [backend.to_str().split('"added_tokens":', 1)[-1]]
         state.append(getattr(tokenizer, "split_special_tokens", False))
     else:
@@ -631,7 +630,7 @@ def tokenizer_digest(tokenizer: PreTrainedTokenizerBase) -> str:
     special = {k: v for k, v in tokenizer.special_tokens_map.items() if k != "pad_token"}
     if _has_own_code(tokenizer):
         return digest_of([digest_of([state, special]), _try_out(tokenizer)])
-    # Most often it is one of the last; writing its state as JSON would take several times longer.
+    # Usually it is one of the last; serialising its state would take several times longer.
     written, *others = state
     key = (xxhash.xxh3_128(written.encode()).digest(), repr([others, special]))
     digest = _TRIED.get(key)
@@ -643,7 +642,7 @@ def tokenizer_digest(tokenizer: PreTrainedTokenizerBase) -> str:
 
 
 def _has_own_code(tokenizer: PreTrainedTokenizerBase) -> bool:
-    """Check whether custom code may decide how a tokenizer encodes."""
+    """Check whether custom code may affect how a tokenizer encodes."""
     kind = type(tokenizer)
     return (
         not (tokenizer.is_fast and kind.__module__.startswith("transformers."))
@@ -669,7 +668,7 @@ def _is_replaced(kind: type) -> bool:
 def _try_out(tokenizer: PreTrainedTokenizerBase) -> list:
     """Encode a probe text, and decode some tokens of the vocabulary.
 
-    The text has many scripts, then tokens from the whole vocabulary, as written and with swapped case.
+    The text has many scripts, then tokens from the whole vocabulary, unchanged and with swapped case.
     """
     size = len(tokenizer)
     numbers = list(range(0, size, max(1, size // PROBE_TOKENS)))

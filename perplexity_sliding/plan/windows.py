@@ -1,4 +1,4 @@
-"""Windows: the tokens that a model reads and those that it scores; and the passes that windows share.
+"""Windows, which define the tokens to read and to score, and their merging into passes.
 
 Integers only: no text, no tensor, no model.  A text of N tokens x[0..N-1] becomes a list of
 windows by one planner, `plan_windows`, for every protocol.
@@ -12,7 +12,7 @@ are a slice of its pass's::
     window B               .  .  #  #
     their pass             .  .  #  #  #  #
 
-Windows of several protocols, strides and window lengths are merged so; equal texts count as one.
+Windows of several protocols, strides and lengths are merged in this way; equal texts count as one.
 """
 
 import itertools
@@ -30,13 +30,12 @@ UNLIMITED_WINDOW = 2048
 
 @dataclass(frozen=True)
 class ContextLimit:
-    """The number of tokens that a model takes.
+    """The maximum number of tokens of a model.
 
     Attributes:
         length: the stated limit, or None.
-        table: tokens that the model's table of absolute positions reaches, or None; no window may
-            pass it.
-        readable: tokens that one pass may read, or None; a server keeps room for its answer.
+        table: size of the table of absolute positions, or None; no window may exceed it.
+        readable: tokens that one pass may read, or None; a server reserves space for its answer.
     """
 
     length: int | None
@@ -56,10 +55,10 @@ class Window(NamedTuple):
     Attributes:
         begin: first token of the text that is read.
         first: first target that is scored.
-        end: one past the last target; x[end - 1] is scored but not read.
-        start_token: whether the start token stands before x[begin].
-        behind: tokens of the planned window from x[end - 1] on that no target of it needs.  They
-            are read where a model gives a token another score in a shorter pass.
+        end: end of the targets, exclusive; x[end - 1] is scored but not read.
+        start_token: whether the start token precedes x[begin].
+        behind: tokens of the planned window from x[end - 1] on that no target needs.  They are read
+            if the model's scores depend on the length of the pass.
     """
 
     begin: int
@@ -82,7 +81,7 @@ class Window(NamedTuple):
         return target - self.begin + self.start_token
 
     def context_lengths(self) -> range:
-        """Count the tokens that the prediction of each of its targets sees."""
+        """Count the tokens that the prediction of each target sees."""
         return range(self.context_length(self.first), self.context_length(self.end))
 
 
@@ -95,25 +94,25 @@ def plan_windows(
 ) -> Iterator[Window]:
     """Plan the windows over a text of `num_tokens` tokens.
 
-    Under "sliding", window k holds the tokens from k * stride on, `max_length` places in all; a
-    token is scored in the first window that reaches it, given everything before it there.  With
-    `stride == max_length` windows share no token, so the first token of a later one is scored
-    from the last row of the window before it.  Every token with a predecessor is scored exactly
-    once for every stride.
+    Under "sliding", window k consists of the `max_length` tokens from k * stride on.  A token is
+    scored in the first window that contains it, given all preceding tokens of that window.  With
+    `stride == max_length` windows share no token, so the first token of a later window is scored
+    from the last row of the previous one.  Every token with a predecessor is scored exactly once for
+    every stride.
 
     Args:
         num_tokens: N, without the start token.
-        max_length: places in a window, from 2 on; from 3 on where second halves are scored.
+        max_length: positions in a window, at least 2; at least 3 if second halves are scored.
         stride: 1 to `max_length`; with `start="every"`, to `max_length - 1`.
         start: "none"; "once", before the text; "every", at the head of each window; "replace",
-            in the place of each window's first token.
-        protocol: decides which targets count and what becomes of the last window.
+            instead of each window's first token.
+        protocol: selects the targets and the treatment of the last window.
 
     Yields:
         windows in the order of the text, each with at least one target.
     """
     if start == "every":
-        # The start token takes a place, and gives the first token of each window a predecessor.
+        # The start token occupies a position, and precedes the first token of each window.
         spans = _spans(num_tokens, max_length - 1, stride, protocol.last, lead=0)
         return (Window(begin, first, end, True) for begin, first, end in spans)
     scores_next = protocol.scores_next == "always" or (
@@ -144,7 +143,7 @@ def _spans(
 ) -> Iterator[tuple[int, int, int]]:
     """Yield `(begin, first, end)`: windows of `width` tokens, each scoring its new tokens.
 
-    `lead` is how many tokens of its own a window needs before its first target.
+    `lead` is the number of tokens that a window needs before its first target.
     """
     if last == "popped":
         length = (length - width - 1) // stride * stride + width - 1
@@ -166,20 +165,20 @@ def _spans(
 
 
 def _growing_spans(length: int, width: int, stride: int) -> Iterator[tuple[int, int, int]]:
-    """Yield as `_spans`, but with `stride` targets a window, after all the context that fits."""
+    """Yield as `_spans`, but with `stride` targets per window, after all context that fits."""
     for first in range(1, length, stride):
         yield max(0, first + stride - width), first, min(first + stride, length)
 
 
 @dataclass(frozen=True)
 class Plan:
-    """A protocol with its numbers for one model.
+    """A protocol with its settings for one model.
 
     Attributes:
-        start: where the start token stands.
+        start: position of the start token.
         start_id: its token id; None without one.
-        carries: what is carried from window to window: "nothing", the keys of the last
-            `max_length - stride` tokens as "keys(N)", or a recurrent "state".
+        carries: state carried from window to window: "nothing", "keys(N)" for the keys of the last
+            `max_length - stride` tokens, or a recurrent "state".
     """
 
     protocol: Protocol
@@ -206,13 +205,13 @@ def num_scored(windows: list[Window]) -> int:
 
 
 def restrict_windows(windows: Iterable[Window], targets: Sequence[tuple[int, int]]) -> list[Window]:
-    """List windows that score nothing but ranges of targets.
+    """Restrict windows to ranges of targets.
 
-    A window without any of them is left out; one that reaches several ranges comes once for each.
+    A window without targets is omitted; one with several ranges is repeated for each.
 
     Args:
-        windows: in the order of the text.
-        targets: ranges (first, one past the last), ascending and apart from each other.
+        windows: windows in the order of the text.
+        targets: half-open ranges (first, end), ascending and disjoint.
     """
     restricted = []
     place = 0
@@ -239,10 +238,10 @@ def last_window(num_tokens: int, first: int, max_length: int, starts: bool) -> W
     Args:
         num_tokens: N, context and continuation together.
         first: the first token of the continuation.
-        starts: whether the start token stands before the text, in the place of a context.
+        starts: whether the start token precedes the text, instead of a context.
     """
     begin = max(0, num_tokens - 1 - max_length)
-    # The start token is the first to be left out.
+    # The start token is dropped first.
     return Window(begin, first, num_tokens, starts and num_tokens <= max_length)
 
 
@@ -266,11 +265,9 @@ class Pass(NamedTuple):
     Attributes:
         stream: number of the stream of tokens that is read.
         begin: first token of the stream that is read.
-        end: one past the last token that is read, and one more: x[end - 1] is not read, but scored
-            where it is a target.
-        start_token: id of the token that stands before x[begin], or None.
-        targets: ranges (first, one past the last) of the targets, ascending and apart from each
-            other.
+        end: the tokens x[begin..end - 2] are read; x[end - 1] is only scored, if it is a target.
+        start_token: id of the token before x[begin], or None.
+        targets: half-open ranges (first, end) of the targets, ascending and disjoint.
     """
 
     stream: int
@@ -293,7 +290,7 @@ class PlannedWindow(NamedTuple):
     """A window over one of several streams.
 
     Attributes:
-        start_id: the token id that stands before it; None where the window has no start token.
+        start_id: id of the start token; None if the window has none.
     """
 
     stream: int
@@ -302,7 +299,7 @@ class PlannedWindow(NamedTuple):
 
 
 class Place(NamedTuple):
-    """The place of a window's scores: in those of a pass, from `offset` on."""
+    """The location of a window's scores: the number of the pass, and the offset in its scores."""
 
     number: int
     offset: int
@@ -314,11 +311,11 @@ def merge_windows(
     """Merge windows into the fewest passes, in the order of their first windows.
 
     Args:
-        prefixes_agree: whether the model gives a token the same score in a shorter and in a longer
-            pass; otherwise only windows of the same length are merged, and each is read whole.
+        prefixes_agree: whether scores do not depend on the length of the pass; otherwise only
+            windows of the same length are merged, and each is read completely.
 
     Returns:
-        the passes, and for every window the place of its scores.
+        the passes, and for every window the location of its scores.
     """
     groups: dict[tuple, list[int]] = {}
     for number, (stream, window, start_id) in enumerate(windows):
@@ -340,8 +337,8 @@ class SharedPrefix(NamedTuple):
     """Passes with a common prefix, which can be read once for all of them.
 
     Attributes:
-        numbers: of the passes.
-        length: tokens that they share, the start token included; none of their rows is scored.
+        numbers: numbers of the passes.
+        length: number of shared tokens, the start token included; none of their rows is scored.
     """
 
     numbers: tuple[int, ...]
@@ -359,8 +356,8 @@ def find_shared_prefixes(
     """Find the passes with a common prefix.
 
     Args:
-        prefix_of: gives what a pass reads before anything of its own.
-        least: fewest tokens to save by reading a prefix once; fewer are not worth it.
+        prefix_of: returns the tokens of a pass that may be shared.
+        least: minimum number of tokens to save.
     """
     groups: dict[tuple[int, ...], list[int]] = {}
     for number, pass_ in enumerate(passes):
@@ -372,9 +369,9 @@ def find_shared_prefixes(
 
 
 def unite(ranges: Iterable[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
-    """Unite ranges (first, one past the last) into ascending ranges that do not touch."""
+    """Unite half-open ranges (first, end) into ascending ranges that do not touch."""
     ranges = sorted(ranges)
-    if len(ranges) == 1:  # as of most short texts
+    if len(ranges) == 1:  # most short texts
         return (ranges[0],)
     united: list[tuple[int, int]] = []
     for first, end in ranges:
@@ -386,7 +383,7 @@ def unite(ranges: Iterable[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
 
 
 def offset_of(targets: tuple[tuple[int, int], ...], target: int) -> int:
-    """Count the targets of ascending ranges before one of them."""
+    """Count the targets before a given one."""
     if len(targets) == 1:
         return target - targets[0][0]
     before = [0, *accumulate(end - first for first, end in targets)]

@@ -166,11 +166,11 @@ def in_words(word: str, of_models: dict, what: str, num_texts: int) -> str:
 
     Args:
         of_models: the ratio of the two, with its interval.
-        what: it is a ratio of.
+        what: the quantity of the ratio.
     """
     ratio, interval = of_models["ratio"], of_models["interval"]
     if ratio is None or not math.isfinite(ratio):
-        return f"The model's {what} or the reference's is infinite, and no ratio can be given."
+        return f"There is no ratio, because the {what} of the model or the reference is infinite."
     change = f"its {what} is {change_in_words(ratio)}"
     if interval is None:
         return (

@@ -1,8 +1,8 @@
-"""Perplexity by length of context, and by place in the text.
+"""Perplexity by length of context, and by position in the text.
 
-By context, the same tokens are scored with windows of several lengths that slide by the same
-stride.  A shorter window is the head of a longer one that begins at the same token, so all of them
-cost what the longest costs::
+By context, the same tokens are scored with windows of several lengths and the same stride.  A shorter
+window is a prefix of a longer one that begins at the same token, so all lengths together cost as much
+as the longest::
 
     begin              c0      c1          longest
     |------------------##------##----------##          # the new tokens of a window of each length
@@ -26,10 +26,10 @@ from .report import Report
 from .totals import nll_interval, perplexity_interval
 from .uncertainty import Blocks, Estimate, as_ratio, estimate_ratio, exp
 
-# Times that "doubling" halves the longest context, unless the stride sets an end before.
+# Maximum number of halvings of "doubling", unless the stride stops it earlier.
 MOST_HALVINGS = 3
 # The in-context learning score of Olsson et al. (In-context Learning and Induction Heads, 2022):
-# the loss of the 500th token less that of the 50th.
+# the loss of the 500th token minus that of the 50th.
 EARLY_TOKEN, LATE_TOKEN = 50, 500
 
 # --- what is planned ------------------------------------------------------------------------------
@@ -45,7 +45,7 @@ def expand_settings(
     """
     setting, context_lengths = settings[0], long_context.context_lengths
     if long_context.carry and setting.max_length is None and limit.length is None:
-        return [replace(setting, max_length=UNLIMITED_WINDOW)]  # what is carried has no limit
+        return [replace(setting, max_length=UNLIMITED_WINDOW)]  # a carried state has no limit
     if context_lengths is None:
         return settings
     argument = "context_lengths"
@@ -88,14 +88,14 @@ def doubling_edges(longest: int) -> list[int]:
 class ContextTotals:
     """Sums over the same tokens by length of context.
 
-    The tokens are those that the longest context can serve: they see between `longest - stride` and
-    `longest - 1` tokens under it, and as many less under a shorter one as it is shorter.
+    The tokens see between `longest - stride` and `longest - 1` tokens under the longest context, and
+    fewer under a shorter one, by the difference of the lengths.
 
     Attributes:
         context_lengths: window lengths, ascending.
-        blocks: of these tokens: their number, and the nll under each length.
-        longest_text: tokens of it.
-        num_forward_tokens: what was read for all lengths.
+        blocks: number of these tokens, and their nll under each length.
+        longest_text: length of the longest text in tokens.
+        num_forward_tokens: number of tokens read for all lengths.
     """
 
     context_lengths: Sequence[int]
@@ -364,8 +364,8 @@ class LongContextTotals:
     """Sums from which the keys about long contexts are computed; like `Totals` they add up over shards.
 
     Attributes:
-        parts: what the keys of each kind are computed from.
-        identity: what must be the same for all shards.
+        parts: sums for each kind of keys.
+        identity: settings that all shards must share.
     """
 
     parts: Sequence[PartTotals]
@@ -386,7 +386,7 @@ class LongContextTotals:
             return NotImplemented
         if self.identity != other.identity:
             raise ValueError(
-                "Totals can only be added where model, protocol and settings are the same, got "
+                "Totals can be added only if model, protocol and settings are the same, got "
                 f"{self.identity} and {other.identity}."
             )
         parts = [one + another for one, another in zip(self.parts, other.parts, strict=True)]

@@ -93,8 +93,8 @@ class KeyTokenTotals:
     """Sums over key tokens.
 
     Attributes:
-        blocks: of all texts: the number of key tokens, and their nll.
-        signature: by what rule and which evaluator they were found.
+        blocks: number of key tokens, and their nll, of all texts.
+        signature: the rule and the evaluator that found them.
     """
 
     blocks: Blocks
@@ -129,7 +129,7 @@ def total_key_tokens(report: Report, spans: Sequence[np.ndarray], signature: str
 
     Args:
         spans: characters of the key tokens of each text.
-        signature: by what rule and which evaluator these were found.
+        signature: the rule and the evaluator that found them.
     """
     nlls = nlls_by_token(report.measurement, report.scores)
     places = [

@@ -92,11 +92,11 @@ class TokenComparison:
 
 @dataclass(frozen=True)
 class ValueComparison(TokenComparison):
-    """Compares the scores of tokens where one of the models does not give its logits.
+    """Compares the scores of tokens if one of the models returns no logits.
 
     Attributes:
-        scores: of the windows of each text under the reference.
-        rounded: the same in bfloat16; None where the reference is rounded itself.
+        scores: scores of the windows of each text under the reference.
+        rounded: those in bfloat16; None if the reference itself is not in float32.
     """
 
     scores: list[list[Columns]]
@@ -304,7 +304,7 @@ def score_values(
     measures: Sequence[Measure],
     margin: float | None,
 ) -> tuple[Work, list[Columns], list[ValueComparison]]:
-    """Score measurements under a model and its reference of which one gives no logits."""
+    """Score measurements under a model and its reference, one of which returns no logits."""
     model, reference = models
     values: list[Measure] = [NegativeLogLikelihood(), Likeliest()]
     other_work, other_scores = session.score([reference], measurements, values)
@@ -314,14 +314,14 @@ def score_values(
         ValueComparison(reference, margin, *of_measurement)
         for of_measurement in zip(others, roundings)
     ]
-    asked = [*measures, *(m for m in values if m not in measures)]
-    return *session.score([model], measurements, asked), comparisons
+    together = [*measures, *(m for m in values if m not in measures)]
+    return *session.score([model], measurements, together), comparisons
 
 
 def score_rounded(
     session: Session, reference: ScoredModel, measurements: Sequence[Measurement]
 ) -> list[list[list[Columns]] | None]:
-    """Score measurements under a reference in bfloat16; None where it is not in float32."""
+    """Score measurements under a reference in bfloat16; None if it is not in float32."""
     if not isinstance(reference, LanguageModel) or reference.dtype != torch.float32:
         return [None] * len(measurements)
     rounded = InBfloat16.of(reference)
@@ -339,15 +339,15 @@ def score_pair(
     measures: Sequence[Measure],
     margin: float | None,
 ) -> tuple[Work, list[Columns], Sequence[Comparison]]:
-    """Score measurements under a model and its reference, both at once where they read alike.
+    """Score measurements under a model and its reference, at once if they read the same tokens.
 
     Args:
-        models: prepared.
-        of_reference: the measurements as planned with the reference's tokenizer; None where both
-            models read the same tokens.
+        models: prepared models.
+        of_reference: the measurements planned with the reference's tokenizer; None if both models
+            read the same tokens.
 
     Returns:
-        work and scores of the model, and what compares each of the measurements.
+        work and scores of the model, and the comparison of each measurement.
     """
     model, reference = models
     if of_reference is None:

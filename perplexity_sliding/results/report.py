@@ -54,16 +54,15 @@ class Report:
     """The outcome of a measurement.
 
     Attributes:
-        scores: of the windows of each text.
-        borders: of the windows over what follows the scored parts of each text.
-        cost: tokens that the measurement reads by itself.
-        comparison: with the scores of a second model; None where there is none.
-        word_counts: words of each text that the caller gave, or None.
-        text_digests: of each text as it was given; of a chat, as it is read.
-        word_scoring: how words are scored; None where they are not.
-        detokenizer: what turned the texts into prose, as the caller names it.
-        own_windows: tokens in the window of the model by itself, and of its reference if any; None
-            where nothing limits one.
+        scores: scores of the windows of each text.
+        borders: scores of the windows after the scored parts of each text.
+        cost: tokens that the measurement alone reads.
+        comparison: comparison with a second model, if any.
+        word_counts: the caller's word counts of each text, or None.
+        text_digests: digest of each given text; for a chat, of its formatted text.
+        word_scoring: scoring of words; None if they are not scored.
+        detokenizer: name of the detokenizer, as given by the caller.
+        own_windows: the window of the model alone, and of its reference if any; None if unlimited.
     """
 
     model: ScoredModel
@@ -129,7 +128,7 @@ class Report:
         return self.totals.split(counts, self.text_digests)
 
     def _cost_alone(self, windows: list[Window]) -> int:
-        """Count the tokens that a text's windows read by themselves."""
+        """Count the tokens that the windows of a text alone read."""
         if self.measurement.plan.carries != "nothing":
             return sum(window.num_targets for window in windows)
         planned = self.measurement.plan.over(0, windows)
@@ -267,13 +266,13 @@ def scored_units(
 
 
 def measure_span(text: str, stream: TokenizedText, scored: np.ndarray) -> tuple[int, int]:
-    """Count bytes and characters that scored tokens stand for, as nanochat's `evaluate_bpb` does.
+    """Count the bytes and characters of scored tokens, as nanochat's `evaluate_bpb` does.
 
-    Characters that no token has, as spaces that a tokenizer drops, go to the token after them, or
-    to the last one.  A character that several tokens share goes to the first of them.
+    Characters without a token, such as dropped spaces, count for the next token, or for the last one.
+    A character that several tokens share counts for the first of them.
 
     Args:
-        scored: which tokens are scored (N,).
+        scored: mask of the scored tokens (N,).
     """
     own = ~stream.added
     ends = np.where(own, stream.known_offsets[:, 1], 0)

@@ -27,9 +27,9 @@ ARRAY_KEYS = {"dtype", "shape", "base64"}
 
 # A mean above this many nats makes Megatron-LM print exp(20).
 MEGATRON_CAP = 20.0
-# What is added up of each text for the numbers per byte, character and word.
+# Sums per text for the numbers per byte, character and word.
 UNITS = ("tokens", "words", "bytes", "characters", "unit nll", "word nll")
-# What `Totals.to_json` writes, and the version of its form.
+# The kind and format version of the output of `Totals.to_json`.
 KIND = "totals of perplexity-sliding, 1"
 # Splits a field of a signature.
 _SPLIT = methodcaller("partition", ":")
@@ -40,18 +40,18 @@ class TextScores:
     """Scores and sizes of one text, or of one stream of joined texts.
 
     Attributes:
-        window_nlls: nlls of the scored tokens in nats, one array a window, in the text's order.
-        first_targets: where in the stream each window's first scored token stands.
-        guide_weights: the weight that the transformers guide gives each window's mean; read where
-            the average is of "guide weights".
+        window_nlls: nlls of the scored tokens in nats, one array per window, in the text's order.
+        first_targets: position of each window's first scored token in the stream.
+        guide_weights: weight of each window's mean in the transformers guide; used for the average
+            "guide weights".
         stream_length: tokens in the stream, scored or not.
-        num_tokens: those of them that stand for the text's characters.
+        num_tokens: tokens of the stream that have characters of the text.
         num_bytes: the text's length in UTF-8 bytes.
         num_characters: its length in Unicode code points.
         num_words: its words as the protocol counts them, or the number the caller gave.
-        scored_nll, scored_bytes, scored_characters: of the scored tokens that stand for
-            characters; None where the tokenizer does not say which characters a token stands for.
-        num_context: tokens that are read as context alone, where a part of the text is scored.
+        scored_nll, scored_bytes, scored_characters: sums over the scored tokens with characters;
+            None if the tokenizer returns no offsets.
+        num_context: tokens read only as context, if a part of the text is scored.
     """
 
     window_nlls: list[np.ndarray]
@@ -86,13 +86,13 @@ class Aggregation:
     """The settings by which token scores become a result.
 
     Attributes:
-        average: what is averaged, see `token_weights`: "tokens", "window means", "guide
-            weights"; "capped", tokens with Megatron's cap; or "texts", whose perplexities are.
-        error: the ± to report as the protocol's tool does: "population", "sample" or None.
-        block_tokens: fewest scored tokens in a part of a text that is taken as independent.
-        word_counts_given: whether the word counts are the caller's, to normalise by.
-        has_context: whether parts of the texts are read as context alone.
-        stream_texts: texts that are joined into one stream; None for all of a call.
+        average: kind of average, see `token_weights`: "tokens", "window means", "guide weights";
+            "capped", tokens with Megatron's cap; or "texts", the mean of their perplexities.
+        error: the ± of the protocol's tool: "population", "sample" or None.
+        block_tokens: minimum number of scored tokens in a part of a text that counts as independent.
+        word_counts_given: whether the caller's word counts are used for normalisation.
+        has_context: whether parts of the texts are read only as context.
+        stream_texts: number of texts joined into one stream; None for all of a call.
     """
 
     average: Aggregate = "tokens"
@@ -108,12 +108,12 @@ class Aggregation:
 
 
 def _sum(values: np.ndarray | list[float]) -> Any:
-    """Add up texts; of one by itself, as of each row of a table, a reduction would cost the most."""
+    """Add up texts; a single text, such as each row of a table, skips the slow reduction."""
     return values[0] if len(values) == 1 else np.add.reduce(values)
 
 
 class Groups(NamedTuple):
-    """The texts behind the rows of pooled totals: one, or several of the same weight.
+    """The texts of each row of pooled totals: one, or several of the same weight.
 
     Attributes:
         num_texts: texts in each row (T,).
@@ -128,21 +128,21 @@ class Groups(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Totals:
-    """Sums from which a result is computed: at most 32 blocks a text, and a few counts.
+    """Sums from which a result is computed: at most 32 blocks per text, and a few counts.
 
-    `Totals.of(a) + Totals.of(b)` is `Totals.of(a + b)`.  They pickle, and go through JSON to the
-    last bit.  Pooled totals do neither; they add up, and give the result of the corpus in room that
-    does not grow with the number of texts.
+    `Totals.of(a) + Totals.of(b)` equals `Totals.of(a + b)`.  Totals pickle, and JSON preserves them
+    bit for bit.  Pooled totals do neither, but add up to the result of the corpus in memory that does
+    not grow with the number of texts.
 
     Attributes:
-        aggregation: how the sums become a result.
+        aggregation: the settings by which the sums become a result.
         blocks: sums over blocks of tokens, of the columns tokens, nll, weight, and term.
         squares: squared deviations of the nlls from their text's mean, summed (T,).
-        units: of each text what `UNITS` names (T, 6).
-        counts: what adds up over calls.
-        identity: what is the same for all shards and goes into the result: settings and signature.
-        texts_digest: which texts these are.
-        groups: the texts of each row of pooled totals; None where each row is a text.
+        units: the sums `UNITS` of each text (T, 6).
+        counts: counts that add up over calls.
+        identity: settings and signature, which all shards share.
+        texts_digest: digest of the texts.
+        groups: the texts of each row of pooled totals; None if each row is a text.
     """
 
     aggregation: Aggregation
@@ -197,7 +197,7 @@ class Totals:
             return NotImplemented
         if not self._is_measured_as(other):
             raise ValueError(
-                "Totals can only be added where model, protocol and settings are the same, but they "
+                "Totals can be added only if model, protocol and settings are the same, but they "
                 f"differ in {self._differences(other)}."
             )
         self._check_apart()
@@ -242,25 +242,24 @@ class Totals:
     def _check_apart(self) -> None:
         """Check that nothing is added after texts that one call would have joined with it.
 
-        What is joined has one stream of windows: cut in two, windows end, are dropped and begin
-        elsewhere, and tokens at the cut see another context.
+        Joined texts have one stream of windows.  In two halves, windows would begin and end elsewhere,
+        and tokens at the cut would have a different context.
         """
         size, count = self.aggregation.stream_texts, self.texts_digest.count
         if size is None:
             raise ValueError(
-                "Totals can only be added where each text is scored on its own, but here all texts "
-                "of a call are joined, and two halves give another number than the whole. Score "
-                "all of them in one call."
+                "Totals can be added only if texts are scored separately, but here all texts of a call "
+                "are joined, and two halves give a different number than the whole. Score all of them "
+                "in one call."
             )
         if count % size:
             raise ValueError(
-                f"Totals can only be added behind a multiple of {size:,} texts where so many are "
-                f"joined, got {count:,}. Score all of them in one call, or cut them into shards of "
-                f"{size:,} texts."
+                f"Totals can be added only after a multiple of {size:,} texts, because these are "
+                f"joined, got {count:,}. Score all of them in one call, or in shards of {size:,} texts."
             )
 
     def pooled(self) -> "Totals":
-        """Sum up texts of the same weight, but for those long enough to be cut.
+        """Sum up texts of the same weight, except for those long enough to be divided.
 
         An interval needs of a text that it never cuts only the weight and the term; only texts of at
         least a fourteenth of the whole keep their blocks.
@@ -329,7 +328,7 @@ class Totals:
     def split(
         self, counts: Sequence[dict[str, int]], digests: Sequence[TextsDigest]
     ) -> list["Totals"]:
-        """List the totals of each text by itself.
+        """List the totals of each text.
 
         Args:
             counts, digests: `counts` and `texts_digest` of each text.
@@ -353,7 +352,7 @@ class Totals:
         ]
 
     def to_json(self) -> str:
-        """Write the totals as JSON, to the last bit and with a checksum; see `from_json`."""
+        """Return the totals as JSON, bit for bit and with a checksum; see `from_json`."""
         self._check_texts()
         return to_checked_json(
             KIND,
@@ -372,7 +371,7 @@ class Totals:
 
     @classmethod
     def from_json(cls, text: str) -> "Totals":
-        """Read what `to_json` wrote, in this process or another.
+        """Read the output of `to_json`, in any process.
 
         Raises:
             TypeError, ValueError: it is something else, or damaged.
@@ -458,7 +457,7 @@ class Totals:
         }
 
     def perplexities(self) -> list[float]:
-        """Compute the perplexity of each text; NaN where the tool gives all its tokens weight 0."""
+        """Compute the perplexity of each text; NaN if the tool's weights of all its tokens are 0."""
         self._check_texts()
         cap = self.aggregation.cap
         return [
@@ -493,7 +492,7 @@ class Totals:
         return self.blocks.num_parts(self.aggregation.block_tokens, counts)
 
     def _terms_and_weights(self, clusters: Clusters) -> tuple[np.ndarray, np.ndarray]:
-        """Return of each cluster what adds up to the perplexity, or its logarithm, as a ratio."""
+        """Return the numerators and denominators of the (log) perplexity of each cluster."""
         _, _, weights, terms = clusters.sums.T
         if self.aggregation.average == "texts":
             return self._rows.perplexity_sums, self._rows.num_texts
@@ -503,7 +502,7 @@ class Totals:
         return dict(zip(UNITS, _sum(self.units).tolist()))
 
     def _per_unit(self) -> dict[str, float | None]:
-        """Compute what does not depend on the tokenizer: per byte, character and word."""
+        """Compute the numbers per byte, character and word."""
         units = self._sum_units()
         per_byte = units["unit nll"] / units["bytes"]
         per_character = units["unit nll"] / units["characters"]
@@ -548,7 +547,7 @@ class Totals:
         return perplexity * math.sqrt(squares / count / (count - 1))
 
     def leave_out_each(self, clusters: Clusters) -> tuple[float, np.ndarray, np.ndarray]:
-        """Return log perplexity, what it is without each cluster (C,), and the clusters' shares (C,)."""
+        """Return the log perplexity, its values without each cluster (C,), and their shares (C,)."""
         self._check_texts()
         terms, weights = self._terms_and_weights(clusters)
         total, weight = terms.sum(), weights.sum()
@@ -591,7 +590,7 @@ def ratio_of_perplexities(totals: Totals, first: Totals) -> dict:
 
 
 def shared_clusters(totals: Totals, first: Totals) -> tuple[Clusters, Clusters] | None:
-    """Partition the corpus alike for both; None where only one of them knows the texts."""
+    """Divide the corpus in the same way for both; None if only one of them has separate texts."""
     if "texts" in (totals.aggregation.average, first.aggregation.average):
         if len(totals.blocks.lengths) != len(first.blocks.lengths):
             return None
@@ -606,7 +605,7 @@ def shared_clusters(totals: Totals, first: Totals) -> tuple[Clusters, Clusters] 
 
 
 def _longer_probe(*identities: dict[str, Any]) -> dict[str, object]:
-    """Return the long probe of the longest pass, as a call with all texts has it; none without one."""
+    """Return the long probe of the longest pass, as in a call with all texts, if any."""
     probes = [identity["long_probe"] for identity in identities if "long_probe" in identity]
     return (
         {"long_probe": max(probes, key=lambda probe: probe[-1] if probe else [])} if probes else {}
@@ -618,9 +617,9 @@ def token_weights(
 ) -> np.ndarray:
     """Weigh each scored token; log perplexity is Σ weight · nll / Σ weight.
 
-    "window means": 1 / size of its window, so that windows weigh the same, as in the guide's form
-    of 2022-2024.  "guide weights": w / size, with the weights w of the guide's present form.
-    Otherwise tokens weigh the same.
+    "window means": 1 / size of its window, so that windows have equal weights, as in the guide of
+    2022-2024.  "guide weights": w / size, with the weights w of the present guide.  Otherwise tokens
+    have equal weights.
 
     Args:
         sizes: scored tokens of each window of all texts.
@@ -634,15 +633,14 @@ def token_weights(
 
 
 def count_units(texts: Sequence[TextScores], nlls: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    """Count of each text what the numbers per byte, character and word are made of (T, 6).
+    """Compute the sums for the numbers per byte, character and word of each text (T, 6).
 
-    Where the characters of the scored tokens are known, these alone count, as in nanochat's
-    `evaluate_bpb`; words then cost what their bytes do.  Else tokens that were not scored count
-    as average ones of their text; where all are scored, that is lm-evaluation-harness's
-    Σ nll / Σ units.
+    If the characters of the scored tokens are known, only these count, as in nanochat's
+    `evaluate_bpb`, and words are charged by their bytes.  Otherwise unscored tokens count as average
+    ones of their text; if all are scored, this is lm-evaluation-harness's Σ nll / Σ units.
 
     Args:
-        nlls, counts: sum of the nlls and number of the scored tokens, of each text (T,).
+        nlls, counts: sum of the nlls and number of the scored tokens of each text (T,).
     """
     rows = []
     for text, nll, count in zip(texts, nlls.tolist(), counts.tolist()):
@@ -690,14 +688,14 @@ def to_checked_json(kind: str, fields: dict) -> str:
 
 
 def from_checked_json(kind: str, text: str, argument: str) -> dict:
-    """Read what `to_checked_json` wrote.
+    """Read the output of `to_checked_json`.
 
     Args:
-        argument: the name of the text in errors.
+        argument: name of the argument, for errors.
 
     Raises:
         TypeError: it is not a string.
-        ValueError: it is no JSON, of another kind, or damaged.
+        ValueError: it is not JSON, of another kind, or damaged.
     """
     if not isinstance(text, str):
         raise ArgumentTypeError(argument, "be a string of JSON", got=type(text).__name__)

@@ -67,7 +67,7 @@ class Estimate:
     num_clusters: int
 
     def logarithm(self) -> "Estimate":
-        """Return the estimate of log value, for a value above 0: its interval suits what is skewed."""
+        """Return the estimate of the logarithm of a positive value, whose distribution is less skewed."""
         value = math.log(self.value) if self.value > 0 else -math.inf
         if self.stderr is None or self.degrees is None or not math.isfinite(value):
             return Estimate(value, None, None, None, None, self.num_clusters)
@@ -114,14 +114,14 @@ class Clusters:
 class Blocks:
     """Sums over blocks of neighbouring tokens, from which uncertainties are estimated.
 
-    A text is cut into 1, 2, 4, … or 32 blocks of equal length, by position and not by what was
-    scored, so that two measurements of a text have the same blocks.
+    A text is divided into 1, 2, 4, … or 32 blocks of equal length, by position, whatever is scored, so
+    that two measurements of a text have the same blocks.
 
     Attributes:
         sums: sums of the columns over each block (B, columns); the first is the number of scored
-            tokens, which decides over the clusters.
+            tokens, which determines the clusters.
         per_text: blocks of each text (T,).
-        lengths: length of each text, in what positions are counted in (T,).
+        lengths: length of each text in the unit of positions (T,).
     """
 
     sums: np.ndarray
@@ -167,7 +167,7 @@ class Blocks:
         return Blocks(self.sums[np.repeat(first, counts) + within], counts, self.lengths[texts])
 
     def grouped(self, group: np.ndarray, first: np.ndarray) -> "Blocks":
-        """Return the sums over groups of texts; a text of several blocks is a group by itself.
+        """Return the sums over groups of texts; a text of several blocks is its own group.
 
         Args:
             group: the group of each text (T,).
@@ -328,10 +328,10 @@ def estimate_ratio(
 
 
 def jackknife(value: float, without: np.ndarray, shares: np.ndarray) -> Estimate:
-    """Estimate the uncertainty of a number from what it is without each cluster.
+    """Estimate the uncertainty of a number from its values without each cluster.
 
     var = (C - 1) / C · Σ (value - without)² (Efron, The Jackknife, the Bootstrap and Other
-    Resampling Plans, 1982), with Student's t of as many degrees of freedom as that variance has.
+    Resampling Plans, 1982), with Student's t for the degrees of freedom of that variance.
 
     Args:
         without: the number with one cluster left out (C,).

@@ -83,9 +83,9 @@ def classify_vocabulary(
     """Classify the tokens of a vocabulary.
 
     Args:
-        size: V, the logits that the model gives; more than the tokenizer has tokens where a model
-            pads its vocabulary, and these stand for no text.
-        texts: what the tokens stand for, where that is known.
+        size: V, the number of logits; larger than the tokenizer's vocabulary if the model pads it
+            with tokens without text.
+        texts: texts of the tokens, if known.
     """
     texts = vocabulary_texts(tokenizer) if texts is None else texts
     texts = [*texts, *[""] * size][:size]
@@ -151,7 +151,7 @@ def is_unspaced(text: str) -> bool:
 
 
 def split_words(text: str) -> list[Range]:
-    """Split a text at white space, into (first, one past the last) characters."""
+    """Split a text at white space, into half-open ranges of characters."""
     return [match.span() for match in re.finditer(r"\S+", text)]
 
 
@@ -188,18 +188,18 @@ def find_words(text: str, words: Iterable[str]) -> list[Range]:
 def assign_tokens(
     text: str, offsets: np.ndarray, spans: Sequence[Range], begins: Collection[int] = ()
 ) -> list[Range | None]:
-    """Find the tokens of each word, as (first, one past the last).
+    """Find the tokens of each word, as half-open ranges (first, end).
 
-    White space that is a token of its own belongs to the word after it, unless it is context.
+    White space that is a separate token belongs to the next word, unless it is context.
 
     Args:
-        offsets: characters of each token (N, 2); a token that stands for none of the text, such as
-            a start token, has (-1, -1).
+        offsets: characters of each token (N, 2); a token without text, such as a start token, has
+            (-1, -1).
         spans: characters of each word.
         begins: tokens with which scored parts begin.
 
     Returns:
-        for each word its tokens, or None where a token reaches across the edge of the word.
+        for each word its tokens, or None if a token spans the edge of the word.
     """
     starts = [first for first, _ in spans]
     tokens: list[list[int]] = [[] for _ in spans]

@@ -1,1 +1,1 @@
-"""Windows to scores: forward passes, and what is measured of each token."""
+"""Windows to scores: forward passes, and the measures of each token."""

@@ -1,13 +1,13 @@
-"""Texts read once from end to end: the state of a model is carried from segment to segment.
+"""Read texts once, carrying the model's state from segment to segment.
 
-With a recurrent model every token is scored with everything before it, at one reading a token.
-Attention keeps the keys of the last `memory` tokens between segments.  This is Transformer-XL's
-evaluation (Dai et al. 2019): keys of deeper layers have themselves seen tokens before them, so a
-token sees more than the window's tokens, and the number is not the sliding window's::
+With a recurrent model, every token is scored given all tokens before it, and read once.  Attention
+keeps the keys of the last `memory` tokens between segments.  This is Transformer-XL's evaluation (Dai
+et al. 2019): keys of deeper layers depend on earlier tokens, so a token depends on more than the
+window's tokens, and the number differs from that of a sliding window::
 
     segment      0 0 0 0 1 1 1 1 2 2 2 2
-    row of 6             m m . #            m  key that was kept, memory 2
-                                            .  key of its own segment
+    row of 6             m m . #            m  cached key, memory 2
+                                            .  key of the same segment
 """
 
 from collections.abc import Callable, Container, Iterator, Sequence
@@ -37,7 +37,7 @@ class Segment(NamedTuple):
     Attributes:
         inputs: token ids to read (T,).
         targets: the token id that each row predicts (T,).
-        begins_text: whether nothing is carried to it.
+        begins_text: whether it begins a text, without a carried state.
     """
 
     inputs: np.ndarray
@@ -73,7 +73,7 @@ class CarriedWork(Work):
         return Segment(ids[first - 1 : end - 1], ids[first:end], False)
 
     def _merge(self) -> tuple[list[Pass], list[Place]]:
-        """Make a pass of every segment; the text's start token distinguishes texts."""
+        """Return one pass per segment; the text's start token distinguishes texts."""
         start_id = self.measurements[0].plan.start_id
         passes = [
             Pass(stream, window.begin, window.end, start_id, ((window.first, window.end),))
@@ -89,11 +89,11 @@ def score_carried(
     measurement: Measurement,
     measures: Sequence[Measure],
 ) -> tuple[CarriedWork, list[Columns]]:
-    """Plan the texts in segments of a stride each, and score them.
+    """Plan the texts in segments of one stride each, and score them.
 
     Args:
-        model: prepared.
-        reader: continues from the model's state.
+        model: prepared model.
+        reader: carries the model's state.
     """
     memory = measurement.plan.max_length - measurement.plan.stride
     plan = replace(
@@ -116,26 +116,27 @@ def score_carried(
 
 
 def open_carrier(model: ScoredModel) -> StateReader:
-    """Return what carries a model's state on.
+    """Return the reader that carries a model's state.
 
     Args:
-        model: checked.
+        model: checked model.
 
     Raises:
-        ValueError: it runs elsewhere, or cannot continue from its state without end.
+        ValueError: the model runs in another engine, or cannot continue indefinitely.
     """
     if not isinstance(model, LanguageModel):
         raise ValueError(
             Wording(
-                "`carry` needs a model of transformers, whose state can be handed on, got "
-                f"{model.description}. Pass its name or folder as `model_id`, or leave out `carry`."
+                "`carry` requires a model of transformers, whose state can be carried, got "
+                f"{model.description}. Pass its name or folder as `model_id`, or leave out "
+                "`carry`."
             )
         )
     return find_carrier(model.model, model.description)
 
 
 def plan_segments(num_tokens: int, plan: Plan, memory: int | None) -> Iterator[Window]:
-    """Cut a text of `num_tokens` tokens into segments of a stride each.
+    """Divide a text of `num_tokens` tokens into segments of one stride each.
 
     Args:
         memory: tokens whose keys a segment sees; None for all before it.
@@ -153,20 +154,18 @@ def plan_segments(num_tokens: int, plan: Plan, memory: int | None) -> Iterator[W
 
 
 class CarryingScorer:
-    """Scores of texts read segment by segment, several texts side by side.
+    """Scores texts segment by segment, in batches of texts.
 
     Args:
-        model: checked, and in use for as long as this scores.
-        reader: continues from the model's state.
-        measures: what to measure of each target.
-        memory: tokens whose keys are kept between segments.
-        batch_size: texts side by side.
-        logits_memory: bytes that logits and the loss over them may take.
+        model: checked model, in use while this scores.
+        reader: carries the model's state.
+        measures: measures of each target.
+        memory: number of tokens whose keys are kept between segments.
+        batch_size: texts per batch.
+        logits_memory: memory limit in bytes for logits and their loss.
     """
 
-    models: Sequence[
-        ScoredModel
-    ] = ()  # texts side by side are read on, and cannot be scored again by themselves
+    models: Sequence[ScoredModel] = ()  # batches continue, so a text cannot be scored again alone
 
     def __init__(
         self,
@@ -188,7 +187,7 @@ class CarryingScorer:
 
     @property
     def key_prefix(self) -> str:
-        """Prefix of a checkpoint's keys: what the scores depend on beside the tokens read."""
+        """Prefix of a checkpoint's keys, for settings that scores depend on besides the tokens."""
         return f"carry {self.memory}/" if self.reader.keeps_keys else "carry/"
 
     @torch.inference_mode()
@@ -201,17 +200,17 @@ class CarryingScorer:
         """Score texts, longest first; yield after every segment.
 
         Args:
-            row_of: gives the segment of a number, 0 to len(lengths) - 1; those of a text in order.
+            row_of: returns the segment of a number, 0 to len(lengths) - 1; those of a text in order.
             lengths: tokens in each segment.
-            finished: numbers to leave out.  Texts side by side are read again unless all of them
-                are finished, so that a resumed run rounds as the whole one would have.
+            finished: numbers to skip.  A batch of texts is read again unless all of them are
+                finished, so that a resumed run rounds like an uninterrupted one.
 
         Yields:
             (numbers of the segments, their scores).
 
         Raises:
-            MemoryError: the texts side by side do not fit.
-            ValueError: the model's forward pass failed in another way.
+            MemoryError: a batch of texts does not fit in memory.
+            ValueError: the model's forward pass failed.
         """
         texts: list[list[int]] = []
         for number in range(len(lengths)):
@@ -231,7 +230,7 @@ class CarryingScorer:
     def _read_group(
         self, texts: list[list[int]], row_of: Callable[[int], Segment]
     ) -> Iterator[tuple[list[int], list[Columns]]]:
-        """Read texts to their ends, the longest first among them."""
+        """Read a batch of texts to their ends; the first one is the longest."""
         self.reader.begin()
         for place in range(len(texts[0])):
             numbers = [text[place] for text in texts if place < len(text)]
@@ -244,7 +243,7 @@ class CarryingScorer:
             self.reader.keep(self.memory)
 
     def _read_segment(self, segments: list[Segment], num_texts: int) -> list[Columns]:
-        """Read the next segment of texts; those that have ended read padding, which is not scored."""
+        """Read the next segment of texts; finished texts read padding, which is not scored."""
         length = len(segments[0].inputs)
         ids = np.zeros((2, num_texts, length), dtype=np.int64)  # inputs, targets
         for line, segment in enumerate(segments):
@@ -267,7 +266,7 @@ class CarryingScorer:
 
 
 def side_by_side(lengths: Sequence[int], most: int) -> list[list[int]]:
-    """Group texts of similar lengths, longest first: at most `most`, a quarter of it padding."""
+    """Group texts of similar lengths, longest first: at most `most`, with at most a quarter padding."""
     groups: list[list[int]] = []
     read = 0
     for number in sorted(range(len(lengths)), key=lambda n: -lengths[n]):

@@ -60,7 +60,7 @@ class Processes:
             self.rank, self.count = state.process_index, state.num_processes
 
     def share(self, costs: Sequence[int]) -> list[int]:
-        """Return the places of this process's pieces of work."""
+        """Return the indices of this process's pieces of work."""
         return share_out(costs, self.count)[self.rank]
 
     def agree(self, describe: Callable[[], str], what: str, advice: str) -> None:
@@ -68,10 +68,10 @@ class Processes:
 
         Args:
             describe: describes the input of this process; equal descriptions mean equal inputs.
-            what: the name of the input in an error.
+            what: name of the input, for errors.
 
         Raises:
-            ValueError: in each process, where one has another input.
+            ValueError: a process has a different input; raised in each process.
         """
         if self.count == 1:
             return
@@ -80,8 +80,8 @@ class Processes:
         differing = [rank for rank, other in enumerate(descriptions) if other != descriptions[0]]
         if differing:
             error = ValueError(
-                f"The {what} must be the same in all processes with distributed=True, but process "
-                f"{differing[0]} has others than process 0. {advice}"
+                f"The {what} must be the same in all processes with distributed=True, but those of "
+                f"process {differing[0]} differ from those of process 0. {advice}"
             )
             raise _shared(error)
         self.run += xxhash.xxh3_128_hexdigest(description.encode())

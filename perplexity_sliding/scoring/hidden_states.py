@@ -55,15 +55,15 @@ def store_reference(
         the reference, and the session whose progress continues from here.
 
     Raises:
-        ValueError: its architecture gives no last hidden states, nothing identifies it, or the file
-            is of another kind or another run.
+        ValueError: its architecture returns no last hidden states, it cannot be identified, or the
+            file is of another kind or another run.
     """
     reference.check_identifiable("reference['states']")
     work = plan_work([reference], measurements)
     if not isinstance(reference, LanguageModel) or not isinstance(reference.head, BodyThenHead):
         raise ValueError(
             Wording(
-                "`reference['states']` needs a reference that gives its last hidden states, "
+                "`reference['states']` requires a reference that returns its last hidden states, "
                 f"but {reference.description} has an unsupported architecture. Leave it out."
             )
         )
@@ -86,12 +86,12 @@ class HiddenRows:
 
 
 class Body:
-    """A model that returns hidden states in place of logits, with the attributes that a scorer reads."""
+    """A model that returns hidden states instead of logits, with the attributes that a scorer reads."""
 
     def __init__(self, model: LanguageModel, head: BodyThenHead) -> None:
         self.forget_passes = model.forget_passes
         self.device, self.head, self.prefixes_agree = model.device, head, model.prefixes_agree
-        # batches are then cut as beside the model
+        # so that batches are equal to those with the model
         self.vocabulary_size, self.by_blocks = model.vocabulary_size, model.by_blocks
 
     def logits(self, batch: Batch, block_rows: int, prefix: Prefix | None = None) -> LogitBlocks:
@@ -99,7 +99,7 @@ class Body:
         yield self.head.states(batch.ids, batch.scored, prefix), batch.targets
 
     def read_in_parts(self, length: int, refusal: str) -> None:
-        raise MemoryError(Wording(f"{refusal} `reference['states']` does not read in parts."))
+        raise MemoryError(Wording(f"{refusal} `reference['states']` does not support chunks."))
 
 
 class StatesFile:
@@ -157,7 +157,7 @@ class StatesFile:
         return len(self.head) + 8 * num_digests + int(self.first_rows[number]) * self.width
 
     def _open(self) -> None:
-        """Check the file; begin anew where a killed run has left an empty one."""
+        """Check the file; recreate an empty one that a killed run has left."""
         if self.path.exists() and not self.path.is_file():
             is_folder = self.path.is_dir()
             raise ArgumentError(

@@ -66,8 +66,8 @@ class Measure(Protocol):
 
     Attributes:
         columns: names of the columns that it returns.
-        num_models: how many models' logits it takes: 2 where it compares.
-        key: names them in a checkpoint; measures of the same key give the same columns.
+        num_models: number of models whose logits it takes: 2 for a comparison.
+        key: its name in a checkpoint; measures with the same key return the same columns.
     """
 
     @property
@@ -202,7 +202,7 @@ class SetMass:
 
 @dataclass(frozen=True)
 class TailMass:
-    """`tail`: -log of the probability of the tokens that begin as the target does, in nats (R, K).
+    """`tail`: -log of the probability of the tokens that begin like the target, in nats (R, K).
 
     Only for the targets in `sets`; NaN elsewhere.
 

@@ -84,10 +84,10 @@ class Scorer:
 
     Args:
         models: the model and, for measures of two, its reference; each examined.
-        measures: what to measure of each target.
+        measures: measures of each target.
         batch_tokens: tokens in one forward pass, padding included; a longer pass runs alone.
-        logits_memory: bytes that logits and the loss over them may take, and as many the copies
-            of what a model keeps of a shared prefix.
+        logits_memory: memory limit in bytes for logits and their loss, and also for the copies of a
+            shared prefix's cache.
     """
 
     def __init__(
@@ -122,10 +122,10 @@ class Scorer:
         """Score passes, longest first; yield after every batch.
 
         Args:
-            row_of: gives the pass of a number, 0 to len(lengths) - 1.
+            row_of: returns the pass of a number, 0 to len(lengths) - 1.
             lengths: tokens that each pass reads.
-            finished: numbers to leave out.  The rest is batched as if they were there, so that a
-                resumed run rounds as the whole one would have.
+            finished: numbers to skip.  The others are batched as if these were included, so that a
+                resumed run rounds like an uninterrupted one.
 
         Yields:
             (numbers of the passes, their scores).
@@ -166,9 +166,9 @@ class Scorer:
         """Score passes that begin with the same tokens, which are read once; as `score`.
 
         Args:
-            row_of: gives the pass of a number.
+            row_of: returns the pass of a number.
             numbers: the passes.
-            length: tokens that they share; none of their rows is scored.
+            length: number of shared tokens; none of their rows is scored.
         """
         prefix = row_of(numbers[0]).inputs[None, :length]
         prefixes = [model.read_prefix(to_device(prefix, model.device)) for model in self.models]
@@ -197,10 +197,10 @@ class Scorer:
         row_of: Callable[[int], Row],
         prefixes: Sequence[Prefix] | None = None,
     ) -> Launched | None:
-        """Launch a batch; return None where memory ran out and the batch was lowered.
+        """Launch a batch; return None if memory ran out and the batch size was reduced.
 
         Args:
-            prefixes: what each model keeps of the tokens before all of them.
+            prefixes: each model's cache of the shared prefix.
         """
         length = lengths[numbers[0]]
         try:

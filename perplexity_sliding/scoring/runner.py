@@ -39,13 +39,13 @@ from .passes import PassError, Row, Scorer, ServedScorer
 
 _HIDDEN: list[bool] = []  # one entry for each context of `bars_hidden`
 
-# Tokens that reading a common context once must save: fewer do not pay for trying it.
+# A shared context must save at least this many tokens to be worth the test.
 LEAST_SAVING = 256
 
-# Rows of logits that are looked at together for the largest.
+# Rows of logits per block in the search for the largest.
 LOGIT_ROWS = 64
 
-# Nats a token: probes that may differ by more are of half precision or less.
+# Probes with a larger tolerance, in nats per token, are those of half precision or less.
 ROUGH = 0.001
 
 
@@ -69,18 +69,17 @@ class Work:
     """The forward passes that measurements need.
 
     Args:
-        prefixes_agree: whether the model gives a token the same score in shorter and in longer
-            passes.
-        num_shown: measurements, from the first one on, whose tokens make up the perplexity that
-            is reported to the callback; None for all of them.
+        prefixes_agree: whether scores do not depend on the length of the pass.
+        num_shown: number of the first measurements whose perplexity is reported to the callback;
+            None for all of them.
 
     Attributes:
         streams: the tokens to read.
         passes: the passes over them.
         lengths: tokens that each pass reads.
-        shared: passes that begin with the same tokens, which are read once.
-        costs: tokens that each pass reads, those that are shared in the first of them.
-        shown: for each pass, where the scores are whose perplexity is reported to the callback.
+        shared: passes with a common prefix, which is read once.
+        costs: tokens that each pass reads; shared tokens count for the first pass.
+        shown: for each pass, the slices of scores that are reported to the callback.
     """
 
     def __init__(
@@ -100,7 +99,7 @@ class Work:
         self.shown = self._find_shown(num_shown)
 
     def share_prefixes(self, model: ScoredModel) -> None:
-        """Read contexts that many passes begin with once, where the scores stay the same."""
+        """Read contexts that passes share once, if that leaves the scores unchanged."""
         if not any(stream.num_context for stream in self.streams):
             return
         shared = find_shared_prefixes(self.passes, self._prefix, LEAST_SAVING)
@@ -111,9 +110,9 @@ class Work:
             self.costs = costs_of(self.passes, shared)
 
     def _extremes(self, shared: Sequence[SharedPrefix]) -> list[tuple[np.ndarray, np.ndarray]]:
-        """List the passes that read most, and fewest tokens after a shared prefix, cut there.
+        """Return the passes with the most and the fewest tokens after a shared prefix, divided there.
 
-        A single token may be read by another way than several.
+        A single token may run through other kernels than several.
         """
         cuts = [(group.length, number) for group in shared for number in group.numbers]
         by_rest = sorted(cuts, key=lambda cut: (self.lengths[cut[1]] - cut[0], cut[0]))
@@ -122,7 +121,7 @@ class Work:
         return [(inputs[:length], inputs[length:]) for inputs, length in rows]
 
     def _prefix(self, pass_: Pass) -> list[int]:
-        """List what a pass reads of its context, but for the last token: its row is scored."""
+        """List the context tokens of a pass, except for the last one, whose row is scored."""
         end = min(self.streams[pass_.stream].num_context, pass_.targets[0][0]) - 1
         prefix = self.streams[pass_.stream].ids[pass_.begin : max(pass_.begin, end)].tolist()
         return [pass_.start_token, *prefix] if prefix and pass_.start_token is not None else prefix
@@ -137,15 +136,15 @@ class Work:
         return pass_.num_inputs
 
     def stands_alone(self, number: int) -> bool:
-        """Return whether a pass can be scored by itself."""
+        """Return whether a pass can be scored alone."""
         return True
 
     def share(self, processes: Processes) -> list[int]:
-        """Return the passes that fall to this process."""
+        """Return the passes of this process."""
         return processes.share(self.costs)
 
     def row(self, number: int) -> Row:
-        """Return a pass as the scorer takes it."""
+        """Return a pass in the format of the scorer."""
         pass_ = self.passes[number]
         ids = self.streams[pass_.stream].ids
         inputs = ids[pass_.begin : pass_.end - 1]
@@ -155,7 +154,7 @@ class Work:
             lead = 1
         ranges = [np.arange(first, end) for first, end in pass_.targets]
         targets = ranges[0] if len(ranges) == 1 else np.concatenate(ranges)
-        # What follows the last token is no token: its row is read for what else could follow.
+        # The target after the last token does not exist; its row is read for the word's end.
         target_ids = ids.take(targets, mode="clip")
         return Row(inputs, targets - (1 + pass_.begin - lead), target_ids)
 
@@ -182,7 +181,7 @@ class Work:
             ]
 
     def _merge(self) -> tuple[list[Pass], list[Place]]:
-        """Return the passes, and for each window where in them its scores are."""
+        """Return the passes, and for each window the location of its scores."""
         planned = [
             window for number in range(len(self.measurements)) for window in self._planned(number)
         ]
@@ -196,7 +195,7 @@ class Work:
         return shown
 
     def _cost_alone(self, number: int) -> int:
-        """Count the tokens that a measurement would read by itself."""
+        """Count the tokens that a measurement alone would read."""
         if len(self.measurements) == 1:
             return sum(self.costs)
         passes = merge_windows(list(self._planned(number)), self.prefixes_agree)[0]
@@ -210,7 +209,7 @@ class Work:
                 yield from measurement.plan.over(stream, windows)
 
     def _number_streams(self) -> list[list[int]]:
-        """Number the streams of each measurement through, equal ones as one."""
+        """Number the distinct streams of all measurements."""
         numbers: dict[str, int] = {}
         digests: dict[int, str] = {}  # measurements share most streams: each is hashed once
         for measurement in self.measurements:
@@ -228,13 +227,13 @@ class Work:
 
 
 def prepare_model(model: ScoredModel, measurements: Sequence[Measurement]) -> None:
-    """Check a model, and passes of it that are as long as the longest window.
+    """Test a model with passes as long as the longest window, and check the token ids.
 
     Args:
-        measurements: everything that the model will read; its tokens are checked too.
+        measurements: everything that the model will read.
 
     Raises:
-        MemoryError, ValueError: the model cannot be scored with, or not with these tokens.
+        MemoryError, ValueError: the model cannot score these texts.
     """
     lengths = [
         window.num_inputs
@@ -263,7 +262,7 @@ def plan_work(
 
 
 def check_ids(model: ScoredModel, measurements: Sequence[Measurement]) -> None:
-    """Refuse token ids that the model has no embedding or no logit for."""
+    """Refuse token ids without an embedding or a logit."""
     size = min(model.num_embeddings or model.vocabulary_size, model.vocabulary_size)
     for measurement in measurements:
         largest = [int(stream.ids.max(initial=0)) for stream in measurement.streams]
@@ -273,14 +272,14 @@ def check_ids(model: ScoredModel, measurements: Sequence[Measurement]) -> None:
             where = f"in the texts at {name_positions(beyond)}" if beyond else "as its start token"
             raise ArgumentError(
                 "tokenizer",
-                f"give token ids below {size}, the size of the model's vocabulary",
+                f"return token ids below {size}, the size of the model's vocabulary",
                 got=f"{max(start_id, *largest)} {where}",
                 advice="It belongs to another model.",
             )
 
 
 def costs_of(passes: Sequence[Pass], shared: Sequence[SharedPrefix]) -> list[int]:
-    """Count the tokens that each pass reads, those of a shared prefix in the first that has it."""
+    """Count the tokens that each pass reads; a shared prefix counts for its first pass."""
     costs = [pass_.num_inputs for pass_ in passes]
     for group in shared:
         for number in group.numbers[1:]:
@@ -291,7 +290,7 @@ def costs_of(passes: Sequence[Pass], shared: Sequence[SharedPrefix]) -> list[int
 def cut_texts(
     placed: Sequence[Sequence[tuple[Window, Place]]], scores: Sequence[Columns]
 ) -> list[list[Columns]]:
-    """Cut the scores of the windows of texts out of those of the passes."""
+    """Slice the scores of the windows of texts from those of the passes."""
     return [
         [cut(scores[place.number], place.offset, window.num_targets) for window, place in of_text]
         for of_text in placed
@@ -299,7 +298,7 @@ def cut_texts(
 
 
 def cut(columns: Columns, offset: int, count: int) -> Columns:
-    """Cut the scores of a window out of those of its pass."""
+    """Slice the scores of a window from those of its pass."""
     if count == len(columns["nll"]):
         return columns
     return {name: values[offset : offset + count] for name, values in columns.items()}
@@ -313,9 +312,10 @@ class Progress:
     """Progress of a run, which `callback` is called with after every batch.
 
     Attributes:
-        done, total: tokens that went and that have to go through the model, in this process; where
-            a reference stores its states in a file first, through both, one after the other.
-        perplexity: of the tokens scored so far, longest windows first; NaN before there is one.
+        done, total: tokens read so far and in total, in this process; if a reference stores its
+            states first, by both models in sequence.
+        perplexity: perplexity of the tokens scored so far, longest windows first; NaN before the
+            first.
     """
 
     done: int
@@ -324,14 +324,14 @@ class Progress:
 
 
 class RunningEstimate:
-    """Perplexity of the tokens scored so far, and how many tokens went through the model."""
+    """Perplexity of the tokens scored so far, and number of tokens read."""
 
     def __init__(self, total: int) -> None:
         self.total, self.done = total, 0
         self.nll_sum, self.num_scored = 0.0, 0
 
     def add(self, nlls: Sequence[np.ndarray], cost: int) -> None:
-        """Count passes: the nlls in them that are part of the result, and the tokens they read."""
+        """Add passes: their nlls that are part of the result, and the tokens that they read."""
         if nlls:
             together = np.concatenate(nlls)
             self.nll_sum += float(together.sum(dtype=np.float64))
@@ -349,10 +349,10 @@ class Session:
     """Settings of how a call runs: batches, memory, checkpoint, processes, progress.
 
     Attributes:
-        batch_size: windows of the longest length in one forward pass.
-        logits_memory: bytes that logits and the losses over them may take.
-        checkpoint: keeps the scores of finished passes, and has those of an earlier run.
-        processes: who shares the work.
+        batch_size: windows of the longest length per forward pass.
+        logits_memory: memory limit in bytes for logits and their losses.
+        checkpoint: stores the scores of finished passes, also those of earlier runs.
+        processes: the processes that share the work.
         callback: called after every batch.
     """
 
@@ -364,9 +364,9 @@ class Session:
 
     @contextmanager
     def checking(self) -> Iterator[None]:
-        """Show, for the time of the context, that the model is checked.
+        """Show that the model is being checked, within the context.
 
-        A callback's method `status` is called with the message.
+        The message is also passed to a callback's method `status`.
         """
         message = "Checking the model"
         if self.callback is not None and hasattr(self.callback, "status"):
@@ -376,7 +376,7 @@ class Session:
             yield
 
     def after(self, num_tokens: int) -> "Session":
-        """Return the same, with progress that continues after `num_tokens` tokens read already."""
+        """Return a session whose progress continues after `num_tokens` tokens."""
         call = self.callback
         if call is None:
             return self
@@ -394,11 +394,11 @@ class Session:
         measures: Sequence[Measure],
         num_shown: int | None = None,
     ) -> tuple[Work, list[Columns]]:
-        """Plan the passes of measurements, and score them under a model, or it and its reference.
+        """Plan the passes of measurements, and score them under a model, and its reference if any.
 
         Args:
-            models: prepared, see `prepare_model`.
-            num_shown: measurements, from the first one on, whose perplexity is reported.
+            models: prepared models, see `prepare_model`.
+            num_shown: number of the first measurements whose perplexity is reported.
         """
         work = plan_work(models, measurements, num_shown)
         batch_tokens = self.batch_size * work.max_length
@@ -413,7 +413,7 @@ class Session:
 def describe_all(
     models: Sequence[ScoredModel], measurements: Sequence[Measurement], measures: Sequence[Measure]
 ) -> str:
-    """Describe on one line what processes that share work must have in common."""
+    """Describe on one line everything that processes must share."""
     signatures = [
         describe_measurement(
             model, measurement.signature_fields(), measurement.longest_pass, words_given=False
@@ -556,7 +556,7 @@ class Runner:
             ) from None
 
     def _shown(self, numbers: Sequence[int], scores: Mapping[int, Columns]) -> list[np.ndarray]:
-        """List the nlls of passes that are part of the result, as far as this process has them."""
+        """List the nlls of this process's passes that are part of the result."""
         return [
             scores[number]["nll"][part]
             for number in numbers
@@ -582,16 +582,16 @@ class Runner:
         self.checkpoint.check_repeated(finished[number], repeated, where)
 
     def _score_alone(self, number: int) -> Columns:
-        """Score a pass by itself."""
+        """Score a pass alone."""
         row = self.work.row(number)
         [(_, [columns])] = self.scorer.score(lambda _: row, [self.work.lengths[number]])
         return columns
 
     def _check_company(self, numbers: Sequence[int], batch: Sequence[Columns]) -> None:
-        """Score the first and the last pass of a batch twice as large as any before again, each alone.
+        """Score passes of a batch that is larger than any before again, alone.
 
-        Where it is larger by less, one of them: batches of short texts grow a little each time, and both
-        would be 6 % of all tokens that are read.
+        These are the first and the last pass if the batch is twice as large, else only one of them:
+        batches of short texts grow slowly, and both would be 6 % of all tokens.
 
         Raises:
             ValueError: their scores depend on the other passes.
@@ -605,10 +605,10 @@ class Runner:
             for model, name in zip(models, ("nll", "reference_nll")):
                 if name in alone and not is_rounding(model, row, batch[place][name], alone[name]):
                     raise ValueError(
-                        f"{model.description} must score a text by itself, but a token's score in "
-                        f"a batch of {len(numbers)} passes is another than in a pass alone: "
+                        f"{model.description} must treat the rows of a batch independently, but scores "
+                        f"in a batch of {len(numbers)} passes differ from those in a pass alone: "
                         f"{batch[place][name].mean():.6f} and {alone[name].mean():.6f} nats on "
-                        "average. A part of it acts on the other rows of a batch, or on their number."
+                        "average. A part of it depends on the other rows, or on their number."
                     )
         for model in models:
             model.rows_tried = max(model.rows_tried, len(numbers))

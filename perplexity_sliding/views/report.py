@@ -117,7 +117,7 @@ def headline(result: dict, readings: Sequence[Reading], model: str, notes: Seque
 
 
 def _is_short(result: dict) -> bool:
-    """Tell whether there are too few tokens for a number to speak of."""
+    """Return whether there are too few tokens for a number to speak of."""
     return result["num_tokens"] < FEWEST
 
 

@@ -18,7 +18,7 @@ def test_every_protocol_is_shown_with_its_number_or_its_reason(service):
     assert len(sweep.scored) + len(sweep.failed) == len(service.protocols)
     reasons = {settings.protocol: reason for settings, reason in sweep.failed}
     assert "must have at least 128 tokens with the protocol llama.cpp" in reasons["llama.cpp"]
-    assert "Lower the window, or pass more text." in reasons["llama.cpp"]
+    assert "Reduce the window, or pass more text." in reasons["llama.cpp"]
     assert all("`" not in reason for reason in reasons.values())
     assert all(escape(reason) in page for reason in reasons.values())
 
