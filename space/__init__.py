@@ -1,4 +1,4 @@
-"""The page of the Space: see what the window sees.
+"""The page of the Space.
 
 From the bottom up: limits, settings and protocols are data; gate and models bring a model in; jobs
 and measure run the metric within a budget; segments and paired work on its results; the *_view

@@ -1,4 +1,4 @@
-"""Who calls, as far as an address tells.
+"""Identification of callers by their address.
 
 It shares the machine fairly and protects nothing else.
 """

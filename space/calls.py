@@ -69,7 +69,7 @@ def _model_lines(loaded: LoadedModel) -> tuple[list[str], list[str], dict[str, s
     if loaded.name not in (BUNDLED, ROUNDED):
         return [], [], {name: literal(value) for name, value in _named(loaded).items()}
     imports, lines, folder = [], [], literal(BUNDLED)
-    if space():  # the bundled model stands in the Space, wherever the call is made
+    if space():  # the bundled model is in the Space, wherever the call is made
         imports = ["from huggingface_hub import snapshot_download"]
         lines = [f'folder = snapshot_download("{space()}", repo_type="space")']
         folder = f'f"{{folder}}/{BUNDLED}"'
@@ -142,7 +142,7 @@ def _named(loaded: LoadedModel) -> dict:
 
 
 def _arguments(scored: Scored, varied: dict | None = None) -> dict:
-    """Return the metric's other arguments, without those at their default.
+    """Return the metric's other arguments, without defaults.
 
     Args:
         varied: other values for some of them; None for the default.

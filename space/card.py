@@ -45,7 +45,7 @@ Word = list[Piece]
 
 @dataclass(frozen=True)
 class Head:
-    """What stands above the text or the chart: a title, a number, and two lines about it."""
+    """Heading above the text or the chart: a title, a number, and two lines about it."""
 
     title: str
     large: str
@@ -67,7 +67,7 @@ def card(scored: Scored) -> str:
 
 
 def comparison_card(compared: Compared) -> str:
-    """Draw a comparison of two models: the verdict and the text, coloured by what changed."""
+    """Draw a comparison of two models: the verdict and the text, coloured by change."""
     scored, comparison, reference = compared.scored, compared.comparison, compared.reference.name
     rows, is_whole = _lay_out(_changes(compared))
     kind = "perplexity" if compared.by_tokens else "bits_per_byte"
@@ -204,7 +204,7 @@ def _visual_order(row: list[Word], base: str) -> list[Word]:
 
 
 def _words(pieces: Iterable[Piece]) -> Iterator[Word]:
-    """Yield words as pieces that each fit a line; white space alone."""
+    """Yield words in pieces that each fit a line; white space separately."""
     word = []
     for text, colour in pieces:
         wide = sum(columns(piece) for piece, _ in word)

@@ -7,6 +7,6 @@ from .service import Compared
 
 
 def compare_view(compared: Compared) -> str:
-    """Show a comparison, with a mark of the settings that it was asked for."""
+    """Show a comparison, marked with its settings."""
     view = comparison_view(compared.pair, compared.page_settings.mark(compared.scored.text))
     return warn_of_few(compared.scored) + view

@@ -1,4 +1,4 @@
-"""Downloads of admitted models: outside the line of those who compute, shared, stopped, seen.
+"""Downloads of admitted models: outside the queue, shared, stoppable and with progress.
 
 Who asks for a model that somebody else is fetching waits for the same download; it ends when the
 last of them stops.
@@ -18,7 +18,7 @@ from .gate import Admission, fetch
 from .jobs import Job
 from .line import Line
 
-LOOK_AGAIN = 0.2  # seconds between two looks at what has arrived
+LOOK_AGAIN = 0.2  # seconds between two checks of the progress
 TAKES_BAR = "tqdm_class" in inspect.signature(hf_hub_download).parameters
 
 
@@ -48,7 +48,7 @@ class Download:
         self._thread = threading.Thread(target=self._fetch, daemon=True)
 
     def wait(self, job: Job) -> None:
-        """Wait until it is complete, telling how far it is; begin it if nobody has."""
+        """Wait until the download is complete and report its progress; start it if necessary."""
         size = self.admission.weight_bytes
         with self._starting:
             if self._thread.ident is None:
@@ -65,7 +65,7 @@ class Download:
             raise self._error
 
     def end(self) -> None:
-        """Stop it, and remove what it put aside; what the Hub's cache keeps stays there."""
+        """Stop the download and remove its temporary files; keep the Hub's cache."""
         self._abandoned = True
         if not self._thread.is_alive():
             self._clean()
@@ -75,7 +75,7 @@ class Download:
             folder = self._place and self._place.name
             bar = counting_bar(self._count) if TAKES_BAR else None
             self.folder = fetch(self.admission, folder, self._endpoint, bar)
-        except BaseException as error:  # raised again by whoever waits
+        except BaseException as error:  # raised again in the waiting threads
             self._error = error
         if self._abandoned:
             self._clean()

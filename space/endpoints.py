@@ -1,4 +1,4 @@
-"""The public functions: what programs and language models can call.
+"""The public functions, for programs and language models.
 
 Their docstrings are what a caller sees; gradio takes one line for each argument.
 """
@@ -203,7 +203,7 @@ def _without_tokens(scored: Scored) -> dict:
 
 
 def plain(value: object) -> object:
-    """Convert a value to what JSON can hold; infinity and NaN become "inf" and "nan"."""
+    """Convert a value to JSON types; infinity and NaN become "inf" and "nan"."""
     if isinstance(value, dict):
         return {key: plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):

@@ -1,4 +1,4 @@
-"""What a fault says, and to whom: a sentence to the caller, its place in the code to the log.
+"""Unexpected errors: callers get a sentence, the log gets the place in the code.
 
 What a visitor wrote never goes into the log, and messages of exceptions quote it: gradio's own does so
 with all arguments of a call that has too few of them.
@@ -26,7 +26,7 @@ def log_fault(error: BaseException) -> None:
 
 
 class PageBlocks(gr.Blocks):
-    """A page whose faults are logged without what a visitor wrote, and that holds no idle connection."""
+    """A page that logs errors without the visitor's text, and closes idle connections."""
 
     def get_config_file(self) -> dict:
         """Describe the page to the browser, without a heartbeat.
@@ -37,12 +37,12 @@ class PageBlocks(gr.Blocks):
         return super().get_config_file() | {"connect_heartbeat": False}
 
     def validate_inputs(self, block_fn, inputs: list) -> None:
-        """Refuse a call with too few arguments, naming those that it needs."""
+        """Refuse a call with missing arguments, and name them."""
         if len(inputs) < len(block_fn.inputs):
             raise gr.Error(too_few(block_fn, len(inputs)), print_exception=False)
 
     async def process_api(self, *args, **kwargs) -> dict:
-        """Answer a request; gradio would print the message of what went wrong."""
+        """Answer a request; gradio would print the error message."""
         try:
             return await super().process_api(*args, **kwargs)
         except gr.Error as error:

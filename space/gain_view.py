@@ -36,7 +36,7 @@ class Gain:
 
 
 def gain_view(trade_off: TradeOff) -> str:
-    """Show what the narrowest stride gains on the widest: in all, by token and by place."""
+    """Show the gain of the smallest stride over the largest: overall, by token and by position."""
     if len(trade_off.strides) < 2:
         return ""
     if trade_off.fits_one_window:
@@ -68,7 +68,7 @@ def gain_view(trade_off: TradeOff) -> str:
 
 
 def headline(trade_off: TradeOff) -> str:
-    """Say what the best stride changes, whether that may be chance, and what it costs."""
+    """Describe the effect of the best stride, its significance and its cost."""
     wide, best, ratio = trade_off.wide, trade_off.best, trade_off.ratio
     before, after = (scored.result["perplexity"] for scored in (wide, best))
     if not math.isfinite(before) or not math.isfinite(after):
@@ -86,7 +86,7 @@ def headline(trade_off: TradeOff) -> str:
 
 
 def _judged(trade_off: TradeOff) -> str:
-    """Say what follows from the interval, and which stride is worth its cost."""
+    """Interpret the interval, and recommend a stride."""
     best, knee = trade_off.best, trade_off.knee
     if trade_off.ratio["interval"] is None:
         return "The text is too short to tell whether that is chance."
@@ -188,5 +188,5 @@ def _colour(gain: Gain | None) -> str:
 
 
 def _columns(gain: Gain | None) -> list | None:
-    """Return what the script shows: bits under either stride, context under either."""
+    """Return the data of the script: bits and context under both strides."""
     return gain and [*(round(bits, 2) for bits in gain.bits), *gain.context]

@@ -36,9 +36,9 @@ HANDS = 25
 FEWEST_BEFORE = 12  # words before the first gap
 WINDOW = 5  # words that the second round shows
 APART = WINDOW + 1  # words from one gap to the next: the five before a gap show no other gap
-BREADTH = 300  # tokens of which those are sought that are likeliest with white space after them
+BREADTH = 300  # most likely tokens, of which those before white space are selected
 DIGITS = 4
-# Words that are guessed by grammar alone.
+# Words that grammar alone determines.
 DULL = frozenset(
     re.findall(
         r"\w+",
@@ -66,7 +66,7 @@ class Gap:
 
 
 class Proposer:
-    """Propose the words that are likely to come next under a model, among those of a single token.
+    """Propose the most likely next words of a single token.
 
     Args:
         folder: of the model and its tokenizer, whose tokens bring the space before a word.
@@ -174,7 +174,7 @@ def make_round(passage: str, propose, metric: PerplexitySliding, shuffled: bool 
     if len(gaps) < GAPS:
         raise ValueError(f"only {len(gaps)} of {GAPS} gaps in the passage {passage[:60]!r}")
     end = re.compile(r"[.!?](?= |$)").search(passage, gaps[-1].at).end()
-    if shuffled:  # in their order, what the next gaps show would tell of the ones before
+    if shuffled:  # in order, the next gaps would reveal the previous ones
         random.Random(passage[:end]).shuffle(gaps)
     whole, five = score_gaps(passage, gaps, metric)
     rows = [

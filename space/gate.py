@@ -28,7 +28,7 @@ COMMIT = re.compile(r"[0-9a-f]{40}")
 # Classes of transformers that predict the next token.
 CAUSAL_ENDINGS = ("ForCausalLM", "LMHeadModel")
 WEIGHTS = re.compile(r"model[\w.-]*\.safetensors")
-# What a model and its tokenizer are made of, at the top of the repository; no code, no pickles.
+# Files of a model and its tokenizer, at the top of the repository; no code, no pickles.
 DATA = re.compile(
     r"(config|tokenizer|tokenizer_config|special_tokens_map|added_tokens|vocab)\.json"
     r"|model\.safetensors\.index\.json|merges\.txt|vocab\.txt|(tokenizer|spiece|spm)\.model"
@@ -39,7 +39,7 @@ DATA_BYTES = 60_000_000
 
 @dataclass(frozen=True)
 class Admission:
-    """A model that passed: which commit of which repository, and which of its files."""
+    """An admitted model: repository, commit and files."""
 
     name: str
     commit: str
@@ -75,7 +75,7 @@ def check_name(name: str) -> None:
             "That is not the name of a model. Names on the Hugging Face Hub look like "
             "openai-community/gpt2: the owner, a slash, and the model."
         )
-    if os.path.exists(name):  # nothing is told about what there is
+    if os.path.exists(name):  # do not reveal whether files exist
         raise Refused(
             f"{name} cannot be used here. Only models on the Hugging Face Hub and those on the list "
             "can."
@@ -168,7 +168,7 @@ def fetch(
     endpoint: str | None = None,
     bar: type | None = None,
 ) -> Path:
-    """Download the checked commit of an admitted model; return the folder that holds it.
+    """Download the checked commit of an admitted model; return its folder.
 
     Args:
         folder: where to put it; None for the Hub's cache.

@@ -1,4 +1,4 @@
-"""What happens when a visitor touches the page: from components' values to their new ones."""
+"""Event handlers of the page: from the components' values to their new values."""
 
 import contextlib
 import hashlib
@@ -67,7 +67,7 @@ MOMENT = 1.0
 
 
 class RefusedView(str):
-    """What a view shows in place of what was refused, so that it is asked for again."""
+    """Placeholder of a view whose request was refused, so that it is requested again."""
 
     __slots__ = ()
 
@@ -88,7 +88,7 @@ class Handlers:
         self.jobs = Jobs(service.limits.seconds)
         self.samples = samples()
         self._files = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
-        self._measuring: dict[str, list] = {}  # what a visitor's tab is being filled with
+        self._measuring: dict[str, list] = {}  # measurement in progress for a visitor's tab
 
     # Quick ones
 
@@ -114,11 +114,11 @@ class Handlers:
         return asked + (words and not are_there)
 
     def ask_model(self, name: str, adopted: str, asked: int):
-        """Count the requests for another model than the one that the sliders stand for."""
+        """Count the requests for a model other than that of the sliders."""
         return gr.skip() if name == adopted else asked + 1
 
     def asking(self, tab: str, but: Sequence[str]) -> Callable:
-        """Make a handler that counts an open tab's requests, except for what it shows or measures.
+        """Make a handler that counts the requests of an open tab, except for results that it shows or measures.
 
         Args:
             but: see `measured_of`.
@@ -132,7 +132,7 @@ class Handlers:
         return ask
 
     def noting(self, tab: str, run: Callable, but: Sequence[str]) -> Callable:
-        """Make a handler that yields what its views are of as well, and notes it while it runs.
+        """Make a handler that also yields the settings of its views, and records them while it runs.
 
         Args:
             but: see `measured_of`.
@@ -146,13 +146,15 @@ class Handlers:
                     done = isinstance(first, str) and not isinstance(first, RefusedView)
                     yield line, first, *views, wanted if done else gr.skip()
             finally:
-                if self._measuring.get(visitor) is wanted:  # and not what a newer request measures
+                if (
+                    self._measuring.get(visitor) is wanted
+                ):  # and not the measurement of a newer request
                     del self._measuring[visitor]
 
         return run_and_note
 
     def making(self, run: Callable) -> Callable:
-        """Make a handler that yields its status line, and what it has made once it is there.
+        """Make a handler that yields its status line, and finally its output.
 
         Until then it leaves alone what is there: that may be of a newer request, which overtook it.
         """
@@ -167,7 +169,7 @@ class Handlers:
         return run_and_make
 
     def show(self, made: list | None):
-        """Fill the views with what a handler has made, which is then kept no longer; nothing with None."""
+        """Fill the views with a handler's output and drop it; do nothing with None."""
         return gr.skip() if made is None else [None, *made]
 
     def stop(self, request: gr.Request) -> None:
@@ -186,7 +188,7 @@ class Handlers:
         return text, status("The file is in the text box. Press Score.")
 
     def draw(self, window: float, stride: float, protocol: str):
-        """Draw what a window and a stride do."""
+        """Draw the effect of window and stride."""
         return sketch(*typed_sliders(window, stride), protocol)
 
     def choose_protocol(self, protocol: str, window: float, start: str):
@@ -295,7 +297,7 @@ class Handlers:
     def adopt_model(
         self, request: gr.Request, name: str, stride: float, protocol: str, adopted: str
     ) -> Iterator:
-        """Fetch a model and set the fields to what it takes; go back to the one before if it is refused."""
+        """Fetch a model and adapt the fields to it; restore the previous model if it is refused."""
 
         def controls(loaded):
             settings = Settings(name, loaded.window, protocol=protocol).for_model(loaded.window)
@@ -435,7 +437,7 @@ class Handlers:
         refused: Callable[[str], tuple] | None,
         silent: float,
     ) -> Iterator:
-        """Yield what `_run` yields for a job that nothing replaces."""
+        """Yield the outputs of `_run` for a job that is not replaced."""
         unchanged = [gr.skip()] * width
         try:
             for told in follow(job, work, silent):
@@ -473,7 +475,7 @@ class Handlers:
 
 
 def shared(taken: Takeaway | None, first: str, *views: str) -> tuple:
-    """Put the way to the drawer above the first view; return the views and what is kept for it."""
+    """Add the share button to the first view; return the views and the stored state."""
     button = "" if taken is None else share_button(taken.address)
     return button + first, *views, taken
 
@@ -503,7 +505,7 @@ def chosen_settings(
 
 
 def measured_of(tab: str, values: Sequence, but: Sequence[str]) -> list:
-    """Return what a tab's measurement is of: the values of a request that affect it.
+    """Return the values of a request that affect a tab's measurement.
 
     Args:
         tab: its name.
@@ -550,7 +552,7 @@ def start_choice(protocol: str, start: str):
 
 
 def used_sliders(scored: Scored, asked: Settings) -> tuple:
-    """Set window and stride as they were used where that is not as asked, within what the model takes.
+    """Set window and stride to the values used if they differ from the requested ones.
 
     Where it is as asked, another number may have been typed since.
     """
@@ -563,11 +565,11 @@ def used_sliders(scored: Scored, asked: Settings) -> tuple:
 
 
 def scored_words(scored: Scored) -> str:
-    """Say that a text was scored, and what its address lacks."""
+    """Report that a text was scored, and whether its link lacks the text."""
     said = f"Scored with {scored.loaded.name}."
     if has_text(link(scored.settings, scored.text)):
         return said
-    return f"{said} The text is too long for a link, so the address carries the settings alone."
+    return f"{said} The text is too long for a link, so the address contains only the settings."
 
 
 def to_share(scored: Scored) -> Scored:

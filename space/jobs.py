@@ -39,7 +39,7 @@ class OverBudget(Exception):
 
 @dataclass(frozen=True)
 class Update:
-    """What the page shows while a request runs.
+    """Progress of a running request.
 
     Attributes:
         sentence: what is happening.
@@ -58,7 +58,7 @@ class Shown:
 
 
 class Job:
-    """One request: what it tells, whether it was stopped, and when its time is up.
+    """One request: its progress, whether it was stopped, and its deadline.
 
     Args:
         seconds: that it may compute; waiting and loading a model don't count.
@@ -107,7 +107,7 @@ class Job:
             raise Stopped(f"Stopped. {self._so_far}".strip())
 
     def say(self, sentence: str, share: float | None = None) -> None:
-        """Tell the page what is happening."""
+        """Report progress to the page."""
         self.check()
         self.told.put(Update(sentence, share))
 
@@ -156,7 +156,7 @@ def describe(step: str, progress) -> str:
 def follow(
     job: Job, work: Callable[[Job], object], silent: float = 0.0
 ) -> Iterator[Update | Shown]:
-    """Run `work(job)` on a thread; yield what it tells, and last what it returns.
+    """Run `work(job)` on a thread; yield its progress, and finally its result.
 
     Abandoning the iterator stops the work at its next batch.
 
@@ -190,7 +190,7 @@ def follow(
 
 
 def newest(told: queue.Queue, earliest: float = 0.0) -> Update | None:
-    """Wait for what a job tells, None for its end; of several updates, only the last is news.
+    """Wait for a job's progress, None for its end; of several updates, keep the last.
 
     Args:
         earliest: when an update is due, in seconds of the clock.
@@ -249,7 +249,7 @@ class Jobs:
             self._stop(visitor)
 
     def forget(self, visitor: str) -> None:
-        """Stop and drop the job of a visitor who left, or whose request never began."""
+        """Stop and drop the job of a visitor who left, or whose request never started."""
         with self._lock:
             self._stop(visitor)
             self._jobs.pop(visitor, None)

@@ -1,4 +1,4 @@
-"""What one visitor may ask of a free machine."""
+"""Limits per visitor of a free machine."""
 
 from dataclasses import dataclass
 

@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 from .jobs import Job
 from .limits import Refused, duration
 
-LOOK_AGAIN = 0.2  # seconds between two looks at one's place
-REMEMBERED = 20  # of the last turns, for what a turn takes
-FORGIVEN = 60.0  # seconds after which half of what a visitor had is forgotten
+LOOK_AGAIN = 0.2  # seconds between two checks of the place in the queue
+REMEMBERED = 20  # last turns, to estimate the duration of a turn
+FORGIVEN = 60.0  # half-life of a visitor's used time, in seconds
 ORDINALS = {1: "next", 2: "2nd", 3: "3rd"}
 
 
@@ -37,7 +37,7 @@ class Ticket:
 
     @property
     def payers(self) -> tuple[Hashable, ...]:
-        """Whose turn it is: an address, and one visitor among those who share it."""
+        """Payer of a turn: an address, and one visitor among those who share it."""
         address, visitor = self.job.address, self.job.visitor
         if address is None:
             return () if visitor is None else (visitor,)
@@ -45,7 +45,7 @@ class Ticket:
 
 
 class Accounts:
-    """Seconds that each address and visitor had lately; half of them are forgotten every minute."""
+    """Recently used seconds of each address and visitor, with a half-life of a minute."""
 
     def __init__(self):
         self._had: dict[Hashable, tuple[float, float]] = {}
@@ -55,13 +55,13 @@ class Accounts:
         return seconds * 0.5 ** ((time.monotonic() - at) / FORGIVEN)
 
     def charge(self, payer: Hashable, seconds: float) -> None:
-        """Add to what a payer had, and drop those of whom next to nothing is remembered."""
+        """Add to a payer's used time, and drop payers whose time is almost zero."""
         self._had[payer] = (self[payer] + seconds, time.monotonic())
         self._had = {name: had for name, had in self._had.items() if self[name] > 0.01}
 
 
 class Line:
-    """Requests, those first whose visitor had little lately and that take little.
+    """Queue of requests: first short requests of visitors with little recent use.
 
     A request is due so many seconds after it came as its address and its visitor had lately and as
     it is expected to take itself.  So nobody waits for ever, many requests of one address stand in
@@ -110,7 +110,7 @@ class Line:
         return ticket
 
     def _in_order(self) -> list[Ticket]:
-        """List those who wait, the next one first."""
+        """List the waiting requests, the next one first."""
         return sorted((t for t in self._tickets if t.begun is None), key=self._due)
 
     def _due(self, ticket: Ticket) -> float:

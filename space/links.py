@@ -1,4 +1,4 @@
-"""Links to the page that carry a text: packed, behind the #, where no server ever sees it.
+"""Links to the page that contain a text: compressed, after the #, which no server receives.
 
 What is behind the # stays in the visitor's browser until the page's script hands it over.
 """
@@ -17,7 +17,7 @@ from .models import BUNDLED, ROUNDED
 from .settings import Settings, check_settings
 
 TEXT, CONTEXT = "text", "context"
-MODELS, STRIDES, TOOLS = "models", "strides", "tools"  # what a link opens beside the score
+MODELS, STRIDES, TOOLS = "models", "strides", "tools"  # tabs that a link can open
 # Browsers and messengers cut longer links.
 MOST_CHARACTERS = 4096
 
@@ -50,7 +50,7 @@ def pack(text: str) -> str:
 
 
 def unpack(behind: str, limits: Limits) -> dict[str, str]:
-    """Read `TEXT` and `CONTEXT` from what stands behind the # of a link, where present.
+    """Read `TEXT` and `CONTEXT` from the fragment of a link, if present.
 
     Raises:
         Refused: it was cut or changed, or a text is too long for the page.
@@ -81,7 +81,7 @@ def _unpack(packed: str, limits: Limits) -> str:
 def read_link(
     query: Mapping[str, str], model: str, protocols: Sequence[str]
 ) -> tuple[Settings | None, list[str]]:
-    """Take settings from the part of a link behind the question mark.
+    """Read settings from the query of a link.
 
     Args:
         model: the bundled one, which is no name on the Hub.

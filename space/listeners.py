@@ -28,7 +28,7 @@ LAST = ProcessCompletedMessage(event_id="none", output={}, success=True)
 SCOPE_KEY = "perplexity.listeners"
 BY_EVENT = re.compile(r"/call/(?:v2/)?[^/]+/([^/]+)/?$")
 GIVE_BACK_EVERY = 30.0  # seconds
-SESSIONS_KEPT = 100  # of those that wait for nothing: the last used ones
+SESSIONS_KEPT = 100  # last used sessions without a pending request
 # A tool that is called through MCP is run by a client in this process, which never leaves: the header
 # tells whose call it is.
 TOOL_CALL = re.compile(r"/gradio_api/mcp(?:/http)?/?$")
@@ -150,7 +150,7 @@ def mark_tool_call(scope: dict) -> str | None:
 
 
 def watch(request: gr.Request) -> Callable[[], bool]:
-    """Return a function that tells whether whoever made a request has left.
+    """Return a function that checks whether the client of a request has left.
 
     To be called on the thread of the request.  Where the app is served without the middleware,
     nobody ever seems to leave.

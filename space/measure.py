@@ -1,4 +1,4 @@
-"""Texts checked and scored with the metric, whose messages are put into the page's words."""
+"""Check and score texts with the metric; translate its messages into the page's terms."""
 
 import warnings
 from collections.abc import Sequence
@@ -91,7 +91,7 @@ def measure_pair(
 
 
 def measure_several(loaded: LoadedModel, text: str, callback, **arguments) -> list[dict]:
-    """Compute several settings at once, which reads but once what they share.
+    """Compute several settings together, which reads shared windows only once.
 
     Args:
         arguments: of the metric; one of them a list.

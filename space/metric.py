@@ -1,4 +1,4 @@
-"""The metric as the page uses it: loaded as any user does, and asked about its protocols."""
+"""The metric of the page, loaded with `evaluate.load`, and its protocols."""
 
 import functools
 from collections.abc import Mapping
@@ -22,5 +22,5 @@ def _loaded() -> evaluate.Metric:
 
 @functools.cache
 def protocol_rows() -> Mapping[str, object]:
-    """Return the metric's protocols by name, each with what it does and which settings it has."""
+    """Return the metric's protocols by name, with their descriptions and settings."""
     return _loaded().protocols

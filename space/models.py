@@ -46,7 +46,7 @@ COUNTS = re.compile(
 )
 MOST = 2**31 - 1  # of any other integer
 DEEPEST = 20  # entries within entries
-CALLS = 60_000  # of torch, to build a model: those of 256 layers make a sixth of that
+CALLS = 60_000  # most calls of torch to build a model: 256 layers need a sixth of them
 
 
 @dataclass(frozen=True)
@@ -122,7 +122,7 @@ class Shelf:
 
     @contextlib.contextmanager
     def fetched(self, name: str, job: Job) -> Iterator[Source]:
-        """Yield what it takes to open a model, downloading it if need be, outside the line.
+        """Yield the files of a model, downloaded outside the queue if necessary.
 
         Raises:
             Refused: the model may not come in.
@@ -169,7 +169,7 @@ class Shelf:
             model, tokenizer = load_folder(folder, attention)
             if name == ROUNDED:
                 round_weights(model, ROUNDED_BITS)
-            model.config._name_or_path = name  # what the signature calls it
+            model.config._name_or_path = name  # its name in the signature
             window = self.find_window(model, tokenizer)
         except Refused as refusal:
             raise Refused(f"{name} cannot be used here: {refusal}") from refusal
@@ -190,14 +190,14 @@ def is_model_folder(name: str) -> bool:
 
 
 def check_configuration(folder: Path, limits: Limits) -> str:
-    """Refuse a configuration that would build more than the checked files hold.
+    """Refuse a configuration of a model larger than the checked files.
 
     Weights that a checkpoint lacks are made up, whatever their number, before anyone counts them.
 
     Returns:
         the attention to load the model with.
     """
-    # As written, before anything is made of it, and then with what the architecture adds to it.
+    # First as written, then with the defaults of the architecture.
     check_integers(json.loads((folder / "config.json").read_text(encoding="utf-8")))
     config = AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
     check_integers(config.to_dict())
@@ -226,7 +226,7 @@ def check_integers(config: dict) -> None:
 
 
 def entries(config: object, name: str = "", depth: int = 0) -> Iterator[tuple[str, object]]:
-    """Yield all entries of a configuration, those of nested ones and of lists included."""
+    """Yield all entries of a configuration, including nested ones and lists."""
     if depth > DEEPEST:
         raise Refused("its configuration is nested deeper than any is.")
     if isinstance(config, dict):

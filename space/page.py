@@ -1,4 +1,4 @@
-"""The interface: what stands where on the page, and which handler answers it."""
+"""The interface: the layout of the page, and the handlers of its components."""
 
 import base64
 import json
@@ -36,7 +36,7 @@ from .token_view import steps
 HERE = Path(__file__).resolve().parent
 ROUNDS = HERE / "game_rounds.json"
 HELLO = "Click into the text and change it."
-# What the table of tools says of a click: which tool's settings.  Its result stands in the first tab.
+# The tool that was clicked in the table; its result is shown in the first tab.
 CHOOSE_TOOL = """element.addEventListener("click", ({ target }) => {
   const row = target.closest("button, .ps-cut")?.closest("[data-protocol]");
   if (!row) return;
@@ -48,7 +48,7 @@ CHOOSE_TOOL = """element.addEventListener("click", ({ target }) => {
 OPENED = """() => [document.querySelector("#results [role=tab][aria-selected=true]")?.textContent.trim()]"""
 STRIDE_WITHIN = "(window, wanted) => window === null ? wanted : Math.max(1, Math.min(wanted, Math.trunc(window)))"
 STRIDE_WANTED = "(stride, wanted) => stride ?? wanted"
-# What the drawer of sharing is to be filled with: the comparison that is open, and what it is a result of.
+# Content of the drawer for sharing: the open comparison and its settings.
 SHOWN = "(shown, mark, ...kept) => [...window.perplexityShown(), ...kept]"
 SHOW_DRAWER = "() => { document.getElementById('share').classList.remove('ps-waits'); return []; }"
 OPEN_LINKED = "(comparison) => { window.perplexityOpen(comparison); return []; }"
@@ -57,11 +57,11 @@ SAMPLE_OF = "(name, text) => ({})[name] === window.perplexityMark(text ?? '') ? 
 ASKED = "(...values) => { window.perplexityAsked(...values); return []; }"
 OWN_TEXT = ""  # the choice of a text that is no sample
 SCRIPTS = ("editor.js", "drawers.js", "save.js", "game.js", "page.js", "answers.js")
-# Everybody in the service's lines holds a thread, and clicks need some too.
+# Each request in the service's queues occupies a thread, and clicks need some too.
 THREADS = 100
 UPLOADS_KEPT = (3600, 3600)  # seconds between clean-ups, and that a file may stay
 RESULTS_KEPT = 3600  # seconds, for a visitor who makes files of them
-# Gradio starts every request at once: the service has its own line, where one knows one's place.
+# Gradio starts every request at once: the service has its own queue, which reports the place.
 COMPUTING = {"concurrency_id": "model", "concurrency_limit": None}
 # As typed: gradio answers a number out of a slider's range with a fault, the handlers with a sentence.
 RAW = {"preprocess": False}
@@ -71,7 +71,7 @@ QUICK = QUIET | {"queue": False}
 
 @dataclass(frozen=True)
 class Controls:
-    """What a visitor sets."""
+    """Inputs."""
 
     text: gr.Textbox
     sample: gr.Dropdown
@@ -92,19 +92,19 @@ class Controls:
 
     @property
     def request(self) -> list:
-        """What every measurement needs."""
+        """Inputs of all measurements."""
         settings = (self.model, self.window, self.stride, self.start, self.protocol)
         return [self.text, *settings, self.context]
 
     @property
     def scoring(self) -> list:
-        """What a score needs: the words are looked at there alone."""
+        """Inputs of a score, the only view with words."""
         return [*self.request, self.words]
 
 
 @dataclass(frozen=True)
 class Results:
-    """What a visitor sees."""
+    """Outputs."""
 
     status: gr.HTML
     stop: gr.Button
@@ -208,8 +208,8 @@ def theme() -> gr.themes.Base:
 
 
 def lay_out(service: Service, handlers: Handlers, scored: Scored) -> tuple[Controls, Results]:
-    """Lay out the two views, the drawers beside them and the line that says what happens."""
-    parts = {"remark": gr.HTML(visible=False, elem_id="remark")}  # what was wrong with a link
+    """Lay out the two views, their drawers and the status line."""
+    parts = {"remark": gr.HTML(visible=False, elem_id="remark")}  # error in a link
     filled = dict(zip(SCORE_OUTPUTS, score_outputs(scored)))
     with gr.Tabs(elem_id="results"):
         with gr.Tab("Your text") as result_tab:
@@ -244,8 +244,8 @@ def lay_out(service: Service, handlers: Handlers, scored: Scored) -> tuple[Contr
         shared = lay_out_share()
     # Switched by the page's script, with the choice beside the text.
     parts["words"] = gr.Checkbox(label="Score words", elem_id="words")
-    parts["adopted"] = gr.State(BUNDLED)  # whose window the fields show
-    # A stride that a narrow window shortens for as long as it is that narrow.
+    parts["adopted"] = gr.State(BUNDLED)  # model whose limits the fields have
+    # The stride before a small window reduced it; restored with a larger window.
     parts["wanted"] = gr.Number(scored.settings.stride, visible=False)
     parts["visits"] = gr.State(0)  # counted up by a link, or a tool of the table, to be scored
     views = {"score": score_view, "text": text_view}
@@ -306,7 +306,7 @@ def lay_out_bar(handlers: Handlers) -> dict:
 
 
 def lay_out_settings(service: Service, settings: Settings) -> dict:
-    """Lay out what is rarely changed."""
+    """Lay out the settings that are rarely changed."""
     context = gr.Textbox(
         label="Context",
         info="Read before the text, and not scored. Nothing comes between the two, so begin the "
@@ -349,7 +349,7 @@ def lay_out_compare() -> dict:
 
 
 def lay_out_share() -> dict:
-    """Lay out what a visitor takes along; the script presses the button when the drawer opens."""
+    """Lay out the drawer for sharing; the script presses the button when it opens."""
     return {
         "share": gr.Button("Share", elem_id="make-share"),
         "drawer": view(),
@@ -439,7 +439,7 @@ def connect_settings(
         )
         # It may have replaced a request that somebody had just made, and Stop stands there for that.
         shown.then(handlers.idle, None, results.stop, **QUICK)
-    # What only the script sees: the # of the address, and what it kept over a reload.
+    # Only the script has these: the fragment of the address, and the state before a reload.
     behind, kept = (gr.Textbox(visible=False) for _ in range(2))
     controls_set = [c.model, c.window, c.stride, c.start, c.protocol, c.sketch]
     arrived = page.load(
@@ -473,7 +473,7 @@ def run_and_show(
     outputs: list,
     trigger_mode: str,
 ):
-    """Let a handler tell its progress in the status line, and fill the outputs when it is done.
+    """Show a handler's progress in the status line, and fill the outputs at the end.
 
     Apart, because with every line gradio compares the whole content of all outputs of the handler that
     runs: that of a long text stopped the page for seconds.

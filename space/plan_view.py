@@ -1,4 +1,4 @@
-"""What window and stride mean, in words."""
+"""Explanation of window and stride."""
 
 from perplexity_sliding.views.markup import count, escape
 
@@ -6,7 +6,7 @@ from .protocols import guide
 
 
 def sketch(window: int, stride: int | None, protocol: str = "sliding") -> str:
-    """Show what window and stride mean for a long text, or the idea of a tool's protocol."""
+    """Explain window and stride for a long text, or a tool's protocol."""
     if not guide(protocol).slides:
         idea = escape(guide(protocol).idea)
         return f'<p class="ps-view ps-sketch"><b>{escape(protocol)}.</b> {idea}</p>'

@@ -1,4 +1,4 @@
-"""What the page says about each protocol of the metric, and which of its settings it has.
+"""Description and settings of each protocol of the metric on the page.
 
 All of it is read from the metric's own rows, so that a new one needs no word here.
 """
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from .metric import protocol_rows
 
-# What the page calls the values of `add_start_token`.
+# Labels of the values of `add_start_token`.
 START_CHOICES = {"automatic": True, "once": "once", "every": "every", "none": False}
 
 
@@ -55,7 +55,7 @@ def guide(protocol: str) -> Guide:
 
 
 def usual_stride(protocol: str, window: int) -> int:
-    """Return the stride in tokens that a tool takes by itself for a window."""
+    """Return a tool's default stride for a window, in tokens."""
     return protocol_rows()[protocol].usual_stride(window, guide(protocol).starts_every_window)
 
 

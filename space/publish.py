@@ -141,14 +141,14 @@ def check_sizes(files: Iterable[str], root: Path = ROOT) -> None:
 
 
 def uncommitted(files: Iterable[str], root: Path = ROOT) -> list[str]:
-    """List those of the files that git does not have as they are."""
+    """List the files with uncommitted changes, and ignored files."""
     command = ["git", "status", "--porcelain", "--ignored", "-z", "--", *files]
     output = subprocess.run(command, cwd=root, capture_output=True, text=True, check=True).stdout
     return [entry[3:] for entry in output.split("\0") if entry]
 
 
 def is_code(file: str) -> bool:
-    """Return whether a file is of the metric, which its version stands for, or beside it."""
+    """Return whether a file is code of the metric, which its version identifies."""
     return file == METRIC or file.startswith(f"{PACKAGE}/")
 
 
@@ -220,7 +220,7 @@ def check_version(
 
 
 def content_of(file: str, space: str, root: Path = ROOT) -> bytes:
-    """Return a file as it is published: the citation has the owner in the place of USER."""
+    """Return a file in its published form: the citation has the owner instead of USER."""
     content = (root / file).read_bytes()
     if file not in FILLED:
         return content
@@ -243,7 +243,7 @@ def operations(
 
 
 def publish(space: str, files: list[str], private: bool, root: Path = ROOT) -> str:
-    """Upload in one commit, and before it what says which files go to LFS; return its address.
+    """Upload in one commit, after the file that assigns files to LFS; return the address.
 
     Raises:
         ValueError: other code was published under this version.
@@ -280,7 +280,7 @@ def publish(space: str, files: list[str], private: bool, root: Path = ROOT) -> s
 
 
 def in_lfs(space: str, files: list[str]) -> list[str]:
-    """List those of the published files that a clone without git-lfs has as pointers."""
+    """List the published files that are pointers in a clone without git-lfs."""
     return [
         info.path for info in HfApi().get_paths_info(space, files, repo_type="space") if info.lfs
     ]

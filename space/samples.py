@@ -7,7 +7,7 @@ from .limits import Limits, Refused
 from .measure import check_text
 
 FOLDER = Path(__file__).resolve().parent.parent / "samples"
-# Of the samples, those that the page offers.
+# Samples on the page.
 NAMES = {
     "opening": "A story",
     "news": "News",

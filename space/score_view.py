@@ -1,4 +1,4 @@
-"""The result in numbers: the perplexity large, what it means, and what else was measured."""
+"""The result in numbers: the perplexity, its interpretation, and other measures."""
 
 import math
 from collections.abc import Sequence
@@ -45,7 +45,7 @@ def is_short(scored: Scored) -> bool:
 
 
 def warn_of_few(scored: Scored) -> str:
-    """Say what a comparison of perplexities of a short text is worth."""
+    """Warn about comparing perplexities of short texts."""
     words = (
         f"Too short to judge by: over fewer than {FEWEST} tokens, a perplexity is mostly chance."
     )
@@ -53,7 +53,7 @@ def warn_of_few(scored: Scored) -> str:
 
 
 def _short(scored: Scored) -> str:
-    """Show the surprise of each token in place of one number, and what was expected there."""
+    """Show the surprise and the expected token for each token, instead of one number."""
     said = f"{count(scored.result['num_tokens'], 'token')} scored"
     return (
         f'<div class="ps-headline"><p class="ps-label">{said} by {escape(scored.loaded.name)}</p>'
@@ -63,7 +63,7 @@ def _short(scored: Scored) -> str:
 
 
 def _large(scored: Scored) -> str:
-    """Show the number with one line under it, the story that it tells, and the rest folded."""
+    """Show the number, its interpretation in one line, and the rest collapsed."""
     result = scored.result
     vocabulary = getattr(scored.loaded.model.config, "vocab_size", None)
     return (
@@ -79,7 +79,7 @@ def _large(scored: Scored) -> str:
 
 
 def _introduce(scored: Scored) -> str:
-    """Say what the bundled model is: its numbers are not those of a large one."""
+    """Explain that the bundled model is small, and its numbers are not typical."""
     known = scored.settings.model == BUNDLED
     return '<p class="ps-note">A tiny model, trained on old novels.</p>' if known else ""
 

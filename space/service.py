@@ -1,4 +1,4 @@
-"""What a visitor can ask for, from text and settings to results, without a word of HTML."""
+"""The service: from text and settings to results, without HTML."""
 
 import contextlib
 import functools
@@ -30,11 +30,11 @@ from .settings import Settings, check_settings
 
 # Settings that make no difference to a measurement of strides: it has its own.
 STRIDES_SET = ("stride", "protocol")
-ENOUGH = 0.9  # of what the best setting gains: the cheapest that reaches it is the knee
+ENOUGH = 0.9  # share of the best gain; the knee is the cheapest setting that reaches it
 # Fewest parts of a text for an interval to be shown: from fewer, its width is mostly chance (Schmeiser,
 # 1982, finds 10 to 30 enough), and it goes into the sentence for a paper.
 FEWEST_PARTS = 10
-# What a small machine reads, for the order in the line alone.
+# Speed of a small machine, used only for the order of the queue.
 CHARACTERS_A_SECOND = 10_000
 STRIDES_READ = 16  # times the text that the strides of a trade-off read, about
 OWN_STARTS = (
@@ -45,7 +45,7 @@ OWN_STARTS = (
 
 @dataclass(frozen=True)
 class Scored:
-    """One text under one model: the metric's result and what it was asked; a `Reading` to the views."""
+    """One text under one model: the metric's result and its settings; a `Reading` for the views."""
 
     text: str
     settings: Settings
@@ -68,7 +68,7 @@ class Scored:
 
     @property
     def num_context_tokens(self) -> int:
-        """How many tokens were read as context alone."""
+        """Number of tokens that were read only as context."""
         return self.result.get("num_context_tokens", 0)
 
     @property
@@ -99,7 +99,7 @@ class Compared:
 
     @property
     def page_settings(self) -> Settings:
-        """The page's settings that it was asked for: the page's model is the reference."""
+        """The page's settings of the comparison: the page's model is the reference."""
         return replace(self.asked, model=self.reference.name)
 
     @property
@@ -113,12 +113,12 @@ class Compared:
 
     @property
     def scores(self) -> dict:
-        """What both models have scored: tokens, or pieces of text that both cut."""
+        """Units that both models scored: tokens, or pieces between common token boundaries."""
         return self.pair.scores
 
     @property
     def pair(self) -> Pair:
-        """What the view of a comparison is made of."""
+        """The data of the view of a comparison."""
         scored, both = self.scored, (self.scored.loaded, self.reference)
         result = scored.result
         by_tokens = result["comparison"]["compared"] == "tokens"
@@ -148,7 +148,7 @@ class Sweep:
 
 @dataclass(frozen=True)
 class TradeOff:
-    """What a smaller stride and a longer context bring to one text.
+    """The gain of a smaller stride and a longer context on one text.
 
     Attributes:
         strides: results, the widest stride first.
@@ -182,7 +182,7 @@ class TradeOff:
 
     @property
     def knee(self) -> Scored | None:
-        """The cheapest stride that brings most of what the best brings.
+        """The cheapest stride with most of the best one's gain.
 
         None where that may be chance.
         """
@@ -193,7 +193,7 @@ class TradeOff:
 
     @property
     def context_knee(self) -> dict | None:
-        """The shortest context that brings most of what more context brings.
+        """The shortest context with most of the gain of longer ones.
 
         None where it may be chance that the longest brings something.
         """
@@ -211,13 +211,13 @@ def num_parts(sample: str) -> int:
 
 
 def characters_read(text: str, settings: Settings) -> float:
-    """Count the characters that windows read, those read twice counted twice, as far as is known."""
+    """Estimate the number of characters that windows read, with repetitions."""
     overlap = settings.window / settings.stride if settings.window and settings.stride else 2
     return (len(text) + len(settings.context)) * max(1, overlap)
 
 
 def expected_seconds(text: str, settings: Settings) -> float:
-    """Guess how long a score takes, for the order in the line."""
+    """Estimate the time of a score, for its place in the queue."""
     return characters_read(text, settings) / CHARACTERS_A_SECOND
 
 
@@ -243,13 +243,13 @@ def is_gain(interval: Sequence[float] | None) -> bool:
 
 
 def find_knee(perplexities: Sequence[float]) -> int:
-    """Find the first perplexity that reaches most of what the lowest gains on the first."""
+    """Find the first perplexity with most of the lowest one's gain over the first."""
     shares = (gain_share(perplexity, perplexities) for perplexity in perplexities)
     return next(place for place, share in enumerate(shares) if share >= ENOUGH)
 
 
 def gain_share(perplexity: float, perplexities: Sequence[float]) -> float:
-    """Return a perplexity's share of the lowest one's gain on the first, in log-perplexity."""
+    """Return a perplexity's share of the lowest one's gain over the first, in log-perplexity."""
     first, lowest = math.log(perplexities[0]), math.log(min(perplexities))
     return (first - math.log(perplexity)) / (first - lowest)
 
@@ -293,13 +293,13 @@ class Service:
             return loaded
 
     def _check(self, settings: Settings) -> Settings:
-        """Return settings with the one name of their model, or refuse what no model could be asked."""
+        """Normalize the model's name in settings, and refuse invalid settings."""
         settings = check_settings(settings, self.protocols)
         return replace(settings, model=self.shelf.known_as(settings.model))
 
     @contextlib.contextmanager
     def _opened(self, names: Sequence[str], job: Job) -> Iterator[list[LoadedModel]]:
-        """Open models for scoring, and hold the machine for oneself.
+        """Open models for scoring, with exclusive use of the machine.
 
         They are downloaded first, so that nobody in the line waits for another's download.
         """
@@ -422,7 +422,7 @@ class Service:
     def _gather(
         self, text: str, settings: Settings, entries: Sequence[dict], loaded: LoadedModel
     ) -> Sweep:
-        """Gather the results of several settings, those that the metric refused apart."""
+        """Collect the results of several settings; list refused ones separately."""
         scored, failed = [], []
         for entry in entries:
             protocol = entry["protocol"]

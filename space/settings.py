@@ -1,4 +1,4 @@
-"""What a visitor chose: checked, turned into arguments of the metric, and into a link and back."""
+"""A visitor's settings: checks, and conversion to arguments of the metric and to links."""
 
 import json
 import zlib
@@ -94,7 +94,7 @@ class Settings:
         return json.dumps([fingerprint(text), *chosen, fingerprint(self.context)])
 
     def link(self) -> str:
-        """Write a link to the page with these settings; texts are added behind the #."""
+        """Write a link to the page with these settings; texts are added in its fragment."""
         chosen = {key: value for key, value in asdict(self).items() if value is not None}
         del chosen["context"], chosen["words"]
         return "?" + urlencode(chosen)
@@ -106,7 +106,7 @@ def fingerprint(text: str) -> int:
 
 
 def check_settings(settings: Settings, protocols: Sequence[str]) -> Settings:
-    """Refuse what no model could be asked."""
+    """Refuse settings that are invalid for every model."""
     if settings.protocol not in protocols:
         raise Refused(
             f"There is no protocol called “{settings.protocol}”. Choose one of: "

@@ -1,4 +1,4 @@
-"""The drawer that shares a result: the link, the picture, words for a friend, and what papers need."""
+"""The drawer that shares a result: link, picture, message and citation."""
 
 from perplexity_sliding.views.markup import escape, payload
 
@@ -7,7 +7,7 @@ from .takeaway import Takeaway
 
 
 def share_view(taken: Takeaway) -> str:
-    """Write the drawer; the script draws the picture and copies what is asked for."""
+    """Write the drawer; the script draws the picture and copies to the clipboard."""
     return (
         f'<div class="ps-view" data-view="share" data-of="{escape(taken.mark)}" '
         f"data-payload={payload({'picture': taken.picture})}><h3>Link</h3>{_link(taken.address)}"

@@ -1,4 +1,4 @@
-"""What is happening, in one line; screen readers announce its beginning and its end."""
+"""The status line; screen readers announce its start and end."""
 
 from perplexity_sliding.views.markup import escape
 

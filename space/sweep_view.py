@@ -1,4 +1,4 @@
-"""Several settings side by side: what the stride costs and gives, what each tool would report."""
+"""Several settings side by side: costs and gains of strides, and results of each tool."""
 
 import itertools
 import math
@@ -34,7 +34,7 @@ def trade_off_view(trade_off: TradeOff) -> str:
 
 
 def protocol_view(sweep: Sweep) -> str:
-    """Show what each tool would report, on one axis; how it cuts this very text, where it is opened."""
+    """Show each tool's result on one axis, with its windows over the text when opened."""
     if not sweep.scored:
         return _no_protocol(sweep)
     first = sweep.scored[0]
@@ -56,7 +56,7 @@ def protocol_view(sweep: Sweep) -> str:
 def _whose_settings(first: Settings, asked: Settings) -> str:
     """Say which window and stride the numbers are of."""
     window, name = count(first.window, "token"), escape(first.protocol)
-    if first.protocol != asked.protocol:  # the page's own was refused
+    if first.protocol != asked.protocol:  # the page's own protocol was refused
         return f"All have a window of {window} and their own stride; the bold row is {name}."
     own = name if first.stride is None else f"{name} with a stride of {first.stride:,}"
     return f"The bold row is your number: {own}. The others have your window of {window} and their own stride."
@@ -70,7 +70,7 @@ def group_equal(scored: Sequence[Scored]) -> list[list[Scored]]:
 
 
 def _group(group: Sequence[Scored], first: Scored, axis) -> str:
-    """Write one row of the dot plot, and folded in it what makes up the number."""
+    """Write one row of the dot plot, with collapsed details."""
     names = ", ".join(escape(scored.settings.protocol) for scored in group)
     is_own = " ps-own" if first in group else ""
     tools = "".join(_tool_part(scored, first) for scored in group)

@@ -135,7 +135,7 @@ def of_strides(trade_off: TradeOff, asked: Settings) -> Takeaway:
 
 
 def of_tools(sweep: Sweep) -> Takeaway:
-    """Take along what each tool would report of a text."""
+    """Export each tool's result for a text."""
     groups = group_equal(sweep.scored)
     low, high = (number(group[0].result["perplexity"]) for group in (groups[0], groups[-1]))
     said = f"Same model, same text: {low} to {high}"

@@ -1,4 +1,4 @@
-"""The text coloured by what was measured of its tokens, over the windows that read it."""
+"""The text, coloured by its tokens' scores, above its windows."""
 
 from collections.abc import Iterable
 
@@ -18,7 +18,7 @@ CHANCES = ("over 1/2", "1/8", "1/64", "1/1,000", "1/33,000", "less")
 
 
 def text_view(scored: Scored) -> str:
-    """Write what the page's script colours the visitor's own text with, and its controls."""
+    """Write the data and controls with which the page's script colours the visitor's text."""
     segments, text = text_segments(scored)
     pieces = [text[segment.start : segment.end] for segment in segments]
     colours = [

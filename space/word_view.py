@@ -11,7 +11,7 @@ from .service import Scored
 
 
 def word_data(scored: Scored) -> dict | None:
-    """Return what the script shows of each word, as columns; None where no words were scored.
+    """Return the data of each word for the script, as columns; None without word scores.
 
     `scores` are bits: surprisal, the plain sum over the tokens, and the entropy before the word.
     """
@@ -35,7 +35,7 @@ def word_data(scored: Scored) -> dict | None:
 
 
 def word_segments(scored: Scored) -> list[Segment]:
-    """Return words with their tokens, and what stands between them, which has none."""
+    """Return words with their tokens, and the text between them, without tokens."""
     [words] = scored.result["word_scores"]
     starts = [first for first, _ in scored.tokens["offsets"]]
     segments, reached = [], 0

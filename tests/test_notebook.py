@@ -40,7 +40,7 @@ def test_every_cell_runs_and_texts_are_shown(ran):
     shown = [value for value in values if hasattr(value, "save")]
     assert len(shown) == 4
     assert all(value._repr_html_().startswith("<iframe") for value in shown)
-    assert "What the setting changes" in shown[2].html
+    assert "Effect of the setting" in shown[2].html
 
 
 def test_what_it_says_is_so(ran):

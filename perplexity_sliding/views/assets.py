@@ -1,4 +1,4 @@
-"""Scripts and style of the pieces, as they go into a page: `SCRIPTS` stand before a page's own."""
+"""Scripts and styles of the views; a page must include `SCRIPTS` before its own."""
 
 from pathlib import Path
 

@@ -1,6 +1,6 @@
 """Charts as HTML: shapes in a stretched SVG, words around it at their own size.
 
-So they fit a phone as well as a desk, follow the page's colours, and need nothing from elsewhere.
+They fit phones and desktops, follow the page's colours, and fetch nothing.
 """
 
 import math
@@ -111,7 +111,7 @@ def density_chart(
     """Draw where pairs of values from 0 upwards lie, with the line on which both are equal.
 
     Args:
-        words: what is to be seen, for those who do not see it.
+        words: description of the chart for screen readers.
     """
     end = max(1.0, *xs, *ys)
     counts, *_ = np.histogram2d(xs, ys, bins=CELLS, range=[[0, end], [0, end]])

@@ -1,4 +1,4 @@
-"""A model beside a reference on one text: what changed, by how much, is it chance, and where."""
+"""Comparison of a model with a reference on one text: the change, its significance and its places."""
 
 import bisect
 import math
@@ -21,7 +21,7 @@ CHANGE_EDGES = (0.1, 0.5, 2.0)
 KL_EDGES = (0.001, 0.01, 0.1, 0.5, 2.0)
 WORST_SHOWN = 10
 FEWEST = 30  # tokens of a group; a mean over fewer would be noise
-SMALLEST_KL = 1e-9  # what the axis of divergences begins with
+SMALLEST_KL = 1e-9  # start of the axis of divergences
 CONTEXT_AXIS = "tokens of context, at least, in windows without overlap"
 MARKED_PERCENTILES = {"50": "half are below", "99": "99 %", "100": "largest"}
 
@@ -31,12 +31,12 @@ class Pair:
     """A text as a model read it, beside the reference.
 
     Attributes:
-        reading: by the model; its result holds the metric's `comparison`.
+        reading: of the model; its result contains the metric's `comparison`.
         names: of the model and of the reference.
-        scores: what both have scored: tokens, or pieces of text that both cut.
+        scores: units that both scored: tokens, or pieces between common token boundaries.
         by_context: of the metric's comparison in windows without overlap; empty where that is unknown.
-        longer_windows: those of the two that could read more at a time, each with its limit.
-        remark: what had to be changed about the request, or None.
+        longer_windows: the models that accept longer windows, each with its limit.
+        remark: how the request was changed, or None.
         own: what the text costs by itself under the reference and under the model, where the
             comparison is of several texts: perplexities, or bits per byte; None where unknown.
     """
@@ -137,12 +137,12 @@ def comparison_of_all(pair: Pair) -> str:
 
 
 def comparison_view(pair: Pair, mark: str = "", place: int = 1) -> str:
-    """Show the verdict, the numbers, the text coloured by what changed, and where it changed most.
+    """Show the verdict, the numbers, the text coloured by change, and the largest changes.
 
-    Of one of several texts, whose comparison is of all, only what is its own.
+    For one of several texts compared together, show only its own numbers.
 
     Args:
-        mark: by which the page sees whether it is of what is chosen now.
+        mark: identifies the settings, so that the page can dim outdated results.
         place: number of the view on its page.
     """
     names = pair.names
@@ -173,7 +173,7 @@ def comparison_view(pair: Pair, mark: str = "", place: int = 1) -> str:
 
 
 def _opening(pair: Pair) -> str:
-    """Write what stands above a text: the verdict on it, or its own numbers where that is on several."""
+    """Write the heading of a text: its verdict, or its own numbers if the verdict is for several texts."""
     if not pair.is_one_of_several:
         return f'<p class="ps-verdict">{verdict(pair)}</p>{_remarks(pair)}'
     if pair.own is None:
@@ -183,13 +183,13 @@ def _opening(pair: Pair) -> str:
     what = "perplexity" if pair.by_tokens else "bits per byte"
     changed = _percent_of(before, after)
     return (
-        f'<p class="ps-own">By itself: {what} {number(after)} with <b>{escape(model)}</b>, '
+        f'<p class="ps-own">This text: {what} {number(after)} with <b>{escape(model)}</b>, '
         f"{number(before)} with <b>{escape(reference)}</b>{escape(changed)}.</p>"
     )
 
 
 def _percent_of(before: float, after: float) -> str:
-    """Write a change as ", 2.9 % lower"; nothing where there is none that can be written."""
+    """Write a change as ", 2.9 % lower"; return "" if it is undefined."""
     if not (math.isfinite(before) and math.isfinite(after) and before > 0):
         return ""
     share = 100 * (after / before - 1)
@@ -197,7 +197,7 @@ def _percent_of(before: float, after: float) -> str:
 
 
 def _folded(name: str, title: str, content: str) -> str:
-    """Fold away what not everybody looks for."""
+    """Show secondary details, collapsed."""
     return (
         f'<details class="ps-more" data-keep="{name}"><summary>{title}</summary>{content}</details>'
         if content
@@ -257,7 +257,7 @@ def text_of(pair: Pair) -> tuple[list[Segment], str]:
 
 
 def _columns(change: Change | None) -> list | None:
-    """Return what the script shows: bits under either model, divergence, likeliest tokens."""
+    """Return the data of the script: bits under both models, divergence, most likely tokens."""
     if change is None:
         return None
     bits = [round(min(bits, ENDLESS), 2) for bits in (change.bits, change.reference_bits)]
@@ -369,7 +369,7 @@ def _within(interval: Sequence[float] | None, write) -> str:
 
 
 def _remarks(pair: Pair) -> str:
-    """Write what a reader has to know to read the numbers rightly."""
+    """Write the notes that a reader needs to interpret the numbers."""
     comparison, window = pair.comparison, pair.reading.window
     said = [f"Both read {count(window, 'token')} at a time."]
     said += [f"{name} could read up to {longest:,}." for name, longest in pair.longer_windows]
@@ -442,7 +442,7 @@ def _worst(changes: Sequence[Change], segments: Sequence[Segment], text: str) ->
 
 
 def _lost(change: Change) -> tuple[str, str]:
-    bits = "endless" if math.isinf(change.change) else f"+{change.change:.1f} bits"
+    bits = "infinite" if math.isinf(change.change) else f"+{change.change:.1f} bits"
     return bits, f"{_chance(change.reference_bits)} → {_chance(change.bits)}"
 
 

@@ -14,7 +14,7 @@ def setting_curve(results: Sequence[dict], key: str = STRIDE, knee: dict | None 
 
     Args:
         results: of the metric, the one that the others are compared with first.
-        knee: the one of them that gains most of what there is to gain.
+        knee: the cheapest one with most of the possible gain.
     """
     first = results[0]
     points = [_setting_point(result, first, key, result is knee) for result in reversed(results)]
@@ -46,7 +46,7 @@ def context_curve(rows: Sequence[dict], knee: dict | None = None) -> str:
 
     Args:
         rows: the metric's `by_context_length`.
-        knee: the shortest of them that gains most of what there is to gain.
+        knee: the shortest one with most of the possible gain.
     """
     longest = rows[-1]
     points = [_context_point(row, longest, row is knee) for row in rows]

@@ -12,7 +12,7 @@ from .surprise import bits_colour
 from .tokens import text_segments, token_texts
 
 FEWEST = 20  # tokens; a perplexity of fewer says more of chance than of the text
-LONGEST_WORD = 40  # characters before a piece in which its word begins
+LONGEST_WORD = 40  # characters before a piece that are searched for the start of its word
 TOO_SHORT = (
     f"Too short for a perplexity: over fewer than {FEWEST} tokens it says more about chance than about "
     "the text. This is how surprising each token was."
@@ -27,7 +27,7 @@ class Surprise:
         piece: its number among the segments of the text.
         segment: where it is.
         nll: in nats.
-        expected: the likeliest token there and its nll; None where alternatives weren't asked for.
+        expected: the most likely token and its nll; None without alternatives.
     """
 
     piece: int
@@ -37,7 +37,7 @@ class Surprise:
 
 
 def meaning(perplexity: float, vocabulary: int | None) -> str:
-    """Explain what a perplexity says, as HTML.
+    """Explain a perplexity, as HTML.
 
     Args:
         vocabulary: how many tokens the model knows, if that is known.
@@ -58,7 +58,7 @@ def meaning(perplexity: float, vocabulary: int | None) -> str:
 def most_surprising(reading: Reading, most: int) -> list[Surprise]:
     """List the words that surprised most, each once, by the piece of it that did; the first first.
 
-    A piece is a token, or the tokens that one character is made of.
+    A piece is a token, or the tokens that together encode one character.
     """
     segments, text = text_segments(reading)
     nll, words = reading.tokens["nll"], set()
@@ -86,23 +86,23 @@ def _begin_of_word(text: str, segment: Segment) -> int:
     if not text[segment.start].isalnum():
         return segment.start
     before = _letters_before(text, segment)
-    # Before its word stands the space that a token begins with.
+    # The space at the start of a token precedes its word.
     return segment.start - (len(before) + 1 if len(before) < LONGEST_WORD else 0)
 
 
 def _letters_before(text: str, segment: Segment) -> str:
-    """Return what stands of a word before a piece of it."""
+    """Return the part of a word before one of its pieces."""
     return re.search(r"\w*$", text[max(0, segment.start - LONGEST_WORD) : segment.start])[0]
 
 
 def _expected(tokens: dict, segment: Segment) -> tuple[str, float] | None:
-    """Return the likeliest token in a segment's place; None where it stands for a part of a character."""
+    """Return the most likely token instead of a segment; None if it is part of a character."""
     tops = tokens["alternatives"][segment.first] if tokens.get("alternatives") else None
     return tuple(tops[0]) if tops and segment.first == segment.last else None
 
 
 def story(reading: Reading) -> str:
-    """Write which word surprised most, how unlikely it was, and what was expected there."""
+    """Write the most surprising word, its probability and the expected token."""
     worst = next(iter(most_surprising(reading, 1)), None)
     if worst is None:
         return ""
@@ -119,7 +119,7 @@ def story(reading: Reading) -> str:
 
 
 def surprise_words(reading: Reading) -> str:
-    """State in plain text which word surprised most; nothing where none did."""
+    """Return the most surprising word as plain text; "" if there is none."""
     worst = next(iter(most_surprising(reading, 1)), None)
     if worst is None:
         return ""
@@ -128,7 +128,7 @@ def surprise_words(reading: Reading) -> str:
 
 
 def _as_it_went_on(text: str, segment: Segment, expected: str) -> str:
-    """Write what was expected in the place of a piece; within a word, behind what stands of it."""
+    """Write the expected token instead of a piece; within a word, after the start of the word."""
     if not (text[segment.start].isalnum() and expected[:1].isalnum()):
         return expected
     begun = _letters_before(text, segment)
@@ -147,7 +147,7 @@ def odds(nll: float) -> str:
 
 
 def few_tokens(reading: Reading) -> str:
-    """Tabulate the surprise of each token of a short text, and what was expected there."""
+    """Tabulate the surprise and the expected token for each token of a short text."""
     tokens, rows = reading.tokens, []
     names, parts = token_texts(reading), _parts_of_characters(reading)
     for place, nll in enumerate(tokens["nll"]):

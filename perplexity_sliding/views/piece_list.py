@@ -47,5 +47,5 @@ def around(text: str, segment: Segment) -> tuple[str, str, str]:
 
 
 def shown(piece: str) -> str:
-    """Strip the spaces around a piece; make spaces alone visible."""
+    """Strip the spaces around a piece; make a piece of only spaces visible."""
     return piece.strip() or piece.replace("\n", "↵").replace(" ", "·").replace("\t", "⇥")

@@ -1,4 +1,4 @@
-"""What a view is made of: a text as a model read it, and what the metric found."""
+"""The data of a view: a tokenized text and the metric's result."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -14,9 +14,9 @@ class Reading:
         whole: all that was read: the context, then the text.
         tokens: the metric's token scores of it.
         result: the metric's result, of this text or of all texts together.
-        model: what the model is called.
+        model: name of the model.
         begin: characters of the context.
-        name: what the text is called.
+        name: name of the text.
         perplexity: the text's own; None where texts were joined.
     """
 
@@ -30,7 +30,7 @@ class Reading:
 
     @property
     def num_context_tokens(self) -> int:
-        """How many tokens were read as context alone."""
+        """Number of tokens that were read only as context."""
         ends = [offset[1] for offset in self.tokens["offsets"] if offset is not None]
         return sum(end <= self.begin for end in ends) if self.begin else 0
 
@@ -39,7 +39,7 @@ class Reading:
         return self.result["max_length"]
 
     def beginning(self, length: int) -> "Reading":
-        """Cut off what lies behind so many characters, and the token that reaches across."""
+        """Truncate to a number of characters; drop a token across the end."""
         offsets = self.tokens["offsets"]
         if None in offsets or len(self.whole) <= length:
             return self

@@ -1,4 +1,4 @@
-"""A report: what was measured of some texts, as one HTML file that fetches nothing from elsewhere."""
+"""Report: the results for some texts as one self-contained HTML file."""
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -57,14 +57,14 @@ def report(
     command: str = "",
     notes: Sequence[str] = (),
 ) -> str:
-    """Write what was measured, and the texts coloured by it.
+    """Write the results and the coloured texts.
 
     Args:
         result: the metric's, of all texts together.
         readings: the texts that are shown; of a comparison none, but `pairs`.
         citation: how to quote the number.
-        command: what repeats it.
-        notes: what a reader must know beside the number.
+        command: the command that reproduces it.
+        notes: remarks that a reader needs with the number.
     """
     model = escape(_model(readings, pairs))
     named = map(_with_number, readings) if result["num_texts"] > 1 else readings
@@ -94,7 +94,7 @@ def _with_number(reading: Reading) -> Reading:
 
 
 def _each(shown: Iterable, write: Callable[..., str]) -> Iterator[str]:
-    """Write what is shown of each text, numbered, so that pieces of it can be named."""
+    """Write each text with a number, so that its pieces can be referenced."""
     return (write(one, place) for place, one in enumerate(shown, 1))
 
 
@@ -175,7 +175,7 @@ def _windows(reading: Reading) -> str:
     )
     return (
         '<details class="ps-more" open><summary>How the windows lie over the text</summary>'
-        "<p>Each bar is one window: it reads its context to predict what it scores. The window of the "
+        "<p>Each bar is one window. It reads its context to predict the tokens that it scores. The window of the "
         f"word that you point at is underlined in the text.{part}</p>"
         f"{window_picture(reading)}{KEY}</details>"
     )
@@ -187,7 +187,7 @@ def _comparison(pair: Pair, place: int) -> str:
 
 
 def measurements(results: Sequence[dict]) -> str:
-    """Tabulate what was measured in several ways, with a curve where one number varies."""
+    """Tabulate the results of several settings, with a curve if one number varies."""
     if not results:
         return ""
     good = [result for result in results if "error" not in result]
@@ -202,7 +202,7 @@ def measurements(results: Sequence[dict]) -> str:
     drawn = len(varying) == 1 and varying[0] in NAMES and len(good) > 1
     is_finite = all(math.isfinite(result["perplexity"]) for result in good)
     curve = setting_curve(good, varying[0]) if drawn and is_finite else ""
-    return f"<section><h2>What the setting changes</h2>{curve}{table}</section>"
+    return f"<section><h2>Effect of the setting</h2>{curve}{table}</section>"
 
 
 def _row(result: dict, varying: Sequence[str]) -> str:
@@ -224,7 +224,7 @@ def contexts(rows: Sequence[dict] | None) -> str:
 
 
 def repeat(result: dict, citation: str, command: str) -> str:
-    """Show what pins the number down: the command, then citation, signature and probe."""
+    """Show how to reproduce the number: the command, then citation, signature and probe."""
     typed = f"<p>The command that repeats it:</p><pre>{escape(command)}</pre>" if command else ""
     quoted = citation or (
         f"{result['signature']}\n{describe_probes(result)}\n"

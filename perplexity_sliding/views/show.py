@@ -29,7 +29,7 @@ class Shown:
         )
 
     def save(self, path: str) -> None:
-        """Write it as an HTML file that needs nothing else."""
+        """Write it as a self-contained HTML file."""
         with open(path, "w", encoding="utf-8", newline="") as file:
             file.write(self.html)
 
@@ -81,7 +81,7 @@ def show(
 def _as_read(
     results: dict, texts: list[str], contexts: str | Sequence[str] | None, separator: str
 ) -> list[str]:
-    """Return what token scores are of: chats as written, texts behind their contexts, or joined."""
+    """Return the scored texts: chats as written, texts after their contexts, or joined texts."""
     if "chats_as_written" in results:
         return results["chats_as_written"]
     if contexts is not None:
@@ -94,7 +94,7 @@ def _as_read(
 
 
 def _join(signature: str) -> str | None:
-    """Read what texts were joined by from the signature: None, tokens (""), or a string."""
+    """Read the separator of joined texts from the signature: None, tokens (""), or a string."""
     field = re.search(r"\|join:([^|]*)", signature)
     value = "None" if field is None else field[1].encode("ascii").decode("unicode_escape")
     return (

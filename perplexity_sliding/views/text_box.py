@@ -1,11 +1,11 @@
-"""A text in pieces that can be pointed at, and a place for what is told of them, as all views have it."""
+"""A text in selectable pieces, with a panel for their details; all views use it."""
 
 from collections.abc import Sequence
 
 from .markup import payload
 
 PLAIN = "plain"  # the class of a piece without a colour
-GAP = "-"  # of what is shown, but cannot be pointed at
+GAP = "-"  # class of text that is shown but cannot be selected
 
 
 def text_box(pieces: Sequence[str], colours: Sequence[str | None], unit: str) -> str:
@@ -15,9 +15,9 @@ def text_box(pieces: Sequence[str], colours: Sequence[str | None], unit: str) ->
     that serves a screen reader for many seconds.
 
     Args:
-        pieces: what the text consists of, in order.
-        colours: class of each; "" for none, None for what cannot be pointed at.
-        unit: what the pieces are, such as "token".
+        pieces: the pieces of the text, in order.
+        colours: class of each; "" for none, None for text that cannot be selected.
+        unit: name of a piece, such as "token".
     """
     data = {"text": "".join(pieces), **piece_columns(pieces, colours)}
     return (

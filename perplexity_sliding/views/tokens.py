@@ -1,4 +1,4 @@
-"""The tokens of a text as the scripts show them: pieces with a colour, and what is told of each."""
+"""The tokens of a text for the scripts: pieces with a colour and details."""
 
 import itertools
 import math
@@ -27,7 +27,7 @@ def text_segments(reading: Reading) -> tuple[list[Segment], str]:
 
 
 def token_data(reading: Reading, segments: list[Segment]) -> dict:
-    """Return what the script shows of each token, as columns."""
+    """Return the data of each token for the script, as columns."""
     tokens = reading.tokens
     return {
         "names": token_texts(reading),
@@ -92,7 +92,7 @@ def surprise_legend() -> str:
 
 
 def colour_choice(names: Sequence[str], group: str) -> str:
-    """Offer what to colour a text by; the script shows the legend of the choice.
+    """Write the choice of colour scales; the script shows the legend of the selected one.
 
     Args:
         group: name of the radio buttons, another one for each view of a page.

@@ -7,7 +7,7 @@ from .markup import count
 from .reading import Reading
 
 LANES = 3  # windows are drawn in turns below each other, so that overlaps can be seen
-PICTURED = 10  # windows' lengths of text, from its beginning, over which windows are drawn
+PICTURED = 10  # number of window lengths, from the start of the text, over which windows are drawn
 KEY = (
     '<ul class="ps-key"><li><i class="ps-context"></i>read as context</li><li><i class="ps-new"></i>'
     'scored</li><li><i class="ps-lost"></i>not scored at all</li></ul>'
@@ -15,9 +15,9 @@ KEY = (
 
 
 def window_picture(reading: Reading) -> str:
-    """Draw the windows over this text: what they read, what they score, what nobody scores.
+    """Draw the windows over this text: tokens that they read, tokens that they score, unscored tokens.
 
-    The windows are drawn over the beginning of a long text; below, what is scored over all of it.
+    Over a long text, only the first windows are drawn; the scored tokens are shown for all of it.
     """
     tokens, windows = reading.tokens, reading.tokens["windows"]
     length = max(1, len(tokens["tokens"]))
