@@ -1,4 +1,4 @@
-"""The pipeline behind `compute`: check, open, plan, run, report."""
+"""The pipeline of `compute`: check, open, plan, run, report."""
 
 import os
 import warnings

@@ -215,7 +215,7 @@ def find(
 
     Returns:
         figure: as given.
-        matches: settings whose value rounds to the figure, likeliest first, each with protocol,
+        matches: settings whose value rounds to the figure, most likely first, each with protocol,
             max_length, stride, add_start_token, layout, average, value, likelihood (its share of
             the weights of all matches) and the command that repeats it.  With several figures,
             value and command are lists.

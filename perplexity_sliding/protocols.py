@@ -23,7 +23,7 @@ SupportedArgument = Literal[
 ]
 
 # How lm-evaluation-harness and Megatron-LM turn WikiText's word-level form into prose, both by the
-# same list, applied in this order.  Its slips belong to it: the second step only finds what is
+# same list, applied in this order.  Its bugs are kept: the second step only matches
 # between slashes, and quotes are paired from the first one on, across clitics and lines.
 WIKITEXT_STEPS = (
     *[("s '", "s'"), ("/' [0-9]/", "/'[0-9]/")],
@@ -39,22 +39,22 @@ WIKITEXT_STEPS = (
 
 
 def count_words(text: str) -> int:
-    """Count what stands between white space."""
+    """Count the words between white space."""
     return len(text.split())
 
 
 def count_words_and_ends(text: str) -> int:
-    """Count as lm-evaluation-harness: white space at the beginning or end sets an empty word apart."""
+    """Count as lm-evaluation-harness: white space at the start or end adds an empty word."""
     return len(re.split(r"\s+", text))
 
 
 def count_words_and_lines(text: str) -> int:
-    """Count as Megatron-LM: between single spaces, so that in WikiText's form line ends are words."""
+    """Count as Megatron-LM: split at single spaces, so that line ends in WikiText's form are words."""
     return len(text.strip().split(" "))
 
 
 def detokenize_wikitext(text: str) -> str:
-    """Turn WikiText's word-level form into prose as lm-evaluation-harness and Megatron-LM do."""
+    """Convert WikiText's word-level form to prose like lm-evaluation-harness and Megatron-LM."""
     for pattern, written in WIKITEXT_STEPS:
         text = re.sub(pattern, written, text)
     return text
@@ -66,48 +66,48 @@ class Protocol:
 
     Attributes:
         name: the value of `protocol=`.
-        source: whose number this is.
+        source: the tool with this protocol.
         description: one sentence on what it does, for help texts and the Space.
-        max_length: tokens in a window; None stands for the model's own limit, which also caps a
-            number given here; "tokenizer or 1024" for what the tokenizer states, or 1024 where
-            it states more than the model takes.
-        stride: distance between the first tokens of two windows; None stands for `max_length`,
+        max_length: tokens in a window; None for the model's own limit, which also caps a
+            number given here; "tokenizer or 1024" for the limit of the tokenizer, or 1024 if
+            that is more than the model accepts.
+        stride: distance between the first tokens of two windows; None for `max_length`,
             "half" for half of it.
         encoding: "plain" encodes the text alone, "default" with the special tokens that the
-            tokenizer adds by itself, "default once" so unless the text begins with the start
+            tokenizer adds by default, "default once" so unless the text begins with the start
             token, "lines" each line alone and the end-of-text token after it; added tokens are
             part of the text.
         start: the start token: "chosen" by the user's `add_start_token`, "once" before the text,
             "every if any" at the head of every window if the tokenizer has one, "replace" for
-            the first token of every window if the tokenizer adds one by itself, or "none".
+            the first token of every window if the tokenizer adds one by default, or "none".
         start_is: which token that is: "bos", "bos or eos", or "eos".
-        start_choices: the values of `add_start_token` that the tool knows.
-        drops_written_start: a start token written at the head of a text is taken for the one that
-            stands before it; other tools score it as text.
+        start_choices: the values of `add_start_token` that the tool supports.
+        drops_written_start: whether a start token at the start of a text counts as the start token;
+            other tools score it as text.
         scores_next: whether a window also scores the token after it, from its last row, and so
             reads `max_length` tokens instead of `max_length - 1`: "always", "never", or
             "without overlap", where windows share no token.
-        scores: "new" tokens, those that no window before has scored, the "second half" of
+        scores: "new" tokens, which no earlier window has scored, the "second half" of
             each window, or "all" tokens of each.
-        first_window: how many tokens the first one reads: as many as any other, "full", or no
-            more than a "stride", from where windows grow to their full length.
-        last: what becomes of a last window that the text does not fill: it stays "short", it is
+        first_window: number of tokens of the first window: "full", like all others, or at most a
+            "stride", after which windows grow to their full length.
+        last: treatment of a last window that the text does not fill: it stays "short", it is
             moved left to "full" context, it is "dropped", or, with "cut", the text ends with its
             first window; with "popped", the last window that has a token after it is dropped too.
-        join: None scores every text on its own; a string joins the texts with it first; "tokens"
+        join: None scores every text alone; a string joins the texts with it first; "tokens"
             joins their token ids.
-        texts_joined: how many texts are joined into a stream of their own; None for all.
+        texts_joined: number of texts per joined stream; None for all.
         aggregate: how token scores become the perplexity: over all "tokens", the mean of
             "window means", that mean weighted as the guide does ("guide weights"), the mean of
             the "texts", or over all tokens with Megatron's "capped" mean.
         error: the ± that the tool prints: "population" (llama.cpp), "sample" (mlx-lm) or None.
-        min_windows: fewest windows that the tool accepts a text with.
-        pairs: how a text is told from the context that it is scored after: "by characters", in the
-            windows of the whole; "by lengths", after as many tokens as the context has alone, all
-            in one window that ends with the text; None takes no contexts.
-        supported_arguments: the arguments that the tool has a setting for.
+        min_windows: minimum number of windows of a text that the tool accepts.
+        pairs: how a text is separated from its context: "by characters", in the windows of both
+            together; "by lengths", after the number of tokens of the context alone, in one window
+            that ends with the text; None if contexts are not supported.
+        supported_arguments: arguments with a counterpart in the tool.
         count_words: how the tool counts the words of a text.
-        detokenize: how the tool turns WikiText's word-level form into prose, if it does.
+        detokenize: the tool's conversion of WikiText's word-level form to prose, if any.
 
     The types list the values that the project supports; `mypy` checks the rows against them.
     """
@@ -137,10 +137,10 @@ class Protocol:
     detokenize: Callable | None = None
 
     def usual_stride(self, max_length: int, starts_every_window: bool = False) -> int:
-        """Return the stride in tokens that the tool takes by itself.
+        """Return the default stride of the tool, in tokens.
 
         Args:
-            max_length: places in a window.
+            max_length: number of places in a window.
             starts_every_window: whether a start token takes one of them.
         """
         if self.stride == "half":

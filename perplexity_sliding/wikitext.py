@@ -27,7 +27,7 @@ ABBREVIATIONS = (
 TOKEN = re.compile(
     rf"""
       <\w+>                            # <unk>, <formula>
-    | @[-,.]@                          # still apart from what it joins
+    | @[-,.]@                          # still separated by spaces
     | (?:{ABBREVIATIONS})\.
     | (?:[^\W\d_]\.)+                  # U.S., e.g., the initial A.
     | [^\W\d_]{{2,}}\.[a-z]{{2,}}      # Amazon.com
@@ -144,7 +144,7 @@ def _invertible_parts(chunk: list[str]) -> list[list[str]]:
 
 
 def _write(tokens: list[str]) -> str:
-    """Join tokens without spaces; a mark that joins nothing keeps its @ signs."""
+    """Join tokens without spaces; a mark without words on both sides keeps its @ signs."""
     if len(tokens) == 1:
         return tokens[0]
     return "".join(token[1] if re.fullmatch("@[-,.]@", token) else token for token in tokens)

@@ -146,9 +146,7 @@ class Handlers:
                     done = isinstance(first, str) and not isinstance(first, RefusedView)
                     yield line, first, *views, wanted if done else gr.skip()
             finally:
-                if (
-                    self._measuring.get(visitor) is wanted
-                ):  # and not the measurement of a newer request
+                if self._measuring.get(visitor) is wanted:  # and not a newer measurement
                     del self._measuring[visitor]
 
         return run_and_note

@@ -114,7 +114,7 @@ def test_models_of_other_tokens_have_bits_per_byte_and_no_ratio(call, tiny, tmp_
     table = call(*argv, "--columns=protocol").out
     for row in rows:
         assert f"{row['bits_per_byte']:.3f}" in table
-    assert "In the cells: bits per byte." in table and "The tokenizers differ" in table
+    assert "Cells: bits per byte." in table and "The tokenizers differ" in table
 
 
 def test_an_empty_cell_has_its_reason(sweep):
@@ -144,7 +144,7 @@ def test_a_file_that_cannot_be_read_is_no_loss_to_the_others(sweep):
     outcome = sweep(*FILES, "picture.txt", "--columns=text")
     assert outcome.code == 2
     assert re.search(r"^checkpoint-9 +\d+\.\d\d +\d+\.\d\d +–$", outcome.out, re.M)
-    assert "picture" in outcome.out.split("In the cells")[1]
+    assert "picture" in outcome.out.split("Cells:")[1]
 
 
 def test_labels_name_the_models(sweep):

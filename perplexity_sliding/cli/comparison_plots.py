@@ -12,7 +12,7 @@ from .axes import DOTS, GREY, INK, reach, tidied
 from .comparison_report import byte_interval
 from .tables import signature_fields
 
-SMALLEST_KL = 1e-9  # what the axis of divergences begins with
+SMALLEST_KL = 1e-9  # start of the axis of divergences
 FIRST = ("ratio_to_first_model", "ratio_to_first")
 MARKED_PERCENTILES = ("50", "95", "99", "100")
 
@@ -21,7 +21,7 @@ def draw_models(rows: Sequence[dict], against: str | None = None) -> Figure:
     """Draw one model in detail beside its reference, several side by side.
 
     Args:
-        against: what changes are against; by default the first model.
+        against: baseline of the changes; by default the first model.
 
     Raises:
         ValueError: none has a finite number.
@@ -147,7 +147,7 @@ class Measured(NamedTuple):
 
     Attributes:
         values: (value, its interval or None) of each model.
-        same: where a model stands that is no different; None where there is no such place.
+        same: the value of an unchanged model; None if there is none.
     """
 
     label: str

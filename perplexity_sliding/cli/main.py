@@ -158,7 +158,7 @@ def check_names(args: argparse.Namespace) -> None:
 
 
 def check_is_printed(args: argparse.Namespace) -> None:
-    """Refuse a run whose result goes nowhere; that of --verify is the exit code as well."""
+    """Refuse a run without any output, except --verify, whose exit code is a result."""
     if sys.stdout is not None or args.output or args.html or args.plot or args.verify:
         return
     if args.find:

@@ -367,7 +367,7 @@ class Scoring:
                 refused = getattr(error, "positions", ())
                 if not refused:
                     raise
-                # the place among the others says nothing in the row of a text
+                # the position among the texts is useless in the row of a text
                 reason = in_options(error, positions=())
                 errors |= {id(good[place]): reason for place in refused}
         self.report.num_refused += len(errors)

@@ -23,7 +23,7 @@ from .helping import HelpAction
 from .streams import to_stdout
 
 PACKAGE = Path(__file__).parent.parent.resolve()
-# In a clone, the bundled model lies beside the package.
+# In a clone, the bundled model is next to the package.
 BUNDLED_MODEL = next(
     (
         folder / "demo_model"
@@ -275,7 +275,7 @@ class HelpFormatter(argparse.RawDescriptionHelpFormatter):
 
 
 class Store(argparse._StoreAction):
-    """Stores a value, and refuses a list that is given twice, of which argparse would drop the first."""
+    """Store a value, and refuse a repeated list; argparse would drop the first one."""
 
     def __call__(self, parser, namespace, values, option_string=None):
         if self.option_strings and isinstance(getattr(namespace, self.dest), list):

@@ -18,7 +18,7 @@ from .replacing import replaced
 from .tables import AXES, label
 
 TITLES = {"stride": "stride", "max_length": "window"}
-# Where the words of a point stand.
+# Positions of a point's label.
 ABOVE = {"xytext": (0, 6), "textcoords": "offset points", "ha": "center", "fontsize": 8}
 
 
@@ -37,7 +37,7 @@ def draw(compared: str, rows: list[dict], path: str, axes: Sequence[str] = ()) -
     """Draw "settings", "models" or a "grid", leaving out the rows without a finite perplexity.
 
     Args:
-        axes: what the rows of a grid differ in.
+        axes: settings in which the rows of a grid differ.
 
     Raises:
         ValueError: none has one.

@@ -377,7 +377,7 @@ def names_of(stored: dict) -> dict[str, str]:
 
 
 def describe(outcome: Outcome) -> str:
-    """Write a line for each part of each result, what else differs or is not repeated, the verdict."""
+    """Write one line per part of each result, other differences, and the verdict."""
     lines, parts = [], set()
     for place in outcome.results:
         prefix = "" if place == "corpus" else f"{place}."

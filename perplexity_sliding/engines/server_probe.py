@@ -111,16 +111,16 @@ class Identity:
 
 
 class Refusal(ValueError):
-    """What a server did on trial that no honest one does."""
+    """A server's answers to the probe are inconsistent."""
 
 
 def try_source(
     source: Source, tokenizer: PreTrainedTokenizerBase, length: int | None, description: str
 ) -> Identity:
-    """Try whether the values that a source gives are those of a causal model.
+    """Test whether the values of a source are those of a causal model.
 
     Args:
-        tokenizer: whose ids are sent.
+        tokenizer: tokenizer of the ids.
         length: tokens that a prompt may have; None where that is not known.
 
     Raises:

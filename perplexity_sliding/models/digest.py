@@ -449,7 +449,7 @@ def _attributes(module: torch.nn.Module) -> dict[str, object]:
     """Return a module's settings besides its weights: numbers, strings, functions by name."""
     if isinstance(module, torch.nn.modules.dropout._DropoutNd):
         return {}
-    # What somebody's own code writes into a list is not its business; the probe measures what it does.
+    # Lists of custom code are not covered; the probe measures their effect.
     with_containers = package_of(type(module).__module__) in PINNED_PACKAGES
     own = vars(module)
     names = [

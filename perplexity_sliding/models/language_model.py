@@ -362,7 +362,7 @@ class LanguageModel:
         built = examine(self.model)
         code = library_code(built.structure.of_libraries)
         modified = modifications(built)
-        # beside weights and configuration, what decides how the forward runs
+        # affects the forward, in addition to weights and configuration
         tensors = ((p.device, p.dtype) for p in parameters_of(self.model))
         structure = (*built.structure.calls, *tensors, number_format(self.model))
         state = (self.revision, code, structure, *modified)

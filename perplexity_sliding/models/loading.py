@@ -49,7 +49,7 @@ LIMIT_NAMES = (
     "max_position_embeddings", "n_positions", "n_ctx", "seq_length", "max_seq_len",
     "max_sequence_length", "max_target_positions", "model_max_length",
 )  # fmt: skip
-# What a tokenizer must share with its model to come from the same place.
+# Attributes that a tokenizer shares with its model if both are from the same repository.
 SHARED_KWARGS = (
     "revision", "token", "trust_remote_code", "cache_dir", "local_files_only", "subfolder",
 )  # fmt: skip

@@ -52,7 +52,7 @@ class Head(Protocol):
     """A way to compute a model's logits.
 
     Attributes:
-        by_blocks: whether no more than a block of logits exists at a time.
+        by_blocks: whether at most one block of logits exists at a time.
     """
 
     by_blocks: bool
@@ -61,7 +61,7 @@ class Head(Protocol):
         """Yield (logits (R', V), targets (R',)) of at most `block_rows` rows at a time.
 
         Args:
-            prefix: what was read before each of the B, of which `read_prefix` gives one.
+            prefix: state before each of the B rows; `read_prefix` returns one.
         """
         ...
 

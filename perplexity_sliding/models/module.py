@@ -161,7 +161,7 @@ def tables_read(model: torch.nn.Module) -> list[int]:
         with evaluating(model), recorder:
             model(**{ids_name(model): ids}, **forward_kwargs(model))
     except Exception:
-        return []  # what is no language model is refused elsewhere
+        return []  # other modules are refused elsewhere
     steps = torch.arange(TABLE_PROBE)
     return [
         rows - int(entries[0])  # OPT and its kin keep the first entries for themselves
@@ -392,7 +392,7 @@ class LibraryCode:
     Packages with faster layers, and others, replace these functions.
 
     Args:
-        classes: of the libraries, which a model is made of.
+        classes: the libraries' classes in a model.
 
     Attributes:
         is_foreign: whether some of it was written elsewhere, and may act otherwise the next time.

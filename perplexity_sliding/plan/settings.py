@@ -1,4 +1,4 @@
-"""From settings to measurements: fill in what a protocol leaves open, and plan its windows."""
+"""From settings to measurements: fill in defaults of a protocol, and plan its windows."""
 
 import warnings
 from collections.abc import Callable, Sequence

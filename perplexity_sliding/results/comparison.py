@@ -15,12 +15,12 @@ import numpy as np
 from ..errors import ArgumentError
 from .uncertainty import Blocks, Estimate, as_ratio, estimate_ratio, share_interval
 
-# Bounds of the reference's probability of its likeliest token, as exllamav3's qbench has them: where
-# the reference wavers itself, any change moves much; where it is sure, only damage does.
+# Bounds of the reference's highest probability, as in exllamav3's qbench: where the reference is
+# unsure, every change has a large effect; where it is sure, only damage has.
 CONFIDENCE_BOUNDS = (0.0, 0.25, 0.5, 0.75, 0.95, 1.0)
 PERCENTILES = (0, 0.1, 1, 5, 10, 25, 50, 75, 90, 95, 99, 99.9, 100)
-# Mean probability of the ids that only one of the models has, beyond which the models are not
-# comparable over the ids that both have.
+# Maximum mean probability of ids that only one of the models has; above it, the models are not
+# comparable over the common ids.
 MOST_OUTSIDE = 1e-3
 
 Interval = list[float] | None
@@ -66,7 +66,7 @@ class PairedScores:
 
 
 class PairedClusters:
-    """The clusters that are taken as independent, and sums over them of any column of tokens.
+    """Clusters that are assumed to be independent, and sums of any column of tokens over them.
 
     Args:
         block_tokens: fewest scored tokens in a part of a text.
@@ -225,7 +225,7 @@ def divergences(scores: PairedScores, clusters: PairedClusters) -> dict:
     _, sums = clusters.sums(kl)
     return result | {
         "kl_percentiles": percentiles(kl),
-        # a mean that one text makes up is no more certain than that text
+        # a mean over a single text is as uncertain as that text
         "kl_largest_part": float(sums.max() / sums.sum()) if 0 < sums.sum() < math.inf else None,
         "num_infinite_kl": int(np.isinf(kl).sum()),
         "outside_mass": {
@@ -275,7 +275,7 @@ def changes_of_probability(scores: PairedScores, clusters: PairedClusters) -> di
 
 
 def by_confidence(scores: PairedScores, clusters: PairedClusters) -> Iterator[dict]:
-    """Yield divergence and change by the reference's probability of its likeliest token."""
+    """Yield divergence and change by the reference's highest probability."""
     bounds = np.array(CONFIDENCE_BOUNDS)
     group = np.searchsorted(bounds[1:-1], scores["reference_top_probability"], side="right")
     for number, (low, high) in enumerate(zip(bounds[:-1].tolist(), bounds[1:].tolist())):
@@ -343,7 +343,7 @@ def correlation(nlls: np.ndarray, reference_nlls: np.ndarray) -> float | None:
 
 
 def tool_errors(scores: PairedScores) -> dict[str, float]:
-    """Compute the ± that llama.cpp prints: tokens as independent.
+    """Compute the ± that llama.cpp prints, which assumes independent tokens.
 
     Those of the two perplexities, the logarithm of their ratio, the ratio, their difference, the
     divergence, the change of probability, its root mean square, and the share of tokens with the
@@ -371,7 +371,7 @@ def tool_errors(scores: PairedScores) -> dict[str, float]:
 
 
 def standard_error(values: np.ndarray) -> float:
-    """Compute √((⟨x²⟩ - ⟨x⟩²) / (n - 1)) of values taken as independent."""
+    """Compute √((⟨x²⟩ - ⟨x⟩²) / (n - 1)) of independent values."""
     return math.sqrt(values.var() / max(1, len(values) - 1))
 
 
@@ -388,7 +388,7 @@ def worst_tokens(scores: PairedScores, number: int) -> np.ndarray:
 
 
 class Pieces(NamedTuple):
-    """Pieces of a text that begin and end between two tokens of either model, and are fully scored.
+    """Fully scored pieces of a text between token boundaries that both models share.
 
     Attributes:
         length: characters of the text.
@@ -410,11 +410,11 @@ class Pieces(NamedTuple):
 def common_pieces(
     text: str, model: tuple[np.ndarray, np.ndarray], reference: tuple[np.ndarray, np.ndarray]
 ) -> Pieces:
-    """Cut a text where both models have a token end and the next one begin no sooner.
+    """Split a text at the token boundaries that both models share.
 
     Args:
         model, reference: characters (N, 2) of each token of the text and its nll (N,), NaN where
-            unscored.  Characters that no token has go to the token after them, or to the last one.
+            unscored.  Characters without a token belong to the next token, or to the last one.
     """
     model, reference = ((reach(len(text), of_tokens), nll) for of_tokens, nll in (model, reference))
     ends = np.intersect1d(clean_ends(model[0]), clean_ends(reference[0]))
@@ -434,14 +434,14 @@ def common_pieces(
 
 
 def reach(length: int, offsets: np.ndarray) -> np.ndarray:
-    """Let the last token reach to the end of a text."""
+    """Extend the last token to the end of a text."""
     offsets = offsets.copy()
     offsets[-1:, 1] = length
     return offsets
 
 
 def clean_ends(offsets: np.ndarray) -> np.ndarray:
-    """Find where tokens end that share no character with a later one, ascending."""
+    """Find the ends of tokens that share no character with a later token, ascending."""
     begins, ends = offsets.T
     reached = np.maximum.accumulate(ends)
     next_begin = np.append(np.minimum.accumulate(begins[::-1])[::-1][1:], np.iinfo(np.int64).max)
@@ -461,7 +461,7 @@ def sum_pieces(
 def compare_bytes(
     texts: Sequence[Pieces], block_tokens: float, margin: float | None = None
 ) -> dict:
-    """Compare two models with different tokenizers over the pieces that both cut.
+    """Compare two models with different tokenizers over pieces between common boundaries.
 
     Args:
         texts: the pieces of each text.

@@ -32,7 +32,7 @@ MOST_HALVINGS = 3
 # the loss of the 500th token minus that of the 50th.
 EARLY_TOKEN, LATE_TOKEN = 50, 500
 
-# --- what is planned ------------------------------------------------------------------------------
+# --- planning -------------------------------------------------------------------------------------
 
 
 def expand_settings(
@@ -81,7 +81,7 @@ def doubling_edges(longest: int) -> list[int]:
     return edges
 
 
-# --- what is summed up ----------------------------------------------------------------------------
+# --- sums -----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, eq=False)

@@ -28,7 +28,7 @@ from .report import Comparison, Report
 from .totals import ratio_of_perplexities
 
 WORST_TOKENS = 20
-# Keys of the reference's own result that stand beside the model's.
+# Keys of the reference's own result that are added to the model's.
 SHOWN_OF_REFERENCE = (
     *("perplexity", "perplexity_interval", "perplexities", "bits_per_byte"),
     *("signature", "probe", "long_probe"),

@@ -112,7 +112,7 @@ class Report:
         )
 
     def totals_of_texts(self) -> list[Totals]:
-        """List the totals of each text; they add up to those of all."""
+        """List the totals of each text; their sum is the total of all."""
         if len(self.text_digests) > len(self.measurement.texts):
             return [self.totals]  # joined
         counts = [
@@ -135,7 +135,7 @@ class Report:
         return count_inputs(merge_windows(planned, self.model.prefixes_agree)[0])
 
     def settings(self) -> dict[str, object]:
-        """Return the settings as carried out, with values in place of `None`."""
+        """Return the settings used, with `None` replaced by the actual values."""
         plan = self.measurement.plan
         return {
             "protocol": plan.protocol.name,

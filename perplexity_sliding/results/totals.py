@@ -231,7 +231,7 @@ class Totals:
         return ", ".join(differing) or "their probes: the code of the models has changed"
 
     def _settings(self) -> dict[str, object]:
-        """Return what a result depends on, by the names in the signature."""
+        """Return the fields that a result depends on, by their names in the signature."""
         parts = str(self.identity.get("signature", "")).split("|")
         return asdict(self.aggregation) | {name: value for name, _, value in map(_SPLIT, parts)}
 
@@ -278,7 +278,7 @@ class Totals:
 
         def spread(values: np.ndarray, sizes: np.ndarray) -> np.ndarray:
             """Sum the squared deviations of the rows' means from that of their group."""
-            with np.errstate(invalid="ignore"):  # what is infinite has none
+            with np.errstate(invalid="ignore"):  # infinite values have none
                 means = add_up(values) / add_up(sizes)
                 return add_up((values - means[group] * sizes) ** 2 / sizes)
 
@@ -511,7 +511,7 @@ class Totals:
             "bits_per_byte": per_byte / math.log(2),
             "byte_perplexity": exp(per_byte),
             "bits_per_character": per_character / math.log(2),
-            # a text of nothing but white space has no words
+            # a text of only white space has no words
             "word_perplexity": exp(units["word nll"] / words) if words else None,
         }
 
@@ -525,7 +525,7 @@ class Totals:
         tokens, words = units["tokens"], units["words"]
         if self.aggregation.average == "capped":
             tokens, words = tokens - 1, max(1, words - 1)
-        if not words:  # nothing but white space
+        if not words:  # only white space
             return None
         return exp(min(self.aggregation.cap, mean_nll * tokens / words))
 

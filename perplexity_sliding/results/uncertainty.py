@@ -28,20 +28,20 @@ from dataclasses import dataclass, replace
 import numpy as np
 from scipy.special import stdtr, stdtrit
 
-# Number of texts from which on texts are the sample.
+# Minimum number of texts to use texts as the sample.
 ENOUGH_TEXTS = 10
-# Parts that the whole is cut into where there are fewer texts: more of them would be shorter than
-# the stretches over which tokens are alike (Schmeiser, Batch size effects in the analysis of
+# Number of parts with fewer texts: more parts would be shorter than the range over which tokens
+# are correlated (Schmeiser, Batch size effects in the analysis of
 # simulation output, 1982, finds 10 to 30 enough).
 NUM_PARTS = 20
 # With fewer degrees of freedom, those of four equal clusters less rounding, an interval would be too
-# wide to say anything.
+# wide to be useful.
 FEWEST_DEGREES = 2.5
-# From this number of clusters on, Student's t gives the p-value; below, all changes of sign do.
+# With at least this many clusters, the p-value is from Student's t; with fewer, from all sign flips.
 MANY_CLUSTERS = 10
-# Blocks that are kept of a text; a power of two, so that those of any two measurements nest.
+# Number of blocks stored per text; a power of two, so that blocks of two measurements nest.
 MAX_BLOCKS = 32
-# Fewest tokens in a block, so that short texts stay small.
+# Minimum number of tokens in a block, so that short texts need little memory.
 FEWEST_BLOCK_TOKENS = 8
 
 
@@ -51,12 +51,12 @@ class Estimate:
 
     Attributes:
         value: the number.
-        stderr: its standard error; like all that follows None where the clusters are too few, or
+        stderr: its standard error; this and all following are None if the clusters are too few, or
             not finite.
         degrees: of freedom of Student's t, see `degrees_of_freedom`.
         interval: [low, high] of 95 % confidence.
-        pvalue: two-sided, of the value being 0 and its difference from 0 chance.
-        num_clusters: clusters with any weight.
+        pvalue: two-sided, for the hypothesis that the value is 0.
+        num_clusters: number of clusters with nonzero weight.
     """
 
     value: float
@@ -79,12 +79,12 @@ class Estimate:
 
 @dataclass(frozen=True, eq=False)
 class Clusters:
-    """The units that are taken as independent: texts, or parts of texts.
+    """The units that are assumed to be independent: texts, or parts of texts.
 
     Attributes:
         sums: sums of the columns over each cluster (C, columns).
-        num_texts: texts that they are of.
-        num_clusters: C; more where a row is the sum of several clusters.
+        num_texts: number of texts.
+        num_clusters: C; more if a row is the sum of several clusters.
     """
 
     sums: np.ndarray
@@ -201,13 +201,13 @@ class Blocks:
         return self.cut(self.num_parts(block_tokens))
 
     def uncut(self, block_tokens: float) -> "Blocks":
-        """Merge the blocks of texts that `clusters` never cuts into one."""
+        """Merge the blocks of each text that `clusters` never splits."""
         most = np.round(self.by_text()[:, 0] / block_tokens)
         per_text = np.where(most > 1, self.per_text, 1)
         return Blocks(self._merged(per_text), per_text, self.lengths)
 
     def num_parts(self, block_tokens: float, counts: np.ndarray | None = None) -> np.ndarray:
-        """Choose how many clusters each text makes (T,).
+        """Choose the number of clusters of each text (T,).
 
         Args:
             counts: how many texts each row is the sum of, where they are grouped (T,).
@@ -253,7 +253,7 @@ class Blocks:
         return np.add.reduceat(self.sums, begins)
 
     def _joined(self) -> "Blocks":
-        """Join the texts; where a block lies across a cut, it is shared out by length."""
+        """Join the texts; divide a block across a boundary by length."""
         widths = np.repeat(self.lengths / self.per_text, self.per_text)
         ends = np.concatenate([[0.0], np.cumsum(widths)])
         length = self.lengths.sum(keepdims=True)
@@ -265,7 +265,7 @@ class Blocks:
 
 
 def num_blocks(lengths: np.ndarray) -> np.ndarray:
-    """Choose how many blocks texts of these lengths are cut into: powers of two."""
+    """Choose the number of blocks for texts of these lengths: powers of two."""
     most = np.clip(lengths // FEWEST_BLOCK_TOKENS, 1, MAX_BLOCKS)
     return 2 ** np.log2(most).astype(np.int64)
 
@@ -348,7 +348,7 @@ def _tested(estimate: Estimate, moved: np.ndarray, shares: np.ndarray) -> Estima
     """Add the p-value to an estimate.
 
     Args:
-        moved: how far the number moves without each cluster (C,).
+        moved: change of the number without each cluster (C,).
         shares: each cluster's share in the whole (C,).
     """
     value = estimate.value
@@ -362,14 +362,14 @@ def _tested(estimate: Estimate, moved: np.ndarray, shares: np.ndarray) -> Estima
 
 
 def _estimate(value: float, moved: float, degrees: float, count: int) -> Estimate:
-    """Make the estimate of how far a number moves without each cluster: the sum of the squares."""
+    """Return an estimate; `moved` is the sum of the squared changes without each cluster."""
     stderr = math.sqrt((count - 1) / count * moved)
     margin = student_t(degrees) * stderr
     return Estimate(value, stderr, degrees, (value - margin, value + margin), None, count)
 
 
 def student_t(degrees: float) -> float:
-    """Return how many standard errors a 95 % interval reaches to either side."""
+    """Return the half-width of a 95 % interval, in standard errors."""
     return float(stdtrit(degrees, 0.975))
 
 
@@ -388,7 +388,7 @@ def share_interval(hits: np.ndarray, counts: np.ndarray) -> tuple[float, float] 
     """Compute the 95 % interval of the share Σ hits / Σ counts, between 0 and 1 (Wilson, 1927).
 
     Clustered tokens carry the information of `size` independent ones, with share · (1 - share) / size the
-    jackknife's variance.  None where the clusters are too few, or all hit or all miss.
+    jackknife's variance.  None if the clusters are too few, or if all or none hit.
     """
     estimate = estimate_ratio(hits, counts)
     share = estimate.value
@@ -403,7 +403,7 @@ def share_interval(hits: np.ndarray, counts: np.ndarray) -> tuple[float, float] 
 
 
 def exp(value: float) -> float:
-    """Return e^value, or inf where that is too large for a float."""
+    """Return e^value, or inf if that is too large for a float."""
     try:
         return math.exp(value)
     except OverflowError:
@@ -415,7 +415,7 @@ def as_ratio(log_ratio: Estimate, sample: str) -> dict:
 
     Returns:
         `ratio`, its 95 % `interval`, the `pvalue` of it being 1, and the `sample`, what was taken as
-        independent: None but for the ratio where there is too little text.
+        independent: all but the ratio are None with too little text.
     """
     interval = log_ratio.interval
     return {

@@ -35,11 +35,11 @@ from ..plan.tokenization import Range, TokenizedText, check_fast, special_ids, v
 from ..plan.windows import Window
 from ..scoring.measures import Entropy, Measure, SetMass
 
-# What the tokens of the last tokenizer stand for, by its digest.
+# Texts of the last tokenizer's tokens, by its digest.
 _TEXTS: dict[str, list[str]] = {}
 SPACE = re.compile(r"\s*")
-# Scripts that put no space between words, and the length in characters on average above which what
-# stands between spaces is no word of theirs: Chinese and Japanese; Thai, Lao, Khmer, Burmese, Tibetan.
+# Scripts without spaces between words, and the mean length in characters above which the strings
+# between spaces are not single words: Chinese and Japanese; Thai, Lao, Khmer, Burmese, Tibetan.
 UNSPACED = {
     re.compile(r"[\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff]"): 3,
     re.compile(r"[\u0e00-\u0fff\u1000-\u109f\u1780-\u17ff]"): 8,
@@ -255,7 +255,7 @@ class TokenBorders:
     Attributes:
         opens: the token begins with white space, is a special one, or ends the text.
         passed: the token before it ends in white space already.
-        at_start: nothing of the text stands before it.
+        at_start: it is at the start of the text.
     """
 
     opens: np.ndarray
@@ -273,7 +273,7 @@ class TokenBorders:
             offsets: as in `assign_tokens` (N, 2).
         """
         ends = np.append(0, np.maximum.accumulate(offsets[:, 1].clip(0)))
-        # Decoders that put a space between any two words do so where the text has none.
+        # Some decoders put a space between any two words, also where the text has none.
         spaced = [any(map(str.isspace, text[a:b])) for a, b in itertools.pairwise(ends.tolist())]
         at_start = np.append(True, np.cumsum(offsets[:, 0] >= 0) == 0)
         opens = vocabulary.begins[ids] & (np.array(spaced) | at_start[:-1])
@@ -304,7 +304,7 @@ def opening_terms(
     Args:
         boundary: E (N + 1,).
         interior: -log P(no white space first) of the row that predicts each token (N + 1,).
-        correction: "oh" gives nothing back where no word before has paid.
+        correction: with "oh", there is no refund if no earlier word paid.
     """
     unpaid = borders.at_start | borders.passed
     first = np.where(borders.opens, boundary, interior) if correction == "pimentel" else 0.0
@@ -317,7 +317,7 @@ def sum_words(
     """Sum each word's nll and its surprisal; None where a part of it has no score.
 
     Args:
-        tokens: of each word, as `assign_tokens` gives them.
+        tokens: tokens of each word, from `assign_tokens`.
         nll: of each token (N,); NaN where it has no score.
         closing, opening: the terms at each border (N + 1,); NaN where that row was not read.
     """
@@ -337,7 +337,7 @@ def number_or_none(value: float) -> float | None:
     return None if np.isnan(value) else float(value)
 
 
-# --- what a call returns ---------------------------------------------------------------------------
+# --- scores of a call -----------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -346,8 +346,8 @@ class WordScoring:
 
     Attributes:
         spans: for each text the characters of its words; None splits it at white space.
-        correction: whose repair of the space between words: "pimentel", "oh" or None.
-        with_borders: whether what the space after a word costs is measured, and the entropy.
+        correction: the correction for the space between words: "pimentel", "oh" or None.
+        with_borders: whether to measure the cost of the space after a word, and the entropy.
     """
 
     spans: Sequence[Sequence[Range]] | None
@@ -387,7 +387,7 @@ class WordScoring:
         return cls(spans, correction, vocabulary, model.gives_logits)
 
     def measures(self) -> list[Measure]:
-        """List what to measure of each token."""
+        """List the measures of each token."""
         if not self.with_borders:
             return []
         boundary = self.vocabulary.boundary_ids(self.correction)

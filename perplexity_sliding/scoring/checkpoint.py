@@ -79,7 +79,7 @@ class Checkpoint:
     def __init__(self, path: str | Path) -> None:
         self.path = str(path)
         self.model = 0  # its number in the file
-        self.names: dict[str, str] = {}  # of the wanted columns: what each is stored under
+        self.names: dict[str, str] = {}  # stored name of each wanted column
         self.found: list[Found] = []  # the models in it
         self.salts: dict[
             str, str

@@ -18,7 +18,7 @@ import xxhash
 
 from ..errors import Wording
 
-# Below evaluate's own, so that evaluate.logging decides what is shown.
+# A child of evaluate's logger, so that evaluate.logging controls it.
 logger = logging.getLogger("evaluate.perplexity_sliding")
 
 # Longest time that a process waits for the others: enough for the share of the slowest.

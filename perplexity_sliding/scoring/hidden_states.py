@@ -39,7 +39,7 @@ from .runner import Progress, Session, Work, plan_work, progress_bar
 FORMAT = "perplexity-sliding hidden states, 2"
 PAGE_BYTES = 4096
 
-# Below evaluate's own, so that evaluate.logging decides what is shown.
+# A child of evaluate's logger, so that evaluate.logging controls it.
 logger = logging.getLogger("evaluate.perplexity_sliding")
 
 

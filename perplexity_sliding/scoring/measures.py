@@ -66,7 +66,7 @@ class Measure(Protocol):
 
     Attributes:
         columns: names of the columns that it returns.
-        num_models: number of models whose logits it takes: 2 for a comparison.
+        num_models: number of models whose logits it needs: 2 for a comparison.
         key: its name in a checkpoint; measures with the same key return the same columns.
     """
 
@@ -307,7 +307,7 @@ def compare_distributions(
     logits = reference[0]
     num_rows, width = logits.shape
     step = (CPU_PIECE if logits.device.type == "cpu" else PIECE) // width
-    step = max(1, min(step, num_rows // 2))  # the buffers then take no more than two losses do
+    step = max(1, min(step, num_rows // 2))  # then the buffers are at most as large as two losses
     buffers = torch.empty(4, step, width, device=logits.device)
     sums = torch.empty(5, num_rows, device=logits.device)
     too_far = torch.empty(num_rows, dtype=torch.bool, device=logits.device)
@@ -391,7 +391,7 @@ def near_normalizer(block: Block, common: int) -> torch.Tensor:
 #     p(x | its first characters) = p(x) / Σ p(v) over the tokens v whose text begins with them
 #
 # Token healing by one token: the conditional probability of the characters after the edge, given those
-# before it, as far as one token reaches.  Special tokens stand for no characters, unless x is one
+# before it, as far as one token reaches.  Special tokens have no characters, unless x is one
 # itself, written out in the text.
 
 # For a token across an edge, by the characters before the edge: all tokens that begin with them.
@@ -405,7 +405,7 @@ class Healing:
     completions: Completions
 
     def measures(self) -> list[Measure]:
-        """List what to measure of each token for the healing."""
+        """List the measures of each token for the healing."""
         if not self.completions:
             return []
         sets = ((token, tuple(tails.values())) for token, tails in self.completions.items())

@@ -354,7 +354,7 @@ class PassError(ValueError):
 
 
 def check_served(description: str, measures: Sequence[Measure]) -> None:
-    """Refuse what needs all logits, which a served model does not give.
+    """Refuse measures that need all logits, which a served model does not return.
 
     Raises:
         ValueError: one of the measures does.
@@ -377,7 +377,7 @@ class ServedScorer:
 
     Args:
         model: examined.
-        measures: what to measure of each target.
+        measures: the measures of each target.
         batch_size: windows in one request.
         batch_tokens: tokens in one request; a longer pass is sent alone.
 
@@ -385,7 +385,7 @@ class ServedScorer:
         ValueError: a measure needs logits.
     """
 
-    models: Sequence[ScoredModel] = ()  # an engine reads each prompt by itself
+    models: Sequence[ScoredModel] = ()  # an engine reads each prompt alone
 
     def __init__(
         self, model: ServedModel, measures: Sequence[Measure], batch_size: int, batch_tokens: int
@@ -451,12 +451,12 @@ class ServedScorer:
         return groups
 
     def _is_full(self, length: int) -> bool:
-        """Return whether a pass fills the model, so that its last target cannot be read as well."""
+        """Return whether a pass fills the model, so that its last target cannot be read too."""
         readable = self.model.limit.readable
         return self.model.source.api.forces and length == readable
 
     def _prompt(self, row: Row) -> Prompt:
-        """Turn a pass into a prompt: what it reads, and the last target."""
+        """Convert a pass to a prompt: its inputs, and the last target."""
         ids, last = row.inputs.tolist(), int(row.targets[-1])
         if row.scored[-1] < len(ids) - 1:
             return Prompt(ids)

@@ -453,7 +453,7 @@ class Runner:
 
         Args:
             models, measures: of the scorer; all processes must have the same.
-            key_prefix: identifies what the scores depend on beside the tokens that a pass reads.
+            key_prefix: identifies everything but the input tokens that the scores depend on.
         """
         self.processes.agree(
             lambda: key_prefix + describe_all(models, self.work.measurements, measures),
@@ -641,7 +641,7 @@ class Runner:
 
 
 def is_rounding(model: ScoredModel, row: Row, nlls: np.ndarray, others: np.ndarray) -> bool:
-    """Return whether nlls (R,) of a pass differ by no more than a model rounds in other batches.
+    """Return whether nlls (R,) of a pass differ by at most a model's rounding in other batches.
 
     An nll is the logarithm of a sum of exponentials minus a logit, so it rounds as the largest logit
     does: in float32 by up to 2.6 times eps × the largest logit, in the root of the mean square (measured
@@ -703,7 +703,7 @@ def without_collecting() -> Iterator[None]:
         yield
     finally:
         if was_enabled:
-            if not gc.get_freeze_count():  # else somebody froze objects, who means them to stay so
+            if not gc.get_freeze_count():  # else other code froze objects, which must stay frozen
                 gc.freeze()
                 gc.unfreeze()
             gc.enable()
