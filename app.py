@@ -8,10 +8,16 @@
 import argparse
 import ipaddress
 import os
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-import gradio as gr
+try:
+    import gradio as gr
+except ModuleNotFoundError as error:
+    if error.name != "gradio":
+        raise
+    sys.exit("app.py: error: the page needs gradio: pip install gradio -c constraints.txt")
 
 from space.limits import Limits
 from space.page import build, launch_options

@@ -17,8 +17,8 @@ def share_view(taken: Takeaway) -> str:
         f"<h3>For a friend</h3>{_copied(taken.friend, 'sentence', 'ps-friend')}"
         '<details class="ps-more" data-keep="papers"><summary>For a paper</summary>'
         f"<h3>Sentence</h3>{_copied(taken.paper, 'sentence for a paper')}"
-        "<p>Equal signatures and texts give equal numbers: a signature names the model, its exact weights, "
-        f"the windows and the versions.</p>{''.join(map(_code, taken.signatures))}"
+        "<p>A signature names the model, its exact weights, the windows and the versions; equal signatures, "
+        f"probes and texts give equal numbers.</p>{''.join(map(_code, taken.signatures))}"
         f"<p>SHA-256 of the text, as <code>sha256sum</code> prints it for the file:</p>"
         f"{''.join(_code(f'{digest}  {name}.txt') for name, digest in taken.texts.items())}"
         f"<h3>BibTeX</h3>{_copied(taken.bibtex, 'BibTeX')}<h3>Python</h3>{_copied(taken.python, 'Python')}"

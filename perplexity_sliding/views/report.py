@@ -232,5 +232,5 @@ def repeat(result: dict, citation: str, command: str) -> str:
     )
     return (
         f"<section><h2>How to repeat and to quote it</h2>{typed}"
-        f"<p>Equal signatures and texts give equal numbers.</p><pre>{escape(quoted)}</pre></section>"
+        f"<p>Equal signatures, probes and texts give equal numbers.</p><pre>{escape(quoted)}</pre></section>"
     )

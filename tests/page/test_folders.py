@@ -1,6 +1,8 @@
 """Folders are models where nobody else sees the page."""
 
+import runpy
 import shutil
+import sys
 from types import SimpleNamespace
 
 import pytest
@@ -80,6 +82,12 @@ def test_the_command_line_says_where_to_serve(monkeypatch, capsys):
     app.main(["--port", "8123", "--host", "0.0.0.0"])
     asked = [(own, told["server_name"], told["server_port"]) for own, told in served]
     assert asked == [(True, None, None), (False, "0.0.0.0", 8123)]
+
+
+def test_without_gradio_the_command_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "gradio", None)
+    with pytest.raises(SystemExit, match="the page needs gradio: pip install gradio"):
+        runpy.run_path(app.__file__)
 
 
 def test_a_port_that_is_taken_is_named(monkeypatch):
