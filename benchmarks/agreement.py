@@ -1,4 +1,4 @@
-"""The numbers of other tools and this metric's, for the bundled model and a sample, side by side.
+"""Compare the numbers of other tools with this metric's, for the bundled model and a sample.
 
     python benchmarks/agreement.py
 

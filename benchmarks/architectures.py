@@ -1,4 +1,4 @@
-"""Compare the metric with plain forward passes on every architecture that transformers can build small.
+"""Compare the metric with plain forward passes on every architecture that can be built small.
 
     python benchmarks/architectures.py [name ...] [--json FILE] [--known]
 
@@ -119,7 +119,7 @@ ATTEMPTS = (
 
 
 class Outcome(NamedTuple):
-    """What came of one architecture.
+    """The outcome of one architecture.
 
     Attributes:
         kind: "agrees", "refused", "disagrees", "fails", or "not built".
@@ -166,7 +166,7 @@ def build_from(config) -> torch.nn.Module:
 
 
 def small_settings(kind: type, left_out: tuple[str, ...] = (), changes: dict | None = None) -> dict:
-    """Arguments for a configuration class that make it small, nested ones included."""
+    """Arguments for a small configuration, including nested ones."""
     default = kind()
     small = {key: value for key, value in SMALL.items() if key not in left_out} | (changes or {})
     accepted = inspect.signature(kind.__init__).parameters.keys()
@@ -186,7 +186,7 @@ def small_settings(kind: type, left_out: tuple[str, ...] = (), changes: dict | N
 
 
 def compare(name: str, metric) -> Outcome:
-    """Build an architecture, score texts with it in both ways, and compare."""
+    """Build an architecture, score texts in both ways, and compare."""
     try:
         with time_limit(TIME_LIMIT_S):
             model = build(name)
@@ -213,7 +213,7 @@ def compare(name: str, metric) -> Outcome:
 
 
 def look(name: str, metric) -> Outcome:
-    """Build an architecture for long passes, and look at it with short and with long ones.
+    """Build an architecture for long passes, and examine it with short and long ones.
 
     It is "known" where the quick look accepts it and nothing is found in long passes.
     """
@@ -274,7 +274,7 @@ def plain_perplexity(model: torch.nn.Module) -> float:
 
 @contextmanager
 def time_limit(seconds: int) -> Iterator[None]:
-    """End what takes more of the processor: some architectures do not become small."""
+    """Limit the processor time: some architectures cannot be built small."""
 
     def stop(*_):
         raise TimeoutError(f"took longer than {seconds} s")

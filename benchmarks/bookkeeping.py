@@ -1,4 +1,4 @@
-"""What everything around the model costs: a model that is free, and ever more to do."""
+"""Time everything but the model: a model without cost, and growing inputs."""
 
 import tempfile
 import time
@@ -11,7 +11,7 @@ VOCABULARY, CONTEXT, SHORT_TEXT = 8, 1024, 10
 
 
 class FreeRun:
-    """The metric with a model that costs next to nothing."""
+    """The metric with a model of almost no cost."""
 
     def __init__(self):
         self.scratch = tempfile.TemporaryDirectory()
@@ -23,7 +23,7 @@ class FreeRun:
         self(["w1 w2"])  # warm-up
 
     def __call__(self, texts: list[str]) -> dict:
-        """Seconds, and what was done in them."""
+        """Seconds, and the work done in them."""
         began = time.perf_counter()
         result = self.metric.compute(predictions=texts, model=self.model, tokenizer=self.tokenizer)
         return {
@@ -35,14 +35,14 @@ class FreeRun:
 
 
 def short_texts(numbers: list[int]) -> list[dict]:
-    """Ever more texts of ten tokens."""
+    """Growing numbers of texts of ten tokens."""
     run = FreeRun()
     texts = [make_text(SHORT_TEXT, VOCABULARY, seed) for seed in range(max(numbers))]
     return [run(texts[:number]) for number in numbers]
 
 
 def one_text(numbers: list[int]) -> list[dict]:
-    """One text of ever more tokens."""
+    """One text of growing length."""
     run = FreeRun()
     words = make_text(max(numbers), VOCABULARY).split()
     return [run([" ".join(words[:number])]) for number in numbers]

@@ -1,4 +1,4 @@
-"""The workloads, and who runs them: plain passes, this metric, and what people use today."""
+"""The workloads and their contenders: plain passes, this metric, and other tools."""
 
 import importlib.util
 import sys
@@ -26,7 +26,7 @@ LINE_SCALE = 1 / 3
 
 @dataclass(frozen=True)
 class Contender:
-    """One way to do a workload.
+    """One way to run a workload.
 
     Attributes:
         run: does it once, and returns the number it reports, if any.
@@ -65,7 +65,7 @@ class Setup:
         self.has_harness = importlib.util.find_spec("lm_eval") is not None
 
     def folder(self) -> str:
-        """Where the model is saved, for those who load it themselves."""
+        """The folder of the saved model, for contenders that load it themselves."""
         path = Path(self.scratch.name) / "model"
         if not path.exists():
             self.model.save_pretrained(path)
@@ -94,7 +94,7 @@ class Setup:
 
 
 def long_text(setup: Setup, part: int, num_windows: int) -> Case:
-    """One text of that many windows, at a stride of the context's `part`-th part."""
+    """One text of that many windows, at a stride of 1/`part` of the context."""
     stride = setup.context // part
     num_tokens = setup.context + (num_windows - 1) * stride
     text = make_text(num_tokens, setup.vocabulary)
@@ -114,7 +114,7 @@ def long_text(setup: Setup, part: int, num_windows: int) -> Case:
 
 
 def mixed_texts(setup: Setup, number: int, folder: str | None) -> Case:
-    """Texts with the lengths that WikiText's lines have, times `LINE_SCALE`."""
+    """Texts with the lengths of WikiText's lines, times `LINE_SCALE`."""
     longest = setup.context - 1
     if folder is None:
         texts = make_lines(number, setup.vocabulary, LINE_SCALE, longest)
@@ -138,7 +138,7 @@ def mixed_texts(setup: Setup, number: int, folder: str | None) -> Case:
 
 
 def repeated_calls(setup: Setup, times: int, number: int) -> Case:
-    """A few short texts, again and again: what a call costs apart from its texts."""
+    """A few short texts in repeated calls: the fixed cost of a call."""
     texts = make_lines(number, setup.vocabulary, LINE_SCALE, setup.context - 1)
     case = Case(
         "repeated calls", f"{times} calls of {number} texts", setup.plain(texts, setup.context // 2)
@@ -175,7 +175,7 @@ def repeat(run: Callable[[], float | None], times: int) -> Callable[[], float | 
 
 
 def large_batch(setup: Setup) -> Case:
-    """Sixteen full windows in a batch, for the memory that their logits take."""
+    """Sixteen full windows in a batch, for the memory of their logits."""
     text = make_text(16 * setup.context, setup.vocabulary)
     ids = torch.randint(setup.vocabulary, (16, setup.context))
     case = Case("a batch of 16 windows", "", setup.plain([text], setup.context))
@@ -196,7 +196,7 @@ def large_batch(setup: Setup) -> Case:
 
 
 def timed_cases(setup: Setup, tiny: bool, folder: str | None) -> list[Case]:
-    """Every workload that is timed; `tiny` ones only show that everything works."""
+    """All timed workloads; `tiny` ones only check that everything works."""
     return [
         long_text(setup, 1, 5),
         long_text(setup, 2, 12),

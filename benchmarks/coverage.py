@@ -1,4 +1,4 @@
-"""How often the 95 % interval of a perplexity holds what it speaks of: simulated corpora.
+"""Measure the coverage of the 95 % interval of a perplexity on simulated corpora.
 
     python benchmarks/coverage.py                # a minute; prints the table of docs/uncertainty.md
 
@@ -63,14 +63,14 @@ def draw(generator: np.random.Generator, lengths: np.ndarray) -> tuple[np.ndarra
 
 
 def cluster(lengths: np.ndarray, nlls: np.ndarray) -> Clusters:
-    """Cut a corpus into what is taken as independent, as the metric does."""
+    """Split a corpus into clusters that are assumed to be independent, like the metric."""
     texts = np.repeat(np.arange(len(lengths)), lengths)
     positions = np.arange(len(nlls)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
     return Blocks.of(lengths, texts, positions, [np.ones_like(nlls), nlls]).clusters(WINDOW)
 
 
 def simulate(draw_lengths: Lengths, corpora: int, seed: int = 0) -> dict[str, float]:
-    """Measure the share of intervals of each kind, and what each holds, in per cent.
+    """Measure the frequency and the coverage of each kind of interval, in per cent.
 
     Returns:
         "over texts": share of corpora whose interval is over texts; "within", of those within;
@@ -98,7 +98,7 @@ def simulate(draw_lengths: Lengths, corpora: int, seed: int = 0) -> dict[str, fl
 
 
 def row(name: str, result: dict[str, float]) -> str:
-    """Write a row of the table; a kind of interval that no corpus had stays empty."""
+    """Write a row of the table; a kind of interval that no corpus had is empty."""
 
     def cell(kind: str, *keys: str) -> list[str]:
         return [f"{result[key]:.0f} %" if result[kind] else "" for key in keys]

@@ -1,4 +1,4 @@
-"""How often `find` names the tool that a figure comes from.
+"""Measure how often `find` identifies the tool of a figure.
 
     python benchmarks/find.py                                  # three small models, four texts
     python benchmarks/find.py --model NAME wiki.test.raw ...   # a model and texts of your own
@@ -42,7 +42,7 @@ OUTCOMES = ("first", "tied", "later", "missed", "wrong")
 
 
 class Case(NamedTuple):
-    """A figure, and the protocols that are the tool's."""
+    """A figure, and the protocols of its tool."""
 
     tool: str
     printed: str
@@ -51,7 +51,7 @@ class Case(NamedTuple):
 
 
 class Subject:
-    """A model with its tokenizer and a text: what the tools are run on."""
+    """The input of the tools: a model with its tokenizer, and a text."""
 
     def __init__(self, model, tokenizer, text: str) -> None:
         self.model, self.tokenizer, self.text = model, tokenizer, text
@@ -70,7 +70,7 @@ class Subject:
 
 
 def guide(subject: Subject) -> Iterator[Case]:
-    """transformers' guide: of 2022-24, the mean of window means; at present weighted."""
+    """transformers' guide: the mean of window means (2022-24), and the present weighted mean."""
     length = subject.length
     for stride in sorted({length, length // 2, min(512, length)}):
         windows = reference.guide_loop(subject.model, subject.ids, length, stride)
@@ -193,7 +193,7 @@ def fairseq(subject: Subject) -> Iterator[Case]:
 
 
 def stock(subject: Subject) -> Iterator[Case]:
-    """evaluate's own metric, over the lines that are not blank."""
+    """evaluate's own metric, over non-blank lines."""
     lines = [line for line in subject.text.splitlines() if line.strip()]
     perplexities = []
     for line in lines:
@@ -251,7 +251,7 @@ def make_tokenizer(text: str, vocabulary: int, adds_start: bool):
 
 
 def train(model, tokenizer, text: str, steps: int):
-    """Train a model for some seconds: enough that context helps."""
+    """Train a model for some seconds, until context helps."""
     ids = torch.tensor(tokenizer(text, verbose=False).input_ids)
     length = model.config.max_position_embeddings
     generator = torch.Generator().manual_seed(0)
@@ -301,7 +301,7 @@ def sample_texts() -> dict[str, str]:
 
 
 def outcome(case: Case, matches: list[dict]) -> str:
-    """Return where `find` names the tool.
+    """Return the rank of the tool among the matches of `find`.
 
     "first": in its first line; "tied": with the number of its first line, to eight digits; "later":
     among the others that round to the figure; "missed": nothing was found; "wrong": others alone were.

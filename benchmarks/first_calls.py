@@ -1,4 +1,4 @@
-"""What the first call with a model costs, which is every run of a command and every model of a table.
+"""Time the first call with a model, as in every run of a command and for every model of a table.
 
 Each turn has a model that nobody has called yet: ours looks at it before it scores, others do not.
 """
@@ -14,7 +14,7 @@ FIRST, LATER = "ours, first call", "ours, a later call"
 
 
 def one_text(setup: Setup, num_tokens: int, stride: int, repetitions: int) -> dict:
-    """Times of one text, each contender with a model of its own in every turn."""
+    """Time one text; each contender has a new model in every turn."""
     text = make_text(num_tokens, setup.vocabulary)
     contenders = contenders_of(setup, text, stride)
     seconds: dict[str, list[float]] = {name: [] for name in [*contenders, LATER]}
@@ -35,7 +35,7 @@ def one_text(setup: Setup, num_tokens: int, stride: int, repetitions: int) -> di
 
 
 def contenders_of(setup: Setup, text: str, stride: int) -> dict[str, Callable[[], Callable]]:
-    """Return what makes each contender ready with the model of the turn."""
+    """Return functions that set up each contender with the model of the turn."""
     tokenizer, folder = setup.tokenizer, setup.folder()
 
     def ours() -> Callable:

@@ -1,4 +1,4 @@
-"""What players get who do not read: the game's options must not give the word that came away.
+"""Measure the score of players who do not read: the options must not reveal the actual word.
 
     python benchmarks/game.py
 
@@ -26,13 +26,13 @@ DRAWS = 20_000
 
 
 def chances(surprisals: Sequence[float]) -> np.ndarray:
-    """Return the chance of each option (N,), given that one of them came."""
+    """Return the probability of each option (N,), given that one of them is the actual word."""
     weights = np.exp(np.min(surprisals) - np.asarray(surprisals))
     return weights / weights.sum()
 
 
 def strategies(token_of: Callable[[str], int]) -> dict[str, Callable[[Sequence[str], list], int]]:
-    """Return ways to choose: each takes the options and their chances, and returns an index.
+    """Return strategies: functions of the options and their probabilities that return an index.
 
     Args:
         token_of: the number of a word's token; the tokenizer learned frequent words first.
@@ -47,7 +47,7 @@ def strategies(token_of: Callable[[str], int]) -> dict[str, Callable[[Sequence[s
 
 
 def read_places() -> list[tuple[list[str], np.ndarray, int]]:
-    """Return options, the model's chances and the index of the word that came, of all gaps."""
+    """Return the options, the model's probabilities and the index of the actual word of all gaps."""
     games = json.loads(ROUNDS.read_text("utf-8"))
     return [
         (gap["options"], chances(gap[known]), gap["answer"])
@@ -58,7 +58,7 @@ def read_places() -> list[tuple[list[str], np.ndarray, int]]:
 
 
 def perplexity(bets: Sequence[float]) -> float:
-    """Return the perplexity of bets on the words that came."""
+    """Return the perplexity of bets on the actual words."""
     return math.exp(-np.mean(np.log(bets)))
 
 
@@ -68,7 +68,7 @@ def bet_half(hits: Sequence[bool]) -> float:
 
 
 def draw(weights: np.ndarray, seed: int, usual: bool) -> list[tuple[list[int], np.ndarray, int]]:
-    """Draw options from a known distribution over words, the likeliest first.
+    """Draw options from a known distribution over words, the most likely first.
 
     Args:
         weights: the chance of each word (HANDS * OPTIONS,).

@@ -1,4 +1,4 @@
-"""What bfloat16 takes on this processor, over float32, and how far it moves the perplexity.
+"""Compare bfloat16 with float32 on this processor: time and change of perplexity.
 
     python benchmarks/half_precision.py                                 # the bundled model: both
     python benchmarks/half_precision.py --model openai-community/gpt2   # another one

@@ -1,4 +1,4 @@
-"""How many tokens it takes to tell a wrong or quantised copy from the rounding of half precision.
+"""Measure how many tokens distinguish a wrong or quantised copy from half-precision rounding.
 
     python benchmarks/identity.py          # the table of docs/served-models.md; a few minutes
     pip install llama-cpp-python gguf      # for the rows of quantised copies
@@ -65,7 +65,7 @@ def in_dtype(dtype: torch.dtype) -> torch.nn.Module:
 
 
 def swapped(share: float) -> torch.nn.Module:
-    """Build a copy in which the output rows of a share of the vocabulary are swapped in pairs."""
+    """Build a copy with pairwise swapped output rows for a share of the vocabulary."""
     model = in_dtype(torch.bfloat16)
     rows = model.get_output_embeddings().weight.detach().clone()
     number = round(share * len(rows)) // 2 * 2
@@ -92,7 +92,7 @@ def fine_tuned(texts: list[str], tokenizer: object) -> torch.nn.Module:
 
 
 def off_by(values: np.ndarray, share: float, nats: float) -> np.ndarray:
-    """Move a share of the tokens, drawn by chance, by so many nats up or down."""
+    """Shift the nlls of a random share of the tokens up or down by a number of nats."""
     draw = np.random.default_rng(0)
     moved = draw.random(len(values)) < share
     return values + moved * draw.choice([-nats, nats], len(values))
@@ -120,7 +120,7 @@ def copies_of(texts: list[str], tokenizer: object) -> dict[str, np.ndarray]:
 
 
 def shares(differences: np.ndarray, rounding: np.ndarray, number: int) -> str:
-    """Return the shares of runs of so many tokens in which a copy is told apart, and called equal."""
+    """Return the shares of runs of a length in which a copy is distinguished, and accepted as equal."""
     starts = np.random.default_rng(0).integers(0, len(differences) - number + 1, RUNS)
     contexts = np.ones(number)
     verdicts = [

@@ -1,4 +1,4 @@
-"""Time single parts: what makes scoring faster, and what was tried and left.
+"""Time single parts: adopted and rejected optimizations.
 
     python benchmarks/layers.py
 

@@ -32,7 +32,7 @@ print(time.perf_counter() - start)
 
 
 def load(hub: FakeHub, home: str) -> dict:
-    """Load the metric in a process of its own; return its requests and seconds."""
+    """Load the metric in a new process; return its requests and seconds."""
     environment = {name: value for name, value in os.environ.items() if "proxy" not in name.lower()}
     environment |= {"HF_ENDPOINT": hub.endpoint, "HF_HOME": home}
     hub.asked.clear()
@@ -44,7 +44,7 @@ def load(hub: FakeHub, home: str) -> dict:
 
 
 def measure(folder: Path) -> dict[str, dict]:
-    """Load a Space that is made of a clone for the first time, and again."""
+    """Load a Space from a clone for the first time, and again."""
     tracked = subprocess.run(
         ["git", "ls-files"], cwd=folder, capture_output=True, text=True, check=True
     )

@@ -1,4 +1,4 @@
-"""What long contexts cost, and what they give: curves, and keys that are carried.
+"""Measure costs and gains of long contexts: curves, and carried keys.
 
     python benchmarks/long_contexts.py novel --text TEXT
     python benchmarks/long_contexts.py carried --text TEXT
@@ -65,7 +65,7 @@ def seconds_of_command(*arguments: str) -> float:
 
 
 def print_carried(text: str, model_id: str) -> None:
-    """Perplexity against tokens read: windows that slide, and keys that are carried."""
+    """Perplexity against tokens read: sliding windows, and carried keys."""
     metric = evaluate.load(str(ROOT / "perplexity_sliding.py"))
     common = {"predictions": [text], "model_id": model_id, "max_length": WINDOW}
     common["return_token_scores"] = True

@@ -1,4 +1,4 @@
-"""What tables of ever more rows, and texts of ever more characters, take on the command line.
+"""Measure time and memory of the command line for growing tables and texts.
 
     python benchmarks/long_inputs.py --rows 10000 100000 1000000        # a quarter of an hour
     python benchmarks/long_inputs.py --characters 1000000 4000000
@@ -29,7 +29,7 @@ DIFFERENT_TEXTS = 1000
 
 
 def write_table(path: Path, number: int, vocabulary: int) -> None:
-    """Write so many rows, not all of them different."""
+    """Write a number of rows, some of them equal."""
     texts = [make_text(SHORT_TEXT, vocabulary, seed) for seed in range(DIFFERENT_TEXTS)]
     with path.open("w") as table:
         table.write("text\n")
@@ -37,7 +37,7 @@ def write_table(path: Path, number: int, vocabulary: int) -> None:
 
 
 def write_text(path: Path, number: int, vocabulary: int) -> None:
-    """Write a text of so many characters, nearly five a token."""
+    """Write a text of a number of characters, almost five per token."""
     path.write_text(make_text(number // 4, vocabulary)[:number])
 
 

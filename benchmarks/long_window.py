@@ -1,4 +1,4 @@
-"""A window larger than memory: read in parts within a budget that a plain pass exceeds several times.
+"""Score a window larger than memory, within a budget that a plain pass exceeds several times.
 
     python benchmarks/long_window.py --length 32768 --budget 64
 
@@ -45,7 +45,7 @@ def make_rotary(length: int, width: int, attention: str) -> transformers.LlamaFo
 
 
 def limit_memory(budget: int) -> None:
-    """Let this process have `budget` bytes more than it has now, for as long as it lives."""
+    """Limit this process to `budget` bytes more than its present memory."""
     ctypes.CDLL(None).malloc_trim(0)  # what was freed is had no more
     resource.setrlimit(
         resource.RLIMIT_DATA,
@@ -61,7 +61,7 @@ def measure(
     budget: int,
     logits_memory: int,
 ) -> dict:
-    """Peak memory of a plain pass and of ours, whole and within the budget, and both scores."""
+    """Peak memory and scores of a plain pass and of ours, whole and within the budget."""
     arguments = {
         "predictions": [make_text(length - 1, VOCABULARY)],
         "tokenizer": make_tokenizer(VOCABULARY),

@@ -1,4 +1,4 @@
-"""Times of contenders that take turns, their ratios, and the memory that each needs at its peak."""
+"""Measure times of contenders in turns, their ratios, and the peak memory of each."""
 
 import json
 import statistics
@@ -34,12 +34,12 @@ def time_in_turns(
 
 
 def now() -> float:
-    """Seconds: of the processor with one thread, which other programs hardly lengthen."""
+    """Seconds: processor time with one thread, which other programs hardly affect."""
     return time.process_time() if torch.get_num_threads() == 1 else time.perf_counter()
 
 
 def agreement(case: Case) -> dict[str, float]:
-    """How far each contender's number is from ours for the same windows, relatively."""
+    """Relative difference of each contender's number from ours for the same windows."""
     differences = {}
     for name, contender in case.contenders.items():
         value = contender.run()  # also the warm-up
@@ -69,7 +69,7 @@ def spread(values: list[float]) -> dict[str, float]:
 
 
 def peak_memory(run: Callable[[], object]) -> int:
-    """Bytes of memory that a call takes at its peak, above what the process held before.
+    """Peak memory of a call in bytes, above the memory before it.
 
     Linux only: the process's own high-water mark, set back before.
     """
@@ -80,13 +80,13 @@ def peak_memory(run: Callable[[], object]) -> int:
 
 
 def peak_memory_apart(script: Path, *arguments: str) -> int | None:
-    """The same, measured in a process of its own that prints it as JSON; None where it died."""
+    """The same, measured in a new process that prints it as JSON; None if it died."""
     command = [sys.executable, str(script), *arguments]
     done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, check=False)
     return json.loads(done.stdout.splitlines()[-1])["peak_bytes"] if done.returncode == 0 else None
 
 
 def status_bytes(field: str) -> int:
-    """What this process's status says of its memory."""
+    """The memory fields of this process's status."""
     line = next(line for line in STATUS.read_text().splitlines() if line.startswith(field + ":"))
     return int(line.split()[1]) * 1024

@@ -1,4 +1,4 @@
-"""Measure the page in a browser: what it weighs, what moves, how much of it is text, how fast it is.
+"""Measure the page in a browser: size, layout shifts, amount of text and latency.
 
 Beside that, how many words and controls the first screen has, and what the server keeps of requests.
 
@@ -112,13 +112,13 @@ def first_screen(browser) -> dict:
 
 
 def resident() -> int:
-    """Return the bytes of memory that this process holds; on Linux alone."""
+    """Return the memory of this process in bytes; only on Linux."""
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE")
 
 
 def call_score(url: str, text: str) -> None:
-    """Score a text as a program does, and read the answer to its end."""
+    """Score a text like a program, and read the whole answer."""
     address = f"{url}gradio_api/call/score"
     data = [text, "demo_model", None, None, "automatic", "sliding", False, "", False]
     headers = {"Content-Type": "application/json"}
@@ -141,7 +141,7 @@ def measure_memory(url: str, text: str, few: int = FEW, many: int = MANY) -> tup
 
 
 def bare_page(text: str) -> gr.Blocks:
-    """Build the least that gradio can answer a typed letter with."""
+    """Build the smallest gradio page that answers a typed letter."""
     with gr.Blocks(analytics_enabled=False) as page:
         box = gr.Textbox(text, lines=12, elem_id="bare-text")
         answer = gr.HTML(str(len(text)), elem_id="bare-answer")
@@ -150,7 +150,7 @@ def bare_page(text: str) -> gr.Blocks:
 
 
 def visit(url: str, size: tuple[int, int], slowed: int, look) -> object:
-    """Open a page as on a first visit, and return what `look` finds there."""
+    """Open a page as on a first visit, and return the result of `look`."""
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
         options = webdriver.ChromeOptions()
         options.binary_location = shutil.which("chromium") or shutil.which("chromium-browser")
@@ -261,7 +261,7 @@ def main() -> None:
 
 
 def print_memory() -> None:
-    """Print what the server holds after a few requests and after many."""
+    """Print the server's memory after a few requests and after many."""
     text = next(iter(samples().values()))[:CHARACTERS]
     page = app.create_app()
     _, url, _ = page.launch(**launch_options(), prevent_thread_lock=True, quiet=True)

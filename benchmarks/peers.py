@@ -1,4 +1,4 @@
-"""What people use today, written anew from its description, or called where it can be installed.
+"""Other tools: reimplemented from their descriptions, or called if they are installed.
 
 Each returns the number that it reports, so that a comparison of times is one of equal work.
 """
@@ -80,7 +80,7 @@ class Harness:
         return -math.fsum(self._ask("loglikelihood_rolling", [(text,) for text in texts]))
 
     def after_context(self, context: str, texts: list[str]) -> float:
-        """That of texts after a context, by `loglikelihood`."""
+        """The same of texts after a context, by `loglikelihood`."""
         answers = self._ask("loglikelihood", [(context, text) for text in texts])
         return -math.fsum(nll for nll, _ in answers)
 
@@ -94,6 +94,6 @@ class Harness:
 
 @contextlib.contextmanager
 def _silence():
-    """Progress bars would be timed as well, and cannot all be switched off."""
+    """Hide progress bars, which would be timed and cannot all be disabled."""
     with contextlib.redirect_stderr(io.StringIO()), contextlib.redirect_stdout(io.StringIO()):
         yield

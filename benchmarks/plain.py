@@ -1,4 +1,4 @@
-"""The least that a plain execution has to do: bare forward passes over the required windows.
+"""The lower bound of a plain execution: bare forward passes over the required windows.
 
 The body of the model over the tokens of every window, and the vocabulary product over the rows
 that are scored: no loss, no texts, no bookkeeping.  Batches and blocks have the size that a short
@@ -35,7 +35,7 @@ class PlainPasses:
         self.settings = Settings(BATCH_TOKENS[0], BLOCK_ROWS[0])
 
     def search(self) -> Settings:
-        """Find the fastest settings, and keep them.
+        """Find and store the fastest settings.
 
         On evenly spaced windows that fill the largest batch: fewer would fit into any.
         """
@@ -62,7 +62,7 @@ class PlainPasses:
                 torch.nn.functional.linear(rows, self.head)
 
     def _fastest(self, windows: Sequence, settings: list[Settings]) -> Settings:
-        """Try them in turns, so that what else the machine does hits all alike."""
+        """Try them in turns, so that other load on the machine affects all equally."""
         turns = [[self._seconds(windows, *each) for each in settings] for _ in range(TURNS)]
         best = [min(times) for times in zip(*turns)]
         return settings[best.index(min(best))]

@@ -1,4 +1,4 @@
-"""The picture of a benchmark's results: time for the same work, the plain's being 1."""
+"""Plot a benchmark's results: time for the same work, relative to plain passes."""
 
 from pathlib import Path
 from statistics import median

@@ -1,4 +1,4 @@
-"""How far numbers of one model lie apart that only round otherwise: what a probe's tolerance has to allow.
+"""Measure how much rounding changes the numbers of a model, to set the tolerance of the probe.
 
     python benchmarks/rounding.py
 

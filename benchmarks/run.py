@@ -1,4 +1,4 @@
-"""Time this metric beside what people use today and beside bare forward passes.
+"""Compare the time of this metric with other tools and bare forward passes.
 
     python benchmarks/run.py
 
@@ -69,7 +69,7 @@ def main(arguments: list[str] | None = None) -> None:
 def all_parts(
     options: argparse.Namespace, results: dict
 ) -> Iterator[tuple[str, Callable[[], None]]]:
-    """What there is to measure, by name; each part puts it into `results` and prints it."""
+    """The parts of the benchmark, by name; each adds to `results` and prints them."""
     tiny = options.shape == "tiny"
 
     def one_case(case: Case) -> None:
@@ -214,7 +214,7 @@ def run_case(case: Case, repetitions: int) -> dict:
 
 
 def run_bookkeeping(tiny: bool, cases: list[dict]) -> dict:
-    """With a free model; and what share of the plain passes' time for as many tokens that would be."""
+    """With a model without cost, also as a share of the plain passes' time for as many tokens."""
     smaller = 1000 if tiny else 1
     short = bookkeeping.short_texts([n // smaller for n in (12_500, 25_000, 50_000, 100_000)])
     long = bookkeeping.one_text([10**4 // smaller * 10**power for power in range(4)])

@@ -1,4 +1,4 @@
-"""A server of vLLM: the numbers of transformers, and what reading them from it costs.
+"""Compare a vLLM server with transformers, and measure the cost of its requests.
 
     python -m vllm.entrypoints.openai.api_server --model demo_model --dtype float32 \
         --max-model-len 64 --enforce-eager --port 8011 &
@@ -38,7 +38,7 @@ REPETITIONS = 5
 
 
 def open_engine(where: str) -> dict[str, object]:
-    """Return what names the model for the metric."""
+    """Return the arguments that select the model."""
     if where != "live":
         return {"model_id": where}
     from vllm import LLM
@@ -47,7 +47,7 @@ def open_engine(where: str) -> dict[str, object]:
 
 
 def print_protocols(metric, texts: list[str], engine: dict, tokenizer: object) -> None:
-    """Print how far the perplexities are from those of transformers."""
+    """Print the differences of the perplexities from those of transformers."""
     model = AutoModelForCausalLM.from_pretrained(DEMO, dtype=torch.float32).eval()
     print("| protocol | transformers | vLLM | relative difference |\n| --- | --- | --- | --- |")
     full = {"protocol": "sliding", "max_length": LENGTH + 1}
@@ -61,7 +61,7 @@ def print_protocols(metric, texts: list[str], engine: dict, tokenizer: object) -
 
 
 def recorded(run) -> list[tuple[str, bytes]]:
-    """Run; return the paths and bodies of all that was sent."""
+    """Run; return the paths and bodies of all requests."""
     sent, send = [], ConnectionPool.send
 
     def recording(pool, method, address, body, most_bytes):
@@ -75,7 +75,7 @@ def recorded(run) -> list[tuple[str, bytes]]:
 
 
 def post_all(requests: list[tuple[str, bytes]]) -> None:
-    """Send requests as the metric does, and throw the answers away."""
+    """Send requests like the metric, and discard the answers."""
     headers = {"Content-Type": "application/json"}
     with (
         httpx.Client(timeout=600, headers=headers) as client,
@@ -88,7 +88,7 @@ def post_all(requests: list[tuple[str, bytes]]) -> None:
 
 
 def harness(address: str, texts: list[str], name: str):
-    """Return what scores the texts with lm-evaluation-harness's local-completions."""
+    """Return a function that scores the texts with lm-evaluation-harness's local-completions."""
     from lm_eval.api.instance import Instance
     from lm_eval.models.openai_completions import LocalCompletionsAPI
 
@@ -106,7 +106,7 @@ def harness(address: str, texts: list[str], name: str):
 
 
 def print_times(metric, texts: list[str], address: str, tokenizer: object) -> None:
-    """Print tokens a second, and times over those of the requests alone."""
+    """Print tokens per second, and times relative to the requests alone."""
 
     def ours() -> dict:
         return metric.compute(

@@ -1,4 +1,4 @@
-"""Several measurements that share forward passes: in one call, and each by itself."""
+"""Time measurements that share forward passes: in one call, and separately."""
 
 from collections.abc import Callable
 from unittest.mock import patch
@@ -31,7 +31,7 @@ def several_strides(setup: Setup, num_windows: int, repetitions: int) -> dict:
 
 
 def all_protocols(setup: Setup, num_tokens: int, repetitions: int) -> dict:
-    """Every protocol over one text, by a window of at most 256 tokens."""
+    """Every protocol over one text, with a window of at most 256 tokens."""
     text = make_text(num_tokens, setup.vocabulary)
     length = min(PROTOCOL_CONTEXT, setup.context)
     protocols = [
@@ -130,6 +130,6 @@ def check_numbers(name: str, numbers: dict[str, float]) -> None:
 
 
 def count_tokens(results: dict | list[dict]) -> int:
-    """Tokens that went through the model for one result, or for several."""
+    """Number of tokens read for one result, or for several."""
     parts = results if isinstance(results, list) else [results]
     return sum(part["num_forward_tokens"] for part in parts)

@@ -1,4 +1,4 @@
-"""What a call costs beside one forward pass, for a few words and a model that was passed live.
+"""Compare a call with one forward pass, for a few words and a live model.
 
 Everything that may have changed since the last call is looked at again: weights, tokenizer, modules.
 """

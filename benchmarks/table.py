@@ -1,4 +1,4 @@
-"""A benchmark's results as the tables of README.md."""
+"""Print a benchmark's results as the tables of README.md."""
 
 from collections.abc import Iterable
 
@@ -33,7 +33,7 @@ def rows_at_a_glance(results: dict) -> str:
 
 
 def shared_table(results: dict, part: str = "shared passes") -> str:
-    """Several measurements in one call, over what they take alone."""
+    """Several measurements in one call, relative to separate calls."""
     rows = [
         [case["name"], label, _ratio(ratio), _tokens(case, label)]
         for case in results[part]
@@ -43,7 +43,7 @@ def shared_table(results: dict, part: str = "shared passes") -> str:
 
 
 def ways_table(results: dict, part: str) -> str:
-    """One way to do a work over another: two models, first calls, a short text with a live model."""
+    """Ratios of two ways of the same work: two models, first calls, a short text with a live model."""
     rows = [
         [case["name"], label, _ratio(ratio)]
         for case in results[part]
@@ -53,7 +53,7 @@ def ways_table(results: dict, part: str) -> str:
 
 
 def many_texts_table(results: dict) -> str:
-    """What a short text costs beside the model."""
+    """Cost of a short text in addition to the model."""
     rows = [
         [f"{run['texts']:,} {run['work']}", f"{1e6 * run['seconds'] / run['texts']:.0f} µs"]
         for run in results["many texts"]
@@ -62,7 +62,7 @@ def many_texts_table(results: dict) -> str:
 
 
 def _tokens(case: dict, label: str) -> str:
-    """Tokens read by one over those read by another, as far as both tell."""
+    """Ratio of tokens read by two contenders, if both report them."""
     read = [case["forward_tokens"].get(name) for name in label.split(" / ")]
     return f"{read[0] / read[1]:.3f}" if all(read) else ""
 
@@ -83,7 +83,7 @@ def memory_table(results: dict) -> str:
 
 
 def bookkeeping_table(results: dict) -> str:
-    """What everything around the model costs."""
+    """Cost of everything but the model."""
     rows = [
         [
             f"{run['texts']:,}",

@@ -1,4 +1,4 @@
-"""What totals take at 10⁷ tokens: memory of a worker, size, and what a merge takes.
+"""Measure totals at 10⁷ tokens: memory of a worker, file size, and cost of a merge.
 
     python benchmarks/totals.py            # 10,000 texts of 1,000 tokens in 8 parts; a minute
 
@@ -21,7 +21,7 @@ WINDOW = 512
 
 
 def score(number: int, length: int) -> TextScores:
-    """Make up the scores of a text in windows of `WINDOW` tokens."""
+    """Generate the scores of a text in windows of `WINDOW` tokens."""
     nlls = np.random.default_rng(number).gamma(2.0, 1.5, length).astype(np.float32)
     ends = range(WINDOW, length, WINDOW)
     return TextScores(
@@ -39,7 +39,7 @@ def part_of(number: int, parts: int, texts: int, length: int) -> str:
 
 
 def merge(written: list[str]) -> dict:
-    """Read the totals of all parts, add them up, and report."""
+    """Read the totals of all parts, add them, and report."""
     return sum(map(Totals.from_json, written)).result()
 
 

@@ -1,4 +1,4 @@
-"""What comparing two models costs: both at once beside two single runs, and the memory above both."""
+"""Measure the cost of comparing two models: time against two single runs, and extra memory."""
 
 import torch
 from cases import Case, Contender, Setup
@@ -41,7 +41,7 @@ def both_at_once(setup: Setup, num_tokens: int, repetitions: int) -> dict:
 
 
 def divergence(setup: Setup, num_rows: int, repetitions: int) -> dict:
-    """What the comparison of rows of logits takes, beside the two losses and the two heads."""
+    """Time of comparing rows of logits, against the two losses and the two heads."""
     width = setup.model.config.n_embd
     states = torch.randn(num_rows, width)
     targets = torch.randint(setup.vocabulary, (num_rows,))
@@ -85,7 +85,7 @@ def divergence(setup: Setup, num_rows: int, repetitions: int) -> dict:
 
 
 def large_pair(setup: Setup) -> Case:
-    """Two full windows under two models, for the memory that their logits take."""
+    """Two full windows under two models, for the memory of their logits."""
     reference = make_model(setup.shape, seed=1)
     text = make_text(NUM_WINDOWS * setup.context, setup.vocabulary)
     ids = torch.randint(setup.vocabulary, (NUM_WINDOWS, setup.context))
@@ -108,7 +108,7 @@ def large_pair(setup: Setup) -> Case:
 
 
 def llama_cpp_bytes(num_windows: int, length: int, vocabulary: int) -> dict[str, int]:
-    """Bytes that llama.cpp's `--kl-divergence` keeps for as many windows, and holds at a time.
+    """Bytes that llama.cpp's `--kl-divergence` stores for as many windows, and needs in memory.
 
     Of every scored token, those in the second half of a window, its file has 16 bits for each entry
     of the vocabulary and two floats.  In memory are those of one window and the logits of its

@@ -1,4 +1,4 @@
-"""How much of a GPU's matrix rate scoring a long text reaches (model-FLOPs utilisation).
+"""Measure the model-FLOPs utilisation of a GPU when scoring a long text.
 
     python benchmarks/utilisation.py
 
@@ -86,7 +86,7 @@ def make_llama(shape: str, length: int, device: torch.device) -> transformers.Ll
 
 
 def matrix_rate(device: torch.device, size: int, repetitions: int) -> float:
-    """Operations a second in products of square bfloat16 matrices, the best of all."""
+    """Operations per second in products of square bfloat16 matrices, the maximum."""
     left, right = (torch.randn(size, size, device=device, dtype=torch.bfloat16) for _ in range(2))
     torch.mm(left, right)  # warm-up
     best = min(timed(device, lambda: torch.mm(left, right)) for _ in range(10 * repetitions))

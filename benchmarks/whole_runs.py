@@ -1,4 +1,4 @@
-"""What a text costs beside the model: many short ones in one call, rows of a table, a whole command."""
+"""Measure the overhead per text: many short texts in one call, rows of a table, a whole command."""
 
 import os
 import resource
@@ -36,7 +36,7 @@ print(guide_loop(model, tokenizer, open(article).read(), int(max_length), int(st
 
 
 def many_texts(number: int) -> list[dict]:
-    """Seconds that each of many texts of ten tokens takes: in one call, and as rows of a table."""
+    """Seconds per text of ten tokens: in one call, and as rows of a table."""
     texts = [make_text(SHORT_TEXT, VOCABULARY, seed) for seed in range(number)]
     run = FreeRun()
     return [
@@ -46,7 +46,7 @@ def many_texts(number: int) -> list[dict]:
 
 
 def time_table(texts: list[str]) -> float:
-    """Seconds in which the command line reads and writes a table, beyond those for a single row.
+    """Seconds in which the command line reads and writes a table, less those for a single row.
 
     The folder's model gives way to one that costs nothing, as it is opened.
     """
@@ -71,7 +71,7 @@ def time_table(texts: list[str]) -> float:
 
 
 def note(repetitions: int) -> dict:
-    """Time a note under the bundled model, beside an import."""
+    """Time a short text with the bundled model, against an import."""
     runs = {
         SCORE: [sys.executable, *SCORE.split()],
         IMPORT: [sys.executable, "-c", "import evaluate"],
@@ -80,14 +80,14 @@ def note(repetitions: int) -> dict:
 
 
 def article(shape: str, num_tokens: int, stride: int, repetitions: int) -> dict:
-    """Time an article under a model of some shape, beside the guide's loop started the same way."""
+    """Time an article with a model of some shape, against the guide's loop started in the same way."""
     with tempfile.TemporaryDirectory() as folder:
         timed = time_commands(article_commands(folder, shape, num_tokens, stride), repetitions)
     return {"name": f"an article of {num_tokens:,} tokens, as a whole command", **timed}
 
 
 def article_commands(folder: str, shape: str, num_tokens: int, stride: int) -> dict[str, list[str]]:
-    """Put a model and an article into a folder; return the commands that score it."""
+    """Save a model and an article to a folder; return the commands that score it."""
     model = make_model(shape)
     vocabulary, context = model.config.vocab_size, model.config.n_positions
     model.save_pretrained(folder)

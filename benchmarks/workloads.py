@@ -1,4 +1,4 @@
-"""Models at real shapes with random weights, and texts for them: nothing is downloaded.
+"""Models of real shapes with random weights, and texts for them, without downloads.
 
 How fast a transformer runs does not depend on the values of its weights, and how long a text takes
 does not depend on its words.
@@ -39,7 +39,7 @@ def make_model(shape: str, seed: int = 0) -> transformers.GPT2LMHeadModel:
 
 
 def make_tokenizer(vocabulary: int) -> transformers.PreTrainedTokenizerFast:
-    """One token a word, so that texts can be made to measure; the last token begins texts."""
+    """One token per word, so that texts have a given length; the last token is the start token."""
     words = {f"w{number}": number for number in range(vocabulary - 1)} | {START: vocabulary - 1}
     backend = Tokenizer(models.WordLevel(words, unk_token="w0"))
     backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
@@ -54,7 +54,7 @@ def make_text(num_tokens: int, vocabulary: int, seed: int = 0) -> str:
 
 
 def make_lines(number: int, vocabulary: int, scale: float, longest: int) -> list[str]:
-    """Texts as long as WikiText-2's lines are, times `scale`."""
+    """Texts with the lengths of WikiText-2's lines, times `scale`."""
     draw = random.Random(0)
     lengths = []
     for _ in range(number):
@@ -66,7 +66,7 @@ def make_lines(number: int, vocabulary: int, scale: float, longest: int) -> list
 
 
 def read_lines(folder: str, number: int, vocabulary: int, scale: float, longest: int) -> list[str]:
-    """Texts as long as lines of the files in a folder are, times `scale`.
+    """Texts with the lengths of the lines of a folder's files, times `scale`.
 
     The lines are evenly spaced from the shortest to the longest of all, so that there is as much to
     pad as in the whole.  Their words are replaced: those of the tokenizer here mean nothing.
@@ -84,7 +84,7 @@ def read_lines(folder: str, number: int, vocabulary: int, scale: float, longest:
 
 
 class FreeModel(torch.nn.Module):
-    """A causal model that costs next to nothing, to see what everything around a model costs.
+    """A causal model of almost no cost, to measure everything around a model.
 
     Its parts are where other models have theirs; its forward is its own, so that all of it runs.
     """

@@ -1,4 +1,4 @@
-"""Round the weights of a model to a few bits, to see what that costs.
+"""Round the weights of a model to a few bits, to measure the loss.
 
     python demo_model/round_weights.py --bits 4 --output /tmp/rounded
     python score.py samples/story.txt --model_id /tmp/rounded --reference demo_model

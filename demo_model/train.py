@@ -86,7 +86,7 @@ def build_model(start_id: int) -> LlamaForCausalLM:
 
 
 def paragraph_starts(ids: torch.Tensor, newline_id: int) -> list[int]:
-    """Positions of first tokens of paragraphs that lie at least a window before the end."""
+    """Positions of paragraphs' first tokens that are at least a window before the end."""
     starts = (ids[:-1] == newline_id) & (ids[1:] != newline_id)
     return [i + 1 for i in starts.nonzero().flatten().tolist() if i + 1 + CONTEXT < len(ids)]
 
@@ -125,7 +125,7 @@ def rate(step: int, steps: int, warmup: int = 100) -> float:
 
 
 def orthogonalize(matrices: torch.Tensor, iterations: int = 5) -> torch.Tensor:
-    """Bring the singular values of each matrix close to 1 by Newton-Schulz iteration.
+    """Set the singular values of each matrix close to 1 by Newton-Schulz iteration.
 
     The coefficients are those of Jordan et al. (2024), "Muon: an optimizer for hidden layers".
 
@@ -213,7 +213,7 @@ def train(model, sampler, arguments, report) -> None:
 
 @torch.no_grad()
 def average(model: LlamaForCausalLM, before: dict[str, torch.Tensor], share: float) -> None:
-    """Move the weights back to those of before: `share` of the new ones is left."""
+    """Move the weights back towards the previous ones; keep a `share` of the change."""
     for name, weights in model.named_parameters():  # those that are tied once
         weights.lerp_(before[name], 1 - share)
 

@@ -39,13 +39,13 @@ SCORES = {"second half": "second half of each window", "all": "all tokens of eve
 
 
 def protocol_table(protocols: Iterable) -> str:
-    """The table in Markdown, a line for each row of the metric's `PROTOCOLS`."""
+    """Return the table in Markdown, one row per protocol of the metric's `PROTOCOLS`."""
     lines = [TITLES, ["---"] * len(TITLES), *map(cells, protocols)]
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
 def cells(protocol) -> list[str]:
-    """What a protocol's line says."""
+    """Write the row of a protocol."""
     cut = protocol.last == "cut"
     stride = STRIDES.get(protocol.stride, f"≤ {protocol.stride}")
     average = AVERAGES.get(protocol.aggregate, protocol.aggregate)
@@ -75,7 +75,7 @@ def start(protocol) -> str:
 
 
 def replace_table(markdown: str, table: str) -> str:
-    """The page with the table between its marks."""
+    """Return the page with the table between its markers."""
     before, after = markdown.split(BEGIN)
     return before + BEGIN + table + END + after.split(END)[1]
 

@@ -1,4 +1,4 @@
-"""Write anew what the bundled model's weights decide, after they were changed.
+"""Update all outputs that depend on the bundled model's weights.
 
     python docs/renew.py
     python docs/renew.py --books BOOKS             # with the tables of the held-out book
@@ -36,11 +36,11 @@ BY_HAND = {
 
 
 class NotRenewed(Exception):
-    """What is shown and what is printed have too little in common."""
+    """The shown and the printed output differ too much."""
 
 
 def renewed(shown: str, printed: str) -> str:
-    """Return what is printed, without what the shown output leaves out by "..."."""
+    """Return the printed output, shortened by "..." where the shown one is."""
     lines, new = shown.splitlines(), printed.splitlines()
     if LEFT_OUT not in shown:
         return "".join(f"{line.rstrip()}\n" for line in new)
@@ -54,7 +54,7 @@ def renewed(shown: str, printed: str) -> str:
 
 
 def line_renewed(shown: str, printed: str) -> str:
-    """Return a line as it is printed, cut where the shown one is.
+    """Return a printed line, truncated where the shown one is.
 
     Raises:
         NotRenewed: the shown line is cut, and the printed one differs in more than figures.
@@ -76,7 +76,7 @@ def line_renewed(shown: str, printed: str) -> str:
 
 
 def cut(shown: str, found: str, goes_on: bool) -> str:
-    """Cut a number after as many places as were shown, where it goes on."""
+    """Truncate a longer number to the number of digits shown."""
     if not goes_on or "." not in shown:
         return found
     places = len(shown.partition(".")[2])
@@ -85,7 +85,7 @@ def cut(shown: str, found: str, goes_on: bool) -> str:
 
 
 def renew_page(page: Path, reasons: frozenset[str] = frozenset()) -> list[str]:
-    """Renew the outputs of a page's blocks; return the places of those that were written.
+    """Update the outputs of a page's blocks; return the positions of the updated ones.
 
     Args:
         reasons: not to run a block that hold no longer.
@@ -109,14 +109,14 @@ def renew_page(page: Path, reasons: frozenset[str] = frozenset()) -> list[str]:
 
 
 def with_output(text: str, block: Block, new: str) -> str:
-    """Return a page with another output behind one of its blocks."""
+    """Return a page with a new output after one of its blocks."""
     behind = re.escape(block.body) + r"`{3,}\n+`{3,}text\n"
     (match,) = re.finditer(f"(?P<block>{behind}){re.escape(block.output)}", text)
     return text[: match.end("block")] + new + text[match.end() :]
 
 
 def renew_tables(page: Path) -> list[str]:
-    """Renew the tables of a page that a command prints; return those that were written."""
+    """Update the tables of a page that a command prints; return the updated ones."""
     text, written = page.read_text("utf-8"), []
     for match in TABLE.finditer(text):
         printed = run_in_shell(match["command"])
@@ -129,7 +129,7 @@ def renew_tables(page: Path) -> list[str]:
 
 
 def renew_card(books: Path) -> list[str]:
-    """Renew what the model's own page says of the held-out book."""
+    """Update the numbers of the held-out book on the model's page."""
     link = ROOT / BOOK
     link.symlink_to(books.resolve() / BOOK)
     try:

@@ -52,7 +52,7 @@ def open_browser(profile: str) -> webdriver.Chrome:
 
 
 def open_page(browser, url: str, size: tuple[int, int], theme: str = "light") -> None:
-    """Open the page as a screen of this size shows it."""
+    """Open the page at this screen size."""
     width, height = size
     browser.execute_cdp_cmd(
         "Emulation.setDeviceMetricsOverride",
@@ -64,7 +64,7 @@ def open_page(browser, url: str, size: tuple[int, int], theme: str = "light") ->
 
 
 def wait(browser, selector: str, condition=lambda element: True):
-    """Wait for an element for which the condition holds."""
+    """Wait for an element that meets the condition."""
 
     def find(_):
         elements = browser.find_elements(By.CSS_SELECTOR, selector)
@@ -74,7 +74,7 @@ def wait(browser, selector: str, condition=lambda element: True):
 
 
 def photograph(browser, element=None, whole: bool = False) -> Image.Image:
-    """Photograph the screen, an element, or the page down to its foot."""
+    """Capture the screen, an element, or the whole page."""
     options = {"captureBeyondViewport": whole}
     if element is not None:
         box = element.rect
@@ -84,14 +84,14 @@ def photograph(browser, element=None, whole: bool = False) -> Image.Image:
 
 
 def point(browser) -> None:
-    """Point at a token, and leave the page at its top."""
+    """Hover over a token, with the page scrolled to its top."""
     ActionChains(browser).move_to_element(wait(browser, TOKEN)).perform()
     browser.execute_script("scrollTo(0, 0)")
     time.sleep(1)  # the slide
 
 
 def film(browser) -> list[Image.Image]:
-    """The window on its way through the text."""
+    """The window moving through the text."""
     page, frames = wait(browser, "#writing"), []
     wait(browser, '[data-step="play"]').click()
     begun = time.monotonic()
@@ -103,7 +103,7 @@ def film(browser) -> list[Image.Image]:
 
 
 def save_film(frames: list[Image.Image], path: Path) -> None:
-    """Write an endless animation in few colours, the same in every frame."""
+    """Write a looping animation with few colours, the same in every frame."""
     palette = frames[len(frames) // 2].quantize(64)
     few = [frame.quantize(palette=palette, dither=Image.Dither.NONE) for frame in frames]
     few[0].save(

@@ -1,4 +1,4 @@
-"""The snippets of the README and of docs/: found, run as a reader would run them, and compared.
+"""Find the snippets of the README and of docs/, run them like a reader, and compare the output.
 
 Python blocks run in a namespace of their own, with the repository as working directory; shell
 blocks run in bash there, those of R where it is installed with lme4.  A `text` block that follows is
@@ -40,11 +40,11 @@ LENIENT = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 
 
 class NotInstalled(Exception):
-    """What a block needs is not there."""
+    """A requirement of a block is missing."""
 
 
 class Block(NamedTuple):
-    """A fenced block: where it is, what it says, and what is shown as its output."""
+    """A fenced block: its position, its code, and the output shown."""
 
     page: str
     line: int
@@ -71,7 +71,7 @@ def runnable(markdown: str, page: str = "README.md") -> list[Block]:
 
 
 def same(expected: str, printed: str) -> bool:
-    """Whether a text is as shown: word by word, numbers with a decimal point to 0.1 %.
+    """Whether a text matches the one shown: word by word, decimal numbers to 0.1 %.
 
     "..." stands for anything.
     """
@@ -85,7 +85,7 @@ def same(expected: str, printed: str) -> bool:
 
 
 def pattern_of(expected: str) -> str:
-    """A regular expression for texts as shown, with a group for every number."""
+    """A regular expression for the text shown, with a group for every number."""
     pieces = re.split(rf"({NUMBER.pattern}|\.\.\.|\s+)", expected.strip())
     signs = [
         f"({NUMBER.pattern})"
@@ -102,7 +102,7 @@ class Checker(doctest.OutputChecker):
 
 
 def run_examples(block: Block) -> None:
-    """Run a block with prompts; what follows them is its output."""
+    """Run a block with prompts, followed by its output."""
     test = doctest.DocTestParser().get_doctest(block.body, {}, "README", block.page, block.line)
     failures = []
     doctest.DocTestRunner(Checker(), optionflags=LENIENT).run(test, out=failures.append)
@@ -133,7 +133,7 @@ def run_r(block: Block) -> str:
 
 
 def run_line(line: str) -> str:
-    """What a line of a shell block prints.
+    """Return the output of a line of a shell block.
 
     The program's lines are run in this process, by the words that a shell would make of them: its
     imports take most of the time of a start.  What follows behind a pipe is left to the shell.
@@ -164,7 +164,7 @@ def run_in_shell(command: str, given: str = "") -> str:
 
 
 def printed_by(block: Block) -> str | None:
-    """Run a block; return what it prints, or None where it has prompts and is its own check.
+    """Run a block; return its output, or None if it has prompts and checks itself.
 
     Raises:
         AssertionError: it fails, or its language is neither run nor marked as not to be.

@@ -77,7 +77,7 @@ def test_what_is_scored_as_if_the_assistant_had_said_it(score, template, chats, 
         ({"role": "assistant", "content": None}, "has the content None. Pass a string, ''"),
         ({"role": "assistant"}, "has the content None. Pass"),
         ({"role": "user", "content": 3}, "has the content 3. Pass"),
-        ({"content": "w5"}, "has the role None. Name one"),
+        ({"content": "w5"}, "has the role None. Pass one"),
         (
             {"role": "assistant", "content": [{"type": "text", "text": "w5"}]},
             "has its content in parts. Join",
@@ -125,7 +125,7 @@ def test_templates_that_fail(score, template, chat, message):
 
 def test_what_a_template_writes_of_the_last_turn_alone(score):
     """As thoughts that are left out of earlier turns: those are written in another way."""
-    with pytest.raises(ValueError, match="the chat at position 1 up to its message 1 in another"):
+    with pytest.raises(ValueError, match="the chat at position 1 up to its message 1 differently"):
         score(THINKING, CHAT[:2], CHAT)
 
 
