@@ -70,9 +70,10 @@ function keepOpen(link) {
   try { sessionStorage.setItem(GAME_KEPT, JSON.stringify(link)); } catch { /* then a reload closes it */ }
 }
 function keptOpen() {
-  const reloaded = performance.getEntriesByType("navigation")[0]?.type === "reload";
-  try { return reloaded ? JSON.parse(sessionStorage.getItem(GAME_KEPT)) : null; } catch { return null; }
+  if (performance.getEntriesByType("navigation")[0]?.type !== "reload") keepOpen(null); // left open by an earlier visit
+  try { return JSON.parse(sessionStorage.getItem(GAME_KEPT)); } catch { return null; }
 }
+addEventListener("hashchange", () => keepOpen(null)); // another link is another visit
 
 /* --- the link: which game, and what to beat --- */
 

@@ -170,3 +170,18 @@ def test_what_is_kept_and_what_a_link_says_may_make_no_sense(page):
     page = Page(page.browser, f"{address}#game=99&beat=<b>-0.1")
     page.until(lambda: page.all(".ps-game .ps-main"))
     assert not page.all(".ps-game-beat") and "Text 1 of" in page.told(".ps-game-count")
+
+
+def test_a_game_that_was_left_open_does_not_come_back(page):
+    """It covered the next text, or the next game, that was opened in the tab."""
+    address = page.browser.current_url.split("#")[0]
+    page.browser.get("about:blank")
+    page = Page(page.browser, f"{address}#game=1")
+    page.until(lambda: "Text 1 of" in page.told(".ps-game-count"))
+    page.script("location.hash = 'game=2'")  # loads the page anew
+    page.until(lambda: "Text 2 of" in page.told(".ps-game-count"))
+    page.browser.get("about:blank")
+    page = Page(page.browser, address)
+    page.browser.refresh()
+    page.until(lambda: page.labelled("Text"))
+    assert not page.all("#ps-game")
