@@ -279,9 +279,9 @@ Returns:
             them.
         token_scores (list of dict): with `return_token_scores`, for each text the equally long
             lists tokens, offsets (characters of the text), nll (nats; None if unscored) and
-            context_length (preceding tokens; 0 if unscored); on request, rank (1 is the likeliest)
+            context_length (preceding tokens; 0 if unscored); on request, rank (1 is the most likely)
             and entropy (nats, of the prediction); with `num_alternatives`, rank and alternatives
-            ([decoded token, nll] pairs, likeliest first); and windows, the plan: begin (first token
+            ([decoded token, nll] pairs, most likely first); and windows, the plan: begin (first token
             read), first and end (tokens scored), start_token.
         totals: with `return_totals`, sums from which this result is computed. Totals of several
             calls add up: `sum([a["totals"], b["totals"]]).result()` is the result of all texts in

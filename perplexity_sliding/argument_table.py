@@ -381,9 +381,9 @@ ARGUMENTS = {
         "int",
         WholeNumber(0),
         0,
-        "number of likeliest tokens to return at each position in `token_scores`, along with the "
+        "number of most likely tokens to return at each position in `token_scores`, along with the "
         "token's rank.",
-        "add ranks and the N likeliest; implies --tokens",
+        "add ranks and the N most likely tokens; implies --tokens",
         "N",
     ),
     "callback": Argument(

@@ -63,7 +63,7 @@ def admit(name: str, limits: Limits, endpoint: str | None = None) -> Admission:
     check_architecture(name, info)
     weight_bytes = check_size(name, info, limits)
     if not COMMIT.fullmatch(info.sha or ""):
-        raise Refused(f"The Hub does not say which version of {name} it holds. Try again later.")
+        raise Refused(f"The Hub does not report the revision of {name}. Try again later.")
     files = tuple(f.rfilename for f in info.siblings if is_wanted(f.rfilename))
     return Admission(name, info.sha, files, weight_bytes)
 
@@ -118,8 +118,8 @@ def check_code(name: str, info: ModelInfo) -> None:
     files = {file.rfilename for file in info.siblings or ()}
     if "custom_code" in (info.tags or ()) or "auto_map" in (info.config or {}):
         raise Refused(
-            f"{name} brings program code of its own, which this page does not run. Choose a model "
-            "that transformers knows by itself."
+            f"{name} requires program code of its own, which this page does not run. Choose a model "
+            "that transformers supports natively."
         )
     if "adapter_config.json" in files:
         raise Refused(

@@ -11,24 +11,24 @@ MEANINGS = {
         "a model that guesses blindly scores the size of its vocabulary. Lower means less surprised."
     ),
     "token": (
-        "What a model reads and predicts: a word, a part of one, or a sign. Models cut the same text "
-        "into different tokens."
+        "The unit that a model reads and predicts: a word, a part of one, or a sign. Models split the "
+        "same text into different tokens."
     ),
     "window": (
-        "The tokens the model can see at one time. A longer text is read in several windows. No token is "
-        "scored with more before it than a window holds."
+        "The tokens that the model can see at one time. A longer text is read in several windows. No "
+        "token is scored with more context than fits into a window."
     ),
     "stride": (
-        "How far the window moves on. A small stride leaves each token much context, and reads the text "
-        "many times over; a stride as long as the window reads it once."
+        "How far the window moves. A small stride gives each token much context, but reads the text "
+        "many times; a stride as long as the window reads it once."
     ),
     "context": (
-        "What stands before a token in its window: all that the model knows when it guesses the token. "
-        "More context mostly makes the guess better."
+        "The text before a token in its window: everything that the model knows when it guesses the "
+        "token. More context usually makes the guess better."
     ),
     "bits per byte": (
         "The surprise of the whole text, in yes-or-no questions, divided by its size in bytes. Perplexity "
-        "depends on the tokens; this does not, so it compares models that cut texts differently."
+        "depends on the tokens; this does not, so it compares models that split texts differently."
     ),
 }
 

@@ -44,7 +44,7 @@ def whole_characters(text: str, name: str) -> str:
         text.encode("utf-8")
     except UnicodeEncodeError:
         raise Refused(
-            f"The {name} holds broken characters (half of a pair). Paste it anew."
+            f"The {name} contains broken characters (half of a pair). Paste it again."
         ) from None
     return text.replace("\r\n", "\n").replace("\r", "\n")
 

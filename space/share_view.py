@@ -27,7 +27,7 @@ def share_view(taken: Takeaway) -> str:
 
 
 def share_button(address: str) -> str:
-    """Write the way to the drawer from a comparison, which has an address of its own."""
+    """Write the button from a comparison to the drawer, with the comparison's address."""
     return (
         f'<div class="ps-view ps-share" data-address="{escape(address)}">'
         '<button type="button" class="ps-button" data-open="share">Share</button></div>'
@@ -36,9 +36,9 @@ def share_button(address: str) -> str:
 
 def _link(address: str) -> str:
     said = (
-        "Opened, it scores by itself."
+        "The link scores the text when it is opened."
         if has_text(address)
-        else "The text is too long for a link: whoever opens it pastes the text there."
+        else "The text is too long for a link: paste it into the page that the link opens."
     )
     return (
         f'<div class="ps-copy"><a class="ps-link" data-text href="{escape(address)}" target="_blank" '

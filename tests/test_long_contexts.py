@@ -151,7 +151,7 @@ def test_refusals(metric, gpt2, tokenizer, arguments, kind, message):
 
 def test_texts_shorter_than_the_context_are_refused(metric, gpt2, tokenizer):
     with pytest.raises(
-        ValueError, match="lengths that a text reaches, got 16 for texts of at most 8"
+        ValueError, match="be at most the length of the longest text, got 16 for texts of at most 8"
     ):
         metric.compute(
             predictions=[random_text(8)], model=gpt2, tokenizer=tokenizer, context_lengths=[4, 16]

@@ -195,7 +195,7 @@ def test_no_shard_has_a_text_as_long_as_the_longest_context(call, tmp_path):
     options = ["--context-lengths=4,16", "--shard-characters=1", "--add-start-token=false"]
     outcome = call(tmp_path / "a.csv", *options)
     assert outcome.code == 2
-    said = "--context-lengths must hold lengths that a text reaches, got 16 for texts of at most 3"
+    said = "--context-lengths must be at most the length of the longest text, got 16 for texts of at most 3"
     assert said in " ".join(outcome.err.split())
 
 

@@ -102,7 +102,7 @@ def to_text(result: dict) -> str:
     parts = []
     matches, nearest = grouped(result["matches"]), result["nearest"]
     if matches:
-        parts += [f"Settings that give {', '.join(figures)}, likeliest first", ""]
+        parts += [f"Settings that give {', '.join(figures)}, most likely first", ""]
         parts += [table(matches[:MOST_SHOWN]), ""]
         if len(matches) > MOST_SHOWN:
             parts += [f"and {len(matches) - MOST_SHOWN:,} more: --json lists them.", ""]

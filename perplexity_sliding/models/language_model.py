@@ -277,8 +277,8 @@ class LanguageModel:
         if places:
             raise ArgumentError(
                 argument,
-                f"be left out with a model whose code was changed ({places[0]}): what it computes "
-                "cannot be verified, and the file may hold another model's scores",
+                f"be left out with a model whose code was changed ({places[0]}): its scores "
+                "cannot be verified, and the file may contain those of another model",
                 advice=f"Remove the change, or leave out `{argument}`.",
             )
 

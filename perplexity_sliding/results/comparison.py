@@ -478,9 +478,9 @@ def compare_bytes(
     if not len(number):
         raise ArgumentError(
             "predictions",
-            "hold text that both models score",
+            "contain text that both models score",
             got="none",
-            why="their tokenizers cut it nowhere at the same place",
+            why="their tokenizers have no common boundary in it",
         )
     names = ("tokens", "num_bytes", "nll", "reference_nll")
     columns = [np.concatenate([getattr(text, name) for text in texts]) for name in names]

@@ -159,9 +159,9 @@ class ContextTotals:
         if not self.are_enough:
             raise ArgumentError(
                 "context_lengths",
-                "hold lengths that a text reaches",
+                "be at most the length of the longest text",
                 got=f"{longest} for texts of at most {self.longest_text} tokens",
-                advice="Pass shorter ones, or longer texts.",
+                advice="Pass shorter lengths, or longer texts.",
             )
         clusters = self.blocks.clusters(longest)
         tokens, *sums = clusters.sums.T

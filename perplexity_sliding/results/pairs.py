@@ -253,8 +253,8 @@ class ByteComparison:
         if any(stream.offsets is None for side, _ in sides for stream in side.streams):
             raise ValueError(
                 Wording(
-                    "`reference` reads other tokens than the model; to compare them by characters "
-                    "both need a tokenizer that tells where its tokens stand, a fast one."
+                    "`reference` has other tokens than the model; comparing them by characters "
+                    "requires token offsets: pass fast tokenizers for both."
                 )
             )
         return [

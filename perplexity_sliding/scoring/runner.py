@@ -634,7 +634,7 @@ class Runner:
                 Wording(
                     f"The {who} gave NaN for the text at position "
                     f"{self.work.streams[pass_.stream].text}, in its tokens {pass_.targets[0][0]} "
-                    f"to {pass_.end - 1}. Its weights hold NaN, or it overflows in its dtype: "
+                    f"to {pass_.end - 1}. Its weights contain NaN, or it overflows in its dtype: "
                     "load it with `dtype='float32'`."
                 )
             )

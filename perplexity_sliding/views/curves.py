@@ -61,7 +61,7 @@ def context_curve(rows: Sequence[dict], knee: dict | None = None) -> str:
         + bars_note(
             points,
             f"a window of {longest['context_length']:,}",
-            "the model uses more context than that window holds",
+            "the model uses more context than fits into that window",
         )
     )
 

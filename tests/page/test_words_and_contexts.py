@@ -131,7 +131,7 @@ def test_tools_that_take_no_context_say_so_in_the_table(service):
     "context, said",
     [
         ("x" * 20_001, "The context has 20,001 characters, and this page takes 20,000 at most"),
-        ("\ud800", "The context holds broken characters"),
+        ("\ud800", "The context contains broken characters"),
         (7, "The context must be a text"),
     ],
 )
