@@ -254,8 +254,8 @@ class Totals:
             )
         if count % size:
             raise ValueError(
-                f"Totals can be added only after a multiple of {size:,} texts, because these are "
-                f"joined, got {count:,}. Score all of them in one call, or in shards of {size:,} texts."
+                f"Totals can be added only after a multiple of {size:,} texts (these are joined), got "
+                f"{count:,}. Score all of them in one call, or in shards of {size:,} texts."
             )
 
     def pooled(self) -> "Totals":
