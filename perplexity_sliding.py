@@ -11,11 +11,11 @@ import os
 import re
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from importlib import import_module
-from inspect import Parameter, Signature, signature
+from inspect import Parameter, signature
 from pathlib import Path
 
 import datasets
@@ -365,14 +365,9 @@ Examples:
 _KWARGS_DESCRIPTION = _KWARGS_DESCRIPTION.replace("{arguments}", describe_arguments())
 
 
-def signature_of_a_method(function: Callable) -> Signature:
-    """Return a function's signature with `self` prepended."""
-    own = Parameter("self", Parameter.POSITIONAL_OR_KEYWORD)
-    of_function = signature(function)
-    return of_function.replace(parameters=[own, *of_function.parameters.values()])
-
-
-_ARGUMENTS = signature_of_a_method(compute)
+# Of `compute` as a method.
+_SELF = Parameter("self", Parameter.POSITIONAL_OR_KEYWORD)
+_ARGUMENTS = signature(compute).replace(parameters=[_SELF, *signature(compute).parameters.values()])
 
 
 @evaluate.utils.file_utils.add_start_docstrings(_DESCRIPTION, _KWARGS_DESCRIPTION)

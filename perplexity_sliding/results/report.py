@@ -248,7 +248,9 @@ def scored_units(
     if stream.part is not None:
         num_targets = stream.part.num_targets
         return {"num_tokens": num_targets, "num_context": len(stream) - num_targets}
-    units = {"num_tokens": num_own_tokens(stream, windows)}
+    # those of the text, without added special tokens unless they are scored
+    all_scored = unite((window.first, window.end) for window in windows) == ((0, len(stream)),)
+    units = {"num_tokens": len(stream) - (0 if all_scored else int(stream.added.sum()))}
     if stream.offsets is None or num_scored(windows) == len(stream):
         return units
     scored = np.zeros(len(stream), dtype=bool)
@@ -293,12 +295,6 @@ def count_bytes_before(text: str) -> np.ndarray:
     codes = np.frombuffer(text.encode("utf-32-le"), dtype=np.uint32)
     sizes = 1 + (codes >= 0x80) + (codes >= 0x800) + (codes >= 0x10000)
     return np.concatenate([[0], np.cumsum(sizes)])
-
-
-def num_own_tokens(stream: TokenizedText, windows: list[Window]) -> int:
-    """Count tokens of the text, without added special tokens unless they are scored."""
-    all_scored = unite((window.first, window.end) for window in windows) == ((0, len(stream)),)
-    return len(stream) - (0 if all_scored else int(stream.added.sum()))
 
 
 def token_scores(
