@@ -675,6 +675,13 @@ def test_any_text_is_scored_byte_by_byte_or_refused(shared_metric, texts, stride
     assert result["perplexity"] == pytest.approx(naive_perplexity(BYTES_MODEL, tokens), rel=1e-5)
 
 
+DRAWN = (
+    "batch_size", "max_length", "stride", "add_start_token", "protocol", "separator", "word_counts",
+    "logits_memory", "num_alternatives", "callback", "device", "dtype", "model_kwargs",
+    "tokenizer_kwargs",
+)  # fmt: skip
+
+
 @settings(max_examples=60)
 @given(
     arguments=st.fixed_dictionaries(
@@ -688,22 +695,7 @@ def test_any_text_is_scored_byte_by_byte_or_refused(shared_metric, texts, stride
                 st.text(max_size=3),
                 st.lists(st.integers(-1, 2), max_size=2),
             )
-            for name in (
-                "batch_size",
-                "max_length",
-                "stride",
-                "add_start_token",
-                "protocol",
-                "separator",
-                "word_counts",
-                "logits_memory",
-                "num_alternatives",
-                "callback",
-                "device",
-                "dtype",
-                "model_kwargs",
-                "tokenizer_kwargs",
-            )
+            for name in DRAWN
         },
     )
 )
