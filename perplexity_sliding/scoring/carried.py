@@ -128,8 +128,7 @@ def open_carrier(model: ScoredModel) -> StateReader:
         raise ValueError(
             Wording(
                 "`carry` requires a model of transformers, whose state can be carried, got "
-                f"{model.description}. Pass its name or folder as `model_id`, or leave out "
-                "`carry`."
+                f"{model.description}. Pass its name or folder as `model_id`, or leave out `carry`."
             )
         )
     return find_carrier(model.model, model.description)
