@@ -166,10 +166,7 @@ def test_what_can_be_told_at_once_is_told_before_the_imports():
         (["--encoding=utf9"], "'utf9' must be an encoding of Python"),
         (["--fail-above=0"], "--fail-above: must be above 0, got 0"),
         (["--output=a.xyz"], "--output must end in one of .txt, .json, .jsonl, .csv, .tsv, .md, "),
-        (
-            ["--cite", "--format=csv"],
-            "--cite requires --format text, got csv: it is a sentence.",
-        ),
+        (["--cite", "--format=csv"], "--cite requires --format text, got csv: it is a sentence."),
         (["--cite", "--tokens"], "--cite and --tokens or --words cannot be combined"),
         (["--id-column=id"], "--id-column requires a table, but a.txt is read as a text"),
         (

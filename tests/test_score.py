@@ -297,10 +297,7 @@ def test_a_dataset_is_scored(run, run_json, dataset, expected, config, split, co
     ("spec", "message"),
     [
         ("{folder}", "--dataset must be NAME:CONFIG:SPLIT:COLUMN, got '{folder}'"),
-        (
-            "{folder}::test:words",
-            "must be one of the columns text, size of {folder}, got 'words'",
-        ),
+        ("{folder}::test:words", "must be one of the columns text, size of {folder}, got 'words'"),
         ("{folder}::test:size", "must have texts in the column 'size', got other values"),
         ("{folder}::train:text", "train"),
         ("{folder}/nowhere::test:text", "nowhere"),
@@ -648,10 +645,7 @@ REFUSED = {
     ),
     "no JSON object": (["FILE", "--tokenizer_kwargs=3"], "'3' must be a JSON object such as"),
     "bad escape": (["FILE", r"--separator=\x"], "has a bad escape"),
-    "word counts": (
-        ["FILE", "--word_counts=3,4"],
-        "--word-counts must have one number per text",
-    ),
+    "word counts": (["FILE", "--word_counts=3,4"], "--word-counts must have one number per text"),
     "no such model": (
         ["FILE", "--model_id=./nowhere"],
         "--model ./nowhere: there is no such folder",

@@ -12,14 +12,7 @@ from .. import wikitext
 from ..views.reading import SHOWN, Reading, own_perplexities
 from . import sharding
 from .messages import in_options
-from .options import (
-    METRIC_ARGUMENTS,
-    NONE,
-    OF_REFERENCE,
-    WITHOUT_ADAPTER,
-    as_list,
-    stored_options,
-)
+from .options import METRIC_ARGUMENTS, NONE, OF_REFERENCE, WITHOUT_ADAPTER, as_list, stored_options
 from .parts import Part, merge_totals, read_parts
 from .progress import Progress
 from .reading import ReadText, Text

@@ -77,10 +77,7 @@ MODEL = {
 MODEL["model_id"]["action"] = "append"
 REFERENCE = {
     **of_metric("reference", "margin"),
-    "reference_states": option(
-        "run it first, if two do not fit in memory",
-        metavar="FILE",
-    ),
+    "reference_states": option("run it first, if two do not fit in memory", metavar="FILE"),
     "reference_dtype": option("default: --dtype", metavar="NAME"),
     "reference_model_kwargs": option(
         "for the reference's from_pretrained", type=values.json_object, metavar="JSON"

@@ -231,9 +231,7 @@ def find_carrier(model: torch.nn.Module, name: str) -> StateReader:
     reason = why_not_carried(model, reader)
     if reader is None or reason is not None:
         raise ArgumentError(
-            "carry",
-            f"be left out with {name}: {reason}",
-            advice="Use a sliding window instead.",
+            "carry", f"be left out with {name}: {reason}", advice="Use a sliding window instead."
         )
     if attention_layers(reader.state):
         reader.rotations = steady_rotations(model)

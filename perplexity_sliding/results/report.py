@@ -14,14 +14,7 @@ from ..errors import wording_of
 from ..models.interface import ScoredModel, describe_measurement
 from ..plan.measurement import Columns, Measurement, scatter_to_tokens
 from ..plan.tokenization import TokenizedText
-from ..plan.windows import (
-    Window,
-    count_inputs,
-    guide_weights,
-    merge_windows,
-    num_scored,
-    unite,
-)
+from ..plan.windows import Window, count_inputs, guide_weights, merge_windows, num_scored, unite
 from ..protocols import count_words
 from ..scoring.measures import TOKEN_MEASURES
 from .totals import Aggregation, TextScores, Totals, ratio_of_perplexities
