@@ -389,7 +389,7 @@ def list_steps(cases: list[Case]) -> list[Step]:
 
 
 def joined_by(protocol: Protocol, texts: list[str]) -> tuple[str, ...]:
-    """Return texts as a protocol joins them before it reads them."""
+    """Return texts, joined as the protocol requires."""
     if protocol.join is None or protocol.join == "tokens":
         return tuple(texts)
     return (protocol.join.join(texts),)
@@ -678,7 +678,7 @@ class Sample:
 
 
 def first_part(texts: list[str], share: float) -> list[str]:
-    """Return the first texts up to a share of the corpus, the last of them cut at a line end."""
+    """Return the first texts up to a share of the corpus; truncate the last one at a line end."""
     left = math.ceil(share * sum(map(len, texts)))
     chosen = []
     for text in texts:

@@ -22,7 +22,7 @@ def tidied(axes: Axes, grid: str) -> Axes:
 
 
 def reach(values: Sequence[tuple[float, Sequence[float] | None]]) -> list[list[float]]:
-    """Compute how far intervals reach below and above their values; nowhere without an interval."""
+    """Compute the lengths of error bars below and above values; 0 without an interval."""
     spans = [
         (value, *(interval if interval and all(map(math.isfinite, interval)) else (value, value)))
         for value, interval in values

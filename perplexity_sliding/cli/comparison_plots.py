@@ -1,4 +1,4 @@
-"""The pictures of a model beside its reference: where they part, and several models side by side."""
+"""Plots of a model against its reference, and of several models."""
 
 import math
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ MARKED_PERCENTILES = ("50", "95", "99", "100")
 
 
 def draw_models(rows: Sequence[dict], against: str | None = None) -> Figure:
-    """Draw one model in detail beside its reference, several side by side.
+    """Draw one model in detail against its reference, or several models next to each other.
 
     Args:
         against: baseline of the changes; by default the first model.
@@ -70,7 +70,7 @@ def paired_changes(
 
 
 def draw_comparison(report: dict) -> Figure:
-    """Draw one model: change by context and both nlls; above, divergences, where there are such.
+    """Draw one model: change by context and both nlls; above them divergences, if any.
 
     Args:
         report: the metric's result, with `comparison` of tokens and `token_scores`.
@@ -94,7 +94,7 @@ def draw_comparison(report: dict) -> Figure:
 
 
 def scored_columns(report: dict, names: Sequence[str]) -> tuple[np.ndarray, ...]:
-    """Return columns of the scored tokens, such as "nll", each (N,), in nats, where all are finite."""
+    """Return columns of the scored tokens, such as "nll", each (N,), in nats, restricted to finite rows."""
     columns = [
         np.array([v for scores in report["token_scores"] for v in scores[name] if v is not None])
         for name in names
@@ -125,7 +125,7 @@ def draw_pairs(axes: Axes, nll: np.ndarray, reference_nll: np.ndarray) -> None:
 
 
 def draw_distribution(axes: Axes, kl: np.ndarray, percentiles: dict[str, float]) -> None:
-    """Draw how the divergences of tokens are distributed, on a logarithmic axis."""
+    """Draw the distribution of the tokens' divergences, on a logarithmic axis."""
     shown = np.maximum(kl, SMALLEST_KL)
     bins = np.geomspace(shown.min(), max(shown.max(), shown.min() * 10), 50)
     axes.hist(shown, bins=bins, color=GREY)
@@ -156,7 +156,7 @@ class Measured(NamedTuple):
 
 
 def absolute(rows: Sequence[dict]) -> Measured:
-    """Choose perplexity, or bits per byte where the tokenizers differ."""
+    """Choose perplexity, or bits per byte if the tokenizers differ."""
     if len({signature_fields(row)["tokenizer"] for row in rows}) > 1:
         return Measured(
             "bits per byte", [(row["bits_per_byte"], byte_interval(row)) for row in rows]
@@ -166,7 +166,7 @@ def absolute(rows: Sequence[dict]) -> Measured:
 
 
 def changes(comparisons: Sequence[dict]) -> list[Measured]:
-    """Choose the ratio of perplexities and the divergence, or the change per byte where tokenizers differ."""
+    """Choose the ratio of perplexities and the divergence, or the change per byte if tokenizers differ."""
     if any(comparison["compared"] == "bytes" for comparison in comparisons):
         values = [
             (c.get("bits_per_byte_change", math.nan), c.get("bits_per_byte_change_interval"))
@@ -183,7 +183,7 @@ def changes(comparisons: Sequence[dict]) -> list[Measured]:
 
 
 def draw_candidates(rows: Sequence[dict], measures: Sequence[Measured]) -> Figure:
-    """Draw several models side by side, with intervals."""
+    """Draw several models, with intervals."""
     figure = Figure(figsize=(8, 1.6 + 0.4 * len(rows)), layout="constrained")
     for number, measured in enumerate(measures):
         axes = tidied(figure.add_subplot(1, len(measures), number + 1), "x")

@@ -81,7 +81,7 @@ def of_group(parser: argparse.ArgumentParser, title: str, names: list[str]) -> s
 
 
 def described(parser: argparse.ArgumentParser, names: list[str]) -> str:
-    """List the options with their help, one per line where it fits."""
+    """List the options with their help, one per line if it fits."""
     formatter = parser.formatter_class(parser.prog)
     formatter.start_section(None)
     formatter.add_arguments([action_of(parser, name) for name in names])

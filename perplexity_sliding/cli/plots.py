@@ -112,7 +112,7 @@ def draw_positions(axes: Axes, rows: list[dict]) -> None:
 
 
 def draw_band(axes: Axes, places: list, values: list[float], intervals: list) -> None:
-    """Draw a line with dots over a doubling scale, and a band where there are intervals."""
+    """Draw a line with dots over a doubling scale, with a band for intervals, if any."""
     bounds = [interval or [math.nan, math.nan] for interval in intervals]
     axes.fill_between(places, *zip(*bounds), color=GREY, alpha=0.4, linewidth=0)
     axes.plot(places, values, color=INK, marker="o", markersize=5, linewidth=1)

@@ -49,7 +49,7 @@ class Progress:
             to_stderr(f"{CLEAR_LINE}{harmless(message)} …")
 
     def begin_part(self, share: float) -> None:
-        """Begin a part of the run, such as a shard, with its share of the whole."""
+        """Start a part of the run, such as a shard, with its share of the whole."""
         self.part = share * self.scale
 
     def end_part(self) -> None:

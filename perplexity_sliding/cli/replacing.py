@@ -35,7 +35,7 @@ def replaced(path: str) -> Iterator[str]:
 
 
 def _beside(path: str) -> Iterator[str]:
-    """Yield a temporary path beside a file, and replace the file by it."""
+    """Yield a temporary path next to a file, and replace the file with it."""
     ending = os.path.splitext(path)[1]
     place = os.path.join(os.path.dirname(path), f".{secrets.token_hex(8)}{ending}")
     try:

@@ -76,7 +76,7 @@ def flat(result: dict) -> dict:
 
 
 def columns_of(key: str, value: object) -> dict:
-    """Return the columns of one value of a result; none where it is a list."""
+    """Return the columns of one value of a result; none for a list."""
     if key.endswith("interval"):
         low, high = value or (None, None)
         name = key.removesuffix("interval")
@@ -91,7 +91,7 @@ def columns_of(key: str, value: object) -> dict:
 
 
 def with_unit(key: str, value: object) -> dict:
-    """Return the columns of a value: in nats, and where it is a sum in bits too."""
+    """Return the columns of a value: in nats, and also in bits if it is a sum."""
     if key in IN_BOTH_UNITS:
         return {f"{key}_nats": value, f"{key}_bits": None if value is None else value / math.log(2)}
     return {f"{key}_nats" if key in NATS else key: value}

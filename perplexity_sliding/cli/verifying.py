@@ -354,7 +354,7 @@ def difference(name: str, before: object, now: object) -> str:
 
 
 def fields_of(signature: str) -> dict[str, str]:
-    """Take a signature apart."""
+    """Split a signature into its fields."""
     parts = (part.partition(":") for part in signature.split("|"))
     return {name: value for name, _, value in parts}
 
@@ -366,7 +366,7 @@ def shown(value: object) -> str:
 
 
 def names_of(stored: dict) -> dict[str, str]:
-    """Name the results by model, text and settings, where there are several."""
+    """Name the results by model, text and settings, if there are several."""
     results = results_of(stored)
     keys = ("name", "text", "protocol", "max_length", "stride")
     return {

@@ -413,7 +413,7 @@ def id_of(text: object) -> int | None:
 
 
 def named_top(top: object, own: object, number: int, place: int) -> list[tuple[int, float]]:
-    """List (id, log-probability) pairs of the likeliest tokens, named by text or by id."""
+    """List (id, log-probability) pairs of the most likely tokens, named by text or by id."""
     if not isinstance(top, dict):
         return []
     named = ((id_of(text), log_probability(value, number, place)) for text, value in top.items())

@@ -200,7 +200,7 @@ class ServerProbe:
         return Identity(self.probe, first.nll, self.canary, canary.nll)
 
     def check_values(self, values: TokenValues) -> None:
-        """Refuse probabilities of 0, floors, sums, and wrong likeliest tokens."""
+        """Refuse probabilities of 0, floors, wrong sums, and wrong most likely tokens."""
         impossible = np.flatnonzero(np.isinf(values.nll))
         if len(impossible):
             raise Refusal(

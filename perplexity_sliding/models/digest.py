@@ -462,7 +462,7 @@ def _attributes(module: torch.nn.Module) -> dict[str, object]:
 
 
 def _is_plain_container(value: object) -> bool:
-    """Return whether JSON has a list, tuple or dict as it is; as a list where it is a tuple."""
+    """Return whether JSON can represent a list, tuple or dict; a tuple becomes a list."""
     if isinstance(value, dict):
         return all(isinstance(key, str) for key in value) and _is_plain_container(
             list(value.values())

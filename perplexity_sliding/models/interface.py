@@ -370,7 +370,7 @@ def describe_measurement(
 
 
 def _model_fields(model: ScoredModel) -> dict[str, object]:
-    """Return the fields of a model, with the metric's version before those of the libraries."""
+    """Return the fields of a model, with the metric's version first, then those of the libraries."""
     fields = model.signature_fields()
     libraries = {name: fields.pop(name) for name in LIBRARIES if name in fields}
     return fields | {"version": VERSION} | libraries

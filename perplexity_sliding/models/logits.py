@@ -124,7 +124,7 @@ class BodyThenHead:
 
 
 class WholeForward:
-    """Run the model's forward as it is, asking for no more rows of logits than it lets one.
+    """Run the model's own forward, for only the required rows of logits if it supports that.
 
     For models of any other architecture.  Rows are asked for by index where the model takes
     `logits_to_keep` so, else all are computed and the rest dropped.

@@ -448,7 +448,7 @@ def calls_own_code(module: torch.nn.Module) -> bool:
 
 
 def is_moved(module: torch.nn.Module) -> bool:
-    """Return whether accelerate has replaced a module's forward, only to bring its weights in before."""
+    """Return whether accelerate has replaced a module's forward only to load its weights first."""
     own = vars(module)
     return (
         "_hf_hook" in own

@@ -141,7 +141,7 @@ def check_readable(limit: ContextLimit, plan: Plan, windows: Sequence[Sequence[W
 def without_start_tokens(
     tokenizer: PreTrainedTokenizerBase, plan: Plan, texts: list[str], streams: list[TokenizedText]
 ) -> list[TokenizedText]:
-    """Drop written start tokens where the protocol adds its own."""
+    """Drop written start tokens if the protocol adds its own."""
     if not plan.protocol.drops_written_start or plan.start_id is None:
         return streams
     return [

@@ -406,7 +406,7 @@ def concatenate(parts: list[TokenizedText], texts: list[str]) -> TokenizedText:
 def without_start_token(
     tokenizer: PreTrainedTokenizerBase, start_id: int, text: str, stream: TokenizedText
 ) -> TokenizedText:
-    """Drop a start token that is written at the head of the text, so that there are never two.
+    """Drop a start token that is written at the start of the text, so that there are never two.
 
     The id alone is ambiguous, because unknown words may have the same id.
     """

@@ -292,7 +292,7 @@ def by_tokens_seen(scores: PairedScores, clusters: PairedClusters) -> Iterator[d
 def group_of_tokens(
     scores: PairedScores, clusters: PairedClusters, chosen: np.ndarray, low: float, high: float
 ) -> Iterator[dict]:
-    """Yield divergence and change of some of the tokens, unless there are none."""
+    """Yield divergence and change of a group of tokens, unless it is empty."""
     if not chosen.any():
         return
     tokens, difference_sums = clusters.sums(scores.differences[chosen], chosen=chosen)
@@ -334,7 +334,7 @@ def percentiles(values: np.ndarray) -> dict[str, float]:
 
 
 def correlation(nlls: np.ndarray, reference_nlls: np.ndarray) -> float | None:
-    """Compute Pearson's correlation over tokens; None where one side is constant or infinite."""
+    """Compute Pearson's correlation over tokens; None if one side is constant or infinite."""
     if len(nlls) < 2:
         return None
     with np.errstate(invalid="ignore", divide="ignore"):

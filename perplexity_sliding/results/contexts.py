@@ -62,7 +62,7 @@ def expand_settings(
 
 
 def doubling_lengths(longest: int, stride: int | None) -> list[int]:
-    """List a length and its halves, ascending: down to an eighth, or while two strides fit in.
+    """List a length and its halves, ascending: down to an eighth, or as long as two strides fit.
 
     Args:
         longest: the window, at least 2.

@@ -92,7 +92,7 @@ def finite(differences: np.ndarray) -> np.ndarray:
 
 
 def is_within(distance: np.ndarray, moved: np.ndarray) -> bool:
-    """Return whether differences are no larger than rounding: all together, and the largest."""
+    """Return whether differences are at most rounding: in total, and the largest one."""
     return all(
         size(distance) <= max(MARGIN * size(moved), FLOAT32) for size in (root_mean_square, np.max)
     )

@@ -81,7 +81,7 @@ class TokenComparison:
         return {"comparison": self.compare(report)}
 
     def _change_per_byte(self, report: Report) -> dict:
-        """Return the change per byte, comparable across tokenizers, where offsets are known."""
+        """Return the change per byte, comparable across tokenizers, if offsets are known."""
         if any(stream.offsets is None for stream in report.measurement.streams):
             return {}
         own = report.measurement, scores_of_reference(report.scores)
@@ -198,7 +198,7 @@ def list_tokens(
 
 @dataclass(frozen=True)
 class ByteComparison:
-    """Compares two models with different tokenizers over the pieces that both cut.
+    """Compares two models with different tokenizers over pieces between common boundaries.
 
     Attributes:
         measurement: the reference's own plan, over its own tokens.
@@ -283,7 +283,7 @@ def scored_characters(
 def with_edges(
     edges: Sequence[int], offsets: np.ndarray, nll: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Put unscored tokens where a scored part begins after characters that no token has.
+    """Insert unscored tokens before scored parts that follow characters without a token.
 
     White space that one tokenizer drops would else belong to the part's first token, and the other
     model has not scored it.
@@ -339,7 +339,7 @@ def score_pair(
     measures: Sequence[Measure],
     margin: float | None,
 ) -> tuple[Work, list[Columns], Sequence[Comparison]]:
-    """Score measurements under a model and its reference, at once if they read the same tokens.
+    """Score measurements under a model and its reference, together if they read the same tokens.
 
     Args:
         models: prepared models.

@@ -237,7 +237,7 @@ def words_of(
 def scored_units(
     text: str, stream: TokenizedText, windows: list[Window], scores: list[Columns]
 ) -> dict[str, Any]:
-    """Count tokens; measure the scored part of a text where offsets are known."""
+    """Count tokens; measure the scored part of a text if offsets are known."""
     if stream.part is not None:
         num_targets = stream.part.num_targets
         return {"num_tokens": num_targets, "num_context": len(stream) - num_targets}
@@ -296,7 +296,7 @@ def token_scores(
     windows: list[Window],
     scores: list[Columns],
 ) -> dict[str, list]:
-    """List every token of a text with its score, `None` where it has none."""
+    """List every token of a text with its score, `None` if unscored."""
     offsets = [None] * len(stream) if stream.offsets is None else stream.offsets.tolist()
     columns: dict[str, list] = {
         "tokens": list(tokenizer.convert_ids_to_tokens(stream.ids.tolist())),

@@ -108,7 +108,7 @@ class Aggregation:
 
 
 def _sum(values: np.ndarray | list[float]) -> Any:
-    """Add up texts; a single text, such as each row of a table, skips the slow reduction."""
+    """Sum texts; a single text, such as each row of a table, skips the slow reduction."""
     return values[0] if len(values) == 1 else np.add.reduce(values)
 
 
@@ -224,7 +224,7 @@ class Totals:
         return is_same and same_probes(self.identity, other.identity)
 
     def _differences(self, other: "Totals") -> str:
-        """Name the settings that differ, with both values; the probes where no setting does."""
+        """List the settings that differ, with both values, or the probes if no setting differs."""
         one, two = self._settings(), other._settings()
         names = [name for name in one | two if one.get(name) != two.get(name)]
         differing = [f"{name} ({one.get(name)} and {two.get(name)})" for name in names]
@@ -658,7 +658,7 @@ def count_units(texts: Sequence[TextScores], nlls: np.ndarray, counts: np.ndarra
 
 
 class _Call:
-    """A call of an importable function that pickle makes while it loads."""
+    """A call of an importable function during unpickling."""
 
     def __init__(self, function: Callable, *arguments: object) -> None:
         self.function, self.arguments = function, arguments
@@ -668,7 +668,7 @@ class _Call:
 
 
 def _import_for_pickle() -> _Call:
-    """Import this module, also where its package is on no path yet: its folder is in the pickle."""
+    """Import this module, even if its package is not on the path: its folder is in the pickle."""
     steps = (_Call(site.addsitedir, import_folder()), _Call(importlib.import_module, __name__))
     return _Call(itemgetter(1), steps)
 

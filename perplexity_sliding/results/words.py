@@ -314,7 +314,7 @@ def opening_terms(
 def sum_words(
     tokens: Sequence[Range | None], nll: np.ndarray, closing: np.ndarray, opening: np.ndarray
 ) -> tuple[list[float | None], list[float | None]]:
-    """Sum each word's nll and its surprisal; None where a part of it has no score.
+    """Sum each word's nll and its surprisal; None if a part of it has no score.
 
     Args:
         tokens: tokens of each word, from `assign_tokens`.

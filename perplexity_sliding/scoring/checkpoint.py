@@ -347,7 +347,7 @@ class Checkpoint:
             yield (begin, start), StoredPass(end, targets, named)
 
     def _put_together(self, pass_: Pass, candidates: Sequence[StoredPass]) -> Columns | None:
-        """Assemble the scores of a pass from stored passes; None where some are missing."""
+        """Assemble the scores of a pass from stored passes; None if some are missing."""
         wanted = np.concatenate([np.arange(first, end) for first, end in pass_.targets])
         usable = [
             stored
@@ -386,7 +386,7 @@ def open_checkpoint(path: str | Path | None) -> Iterator[Checkpoint | None]:
 
 
 def is_locked(error: Exception) -> bool:
-    """Check whether an error of SQLite says that another connection has locked the file."""
+    """Check whether an SQLite error means that another connection has locked the file."""
     return isinstance(error, sqlite3.OperationalError) and "locked" in str(error)
 
 

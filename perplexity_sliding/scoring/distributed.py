@@ -141,7 +141,7 @@ class Processes:
 
 
 def share_out(costs: Sequence[int], num_parts: int) -> list[list[int]]:
-    """Share out pieces of work evenly: each, largest first, goes to the process with the least so far.
+    """Distribute pieces of work evenly: assign each, largest first, to the least loaded process.
 
     Graham's longest-processing-time rule (1969): at most 4/3 of the best possible finish.
     """

@@ -1,4 +1,4 @@
-"""The reference's last hidden states in a file, where two models do not fit in memory together.
+"""The reference's last hidden states in a file, for two models that do not fit in memory together.
 
 The reference's body runs first and stores the rows that its vocabulary head takes.  Then the head alone
 stays in memory, and computes from the file the logits that it would have computed beside the model.
@@ -152,7 +152,7 @@ class StatesFile:
         return self._place(len(self.work.passes))
 
     def _place(self, number: int) -> int:
-        """Return the place in the file where the rows of a pass begin."""
+        """Return the position of a pass's rows in the file."""
         num_digests = len(self.work.passes)
         return len(self.head) + 8 * num_digests + int(self.first_rows[number]) * self.width
 
@@ -242,7 +242,7 @@ class StatesFile:
         return finished
 
     def _read(self, number: int) -> np.ndarray:
-        """Read the bytes of a pass's rows; fewer where the file is cut."""
+        """Read the bytes of a pass's rows; fewer if the file is truncated."""
         begin, end = self._place(number), self._place(number + 1)
         return np.fromfile(self.path, np.uint8, end - begin, offset=begin)
 
@@ -298,7 +298,7 @@ class StatesFile:
 
 
 def allocate(file: int, num_bytes: int) -> None:
-    """Allocate a file on the disk, where the system has a call for that; contents stay."""
+    """Allocate space for a file, if the system supports it; keep its contents."""
     try:
         os.posix_fallocate(file, 0, num_bytes)
     except AttributeError:  # macOS, Windows

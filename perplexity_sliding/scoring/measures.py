@@ -98,7 +98,7 @@ class NegativeLogLikelihood:
 
 @dataclass(frozen=True)
 class Alternatives:
-    """The target's rank and the likeliest tokens in its place.
+    """The target's rank and the most likely tokens at its position.
 
     Gives `rank` (R,), 1 for the likeliest token; `top_ids` (R, K), the likeliest tokens, best
     first; and `top_nll` (R, K), their negative log-likelihoods in nats.
@@ -126,7 +126,7 @@ class Alternatives:
 
 @dataclass(frozen=True)
 class Likeliest:
-    """`top`: id of the likeliest token (R,)."""
+    """`top`: id of the most likely token (R,)."""
 
     columns = ("top",)
     num_models = 1
@@ -138,7 +138,7 @@ class Likeliest:
 
 @dataclass(frozen=True)
 class Rank:
-    """`rank`: 1 where the target is the likeliest token, and so on (R,)."""
+    """`rank`: rank of the target, 1 for the most likely token (R,)."""
 
     columns = ("rank",)
     num_models = 1
@@ -279,7 +279,7 @@ class Divergence:
 
 
 def top_ids(logits: torch.Tensor) -> torch.Tensor:
-    """Find the likeliest ids (R,) under logits (R, V), the first of equals."""
+    """Find the most likely ids (R,) under logits (R, V); the first one of ties."""
     if logits.device.type != "cpu":
         return logits.argmax(1)
     return torch.from_numpy(logits.numpy().argmax(1))  # ten times as fast as torch's
@@ -359,7 +359,7 @@ def _sum_terms(
 
 
 def _sum_in_float64(z_p: torch.Tensor, z_q: torch.Tensor) -> torch.Tensor:
-    """Compute the same sums (4,) for one row (V,), where tokens may have no probability at all."""
+    """Compute the same sums (4,) for one row (V,), in which tokens may have probability 0."""
     if z_p.device.type == "mps":  # knows no float64
         z_p, z_q = z_p.cpu(), z_q.cpu()
     log_p, log_q = (z.double().log_softmax(0) for z in (z_p, z_q))
@@ -400,7 +400,7 @@ Completions = dict[int, dict[str, tuple[int, ...]]]
 
 @dataclass(frozen=True)
 class Healing:
-    """The completions that heal tokens across edges; empty where there are none."""
+    """The completions that heal tokens across edges; empty if there are none."""
 
     completions: Completions
 

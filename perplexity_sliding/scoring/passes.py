@@ -163,7 +163,7 @@ class Scorer:
     def score_after_prefix(
         self, row_of: Callable[[int], Row], numbers: Sequence[int], length: int
     ) -> Iterator[tuple[list[int], list[Columns]]]:
-        """Score passes that begin with the same tokens, which are read once; as `score`.
+        """Score passes with a common prefix, which is read once; see `score`.
 
         Args:
             row_of: returns the pass of a number.
@@ -309,7 +309,7 @@ def same_rows(streams: Sequence[LogitBlocks], most_rows: int) -> Iterator[list[t
 
 
 def collect(launched: Launched) -> list[Columns]:
-    """Return the scores of a batch pass by pass, once they have been copied to the host."""
+    """Return the scores of a batch per pass, after they have been copied to the host."""
     if launched.copied is not None:
         launched.copied.synchronize()
     columns = {name: column.numpy() for name, column in launched.columns.items()}

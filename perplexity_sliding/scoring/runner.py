@@ -1,4 +1,4 @@
-"""The forward passes that measurements need, each once; and running them.
+"""Plan the distinct forward passes of measurements, and run them.
 
 Equal texts are one stream of tokens, and windows that begin at the same token are one pass.  Passes
 that are not in the checkpoint are shared out between processes and scored, with progress.
@@ -436,7 +436,7 @@ class PassScorer(Protocol):
 
 
 class Runner:
-    """Scores the passes of a work as a session says.
+    """Scores the passes of a work with the settings of a session.
 
     Args:
         scorer: of the session's models.
@@ -588,7 +588,7 @@ class Runner:
         return columns
 
     def _check_company(self, numbers: Sequence[int], batch: Sequence[Columns]) -> None:
-        """Score passes of a batch that is larger than any before again, alone.
+        """Repeat passes of a batch that is larger than all before, one at a time.
 
         These are the first and the last pass if the batch is twice as large, else only one of them:
         batches of short texts grow slowly, and both would be 6 % of all tokens.
@@ -670,7 +670,7 @@ def largest_logit(model: ScoredModel, row: Row) -> float:
 
 
 def progress_bar(**settings: object) -> tqdm:
-    """Return a bar as `tqdm` makes it, hidden where there is no terminal.
+    """Return a `tqdm` bar, hidden without a terminal.
 
     `evaluate.logging.disable_progress_bar` hides it too; who has not imported evaluate has not called
     that, and importing it here would take longer than scoring a short text.
@@ -683,7 +683,7 @@ def progress_bar(**settings: object) -> tqdm:
 
 @contextmanager
 def bars_hidden() -> Iterator[None]:
-    """Hide bars for the time of the context, where the caller shows its own."""
+    """Hide bars within the context, if the caller shows its own."""
     _HIDDEN.append(True)
     try:
         yield
@@ -693,7 +693,7 @@ def bars_hidden() -> Iterator[None]:
 
 @contextmanager
 def without_collecting() -> Iterator[None]:
-    """Pause the garbage collector, where millions of plans and results are made, and no garbage.
+    """Pause the garbage collector while millions of plans and results are created without garbage.
 
     What was made meanwhile is old to it afterwards: else it would go through all of that at once.
     """

@@ -1,4 +1,4 @@
-"""Charts as HTML: shapes in a stretched SVG, words around it at their own size.
+"""Charts as HTML: shapes in a stretched SVG, with unscaled text around it.
 
 They fit phones and desktops, follow the page's colours, and fetch nothing.
 """
@@ -40,7 +40,7 @@ class Point(NamedTuple):
 def line_chart(
     points: Sequence[Point], x_title: str, y_title: str, base: float | None = None
 ) -> str:
-    """Draw measurements over a logarithmic x-axis, joined by a line, each with a bar of its interval.
+    """Draw measurements over a logarithmic x-axis, joined by a line, with error bars.
 
     Args:
         base: a value to be seen on the y-axis and drawn as a line of its own: what the measurements, and
@@ -76,7 +76,7 @@ def line_chart(
 def distribution_chart(
     values: Sequence[float], marks: Sequence[tuple[float, str]], x_title: str, y_title: str
 ) -> str:
-    """Draw how many values lie where, on a logarithmic x-axis.
+    """Draw a histogram of values, on a logarithmic x-axis.
 
     Args:
         values: above 0.
@@ -108,7 +108,7 @@ def distribution_chart(
 def density_chart(
     xs: Sequence[float], ys: Sequence[float], x_title: str, y_title: str, words: str
 ) -> str:
-    """Draw where pairs of values from 0 upwards lie, with the line on which both are equal.
+    """Draw a density plot of pairs of nonnegative values, with the diagonal.
 
     Args:
         words: description of the chart for screen readers.
@@ -134,7 +134,7 @@ def bar(share: float) -> str:
 
 
 def round_levels(low: float, high: float) -> list[float]:
-    """Round values between `low` and `high`, a handful of them, for a grid."""
+    """Return a few round values between `low` and `high`, for a grid."""
     rough = (high - low) / 3 or 1.0
     power = 10.0 ** math.floor(math.log10(rough))
     step = max(factor * power for factor in (1, 2, 5) if factor * power <= rough)
@@ -171,7 +171,7 @@ def _figure(
 
 
 def _error_bar(x: float, ends: Sequence[float]) -> str:
-    """Draw an upright line between two ends, 0 to 1 from the top, with a stroke across either."""
+    """Draw a vertical error bar between two ends, 0 to 1 from the top."""
     left, width = (x - CAP) * SIZE, 2 * CAP * SIZE
     across = "".join(f"M{left:.2f} {end * SIZE:.2f}h{width:.2f}" for end in ends)
     low, high = (f"{end * SIZE:.2f}" for end in ends)

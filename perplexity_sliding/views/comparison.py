@@ -28,7 +28,7 @@ MARKED_PERCENTILES = {"50": "half are below", "99": "99 %", "100": "largest"}
 
 @dataclass(frozen=True)
 class Pair:
-    """A text as a model read it, beside the reference.
+    """A text under a model and its reference.
 
     Attributes:
         reading: of the model; its result contains the metric's `comparison`.
@@ -55,22 +55,22 @@ class Pair:
 
     @property
     def by_tokens(self) -> bool:
-        """Whether both read the same tokens, so that these can be compared."""
+        """Whether both models read the same tokens, which can be compared."""
         return self.comparison["compared"] == "tokens"
 
     @property
     def has_divergence(self) -> bool:
-        """Whether it was measured how far the predictions differ: not under a server."""
+        """Whether the divergence of the predictions was measured; it is not with a server."""
         return "kl" in self.comparison
 
     @property
     def is_one_of_several(self) -> bool:
-        """Whether the comparison is of other texts too."""
+        """Whether the comparison includes other texts."""
         return self.reading.result["num_texts"] > 1
 
 
 def pair_of(reading: Reading, place: int, names: tuple[str, str]) -> Pair:
-    """Make a pair of one of the texts of a result.
+    """Create a pair from one of the texts of a result.
 
     Args:
         place: of the text among them, from 0.
@@ -124,7 +124,7 @@ class Change:
 
     @property
     def change(self) -> float:
-        """Bits that it costs more under the model; 0 where both find it impossible."""
+        """Additional bits under the model; 0 if it is impossible under both."""
         return 0.0 if self.bits == self.reference_bits else self.bits - self.reference_bits
 
 
@@ -250,7 +250,7 @@ def kl_colour(change: Change | None) -> str:
 
 
 def text_of(pair: Pair) -> tuple[list[Segment], str]:
-    """Return the segments that both models are compared by, and the text that they cut."""
+    """Return the segments on which both models are compared, and their text."""
     if pair.by_tokens:
         return text_segments(pair.reading)
     return cut(pair.reading.whole, pair.scores["offsets"]), pair.reading.whole
@@ -361,7 +361,7 @@ def _signed(bits: float) -> str:
 
 
 def _within(interval: Sequence[float] | None, write) -> str:
-    """Write an interval in small letters, or that there is none."""
+    """Write an interval in small type, or that there is none."""
     if interval is None:
         return "<small>not enough text for an interval</small>"
     low, high = map(write, interval)

@@ -1,4 +1,4 @@
-"""One text under several settings, as curves with the intervals of their paired differences."""
+"""Curves of one text under several settings, with intervals of paired differences."""
 
 from collections.abc import Sequence
 
@@ -85,7 +85,7 @@ def _context_point(row: dict, longest: dict, is_knee: bool) -> Point:
 
 
 def bars_note(points: Sequence[Point], reference: str, clear: str) -> str:
-    """Explain error bars that show differences from one of the points.
+    """Explain the error bars, which show differences from one of the points.
 
     Args:
         clear: what a bar says that does not reach the line of that point.

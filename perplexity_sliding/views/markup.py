@@ -1,4 +1,4 @@
-"""The only way for a visitor's text into HTML."""
+"""Escaping: the only way to put a visitor's text into HTML."""
 
 import html
 import json

@@ -1,4 +1,4 @@
-"""The number in words, and which words surprised most."""
+"""The number in words, and the most surprising words."""
 
 import math
 import re
@@ -82,7 +82,7 @@ def most_surprising(reading: Reading, most: int) -> list[Surprise]:
 
 
 def _begin_of_word(text: str, segment: Segment) -> int:
-    """Find where a piece's word begins; the piece itself where words have no end, as in Chinese."""
+    """Find the start of a piece's word; the piece itself in scripts without spaces, such as Chinese."""
     if not text[segment.start].isalnum():
         return segment.start
     before = _letters_before(text, segment)
@@ -170,7 +170,7 @@ def few_tokens(reading: Reading) -> str:
 
 
 def _parts_of_characters(reading: Reading) -> dict[int, str]:
-    """Say of tokens that make up one character together which part of it each is."""
+    """Describe the part of a character that each of several tokens encodes."""
     segments, _ = text_segments(reading)
     return {
         place: f" <small>part {place - segment.first + 1} of {segment.last - segment.first + 1}</small>"

@@ -1,4 +1,4 @@
-"""A list of pieces of a text, each a way to its place there."""
+"""A list of pieces of a text, each with a link to its position."""
 
 import re
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ AT_END, AT_BEGIN = re.compile(r"\w*$"), re.compile(r"^\w*")
 def piece_list(
     entries: Sequence[tuple[int, str, str]], segments: Sequence[Segment], text: str
 ) -> str:
-    """List pieces of a text with something about them.
+    """List pieces of a text with details.
 
     Args:
         entries: number of the piece among the segments, a short figure, and HTML of more words.

@@ -8,7 +8,7 @@ SHOWN = 200_000  # characters of all texts that are coloured
 
 @dataclass(frozen=True)
 class Reading:
-    """A text as a model read it; the page's own result has the same attributes.
+    """A tokenized text with its result; the page's own result has the same attributes.
 
     Attributes:
         whole: all that was read: the context, then the text.
@@ -55,7 +55,7 @@ class Reading:
 
 
 def within(readings: Iterable[Reading], most: int = SHOWN) -> Iterator[Reading]:
-    """Keep as many characters of the texts as are coloured; cut off the last one there."""
+    """Truncate texts to the maximum number of coloured characters."""
     for reading in readings:
         if most <= 0:
             return
@@ -64,6 +64,6 @@ def within(readings: Iterable[Reading], most: int = SHOWN) -> Iterator[Reading]:
 
 
 def own_perplexities(result: dict, num_texts: int) -> list[float | None]:
-    """Return the perplexity of each text that is shown; None where texts were joined."""
+    """Return the perplexity of each text shown; None for joined texts."""
     own = result["perplexities"]
     return own if len(own) == num_texts else [None] * num_texts

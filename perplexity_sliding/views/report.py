@@ -39,7 +39,7 @@ SETTINGS = {"protocol": "Protocol", WINDOW: "Window", STRIDE: "Stride"}
 
 
 def page(title: str, sections: Iterable[str]) -> str:
-    """Put sections into one file, with all that they need."""
+    """Write sections to one self-contained file."""
     return PAGE.format(
         policy=POLICY,
         title=escape(title),
@@ -87,7 +87,7 @@ def _model(readings: Sequence[Reading], pairs: Sequence[Pair]) -> str:
 
 
 def _with_number(reading: Reading) -> Reading:
-    """Name a text by its own perplexity too."""
+    """Add a text's own perplexity to its name."""
     if reading.perplexity is None:
         return reading
     return replace(reading, name=f"{reading.name}: {number(reading.perplexity)}")
@@ -99,7 +99,7 @@ def _each(shown: Iterable, write: Callable[..., str]) -> Iterator[str]:
 
 
 def headline(result: dict, readings: Sequence[Reading], model: str, notes: Sequence[str]) -> str:
-    """Write the number in words, its interval, and how it was measured; a few tokens one by one."""
+    """Write the number in words, its interval and its settings; list a few tokens individually."""
     said = "".join(f'<p class="ps-note">{escape(note)}</p>' for note in notes)
     recipe = f'<p class="ps-recipe">{escape(" · ".join(_recipe(result)))}</p>'
     if _is_short(result):
@@ -117,7 +117,7 @@ def headline(result: dict, readings: Sequence[Reading], model: str, notes: Seque
 
 
 def _is_short(result: dict) -> bool:
-    """Return whether there are too few tokens for a number to speak of."""
+    """Return whether there are too few tokens for a meaningful number."""
     return result["num_tokens"] < FEWEST
 
 
@@ -130,7 +130,7 @@ def _interval(result: dict) -> str:
 
 
 def _recipe(result: dict) -> list[str]:
-    """List how the number was made: without that, it can't be quoted."""
+    """List the settings of the number, without which it cannot be cited."""
     stride = result["stride"]
     return [
         count(result["num_texts"], "text"),
@@ -143,7 +143,7 @@ def _recipe(result: dict) -> list[str]:
 
 
 def _bits(result: dict) -> str:
-    """Write the bits per byte: of the original where the command line turned a text into prose."""
+    """Write the bits per byte, of the original text if it was detokenized."""
     if "bits_per_original_byte" in result:
         return f"{number(result['bits_per_original_byte'])} bits per byte of the original"
     return f"{number(result['bits_per_byte'])} bits per byte"

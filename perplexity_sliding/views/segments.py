@@ -1,4 +1,4 @@
-"""A text cut at its tokens, without ever cutting a character.
+"""Segments of a text at token boundaries that never divide a character.
 
 Byte-level tokenizers split accents, Chinese characters and emoji into several tokens.  Colours and
 selections follow the characters of the original text, so tokens that share one go together.
@@ -11,7 +11,7 @@ import regex
 
 
 class Segment(NamedTuple):
-    """A piece of text and the tokens that make it up.
+    """A piece of text and its tokens.
 
     Attributes:
         start, end: characters of the text, text[start:end].
@@ -25,7 +25,7 @@ class Segment(NamedTuple):
 
 
 def cut(text: str, offsets: Sequence[Sequence[int]]) -> list[Segment]:
-    """Cut a text into segments, in order and without gaps.
+    """Split a text into segments, in order and without gaps.
 
     Args:
         offsets: first and one-past-last character of each token; empty for one that stands for
@@ -36,7 +36,7 @@ def cut(text: str, offsets: Sequence[Sequence[int]]) -> list[Segment]:
 
 
 def segment_data(segments: Sequence[Segment]) -> list[list[int] | None]:
-    """Return first and last token of each segment for the page's script, None where it has none."""
+    """Return first and last token of each segment for the page's script; None without tokens."""
     return [None if s.first is None else [s.first, s.last] for s in segments]
 
 
@@ -57,7 +57,7 @@ def _merge_overlaps(offsets: Sequence[Sequence[int]]) -> Iterator[Segment]:
 
 
 def _character_starts(text: str) -> set[int]:
-    """Find where characters begin as people see them: a letter with its accents, a whole emoji."""
+    """Find the starts of user-perceived characters: a letter with its accents, a whole emoji."""
     return {match.start() for match in regex.finditer(r"\X", text)} | {len(text)}
 
 
@@ -76,7 +76,7 @@ def _join_characters(segments: Iterator[Segment], starts: set[int]) -> Iterator[
 
 
 def _fill_gaps(segments: Iterator[Segment], length: int) -> Iterator[Segment]:
-    """Give text between tokens, such as stripped spaces, segments of its own."""
+    """Create segments for text between tokens, such as stripped spaces."""
     reached = 0
     for segment in segments:
         if segment.start > reached:

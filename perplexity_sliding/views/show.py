@@ -1,4 +1,4 @@
-"""Results of the metric in a notebook: the text, coloured, where the cell's output is."""
+"""Results of the metric in a notebook: the coloured text as the output of a cell."""
 
 import re
 from ast import literal_eval
@@ -14,7 +14,7 @@ HEIGHT = 720  # pixels that a notebook gives to it
 
 
 class Shown:
-    """Results to be looked at: the last value of a cell, or a file.
+    """A view of results: the last value of a cell, or a file.
 
     A notebook shows it in a frame of its own, so that its style and the notebook's are apart.
     """
@@ -40,7 +40,7 @@ def show(
     contexts: str | Sequence[str] | None = None,
     context_separator: str = "",
 ) -> Shown:
-    """Colour texts by what `compute` found, with a panel for each token.
+    """Colour texts by a result of `compute`, with a panel for each token.
 
     Args:
         results: of `compute` with `return_token_scores=True`; with `num_alternatives=5` the panel says
@@ -103,7 +103,7 @@ def _join(signature: str) -> str | None:
 
 
 def _check(results: dict, texts: list[str], wholes: list[str], scores: list[dict]) -> None:
-    """Refuse texts that these are not the results of: colours would lie on other words."""
+    """Refuse texts that do not match the results."""
     if len(scores) != len(wholes):
         raise ValueError(
             f"`texts` must be as many as `results` has token scores of, {len(scores)}, got {len(wholes)}."
@@ -130,7 +130,7 @@ def _name(number: int, of: int) -> str:
 
 
 def _split(readings: list[Reading], results: dict) -> tuple[list[Reading], list[Pair]]:
-    """Return the readings of one model, or else pairs of two models'."""
+    """Return the readings of one model, or pairs of readings of two models."""
     if "comparison" not in results:
         return readings, []
     names = (results["model"], results["comparison"].get("reference") or "the reference")

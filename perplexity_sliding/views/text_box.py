@@ -9,7 +9,7 @@ GAP = "-"  # class of text that is shown but cannot be selected
 
 
 def text_box(pieces: Sequence[str], colours: Sequence[str | None], unit: str) -> str:
-    """Show a text whose pieces can be pointed at.
+    """Show a text with selectable pieces.
 
     The page's script makes elements of those in sight only: tens of thousands would stop a browser
     that serves a screen reader for many seconds.
@@ -45,7 +45,7 @@ def utf16_length(text: str) -> int:
 
 
 def detail_box(shown: str) -> str:
-    """Make the box where the script writes about the selected piece of a text."""
+    """Write the box for the script's details of the selected piece."""
     return (
         '<div class="ps-detail" role="status"><p class="ps-hint">Point at a piece of the text, or move '
         f"with the arrow keys, to see {shown}.</p></div>"

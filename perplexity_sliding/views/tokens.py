@@ -15,7 +15,7 @@ SMALLEST = 1e-20
 
 
 def text_segments(reading: Reading) -> tuple[list[Segment], str]:
-    """Return segments and the text they cut; without offsets, the tokens' names in a row."""
+    """Return segments and their text; without offsets, the tokens' names in a row."""
     offsets = reading.tokens["offsets"]
     if None not in offsets:
         return cut(reading.whole, offsets), reading.whole
@@ -60,7 +60,7 @@ def three_digits(values: np.ndarray) -> np.ndarray:
 
 
 def token_texts(reading: Reading) -> list[str]:
-    """Return the text of each token; its name where the tokenizer gives no offsets."""
+    """Return the text of each token; its name without offsets."""
     tokens = reading.tokens
     return [
         name if offset is None else reading.whole[slice(*offset)]

@@ -1,4 +1,4 @@
-"""How the windows lie over a text."""
+"""Picture of the windows over a text."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -44,7 +44,7 @@ def window_picture(reading: Reading) -> str:
 
 
 def pictured_tokens(reading: Reading) -> int:
-    """Count the tokens of the text over which windows are drawn: all of a short one."""
+    """Count the tokens of the text under the drawn windows: all of a short one."""
     return max(1, min(len(reading.tokens["tokens"]), PICTURED * reading.window))
 
 
@@ -62,7 +62,7 @@ def _window_bars(windows: Sequence[dict]) -> Iterator[str]:
 
 
 def _runs(nll: Sequence[float | None]) -> Iterator[tuple[str, int, int]]:
-    """Yield stretches of tokens that are scored, or lost, as (class, begin, end)."""
+    """Yield ranges of scored or unscored tokens, as (class, begin, end)."""
     begin = 0
     for place in range(1, len(nll) + 1):
         if place == len(nll) or (nll[place] is None) != (nll[begin] is None):
