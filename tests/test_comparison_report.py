@@ -288,7 +288,7 @@ def test_infinite_divergence_is_said():
             ["--reference=x", "--model=y", "--tokens"],
             "several models and --tokens cannot be combined",
         ),
-        (["--reference=x", "--margin=2"], "--margin: must be from 0 to below 1, got 2"),
+        (["--reference=x", "--margin=2"], "--margin: must be at least 0 and below 1, got 2"),
     ],
 )
 def test_what_does_not_go_together(call, argv, message):
