@@ -162,7 +162,7 @@ class Share:
             raise ArgumentTypeError(name, "be a number such as 0.01 for 1 %", got=repr(value))
         if not 0 <= float(value) < 1:
             raise ArgumentError(
-                name, "be at least 0 and below 1 (0.01 stands for 1 %)", got=str(value)
+                name, "be at least 0 and below 1 (0.01 means 1 %)", got=str(value)
             )
 
 

@@ -487,7 +487,7 @@ def test_checkpoint(compare, other, tmp_path):
         ),
         ({"reference": "x", "margin": "1 %"}, TypeError, "`margin` must be a number"),
         ({"reference": "x", "margin": True}, TypeError, "`margin` must be a number"),
-        ({"reference": "x", "margin": 1}, ValueError, "`margin` must be from 0 to below 1"),
+        ({"reference": "x", "margin": 1}, ValueError, "`margin` must be at least 0 and below 1"),
         ({"reference": "x", "margin": -0.1}, ValueError, "got -0.1"),
         ({"reference": "x", "margin": math.nan}, ValueError, "got nan"),
     ],
