@@ -323,13 +323,16 @@ def test_a_tokenizer_that_is_missing_can_be_named(call, tiny, offline):
         ("weights.gguf", "--model weights.gguf: there is no such file."),
         ("bare/model.safetensors", "is a file. Pass the folder with the weights"),
         ("empty", "--model empty is a folder without config.json."),
+        ("run", "Pass one of run/checkpoint-9, run/checkpoint-10."),
         ("nameless", "is an adapter whose configuration names no base model"),
     ],
 )  # fmt: skip
 def test_each_thing_that_is_no_model_has_its_own_sentence(call, model, message):
     os.mkdir("empty")
     os.mkdir("bare")
-    os.mkdir("nameless")
+    for folder in ("run/checkpoint-10", "run/checkpoint-9", "nameless"):
+        os.makedirs(folder)
+        Path(folder, "config.json").write_text("{}")
     Path("nameless/adapter_config.json").write_text("{}")
     Path("bare/model.safetensors").write_bytes(b"")
     pytest.importorskip("peft")

@@ -620,6 +620,7 @@ REFUSED = {
         ["FILE", "--strid=3"],
         r"unrecognized arguments: --strid=3 \(did you mean --stride\?\)\. See score",
     ),
+    "no such device": (["FILE", "--device=mps:9"], "Leave --device out to choose automatically"),
     "no report": (["FILE", "--html="], r"--html must not be empty, got ''"),
     "no model": (["FILE", "--model="], r"--model must not be empty, got ''"),
     "no name": ([""], r"FILE must not be empty, got ''"),

@@ -162,6 +162,7 @@ def test_plain_sums(call, items):
 @pytest.mark.parametrize(
     "arguments, message",
     [
+        (["--words", "--num-alternatives", "2"], "--words and --num-alternatives cannot"),
         (["--words", "--tokens"], "--words and --tokens cannot be combined"),
         (["--words", "--stride", "4,8"], "--words and several protocols, windows or strides"),
         (["--boundary", "healed"], "--boundary must be left out without --context-column"),

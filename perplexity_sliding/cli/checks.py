@@ -3,10 +3,15 @@
 import json
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
+from .messages import named
+from .options import by_numbers
+
+# The file that marks a folder as a model.
+CONFIG = "config.json"
 # The file that marks a folder as an adapter, and its key for the base model.
 ADAPTER, BASE = "adapter_config.json", "base_model_name_or_path"
 
@@ -14,11 +19,12 @@ ADAPTER, BASE = "adapter_config.json", "base_model_name_or_path"
 HOST = re.compile(r"[^/\\]+:\d+(/|$)")
 
 
-def check_model(name: str, option: str = "--model") -> None:
+def check_model(name: str, option: str = "--model", subfolders: Sequence[str] = ()) -> None:
     """Refuse a model that certainly cannot be loaded.
 
     Args:
         option: the option that names it.
+        subfolders: folders in it that a model may be loaded from.
 
     Raises:
         ValueError: a missing path, a file of weights, a folder without a model, or a GGUF file or
@@ -35,7 +41,7 @@ def check_model(name: str, option: str = "--model") -> None:
             f"tokenizer: {option} {path.parent}."
         )
     elif path.is_dir():
-        _check_folder(f"{option} {name}", path)
+        _check_folder(f"{option} {name}", path, subfolders)
     elif not HOST.match(name):  # opening it raises an error that asks for http://
         check_path(name, option)
 
@@ -56,7 +62,7 @@ def check_path(name: str, option: str) -> None:
         raise ValueError(f"{option} {name}: there is no such folder.")
 
 
-def _check_folder(what: str, folder: Path) -> None:
+def _check_folder(what: str, folder: Path, subfolders: Sequence[str]) -> None:
     adapter = folder / ADAPTER
     if adapter.is_file():
         if find_spec("peft") is None:
@@ -65,12 +71,18 @@ def _check_folder(what: str, folder: Path) -> None:
         if not base:
             raise ValueError(f"{what} is an adapter whose configuration names no base model.")
         return
-    holds_one = any(folder.rglob("config.json")) or any(folder.glob("*.gguf"))
-    if not holds_one:
-        raise ValueError(
-            f"{what} is a folder without config.json. Pass a folder written by save_pretrained or "
-            "`hf download`."
-        )
+    places = [folder, *(folder / name for name in subfolders)]
+    if any((place / name).is_file() for place in places for name in (CONFIG, ADAPTER)):
+        return
+    if any(folder.glob("*.gguf")):
+        return
+    inside = sorted((str(file.parent) for file in folder.rglob(CONFIG)), key=by_numbers)
+    advice = (
+        f"one of {named(inside)}"
+        if inside
+        else "a folder written by save_pretrained or `hf download`"
+    )
+    raise ValueError(f"{what} is a folder without {CONFIG}. Pass {advice}.")
 
 
 # Endings that no model loader reads; such files may be written into a model's folder.

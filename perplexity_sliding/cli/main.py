@@ -141,17 +141,17 @@ def verify(report: Report, args: argparse.Namespace) -> int:
 
 def check_names(args: argparse.Namespace) -> None:
     """Refuse models that cannot be loaded, and files that cannot be written."""
+    given = (args.model_kwargs, args.tokenizer_kwargs, args.reference_model_kwargs)
+    subfolders = [settings["subfolder"] for settings in given if (settings or {}).get("subfolder")]
     for name in args.models:
-        check_model(name)
+        check_model(name, subfolders=subfolders)
     for name, option in ((args.reference, "--reference"), (args.evaluator, "--evaluator")):
         if name and name != WITHOUT_ADAPTER:
-            check_model(name, option)
+            check_model(name, option, subfolders)
     if args.tokenizer:
         check_path(args.tokenizer, "--tokenizer")
     others = (args.reference, args.evaluator, args.tokenizer)
     models = [*args.models, *filter(None, others)]
-    given = (args.model_kwargs, args.tokenizer_kwargs, args.reference_model_kwargs)
-    subfolders = [settings["subfolder"] for settings in given if (settings or {}).get("subfolder")]
     for option, path in written_files(args).items():
         check_writable(option, path)
         check_spares_models(option, path, models, subfolders)

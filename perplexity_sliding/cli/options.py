@@ -441,6 +441,7 @@ def check_together(args: argparse.Namespace) -> None:
         "--columns text and --show or --html": args.takes_each_file and (args.show or args.html),
         "--columns text and --context-lengths or --positions": args.takes_each_file
         and (args.context_lengths or args.positions),
+        "--words and --num-alternatives": args.words and args.num_alternatives,
         "--words and --tokens": args.words and args.tokens,
         "--words-column and --detokenize": args.words_column and args.detokenize,
         "--reference and --words": args.reference and args.words,

@@ -87,7 +87,7 @@ def resolve_device(device: str | torch.device | None) -> torch.device:
                 f"{device!r}, but there "
                 f"{'is no such device' if not present else f'are only {present} of its kind'}"
             ),
-            advice="Pass `device=None` to choose automatically.",
+            advice="Leave `device` out to choose automatically.",
         )
     return resolved
 
