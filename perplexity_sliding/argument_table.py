@@ -161,9 +161,7 @@ class Share:
         if isinstance(value, bool) or not isinstance(value, Real):
             raise ArgumentTypeError(name, "be a number such as 0.01 for 1 %", got=repr(value))
         if not 0 <= float(value) < 1:
-            raise ArgumentError(
-                name, "be at least 0 and below 1 (0.01 means 1 %)", got=str(value)
-            )
+            raise ArgumentError(name, "be at least 0 and below 1 (0.01 means 1 %)", got=str(value))
 
 
 Kind = Anything | WholeNumber | WholeNumbers | Choice | Flag | String | FilePath | Function | Share
