@@ -281,7 +281,7 @@ def test_healed_tokens_are_found_in_whichever_window_scores_them(metric, byte_mo
     recwarn.clear()  # of transformers 4.45, as it makes a tokenizer
     [healed] = metric.compute(boundary="healed", **kwargs)["token_scores"]
     assert not recwarn.list
-    with pytest.warns(UserWarning, match="across the edge of the scored part"):
+    with pytest.warns(UserWarning, match="spans the edge of the scored part"):
         [joint] = metric.compute(boundary="joint", **kwargs)["token_scores"]
     ids = tokenizer(text)["input_ids"]
     vocabulary = tokenizer.get_vocab()
@@ -663,15 +663,27 @@ def test_what_is_no_chat(value):
             "`contexts` must contain only strings, got int at position 1",
         ),
         (ValueError, {"score_spans": [[(0, 1)]]}, "`score_spans` must have one list of spans .* 2"),
-        (TypeError, {"score_spans": [[(0, 1)], [1]]}, "pairs of characters, got .* position 1"),
+        (
+            TypeError,
+            {"score_spans": [[(0, 1)], [1]]},
+            "pairs of characters, .* exclusive, got .* position 1",
+        ),
         (
             ValueError,
             {"score_spans": [[(0, 1)], [(0, 9)]]},
             r"within the 5 .* position 1, got \(0, 9\)",
         ),
         (ValueError, {"score_spans": [[(2, 4), (3, 5)], []]}, r"got \(3, 5\)"),
-        (ValueError, {"score_spans": [[(2, 2)], []]}, r"empty \(2, 2\) for the text at position 0"),
-        (ValueError, {"score_spans": [[(0, 2)], []]}, "at least 1 token in the part .* position 1"),
+        (
+            ValueError,
+            {"score_spans": [[(2, 2)], []]},
+            r"no empty spans, got \(2, 2\) for the text at position 0",
+        ),
+        (
+            ValueError,
+            {"score_spans": [[(0, 2)], []]},
+            "at least 1 token in the scored part, got .* position 1",
+        ),
         (
             ValueError,
             {"contexts": "a", "score_spans": [[], []]},
@@ -713,7 +725,9 @@ def test_arguments(metric, gpt2, tokenizer, error, arguments, message):
 
 
 def test_an_empty_text_after_a_context(metric, gpt2, tokenizer):
-    with pytest.raises(ValueError, match=r"at least 1 token in the part .* none at position 1"):
+    with pytest.raises(
+        ValueError, match=r"at least 1 token in the scored part, got none at position 1"
+    ):
         metric.compute(predictions=["w3", ""], contexts="w4 ", model=gpt2, tokenizer=tokenizer)
 
 

@@ -665,7 +665,11 @@ def test_a_sentence_without_spaces_is_no_word(metric, text, is_whole):
         (ValueError, {"words": "spaces"}, "`words` must be True, 'whitespace', or a list"),
         (ValueError, {"words": [["w3"]]}, "a list of words or spans for each text, 2"),
         (ValueError, {"words": [["w3", "w4"], ["w5"]]}, "at position 1: "),
-        (ValueError, {"words": [[(0, 2)], [(0, 99)]]}, "within the 5 of the text at position 1"),
+        (
+            ValueError,
+            {"words": [[(0, 2)], [(0, 99)]]},
+            "within the 5 characters of the text at position 1",
+        ),
         (
             ValueError,
             {"words": True, "word_correction": "both"},
