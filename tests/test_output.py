@@ -168,6 +168,21 @@ def test_parquet_holds_columns_on_which_tables_disagree(call):
     assert pyarrow.read_table("scores.parquet")["id"].to_pylist() == ["1", "x"]
 
 
+@pytest.mark.parametrize(
+    "value", [{}, [{}], {"a": {}}, 2**64, {"a": [2**64]}], ids=lambda value: json.dumps(value)
+)
+def test_parquet_holds_what_it_has_no_type_for(call, value):
+    """It was a crash, after all texts were scored."""
+    pyarrow = pytest.importorskip("pyarrow.parquet")
+    rows = [{"id": 1, "text": "w5"}, {"id": value, "text": "w6"}]
+    Path("a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    for name in ("a.jsonl", "b.jsonl"):
+        assert call(name, "--output=scores.parquet").code == 0
+        (*_, last) = pyarrow.read_table("scores.parquet")["id"].to_pylist()[:2]
+        assert json.loads(last) == value
+        Path("b.jsonl").write_text(json.dumps(rows[1]) + "\n")
+
+
 def test_parquet_holds_lists_too(call):
     pyarrow = pytest.importorskip("pyarrow.parquet")
     call("a.txt", "--num-alternatives=2", "--output=tokens.parquet")

@@ -59,6 +59,18 @@ def test_one_file_that_fails_costs_no_other(call, small_disk):
     assert not Path("r.html").exists()
 
 
+def test_a_fault_in_one_format_costs_no_other_file(call, monkeypatch):
+    """As of a library that writes it."""
+
+    def broken(*_):
+        raise NotImplementedError("no such type")
+
+    monkeypatch.setattr("perplexity_sliding.cli.formats.write_parquet", broken)
+    outcome = call("a.txt", "--output=r.parquet", "--html=r.html")
+    assert outcome.code == 3 and "no such type" in outcome.err
+    assert "<html" in Path("r.html").read_text() and "wrote r.html" in outcome.err
+
+
 def test_a_run_that_is_ended_while_it_writes(place):
     Path("r.csv").write_text(FORMER)
     with pytest.raises(KeyboardInterrupt), replacing.replaced("r.csv") as where:

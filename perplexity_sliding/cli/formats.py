@@ -66,7 +66,7 @@ def to_text(value) -> str:
 
 
 def write_parquet(rows: Iterable[dict], path: str) -> None:
-    """Write Parquet; columns with values of different types become strings."""
+    """Write Parquet; columns with values of different types, or of none that it has, become strings."""
     import pyarrow
     import pyarrow.parquet
 
@@ -74,6 +74,7 @@ def write_parquet(rows: Iterable[dict], path: str) -> None:
     for batch in batched(rows):
         for name, kind in kinds.items():
             kinds[name] = common_kind(kind, [row.get(name) for row in batch])
+    kinds = {n: kind if is_storable(kind) else pyarrow.string() for n, kind in kinds.items()}
     schema = pyarrow.schema(kinds)
     with replaced(path) as place, pyarrow.parquet.ParquetWriter(place, schema) as writer:
         for batch in batched(rows):
@@ -90,8 +91,18 @@ def common_kind(kind, values: list):
     try:
         both = [pyarrow.schema({"": one}) for one in (kind, pyarrow.array(values).type)]
         return pyarrow.unify_schemas(both, promote_options="permissive").types[0]
-    except pyarrow.ArrowException:  # lists of words and numbers, or tables that disagree
+    # Lists of words and numbers, tables that disagree, integers beyond 64 bits.
+    except (pyarrow.ArrowException, OverflowError):
         return pyarrow.string()
+
+
+def is_storable(kind) -> bool:
+    """Return whether Parquet stores values of an Arrow type: objects without any key it does not."""
+    import pyarrow
+
+    if pyarrow.types.is_struct(kind):
+        return kind.num_fields > 0 and all(is_storable(field.type) for field in kind)
+    return is_storable(kind.value_type) if pyarrow.types.is_list(kind) else True
 
 
 def of_kind(kind, values: list):

@@ -83,8 +83,8 @@ def deliver(report: Report, args: argparse.Namespace, metric=None, plots=None, s
         plots, showing: the modules that draw and colour, if needed.
 
     Raises:
-        OSError, ValueError: a file cannot be written or drawn; the other files are written, and the
-            numbers are printed.
+        Exception: a file cannot be written or drawn; the other files are written, and the numbers
+            are printed.
     """
     code, missed = verdict(report, args)
     writers = {
@@ -117,7 +117,7 @@ def write_files(writers: Iterable[Callable[[], str | None]]) -> tuple[list[str],
             written.append(write())
         except BrokenPipeError:
             pass
-        except (ValueError, OSError) as error:
+        except Exception as error:  # whatever it is, it costs no other file
             failures.append(error)
     return list(filter(None, written)), failures
 
