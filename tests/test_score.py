@@ -628,7 +628,7 @@ REFUSED = {
         ["FILE", "--stride=8", "--stride=4"],
         r"--stride: must be given only once\. Separate several values by commas",
     ),
-    "protocols one by one": (["FILE", "--protocol=stock", "--protocol=yarn"], "given once"),
+    "protocols one by one": (["FILE", "--protocol=stock", "--protocol=yarn"], "given only once"),
     "stride no number": (["FILE", "--stride=few"], "'few' must be a whole number, or several"),
     "stride too large": (["FILE", "--stride=17"], "--stride must be between 1 and --max-length 16"),
     "window past the table": (["FILE", "--max_length=99"], "--max-length must be between 2 and 16"),
