@@ -10,7 +10,7 @@ import gradio as gr
 
 
 def address(request: gr.Request) -> str | None:
-    """Return the address of a visitor; None where nothing is known.
+    """Return the address of a visitor; None if unknown.
 
     On a Space, every connection comes from the proxies in front of it.  Each of them adds to the end
     of the header where the request came from, so the last public address there is the visitor's:
@@ -26,7 +26,7 @@ def address(request: gr.Request) -> str | None:
 
 
 def is_public(hop: str) -> bool:
-    """Return whether an address is one of the internet's, and no proxy's in a network of its own."""
+    """Return whether an address is public, and not a proxy's in a private network."""
     try:
         return ipaddress.ip_address(hop).is_global
     except ValueError:

@@ -1,4 +1,4 @@
-"""The calls that give the page's number again: Python and shell, ready to copy."""
+"""Calls that reproduce the page's number: Python and shell, ready to copy."""
 
 import json
 import os
@@ -58,7 +58,7 @@ def python_call(
 
 
 def _read(text: str, name: str, file: str) -> tuple[str, list[str]]:
-    """Write a text as Python: itself, or a name after the lines that read it from a file."""
+    """Write a text as Python: a literal, or a name after the lines that read it from a file."""
     if len(text) <= INLINE_CHARACTERS:
         return literal(text), []
     return name, [f'{name} = open("{file}", encoding="utf-8", newline="").read()']
@@ -114,7 +114,7 @@ def shell_call(
 
 
 def _option(value: object) -> str:
-    """Write a value as the command line takes it; several with commas between."""
+    """Write a value for the command line; separate several by commas."""
     if isinstance(value, list):
         return ",".join(map(_option, value))
     return value if isinstance(value, str) else json.dumps(value)
@@ -131,12 +131,12 @@ def space() -> str | None:
 
 
 def metric_address() -> str:
-    """Return where to load the metric from: this Space, or the folder of the app."""
+    """Return the location of the metric: this Space, or the folder of the app."""
     return space() or "./perplexity_sliding.py"
 
 
 def _named(loaded: LoadedModel) -> dict:
-    """Return the metric's arguments for a model with a name, its version included."""
+    """Return the metric's arguments for a named model, including its version."""
     version = {} if loaded.commit is None else {"model_kwargs": {"revision": loaded.commit}}
     return {"model_id": loaded.name} | version
 

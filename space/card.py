@@ -1,4 +1,4 @@
-"""A picture of a result to pass on: a title, the number, the coloured text or a chart, and how it was made.
+"""A picture of a result to share: title, number, coloured text or chart, and settings.
 
 One SVG file without any script, font or address in it.
 """
@@ -118,7 +118,7 @@ def chart_card(head: Head, values: Sequence[tuple[str, float]], scored: Scored) 
 
 
 def _draw(head: Head, body: str, rows: int, foot: Sequence[str]) -> str:
-    """Put head, body and foot into one picture."""
+    """Combine head, body and foot into one picture."""
     height = HEAD + LINE * rows + FOOT
     label = _quote(f"{head.title} {head.large}. {' '.join(filter(None, head.lines))}")
     return (
@@ -139,7 +139,7 @@ def _text_rows(rows: Sequence[Sequence[tuple[str, int, str | None]]]) -> str:
 
 
 def page_colours() -> dict[str, tuple[str, str]]:
-    """Read background and ink of each class of surprise and of change from the page's light style."""
+    """Read the colours of each class of surprise and of change from the page's light style."""
     style = STYLE.read_text(encoding="utf-8")
     inks = dict(re.findall(r"--ps-on-(b\d): (#\w+)", style)[::-1])
     grounds = dict(re.findall(r"--ps-([bvw]\d): (#\w+)", style)[::-1])  # the first ones are light
@@ -237,14 +237,14 @@ def _changes(compared: Compared) -> Iterator[Piece]:
 
 
 def _cut(text: str, segment: Segment, colour: str | None) -> Iterator[Piece]:
-    """Cut a segment at its spaces, and where a line could not take it."""
+    """Split a segment at its spaces, and where it does not fit a line."""
     for part in re.findall(r"\n|[^\S\n]+|\S+", text[segment.start : segment.end]):
         for piece in _chunks(part):
             yield piece, colour
 
 
 def _chunks(part: str) -> Iterator[str]:
-    """Cut a long word into pieces that each fit a line."""
+    """Split a long word into pieces that each fit a line."""
     piece = ""
     for character in regex.findall(r"\X", part):
         if columns(piece + character) > COLUMNS:
@@ -255,7 +255,7 @@ def _chunks(part: str) -> Iterator[str]:
 
 
 def columns(text: str) -> int:
-    """Count the columns that a text takes in a monospaced font."""
+    """Count the columns of a text in a monospaced font."""
     return sum(
         2 if unicodedata.east_asian_width(character[0]) in "WF" else 1
         for character in regex.findall(r"\X", text)
@@ -296,7 +296,7 @@ def _head(head: Head) -> str:
 
 
 def _foot(scored: Scored, is_whole: bool, colours: str, of_all: bool = False) -> tuple[str, str]:
-    """Write how the numbers were made.
+    """Write the settings of the numbers.
 
     Args:
         of_all: whether they are of several settings, so that only what they share is said.

@@ -1,4 +1,4 @@
-"""Work that a stranger's model makes us do, ended in time."""
+"""Time limits for work with an untrusted model."""
 
 import threading
 import time
@@ -47,7 +47,7 @@ def within(seconds: float, work: Callable[[], object], job: Job, what: str) -> o
 
 
 class Countdown(TorchFunctionMode):
-    """Let torch be called so many times and so long, and then no more.
+    """Limit the number and the duration of torch calls.
 
     A model that a configuration describes is built by calls of torch, one and more for each part.
     """

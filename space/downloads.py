@@ -23,11 +23,11 @@ TAKES_BAR = "tqdm_class" in inspect.signature(hf_hub_download).parameters
 
 
 class Abandoned(Exception):
-    """Nobody waits for this download any more."""
+    """No request waits for this download any more."""
 
 
 class Download:
-    """One model on its way, on a thread of its own.
+    """One download, on its own thread.
 
     Attributes:
         folder: where its files lie once it is complete.
@@ -91,7 +91,7 @@ class Download:
 
 
 class Downloads:
-    """All downloads under way, a few at once.
+    """All running downloads, a few at a time.
 
     Args:
         line: where those wait that begin one.
@@ -108,7 +108,7 @@ class Downloads:
 
     @contextlib.contextmanager
     def folder(self, admission: Admission, job: Job) -> Iterator[Path]:
-        """Yield the folder with a model's files, which stays while it is used."""
+        """Yield the folder with a model's files, which exists while it is used."""
         download = self._join(admission)
         try:
             with self.line.turn(job):

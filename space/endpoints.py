@@ -100,7 +100,7 @@ def make_compare(service: Service) -> Callable:
 
 
 def add_endpoint(page: gr.Blocks, function: Callable, **options) -> None:
-    """Publish a function, with its docstring's words for each argument.
+    """Publish a function, with the descriptions of its arguments from the docstring.
 
     Gradio gives them to language models only; here its documentation and its clients see them too.
     """
@@ -157,7 +157,7 @@ def read_name(argument: str, model: str) -> str:
 
 
 def score_summary(scored: Scored, with_tokens: bool = False) -> dict:
-    """Return the metric's result, words to quote it and calls to repeat it, as plain values."""
+    """Return the metric's result, its citation and calls to reproduce it, as plain values."""
     result = _without_tokens(scored) | {
         "sentence": sentence(scored),
         "link": link(scored.settings, scored.text),
@@ -172,7 +172,7 @@ def score_summary(scored: Scored, with_tokens: bool = False) -> dict:
 
 
 def compare_summary(compared: Compared, with_tokens: bool = False) -> dict:
-    """Return the metric's result with its comparison, and calls to repeat it, as plain values."""
+    """Return the metric's result with its comparison, and calls to reproduce it, as plain values."""
     scored, reference = compared.scored, compared.reference
     result = _without_tokens(scored) | {
         "python": python_call(scored, reference),

@@ -54,7 +54,7 @@ class PageBlocks(gr.Blocks):
 
 
 def too_few(block_fn, given: int) -> str:
-    """Say which arguments a call needs."""
+    """List the required arguments of a call."""
     names = ", ".join(component.label or "?" for component in block_fn.inputs)
     return (
         f"{block_fn.api_name} takes {len(block_fn.inputs)} arguments, in this order: {names}; "

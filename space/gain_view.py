@@ -18,7 +18,7 @@ MOST = 10  # tokens in the list
 
 @dataclass(frozen=True)
 class Gain:
-    """One piece of the text under a wide stride and a narrow one.
+    """One piece of the text under a large and a small stride.
 
     Attributes:
         piece: its number among the segments.
@@ -127,7 +127,7 @@ def measure_gains(wide: Scored, narrow: Scored, segments: Sequence[Segment]) -> 
 
 
 def repeated_before(words: Sequence[str], token: int, context: tuple[int, int]) -> int | None:
-    """Count the tokens back to the same word in the context that only the narrow stride shows.
+    """Count the tokens back to the same word in the context that only the small stride provides.
 
     Args:
         words: the text of each token; spaces, case, signs and single letters don't count.

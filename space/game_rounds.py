@@ -1,4 +1,4 @@
-"""Make the rounds of the game: twenty hidden words of a passage, with six options each.
+"""Create the rounds of the game: twenty hidden words of a passage, with six options each.
 
     python -m space.game_rounds
 
@@ -106,14 +106,14 @@ def is_fit(word: str) -> bool:
 
 
 def deal(words: Sequence[str], seed: str) -> list[list[str]]:
-    """Deal words at random into hands of six."""
+    """Divide words at random into groups of six."""
     shuffled = random.Random(seed).sample(words, len(words))
     hands = len(shuffled) // OPTIONS
     return [shuffled[OPTIONS * hand : OPTIONS * (hand + 1)] for hand in range(hands)]
 
 
 def find_gaps(passage: str, propose) -> list[Gap]:
-    """Find the gaps of a passage, from its beginning on, the next at least five words further.
+    """Find the gaps of a passage, from its start, at least five words apart.
 
     Args:
         propose: returns the likeliest words after a context, `propose(context, number)`.
@@ -162,7 +162,7 @@ def score_gaps(passage: str, gaps: Sequence[Gap], metric: PerplexitySliding) -> 
 
 
 def make_round(passage: str, propose, metric: PerplexitySliding, shuffled: bool = False) -> dict:
-    """Make a round of a passage, which ends with the sentence of its last gap.
+    """Create a round from a passage, which ends with the sentence of its last gap.
 
     Args:
         shuffled: whether the gaps come in an order of their own.
@@ -185,7 +185,7 @@ def make_round(passage: str, propose, metric: PerplexitySliding, shuffled: bool 
 
 
 def read_passages() -> list[str]:
-    """Read the passages, one a line."""
+    """Read the passages, one per line."""
     return [line for line in PASSAGES.read_text("utf-8").splitlines() if line]
 
 

@@ -1,4 +1,4 @@
-"""Whether a model that a visitor names may come in.
+"""Admission of the models that visitors choose.
 
 A repository on the Hub can hold anything, so nothing of it is downloaded before its description has
 passed every check here, and then only plain data: configuration, tokenizer and safetensors files of
@@ -69,7 +69,7 @@ def admit(name: str, limits: Limits, endpoint: str | None = None) -> Admission:
 
 
 def check_name(name: str) -> None:
-    """Refuse a name unless it is `owner/name` as the Hub has them, and no folder here."""
+    """Refuse a name unless it is a Hub name, `owner/name`, and not a local folder."""
     if not NAME.fullmatch(name) or ".." in name or "--" in name:
         raise Refused(
             "That is not the name of a model. Names on the Hugging Face Hub look like "
@@ -83,7 +83,7 @@ def check_name(name: str) -> None:
 
 
 def look_up(name: str, endpoint: str | None) -> ModelInfo:
-    """Ask the Hub about a model, as anybody may, without a token."""
+    """Query the Hub about a model, anonymously."""
     api = HfApi(endpoint=endpoint, token=False)
     try:
         return api.model_info(name, files_metadata=True, timeout=TIMEOUT, token=False)
@@ -114,7 +114,7 @@ def check_access(name: str, info: ModelInfo) -> None:
 
 
 def check_code(name: str, info: ModelInfo) -> None:
-    """Refuse a model that needs code of its own, or that only points to another."""
+    """Refuse a model that requires its own code, or that only refers to another."""
     files = {file.rfilename for file in info.siblings or ()}
     if "custom_code" in (info.tags or ()) or "auto_map" in (info.config or {}):
         raise Refused(
@@ -129,7 +129,7 @@ def check_code(name: str, info: ModelInfo) -> None:
 
 
 def check_architecture(name: str, info: ModelInfo) -> None:
-    """Refuse a model unless its architectures say that they predict the next token."""
+    """Refuse a model unless its architectures predict the next token."""
     architectures = (info.config or {}).get("architectures") or ["unknown"]
     if not all(str(a).endswith(CAUSAL_ENDINGS) for a in architectures):
         raise Refused(
@@ -139,7 +139,7 @@ def check_architecture(name: str, info: ModelInfo) -> None:
 
 
 def check_size(name: str, info: ModelInfo, limits: Limits) -> int:
-    """Return the bytes of the weights, if there are some and not too many."""
+    """Return the size of the weights in bytes, if there are any and not too many."""
     sizes = {file.rfilename: file.size for file in info.siblings or ()}
     weights = [size for file, size in sizes.items() if WEIGHTS.fullmatch(file)]
     data = [size for file, size in sizes.items() if DATA.fullmatch(file)]

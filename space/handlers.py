@@ -73,7 +73,7 @@ class RefusedView(str):
 
 
 class Handlers:
-    """The page's reactions.
+    """The event handlers of the page.
 
     Those that compute are generators: the first of the values they yield is the status line, the
     others are the views; `gr.skip()` leaves a component as it is.
@@ -93,7 +93,7 @@ class Handlers:
     # Quick ones
 
     def begin(self, request: gr.Request):
-        """Begin a visitor's request: stop their earlier one, enable the Stop button."""
+        """Start a visitor's request: stop the earlier one, enable the Stop button."""
         self.jobs.new(request.session_hash)
         return status("Asked."), gr.Button(interactive=True)
 
@@ -178,7 +178,7 @@ class Handlers:
         return self.samples.get(name, gr.skip())
 
     def upload(self, path: str):
-        """Put a file into the text box, or say why not."""
+        """Load a file into the text box, or report the reason."""
         try:
             text = read_upload(path, self.service.limits)
         except Refused as refusal:
@@ -190,7 +190,7 @@ class Handlers:
         return sketch(*typed_sliders(window, stride), protocol)
 
     def choose_protocol(self, protocol: str, window: float, start: str):
-        """Offer only the settings that the protocol's tool has, and begin with its usual stride."""
+        """Offer only the settings of the protocol's tool, and start with its usual stride."""
         known = guide(protocol)
         window, _ = typed_sliders(window, window)
         stride = usual_stride(protocol, window)
@@ -202,7 +202,7 @@ class Handlers:
         )
 
     def take_tool(self, chosen: gr.EventData, model: str, visits: int):
-        """Take over the settings of a tool that was chosen among all, to be scored."""
+        """Set the settings of the tool chosen among all, to be scored."""
         if chosen.protocol not in self.service.protocols:
             return tuple([gr.skip()] * 7)
         window, _ = typed_sliders(chosen.window, None)
@@ -218,7 +218,7 @@ class Handlers:
         )
 
     def arrive(self, request: gr.Request, behind: str, kept: str, visits: int):
-        """Take text and settings from the link that brought the visitor here.
+        """Read text and settings from the visitor's link.
 
         Args:
             behind: what stands behind the # of the address.
@@ -272,7 +272,7 @@ class Handlers:
         scored: Scored | None,
         *compared: Takeaway | None,
     ):
-        """Fill the drawer with the result that is shown, and write its files; or say why not.
+        """Fill the drawer with the result shown, and write its files; or report the reason.
 
         Args:
             shown: `MODELS`, `STRIDES` or `TOOLS`; anything else for the score.
@@ -341,7 +341,7 @@ class Handlers:
     def rescore(
         self, request: gr.Request, text: str, *chosen, most: int = QUICK_CHARACTERS
     ) -> Iterator:
-        """Score again without being asked what takes a moment, and leave the sliders alone.
+        """Score short inputs again automatically, without changing the sliders.
 
         The rest waits for the button; the page shows that its result is an old one.
 
@@ -479,7 +479,7 @@ def shared(taken: Takeaway | None, first: str, *views: str) -> tuple:
 
 
 def clipped_words(asked: Settings, used: Settings) -> list[str]:
-    """Say which numbers of a link could not be taken as they are."""
+    """List the numbers of a link that were reduced."""
     return [
         f"The link's {name} of {value:,} is more than fits: {getattr(used, name):,} is used."
         for name, value in (("window", asked.window), ("stride", asked.stride))
@@ -517,7 +517,7 @@ def measured_of(tab: str, values: Sequence, but: Sequence[str]) -> list:
 
 
 def read_kept(kept: str) -> dict[str, str]:
-    """Read `TEXT` and `CONTEXT` that a browser kept over a reload, as far as they are there."""
+    """Read `TEXT` and `CONTEXT` that a browser kept over a reload, if present."""
     try:
         values = json.loads(kept or "{}")
     except ValueError:
@@ -533,7 +533,7 @@ def whole(typed: object) -> int | None:
 
 
 def typed_sliders(window: object, stride: object) -> tuple[int, int]:
-    """Return a window and a stride that can be drawn, whatever is being typed into their fields."""
+    """Return a window and a stride that can be drawn, even for unfinished input."""
     window = max(2, whole(window) or 0)
     return window, min(max(1, whole(stride) or window), window)
 

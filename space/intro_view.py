@@ -1,4 +1,4 @@
-"""The head of the page: a question, a sentence on how it is answered, and its words explained.
+"""The head of the page: a question, a sentence about the answer, and a glossary.
 
 The browser opens and closes the explanations by itself (`popover`): Escape or a click beside them
 closes them, and no script is needed.
@@ -42,7 +42,7 @@ def intro_view() -> str:
 
 
 def term(name: str, shown: str | None = None) -> str:
-    """Write a word that explains itself when it is pressed."""
+    """Write a term that shows its explanation when it is pressed."""
     key = name.replace(" ", "-")
     return (
         f'<button type="button" class="ps-term ps-term-{key}" data-term="{key}" '

@@ -1,4 +1,4 @@
-"""A visitor's request while it runs: watched, stopped, kept within its time.
+"""Running requests of visitors: progress, stopping and time limits.
 
 The metric computes in one call, on a thread of its own; what it tells on the way reaches the page
 through a queue.
@@ -26,7 +26,7 @@ class Stopped(Exception):
 
 
 class OverBudget(Exception):
-    """The request takes more time than a visitor may have; the message says so.
+    """The request exceeds a visitor's time limit; the message says so.
 
     Attributes:
         needed: seconds that the step would take in all.
@@ -129,7 +129,7 @@ class Job:
 
     @property
     def remaining(self) -> float:
-        """Seconds that it may still compute."""
+        """Seconds that remain for computation."""
         return self.seconds - self._computed
 
     def _check_budget(self, progress, elapsed: float, left: float) -> None:
@@ -147,7 +147,7 @@ class Job:
 
 
 def describe(step: str, progress) -> str:
-    """Describe the metric's progress, without a perplexity where none is known."""
+    """Describe the metric's progress, with the perplexity if it is known."""
     so_far = f", perplexity so far {progress.perplexity:,.1f}"
     known = "" if math.isnan(progress.perplexity) else so_far
     return f"{step}: {progress.done:,} of {progress.total:,} tokens read{known}."
@@ -205,7 +205,7 @@ def newest(told: queue.Queue, earliest: float = 0.0) -> Update | None:
 
 
 def is_over(job: Job) -> bool:
-    """Return whether nothing comes of a job any more: it ended, or its request never began."""
+    """Return whether a job is over: it ended, or its request never started."""
     return job.finished or (not job.taken and time.monotonic() - job.announced > ANNOUNCED)
 
 

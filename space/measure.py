@@ -132,7 +132,7 @@ def measure_tools(
 
 
 def measure_contexts(loaded: LoadedModel, text: str, settings: Settings, callback) -> list[dict]:
-    """Compute the perplexity of the same tokens with less and less context, as `by_context_length`."""
+    """Compute the perplexity of the same tokens with decreasing context, as `by_context_length`."""
     arguments = settings.arguments() | {"context_lengths": "doubling"}
     del arguments["stride"]  # half of the shortest length
     return _compute(loaded, text, callback, arguments)["by_context_length"]
@@ -157,7 +157,7 @@ def _compute(loaded: LoadedModel, text: str, callback, arguments: dict) -> dict:
 
 
 def check_text(text: str, limits: Limits) -> str:
-    """Return the text with line ends as the page has them, or refuse it."""
+    """Return the text with normalized line ends, or refuse it."""
     if not isinstance(text, str) or not text.strip():
         raise Refused("There is no text yet. Write or paste some, upload a file or pick a sample.")
     if len(text) > limits.characters:
@@ -188,7 +188,7 @@ def check_tokens(loaded: LoadedModel, text: str, limits: Limits, job: Job) -> li
 
 
 def in_page_words(error: object) -> str:
-    """Write the metric's error, warning or refusal with the page's names for things."""
+    """Rewrite the metric's error, warning or refusal in the page's terms."""
     wording = wording_of(error)
     others = {"positions": ()}  # there is one text
     if wording.argument in PAGE_ADVICE:
@@ -198,7 +198,7 @@ def in_page_words(error: object) -> str:
 
 
 def page_name(argument: str, value: str | None) -> str:
-    """Name an argument, or a setting, as the page does."""
+    """Return the page's name of an argument or a setting."""
     name = PAGE_NAMES.get(argument, argument.replace("_", " "))
     if value is None:
         return name

@@ -10,7 +10,7 @@ METRIC = Path(__file__).resolve().parent.parent / "perplexity_sliding.py"
 
 
 def new_metric() -> evaluate.Metric:
-    """Make a fresh instance: one can serve one request at a time."""
+    """Create an instance; each serves one request at a time."""
     return type(_loaded())()
 
 

@@ -1,4 +1,4 @@
-"""The models in memory: few of them.
+"""The few models in memory.
 
 A forward pass may switch a model's mode for its time, so a model is opened and used only by the one
 whose turn it is; see line.py.
@@ -51,7 +51,7 @@ CALLS = 60_000  # most calls of torch to build a model: 256 layers need a sixth 
 
 @dataclass(frozen=True)
 class Source:
-    """Where a model can be opened from: a folder of checked files, or None if it is in memory.
+    """The source of a model: a folder of checked files, or None if it is in memory.
 
     Attributes:
         commit: of the Hub's repository; None for the bundled model.
@@ -79,7 +79,7 @@ class LoadedModel:
 
 
 class Shelf:
-    """At most `limits.models` models, the least recently used put away first.
+    """At most `limits.models` models; the least recently used is removed first.
 
     Args:
         bundled: folder of the model that is always at hand.
@@ -113,7 +113,7 @@ class Shelf:
         return list(self._models)
 
     def known_as(self, name: str) -> str:
-        """Return the one name that a model goes by here, however its folder is written."""
+        """Return the canonical name of a model, for any spelling of its folder."""
         name = name.strip()
         if not self.local_folders or name in (BUNDLED, ROUNDED) or not is_model_folder(name):
             return name
@@ -162,7 +162,7 @@ class Shelf:
         return loaded
 
     def _open(self, name: str, folder: Path, commit: str | None) -> LoadedModel:
-        """Load a model from a folder of checked files and try it out."""
+        """Load a model from a folder of checked files and test it."""
         try:
             attention = check_configuration(folder, self.limits)
             self._make_room()
@@ -254,7 +254,7 @@ def build_shapes(config, limits: Limits) -> tuple[torch.nn.Module, str]:
 
 
 def load_folder(folder: Path, attention: str) -> tuple[torch.nn.Module, object]:
-    """Load a complete model and its tokenizer, with nothing in the folder run or followed."""
+    """Load a complete model and its tokenizer, without running code or following links in the folder."""
     closed = {"trust_remote_code": False, "local_files_only": True}
     opened = new_metric().open_model(
         str(folder),
@@ -266,7 +266,7 @@ def load_folder(folder: Path, attention: str) -> tuple[torch.nn.Module, object]:
 
 
 def _first_sentence(error: Exception, folder: Path) -> str:
-    """Return the first line of an error, with the folder called the model."""
+    """Return the first line of an error, with the folder replaced by "the model"."""
     lines = str(error).strip().splitlines() or [""]
     line = lines[0].replace(f"`model_id`={str(folder)!r}", "the model")
     return f"{type(error).__name__}: {line[:200]}".rstrip(".: ")

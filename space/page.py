@@ -144,7 +144,7 @@ def build(service: Service) -> gr.Blocks:
 
 
 def launch_options() -> dict:
-    """Return the options to launch the page: its looks, all served from here, and its limits."""
+    """Return the launch options of the page: its style, served locally, and its limits."""
     # Uvicorn believes forwarded addresses from any program on this machine, unless it is told otherwise.
     os.environ.setdefault("FORWARDED_ALLOW_IPS", "")
     style = typeface() + joined((STYLE, HERE / "page.css", HERE / "game.css"))
@@ -189,7 +189,7 @@ def serves_tools() -> bool:
 
 
 def theme() -> gr.themes.Base:
-    """Choose the page's typeface, and greys that are dark enough to read."""
+    """Set the page's typeface, and greys that are dark enough to read."""
     return gr.themes.Base(
         primary_hue="indigo",
         neutral_hue="slate",
@@ -274,7 +274,7 @@ def drawer_head(title: str) -> str:
 
 
 def lay_out_bar(handlers: Handlers) -> dict:
-    """Lay out samples, upload, model and the way to the settings."""
+    """Lay out samples, upload, model and the button for the settings."""
     with gr.Row(elem_id="bar"):
         names = list(handlers.samples)
         sample = gr.Dropdown(
@@ -358,14 +358,14 @@ def lay_out_share() -> dict:
 
 
 def view(value: str = "", elem_id: str | None = None, js_on_load: str | None = None) -> gr.HTML:
-    """Make a place for one of the views, which bring their own looks."""
+    """Create the container of a view, which has its own style."""
     return gr.HTML(
         value, elem_id=elem_id, js_on_load=js_on_load, apply_default_css=False, padding=False
     )
 
 
 def model_choice(label: str, value: str | None, *more: tuple[str, str], **options) -> gr.Dropdown:
-    """Lay out a choice of models, which takes any name."""
+    """Lay out a choice of models that accepts any name."""
     return gr.Dropdown(
         [(f"{BUNDLED} (bundled)", BUNDLED), *more, *SUGGESTED],
         value=value,
@@ -498,7 +498,7 @@ def run_and_show(
 
 
 def connect_measurements(handlers: Handlers, controls: Controls, results: Results) -> None:
-    """Connect the buttons that compute: begin, run in the one line, and be idle again."""
+    """Connect the buttons that compute: start, run in the queue, become idle."""
     c, r = controls, results
 
     def on(trigger, run, inputs, outputs):

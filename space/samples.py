@@ -1,4 +1,4 @@
-"""Texts to begin with, and texts that a visitor uploads."""
+"""Sample texts, and uploaded texts."""
 
 import codecs
 from pathlib import Path

@@ -40,7 +40,7 @@ def score_view(scored: Scored) -> str:
 
 
 def is_short(scored: Scored) -> bool:
-    """Return whether a text is too short for a perplexity to speak of."""
+    """Return whether a text is too short for a meaningful perplexity."""
     return scored.result["num_tokens"] < FEWEST
 
 
@@ -85,7 +85,7 @@ def _introduce(scored: Scored) -> str:
 
 
 def recipe(scored: Scored) -> list[str]:
-    """Say how the number was made: without that, it can't be quoted."""
+    """Write the settings of the number, without which it cannot be cited."""
     settings = scored.settings
     begins = [bool(window["start_token"]) for window in scored.tokens["windows"]]
     start = "no start token"

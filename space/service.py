@@ -58,7 +58,7 @@ class Scored:
 
     @property
     def whole(self) -> str:
-        """All that was read: the context and the text."""
+        """All text that was read: the context and the text."""
         return self.settings.context + self.text
 
     @property
@@ -73,7 +73,7 @@ class Scored:
 
     @property
     def interval(self) -> Sequence[float] | None:
-        """The 95 % interval of the perplexity; None where there is none that says anything."""
+        """The 95 % interval of the perplexity; None if there is no meaningful one."""
         interval = self.result["perplexity_interval"]
         if interval is None or num_parts(self.result["interval_sample"]) < FEWEST_PARTS:
             return None
@@ -167,12 +167,12 @@ class TradeOff:
 
     @property
     def best(self) -> Scored:
-        """The lowest perplexity, of the larger stride where two are equal."""
+        """The lowest perplexity; of two equal ones, that of the larger stride."""
         return min(self.strides, key=lambda scored: scored.result["perplexity"])
 
     @property
     def fits_one_window(self) -> bool:
-        """Whether no stride can change anything."""
+        """Whether no stride changes the result."""
         return len(self.wide.tokens["windows"]) < 2
 
     @property
@@ -206,7 +206,7 @@ class TradeOff:
 
 
 def num_parts(sample: str) -> int:
-    """Read how many parts an interval is from: 20 of "20 parts of 1 text"."""
+    """Read the number of parts of an interval: 20 of "20 parts of 1 text"."""
     return int(sample.split()[0])
 
 
@@ -386,7 +386,7 @@ class Service:
     def _strides(
         self, text: str, full: Settings, strides: list[int], loaded: LoadedModel, job: Job
     ) -> TradeOff:
-        """Score with all strides at once; without the dearest ones where time does not suffice."""
+        """Score with all strides together; omit the most expensive ones if time is short."""
         measured, reason = strides, None
         while True:
             arguments = full.arguments() | {"stride": measured}
@@ -402,7 +402,7 @@ class Service:
             return TradeOff(self._gather(text, full, entries, loaded).scored, remark=remark)
 
     def every_protocol(self, text: str, settings: Settings, job: Job) -> Sweep:
-        """Score a text as the page does, and as every other tool would in the same window.
+        """Score a text with the page's protocol, and with every other tool's in the same window.
 
         The page's own protocol comes first, with the page's stride and start token, so that its number is
         the page's; the others have their usual stride and start, and are compared with it.

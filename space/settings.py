@@ -36,7 +36,7 @@ class Settings:
     words: bool = False
 
     def for_model(self, longest: int, clip: bool = False) -> "Settings":
-        """Fill in window and stride for a model that takes `longest` tokens.
+        """Fill in window and stride for a model with a limit of `longest` tokens.
 
         Args:
             clip: shorten a window that is too long for the model, instead of refusing it, and a
@@ -69,7 +69,7 @@ class Settings:
         return replace(self, window=window, stride=min(stride, longest_stride))
 
     def arguments(self) -> dict:
-        """Return the metric's arguments, as far as the protocol has them."""
+        """Return the metric's arguments that the protocol supports."""
         known = guide(self.protocol)
         arguments = {"max_length": self.window, "protocol": self.protocol}
         if known.stride:
@@ -84,7 +84,7 @@ class Settings:
         return arguments
 
     def mark(self, text: str, but: Sequence[str] = ()) -> str:
-        """Write JSON by which the page's script sees whether a result is of the present settings.
+        """Write JSON with which the page's script detects whether a result has the present settings.
 
         Args:
             but: names of settings that make no difference to the result.
@@ -101,7 +101,7 @@ class Settings:
 
 
 def fingerprint(text: str) -> int:
-    """Return a number by which the page's script sees that a text changed."""
+    """Return a number with which the page's script detects changes of a text."""
     return zlib.adler32(text.encode())
 
 
@@ -133,7 +133,7 @@ def check_settings(settings: Settings, protocols: Sequence[str]) -> Settings:
 
 
 def check_context(context: str) -> str:
-    """Return the context with line ends as the page has them, or refuse it."""
+    """Return the context with normalized line ends, or refuse it."""
     if not isinstance(context, str):
         raise Refused(f"The context must be a text, not “{context}”.")
     if len(context) > MOST_CONTEXT:

@@ -1,4 +1,4 @@
-"""A result to take along: the text itself, its tokens as tables, and words to quote the number."""
+"""Export of a result: the text, its tokens as tables, and a citation."""
 
 import csv
 import hashlib
@@ -33,7 +33,7 @@ def digest(text: str) -> str:
 
 
 def sentence(scored: Scored) -> str:
-    """State a number in a sentence with all it takes to compare and to repeat it."""
+    """State a number in a sentence with everything needed to compare and reproduce it."""
     result, loaded = scored.result, scored.loaded
     within = "" if scored.interval is None else f" ({interval_words(scored.interval)})"
     model = loaded.name + (f" at {loaded.commit[:SHORT_COMMIT]}" if loaded.commit else "")
@@ -61,7 +61,7 @@ def bibtex(signatures: Sequence[str]) -> str:
 
 
 def escape_tex(words: str) -> str:
-    """Make words safe in LaTeX."""
+    """Escape text for LaTeX."""
     return re.sub(r"([_#%&$])", r"\\\1", words)
 
 

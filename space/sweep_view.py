@@ -18,7 +18,7 @@ MARGIN = 0.04  # of the axis, left free at either end
 
 
 def trade_off_view(trade_off: TradeOff) -> str:
-    """Show perplexity and cost against stride, and the same tokens with ever less context."""
+    """Show perplexity and cost against stride, and the same tokens with decreasing context."""
     if trade_off.fits_one_window:
         return ""
     wide = trade_off.wide
@@ -54,7 +54,7 @@ def protocol_view(sweep: Sweep) -> str:
 
 
 def _whose_settings(first: Settings, asked: Settings) -> str:
-    """Say which window and stride the numbers are of."""
+    """Describe the window and the stride of the numbers."""
     window, name = count(first.window, "token"), escape(first.protocol)
     if first.protocol != asked.protocol:  # the page's own protocol was refused
         return f"All have a window of {window} and their own stride; the bold row is {name}."
@@ -63,7 +63,7 @@ def _whose_settings(first: Settings, asked: Settings) -> str:
 
 
 def group_equal(scored: Sequence[Scored]) -> list[list[Scored]]:
-    """Put results together that are shown as the same number, the lowest first."""
+    """Group results with the same displayed number, the lowest first."""
     ordered = sorted(scored, key=lambda one: one.result["perplexity"])
     groups = itertools.groupby(ordered, key=lambda one: number(one.result["perplexity"]))
     return [list(group) for _, group in groups]
@@ -132,7 +132,7 @@ def _axis(values: Sequence[float]):
 
 
 def _dots(scored: Scored, first: Scored, axis) -> str:
-    """Draw the place of a number on the axis of all, with a line at that of the first protocol."""
+    """Draw a number on the common axis, with a line at the first protocol's."""
     return (
         f'<span class="ps-dots"><i style="left:{axis(first.result["perplexity"]):.1%}"></i>'
         f'<b style="left:{axis(scored.result["perplexity"]):.1%}"></b></span>'
@@ -140,7 +140,7 @@ def _dots(scored: Scored, first: Scored, axis) -> str:
 
 
 def _difference(result: dict) -> str:
-    """Say the paired difference in per cent."""
+    """Write the paired difference in per cent."""
     ratio = result.get("ratio_to_first")
     if ratio is None:
         return "what the others are compared with"

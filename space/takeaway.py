@@ -1,4 +1,4 @@
-"""A result as a visitor takes it along: its address, words to quote it, a picture and files.
+"""Export of a result: its address, a citation, a picture and files.
 
 All of it is text, so that a page keeps little of a comparison.
 """
@@ -27,7 +27,7 @@ SETTING_COLUMNS = (
 
 @dataclass(frozen=True)
 class Takeaway:
-    """One result to take along.
+    """One result to export.
 
     Attributes:
         mark: what it is a result of, as the view's `data-of`.
@@ -55,7 +55,7 @@ class Takeaway:
 
 
 def of_score(scored: Scored) -> Takeaway:
-    """Take along the score of a text."""
+    """Export the score of a text."""
     signature, perplexity = scored.result["signature"], number(scored.result["perplexity"])
     made = files(scored)
     return Takeaway(
@@ -75,7 +75,7 @@ def of_score(scored: Scored) -> Takeaway:
 
 
 def of_models(compared: Compared) -> Takeaway:
-    """Take along the comparison of a model with the page's."""
+    """Export the comparison of a model with the page's."""
     scored, reference = compared.scored, compared.reference
     asked = compared.page_settings
     names = {"The model": scored.loaded.name, "the model": scored.loaded.name}
@@ -108,7 +108,7 @@ def of_models(compared: Compared) -> Takeaway:
 
 
 def of_strides(trade_off: TradeOff, asked: Settings) -> Takeaway:
-    """Take along the perplexities of a text under several strides.
+    """Export the perplexities of a text under several strides.
 
     Args:
         asked: the page's settings.
@@ -167,7 +167,7 @@ def _of_settings(
     varied: dict,
     more: dict | None = None,
 ) -> Takeaway:
-    """Take along results of one text under several settings."""
+    """Export results of one text under several settings."""
     first = results[0]
     rows = [setting_row(scored) for scored in results]
     named = "; ".join(

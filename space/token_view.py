@@ -72,7 +72,7 @@ def legends() -> str:
 
 
 def _choices(scored: Scored) -> str:
-    """Offer the kinds of pieces and of colours, and explain the lines under them."""
+    """Write the choices of pieces and colours, and explain the lines under them."""
     refused = words_refused(scored)
     off = f' disabled title="{escape(refused)}"' if refused else ""
     return (
@@ -85,7 +85,7 @@ def _choices(scored: Scored) -> str:
 
 
 def words_refused(scored: Scored) -> str | None:
-    """Say why the words of this text cannot be scored; None if they can."""
+    """Return the reason why the words of this text cannot be scored; None if they can."""
     if not guide(scored.settings.protocol).words:
         return f"No words here: {scored.settings.protocol} joins all texts before it scores them."
     if None in scored.tokens["offsets"]:
