@@ -254,5 +254,34 @@ function wake() {
   followShown();
   if (!root.matches(".ps-whole") && FIRST_SCREEN.every((part) => document.querySelector(part))) showWhole();
 }
+/* Mark the rows of the tools that give a number as it is printed elsewhere, whichever of their averages it is. */
+function markRead(field) {
+  const view = field.closest(".ps-view"), written = field.value.trim().replace(",", ".");
+  const isNumber = /^\d+(\.\d*)?$/.test(written) && Number(written) > 0;
+  const half = 0.5 / 10 ** (written.split(".")[1] ?? "").length;
+  const values = [...view.querySelectorAll("[data-values]")].flatMap((tool) =>
+    Object.entries(JSON.parse(tool.dataset.values)).map(([name, value]) => ({ tool, name, value })));
+  const fits = isNumber ? values.filter(({ value }) => Number(written) - half <= value && value < Number(written) + half) : [];
+  for (const row of view.querySelectorAll(".ps-group")) row.classList.toggle("ps-fits", fits.some(({ tool }) => row.contains(tool)));
+  view.querySelector(".ps-reading").textContent = !written ? "" : !isNumber ? "Write it as it is printed, such as 29.41."
+    : fits.length ? `${fits.map(readAs).join("; ")}. ${byChance(Number(written), half, values)}` : nothingGives(written, values);
+}
+
+const readAs = ({ tool, name, value }) => `${tool.dataset.protocol} gives it: ${name.replaceAll("_", " ")} ${value.toFixed(4)}`;
+const distance = (number) => ({ value }) => Math.abs(Math.log(value / number));
+
+function byChance(number, half, values) {
+  const near = new Set(values.filter((one) => distance(number)(one) < Math.log(1.1)).map(({ value }) => value.toPrecision(8)));
+  const expected = near.size * Math.log((number + half) / (number - half)) / (2 * Math.log(1.1));
+  return `By chance, ${expected.toPrecision(2)} of the numbers here would round to it.`;
+}
+
+function nothingGives(written, values) {
+  const { tool, name, value } = values.reduce((a, b) => distance(written)(b) < distance(written)(a) ? b : a);
+  return `No row gives it. The nearest is the ${name.replaceAll("_", " ")} of ${tool.dataset.protocol}, ${value.toFixed(4)}. score.py FILE --find ${written} tries other windows, strides and layouts too.`;
+}
+
+document.addEventListener("input", ({ target }) => { if (target.matches?.(".ps-read input")) markRead(target); });
+
 new MutationObserver(wake).observe(root, { childList: true, subtree: true });
 wake();

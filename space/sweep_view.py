@@ -1,9 +1,11 @@
 """Several settings side by side: costs and gains of strides, and results of each tool."""
 
 import itertools
+import json
 import math
 from collections.abc import Sequence
 
+from perplexity_sliding.finding import averages_of
 from perplexity_sliding.views.charts import bar
 from perplexity_sliding.views.curves import context_curve, setting_curve
 from perplexity_sliding.views.markup import change, count, escape, number
@@ -15,6 +17,10 @@ from .service import STRIDES_SET, Scored, Sweep, TradeOff, gain_share
 from .settings import Settings
 
 MARGIN = 0.04  # of the axis, left free at either end
+READ_FIELD = (
+    '<p><label class="ps-read">A number you have read: <input type="text" inputmode="decimal" autocomplete="off" '
+    'placeholder="29.41"></label> <span class="ps-reading" role="status"></span></p>'
+)
 
 
 def trade_off_view(trade_off: TradeOff) -> str:
@@ -48,7 +54,7 @@ def protocol_view(sweep: Sweep) -> str:
         "<p>All of them are “the perplexity”. Tools split the text differently, drop different parts, or "
         "average in another way. So say which one you used. Open a row to see how, and to score your text "
         f'that way.</p><p class="ps-note">{_whose_settings(first.settings, sweep.asked)}</p>'
-        f'<div class="ps-groups">{rows}</div>'
+        f'{READ_FIELD}<div class="ps-groups">{rows}</div>'
         f"{KEY}{_no_protocol(sweep)}</div>"
     )
 
@@ -87,10 +93,17 @@ def _tool_part(scored: Scored, first: Scored) -> str:
     plus_minus = f" ±&nbsp;{number(error, 3)} as the tool has it;" if error is not None else ""
     return (
         f'<div class="ps-tool" data-protocol="{name}" data-window="{settings.window}" '
-        f'data-stride="{settings.stride or ""}"><div>{_tool(settings)}{_sizes(settings)}</div>'
+        f'data-stride="{settings.stride or ""}" data-values="{_values(scored.result)}">'
+        f"<div>{_tool(settings)}{_sizes(settings)}</div>"
         f"<div>{window_picture(scored)}<small>{plus_minus} {_difference(scored.result)}</small></div>"
         f'<button type="button" class="ps-button">Score like {name}</button></div>'
     )
+
+
+def _values(result: dict) -> str:
+    """Write every average of a result that a paper may print, by name."""
+    values = averages_of(result).items()
+    return escape(json.dumps({name: value for name, value in values if math.isfinite(value)}))
 
 
 def _sizes(settings: Settings) -> str:

@@ -9,6 +9,8 @@ import pytest
 from models import make_byte_tokenizer, make_model, save
 
 from perplexity_sliding.cli import options
+from perplexity_sliding.cli.reading import ReadText
+from perplexity_sliding.cli.rows import of_parts, without_punctuation
 
 TABLE = "item,condition,context,sentence\n7,x,w3 w4 ,w5 w6\n8,y,w7 ,w8\n"
 
@@ -183,7 +185,54 @@ def test_words_carry_their_length_and_the_surprisal_before(call, items):
         expected = None if row["number"] == 0 else before["surprisal_bits"]
         assert row["previous_surprisal_bits"] == expected
         assert row["word_length"] == len(row["word"])
+        assert "previous_2_surprisal_bits" not in row
     assert sum(row["number"] == 0 for row in rows) > 1 and any(row["number"] > 0 for row in rows)
+
+
+def test_several_lags(call, items):
+    """Each row has the surprisals of the words one and two places before it in its text."""
+    items.write_text("sentence\nw5 w6 w7 w8 w9\nw3 w4 w5\n", "utf-8")
+    argv = (items, "--text-column", "sentence", "--words", "--lags", "2", "--format", "jsonl")
+    rows = [json.loads(line) for line in call(*argv).out.splitlines()]
+    assert max(row["number"] for row in rows) > 2
+    for place, row in enumerate(rows):
+        for lag, name in ((1, "previous"), (2, "previous_2")):
+            before = rows[place - lag] if row["number"] >= lag else {}
+            for unit in ("bits", "nats"):
+                assert row[f"{name}_surprisal_{unit}"] == before.get(f"surprisal_{unit}")
+
+
+@pytest.mark.parametrize(
+    ("argv", "named"),
+    [
+        (["--lags", "2"], "texts"),
+        (["--lags", "2", "--tokens", "--format", "csv"], "tokens"),
+        (["--lags", "2", "--words", "--format", "latex"], "words"),
+        (["--lags", "0", "--words", "--format", "csv"], "at least 1"),
+    ],
+)
+def test_lags_are_of_rows_of_words(call, items, argv, named):
+    ran = call(items, "--text-column", "sentence", *argv)
+    assert ran.code == 2 and "--lags" in ran.err and named in ran.err
+
+
+@pytest.mark.parametrize(
+    ("word", "letters"),
+    [
+        ("kind.", "kind"),
+        ("“well-known,”", "well-known"),
+        ("don't", "don't"),
+        ("—", ""),
+        ("$5", "$5"),
+        ("¿qué?", "qué"),
+    ],
+)
+def test_the_length_of_a_word_is_without_punctuation(word, letters):
+    assert without_punctuation(word) == letters
+    (row,) = of_parts(
+        ReadText("t", None), {"words": [word], "nll": [1.0], "surprisal": [2.0]}, "word"
+    )
+    assert row["word"] == word and row["word_length"] == len(letters)
 
 
 @pytest.mark.parametrize("unit", ["--words", "--tokens"])

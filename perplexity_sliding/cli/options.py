@@ -190,6 +190,10 @@ OUTPUT = {
     "words": option("write a row for every word, with its surprisal", action="store_true"),
     **WORDS,
     **TOKENS,
+    "lags": option(
+        "surprisals of N earlier words in rows of words; 1 by default",
+        type=values.whole_number(1), metavar="N",
+    ),
     "keep_text": option("add the text and its context to every row", action="store_true"),
     "columns": option(
         f"columns of a table: one of {', '.join(AXES)}; and {', '.join(NUMBERS)}",
@@ -386,6 +390,11 @@ def parse_arguments(argv: list[str], program: str = "score.py") -> argparse.Name
         raise ValueError(
             f"--keep-text requires --format {', '.join(TIDY)}, got {args.format}, which has no "
             "column for it."
+        )
+    if args.lags is not None and not (args.carries_columns and args.unit == "word"):
+        raise ValueError(
+            f"--lags must go with --words and --format {', '.join(TIDY)}, got {args.format} of "
+            f"{args.unit or 'text'}s: others have no rows of words."
         )
     args.hides_progress = args.quiet or sys.stderr is None or os.environ.get("RANK", "0") != "0"
     return args

@@ -119,7 +119,7 @@ def tidy_rows(report: Report, args: argparse.Namespace) -> Iterable[dict]:
     if args.unit:
         return Rows(
             lambda: chain.from_iterable(
-                rows_of_text(text, columns, args.unit) for text, columns in report.parts
+                rows_of_text(text, columns, args) for text, columns in report.parts
             )
         )
     if report.compared:
@@ -140,9 +140,10 @@ def count_rows(report: Report, args: argparse.Namespace) -> int:
     return len(report.texts) + has_row(report)
 
 
-def rows_of_text(text: ReadText, columns: dict, unit: str) -> Iterator[dict]:
+def rows_of_text(text: ReadText, columns: dict, args: argparse.Namespace) -> Iterator[dict]:
     """Make one row of a token or word, with the other columns of its text's row."""
-    return (rows.of_part(row, text.carried, row) for row in rows.of_parts(text, columns, unit))
+    made = rows.of_parts(text, columns, args.unit, args.lags or 1)
+    return (rows.of_part(row, text.carried, row) for row in made)
 
 
 def all_tables(
@@ -156,7 +157,7 @@ def all_tables(
     if args.unit:
         table_of_parts = {"token": tables.of_tokens, "word": tables.of_words}[args.unit]
         for text, columns in report.parts:
-            of_text = list(rows_of_text(text, columns, args.unit))
+            of_text = list(rows_of_text(text, columns, args))
             if of_text:
                 yield write(table_of_parts(of_text), tables.printable(text.name))
     if args.format == "text" and report.compared == "models" and len(report.measurements) == 1:

@@ -4,6 +4,7 @@ Every plain number of a result becomes a column, so a new one needs no change he
 """
 
 import math
+import unicodedata
 from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from .reading import ReadText
@@ -97,16 +98,22 @@ def with_unit(key: str, value: object) -> dict:
     return {f"{key}_nats" if key in NATS else key: value}
 
 
-def of_parts(text: ReadText, parts: dict[str, list], unit: str) -> Iterator[dict]:
+def without_punctuation(word: str) -> str:
+    """Return a word without the punctuation before and after it."""
+    kept = [n for n, sign in enumerate(word) if not unicodedata.category(sign).startswith("P")]
+    return word[kept[0] : kept[-1] + 1] if kept else ""
+
+
+def of_parts(text: ReadText, parts: dict[str, list], unit: str, lags: int = 1) -> Iterator[dict]:
     """Make one row of a token or word of a text, with its place in it: that of a context is negative.
 
     Args:
         parts: equally long columns of a text, such as its `token_scores` or `word_scores`.
         unit: "token" or "word": the name of the column with the piece as the text writes it.
+        lags: words before a word whose surprisals its row has.
     """
     columns = {key: values for key, values in parts.items() if key not in NOT_OF_PARTS}
     own_name = f"{unit}s"
-    previous = with_unit("surprisal", None)
     for number in range(len(columns[own_name])):
         values = {key: column[number] for key, column in columns.items()}
         first, last = values.pop("offsets", None) or (None, None)
@@ -120,10 +127,12 @@ def of_parts(text: ReadText, parts: dict[str, list], unit: str) -> Iterator[dict
             **with_unit("nll", values.pop("nll")),
         }
         if "surprisal" in values:
-            surprisal = with_unit("surprisal", values.pop("surprisal"))
-            row |= surprisal | {f"previous_{name}": value for name, value in previous.items()}
-            row["word_length"] = len(row[unit])
-            previous = surprisal
+            row |= with_unit("surprisal", values.pop("surprisal"))
+            for lag in range(1, lags + 1):
+                before = columns["surprisal"][number - lag] if number >= lag else None
+                name = "previous" if lag == 1 else f"previous_{lag}"
+                row |= {f"{name}_{k}": v for k, v in with_unit("surprisal", before).items()}
+            row["word_length"] = len(without_punctuation(row[unit]))
         for key, value in values.items():
             row |= with_unit(key, value)
         yield row | ({"piece": raw} if unit == "token" else {})

@@ -211,3 +211,31 @@ def test_every_tool_is_on_one_axis(page):
     assert f"Same model, same text: {numbers[0]:#.4g} to {numbers[-1]:#.4g}" in page.told(
         "#results"
     )
+
+
+READ = """
+const [written] = arguments, field = document.querySelector(".ps-read input");
+field.value = written;
+field.dispatchEvent(new Event("input", { bubbles: true }));
+const marked = [...document.querySelectorAll(".ps-fits .ps-tool")].map((tool) => tool.dataset.protocol);
+return [marked, document.querySelector(".ps-reading").textContent];
+"""
+
+
+def test_a_number_that_was_read_marks_the_rows_that_give_it(page, bundled, longest):
+    page.tab("Other tools")
+    page.until(lambda: len(page.all(".ps-tool")) == len(protocol_rows()))
+    text = page.one("#text textarea").get_attribute("value")
+    result = new_metric().compute(
+        predictions=[text], model_id=bundled, protocol="lm-eval", max_length=longest
+    )
+    marked, said = page.script(READ, f"{result['word_perplexity']:.3f}")
+    assert marked == ["lm-eval"]
+    assert f"lm-eval gives it: word perplexity {result['word_perplexity']:.4f}" in said
+    assert "By chance, 0." in said
+    marked, said = page.script(READ, f"{result['bits_per_byte']:.4f}".replace(".", ","))
+    assert "lm-eval" in marked and "bits per byte" in said
+    marked, said = page.script(READ, "100000")
+    assert marked == [] and "No row gives it. The nearest is" in said and "--find 100000" in said
+    assert page.script(READ, "29.4x") == [[], "Write it as it is printed, such as 29.41."]
+    assert page.script(READ, "") == [[], ""]

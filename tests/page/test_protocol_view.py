@@ -1,5 +1,9 @@
 """All protocols side by side: their numbers or reasons, and pictures of their windows."""
 
+import html
+import json
+import math
+
 import pytest
 import regex
 from pages import STORY
@@ -113,6 +117,20 @@ def test_the_bold_row_is_the_number_of_the_page(service, settings, said):
     stated = regex.findall(r'data-stride="(\d*)".*?<small>Window (\d+)(?:, stride (\d+))?\.', page)
     assert len(stated) == len(sweep.scored)
     assert all((a, str(settings.window)) == (c, b) for a, b, c in stated)
+
+
+def test_rows_carry_every_average_that_a_paper_may_print(service):
+    sweep = service.every_protocol(STORY, Settings(BUNDLED, 64), Job(60))
+    page = protocol_view(sweep)
+    assert "A number you have read" in page
+    carried = regex.findall(r'data-protocol="([^"]+)".*?data-values="([^"]+)"', page)
+    assert len(carried) == len(sweep.scored)
+    results = {one.settings.protocol: one.result for one in sweep.scored}
+    for name, values in carried:
+        values = json.loads(html.unescape(values))
+        for key in ("perplexity", "mean_perplexity", "word_perplexity", "bits_per_byte"):
+            assert values[key] == results[name][key]
+        assert values["nats_per_token"] == pytest.approx(math.log(values["perplexity"]))
 
 
 def test_where_the_tool_of_the_page_is_refused_no_row_is_said_to_be_its(service):
