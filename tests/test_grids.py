@@ -66,6 +66,20 @@ def test_a_signature_of_several_texts_is_printed_once(sweep):
     assert len(signatures) == len(set(signatures)) == 3, "one for each model"
 
 
+def test_a_paper_names_settings_by_what_decides_over_them(sweep):
+    """Windows differ by protocol, signatures by model and protocol too, neither by text."""
+    latex = sweep(*FILES, "--columns=text", "--protocol=sliding,lm-eval", "--format=latex").out
+    caption = next(line for line in latex.splitlines() if "caption" in line)
+    assert "stride 8, start token once (sliding)" in caption
+    assert "stride 16, start token once (lm-eval)" in caption
+    comments = [line for line in latex.splitlines() if line.startswith("%")]
+    assert [line.partition(": ppl|")[0] for line in comments] == [
+        f"% checkpoint-{step}, {protocol}"
+        for step in (9, 10, 100)
+        for protocol in ("sliding", "lm-eval")
+    ]
+
+
 def test_without_columns_each_measurement_is_a_row_over_all_texts(sweep, metric, checkpoints):
     rows = list(csv.DictReader(io.StringIO(sweep(*FILES, "--stride=8,4", "--format=csv").out)))
     texts = [Path(file).read_text("utf-8") for file in FILES]

@@ -5,8 +5,9 @@ gives the reason.  Minus signs are not hyphens.
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import chain, combinations
 
 from ..about import VERSION
 from .tables import AXES, NOTHING, P, Table, label, signature_fields
@@ -149,17 +150,27 @@ def with_measurement(what: Table, rows: Sequence[dict], axes: Sequence[str]) -> 
     """
     results = [row for row in rows if "error" not in row]
     keys = [AXES[axis] for axis in axes]
-    settings: dict[str, list[str]] = {}
-    signatures: dict[str, list[str]] = {}
-    for row in results:
-        name = label(row, keys)
-        settings.setdefault(described(row, axes), []).append(name)
-        signatures.setdefault(row["signature_short"], []).append(name)
+    settings = named_by_few(results, keys, lambda row: described(row, axes))
+    signatures = named_by_few(results, keys, lambda row: row["signature_short"])
     measured = f"Measured with perplexity-sliding {VERSION}: {distinguished(settings)}."
     if len(signatures) == 1:
         return replace(what, notes=(*what.notes, measured, f"Signature: {next(iter(signatures))}."))
     lines = [f"{', '.join(names)}: {signature}" for signature, names in signatures.items()]
     return replace(what, notes=(*what.notes, measured), comments=tuple(lines))
+
+
+def named_by_few(
+    rows: Sequence[dict], keys: Sequence[str], of_row: Callable[[dict], str]
+) -> dict[str, list[str]]:
+    """Return what rows have, with the names of those rows by as few keys as decide over it."""
+    for chosen in chain.from_iterable(combinations(keys, n) for n in range(len(keys) + 1)):
+        decided = {(tuple(row.get(key) for key in chosen), of_row(row)) for row in rows}
+        if len(decided) == len({values for values, _ in decided}):
+            break
+    named: dict[str, dict[str, None]] = {}
+    for row in rows:
+        named.setdefault(of_row(row), {})[label(row, chosen)] = None
+    return {what: list(names) for what, names in named.items()}
 
 
 def described(row: dict, axes: Sequence[str]) -> str:
@@ -179,4 +190,4 @@ def distinguished(named: dict[str, list[str]]) -> str:
     """Return a single description, or each with the rows that it applies to."""
     if len(named) == 1:
         return next(iter(named))
-    return "; ".join(f"{what} ({', '.join(dict.fromkeys(names))})" for what, names in named.items())
+    return "; ".join(f"{what} ({', '.join(names)})" for what, names in named.items())

@@ -7,7 +7,7 @@ if a table is too wide, columns are hidden in the order of `EXPENDABLE`.
 import json
 import math
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from wcwidth import wcswidth, wrap
@@ -209,7 +209,7 @@ def of_key_tokens(result: dict) -> str | None:
     return f"{value} 95 % interval of LongPPL: {low} – {high}."
 
 
-def label(row: dict, keys: list[str]) -> str:
+def label(row: dict, keys: Sequence[str]) -> str:
     """Return the settings that distinguish a measurement."""
     return ", ".join(str(row[key]) for key in keys if row.get(key) is not None)
 
