@@ -68,7 +68,7 @@ def test_longppl_without_key_tokens_is_said_too(call, files):
 @pytest.mark.parametrize("option", ["--key-tokens=longppl", "--positions=0,3"])
 def test_numbers_of_all_texts_that_rows_have_no_column_for(call, files, option):
     (warning,) = call(files[0], option, "--format=csv").warnings
-    assert f"{option.partition('=')[0]}: " in warning
+    assert option.partition("=")[0] in warning
     assert "--format json" in warning
     assert not call(files[0], option, "--format=json").warnings
 
