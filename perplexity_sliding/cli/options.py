@@ -191,7 +191,7 @@ OUTPUT = {
     **WORDS,
     **TOKENS,
     "lags": option(
-        "surprisals of N earlier words in rows of words; 1 by default",
+        "surprisals of N previous words in each row of --words; default: 1",
         type=values.whole_number(1), metavar="N",
     ),
     "keep_text": option("add the text and its context to every row", action="store_true"),
@@ -393,7 +393,7 @@ def parse_arguments(argv: list[str], program: str = "score.py") -> argparse.Name
         )
     if args.lags is not None and not (args.carries_columns and args.unit == "word"):
         raise ValueError(
-            f"--lags must go with --words and --format {', '.join(TIDY)}, got {args.format} of "
+            f"--lags requires --words and --format {', '.join(TIDY)}, got {args.format} of "
             f"{args.unit or 'text'}s: others have no rows of words."
         )
     args.hides_progress = args.quiet or sys.stderr is None or os.environ.get("RANK", "0") != "0"

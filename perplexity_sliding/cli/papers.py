@@ -162,7 +162,7 @@ def with_measurement(what: Table, rows: Sequence[dict], axes: Sequence[str]) -> 
 def named_by_few(
     rows: Sequence[dict], keys: Sequence[str], of_row: Callable[[dict], str]
 ) -> dict[str, list[str]]:
-    """Return what rows have, with the names of those rows by as few keys as decide over it."""
+    """Group rows by a value; name each group by the smallest set of keys that determines it."""
     for chosen in chain.from_iterable(combinations(keys, n) for n in range(len(keys) + 1)):
         decided = {(tuple(row.get(key) for key in chosen), of_row(row)) for row in rows}
         if len(decided) == len({values for values, _ in decided}):

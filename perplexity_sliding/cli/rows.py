@@ -110,7 +110,7 @@ def of_parts(text: ReadText, parts: dict[str, list], unit: str, lags: int = 1) -
     Args:
         parts: equally long columns of a text, such as its `token_scores` or `word_scores`.
         unit: "token" or "word": the name of the column with the piece as the text writes it.
-        lags: words before a word whose surprisals its row has.
+        lags: number of previous words whose surprisals are added to a row.
     """
     columns = {key: values for key, values in parts.items() if key not in NOT_OF_PARTS}
     own_name = f"{unit}s"
