@@ -363,7 +363,7 @@ def check_served(description: str, measures: Sequence[Measure]) -> None:
         for column in measure.columns:
             if column not in SERVED_COLUMNS:
                 raise ValueError(
-                    f"{NEEDS_LOGITS.get(column, column)} needs the logits of all tokens, but "
+                    f"{NEEDS_LOGITS.get(column, column)} requires the logits of all tokens, but "
                     f"{description} gives log-probabilities of single ones. Load the model itself, "
                     "or leave it out."
                 )
