@@ -259,6 +259,26 @@ def test_the_progress_of_a_list_counts_the_merged_work(metric):
 # ---- models for which the length of a pass matters
 
 
+@pytest.mark.skipif(
+    not hasattr(modeling_rope_utils, "dynamic_rope_update"),
+    reason="these transformers keep longrope's frequencies the same at every length",
+)
+@pytest.mark.parametrize("limit", [3, 5])
+@pytest.mark.filterwarnings("ignore:.*stated limit of")
+def test_frequencies_that_change_within_a_short_pass(metric, limit):
+    """A text shorter than half of the longest pass is not padded, which would make it longer."""
+    texts = [random_text(count, seed=count) for count in (limit, 16)]
+    result = metric.compute(
+        predictions=texts,
+        model=rotary_model("longrope", limit),
+        tokenizer=make_tokenizer(),
+        add_start_token=False,
+        max_length=16,
+    )
+    expected = [naive_perplexity(rotary_model("longrope", limit), text) for text in texts]
+    assert result["perplexities"] == pytest.approx(expected, rel=1e-5)
+
+
 @pytest.mark.parametrize("kind", ["dynamic", "longrope"])
 def test_length_dependent_positions_run_apart(metric, kind):
     """Their frequencies change past 8 tokens; each score is that of its window's own pass."""
@@ -391,13 +411,13 @@ def test_frequencies_that_somebody_set_are_meant(metric):
     assert result["perplexity"] != pytest.approx(untouched, rel=1e-3)
 
 
-def rotary_model(kind: str):
+def rotary_model(kind: str, limit: int = 8):
     scaling = {"rope_type": kind, "factor": 4.0}
     if kind == "longrope":
         half = 8  # pairs of dimensions of a head
         scaling |= {"short_factor": [1.0] * half, "long_factor": [9.0] * half}
-        scaling["original_max_position_embeddings"] = 8
-    return make_model("llama", max_position_embeddings=8, rope_scaling=scaling)
+        scaling["original_max_position_embeddings"] = limit
+    return make_model("llama", max_position_embeddings=limit, rope_scaling=scaling)
 
 
 def naive_perplexity(model, text: str) -> float:

@@ -281,9 +281,11 @@ def examine_passes(length: int, model: torch.nn.Module, name: str, row_logits: R
         ValueError: the model attends to future tokens in such passes, is random, or mixes the rows
             of a batch.
     """
-    ids, rows = probe_ids(model, length)[None], probe_rows(length)
+    # Frequencies may change at any length.
+    lengths = prefix_lengths(length, 1 if grows_frequencies(model) else PROBE_LENGTH)
+    ids, rows = probe_ids(model, length)[None], probe_rows(length, lengths)
     expected = row_logits(ids, rows)
-    half, *shorter = prefix_lengths(length)
+    half, *shorter = lengths
     inside = rows[rows < half]
     beside = torch.cat([ids[:, :half], probe_ids(model, half, first=3)[None]])
     together, tolerance = row_logits(beside, inside), OTHER_SHAPE[precision(model)]
@@ -324,18 +326,18 @@ def check_not_moved(
         refuse(name, row_logits(ids, rows), expected, tolerance)
 
 
-def prefix_lengths(length: int) -> list[int]:
-    """List lengths of prefixes to test: half, a quarter, and so on."""
+def prefix_lengths(length: int, shortest: int) -> list[int]:
+    """List lengths of prefixes to test: half, a quarter, and so on, down to `shortest` or less."""
     lengths = [length // 2]
-    while lengths[-1] > PROBE_LENGTH:
+    while lengths[-1] > shortest:
         lengths.append(lengths[-1] // 2)
     return lengths
 
 
-def probe_rows(length: int) -> torch.Tensor:
+def probe_rows(length: int, prefixes: Sequence[int]) -> torch.Tensor:
     """Choose rows (R,) of a pass to compare, ascending: spread evenly, and at the ends of prefixes."""
     spread = torch.linspace(0, length - 1, min(length, PROBE_ROWS)).long()
-    ends = torch.tensor(prefix_lengths(length)) - 1
+    ends = torch.tensor(prefixes) - 1
     return torch.cat([spread, ends.clamp(min=0)]).unique()
 
 
