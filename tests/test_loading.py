@@ -1,5 +1,6 @@
 """What is loaded, when it is loaded again, and how many tokens it takes."""
 
+import inspect
 import os
 import time
 import types
@@ -262,6 +263,27 @@ def test_a_folder_that_holds_an_adapter(metric, folder, adapted):
 
 
 @pytest.mark.filterwarnings("ignore:.*fan_in_fan_out")
+def test_an_adapter_that_acts_from_a_token_on_is_refused(metric, tokenizer):
+    """Unless it is disabled: the number is then that of the model without it."""
+    peft = pytest.importorskip("peft")
+    if "alora_invocation_tokens" not in inspect.signature(peft.LoraConfig).parameters:
+        pytest.skip("this peft has no such adapters")
+    config = peft.LoraConfig(
+        task_type="CAUSAL_LM",
+        target_modules=["q_proj"],
+        alora_invocation_tokens=[7, 8],
+        init_lora_weights=False,
+    )
+    model = peft.get_peft_model(make_model("llama"), config).eval()
+    given = {"predictions": [random_text(12)], "tokenizer": tokenizer}
+    with pytest.raises(ValueError, match="`model` must have no activated LoRA"):
+        metric.compute(model=model, **given)
+    plain = metric.compute(model=make_model("llama"), **given)
+    with model.disable_adapter():
+        disabled = metric.compute(model=model, **given)
+    assert disabled["perplexity"] == pytest.approx(plain["perplexity"], rel=1e-6)
+
+
 def test_an_adapter_where_peft_is_missing(metric, adapted, monkeypatch):
     monkeypatch.setattr(loading, "is_peft_available", lambda: False)
     with pytest.raises(ValueError, match=r"`model_id`=.* an adapter.*pip install peft"):

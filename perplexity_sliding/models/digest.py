@@ -396,6 +396,28 @@ def active_adapters(built: Built) -> str | None:
     return "+".join(names) or "none"
 
 
+def check_adapters(built: Built, name: str) -> None:
+    """Refuse adapters that begin to act in the middle of a text.
+
+    PEFT's wrapper finds the last of their invocation tokens, so a token's score would depend on those
+    after it; the model inside the wrapper, which is scored, does not run them at all.
+
+    Args:
+        name: of the model in an error.
+
+    Raises:
+        ValueError: one is active.
+    """
+    active = (active_adapters(built) or "").split("+")
+    for adapter, settings in getattr(built.model, "peft_config", {}).items():
+        if adapter in active and getattr(settings, "alora_invocation_tokens", None):
+            raise ValueError(
+                f"{name} must have no activated LoRA, got the adapter {adapter!r} with "
+                "`alora_invocation_tokens`: which tokens it acts on depends on later tokens. Disable "
+                "the adapter to score the model without it."
+            )
+
+
 def _replaced_methods(module: torch.nn.Module) -> list[str]:
     """List methods of a module's class that the module itself overrides."""
     return [

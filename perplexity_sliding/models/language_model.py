@@ -23,6 +23,7 @@ from ..plan.tokenization import check_tokenizer, shared_lock, tokenizer_digest
 from ..plan.windows import ContextLimit
 from .digest import (
     active_adapters,
+    check_adapters,
     examine,
     model_name,
     model_revision,
@@ -360,6 +361,7 @@ class LanguageModel:
     def check(self) -> None:
         """Probe the model, or take the known findings for its current state; see `ScoredModel`."""
         built = examine(self.model)
+        check_adapters(built, self.description)
         code = library_code(built.structure.of_libraries)
         modified = modifications(built)
         # affects the forward, in addition to weights and configuration
