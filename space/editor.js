@@ -2,7 +2,7 @@
 
    Behind the text box lies a mirror with the same lines, whose pieces have colours; the letters of the box
    itself are invisible.  What is typed keeps the colours around it until the next result is there. */
-const PLAY_MS = 20000, STEP_MS = [60, 900], MOST_BARS = 300, TALLEST = 16, SEND_MS = 150, TIP_GAP = 6, DOT = 9, DOCKS = { window: 48, stride: 150 }, PENCIL = 56;
+const PLAY_MS = 20000, STEP_MS = [60, 900], MOST_BARS = 300, TALLEST = 16, SEND_MS = 150, TIP_GAP = 6, DOT = 14, DOCKS = { window: 48, stride: 150 }, PENCIL = 56;
 let unit = "tokens"; // what a visitor chose outlives a result
 const onPhone = () => matchMedia("(max-width: 640px)").matches;
 const fieldOf = (name) => document.querySelector(`#${name} input[type=number]`);
@@ -191,14 +191,21 @@ function editorView(view, data) {
     }
     return -1;
   }
-  /* The piece that is nearest to where a handle was dragged, also out of the text or into an empty line. */
+  /* The piece that is nearest to where a handle was dragged, also out of the text or into an empty line: in a
+     line above before one below, and to the left before one to the right. */
   function within(x, y) {
     const box = over.getBoundingClientRect(), line = parseFloat(getComputedStyle(mirror).lineHeight) || 20;
-    const low = Math.max(box.top, 0), high = Math.min(box.bottom, innerHeight);
-    for (let row = clamp(y, low + 4, high - 4); row > low; row -= line / 2) {
-      for (let column = clamp(x, box.left + 4, box.right - 4); column > box.left; column -= 10) {
-        const n = near(column, row);
-        if (n >= 0) return n;
+    const low = Math.max(box.top, 0) + 4, high = Math.min(box.bottom, innerHeight) - 4, row = clamp(y, low, high), column = clamp(x, box.left + 4, box.right - 4);
+    for (let aside = 0; aside < high - low; aside += line / 2) {
+      for (const at of [row - aside, row + aside].filter((at) => at >= low && at <= high)) {
+        for (let left = column; left > box.left; left -= 10) {
+          const n = near(left, at);
+          if (n >= 0) return n;
+        }
+        for (let right = column; right < box.right; right += 10) {
+          const n = near(right, at);
+          if (n >= 0) return n;
+        }
       }
     }
     return -1;
@@ -314,15 +321,16 @@ function editorView(view, data) {
     const left = parseFloat(looks.paddingLeft) - 4, right = mirror.clientWidth - parseFloat(looks.paddingRight) + 4;
     const word = laid.words(placeOf[pieceOf[from]]), runsLeft = RUNS_LEFT.test(word) || (!LETTER.test(word) && mirror.dir === "rtl");
     const top = (rect) => rect.top - box.top - mirror.clientTop + mirror.scrollTop - (line - rect.height) / 2, x = (value) => value - box.left - mirror.clientLeft;
+    const start = x(first.left) - left < 8 ? left : x(first.left); // at the beginning of a line as those below it
     const piece = (low, high, from, to) => {
       const part = make("i", name);
       Object.assign(part.style, { top: `${low}px`, height: `${high - low}px`, left: `${from}px`, width: `${Math.max(0, to - from)}px` });
       return part;
     };
     const [high, low] = [top(first), top(last)];
-    if (low - high < line / 2) return [piece(high, high + line, x(Math.min(first.left, last.left)), x(Math.max(first.right, last.right)))];
+    if (low - high < line / 2) return [piece(high, high + line, Math.min(start, x(last.left)), x(Math.max(first.right, last.right)))];
     return [
-      piece(high, high + line, runsLeft ? left : x(first.left), runsLeft ? x(first.right) : right),
+      piece(high, high + line, runsLeft ? left : start, runsLeft ? x(first.right) : right),
       piece(high + line, low, left, right),
       piece(low, low + line, runsLeft ? x(last.left) : left, runsLeft ? right : x(last.right)),
     ];

@@ -194,7 +194,7 @@ function playGap(game, part) {
   group.setAttribute("aria-label", `${place}: ${wordsBefore(round.text, gap.at, part ? 5 : 12)}, blank`);
   group.append(...options);
   const text = part ? cutText(round, gap) : textSoFar(round, bets, gap);
-  show(`${number + 1} of ${GAPS}${part ? " · five words" : ""}`, lastWord(round, part, bets), text, group, bet);
+  show(`Round ${part + 1} · ${number + 1} of ${GAPS}`, lastWord(round, part, bets), text, group, bet);
   text.scrollTop = text.scrollHeight;
   group.focus({ preventScroll: true });
   update();
@@ -287,7 +287,7 @@ function table(results) {
 }
 function verdicts(game, results) {
   const last = results.at(-1), { difference } = last, ahead = difference.mean < 0 ? "You were less surprised than the model" : "The model was less surprised than you";
-  const said = [paragraph("ps-verdict", `${results.length === 2 ? "With five words" : "With all the text"}, ${unsure(Math.exp(last.you.mean))} ${ahead}${isChance(difference) ? ", but over twenty words that may be chance." : ": more than chance would do."}`)];
+  const said = [paragraph("ps-verdict", `${results.length === 2 ? "With only five words" : "With all the text"}, ${unsure(Math.exp(last.you.mean))} ${ahead}${isChance(difference) ? ", but over twenty words that may be chance." : ", by more than chance explains."}`)];
   const fooled = fools(last);
   if (fooled) said.push(paragraph("", fooled));
   if (results.length === 2) said.push(paragraph("", windowFelt(results)));

@@ -12,7 +12,6 @@ from rich.text import Text
 
 from ..views.comparison import Pair, pair_of
 from ..views.numbers import Surprise, most_surprising, odds
-from ..views.piece_list import around, shown
 from ..views.reading import SHOWN, Reading
 from ..views.report import report
 from ..views.surprise import LABELS
@@ -59,17 +58,13 @@ def _draw_texts(console: Console, readings: Sequence[Reading]) -> None:
     console.print(_legend() if in_colour else Text(MARKED))
     console.print()
     words = sorted(
-        (
-            (word, reading)
-            for reading in readings
-            for word in most_surprising(reading, MOST_SURPRISING)
-        ),
-        key=lambda entry: -entry[0].nll,
+        (word for reading in readings for word in most_surprising(reading, MOST_SURPRISING)),
+        key=lambda word: -word.nll,
     )
     if words:
         console.print(Text("Most surprising words", "bold"))
-    for word, reading in words[:MOST_SURPRISING]:
-        console.print(Text(harmless(_sentence(word, reading))))
+    for word in words[:MOST_SURPRISING]:
+        console.print(Text(harmless(_sentence(word))))
     console.print()
 
 
@@ -98,17 +93,14 @@ def _legend() -> Text:
     return Text(" ").join(entries)
 
 
-def _sentence(word: Surprise, reading: Reading) -> str:
+def _sentence(word: Surprise) -> str:
     """Describe a surprising word: `raised: 15.7 bits, 1 in 53,300. The model expected …`"""
-    _, text = text_segments(reading)
-    before, piece, after = around(text, word.segment)
-    at = f" (at “{piece}”)" if before or after else ""
     bits = "infinite" if math.isinf(word.nll) else f"{word.nll / math.log(2):.1f} bits"
-    said = f"  {before}{piece}{after}{at}: {bits}, {odds(word.nll)}."
+    said = f"  {word.word}: {bits}, {odds(word.nll)}."
     if word.expected is None:
         return said
     expected, nll = word.expected
-    return f"{said} The model expected “{shown(expected)}” ({100 * math.exp(-nll):.0f} %)."
+    return f"{said} The model expected “{expected}” ({100 * math.exp(-nll):.0f} %)."
 
 
 def write_report(report_: Report, args: argparse.Namespace, metric) -> str:

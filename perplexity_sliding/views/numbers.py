@@ -4,14 +4,16 @@ import math
 import re
 from dataclasses import dataclass
 
+from ..results.words import UNSPACED
 from .markup import escape, number, percent
-from .piece_list import around, in_word, shown
+from .piece_list import shown
 from .reading import Reading
 from .segments import Segment
 from .surprise import bits_colour
 from .tokens import text_segments, token_texts
 
 FEWEST = 20  # tokens; a perplexity of fewer says more of chance than of the text
+LARGE = {1e12: "trillion", 1e9: "billion"}
 LONGEST_WORD = 40  # characters before a piece that are searched for the start of its word
 TOO_SHORT = (
     f"Too short for a perplexity: over fewer than {FEWEST} tokens it says more about chance than about "
@@ -21,17 +23,18 @@ TOO_SHORT = (
 
 @dataclass(frozen=True)
 class Surprise:
-    """A word, or a piece of one, that the model did not expect.
+    """A word that the model did not expect.
 
     Attributes:
-        piece: its number among the segments of the text.
-        segment: where it is.
-        nll: in nats.
-        expected: the most likely token and its nll; None without alternatives.
+        word: as it stands in the text.
+        piece: the number of its most surprising piece among the segments of the text.
+        nll: of the whole word, in nats.
+        expected: how the word was expected to go on at that piece and the nll of that token; None where
+            alternatives weren't asked for.
     """
 
+    word: str
     piece: int
-    segment: Segment
     nll: float
     expected: tuple[str, float] | None
 
@@ -56,49 +59,60 @@ def meaning(perplexity: float, vocabulary: int | None) -> str:
 
 
 def most_surprising(reading: Reading, most: int) -> list[Surprise]:
-    """List the words that surprised most, each once, by the piece of it that did; the first first.
+    """List the words that surprised most, the first first; the surprise of a word is that of all its tokens.
 
-    A piece is a token, or the tokens that together encode one character.
+    In scripts without spaces, such as Chinese, a word is the tokens that together encode one character.
     """
     segments, text = text_segments(reading)
-    nll, words = reading.tokens["nll"], set()
-    found: list[Surprise] = []
-    by_nll = sorted(
-        (-sum(nll[segment.first : segment.last + 1]), piece)
-        for piece, segment in enumerate(segments)
-        if segment.first is not None
-        and None not in nll[segment.first : segment.last + 1]
-        and any(map(str.isalpha, text[segment.start : segment.end]))
-    )
-    for own, piece in by_nll:
-        segment = segments[piece]
-        word = _begin_of_word(text, segment)
-        if word not in words:
-            words.add(word)
-            found.append(Surprise(piece, segment, -own, _expected(reading.tokens, segment)))
-        if len(found) == most:
-            break
-    return found
+    words: dict[int, list[int]] = {}
+    for piece, segment in enumerate(segments):
+        if segment.first is not None:
+            words.setdefault(_begin_of_word(text, segment), []).append(piece)
+    found = []
+    for pieces in words.values():
+        losses = [_nll(reading, segments[piece]) for piece in pieces]
+        word = text[segments[pieces[0]].start : segments[pieces[-1]].end]
+        if None not in losses and any(map(str.isalpha, word)):
+            worst = pieces[losses.index(max(losses))]
+            expected = _expected(reading.tokens, segments[worst], text)
+            found.append(Surprise(shown(word), worst, sum(losses), expected))
+    return sorted(found, key=lambda surprise: -surprise.nll)[:most]
+
+
+def _nll(reading: Reading, segment: Segment) -> float | None:
+    """Sum the nll of a segment's tokens; None where one was not scored."""
+    own = reading.tokens["nll"][segment.first : segment.last + 1]
+    return None if None in own else sum(own)
 
 
 def _begin_of_word(text: str, segment: Segment) -> int:
     """Find the start of a piece's word; the piece itself in scripts without spaces, such as Chinese."""
-    if not text[segment.start].isalnum():
-        return segment.start
-    before = _letters_before(text, segment)
-    # The space at the start of a token precedes its word.
-    return segment.start - (len(before) + 1 if len(before) < LONGEST_WORD else 0)
+    piece = text[segment.start : segment.end]
+    begin = segment.start + len(piece) - len(piece.lstrip())
+    if not text[begin : segment.end][:1].isalnum() or _is_unspaced(text[begin]):
+        return begin
+    before = _letters_before(text, begin)
+    return begin - (len(before) if len(before) < LONGEST_WORD else 0)
 
 
-def _letters_before(text: str, segment: Segment) -> str:
-    """Return the part of a word before one of its pieces."""
-    return re.search(r"\w*$", text[max(0, segment.start - LONGEST_WORD) : segment.start])[0]
+def _is_unspaced(character: str) -> bool:
+    return any(script.match(character) for script in UNSPACED)
 
 
-def _expected(tokens: dict, segment: Segment) -> tuple[str, float] | None:
+def _letters_before(text: str, at: int) -> str:
+    """Return the part of a word before a place in it."""
+    letters = re.search(r"\w*$", text[max(0, at - LONGEST_WORD) : at])[0]
+    unspaced = [place for place, letter in enumerate(letters) if _is_unspaced(letter)]
+    return letters[unspaced[-1] + 1 :] if unspaced else letters
+
+
+def _expected(tokens: dict, segment: Segment, text: str) -> tuple[str, float] | None:
     """Return the most likely token instead of a segment; None if it is part of a character."""
     tops = tokens["alternatives"][segment.first] if tokens.get("alternatives") else None
-    return tuple(tops[0]) if tops and segment.first == segment.last else None
+    if not tops or segment.first != segment.last:
+        return None
+    token, nll = tops[0]
+    return shown(_as_it_went_on(text, segment, token)), nll
 
 
 def story(reading: Reading) -> str:
@@ -106,42 +120,40 @@ def story(reading: Reading) -> str:
     worst = next(iter(most_surprising(reading, 1)), None)
     if worst is None:
         return ""
-    _, text = text_segments(reading)
     expected = ""
     if worst.expected:
-        word = _as_it_went_on(text, worst.segment, worst.expected[0])
-        expected = f" The model expected “<em>{escape(shown(word))}</em>”."
+        expected = f" The model expected “<em>{escape(worst.expected[0])}</em>”."
     return (
         '<p class="ps-story">Most surprising word: <button type="button" class="ps-word" '
         f'data-piece="{worst.piece}"><span class="{bits_colour(worst.nll / math.log(2))}">'
-        f"{in_word(text, worst.segment)}</span></button>, {odds(worst.nll)}.{expected}</p>"
+        f"{escape(worst.word)}</span></button>, {odds(worst.nll)}.{expected}</p>"
     )
 
 
 def surprise_words(reading: Reading) -> str:
     """Return the most surprising word as plain text; "" if there is none."""
     worst = next(iter(most_surprising(reading, 1)), None)
-    if worst is None:
-        return ""
-    _, text = text_segments(reading)
-    return f"Most surprising word: “{''.join(around(text, worst.segment))}”, {odds(worst.nll)}"
+    return "" if worst is None else f"Most surprising word: “{worst.word}”, {odds(worst.nll)}"
 
 
 def _as_it_went_on(text: str, segment: Segment, expected: str) -> str:
     """Write the expected token instead of a piece; within a word, after the start of the word."""
     if not (text[segment.start].isalnum() and expected[:1].isalnum()):
         return expected
-    begun = _letters_before(text, segment)
+    begun = _letters_before(text, segment.start)
     return f"{begun}{expected}…" if begun else expected
 
 
 def odds(nll: float) -> str:
-    """Write a probability for people: `1 in 53,300`."""
+    """Write a probability for people: `1 in 53,300`, `1 in 4.4 trillion`."""
     if math.isinf(nll):
         return "to which it gave no chance at all"
-    if nll > math.log(1e9):
-        return "less likely than 1 in a billion"
+    if nll > math.log(1e15):
+        return "less likely than 1 in 1,000 trillion"
     one_in = math.exp(nll)
+    for size, name in LARGE.items():
+        if one_in >= size:
+            return f"1 in {one_in / size:,.{int(one_in < 10 * size)}f} {name}"
     digits = max(0, int(math.log10(max(1, one_in))) - 2)
     return f"1 in {round(one_in, -digits):,.0f}"
 

@@ -1,7 +1,9 @@
 """What everybody can read and reach: contrast, names, focus, a phone's width, no other machines."""
 
+import time
+
 import pytest
-from visitor import PHONE, Page, start_browser
+from visitor import PHONE, Keys, Page, start_browser
 
 # The contrast of WCAG 2: (lighter + 0.05) / (darker + 0.05) of the relative luminances.
 CONTRAST = """
@@ -61,21 +63,62 @@ def test_every_control_has_a_name_for_screen_readers(page):
             assert control.accessible_name.strip(), control.get_attribute("outerHTML")[:200]
 
 
-# Controls whose middle is less than 12 pixels from something else, but for words in a sentence.
+# Controls whose middle is less than 22 pixels from something else, but for words in a sentence and marks
+# in a chart, which touch each other.
 SMALL = """
 const small = [];
-for (const control of document.querySelectorAll("button, a[href], input, textarea, summary, [role=slider], [role=listbox]")) {
+for (const control of document.querySelectorAll(`${arguments[0]} :is(button, a[href], input, textarea, summary, [role=slider], [role=listbox])`)) {
   const area = control.closest("label:has(input[type=radio])") ?? control;
-  if (!control.checkVisibility({visibilityProperty: true}) || control.closest("[popover]")) continue;
+  if (!control.checkVisibility({visibilityProperty: true}) || control.closest("[popover]") || control.matches(".ps-mark")) continue;
   if (getComputedStyle(area).display === "inline" && area.parentNode.textContent.trim() !== area.textContent.trim()) continue;
   area.scrollIntoView({block: "center", behavior: "instant"});
   const {left, right, top, bottom} = area.getBoundingClientRect(), x = (left + right) / 2, y = (top + bottom) / 2;
   if (Math.min(right - left, bottom - top) < 2) continue; // of an upload, and of tabs that are only measured
-  const hits = [[0, 0], [0, -11.5], [0, 11.5], [-11.5, 0], [11.5, 0]].filter(([dx, dy]) => area.contains(document.elementFromPoint(x + dx, y + dy)));
+  const hits = [[0, 0], [0, -21], [0, 21], [-21, 0], [21, 0]].filter(([dx, dy]) => area.contains(document.elementFromPoint(x + dx, y + dy)));
   if (hits.length < 5) small.push(`${control.tagName} ${control.ariaLabel ?? control.textContent.trim() ?? control.type} ${right - left}x${bottom - top}`);
 }
 return small;
 """
+# Sizes of letters, typefaces and corners of what is shown.
+LOOKS = """
+const sizes = new Set(), faces = new Set(), corners = new Set();
+for (const element of document.querySelectorAll("body *")) {
+  const box = element.getBoundingClientRect(), looks = getComputedStyle(element);
+  if (!element.checkVisibility({visibilityProperty: true, opacityProperty: true}) || Math.min(box.width, box.height) < 2) continue;
+  const says = element.matches("input, textarea") || [...element.childNodes].some((node) => node.nodeType === 3 && node.data.trim());
+  if (says && !element.closest("footer")) { sizes.add(looks.fontSize); if (!element.closest("code, pre, .ps-piece")) faces.add(looks.fontFamily.split(",")[0]); }
+  if (says || looks.borderTopWidth !== "0px") looks.borderRadius.split(" ").forEach((corner) => corners.add(corner));
+}
+return [[...sizes], [...faces], [...corners]];
+"""
+
+
+def test_one_typeface_one_scale_and_one_radius(page):
+    """Whatever opened beside gradio's own parts had another typeface, and sizes of its own."""
+
+    def check():
+        sizes, faces, corners = map(set, page.script(LOOKS))
+        assert sizes <= {"13px", "16px", "18px", "24px", "48px"}
+        assert faces == {"Inter"}
+        # The page's radius, that of words and marks, and round dots.
+        assert corners <= {"0px", "8px", "4px", "50%"}
+
+    check()
+    page.script("document.querySelectorAll('.ps-more > summary').forEach((fold) => fold.click())")
+    page.one("#text textarea").click()
+    page.until(lambda: page.one(".ps-tip").is_displayed())
+    check()
+    page.open("share")
+    page.until(lambda: not page.all("#share.ps-waits"))
+    check()
+    page.keys(Keys.ESCAPE)
+    page.script("arguments[0].click()", page.one("[data-open=game]"))
+    page.until(lambda: page.all(".ps-game .ps-main"))
+    check()
+    page.keys(Keys.ENTER)
+    page.until(lambda: page.all(".ps-option"))
+    check()
+    page.keys(Keys.ESCAPE)
 
 
 def test_a_finger_hits_every_control(url, tmp_path):
@@ -91,7 +134,18 @@ def test_a_finger_hits_every_control(url, tmp_path):
             page.tab(name)
             if name in filled:
                 page.until(lambda name=name: page.one(filled[name]).is_displayed())
-            assert not page.script(SMALL), name
+            assert not page.script(SMALL, "body"), name
+        for drawer in ("share", "settings"):
+            page.open(drawer)
+            page.until(lambda: not page.all("#share.ps-waits"))
+            time.sleep(0.5)  # it slides in
+            assert not page.script(SMALL, f"#{drawer}"), drawer
+            page.keys(Keys.ESCAPE)
+        page.script("arguments[0].click()", page.one("[data-open=game]"))
+        page.until(lambda: page.all(".ps-game .ps-main"))
+        page.keys(Keys.ENTER)
+        page.until(lambda: page.all(".ps-option"))
+        assert not page.script(SMALL, "#ps-game")
     finally:
         browser.quit()
 

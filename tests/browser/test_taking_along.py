@@ -119,7 +119,7 @@ def test_share_begins_with_the_link_the_picture_and_a_sentence(page):
     page.until(lambda: page.script("return window.copied") == address)
     page.press("Copy the sentence")
     page.until(lambda: page.script("return window.copied") != address)
-    assert page.script("return window.copied").endswith(f"Josiah”, 1 in 176,000.\n{address}")
+    assert page.script("return window.copied").endswith(f"Josiah”, 1 in 4.3 trillion.\n{address}")
 
 
 @pytest.mark.parametrize(

@@ -170,7 +170,7 @@ def test_the_first_screen_of_a_phone_has_text_and_number(url, tmp_path):
 
 def test_a_small_screen_has_the_handle_of_a_window_that_ends_below_it(browser, url):
     """At twice the size, the box ended below the screen, and the handle waited there."""
-    size = {"width": 640, "height": 400, "deviceScaleFactor": 2, "mobile": False}
+    size = {"width": 640, "height": 280, "deviceScaleFactor": 2, "mobile": False}
     browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
     try:
         page = Page(browser, url)
@@ -178,7 +178,7 @@ def test_a_small_screen_has_the_handle_of_a_window_that_ends_below_it(browser, u
         page.score()
         page.until(lambda: page.all(".ps-handle-window.ps-docked"))
         box, handle = page.one("#text textarea"), page.one(".ps-handle-window")
-        for height in (300, 200):  # pixels, of which the page's head takes 90
+        for height in (250, 200):  # pixels, of which the page's head takes 90
             browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size | {"height": height})
             page.until(
                 lambda height=height: page.script(BOX, handle)[3] <= height,
@@ -362,6 +362,16 @@ def test_a_handle_follows_the_pointer_out_of_the_text(page):
     let_go(page)
     line_end = field(page, "stride")
     page.until(lambda: handle_stands_at(page, line_end))
+
+
+def test_a_handle_that_leaves_the_text_above_goes_to_its_beginning(page):
+    """Above the first line it stood still."""
+    left, top, _, _ = page.script(BOX, page.one("#text textarea"))
+    above = (int(left) + 6, int(top) - 60)
+    drag(page, page.one(".ps-handle-stride"), [page.one(".ps-mirror [data-n='40']"), above])
+    page.until(lambda: field(page, "stride") == 2, patience=10)  # the start token takes a place
+    let_go(page)
+    page.until(lambda: " stride 2 " in page.told(".ps-recipe"))
 
 
 def test_a_stride_beyond_the_window_takes_its_handle_along(page, longest):

@@ -1,6 +1,7 @@
 """What the page shows of a score: its number in words, its colours and its story."""
 
 import math
+import re
 from dataclasses import replace
 
 import pytest
@@ -8,7 +9,7 @@ import regex
 from pages import STORY, pieces_of
 
 from perplexity_sliding.views.markup import number, percent
-from perplexity_sliding.views.numbers import odds, story
+from perplexity_sliding.views.numbers import most_surprising, odds, story, surprise_words
 from perplexity_sliding.views.reading import Reading
 from perplexity_sliding.views.segments import cut
 from space.card import card
@@ -123,10 +124,31 @@ def test_the_story_is_of_the_most_surprising_word(folders):
     scored = Service(folders["bundled"]).score(STORY, Settings(BUNDLED), Job(60))
     told = story(scored)
     offsets, nll = scored.tokens["offsets"], scored.tokens["nll"]
-    words_ = [n for n, (a, b) in enumerate(offsets) if any(map(str.isalpha, STORY[a:b]))]
-    worst = max((n for n in words_ if nll[n] is not None), key=nll.__getitem__)
-    assert STORY[slice(*offsets[worst])].strip() in told and odds(nll[worst]) in told
-    assert scored.tokens["alternatives"][worst][0][0].strip() in told
+    losses = {}  # of each word, by its first letter and its last: those of the tokens that touch it
+    for word in re.finditer(r"\w+", STORY):
+        own = [n for n, (a, b) in enumerate(offsets) if a < word.end() and b > word.start()]
+        losses[word.span()] = sum(math.inf if nll[n] is None else nll[n] for n in own)
+    (begin, end), loss = max(losses.items(), key=lambda entry: entry[1])
+    assert f">{STORY[begin:end]}</span></button>, {odds(loss)}." in told
+
+
+def test_a_word_of_several_tokens_surprises_as_their_sum():
+    """The page named a word, and the odds of one piece of it."""
+    text = "a Josiah b, c"
+    tokens = {
+        "offsets": [[0, 1], [1, 5], [5, 7], [7, 8], [8, 10], [10, 11], [11, 13]],
+        "nll": [None, 3.0, 8.0, 2.0, 12.0, 1.0, 9.0],
+        "tokens": ["a", " Jos", "ia", "h", " b", ",", " c"],
+        "alternatives": [[("h", 0.1)]] * 7,
+    }
+    reading = Reading(text, tokens, {}, "model")
+    told = story(reading)
+    assert f">Josiah</span></button>, {odds(13.0)}." in told and "<em>Josh…</em>" in told
+    assert 'data-piece="2"' in told, "it leads to its most surprising piece"
+    assert surprise_words(reading) == f"Most surprising word: “Josiah”, {odds(13.0)}"
+    assert [word.word for word in most_surprising(reading, 9)] == ["Josiah", "b", "c"]
+    tokens["nll"][3] = None
+    assert ">b</span>" in story(reading), "no word that was scored in part"
 
 
 def test_a_character_of_several_tokens_surprises_as_their_sum():
@@ -141,7 +163,7 @@ def test_a_character_of_several_tokens_surprises_as_their_sum():
     told = story(Reading(text, tokens, {}, "model"))
     assert "猫" in told and odds(3.0 + 4.0 + 5.0) in told
     assert "expected" not in told, "the likeliest token is a part of a character"
-    assert "<span>猫</span><i>x</i>" in told, "the word goes on"
+    assert ">猫</span>" in told, "words have no end there"
     tokens["nll"][0] = 13.0
     told = story(Reading(text, tokens, {}, "model"))
     assert f"</button>, {odds(13.0)}." in told and "expected “<em>dog</em>”" in told
@@ -164,12 +186,21 @@ def test_what_was_expected_within_a_word_is_said_with_its_beginning(begins, expe
     }
     told = story(Reading(text, tokens, {}, "model"))
     assert f"The model expected “<em>{said}</em>”." in told
-    assert '<span class="b4">' in told  # the colour of 9 nats, 13 bits
+    assert '<span class="b5">' in told  # the colour of 11 nats, 16 bits
 
 
 @pytest.mark.parametrize(
     "one_in, said",
-    [(1.2, "1 in 1"), (53_318, "1 in 53,300"), (812.4, "1 in 812"), (1e12, "1 in a billion")],
+    [
+        *[(1.2, "1 in 1"), (53_318, "1 in 53,300"), (812.4, "1 in 812")],
+        *[
+            (999_999_900, "1 in 1,000,000,000"),
+            (4.42e9, "1 in 4.4 billion"),
+            (61.4e12, "1 in 61 trillion"),
+        ],
+        (999.9e9, "1 in 1,000 billion"),
+        (3e15, "less likely than 1 in 1,000 trillion"),
+    ],
 )
 def test_odds_for_people(one_in, said):
     assert said in odds(math.log(one_in))
