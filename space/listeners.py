@@ -8,6 +8,7 @@ one of every call of a program: here, all but the last used ones are forgotten.
 
 import asyncio
 import ctypes
+import gc
 import os
 import re
 import secrets
@@ -100,7 +101,12 @@ class Listeners:
 
 
 def give_back_memory() -> None:
-    """Give memory that was freed back to the system, which glibc keeps in the pools of its threads."""
+    """Give memory that nothing needs back to the system.
+
+    What a request leaves behind refers to itself, and Python looks for such things the more rarely the
+    more it holds; what is freed, glibc keeps in the pools of its threads.
+    """
+    gc.collect()
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if os.name == "posix" else None
     if trim is not None:
         trim(0)

@@ -1,5 +1,6 @@
 """The visitor's own text: coloured where it is written, pointed at, and the window on it."""
 
+import itertools
 import json
 import math
 import re
@@ -9,6 +10,7 @@ import time
 import pytest
 from visitor import PHONE, ActionChains, Keys, Page, slowed, start_browser
 
+from perplexity_sliding.views.numbers import odds
 from space.service import Service
 
 HOSTILE = "<img src=x onerror=\"window.hacked=1\"> ${window.hacked=2} {{hacked}} <b>bold</b> 'end'"
@@ -271,8 +273,23 @@ def test_the_caret_tells_of_its_token(page):
 def test_the_most_surprising_word_leads_to_its_place(page):
     data = data_of(page)
     story, word = page.one(".ps-story"), page.one(".ps-word")
-    worst = max(bits for bits in data["bits"] if bits is not None)
-    assert f"1 in {round(2**worst, -2 if 2**worst >= 10_000 else 0):,.0f}"[:7] in story.text
+    text, ends = data["pieces"]["text"], list(itertools.accumulate(data["pieces"]["lengths"]))
+    surprise = {}  # of each word in bits: that of all its pieces
+    for found in re.finditer(r"\w+", text):
+        own = [
+            n
+            for n, end in enumerate(ends)
+            if end > found.start() and ends[n - 1] * (n > 0) < found.end()
+        ]
+        tokens = [
+            data["bits"][n]
+            for place in own
+            for n in range(data["segments"][place][0], data["segments"][place][1] + 1)
+        ]
+        surprise[found.span()] = sum(tokens)
+    (begin, end), worst = max(surprise.items(), key=lambda entry: entry[1])
+    assert word.text == text[begin:end]
+    assert odds(worst * math.log(2)) in story.text
     page.script("arguments[0].click()", word)
     token = page.one('.ps-mirror [aria-selected="true"]').text.strip()
     assert token and token in word.text and page.one(".ps-tip").text.startswith(token)

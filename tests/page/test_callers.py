@@ -1,8 +1,10 @@
 """Callers of the served app: who leaves, who is one too many, and from which address."""
 
 import asyncio
+import gc
 import json
 import time
+import weakref
 from concurrent import futures
 from types import SimpleNamespace
 
@@ -272,3 +274,22 @@ def fns_of(url, name):
 
     config = httpx.get(f"{url}config").json()
     return [one["id"] for one in config["dependencies"] if one["api_name"] == name]
+
+
+def test_memory_that_nothing_needs_is_given_back():
+    """What requests left behind referred to itself, and stayed: a third of a megabyte each."""
+
+    class Left:
+        pass
+
+    left = Left()
+    left.itself = left
+    seen = weakref.ref(left)
+    gc.disable()
+    try:
+        del left
+        assert seen() is not None
+        listeners.give_back_memory()
+        assert seen() is None
+    finally:
+        gc.enable()
