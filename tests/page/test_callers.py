@@ -277,7 +277,7 @@ def fns_of(url, name):
 
 
 def test_memory_that_nothing_needs_is_given_back():
-    """What requests left behind referred to itself, and stayed: a third of a megabyte each."""
+    """What refers to itself waited for one of the rare full collections."""
 
     class Left:
         pass
