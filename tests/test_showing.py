@@ -525,6 +525,23 @@ def test_tables_hold_the_numbers_of_the_result(results):
     assert list(to_frame(several)["stride"]) == [4, 2]
 
 
+def test_tables_have_tokens_as_the_text_writes_them():
+    texts, asked = ["“Café” — déjà vu.", "He ran."], {"return_token_scores": True, "words": True}
+    results = compute(texts, model_id=DEMO, **asked)
+    raw, read = to_frame(results, "tokens"), to_frame(results, "tokens", texts)
+    assert list(read["piece"]) == list(raw["token"]) and "Ġran" in list(raw["token"])
+    for number, text in enumerate(texts):
+        rows = read[read["text"] == number]
+        assert all(text[row["first"] : row["last"]] == row["token"] for _, row in rows.iterrows())
+        assert "".join(dict(zip(rows["first"], rows["token"])).values()) == text
+    assert to_frame(results, "words", texts).equals(to_frame(results, "words"))
+    after = compute([" ran."], contexts="He", model_id=DEMO, return_token_scores=True)
+    frame = to_frame(after, texts=[" ran."], contexts="He")
+    assert list(frame["token"]) == ["He", " ran", "."] and list(frame["first"]) == [-2, 0, 4]
+    with pytest.raises(ValueError, match=r"`texts` .* another digest"):
+        to_frame(results, "tokens", ["He ran.", "“Café” — déjà vu."])
+
+
 def test_tables_that_are_not_there_are_refused(results):
     bare = compute(["He ran."], model_id=DEMO)
     with pytest.raises(ValueError, match=r"`of` must be one of 'tokens', .* got 'lines'"):

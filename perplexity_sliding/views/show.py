@@ -57,12 +57,7 @@ def show(
             "`results` must have token scores to be shown. Compute them with "
             "return_token_scores=True, num_alternatives=5."
         )
-    texts = [texts] if isinstance(texts, str) else list(texts)
-    wholes = _as_read(results, texts, contexts, context_separator)
-    _check(results, texts, wholes, scores)
-    begins = [0] * len(wholes)
-    if contexts is not None:
-        begins = [len(whole) - len(text) for whole, text in zip(wholes, texts)]
+    wholes, begins = texts_as_read(results, scores, texts, contexts, context_separator)
     own = own_perplexities(results, len(wholes))
     readings = [
         Reading(
@@ -76,6 +71,29 @@ def show(
     if sum(map(len, wholes)) > SHOWN:
         notes.append(f"The numbers are of all texts; the first {SHOWN:,} characters are shown.")
     return Shown(report(results, *_split(list(within(readings)), results), notes=notes))
+
+
+def texts_as_read(
+    results: dict,
+    scores: list[dict],
+    texts: str | Sequence[str],
+    contexts: str | Sequence[str] | None,
+    context_separator: str,
+) -> tuple[list[str], list[int]]:
+    """Return the scored texts as the model read them, and the offset at which each begins.
+
+    Args:
+        scores: `token_scores` or `word_scores` of the results.
+
+    Raises:
+        ValueError: the results are of other texts.
+    """
+    texts = [texts] if isinstance(texts, str) else list(texts)
+    wholes = _as_read(results, texts, contexts, context_separator)
+    _check(results, texts, wholes, scores)
+    if contexts is None:
+        return wholes, [0] * len(wholes)
+    return wholes, [len(whole) - len(text) for whole, text in zip(wholes, texts)]
 
 
 def _as_read(
@@ -106,7 +124,7 @@ def _check(results: dict, texts: list[str], wholes: list[str], scores: list[dict
     """Refuse texts that do not match the results."""
     if len(scores) != len(wholes):
         raise ValueError(
-            f"`texts` must be as many as `results` has token scores of, {len(scores)}, got {len(wholes)}."
+            f"`texts` must be as many as `results` has scores of, {len(scores)}, got {len(wholes)}."
         )
     # The digest of texts that are scored in part is one of their parts too.
     if (
