@@ -33,7 +33,9 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 import reference  # noqa: E402
 from peers import Harness  # noqa: E402
 
-from perplexity_sliding import find, finding  # noqa: E402
+from perplexity_sliding import find  # noqa: E402
+from perplexity_sliding.finding import search  # noqa: E402
+from perplexity_sliding.finding.scorer import Scorer  # noqa: E402
 from perplexity_sliding.wikitext import tokenize  # noqa: E402
 
 START = "<|endoftext|>"
@@ -319,8 +321,8 @@ def outcome(case: Case, matches: list[dict]) -> str:
 
 def remember() -> None:
     """Plan and score the passes of a text once for all of its figures."""
-    list_steps, steps = finding.list_steps, {}
-    score, known = finding.Scorer.score, {}
+    list_steps, steps = search.list_steps, {}
+    score, known = Scorer.score, {}
 
     def remembered_steps(cases: list) -> list:
         key = repr([(id(case.scorer.arguments["model"]), case.texts) for case in cases])
@@ -334,8 +336,8 @@ def remember() -> None:
             known[key] = score(self, texts, settings, callback, **others)
         return known[key]
 
-    finding.Scorer.score = remembered
-    finding.list_steps = remembered_steps
+    Scorer.score = remembered
+    search.list_steps = remembered_steps
 
 
 def main(argv: list[str] | None = None) -> None:

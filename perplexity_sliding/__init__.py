@@ -27,7 +27,7 @@ _HERE = Path(__file__).parent.resolve()
 _LAZY = {
     "compute": ".api",
     "PerplexityCallback": ".callback",
-    "find": ".finding",
+    "find": ".finding.find",
     "show": ".views.show",
     "to_frame": ".cli.frames",
 }

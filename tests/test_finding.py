@@ -12,11 +12,20 @@ import torch
 import transformers
 from models import CONTEXT, make_model, make_tokenizer, random_text, save
 
-from perplexity_sliding import compute, find, finding, layouts
+from perplexity_sliding import compute, find, layouts
 from perplexity_sliding.cli import layouts as layouts_program
 from perplexity_sliding.cli import main as score
 from perplexity_sliding.cli import searching
-from perplexity_sliding.finding import Figure, chance
+from perplexity_sliding.finding import find as find_module
+from perplexity_sliding.finding import sampling
+from perplexity_sliding.finding import search as search_module
+from perplexity_sliding.finding.figures import Figure
+from perplexity_sliding.finding.matches import chance
+from perplexity_sliding.finding.priors import AVERAGES, DERIVED
+from perplexity_sliding.finding.published import read_published
+from perplexity_sliding.finding.sampling import first_part
+from perplexity_sliding.finding.scorer import Case, Scorer
+from perplexity_sliding.finding.steps import list_steps
 from perplexity_sliding.protocols import PROTOCOLS, detokenize_wikitext
 
 TEXT = f" = Title = \n\n {random_text(50, 1)} . \n {random_text(90, 2)} \n\n = Other = \n{random_text(40, 3)}\n"
@@ -238,7 +247,7 @@ def test_two_layouts_that_a_tool_joins_to_one_text_are_tried_once(search):
     rows = TEXT.splitlines(keepends=True)
     kept = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(finding, "conclude", lambda figure, search: kept.extend(search.tried))
+        patch.setattr(find_module, "conclude", lambda figure, search: kept.extend(search.tried))
         search("1.2345", rows, max_tokens=10**6)
     layouts_of = {e["layout"] for e in kept if e["protocol"] == "gptq"}
     assert "as-is" in layouts_of and "joined-by-blank-line" not in layouts_of
@@ -247,9 +256,9 @@ def test_two_layouts_that_a_tool_joins_to_one_text_are_tried_once(search):
 
 def test_windows_without_overlap_are_a_pass_of_their_own(model, words):
     """They cost a fraction of the others, so that nothing dearer may keep them back."""
-    scorer = finding.Scorer({"model": model, "tokenizer": words})
-    case = finding.Case(Figure.read("3.5"), scorer, [TEXT], ["FILE"])
-    for step in finding.list_steps([case]):
+    scorer = Scorer({"model": model, "tokenizer": words})
+    case = Case(Figure.read("3.5"), scorer, [TEXT], ["FILE"])
+    for step in list_steps([case]):
         plans = [m.plan for m in scorer.plan(step.texts[0], list(step.settings)).values()]
         assert len({plan.max_length > plan.stride for plan in plans}) == 1
 
@@ -349,7 +358,7 @@ def test_printed_commands_repeat_the_values(tiny_folder, tmp_path, monkeypatch, 
     monkeypatch.chdir(tmp_path)
     (tmp_path / "a.txt").write_text(TEXT)
     kept = []
-    monkeypatch.setattr(finding, "conclude", lambda figure, search: kept.extend(search.tried))
+    monkeypatch.setattr(find_module, "conclude", lambda figure, search: kept.extend(search.tried))
     find("1.2345", [TEXT], model_id=tiny_folder, files=[["a.txt"]], max_tokens=10**6)
     by_command = {}
     for entry in kept:
@@ -413,21 +422,21 @@ def test_a_certain_match_ends_the_search_unless_tokens_are_given(search, model, 
 
 def test_a_sample_decides_what_a_long_corpus_is_read_for(search, model, words, monkeypatch):
     text = random_text(2600, 9)
-    monkeypatch.setattr(finding, "SAMPLE_WINDOWS", 20)
-    monkeypatch.setattr(finding, "CERTAIN", 0.0)
+    monkeypatch.setattr(sampling, "SAMPLE_WINDOWS", 20)
+    monkeypatch.setattr(search_module, "CERTAIN", 0.0)
     found = search(f"{guide(model, words, text, CONTEXT // 2):.3f}", [text])
     assert names(found)[0] == ("transformers-docs", CONTEXT, CONTEXT // 2, "as-is")
     far = search("0.0321", [text])  # of no unit
     assert far["num_forward_tokens"] < found["num_forward_tokens"]
     estimates = [step["nearest_estimate"] for step in far["not_tried"]]
     assert len(estimates) > 2 and all(abs(estimate) > 0.02 for estimate in estimates)
-    monkeypatch.setattr(finding, "SAMPLED_FROM", 10**6)
+    monkeypatch.setattr(sampling, "SAMPLED_FROM", 10**6)
     whole = search("0.0321", [text])
     assert far["num_forward_tokens"] < whole["num_forward_tokens"]
 
 
 def test_a_budget_buys_what_the_sample_finds_unlikely(search, monkeypatch):
-    monkeypatch.setattr(finding, "SAMPLE_WINDOWS", 8)
+    monkeypatch.setattr(sampling, "SAMPLE_WINDOWS", 8)
     text = random_text(1100, 10)
     result = search("1.234", [text], max_tokens=10**7)
     assert result["not_tried"] == [] and result["matches"] == []
@@ -435,16 +444,16 @@ def test_a_budget_buys_what_the_sample_finds_unlikely(search, monkeypatch):
 
 def test_the_first_part_of_texts():
     texts = ["a\nb\nc\n", "d\ne\n"]
-    assert finding.first_part(texts, 0.2) == ["a\nb\n"]
-    assert finding.first_part(texts, 1.0) == texts
-    assert finding.first_part(["x" * 100], 0.1) == ["x" * 20]
+    assert first_part(texts, 0.2) == ["a\nb\n"]
+    assert first_part(texts, 1.0) == texts
+    assert first_part(["x" * 100], 0.1) == ["x" * 20]
 
 
 def test_published_figures_have_what_the_search_knows():
-    rows = finding.read_published()
+    rows = read_published()
     assert len(rows) > 20 and all(row["source"] and row["model"] and row["corpus"] for row in rows)
     assert {row["protocol"] for row in rows} - {""} <= set(PROTOCOLS)
-    averages = {*finding.AVERAGES, *finding.DERIVED}
+    averages = {*AVERAGES, *DERIVED}
     assert {row["average"] for row in rows} <= averages
     assert all(Figure.read(row["figure"]).value > 0 for row in rows)
 
@@ -528,7 +537,7 @@ def test_figures_may_be_written_with_an_exponent(tiny_folder, tmp_path, capsys):
 def test_the_page_has_the_published_figures(root):
     page = (root / "docs" / "find.md").read_text("utf-8")
     names = ("model", "corpus", "protocol", "average", "figure", "source")
-    rows = [f"| {' | '.join(row[name] for name in names)} |" for row in finding.read_published()]
+    rows = [f"| {' | '.join(row[name] for name in names)} |" for row in read_published()]
     assert page.endswith("\n".join(rows) + "\n")
 
 

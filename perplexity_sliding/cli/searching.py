@@ -32,7 +32,7 @@ def search(args: argparse.Namespace) -> int:
         progress.status("Loading the libraries")
         import transformers
 
-        from ..finding import find
+        from ..finding.find import find
         from ..scoring.runner import bars_hidden
 
         transformers.logging.disable_progress_bar()

@@ -1,0 +1,1 @@
+"""From a published figure to the settings that give it."""
