@@ -4,9 +4,18 @@ Their numbers are recorded (word_peers.py), and compared with the tools themselv
 """
 
 import json
+from pathlib import Path
 
 import pytest
-from word_peers import PAIRS, RECORDED, TEXTS, WITH_NEWLINE, ask_tools, load_novelist
+from word_peers import (
+    PAIRS,
+    RECORDED,
+    TEXTS,
+    WITH_NEWLINE,
+    ask_tools,
+    describe_newlines,
+    load_novelist,
+)
 from word_peers import without_newlines as forbid_newlines
 
 
@@ -106,3 +115,10 @@ def test_newlines_are_white_space(metric, recorded, novelist):
     she, was = ours["surprisal"][3:5]
     assert theirs["She"] < she - 10
     assert theirs["was"] > was + 10
+
+
+def test_the_documented_difference_to_minicons(novelist):
+    """Newlines explain all of it: a model that never writes one gives both the same surprisals."""
+    pytest.importorskip("minicons.scorer")
+    docs = Path(__file__).resolve().parent.parent / "docs" / "contexts-and-words.md"
+    assert describe_newlines(*novelist) in " ".join(docs.read_text("utf-8").split())

@@ -1,13 +1,17 @@
 """What the published tools give for the words of a few texts: wordsprobability 0.17 and minicons 0.3.39.
 
     pip install wordsprobability==0.17 minicons==0.3.39
-    python tests/word_peers.py      # records it in word_peers.json
+    python tests/word_peers.py              # records it in word_peers.json
+    python tests/word_peers.py --newlines   # counts the words that newlines make differ from minicons
 
 They find the words of a text by the sign "Ġ" alone, so they are right where a model knows no other white
 space, which `without_newlines` makes of one.
 """
 
 import json
+import math
+import re
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -109,7 +113,45 @@ def ask_tools(model, tokenizer) -> dict[str, list]:
     return given
 
 
+def sentences(tokenizer) -> list[str]:
+    """The sentences of the sample that fit the model's window, without newlines in them."""
+    story = " ".join((ROOT / "samples" / "story.txt").read_text("utf-8").split())
+    parts = re.split(r"(?<=[.!?]) (?=[A-Z“])", story)
+    return [part for part in parts if len(tokenizer(part).input_ids) < 120]
+
+
+def differences_to_minicons(model, tokenizer, texts) -> list[list[float]]:
+    """Surprisal by minicons less that of this metric, of each word of each text, in bits."""
+    from perplexity_sliding import compute
+
+    tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
+    theirs = minicons_words(model, tokenizer, texts)
+    asked = {"words": True, "word_correction": "oh"}
+    ours = compute(texts, model=model, tokenizer=tokenizer, **asked)["word_scores"]
+    return [
+        [(b - a) / math.log(2) for a, (_, b) in zip(own["surprisal"], words, strict=True)]
+        for own, words in zip(ours, theirs, strict=True)
+    ]
+
+
+def describe_newlines(model, tokenizer) -> str:
+    """How many words differ as newlines may follow them, and how far all agree where none may."""
+    texts = sentences(tokenizer)
+    found = differences_to_minicons(model, tokenizer, texts)
+    far = [[abs(bits) > 0.1 for bits in of_text] for of_text in found]
+    with without_newlines(model, tokenizer):
+        same = differences_to_minicons(model, tokenizer, texts)
+    least = max(abs(bits) for of_text in same for bits in of_text)
+    return (
+        f"{sum(map(sum, far))} of {sum(map(len, far)):,} words differ by more than 0.1 bit, "
+        f"{sum(of_text[-1] for of_text in far)} of them the last of a sentence; without newlines, "
+        f"{'none differs by more than 0.0001 bit' if least < 1e-4 else f'by up to {least:.4f} bit'}"
+    )
+
+
 def main() -> None:
+    if "--newlines" in sys.argv:
+        return print(describe_newlines(*load_novelist()))
     given = json.dumps(ask_tools(*load_novelist()), indent=1, ensure_ascii=False)
     RECORDED.write_text(f"{given}\n", "utf-8")
 
