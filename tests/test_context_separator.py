@@ -97,7 +97,7 @@ def test_a_missing_space_is_warned_of(metric, settings):
     kwargs = settings | {"contexts": ["The man ", "A house"]}
     with pytest.warns(UserWarning, match="run together .* position 1 .*'A housefell'.*' '"):
         metric.compute(predictions=["old", "fell"], **kwargs)
-    with pytest.warns(UserWarning, match="white space already .* position 0 "):
+    with pytest.warns(UserWarning, match="already separated by white space .* position 0 "):
         metric.compute(predictions=["old", "fell"], context_separator=" ", **kwargs)
     with warnings.catch_warnings():
         warnings.simplefilter("error")

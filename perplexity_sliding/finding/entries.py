@@ -5,7 +5,7 @@ import shlex
 from collections.abc import Callable, Iterable
 
 from ..arguments import Setting
-from .priors import AVERAGES, DERIVED, prior_of_average
+from .priors import AVERAGES, COUNT_ALL_LABELS, DERIVED, prior_of_average
 from .scorer import Case, Scorer
 from .steps import Step
 
@@ -83,7 +83,7 @@ def averages_of(result: dict) -> dict[str, float]:
         for name, (key, convert, _) in DERIVED.items()
         if 0 < values.get(key, 0) < math.inf
     }
-    if result["protocol"] == "run-clm":
+    if result["protocol"] in COUNT_ALL_LABELS:
         derived |= over_all_labels(values["perplexity"], result["max_length"])
     return values | derived
 

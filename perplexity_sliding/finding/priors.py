@@ -33,8 +33,8 @@ DERIVED: dict[str, tuple[str, Callable[[float], float], float]] = {
     "bits_per_token": ("perplexity", math.log2, 0.1),
     "original_byte_perplexity": ("bits_per_original_byte", lambda bits: 2.0**bits, 0.1),
 }
-# Weight of the averages of `Trainer.evaluate` that count the first label of a block, which is unscored.
-OVER_ALL_LABELS = 0.5
+# Tools that may count the first label of a block, which is unscored, and the weight of that average.
+COUNT_ALL_LABELS, OVER_ALL_LABELS = ("run-clm",), 0.5
 # Averages that a tool prints; only the perplexity by default.
 PRINTED = {
     "stock": ("mean_perplexity",),

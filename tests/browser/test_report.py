@@ -45,7 +45,10 @@ def test_a_token_is_told_of_by_mouse_and_by_keys(report):
     assert report.find_element(By.ID, active).get_attribute("aria-selected") == "true"
     story = report.find_element(By.CSS_SELECTOR, ".ps-story button")
     story.click()
-    assert story.find_element(By.CSS_SELECTOR, "span span").text in panel.text
+    chosen = report.find_element(By.ID, box.get_attribute("aria-activedescendant"))
+    assert chosen.get_attribute("data-n") == story.get_attribute("data-piece")
+    assert chosen.text.strip() and chosen.text.strip() in story.text
+    assert chosen.text.strip() in panel.text
     assert [entry for entry in report.get_log("browser") if entry["level"] == "SEVERE"] == []
 
 
