@@ -8,6 +8,7 @@ import weakref
 from concurrent import futures
 from types import SimpleNamespace
 
+import evaluate
 import pytest
 from gradio_client import Client
 from pages import PATIENT, STORY, visitor
@@ -219,6 +220,26 @@ def test_sessions_that_are_over_are_forgotten(folders, monkeypatch):
         assert httpx.get(f"{url}config").json()["connect_heartbeat"] is False
     finally:
         page.close()
+
+
+def test_a_request_leaves_no_metric(served):
+    """Each held a copy of the documentation, until a full collection: 115 kB for each request."""
+    import httpx
+
+    def metrics():
+        return sum(issubclass(type(one), evaluate.Metric) for one in gc.get_objects())
+
+    _, url = served
+    assert "complete" in httpx.get(ask(url), timeout=60).text  # the first loads the metric
+    gc.collect()
+    before = metrics()
+    gc.disable()
+    try:
+        for _ in range(4):
+            assert "complete" in httpx.get(ask(url), timeout=60).text
+        until(lambda: metrics() <= before)
+    finally:
+        gc.enable()
 
 
 def test_who_waits_is_not_forgotten(served, monkeypatch):
