@@ -310,7 +310,23 @@ def test_memory_that_nothing_needs_is_given_back():
     try:
         del left
         assert seen() is not None
-        listeners.give_back_memory()
+        listeners.give_back_memory(collect=True)
         assert seen() is None
     finally:
         gc.enable()
+
+
+@pytest.mark.parametrize("every, collects", [(3600.0, False), (-1.0, True)])
+def test_a_served_call_gives_memory_back(served, monkeypatch, every, collects):
+    """Collecting stops the server for half a second, so most calls only give back what is free."""
+    import httpx
+
+    _, url = served
+    collected = []
+    monkeypatch.setattr(listeners, "give_back_memory", collected.append)
+    monkeypatch.setattr(listeners, "TRIM_EVERY", -1.0)
+    monkeypatch.setattr(listeners, "COLLECT_EVERY", every)
+    for _ in range(2):
+        assert "complete" in httpx.get(ask(url), timeout=60).text
+    until(lambda: collected)
+    assert set(collected) == {collects}
