@@ -138,7 +138,8 @@ def position_table(model: torch.nn.Module) -> int | None:
     for module in modules_of(model):
         if isinstance(module, torch.nn.Embedding) and module is not embeddings:
             sizes.append(module.num_embeddings)
-        precomputed = module._buffers.get("embed_positions")  # GPT-J, CodeGen
+        # GPT-J and CodeGen; a plain attribute in older transformers
+        precomputed = vars(module).get("embed_positions", module._buffers.get("embed_positions"))
         if isinstance(precomputed, torch.Tensor) and precomputed.ndim == 2:
             fixed.append(precomputed.shape[0])
     if sizes:
