@@ -30,6 +30,7 @@ SCOPE_KEY = "perplexity.listeners"
 BY_EVENT = re.compile(r"/call/(?:v2/)?[^/]+/([^/]+)/?$")
 TRIM_EVERY = 1.0  # seconds
 COLLECT_EVERY = 30.0  # seconds: it takes half of one
+MMAP_THRESHOLD, LARGE_ARRAY = -3, 4 * 2**20  # M_MMAP_THRESHOLD of mallopt; bytes
 SESSIONS_KEPT = 100  # last used sessions without a pending request
 # A tool that is called through MCP is run by a client in this process, which never leaves: the header
 # tells whose call it is.
@@ -46,6 +47,7 @@ class Listeners:
         self._open: Counter[Hashable] = Counter()
         self._answered: set[str] = set()  # calls of programs, each a session of its own
         self._trimmed = self._collected = time.monotonic()
+        map_large_arrays()
 
     async def __call__(self, scope: dict, receive: Callable, send: Callable) -> None:
         if scope["type"] != "http":
@@ -102,6 +104,17 @@ class Listeners:
     def listens(self, key: Hashable) -> bool:
         """Return whether a stream is open for a session or an event."""
         return key in self._open
+
+
+def map_large_arrays() -> None:
+    """Make glibc map large arrays one by one, so that a freed array returns its memory at once.
+
+    Its own threshold grows with the arrays that are freed, up to 32 MiB. Their space then stays in the
+    pools of threads, in pieces: 80 MB more after 2,000 requests than after 200.
+    """
+    set_option = getattr(ctypes.CDLL(None), "mallopt", None) if os.name == "posix" else None
+    if set_option is not None:
+        set_option(MMAP_THRESHOLD, LARGE_ARRAY)
 
 
 def give_back_memory(collect: bool) -> None:

@@ -1,11 +1,15 @@
 """Callers of the served app: who leaves, who is one too many, and from which address."""
 
 import asyncio
+import ctypes
 import gc
 import json
+import subprocess
+import sys
 import time
 import weakref
 from concurrent import futures
+from pathlib import Path
 from types import SimpleNamespace
 
 import evaluate
@@ -330,3 +334,32 @@ def test_a_served_call_gives_memory_back(served, monkeypatch, every, collects):
         assert "complete" in httpx.get(ask(url), timeout=60).text
     until(lambda: collected)
     assert set(collected) == {collects}
+
+
+LARGE_ARRAYS = """
+import ctypes, sys
+import numpy as np
+from space.listeners import Listeners
+
+class Memory(ctypes.Structure):
+    _fields_ = [(name, ctypes.c_size_t) for name in "arena ordblks smblks hblks hblkhd".split()] + [
+        ("others", ctypes.c_size_t * 5)]
+
+read = ctypes.CDLL(None).mallinfo2
+read.restype = Memory
+Listeners(None)
+freed = np.ones(20 * 2**20, np.uint8)
+del freed  # which would raise the threshold to its size
+before = read().hblkhd
+kept = np.ones(8 * 2**20, np.uint8)
+sys.exit(read().hblkhd - before < kept.nbytes)
+"""
+
+
+@pytest.mark.skipif(
+    not hasattr(ctypes.CDLL(None), "mallinfo2"), reason="this C library has no mallinfo2"
+)
+def test_large_arrays_are_mapped_one_by_one():
+    """In a pool of malloc their space stayed, in pieces, when they were freed."""
+    folder = Path(__file__).resolve().parents[2]
+    subprocess.run([sys.executable, "-c", LARGE_ARRAYS], check=True, cwd=folder)
