@@ -8,6 +8,7 @@ from perplexity_sliding.results.totals import ratio_of_perplexities
 from perplexity_sliding.views.markup import count
 
 from .deadline import within
+from .intervals import without_thin
 from .jobs import Job
 from .limits import Limits, Refused, whole_characters
 from .metric import new_metric
@@ -127,7 +128,8 @@ def measure_tools(
     others = [entry for entry in entries if entry is not entries[place]]
     for entry in others:
         if "error" not in entry:
-            entry["ratio_to_first"] = ratio_of_perplexities(entry["totals"], own["totals"])
+            ratio = ratio_of_perplexities(entry["totals"], own["totals"])
+            entry["ratio_to_first"] = without_thin(ratio)
     return own, others
 
 
@@ -153,7 +155,7 @@ def _compute(loaded: LoadedModel, text: str, callback, arguments: dict) -> dict:
         except (ValueError, TypeError, MemoryError) as error:
             raise Refused(in_page_words(error)) from error
     notes = [in_page_words(w.message) for w in caught if issubclass(w.category, UserWarning)]
-    return result | {"notes": notes}
+    return without_thin(result) | {"notes": notes}
 
 
 def check_text(text: str, limits: Limits) -> str:

@@ -31,9 +31,6 @@ from .settings import Settings, check_settings
 # Settings that make no difference to a measurement of strides: it has its own.
 STRIDES_SET = ("stride", "protocol")
 ENOUGH = 0.9  # share of the best gain; the knee is the cheapest setting that reaches it
-# Fewest parts of a text for an interval to be shown: from fewer, its width is mostly chance (Schmeiser,
-# 1982, finds 10 to 30 enough), and it goes into the sentence for a paper.
-FEWEST_PARTS = 10
 # Speed of a small machine, used only for the order of the queue.
 CHARACTERS_A_SECOND = 10_000
 STRIDES_READ = 16  # times the text that the strides of a trade-off read, about
@@ -74,10 +71,7 @@ class Scored:
     @property
     def interval(self) -> Sequence[float] | None:
         """The 95 % interval of the perplexity; None if there is no meaningful one."""
-        interval = self.result["perplexity_interval"]
-        if interval is None or num_parts(self.result["interval_sample"]) < FEWEST_PARTS:
-            return None
-        return interval
+        return self.result["perplexity_interval"]
 
 
 @dataclass(frozen=True)
@@ -203,11 +197,6 @@ class TradeOff:
         if not is_gain(interval and [1 / end for end in interval[::-1]]):
             return None
         return self.by_context[find_knee([row["perplexity"] for row in self.by_context])]
-
-
-def num_parts(sample: str) -> int:
-    """Read the number of parts of an interval: 20 of "20 parts of 1 text"."""
-    return int(sample.split()[0])
 
 
 def characters_read(text: str, settings: Settings) -> float:

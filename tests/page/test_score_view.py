@@ -14,6 +14,7 @@ from perplexity_sliding.views.reading import Reading
 from perplexity_sliding.views.segments import cut
 from space.card import card
 from space.handlers import SCORE_OUTPUTS
+from space.intervals import without_thin
 from space.jobs import Job
 from space.models import BUNDLED
 from space.score_view import recipe, score_view
@@ -100,7 +101,7 @@ def test_a_perplexity_above_the_vocabulary_is_no_choice_among_tokens(scored, per
 def test_an_interval_from_few_parts_is_not_shown(scored, interval, parts, shown):
     sample = f"{parts} parts of 1 text" if interval else None
     result = scored.result | {"perplexity": 20.0, "perplexity_interval": interval}
-    result["interval_sample"] = sample
+    result = without_thin(result | {"interval_sample": sample})
     page, *others = (show(replace(scored, result=result)) for show in (score_view, sentence, card))
     for view in (page, *others):
         assert ("95 % interval within this text 8.000 to 79.00" in view) == shown

@@ -1,0 +1,68 @@
+"""Intervals are shown of a text of ten parts and more, wherever the page has any."""
+
+import math
+
+import pytest
+from models import random_text
+
+from space.compare_view import compare_view
+from space.gain_view import headline
+from space.intervals import FEWEST_PARTS
+from space.jobs import Job
+from space.models import BUNDLED, ROUNDED
+from space.settings import Settings
+
+WINDOW = 64  # bytes that the bundled model of these tests reads at once
+PARTS = [(4, False), (FEWEST_PARTS - 1, False), (FEWEST_PARTS, True)]
+
+
+def text_of(parts):
+    return random_text(64 * parts)[: WINDOW * parts]
+
+
+def conclusions(value):
+    """Everything in a result that is, or follows from, an interval."""
+    entries = value.values() if isinstance(value, dict) else value
+    own = (
+        [value[name] for name in value if name.endswith(("interval", "pvalue", "sample", "scope"))]
+        if isinstance(value, dict)
+        else []
+    )
+    nested = (entry for entry in entries if isinstance(entry, (dict, list)))
+    return own + [found for entry in nested for found in conclusions(entry)]
+
+
+@pytest.mark.parametrize("other", [ROUNDED, "owner/words"])
+@pytest.mark.parametrize("parts, shown", PARTS)
+def test_a_comparison(service, parts, shown, other):
+    settings = Settings(other, WINDOW, WINDOW, start="none")
+    compared = service.compare(text_of(parts), settings, BUNDLED, Job(600), clip=True)
+    found = conclusions(compared.comparison)
+    assert any(found) == shown
+    assert any(conclusions(compared.by_context)) == (shown and other == ROUNDED)
+    page, summary = compare_view(compared), compared.comparison["summary"]
+    assert "interval" in summary and ("not enough text for an interval" in summary) != shown
+    assert ("Intervals are within this text" in page) == shown
+    assert (compared.comparison["verdict"] == "too little text to tell") != shown
+
+
+@pytest.mark.parametrize("parts, shown", PARTS)
+def test_strides_and_contexts(service, parts, shown):
+    trade_off = service.trade_off(text_of(parts), Settings(BUNDLED, WINDOW, 16), Job(600))
+    assert len(trade_off.strides) > 2 and trade_off.by_context
+    for scored in trade_off.strides[1:]:
+        ratio = scored.result["ratio_to_first"]
+        assert math.isfinite(ratio["ratio"]) and (ratio["interval"] is not None) == shown
+    assert any(conclusions(list(trade_off.by_context))) == shown
+    if not shown:
+        assert trade_off.knee is trade_off.context_knee is None
+        assert "too short to tell" in headline(trade_off) or "No smaller stride" in headline(
+            trade_off
+        )
+
+
+@pytest.mark.parametrize("parts, shown", PARTS)
+def test_tools(service, parts, shown):
+    sweep = service.every_protocol(text_of(parts), Settings(BUNDLED, WINDOW, 16), Job(600))
+    ratios = [one.result["ratio_to_first"] for one in sweep.scored[1:]]
+    assert ratios and any(ratio["interval"] for ratio in ratios) == shown
