@@ -159,16 +159,27 @@ class Handlers:
 
         def run_and_make(request: gr.Request, *values) -> Iterator:
             for line, *views in run(request, *values):
-                if all(view == gr.skip() for view in views):
-                    yield line, gr.skip()
-                else:
+                if any(view != gr.skip() for view in views):
                     yield gr.skip(), [line, *views]
+                else:
+                    yield line, gr.skip() if line == gr.skip() else None
 
         return run_and_make
 
-    def show(self, made: list | None):
-        """Fill the views with a handler's output and drop it; do nothing with None."""
-        return gr.skip() if made is None else [None, *made]
+    def showing(self, width: int) -> Callable:
+        """Make a handler that fills `width` views with what was made, and keeps only its status line.
+
+        A request that was overtaken may end just then and show it first.  Lines of progress are still
+        on their way then, and the request itself, which ends behind them, says the last line again.
+        """
+
+        def show(made: list | None):
+            if made is None:
+                return gr.skip()
+            line, *views = made
+            return [line], line, *(views or [gr.skip()] * width)
+
+        return show
 
     def stop(self, request: gr.Request) -> None:
         """End the visitor's request; its own line says so at once."""

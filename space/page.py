@@ -492,7 +492,11 @@ def run_and_show(
         **QUIET,
     )
     shown = ran.success(
-        handlers.show, made, [made, line, *outputs], trigger_mode="always_last", **QUICK
+        handlers.showing(len(outputs)),
+        made,
+        [made, line, *outputs],
+        trigger_mode="always_last",
+        **QUICK,
     )
     return ran, shown
 

@@ -1,5 +1,6 @@
 """Requests as a visitor meets them in a browser: sent twice, refused, replaced, waited for."""
 
+import contextlib
 import json
 import time
 
@@ -39,6 +40,30 @@ window.fetch = async (address, ...rest) => {
 };
 """
 
+# Answers that are streamed, as progress is, arrive later than those that are not.
+SLOW_STREAM = """
+const send = window.fetch;
+window.fetch = async (address, ...rest) => {
+  const response = await send(address, ...rest);
+  if (!String(address.url ?? address).includes("queue/data")) return response;
+  const slow = new TransformStream({
+    transform: (chunk, out) => { setTimeout(() => out.enqueue(chunk), 1000); },
+    flush: () => new Promise((go) => setTimeout(go, 1100)),
+  });
+  return new Response(response.body.pipeThrough(slow), {headers: response.headers});
+};
+"""
+
+
+@contextlib.contextmanager
+def patched(browser, source):
+    """Run a script before those of every page that is opened."""
+    script = browser.execute_cdp_cmd("Page.addScriptToEvaluateOnNewDocument", {"source": source})
+    try:
+        yield
+    finally:
+        browser.execute_cdp_cmd("Page.removeScriptToEvaluateOnNewDocument", script)
+
 
 def tokens_in_text(page):
     """How long the scored text is, as the card says it; thousands for `LONG`."""
@@ -73,10 +98,26 @@ def test_a_second_score_scores_the_second_text(page, held):
     page.until(lambda: is_idle(page))
 
 
+def test_the_last_word_on_a_second_score_is_that_it_is_scored(browser, url, held, monkeypatch):
+    """Progress, which came behind the result, stood there for good: "13 of 13 tokens read"."""
+    say = Job.say
+
+    def say_and_go_on_later(job, sentence, share=None):
+        say(job, sentence, share)
+        if share == 1:
+            time.sleep(0.2)  # long enough for the line to be sent
+
+    monkeypatch.setattr(Job, "say", say_and_go_on_later)
+    with patched(browser, SLOW_STREAM):
+        page = visitor.Page(browser, url)
+        test_a_second_score_scores_the_second_text(page, held)
+        time.sleep(1.5)  # until all that is streamed has come
+        assert "Scored with" in page.status
+
+
 def test_score_pressed_as_the_last_answer_arrives_is_answered(browser, url):
     """Its answer came over a stream that the page took to be open: "Asked." stayed for good."""
-    patch = browser.execute_cdp_cmd("Page.addScriptToEvaluateOnNewDocument", {"source": LATE_END})
-    try:
+    with patched(browser, LATE_END):
         page = visitor.Page(browser, url)
         for text in ("A text that scores itself.", "And another one, behind it."):
             page.fill(text)
@@ -85,8 +126,6 @@ def test_score_pressed_as_the_last_answer_arrives_is_answered(browser, url):
             press_score(page)
             page.until(lambda: said_again(page, "Scored with"), "no answer", patience=30)
             page.until(lambda: is_idle(page))
-    finally:
-        browser.execute_cdp_cmd("Page.removeScriptToEvaluateOnNewDocument", patch)
 
 
 def test_the_last_of_many_clicks_counts(page):

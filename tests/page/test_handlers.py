@@ -153,7 +153,23 @@ def test_a_request_that_ends_late_leaves_the_newer_result_alone(handlers):
         yield "Scoring.", gr.skip()
         yield gr.skip(), gr.skip()
 
-    assert [made for _, made in handlers.making(run)(visitor())] == [gr.skip()] * 2
+    assert [made for _, made in handlers.making(run)(visitor())] == [None, gr.skip()]
+
+
+def test_a_result_that_an_overtaken_request_showed_is_said_again(handlers):
+    """A line of progress, still on its way when it was shown, stood there for good."""
+
+    def run(request):
+        yield "Scoring.", gr.skip(), gr.skip()
+        yield "Scored.", "a number", "colours"
+
+    progress, (line, made) = handlers.making(run)(visitor())
+    assert progress == ("Scoring.", None) and line == gr.skip()
+    show = handlers.showing(2)
+    kept, *shown = show(made)
+    assert shown == ["Scored.", "a number", "colours"]
+    assert show(kept) == (["Scored."], "Scored.", gr.skip(), gr.skip())
+    assert show(None) == gr.skip()  # nothing was made since
 
 
 def test_sliders_follow_the_model(handlers):
