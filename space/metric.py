@@ -11,7 +11,12 @@ METRIC = Path(__file__).resolve().parent.parent / "perplexity_sliding.py"
 
 def new_metric() -> evaluate.Metric:
     """Create an instance; each serves one request at a time."""
-    return type(_loaded())()
+    metric = type(_loaded())()
+    # Copies that evaluate makes for their docstrings: 115 kB an instance, which they refer to, so that all
+    # of it would stay until a full collection.
+    for name in ("compute", "add", "add_batch"):
+        vars(metric).pop(name, None)
+    return metric
 
 
 @functools.cache

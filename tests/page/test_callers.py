@@ -1,13 +1,18 @@
 """Callers of the served app: who leaves, who is one too many, and from which address."""
 
 import asyncio
+import ctypes
 import gc
 import json
+import subprocess
+import sys
 import time
 import weakref
 from concurrent import futures
+from pathlib import Path
 from types import SimpleNamespace
 
+import evaluate
 import pytest
 from gradio_client import Client
 from pages import PATIENT, STORY, visitor
@@ -221,6 +226,26 @@ def test_sessions_that_are_over_are_forgotten(folders, monkeypatch):
         page.close()
 
 
+def test_a_request_leaves_no_metric(served):
+    """Each held a copy of the documentation, until a full collection: 115 kB for each request."""
+    import httpx
+
+    def metrics():
+        return sum(issubclass(type(one), evaluate.Metric) for one in gc.get_objects())
+
+    _, url = served
+    assert "complete" in httpx.get(ask(url), timeout=60).text  # the first loads the metric
+    gc.collect()
+    before = metrics()
+    gc.disable()
+    try:
+        for _ in range(4):
+            assert "complete" in httpx.get(ask(url), timeout=60).text
+        until(lambda: metrics() <= before)
+    finally:
+        gc.enable()
+
+
 def test_who_waits_is_not_forgotten(served, monkeypatch):
     """However many others come."""
     import httpx
@@ -289,7 +314,52 @@ def test_memory_that_nothing_needs_is_given_back():
     try:
         del left
         assert seen() is not None
-        listeners.give_back_memory()
+        listeners.give_back_memory(collect=True)
         assert seen() is None
     finally:
         gc.enable()
+
+
+@pytest.mark.parametrize("every, collects", [(3600.0, False), (-1.0, True)])
+def test_a_served_call_gives_memory_back(served, monkeypatch, every, collects):
+    """Collecting stops the server for half a second, so most calls only give back what is free."""
+    import httpx
+
+    _, url = served
+    collected = []
+    monkeypatch.setattr(listeners, "give_back_memory", collected.append)
+    monkeypatch.setattr(listeners, "TRIM_EVERY", -1.0)
+    monkeypatch.setattr(listeners, "COLLECT_EVERY", every)
+    for _ in range(2):
+        assert "complete" in httpx.get(ask(url), timeout=60).text
+    until(lambda: collected)
+    assert set(collected) == {collects}
+
+
+LARGE_ARRAYS = """
+import ctypes, sys
+import numpy as np
+from space.listeners import Listeners
+
+class Memory(ctypes.Structure):
+    _fields_ = [(name, ctypes.c_size_t) for name in "arena ordblks smblks hblks hblkhd".split()] + [
+        ("others", ctypes.c_size_t * 5)]
+
+read = ctypes.CDLL(None).mallinfo2
+read.restype = Memory
+Listeners(None)
+freed = np.ones(20 * 2**20, np.uint8)
+del freed  # which would raise the threshold to its size
+before = read().hblkhd
+kept = np.ones(8 * 2**20, np.uint8)
+sys.exit(read().hblkhd - before < kept.nbytes)
+"""
+
+
+@pytest.mark.skipif(
+    not hasattr(ctypes.CDLL(None), "mallinfo2"), reason="this C library has no mallinfo2"
+)
+def test_large_arrays_are_mapped_one_by_one():
+    """In a pool of malloc their space stayed, in pieces, when they were freed."""
+    folder = Path(__file__).resolve().parents[2]
+    subprocess.run([sys.executable, "-c", LARGE_ARRAYS], check=True, cwd=folder)
