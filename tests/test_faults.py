@@ -404,7 +404,7 @@ ARGUMENTS = [
     given_as("model_id", "", Refused(TypeError, r"`model_id` must be the name of a model .* got ''"), "model_id='' by itself", model=None, tokenizer=None),
     folder_row("max_length=17 by name", untouched, Refused(ValueError, r"`max_length` must be between 2 and 16"), max_length=17),
     folder_row("no such device", untouched, Refused(ValueError, "`device` must be a device of this machine, got 'meta'"), device="meta"),
-    folder_row("no such argument of from_pretrained", untouched, Refused(ValueError, "`model_id`=.* could not be loaded.*no_such"), model_kwargs={"no_such": 1}),
+    folder_row("no such argument of from_pretrained", untouched, Refused(ValueError, "`model_id`=.* could not be loaded.*Check 'no_such' in `model_kwargs`"), model_kwargs={"no_such": 1}),
     *[
         given_as(argument, value, Refused(ValueError, rf"`{argument}` must be left out with protocol='{re.escape(protocol)}'.* has no such"), f"{argument} with {protocol}", protocol=protocol)
         for protocol, argument, value in [

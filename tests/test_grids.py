@@ -221,6 +221,10 @@ def test_a_bar_ends_at_its_end(sweep, monkeypatch):
         (["--columns=protocol"], "--columns protocol requires several protocols"),
         (["--columns=text,model"], "--columns must have at most one of model, text,"),
         (["--label=one,two"], "--label must have one name per model, got 2 for 3"),
+        (
+            ["--label=one,two,one"],
+            "--label must have a different name for each model, got 'one' twice",
+        ),
         (["--columns=perplexity", "--format=csv"], "--columns requires --format text"),
         (["--columns=text", "--words"], "--columns and --tokens or --words"),
         (["--columns=text", "--html=page.html"], "--columns text and --show or --html"),

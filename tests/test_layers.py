@@ -22,7 +22,7 @@ FLOORS = (
     {"plan"},
     {"arguments", "layouts", "wikitext"},
     {"argument_table"},
-    {"errors", "protocols", "digests", "about"},
+    {"errors", "protocols", "digests", "about", "replacing"},
 )
 MOST_FILES = 50
 # Modules that say what a folder is.

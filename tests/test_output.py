@@ -530,6 +530,15 @@ def test_a_log_has_a_line_a_minute_with_the_time_left(capsys):
     assert len(lines) == 5
 
 
+def test_the_last_minute_is_not_zero_minutes(capsys):
+    now = [0.0]
+    progress = Progress("Scoring", hidden=False, clock=lambda: now[0])
+    for second in (0.0, 60.0):
+        now[0] = second
+        progress(Report(10 + second, 80))
+    assert ", less than a minute left, perplexity" in capsys.readouterr().err
+
+
 def test_the_first_batch_of_a_slow_start_foretells_nothing(capsys):
     now = [0.0]
     progress = Progress("Scoring", hidden=False, clock=lambda: now[0])

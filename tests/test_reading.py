@@ -98,6 +98,19 @@ def test_a_glob_that_the_shell_left_alone_is_resolved(call):
     assert names_of(call("a*.md", "--json")) == ["a1.md", "a2.md"]
 
 
+@pytest.mark.parametrize("pattern", ["texts/*/*.md", "texts/**/*.md", "texts/*/a.md"])
+def test_a_glob_names_the_folders_that_it_cannot_read(call, monkeypatch, pattern):
+    """Their texts were left out silently."""
+    for folder in ("open", "closed"):
+        os.makedirs(f"texts/{folder}")
+        write_files(f"texts/{folder}/a.md")
+    access = os.access
+    monkeypatch.setattr(
+        os, "access", lambda path, mode: "closed" not in str(path) and access(path, mode)
+    )
+    assert "that cannot be read: texts/closed." in call(pattern, "--quiet").err
+
+
 @pytest.mark.parametrize(
     ("argument", "message"),
     [

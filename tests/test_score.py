@@ -696,7 +696,7 @@ def test_a_file_without_text_is_named(refuse, files, tmp_path, data, message):
 
 def test_a_pipe_without_text_is_named(refuse, monkeypatch):
     monkeypatch.setattr(sys, "stdin", stdin_of(b""))
-    assert "Standard input is empty." in refuse()
+    assert "Standard input is empty. Pass the texts as FILEs, or pipe them in." in refuse()
 
 
 def test_a_terminal_is_not_waited_for(refuse, monkeypatch):

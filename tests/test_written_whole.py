@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 from models import make_model, make_tokenizer, random_text, save
 
-from perplexity_sliding.cli import replacing
+from perplexity_sliding import replacing
+from perplexity_sliding.views.show import Shown
 
 resource = pytest.importorskip("resource")
 FORMER = "the former result"
@@ -49,6 +50,14 @@ def test_a_full_disk_costs_no_former_result(call, argv, small_disk):
     assert f"error: {path}: " in outcome.err and "too large" in outcome.err
     assert path.read_text() == FORMER
     assert sorted(os.listdir()) == ["a.txt", path.name]
+
+
+def test_a_full_disk_costs_no_former_view(small_disk):
+    Path("r.html").write_text(FORMER)
+    with pytest.raises(OSError, match="too large"):
+        Shown("<p>" * 1000).save(Path("r.html"))
+    assert Path("r.html").read_text() == FORMER
+    assert sorted(os.listdir()) == ["a.txt", "r.html"]
 
 
 def test_one_file_that_fails_costs_no_other(call, small_disk):

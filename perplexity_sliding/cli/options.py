@@ -532,6 +532,8 @@ def check_columns(args: argparse.Namespace) -> None:
         raise ValueError(
             f"--label must have one name per model, got {len(args.label)} for {len(args.models)}."
         )
+    if twice := next((name for name in args.label or () if args.label.count(name) > 1), None):
+        raise ValueError(f"--label must have a different name for each model, got {twice!r} twice.")
     given = args.columns or []
     for name in given:
         if name not in (*AXES, *NUMBERS):

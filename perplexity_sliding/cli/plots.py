@@ -11,10 +11,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, NullLocator
 
+from ..replacing import replaced
 from .axes import DOTS, GREY, INK, new_axes, reach, tidied
 from .comparison_plots import draw_models, paired_changes
 from .grids import paired_with
-from .replacing import replaced
 from .tables import AXES, label
 
 TITLES = {"stride": "stride", "max_length": "window"}

@@ -80,6 +80,7 @@ def _behind(name: str) -> list[Source]:
     if path.is_dir():
         return _in_folder(path)
     if not path.exists() and glob.has_magic(name):
+        warn_of_unreadable(name)
         files = sorted(file for file in glob.glob(name, recursive=True) if os.path.isfile(file))
         if not files:
             raise ValueError(f"No file matches {name}.")
@@ -134,6 +135,22 @@ def _walk(folder: Path) -> tuple[list[Path], list[str]]:
 
 def _raise(error: OSError) -> None:
     raise error
+
+
+def warn_of_unreadable(pattern: str) -> None:
+    """Warn about folders on the way of a glob that cannot be read: glob skips them silently."""
+    steps = pattern.split(os.sep)
+    found = set()
+    for number, step in enumerate(steps):
+        needed = os.X_OK | (os.R_OK if glob.has_magic(step) else 0)
+        place = os.sep.join([*steps[:number], ""]) or os.curdir
+        folders = glob.glob(place, recursive=True) if step else []
+        found |= {os.path.normpath(folder) for folder in folders if not os.access(folder, needed)}
+    if found:
+        say(
+            f"warning: skipped for {pattern}, as they are folders that cannot be read: "
+            f"{named(sorted(found))}."
+        )
 
 
 def builder_of(name: str) -> str | None:

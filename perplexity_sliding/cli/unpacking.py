@@ -112,7 +112,7 @@ def read_text(source: Source, encoding: str | None) -> str:
     except UnicodeError:
         raise ValueError(wrong_encoding(source, encoding, pieces)) from None
     if not text:
-        raise ValueError(f"{source.shown} is empty.")
+        raise ValueError(nothing_in(source))
     if "\0" in text:
         raise ValueError(contains_nul(source))
     return text
@@ -128,7 +128,7 @@ def opened_lines(source: Source, encoding: str | None) -> Iterator[io.TextIOWrap
     with opened(source) as file:
         head = file.peek(PIECE_BYTES)
         if not head:
-            raise ValueError(f"{source.shown} is empty.")
+            raise ValueError(nothing_in(source))
         encoding = encoding or encoding_of(head)
         refuse_binary(source, head, encoding, is_head=True)
         try:
@@ -137,6 +137,11 @@ def opened_lines(source: Source, encoding: str | None) -> Iterator[io.TextIOWrap
             with opened(source) as again:  # the position is unknown after buffered reads
                 pieces = iter(lambda: again.read(PIECE_BYTES), b"")
                 raise ValueError(wrong_encoding(source, encoding, pieces)) from None
+
+
+def nothing_in(source: Source) -> str:
+    advice = " Pass the texts as FILEs, or pipe them in." if source.name == STANDARD_INPUT else ""
+    return f"{source.shown} is empty.{advice}"
 
 
 def refuse_binary(source: Source, piece: bytes, encoding: str, is_head: bool) -> None:

@@ -9,7 +9,7 @@ import json
 import os
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -177,7 +177,8 @@ def load_model(
         config = kwargs.get("config") or _load_config(model_id, config_kwargs)
     check_decoder(config, name)
     check_layers(config, name)
-    with _naming(name):
+    option = "model_kwargs" if argument == "model_id" else f"{argument}['model_kwargs']"
+    with _naming(name, argument=option, given=model_kwargs):
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             model_id, output_loading_info=True, **kwargs
         )
@@ -343,8 +344,14 @@ def context_limit(model: torch.nn.Module, tokenizer: PreTrainedTokenizerBase) ->
 
 
 @contextmanager
-def _naming(name: str, advice: str = "") -> Iterator[None]:
-    """Convert any failure to load to a ValueError that names the model or tokenizer."""
+def _naming(
+    name: str, advice: str = "", argument: str = "", given: Collection[str] = ()
+) -> Iterator[None]:
+    """Convert any failure to load to a ValueError that names the model or tokenizer.
+
+    Args:
+        argument, given: an argument, and its keys: one that the failure mentions is named.
+    """
     try:
         yield
     except MemoryError:
@@ -352,6 +359,8 @@ def _naming(name: str, advice: str = "") -> Iterator[None]:
     except Exception as error:  # transformers, safetensors and remote code raise any
         if sys.flags.optimize > 1:
             advice = ". Run Python without -OO and PYTHONOPTIMIZE=2: transformers reads docstrings."
+        if blamed := [key for key in given if re.search(rf"\b{re.escape(key)}\b", str(error))]:
+            advice = f". Check {', '.join(map(repr, blamed))} in `{argument}`."
         raise ValueError(f"{name} could not be loaded: {error}{advice}") from error
 
 

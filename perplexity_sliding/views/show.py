@@ -1,10 +1,12 @@
 """Results of the metric in a notebook: the coloured text as the output of a cell."""
 
+import os
 import re
 from ast import literal_eval
 from collections.abc import Sequence
 
 from ..digests import TextsDigest
+from ..replacing import replaced
 from .comparison import Pair, pair_of
 from .markup import escape
 from .reading import SHOWN, Reading, own_perplexities, within
@@ -28,9 +30,12 @@ class Shown:
             f'style="width: 100%; height: {HEIGHT}px; border: 0"></iframe>'
         )
 
-    def save(self, path: str) -> None:
-        """Write it as a self-contained HTML file."""
-        with open(path, "w", encoding="utf-8", newline="") as file:
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write it as a self-contained HTML file; if that fails, a former one is unchanged."""
+        with (
+            replaced(os.fspath(path)) as place,
+            open(place, "w", encoding="utf-8", newline="") as file,
+        ):
             file.write(self.html)
 
 
