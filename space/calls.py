@@ -3,6 +3,7 @@
 import json
 import os
 import shlex
+from collections.abc import Sequence
 
 from .models import BUNDLED, ROUNDED, ROUNDED_BITS, LoadedModel
 from .service import Scored
@@ -12,16 +13,17 @@ INLINE_CHARACTERS = 200
 TEXT_FILE, CONTEXT_FILE = "text.txt", "context.txt"
 # One row, which the command line takes a context from.
 TABLE_FILE = "text.jsonl"
+SEVERAL = '[one.get("perplexity", one.get("error")) for one in results["measurements"]]'
 OPTIONS = {"context_separator": "context-separator"}
 
 
 def python_call(
-    scored: Scored, reference: LoadedModel | None = None, varied: dict | None = None
+    scored: Scored, reference: LoadedModel | None = None, varied: Sequence[dict] = ({},)
 ) -> str:
     """Write Python that computes the same number from text.txt, or compares with a reference.
 
     Args:
-        varied: arguments of which there are several values, see `_arguments`.
+        varied: for each call, the arguments of which there are several values, see `_arguments`.
     """
     imports, lines, arguments = _model_lines(scored.loaded)
     wanted = 'results["perplexity"]'
@@ -33,10 +35,6 @@ def python_call(
         entries = ", ".join(f'"{name}": {value}' for name, value in more.items())
         arguments["reference"] = f"{{{entries}}}"
         wanted = 'results["comparison"]["summary"]'
-    if varied:
-        wanted = '[one.get("perplexity", one.get("error")) for one in results["measurements"]]'
-    own = _arguments(scored, varied)
-    arguments |= {name: literal(value) for name, value in own.items() if name != "contexts"}
     texts = {"predictions": (scored.text, "text", TEXT_FILE)}
     if scored.settings.context:
         texts["contexts"] = (scored.settings.context, "context", CONTEXT_FILE)
@@ -49,12 +47,26 @@ def python_call(
             *(line for text in texts.values() for line in _read(*text)[1]),
             *lines,
             f'metric = evaluate.load("{metric_address()}")',
-            "results = metric.compute(",
-            *(f"    {name}={value}," for name, value in arguments.items()),
-            ")",
-            f"print({wanted})",
+            *(
+                line
+                for several in varied
+                for line in _compute_lines(
+                    arguments, _arguments(scored, several), SEVERAL if several else wanted
+                )
+            ),
         ]
     )
+
+
+def _compute_lines(named: dict[str, str], own: dict, wanted: str) -> list[str]:
+    """Write one call of the metric, which prints what is wanted."""
+    arguments = named | {name: literal(value) for name, value in own.items() if name != "contexts"}
+    return [
+        "results = metric.compute(",
+        *(f"    {name}={value}," for name, value in arguments.items()),
+        ")",
+        f"print({wanted})",
+    ]
 
 
 def _read(text: str, name: str, file: str) -> tuple[str, list[str]]:
@@ -84,25 +96,33 @@ def _model_lines(loaded: LoadedModel) -> tuple[list[str], list[str], dict[str, s
 
 
 def shell_call(
-    scored: Scored, reference: LoadedModel | None = None, varied: dict | None = None
+    scored: Scored, reference: LoadedModel | None = None, varied: Sequence[dict] = ({},)
 ) -> str:
     """Write commands that print the same number from text.txt, or compare with a reference.
 
     Args:
-        varied: arguments of which there are several values, see `_arguments`.
+        varied: for each command, the arguments of which there are several values, see `_arguments`.
     """
     before = []
     if space():
         folder = space().split("/")[-1]
         address = f"https://huggingface.co/spaces/{space()}"
         before = [f"git clone {address}  # the metric and the bundled model", f"cd {folder}"]
-    arguments, options, file = _named(scored.loaded) | _arguments(scored, varied), [], TEXT_FILE
+    parent = "../" if before else ""
+    if ROUNDED in (scored.loaded.name, reference and reference.name):
+        before.append(f"python {BUNDLED}/round_weights.py --bits {ROUNDED_BITS} --output {ROUNDED}")
+    commands = (
+        _command(_arguments(scored, several), scored, reference, parent) for several in varied
+    )
+    return "\n".join([*before, *commands])
+
+
+def _command(own: dict, scored: Scored, reference: LoadedModel | None, parent: str) -> str:
+    """Write one command, which reads the text in a folder."""
+    arguments, options, file = _named(scored.loaded) | own, [], TEXT_FILE
     if arguments.pop("contexts", None):
         file = TABLE_FILE
         options += ["--context-column", "context"]
-    path = f"../{file}" if before else file
-    if ROUNDED in (scored.loaded.name, reference and reference.name):
-        before.append(f"python {BUNDLED}/round_weights.py --bits {ROUNDED_BITS} --output {ROUNDED}")
     if arguments.pop("words", False):
         options.append("--words")
     if reference is not None:
@@ -110,7 +130,7 @@ def shell_call(
         arguments |= {"reference": of_reference.pop("reference_model_id")} | of_reference
     for name, value in arguments.items():
         options += [f"--{OPTIONS.get(name, name)}", _option(value)]
-    return "\n".join([*before, shlex.join(["python", "score.py", path, *options])])
+    return shlex.join(["python", "score.py", parent + file, *options])
 
 
 def _option(value: object) -> str:
@@ -141,14 +161,14 @@ def _named(loaded: LoadedModel) -> dict:
     return {"model_id": loaded.name} | version
 
 
-def _arguments(scored: Scored, varied: dict | None = None) -> dict:
+def _arguments(scored: Scored, varied: dict) -> dict:
     """Return the metric's other arguments, without defaults.
 
     Args:
         varied: other values for some of them; None for the default.
     """
     defaults = {"add_start_token": True, "protocol": "sliding"}
-    arguments = scored.settings.arguments() | (varied or {})
+    arguments = scored.settings.arguments() | varied
     return {
         name: value
         for name, value in arguments.items()

@@ -32,7 +32,8 @@ window.perplexityMark = digest;
 const NOTE_MS = 1500; // the delay of its animation
 const OUT_OF_DATE = "These results are out of date. Press Score to update them.", NO_TEXT = "No text is there to score: write or paste one, or choose a sample.";
 const ON_ITS_WAY = "These results are out of date: new ones are being computed.", UNSCORED = "This text is not scored yet. Press Score.";
-const whyStale = () => blank ? NO_TEXT : document.querySelector("#stop:not(:disabled)") ? ON_ITS_WAY : document.querySelector(".ps-other-text") ? UNSCORED : OUT_OF_DATE;
+// What is scored by itself shows its progress, and no Stop.
+const whyStale = () => blank ? NO_TEXT : document.querySelector("#stop:not(:disabled), #status progress") ? ON_ITS_WAY : document.querySelector(".ps-other-text") ? UNSCORED : OUT_OF_DATE;
 function staleNote() {
   const note = make("p", "ps-stale-note");
   note.setAttribute("role", "status");

@@ -67,6 +67,8 @@ COMPUTING = {"concurrency_id": "model", "concurrency_limit": None}
 RAW = {"preprocess": False}
 QUIET = {"api_visibility": "private", "show_progress": "hidden"}
 QUICK = QUIET | {"queue": False}
+# Gradio ignores what is chosen while its answer to the choice before is on its way.
+LATEST = {"trigger_mode": "always_last"}
 
 
 @dataclass(frozen=True)
@@ -393,8 +395,8 @@ def connect_settings(
 ) -> None:
     """Connect controls that change other controls."""
     c, status_line = controls, results.status
-    latest = QUICK | RAW | {"trigger_mode": "always_last"}
-    c.sample.input(handlers.choose_sample, c.sample, c.text, **QUICK)
+    latest = QUICK | RAW | LATEST
+    c.sample.input(handlers.choose_sample, c.sample, c.text, **QUICK, **LATEST)
     marks = {name: fingerprint(text) for name, text in handlers.samples.items()}
     c.text.change(
         None, [c.sample, c.text], c.sample, js=SAMPLE_OF.format(json.dumps(marks)), **QUICK
@@ -417,8 +419,7 @@ def connect_settings(
             handlers.choose_protocol,
             [c.protocol, c.window, c.start],
             [c.stride, c.start, c.sketch, c.wanted],
-            **RAW,
-            **QUICK,
+            **latest,
         ),
     ]
     views = [results.score[name] for name in SCORE_OUTPUTS]
@@ -432,13 +433,13 @@ def connect_settings(
             rescore,
             c.scoring,
             [status_line, results.shared, *views],
-            trigger_mode="always_last",
+            **LATEST,
             **RAW,
             **COMPUTING,
             **QUIET,
         )
         # It may have replaced a request that somebody had just made, and Stop stands there for that.
-        shown.then(handlers.idle, None, results.stop, **QUICK)
+        shown.then(handlers.idle, None, results.stop, **QUICK, **LATEST)
     # Only the script has these: the fragment of the address, and the state before a reload.
     behind, kept = (gr.Textbox(visible=False) for _ in range(2))
     controls_set = [c.model, c.window, c.stride, c.start, c.protocol, c.sketch]
@@ -495,7 +496,7 @@ def run_and_show(
         handlers.showing(len(outputs)),
         made,
         [made, line, *outputs],
-        trigger_mode="always_last",
+        **LATEST,
         **QUICK,
     )
     return ran, shown
@@ -510,14 +511,19 @@ def connect_measurements(handlers: Handlers, controls: Controls, results: Result
         # "multiple": a request that replaces a running one is sent while that one still ends.
         ran, shown = run_and_show(handlers, begun.then, run, inputs, r.status, outputs, "multiple")
         ran.failure(handlers.turned_away, None, [r.status, r.stop], **QUICK)
-        shown.then(handlers.idle, None, r.stop, **QUICK)
+        shown.then(handlers.idle, None, r.stop, **QUICK, **LATEST)
         shown.then(lambda name: name, c.model, c.adopted, **QUICK)
         return shown
 
     # A name may be typed, so `input` is needed, which fires too when the field is only left.
     asked = gr.State(0)
     c.model.input(
-        handlers.ask_model, [c.model, c.adopted, asked], asked, **QUIET, concurrency_limit=None
+        handlers.ask_model,
+        [c.model, c.adopted, asked],
+        asked,
+        **QUIET,
+        **LATEST,
+        concurrency_limit=None,
     )
     adopted = on(
         asked.change,
@@ -533,6 +539,7 @@ def connect_measurements(handlers: Handlers, controls: Controls, results: Result
         [c.words, r.shared, asked_words],
         asked_words,
         **QUIET,
+        **LATEST,
         concurrency_limit=None,
     )
     scorings = gr.State(0)
@@ -562,7 +569,7 @@ def connect_measurements(handlers: Handlers, controls: Controls, results: Result
         seen,
         opened,
         js=OPENED,
-        trigger_mode="always_last",
+        **LATEST,
         **QUIET,
         concurrency_limit=None,
     )

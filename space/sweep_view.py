@@ -203,6 +203,8 @@ def _contexts(trade_off: TradeOff) -> str:
 def _context_headline(trade_off: TradeOff) -> str:
     rows, knee = trade_off.by_context, trade_off.context_knee
     longest = rows[-1]["context_length"]
+    if len(rows) > 1 and rows[0]["ratio_to_longest"]["interval"] is None:
+        return "The text is too short to tell what more context gains"
     if knee is None:
         return f"Up to {longest:,} tokens, more context makes no difference that is clear"
     if knee is rows[-1]:

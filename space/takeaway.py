@@ -5,7 +5,7 @@ All of it is text, so that a page keeps little of a comparison.
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from perplexity_sliding.views.markup import count, number
 from perplexity_sliding.views.numbers import surprise_words
@@ -14,6 +14,7 @@ from .calls import python_call, shell_call
 from .card import Head, chart_card, comparison_card
 from .endpoints import compare_summary, comparison_table, plain
 from .links import MODELS, STRIDES, TOOLS, link
+from .protocols import usual_stride
 from .service import STRIDES_SET, Compared, Scored, Sweep, TradeOff
 from .settings import Settings
 from .sharing import SHORT_COMMIT, as_csv, bibtex, digest, files, sentence, text_files
@@ -115,21 +116,28 @@ def of_strides(trade_off: TradeOff, asked: Settings) -> Takeaway:
     """
     wide, best = trade_off.wide, trade_off.best
     low, high = (number(scored.result["perplexity"]) for scored in (wide, best))
-    title = "What does a smaller stride change?"
-    strides = f"stride {wide.settings.stride:,} and {best.settings.stride:,}"
-    differ = f"{strides}: perplexity {low} and {high}" if best is not wide else f"perplexity {low}"
+    if best is wide:
+        change, said = low, "no smaller stride lowers the perplexity"
+        friend = f"Same model, same text: perplexity {low}, and no smaller stride lowers it."
+    else:
+        change, said = (
+            f"{low} → {high}",
+            f"strides {wide.settings.stride:,} and {best.settings.stride:,}",
+        )
+        friend = f"Same model, same text, {said}: perplexity {low} and {high}."
     values = [
         (f"stride {one.settings.stride:,}", one.result["perplexity"]) for one in trade_off.strides
     ]
-    head = Head(title, f"{low} → {high}", [f"Same model, same text, {strides}", ""])
+    title = "What does a smaller stride change?"
+    head = Head(title, change, [f"Same model, same text, {said}", ""])
     return _of_settings(
         trade_off.strides,
         "strides",
         wide.settings.mark(wide.text, but=STRIDES_SET),
         link(asked, wide.text, {"compare": STRIDES}),
-        f"Same model, same text, {differ}.",
+        friend,
         chart_card(head, values, wide),
-        {"stride": [one.settings.stride for one in trade_off.strides]},
+        [{"stride": [one.settings.stride for one in trade_off.strides]}],
         {"by_context_length": list(trade_off.by_context)},
     )
 
@@ -153,8 +161,15 @@ def of_tools(sweep: Sweep) -> Takeaway:
         link(sweep.asked, first.text, {"compare": TOOLS}),
         f"{said}. It depends on the tool that computes the perplexity.",
         chart_card(head, values, first),
-        {"protocol": "all", "stride": None, "add_start_token": None},
+        [{}] * (not _is_usual(first.settings))
+        + [{"protocol": "all", "stride": None, "add_start_token": None}],
     )
+
+
+def _is_usual(settings: Settings) -> bool:
+    """Return whether a call for all tools has these settings of a tool."""
+    stride = settings.stride and usual_stride(settings.protocol, settings.window)
+    return settings == replace(settings, stride=stride, start="automatic")
 
 
 def _of_settings(
@@ -164,7 +179,7 @@ def _of_settings(
     address: str,
     friend: str,
     picture: str,
-    varied: dict,
+    varied: Sequence[dict],
     more: dict | None = None,
 ) -> Takeaway:
     """Export results of one text under several settings."""

@@ -460,11 +460,12 @@ def _charts(pair: Pair, changes: Sequence[Change]) -> str:
     finite = [c for c in changes if math.isfinite(c.bits) and math.isfinite(c.reference_bits)]
     if len(finite) < 2:
         return ""
+    of_tokens = "".join(_token_charts(pair, finite))
+    bars = "Bars are 95 % intervals. " if "ps-error" in of_tokens else ""
+    where = "In the last picture, " if of_tokens else ""
     return (
-        f'<div class="ps-charts">{"".join(_token_charts(pair, finite))}'
-        f"{_pair_chart(pair, finite)}</div>"
-        '<p class="ps-note">Bars are 95 % intervals. In the last picture, '
-        f"{escape(pair.names[0])} does worse above the line.</p>"
+        f'<div class="ps-charts">{of_tokens}{_pair_chart(pair, finite)}</div>'
+        f'<p class="ps-note">{bars}{where}{escape(pair.names[0])} does worse above the line.</p>'
     )
 
 

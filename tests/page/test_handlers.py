@@ -78,6 +78,17 @@ def test_what_is_forgotten_is_not_the_opening_again(service):
     assert kept and not any(kept)
 
 
+def test_of_two_choices_in_a_row_the_last_counts(service):
+    """Gradio ignored the second while the answer to the first was on its way."""
+    page = build(service)
+    modes = {
+        one["api_name"].rstrip("_0123456789"): one["trigger_mode"]
+        for one in page.config["dependencies"]
+    }
+    for name in ("choose_sample", "choose_protocol", "ask_model", "ask_words", "ask", "idle"):
+        assert modes[name] == "always_last"
+
+
 def test_a_score_sets_no_field_that_it_took_as_asked(handlers):
     """Another number may have been typed while it was computed."""
     asked = (BUNDLED, 48, 32, "automatic", "sliding")

@@ -43,6 +43,7 @@ def test_a_comparison(service, parts, shown, other):
     page, summary = compare_view(compared), compared.comparison["summary"]
     assert "interval" in summary and ("not enough text for an interval" in summary) != shown
     assert ("Intervals are within this text" in page) == shown
+    assert ("Bars are 95 % intervals" in page) == ('class="ps-error"' in page)
     assert (compared.comparison["verdict"] == "too little text to tell") != shown
 
 

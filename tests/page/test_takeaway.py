@@ -10,11 +10,13 @@ import pytest
 from pages import STORY, visitor
 
 from perplexity_sliding.cli import main as command_line
+from perplexity_sliding.views.markup import number
 from space.handlers import Handlers
 from space.jobs import Job
 from space.links import MODELS, STRIDES, TOOLS, unpack
 from space.metric import new_metric
 from space.models import BUNDLED, ROUNDED
+from space.service import TradeOff
 from space.settings import Settings
 from space.share_view import share_view
 from space.sharing import write_files
@@ -103,13 +105,17 @@ def test_calls_give_the_numbers_again(takeaways, folders, tmp_path, monkeypatch,
     (tmp_path / "demo_model").symlink_to(folders["bytes"])
     monkeypatch.chdir(tmp_path)
     write_files(taken.files, tmp_path)
-    command = shlex.split(taken.shell)
-    assert command[:2] == ["python", "score.py"]
-    assert command_line.main([*command[2:], "--json"]) in (0, None)
-    printed = json.loads(capsys.readouterr().out)["measurements"]
+    printed = []
+    for line in taken.shell.splitlines():
+        command = shlex.split(line)
+        assert command[:2] == ["python", "score.py"]
+        assert command_line.main([*command[2:], "--json"]) in (0, None)
+        printed.append(json.loads(capsys.readouterr().out))
+    printed, own = printed[-1]["measurements"], printed[0].get("corpus")
     call = taken.python.replace('evaluate.load("./perplexity_sliding.py")', "metric")
     python = {"metric": new_metric()}
     exec(call.replace("import evaluate\n", ""), python)
+    said = capsys.readouterr().out.splitlines()
     varied = "stride" if compare == STRIDES else "protocol"
     shown = {
         row[varied]: float(row["perplexity"])
@@ -121,6 +127,24 @@ def test_calls_give_the_numbers_again(takeaways, folders, tmp_path, monkeypatch,
         again = {str(one[varied]): one["perplexity"] for one in entries if "error" not in one}
         again.pop("sliding", None)
         assert again == pytest.approx(shown, rel=1e-5)
+    if compare == TOOLS:  # the page's own number comes first
+        number = float(rows_of(taken, "tools.csv")[0]["perplexity"])
+        assert [own["perplexity"], float(said[0])] == pytest.approx([number] * 2, rel=1e-5)
+        assert len(said) == 2
+
+
+def test_tools_with_their_usual_settings_are_one_call(service):
+    for settings in (Settings(BUNDLED, 64, 32), Settings(BUNDLED, 64, protocol="lm-eval")):
+        taken = of_tools(service.every_protocol(STORY, settings, Job(60)))
+        assert taken.shell.count("score.py") == taken.python.count("compute(") == 1
+
+
+def test_where_no_smaller_stride_helps_the_words_say_so(scored):
+    trade_off = TradeOff([scored, scored])
+    taken, perplexity = of_strides(trade_off, ASKED), number(scored.result["perplexity"])
+    said = "no smaller stride lowers"
+    assert taken.friend == f"Same model, same text: perplexity {perplexity}, and {said} it."
+    assert said in taken.picture and "→" not in taken.picture
 
 
 def test_what_is_no_longer_kept_is_not_shared(service, scored, takeaways):
