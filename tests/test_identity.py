@@ -84,9 +84,27 @@ def test_patterns_by_hand():
         for chosen in (contexts < 4, contexts >= 16, (contexts >= 8) & (contexts < 32))
     )
     assert "start token" in describe_pattern(early, moved, contexts)
-    assert "agree up to 15 tokens" in describe_pattern(late, moved, contexts)
+    assert (
+        "agree up to 15 tokens of context and begin to diverge between 16 and 31"
+        in describe_pattern(late, moved, contexts)
+    )
     assert "from 8 to 31 tokens" in describe_pattern(between, moved, contexts)
     assert "every context length" in describe_pattern(np.ones(len(contexts)), moved, contexts)
+
+
+@pytest.mark.parametrize("share", [0.02, 0.07, 0.3])
+@pytest.mark.parametrize("seed", range(3))
+def test_a_stale_replica_is_no_cut_window(share, seed):
+    """Behind a share of the requests; only the first window of a text has tokens of short contexts."""
+    contexts = np.concatenate([np.arange(1, 64)] + [np.arange(64, 128)] * 60)
+    differences, rounding = half_precision(len(contexts), seed=seed)
+    stale = np.random.default_rng(seed).permutation(60)[: round(60 * share)] + 1
+    requests = np.concatenate([[0] * 63, np.repeat(np.arange(1, 61), 64)])
+    differences[np.isin(requests, stale)] *= 100
+    summary = judge_identity(differences, rounding, contexts)["summary"]
+    assert "not the reference" in summary or share == 0.02
+    assert "window" not in summary
+    assert "behind some of the requests" in summary or share == 0.02
 
 
 @pytest.mark.parametrize("scale", [1, 1.5, 2, 4, 10])

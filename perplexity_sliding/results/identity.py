@@ -20,6 +20,12 @@ SMALLEST_PVALUE = 1e-15
 FEWEST = 8
 # What differences at all lengths of context come from.
 OTHERS = "other weights, a quantised copy, or another model"
+# A cut window moves most tokens beyond it.  A minority may lie at some lengths by chance, such as those
+# of a few requests that another model answered.
+FEW = (
+    "Too few of the tokens diverge to name a range of context lengths: other weights, or another model "
+    "behind some of the requests."
+)
 # Nats that stand for an infinite nll of one of the two models.
 INFINITE = 1e4
 
@@ -212,7 +218,8 @@ def measured(found: dict, number: int) -> str:
 def describe_pattern(distance: np.ndarray, moved: np.ndarray, contexts: np.ndarray) -> str:
     """Describe at which lengths of context two models diverge, and the likely cause.
 
-    Names a pattern only where the tokens of the other lengths are shown to agree.
+    Names a pattern only where the tokens of the other lengths are shown to agree, and most tokens of
+    these lengths to diverge.
 
     Args:
         distance, moved: sizes of the difference and of the rounding of each token (N,).
@@ -230,11 +237,13 @@ def describe_pattern(distance: np.ndarray, moved: np.ndarray, contexts: np.ndarr
     in_a_row = lengths[lengths.index(apart[0]) :][: len(apart)] == apart
     if not in_a_row or not agree(distance, moved, ~inside):
         return none
+    if not do_most_differ(distance[inside], moved[inside]):
+        return FEW
     begin, end = 2 ** apart[0] // 2, 2 ** apart[-1] - 1
     if late:
         return (
-            f"They agree up to {begin - 1} tokens of context and diverge from there on, as where a "
-            "window is cut or a rotary scaling begins."
+            f"They agree up to {begin - 1} tokens of context and begin to diverge between {begin} and "
+            f"{2 * begin - 1}, as where a window is cut or a rotary scaling begins."
         )
     if early:
         return (
@@ -249,6 +258,14 @@ def are_apart(distance: np.ndarray, moved: np.ndarray) -> bool:
     allowed = np.maximum(MARGIN * moved, FLOAT32)
     middle = ranked_pvalue(distance - allowed, "greater")
     return min(middle, *tail_pvalues(distance, moved)) < PVALUE
+
+
+def do_most_differ(distance: np.ndarray, moved: np.ndarray) -> bool:
+    """Return whether more than half of the tokens are shown to differ by more than rounding."""
+    from scipy.stats import binom
+
+    beyond = int((distance > np.maximum(MARGIN * moved, FLOAT32)).sum())
+    return bool(binom.sf(beyond - 1, len(distance), 0.5) < PVALUE)
 
 
 def agree(distance: np.ndarray, moved: np.ndarray, rest: np.ndarray) -> bool:
