@@ -88,7 +88,7 @@ ARCHITECTURES = {
     ),
 }
 
-# Of transformers 5, and each tried only where its trait matters.
+# Each is tried only where its trait matters; most are of transformers 5.
 KINDS_OF_LAYERS = {"sliding_attention": "default", "full_attention": "dynamic"}
 UNUSUAL = {
     "olmo3": (
@@ -123,6 +123,28 @@ UNUSUAL = {
             "linear_num_key_heads": 2,
             "linear_num_value_heads": 2,
             "layer_types": ["linear_attention", "full_attention"],
+        },
+    ),
+    "mamba2": (
+        "Mamba2",  # a tuple of limits
+        {
+            "hidden_size": 32,
+            "num_hidden_layers": 1,
+            "num_heads": 4,
+            "head_dim": 16,
+            "state_size": 4,
+            "n_groups": 1,
+        },
+    ),
+    "roberta": (
+        "Roberta",  # padding has no position
+        {
+            "hidden_size": 32,
+            "intermediate_size": 32,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 2,
+            "max_position_embeddings": CONTEXT + PAD + 1,
+            "is_decoder": True,
         },
     ),
 }

@@ -4,17 +4,19 @@ Each attack changes what a model computes where the first 256 tokens of a single
 """
 
 import copy
+import functools
 
 import accelerate
 import pytest
 import reference
 import torch
 import transformers
-from models import NEWEST, VOCABULARY, enliven, make_model, random_text
+from models import NEWEST, VOCABULARY, make_model, random_text
 
 from perplexity_sliding.digests import same_probe, same_probes
 from perplexity_sliding.models.interface import ProbeText
 from perplexity_sliding.models.logits import BodyThenHead
+from perplexity_sliding.models.module import library_code
 
 MODELING = transformers.models.llama.modeling_llama
 TEXT = random_text(700)
@@ -235,6 +237,31 @@ def test_a_mask_registered_behind_a_model_that_was_scored(score, monkeypatch):
     assert tell_apart(before, after)
 
 
+@pytest.mark.skipif(not NEWEST, reason="there was no such table")
+def test_a_table_replaced_behind_a_model_that_was_scored(score, monkeypatch):
+    model = long_llama()
+    before = score(model)
+    table = copy.deepcopy(MODELING.ALL_ATTENTION_FUNCTIONS)
+    plain = table["sdpa"]
+    table["sdpa"] = lambda module, query, *args, **kwargs: plain(
+        module, 1.5 * query, *args, **kwargs
+    )
+    monkeypatch.setattr(MODELING, "ALL_ATTENTION_FUNCTIONS", table)
+    after = score(model)
+    assert after["perplexity"] != pytest.approx(before["perplexity"], rel=1e-4)
+    assert tell_apart(before, after)
+
+
+def test_a_kernel_set_where_there_was_none(monkeypatch):
+    """As plug-ins do it; the model runs it from then on."""
+    kinds = frozenset(type(module) for module in make_model("rwkv").modules())
+    before = library_code(kinds)
+    assert library_code(kinds) is before
+    modeling = transformers.models.rwkv.modeling_rwkv
+    monkeypatch.setattr(modeling, "rwkv_cuda_kernel", lambda *args: args)
+    assert library_code(kinds) is not before
+
+
 def test_a_number_of_own_code_in_a_model_that_was_scored(score):
     model, factor = long_llama(), [1.0]
     model.model.layers[0].mlp.register_forward_hook(lambda *args: args[2] * factor[0])
@@ -267,20 +294,21 @@ def with_a_tensor(model, number):
 
 
 def mamba_2(limits):
-    model = transformers.Mamba2ForCausalLM(
-        transformers.Mamba2Config(
-            vocab_size=VOCABULARY,
-            hidden_size=32,
-            num_hidden_layers=1,
-            num_heads=4,
-            head_dim=16,
-            state_size=4,
-            n_groups=1,
-        )
-    ).eval()
-    enliven(model)
+    model = make_model("mamba2")
     model.backbone.layers[0].mixer.time_step_limit = limits
     return model
+
+
+def stronger(graph, inputs):
+    """Compile a part of a model to one with an output of twice the size."""
+    return lambda *values: tuple(2 * output for output in graph(*values))
+
+
+def celu(blocks, alpha):
+    """Give blocks of GPT-2 an activation of torch's with a number of its own."""
+    for block in blocks:
+        del block.mlp.act
+        block.mlp.act = functools.partial(torch.nn.functional.celu, alpha=alpha)
 
 
 def changed_in_place():
@@ -289,12 +317,21 @@ def changed_in_place():
     hooked = with_a_hook_of_accelerate(long_llama(), hook)
     mamba, gpt2 = mamba_2((0.0, float("inf"))), make_model("gpt2")
     mixer, blocks = mamba.backbone.layers[0].mixer, gpt2.transformer.h
+    compiled, curved, roberta = long_llama(), make_model("gpt2"), make_model("roberta")
+    layer, curves = compiled.model.layers[0].mlp, curved.transformer.h
+    celu(curves, 1.0)
     return {
         "a number of a hook of accelerate": (hooked, lambda: setattr(hook, "factor", 2.0)),
         "a tensor": (with_a_tensor(long_llama(), epsilon), lambda: epsilon.add_(0.5)),
         "a list": (mamba_2(limits), lambda: limits.insert(1, 1e-3)),
         "a tuple": (mamba, lambda: setattr(mixer, "time_step_limit", (0.0, 1e-3))),
         "a layer that runs twice": (gpt2, lambda: blocks.append(blocks[0])),
+        "a compiled layer": (compiled, lambda: layer.compile(backend=stronger)),
+        "a number of a function of torch": (curved, lambda: celu(curves, 3.0)),
+        "a token without position": (
+            roberta,
+            lambda: setattr(roberta.roberta.embeddings, "padding_idx", 1),
+        ),
     }
 
 

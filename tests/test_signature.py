@@ -27,6 +27,7 @@ from perplexity_sliding.models import language_model as model_module
 from perplexity_sliding.models.digest import examine, weights_digest
 from perplexity_sliding.models.interface import ProbeText
 from perplexity_sliding.models.module import named_modules, number_format
+from perplexity_sliding.plan.tokenization import tokenizer_digest
 
 TEXTS = [random_text(60), random_text(33, seed=1)]
 
@@ -188,6 +189,74 @@ def test_settings_of_a_slow_tokenizer(measure):
     assert after["signature"] != before["signature"]
 
 
+def merging(folder, *merges):
+    """A tokenizer in plain Python that joins pieces in this order."""
+    pieces = [*"qzj", "q@@", "z@@", "qz@@", "zj"]
+    (folder / "vocab.txt").write_text("".join(f"{piece} 1\n" for piece in pieces))
+    (folder / "merges.txt").write_text("".join(f"{merge} 1\n" for merge in merges))
+    return transformers.PhobertTokenizer(str(folder / "vocab.txt"), str(folder / "merges.txt"))
+
+
+def test_merges_of_a_slow_tokenizer(measure, tmp_path):
+    """The probe text contains no such word."""
+    merges = ["q z", "z j</w>"]
+    one, again, other = (merging(tmp_path, *order) for order in (merges, merges, merges[::-1]))
+    before, same, after = (
+        measure(predictions=["qzj qzj"], tokenizer=tokenizer) for tokenizer in (one, again, other)
+    )
+    assert after["perplexity"] != pytest.approx(before["perplexity"], rel=1e-4)
+    assert after["signature"] != before["signature"] == same["signature"]
+
+
+class Pieces(SlowTokenizer):
+    """A tokenizer with a SentencePiece model, whose scores are not in its vocabulary."""
+
+    def __init__(self, scores):
+        super().__init__()
+        self.sp_model = SimpleNamespace(serialized_model_proto=lambda: scores)
+
+
+def test_the_sentencepiece_model_of_a_slow_tokenizer():
+    one, again, other = (tokenizer_digest(Pieces(scores)) for scores in (b"one", b"one", b"other"))
+    assert one == again != other
+
+
+def with_an_added_token(**flags):
+    tokenizer = SlowTokenizer()
+    tokenizer.add_tokens([transformers.AddedToken("y", **flags)])
+    return tokenizer
+
+
+def with_special_tokens_split():
+    tokenizer = with_an_added_token()
+    tokenizer.split_special_tokens = True
+    return tokenizer
+
+
+@pytest.mark.parametrize(
+    "make, text",
+    [
+        (lambda: with_an_added_token(single_word=True), "w5y w6"),
+        (with_special_tokens_split, "w5<eos> w6"),
+    ],
+)
+def test_how_a_slow_tokenizer_finds_its_added_tokens(measure, make, text):
+    arguments = {"predictions": [text], "model": make_model("gpt2", vocab_size=VOCABULARY + 1)}
+    before = measure(tokenizer=with_an_added_token(), **arguments)
+    after = measure(tokenizer=make(), **arguments)
+    assert after["perplexity"] != pytest.approx(before["perplexity"], rel=1e-4)
+    assert after["signature"] != before["signature"]
+
+
+def test_the_padding_token_of_roberta():
+    """Its positions begin behind that id; other models only train with it."""
+    roberta, llama = (
+        {examine(make_model(name, pad_token_id=number)).line() for number in (1, 2)}
+        for name in ("roberta", "llama")
+    )
+    assert (len(roberta), len(llama)) == (2, 1)
+
+
 def test_buffers_that_are_not_saved(measure):
     """Rotary frequencies, say, that a context extension patches in place."""
     model = make_model("llama")
@@ -261,16 +330,7 @@ def test_a_folder_and_its_model_passed_live(measure, tmp_path, tokenizer):
 @pytest.mark.filterwarnings("ignore")
 def test_a_configuration_read_from_a_file_has_lists_for_tuples(tmp_path):
     """Mamba 2 hands one on to its layers."""
-    config = transformers.Mamba2Config(
-        vocab_size=VOCABULARY,
-        hidden_size=32,
-        num_hidden_layers=1,
-        num_heads=4,
-        head_dim=16,
-        state_size=4,
-        n_groups=1,
-    )
-    model = transformers.AutoModelForCausalLM.from_config(config)
+    model = make_model("mamba2")
     model.save_pretrained(tmp_path)
     loaded = transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
     assert examine(loaded).line() == examine(model).line()

@@ -6,6 +6,7 @@ them.
 """
 
 import copy
+import inspect
 import operator
 import os
 import weakref
@@ -274,11 +275,13 @@ def as_weak(value: Any) -> Any:
 def _calls(module: torch.nn.Module) -> tuple:
     """Describe the code that a call of a module runs, for comparison.
 
-    Weak references to replaced forwards and hooks are never equal to later objects at the same
-    address.
+    It includes the module's own functions: replaced methods, activations, what torch.compile made.
+    Weak references to functions and hooks are never equal to later objects at the same address.
     """
+    own = vars(module)
+    functions = [(name, as_weak(own[name])) for name in own_names(module) if callable(own[name])]
     hooks = (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
-    return type(module), as_weak(vars(module).get("forward")), *map(as_weak, hooks)
+    return type(module), dict(functions), *map(as_weak, hooks)
 
 
 def _is_constant(value: object) -> bool:
@@ -477,10 +480,20 @@ def _attributes(module: torch.nn.Module) -> dict[str, object]:
     names = [
         n
         for n in own_names(module)
-        if _has_effect(n)
+        if (_has_effect(n) or (n == "padding_idx" and _skips_padding(module)))
         and (isinstance(own[n], SETTINGS) or (with_containers and _is_plain_container(own[n])))
     ]
     return {name: _shown(own[name]) for name in names if differs_from_class(module, name)}
+
+
+def _skips_padding(module: torch.nn.Module) -> bool:
+    """Return whether a forward reads `padding_idx`, as RoBERTa's: padding has no position there.
+
+    Elsewhere it affects only gradients.
+    """
+    forward = inspect.unwrap(type(module).forward)
+    names = getattr(getattr(forward, "__code__", None), "co_names", ())
+    return "padding_idx" in names and forward is not torch.nn.Embedding.forward
 
 
 def _is_plain_container(value: object) -> bool:

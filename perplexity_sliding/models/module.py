@@ -29,6 +29,7 @@ DEPENDENCIES = ("huggingface_hub", "numpy", "packaging", "safetensors", "tqdm", 
 # Types of callable attributes of a torch module, and of objects in Python modules.
 OWN_KINDS = (FunctionType, MethodType, partial)
 NAMED = (FunctionType, type)
+NUMBERS = (bool, int, float)
 # Attributes of every module, none of which is called.
 OF_EVERY_MODULE = frozenset(name for name, v in vars(torch.nn.Module()).items() if not callable(v))
 # Depth to which imports of modules are followed.
@@ -388,9 +389,9 @@ def package_of(module: str) -> str:
 
 
 class LibraryCode:
-    """The functions that code of torch and transformers uses, by identity.
+    """The functions, tables of functions and numbers that code of torch and transformers uses.
 
-    Packages with faster layers, and others, replace these functions.
+    They are compared by identity.  Packages with faster layers, and others, replace them.
 
     Args:
         classes: the libraries' classes in a model.
@@ -405,21 +406,23 @@ class LibraryCode:
         registries = [registry for module in modules for registry in _registries(module)]
         self._spaces: list[tuple] = []
         # A custom function may reference a model, so only a weak reference is kept.
-        self._foreign: list[tuple] = []
+        self._weak: list[tuple] = []
+        self.is_foreign = False
         spaces = [*map(vars, places), *registries]
         for space in {id(space): space for space in spaces}.values():
-            found = {name: value for name, value in list(space.items()) if callable(value)}
+            found = {name: value for name, value in list(space.items()) if _is_used(value)}
             foreign = [name for name in found if _is_foreign(found[name])]
-            self._foreign += [(space, name, weakref.ref(found.pop(name))) for name in foreign]
+            self.is_foreign |= bool(foreign)
+            weak = foreign + [name for name in found if _is_table(found[name])]
+            self._weak += [(space, name, weakref.ref(found.pop(name))) for name in weak]
             self._spaces.append((space, len(space), list(found), list(found.values())))
-        self.is_foreign = bool(self._foreign)
 
     def is_unchanged(self) -> bool:
-        """Return whether all names still refer to the same functions."""
+        """Return whether all names still refer to the same objects."""
         return all(
             len(space) == size and all(map(operator.is_, map(space.get, names), functions))
             for space, size, names, functions in self._spaces
-        ) and all(space.get(name) is function() for space, name, function in self._foreign)
+        ) and all(space.get(name) is value() for space, name, value in self._weak)
 
 
 def library_code(classes: frozenset[type]) -> LibraryCode:
@@ -489,6 +492,16 @@ def _registries(module: ModuleType) -> list[dict]:
     kept = [getattr(value, "_global_mapping", value) for value in values]
     kept += [getattr(value, "_local_mapping", None) for value in values]
     return [table for table in kept if type(table) is dict and any(map(callable, table.values()))]
+
+
+def _is_used(value: object) -> bool:
+    """Return whether code may use a value: a function, one that is missing, a table or a number."""
+    return callable(value) or isinstance(value, NUMBERS) or value is None or _is_table(value)
+
+
+def _is_table(value: object) -> bool:
+    """Return whether a value is one of transformers' tables of functions by name."""
+    return hasattr(type(value), "_global_mapping")
 
 
 def _is_foreign(value: object) -> bool:

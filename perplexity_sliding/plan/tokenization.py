@@ -627,6 +627,7 @@ def tokenizer_digest(tokenizer: PreTrainedTokenizerBase) -> str:
             if not any(word in key for word in TOKENIZER_PROVENANCE)
         }
         state = [type(tokenizer).__name__, sorted(tokenizer.get_vocab().items()), kept]
+        state += _rules(tokenizer)
     special = {k: v for k, v in tokenizer.special_tokens_map.items() if k != "pad_token"}
     if _has_own_code(tokenizer):
         return digest_of([digest_of([state, special]), _try_out(tokenizer)])
@@ -639,6 +640,20 @@ def tokenizer_digest(tokenizer: PreTrainedTokenizerBase) -> str:
             _TRIED.clear()
         digest = _TRIED[key] = digest_of([digest_of([state, special]), _try_out(tokenizer)])
     return digest
+
+
+def _rules(tokenizer: Any) -> list:
+    """List what determines how a tokenizer in Python splits a text, besides its vocabulary."""
+    ranks: dict = getattr(tokenizer, "bpe_ranks", {})
+    model: Any = getattr(tokenizer, "sp_model", None)
+    proto = model.serialized_model_proto() if hasattr(model, "serialized_model_proto") else b""
+    added = getattr(tokenizer, "added_tokens_decoder", {})
+    return [
+        sorted(ranks, key=lambda pair: ranks[pair]),
+        xxhash.xxh3_128(proto).hexdigest(),
+        sorted((number, repr(token)) for number, token in added.items()),
+        getattr(tokenizer, "split_special_tokens", False),
+    ]
 
 
 def _has_own_code(tokenizer: PreTrainedTokenizerBase) -> bool:
