@@ -305,11 +305,11 @@ const windowFelt = ([first, second]) => {
     `The model’s did not rise: on the same words it is ${whole} with all the text before them and ${five} with five. It is small, and makes little of what stands further back`;
   return `${yours} ${model}${isChance(cut) ? " (over twenty words, chance may have a part in it)" : ""}. Five words were your window: what lies outside it cannot help.`;
 };
-/* The words with the largest difference, either way. */
+/* The words with the largest difference, either way, of those that got less than an even bet: who has no idea is not fooled. */
 function fooling({ words }) {
-  const ranked = words.map((word) => ({ ...word, lead: Math.log(word.you / word.model) })).sort((a, b) => a.lead - b.lead);
-  const [you, model] = [ranked[0], ranked.at(-1)];
-  return { you: you.lead < -FOOL ? you : null, model: model.lead > FOOL ? model : null };
+  const most = (who, other) => words.map((word) => ({ ...word, lead: Math.log(word[other] / word[who]) }))
+    .filter((word) => word.lead > FOOL && word[who] < 0.99 / OPTIONS).sort((a, b) => b.lead - a.lead)[0] ?? null;
+  return { you: most("you", "model"), model: most("model", "you") };
 }
 function fools(result) {
   const { you, model } = fooling(result), said = [];

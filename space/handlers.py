@@ -56,6 +56,7 @@ TURNED_AWAY = (
     "This request was turned away before it began: too many are waiting, or a setting is out of its "
     "range. Check window and stride, and try again in a moment."
 )
+AGAIN = "Leave this tab and open it again to start over."  # where a comparison was stopped
 FORGOTTEN = "This result is not kept any more: score the text again, and share it then."
 FILES_KEPT = 3600  # seconds
 # What is scored again by itself: so many characters read, those read twice counted twice.
@@ -428,7 +429,7 @@ class Handlers:
         """Run some work for a visitor; yield the status line and `width` rendered values.
 
         Args:
-            refused: what the views say of a refusal; None where they keep what they show.
+            refused: what the views say of a refusal, or of being stopped; None where they keep what they show.
             silent: seconds before the first line of progress.
         """
         job = self.jobs.take(request.session_hash, address(request), watch(request))
@@ -455,7 +456,8 @@ class Handlers:
                 else:
                     yield status(done(told.result)), *render(told.result)
         except Stopped as stopped:
-            yield status(str(stopped)), *unchanged
+            again = f"{stopped} {AGAIN}"
+            yield status(str(stopped)), *(unchanged if refused is None else refused(again))
         except (Refused, OverBudget) as refusal:
             said = str(refusal)
             yield alert(said), *(unchanged if refused is None else refused(said))

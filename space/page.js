@@ -284,5 +284,5 @@ function nothingGives(written, values) {
 
 document.addEventListener("input", ({ target }) => { if (target.matches?.(".ps-read input")) markRead(target); });
 
-new MutationObserver(wake).observe(root, { childList: true, subtree: true });
+new MutationObserver(wake).observe(root, { childList: true, subtree: true, attributeFilter: ["disabled"] }); // of Stop, which a note depends on
 wake();

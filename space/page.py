@@ -332,7 +332,7 @@ def lay_out_settings(service: Service, settings: Settings) -> dict:
 def lay_out_compare() -> dict:
     """Lay out the comparisons: with another model, another stride or another tool."""
     with gr.Tab("Other models") as compare_tab:
-        rounded = (f"{BUNDLED}, its weights rounded to 4 bits", ROUNDED)
+        rounded = (f"{BUNDLED}, rounded to 4 bits", ROUNDED)
         other = model_choice("Compare it with", ROUNDED, rounded)
         compared = view()
     with gr.Tab("Other strides") as strides_tab:

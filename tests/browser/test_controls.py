@@ -241,6 +241,11 @@ def test_a_model_with_code_is_refused_with_a_sentence(page):
 
 
 def test_stop_stops(page, held):
+    def note():
+        return page.told(".ps-card .ps-stale-note")
+
+    page.fill("The tide came in and went out. " * 500)  # which is scored by itself
+    page.until(lambda: "new ones are being computed" in note(), "it says to press Score")
     page.fill("Again the tide came in and went out. " * 1500)
     page.until(lambda: page.labelled("Score"))
     page.press("Score")
@@ -248,6 +253,7 @@ def test_stop_stops(page, held):
     assert page.all("#status progress")
     page.press("Stop")
     page.until(lambda: page.status.startswith("Stopped."))
+    page.until(lambda: "Press Score" in note(), "it says that something is being computed")
     page.write("Text", "A short text afterwards.")
     page.score()
 

@@ -162,6 +162,18 @@ def test_a_second_visitor_plays_the_link(page, act):
         assert f">{shown}<" in picture
 
 
+def test_who_has_no_idea_has_a_perplexity_of_six_and_is_not_fooled(page):
+    """It said of even bets: “something” fooled you."""
+    bets = json.dumps({"1": [["000000"] * GAPS, []]})
+    page.script("localStorage.setItem('perplexity-sliding-game', arguments[0])", bets)
+    page.browser.get(page.browser.current_url.split("#")[0] + "#game=1")
+    page.browser.refresh()
+    page.until(lambda: page.all(".ps-game-table"))
+    assert page.told(".ps-game-sum").startswith("You: 6.00.")
+    told = page.told(".ps-game-body")
+    assert "fooled the model" in told and "fooled you" not in told and "fooled me" not in told
+
+
 def test_what_is_kept_and_what_a_link_says_may_make_no_sense(page):
     """What is kept may have been written by anybody, and a link by anybody else."""
     page.script("localStorage.setItem('perplexity-sliding-game', '{\"1\":[[\"9\",5],7]}')")

@@ -239,3 +239,7 @@ def test_a_number_that_was_read_marks_the_rows_that_give_it(page, bundled, longe
     assert marked == [] and "No row gives it. The nearest is" in said and "--find 100000" in said
     assert page.script(READ, "29.4x") == [[], "Write it as it is printed, such as 29.41."]
     assert page.script(READ, "") == [[], ""]
+    # In the dark it stood white on white.
+    page.script("document.body.classList.add('dark')")
+    ground = "return getComputedStyle(document.querySelector('.ps-read input')).backgroundColor"
+    assert page.script(ground) != "rgb(255, 255, 255)"

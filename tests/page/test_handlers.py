@@ -12,6 +12,7 @@ from pages import STORY, visitor
 from perplexity_sliding.views.markup import escape
 from space import jobs
 from space.handlers import SCORE_OUTPUTS
+from space.jobs import Stopped
 from space.limits import Refused
 from space.models import BUNDLED
 from space.page import RESULTS_KEPT, build
@@ -109,6 +110,20 @@ def test_a_refusal_stands_in_the_view_that_it_concerns(handlers, measure):
     run = handlers.noting("a view", getattr(handlers, measure), ())
     *_, (line, first, *_, measured) = run(visitor(), *asked)
     assert 'role="alert"' in line and "There is no text yet" in first
+    assert measured == gr.skip()  # so that it is asked for again
+
+
+def test_a_comparison_that_was_stopped_says_so_in_its_place(handlers, monkeypatch):
+    """The tab stayed empty."""
+
+    def stopped(text, settings, job):
+        raise Stopped("Stopped. So far, nothing.")
+
+    monkeypatch.setattr(handlers.service, "trade_off", stopped)
+    run = handlers.noting("a view", handlers.trade_off, ())
+    asked = (STORY, BUNDLED, 64, 32, "automatic", "sliding", "")
+    [(line, first, *_, measured)] = run(visitor(), *asked)
+    assert "Stopped." in line and "Stopped. So far, nothing. Leave this tab" in first
     assert measured == gr.skip()  # so that it is asked for again
 
 
