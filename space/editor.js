@@ -398,7 +398,8 @@ function editorView(view, data) {
   }
   const sums = [0], counts = [0];
   for (const own of bits) { sums.push(sums.at(-1) + (own ?? 0)); counts.push(counts.at(-1) + (own !== null)); }
-  const soFar = (end) => 2 ** (sums[end] / Math.max(1, counts[end]));
+  /* Null where the tool averages in another way than over tokens: the last of these would not be its number. */
+  const soFar = (end) => data.perplexity === null ? null : end === length ? data.perplexity : 2 ** (sums[end] / Math.max(1, counts[end]));
   function show(window) {
     now = clamp(window, 0, windows.length - 1);
     preview = null;
@@ -410,9 +411,10 @@ function editorView(view, data) {
     slider.setAttribute("aria-valuetext", `${words}: tokens ${fmt(from + 1)} to ${fmt(end)}`);
     const most = before + scored - 1, seen = before === most ? fmt(most) : `${fmt(before)} to ${fmt(most)}`;
     const guessed = end - from === 1 ? "it" : scored === end - from ? `all ${fmt(scored)}` : scored === 1 ? "the last one" : `the last ${fmt(scored)}`;
+    const known = soFar(end);
     says.textContent = `${words}: ${start ? "the start marker and " : ""}${tokens(end - from)}. The model guesses ${guessed}, ` +
-      `${scored === 1 ? "" : "each "}from the ${seen} before it.${counts[end] < 20 ? "" : ` Perplexity so far: ${number(soFar(end))}.`}`;
-    if (timer) grow(number(soFar(end)), counts[end]);
+      `${scored === 1 ? "" : "each "}from the ${seen} before it.${known === null || counts[end] < 20 ? "" : ` Perplexity so far: ${number(known)}.`}`;
+    if (timer && known !== null) grow(number(known), counts[end]);
   }
   /* While it plays, number and sentence are of what was read up to there. */
   let grown = null;

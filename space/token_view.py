@@ -1,5 +1,6 @@
 """The text, coloured by its tokens' scores, above its windows."""
 
+import math
 from collections.abc import Iterable
 
 from perplexity_sliding.views.markup import count, escape, payload
@@ -32,6 +33,7 @@ def text_view(scored: Scored) -> str:
         "slides": guide(scored.settings.protocol).slides,
         "starts": starts_every_window(scored),
         "stride": scored.settings.stride,
+        "perplexity": token_perplexity(scored),
     }
     return (
         # Without the mark of an old result: what is typed keeps the colours around it.
@@ -40,6 +42,19 @@ def text_view(scored: Scored) -> str:
         f"<summary>Colours and words</summary>{_choices(scored)}"
         f"{_count_line(scored, segments)}</details></div>"
     )
+
+
+def token_perplexity(scored: Scored) -> float | None:
+    """Return the perplexity if it is of the mean over tokens, each counted once, which grows window by window.
+
+    Some tools average in another way, or count a token many times.
+    """
+    perplexity = scored.result["perplexity"]
+    own = [nll for nll in scored.tokens["nll"] if nll is not None]
+    if not own or not math.isfinite(perplexity):
+        return None
+    is_mean = math.isclose(math.log(perplexity), math.fsum(own) / len(own), abs_tol=1e-5)
+    return perplexity if is_mean else None
 
 
 def starts_every_window(scored: Scored) -> bool:

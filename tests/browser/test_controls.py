@@ -270,6 +270,8 @@ def test_a_link_carries_the_settings(page, url):
     linked.until(lambda: "Scored with" in linked.status, "a link does not score by itself")
     assert linked.number("stride").get_attribute("value") == "16"
     assert linked.number("window").get_attribute("value") == "64"
+    # A mean over windows is nothing that the tokens read so far have.
+    assert "so far" not in linked.told("#steps .ps-says")
     linked.open("share")
     link = linked.one("a.ps-link").get_attribute("href")
     assert "stride=16" in link and "protocol=transformers-docs" in link

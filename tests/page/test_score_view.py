@@ -21,6 +21,7 @@ from space.score_view import recipe, score_view
 from space.service import Service
 from space.settings import Settings
 from space.sharing import sentence
+from space.token_view import token_perplexity
 
 
 @pytest.mark.parametrize(
@@ -206,3 +207,15 @@ def test_what_was_expected_within_a_word_is_said_with_its_beginning(begins, expe
 def test_odds_for_people(one_in, said):
     assert said in odds(math.log(one_in))
     assert "no chance" in odds(math.inf)
+
+
+@pytest.mark.parametrize(
+    "protocol, grows",
+    [("sliding", True), ("gptq", True), ("transformers-docs", False), ("yarn", False)],
+)
+def test_a_perplexity_grows_with_the_windows_only_where_it_is_of_the_tokens(
+    service, protocol, grows
+):
+    """Play ended at another number than the page's."""
+    scored = service.score(STORY, Settings(BUNDLED, 64, protocol=protocol), Job(60))
+    assert token_perplexity(scored) == (scored.result["perplexity"] if grows else None)
