@@ -677,3 +677,18 @@ def test_a_known_architecture_is_looked_at_with_few_tokens(metric, monkeypatch, 
     metric.compute(model=model, max_length=600, **arguments)
     assert (first - sum(read) > 2 * 600) == (window is not None)
     assert first - sum(read) <= most
+
+
+@pytest.mark.parametrize("compiled", ["scripted", "traced"])
+def test_torchscript_is_refused_in_a_sentence(metric, compiled):
+    """A second call failed within our own look at the modules' state."""
+    model = make_model("gpt2")
+    if compiled == "scripted":
+        model.transformer.wte = torch.jit.script(model.transformer.wte)
+    else:
+        inputs = torch.randn(1, 4, model.config.n_embd)
+        model.transformer.h[0].mlp = torch.jit.trace(model.transformer.h[0].mlp, inputs)
+    with pytest.raises(
+        ValueError, match=r"`model` must .*, got TorchScript\. Pass the model as it"
+    ):
+        metric.compute(predictions=["w5 w6"], model=model, tokenizer=make_tokenizer())

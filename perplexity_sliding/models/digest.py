@@ -399,6 +399,22 @@ def active_adapters(built: Built) -> str | None:
     return "+".join(names) or "none"
 
 
+def check_examinable(built: Built, name: str) -> None:
+    """Refuse modules of TorchScript, whose code and state are out of sight.
+
+    Args:
+        name: of the model in an error.
+
+    Raises:
+        ValueError: there is one.
+    """
+    if any(issubclass(kind, torch.jit.ScriptModule) for kind in built.structure.kinds):
+        raise ValueError(
+            f"{name} must consist of modules whose code and state can be examined, got TorchScript. Pass "
+            "the model as it was before `torch.jit.script` or `torch.jit.trace`."
+        )
+
+
 def check_adapters(built: Built, name: str) -> None:
     """Refuse adapters that begin to act in the middle of a text.
 

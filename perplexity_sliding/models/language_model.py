@@ -24,6 +24,7 @@ from ..plan.windows import ContextLimit
 from .digest import (
     active_adapters,
     check_adapters,
+    check_examinable,
     examine,
     model_name,
     model_revision,
@@ -361,6 +362,7 @@ class LanguageModel:
     def check(self) -> None:
         """Probe the model, or take the known findings for its current state; see `ScoredModel`."""
         built = examine(self.model)
+        check_examinable(built, self.description)
         check_adapters(built, self.description)
         code = library_code(built.structure.of_libraries)
         modified = modifications(built)

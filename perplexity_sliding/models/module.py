@@ -140,7 +140,7 @@ def position_table(model: torch.nn.Module) -> int | None:
         if isinstance(module, torch.nn.Embedding) and module is not embeddings:
             sizes.append(module.num_embeddings)
         # GPT-J and CodeGen; a plain attribute in older transformers
-        precomputed = vars(module).get("embed_positions", module._buffers.get("embed_positions"))
+        precomputed = getattr(module, "embed_positions", None)
         if isinstance(precomputed, torch.Tensor) and precomputed.ndim == 2:
             fixed.append(precomputed.shape[0])
     if sizes:
