@@ -349,7 +349,11 @@ class KeptState:
     """
 
     def __init__(self, modules: Sequence[torch.nn.Module]) -> None:
-        self.saved = {module: SavedModule.of(module) for module in modules}
+        self.saved = {
+            module: SavedModule.of(module)
+            for module in modules
+            if not isinstance(module, torch.jit.ScriptModule)  # about to be refused
+        }
 
     def changed(self) -> list[torch.nn.Module]:
         """List the modules that have changed."""
