@@ -52,8 +52,8 @@ STRIDE_WANTED = "(stride, wanted) => stride ?? wanted"
 SHOWN = "(shown, mark, ...kept) => [...window.perplexityShown(), ...kept]"
 SHOW_DRAWER = "() => { document.getElementById('share').classList.remove('ps-waits'); return []; }"
 OPEN_LINKED = "(comparison) => { window.perplexityOpen(comparison); return []; }"
-# The sample's name, as long as the text is that sample.
-SAMPLE_OF = "(name, text) => ({})[name] === window.perplexityMark(text ?? '') ? name : ''"
+# The name of the sample that the text is, however it came there.
+SAMPLE_OF = "(text) => ({})[window.perplexityMark(text ?? '')] ?? ''"
 ASKED = "(...values) => { window.perplexityAsked(...values); return []; }"
 OWN_TEXT = ""  # the choice of a text that is no sample
 SCRIPTS = ("editor.js", "drawers.js", "save.js", "game.js", "page.js", "answers.js")
@@ -397,10 +397,8 @@ def connect_settings(
     c, status_line = controls, results.status
     latest = QUICK | RAW | LATEST
     c.sample.input(handlers.choose_sample, c.sample, c.text, **QUICK, **LATEST)
-    marks = {name: fingerprint(text) for name, text in handlers.samples.items()}
-    c.text.change(
-        None, [c.sample, c.text], c.sample, js=SAMPLE_OF.format(json.dumps(marks)), **QUICK
-    )
+    names = {fingerprint(text): name for name, text in handlers.samples.items()}
+    c.text.change(None, c.text, c.sample, js=SAMPLE_OF.format(json.dumps(names)), **QUICK)
     c.upload.upload(handlers.upload, c.upload, [c.text, status_line], **QUICK)
     # In the browser alone: an answer that comes late would undo what was typed after it was asked for.
     sizes = [
