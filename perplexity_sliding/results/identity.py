@@ -14,6 +14,9 @@ MULTIPLE = 10.0
 # The chance that rounding exceeds x falls at least as fast as x to the power of minus this.
 TAIL = 4
 PVALUE = 1e-3
+# Between the two, it is not clear: values that are all a little too low are suspicious before they are
+# refuted.
+EQUAL_PVALUE = 0.05
 # Approximations of smaller p-values mean nothing.
 SMALLEST_PVALUE = 1e-15
 # Fewest tokens of a group that are judged by themselves.
@@ -35,8 +38,9 @@ def judge_identity(differences: np.ndarray, rounding: np.ndarray, contexts: np.n
 
     Differences of at most `FLOAT32` nats are the rounding of float32.  Others are tested against
     `MARGIN` times the rounding of bfloat16, see `middle_pvalues` and `tail_pvalues`, joined by
-    Bonferroni's correction.  They are that rounding where no test rejects it, and neither their root
-    mean square nor the largest exceeds `MARGIN` times that of the rounding.
+    Bonferroni's correction.  They are that rounding where no test makes it doubtful at
+    `EQUAL_PVALUE`, and neither their root mean square nor the largest exceeds `MARGIN` times that of
+    the rounding.
 
     Args:
         differences: nll under the model less that under the reference (N,).
@@ -62,7 +66,7 @@ def judge_identity(differences: np.ndarray, rounding: np.ndarray, contexts: np.n
     same = None
     if distance.max() <= FLOAT32:
         same = "float32"
-    elif pvalue >= PVALUE and is_within(distance, moved):
+    elif pvalue >= EQUAL_PVALUE and is_within(distance, moved):
         same = "bfloat16"
     bound = FLOAT32 if same == "float32" else float(allowed.max())
     tail = beginning_of_tail(moved)
