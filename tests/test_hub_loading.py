@@ -106,7 +106,7 @@ def site(files, tmp_path) -> Path:
 # --- by name ---------------------------------------------------------------------------------------
 
 COMPUTE = """
-import json, multiprocessing, pickle, sys
+import json, multiprocessing, os, pickle, sys
 from concurrent.futures import ProcessPoolExecutor
 import evaluate
 
@@ -125,17 +125,18 @@ if __name__ == "__main__":
         metric.compute(predictions=["w5"], **given | {"stride": 0})
     except ValueError as refused:
         error = refused
-    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
-        in_child = pool.submit(add_up, error, result["totals"]).result()
-    with open("totals.pickle", "wb") as file:
-        pickle.dump(result["totals"], file)
-    print(json.dumps({
+    in_child = {}
+    if not os.path.exists("totals.pickle"):  # once: it takes seconds
+        with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+            in_child["in a child"] = pool.submit(add_up, error, result["totals"]).result()
+        with open("totals.pickle", "wb") as file:
+            pickle.dump(result["totals"], file)
+    print(json.dumps(in_child | {
         "perplexity": result["perplexity"],
         "num_tokens": result["num_tokens"],
         "module": type(metric).__module__,
         "package": perplexity_sliding.__path__[0],
         "added": (result["totals"] + again["totals"]).result()["num_tokens"],
-        "in a child": in_child,
     }))
 """
 
@@ -160,7 +161,7 @@ def test_by_name_the_package_is_fetched_once_and_serves_offline(
     assert Path(first["package"]).is_relative_to(home / "hub" / "spaces--user--perplexity_sliding")
     # totals add up with those of the package, and in a process that this one starts
     assert first["added"] == 57 + 50
-    assert first["in a child"] == [2 * 57, "stride"]
+    assert first.pop("in a child") == [2 * 57, "stride"]
 
     requested = {name.partition(f"{commit}/")[2] for name in hub.asked}
     package = {name for name in files if name.startswith("perplexity_sliding/")}

@@ -87,19 +87,8 @@ def is_idle(page):
     return stop is None or not stop.is_enabled()
 
 
-def test_a_second_score_scores_the_second_text(page, held):
-    page.fill(LONG)
-    press_score(page)
-    page.until(lambda: "tokens read, perplexity so far" in page.status)
-    page.fill("A short text, scored while another one was running.")
-    press_score(page)
-    page.until(lambda: "Scored with" in page.status, "the second text was not scored")
-    assert tokens_in_text(page) < 100
-    page.until(lambda: is_idle(page))
-
-
-def test_the_last_word_on_a_second_score_is_that_it_is_scored(browser, url, held, monkeypatch):
-    """Progress, which came behind the result, stood there for good: "13 of 13 tokens read"."""
+def test_a_second_score_scores_the_second_text(browser, url, held, monkeypatch):
+    """And says so last.  Progress, which came behind it, stood there for good: "13 of 13 tokens read"."""
     say = Job.say
 
     def say_and_go_on_later(job, sentence, share=None):
@@ -110,7 +99,14 @@ def test_the_last_word_on_a_second_score_is_that_it_is_scored(browser, url, held
     monkeypatch.setattr(Job, "say", say_and_go_on_later)
     with patched(browser, SLOW_STREAM):
         page = visitor.Page(browser, url)
-        test_a_second_score_scores_the_second_text(page, held)
+        page.fill(LONG)
+        press_score(page)
+        page.until(lambda: "tokens read, perplexity so far" in page.status)
+        page.fill("A short text, scored while another one was running.")
+        press_score(page)
+        page.until(lambda: "Scored with" in page.status, "the second text was not scored")
+        assert tokens_in_text(page) < 100
+        page.until(lambda: is_idle(page))
         time.sleep(1.5)  # until all that is streamed has come
         assert "Scored with" in page.status
 
