@@ -484,10 +484,10 @@ def patched():
 
 
 def with_another_method():
-    model = make_model("gptj", attn_implementation="eager")
-    attention = model.transformer.h[0].attn
-    original = attention._attn
-    attention._attn = lambda query, *args, **kwargs: original(3 * query, *args, **kwargs)
+    model = make_model("falcon")
+    attention = model.transformer.h[0].self_attention
+    original = attention._split_heads
+    attention._split_heads = lambda fused: original(3 * fused)
     return model
 
 

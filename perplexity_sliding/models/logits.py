@@ -28,6 +28,7 @@ from .module import (
     is_moved,
     modules_of,
     package_of,
+    state_name,
 )
 
 # Largest difference due to rounding for each dtype, relative to the logits' spread: between passes
@@ -104,7 +105,9 @@ class BodyThenHead:
             if isinstance(shortcut, ScoredRows):
                 shortcut.scored = scored
         with replaced_forwards(self.in_body):
-            output = self.body(**{self.body_ids: ids}, **after_prefix(self.body_kwargs, prefix))
+            output = self.body(
+                **{self.body_ids: ids}, **after_prefix(self.body, self.body_kwargs, prefix)
+            )
         self.output_type = type(output)
         hidden = output.last_hidden_state.flatten(0, 1)
         return hidden[scored.to(hidden.device)]  # (R, D)
@@ -141,7 +144,7 @@ class WholeForward:
         """Yield blocks of logits, as `Head` does, with a whole window's in memory at once."""
         ids, scored, targets = batch
         if prefix is not None:
-            named = {self.ids: ids} | after_prefix(self.kwargs, prefix)
+            named = {self.ids: ids} | after_prefix(self.model, self.kwargs, prefix)
             logits = self.model(**named).logits.flatten(0, 1)
             logits = logits[scored.to(logits.device)]
             yield from zip(logits.split(block_rows), targets.to(logits.device).split(block_rows))
@@ -397,7 +400,8 @@ def read_prefix(module: torch.nn.Module, ids: torch.Tensor) -> Prefix:
     Raises:
         TypeError: the model has no cache that can be copied for several continuations.
     """
-    cache = getattr(module(**{ids_name(module): ids}, use_cache=True), "past_key_values", None)
+    output = module(**{ids_name(module): ids}, use_cache=True)
+    cache = getattr(output, cache_name(module), None)
     if isinstance(cache, tuple):  # transformers before 4.48
         cache = DynamicCache.from_legacy_cache(cache)  # type: ignore[attr-defined]
     if cache is None or not hasattr(cache, "batch_repeat_interleave"):
@@ -405,10 +409,15 @@ def read_prefix(module: torch.nn.Module, ids: torch.Tensor) -> Prefix:
     return Prefix(cache)
 
 
-def after_prefix(kwargs: dict, prefix: Prefix | None) -> dict:
+def after_prefix(module: torch.nn.Module, kwargs: dict, prefix: Prefix | None) -> dict:
     if prefix is None:
         return kwargs
-    return kwargs | {"use_cache": True, "past_key_values": prefix.cache}
+    return kwargs | {"use_cache": True, cache_name(module): prefix.cache}
+
+
+def cache_name(module: torch.nn.Module) -> str:
+    """Return the name of the cache of keys and values in the arguments and outputs of a forward."""
+    return "cache" if state_name(module) == "cache" else "past_key_values"
 
 
 @contextmanager

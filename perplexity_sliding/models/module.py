@@ -30,6 +30,8 @@ DEPENDENCIES = ("huggingface_hub", "numpy", "packaging", "safetensors", "tqdm", 
 OWN_KINDS = (FunctionType, MethodType, partial)
 NAMED = (FunctionType, type)
 NUMBERS = (bool, int, float)
+# Names of a model's state; `cache` is that of all models from transformers 5.24 on.
+STATE_NAMES = ("cache", "past_key_values", "cache_params", "state")
 # Attributes of every module, none of which is called.
 OF_EVERY_MODULE = frozenset(name for name, v in vars(torch.nn.Module()).items() if not callable(v))
 # Depth to which imports of modules are followed.
@@ -237,6 +239,12 @@ def forward_parameters(module: torch.nn.Module) -> Mapping[str, inspect.Paramete
 def forward_kwargs(module: torch.nn.Module) -> dict:
     """Return arguments that avoid unneeded work, if the module has them."""
     return {"use_cache": False} if "use_cache" in forward_parameters(module) else {}
+
+
+def state_name(module: torch.nn.Module) -> str | None:
+    """Return the name of the state in the arguments and outputs of a module's forward, if it has one."""
+    parameters = forward_parameters(module)
+    return next((name for name in STATE_NAMES if name in parameters), None)
 
 
 def ids_name(module: torch.nn.Module) -> str:

@@ -29,11 +29,10 @@ from .module import (
     position_table,
     precision,
     probe_ids,
+    state_name,
     text_config,
 )
 
-# Names of the state in the arguments and outputs of forwards.
-STATE_NAMES = ("past_key_values", "cache_params", "state")
 # Models without `position_ids` whose attention depends only on distances.
 ALIBI_MODELS = ("bloom", "mpt")
 # Settings of models that scale their attention by the position in the text.
@@ -57,12 +56,11 @@ class StateReader:
     """
 
     def __init__(self, model: torch.nn.Module, single: bool = False, alone: bool = False) -> None:
-        parameters = forward_parameters(model)
         self.model, self.ids = model, ids_name(model)
         self.single = single
         self.alone = alone
-        self.state_name = next((name for name in STATE_NAMES if name in parameters), None)
-        self.takes_positions = "position_ids" in parameters
+        self.state_name = state_name(model)
+        self.takes_positions = "position_ids" in forward_parameters(model)
         self.rotations: dict[torch.nn.Module, Callable] = {}
         self.keeps_keys: bool | None = None
         self.windows: tuple[int, ...] = ()
