@@ -42,10 +42,6 @@ def _tells_of_interval(name: str) -> bool:
 
 def _judge_again(comparison: dict) -> dict:
     """Return the verdict on one text, and its sentence, without an interval."""
-    by_tokens = "perplexity_ratio" in comparison
-    name, what = (
-        ("perplexity_ratio", "perplexity")
-        if by_tokens
-        else ("byte_perplexity_ratio", "perplexity per byte")
-    )
-    return judge(comparison[name], None, what, num_texts=1)
+    if "perplexity_ratio" in comparison:
+        return judge(comparison["perplexity_ratio"], None, "perplexity", num_texts=1)
+    return judge(comparison["byte_perplexity_ratio"], None, "perplexity per byte", num_texts=1)

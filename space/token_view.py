@@ -45,9 +45,10 @@ def text_view(scored: Scored) -> str:
 
 
 def token_perplexity(scored: Scored) -> float | None:
-    """Return the perplexity if it is of the mean over tokens, each counted once, which grows window by window.
+    """Return the perplexity if it is that of the mean over tokens, each counted once; else None.
 
-    Some tools average in another way, or count a token many times.
+    Some tools average in another way, or count a token many times: a mean over the tokens read so far
+    would not end at their number.
     """
     perplexity = scored.result["perplexity"]
     own = [nll for nll in scored.tokens["nll"] if nll is not None]

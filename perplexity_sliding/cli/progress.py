@@ -83,7 +83,7 @@ class Progress:
         left = self._seconds_left(share)
         say(
             f"{self.title}: {share:.0%} after {minutes(self.logged - self.started)}"
-            + ("" if left is None else f", {remaining(left)} left")
+            + ("" if left is None else f", {time_left(left)} left")
             + (perplexity and f", perplexity so far {perplexity}")
         )
 
@@ -114,7 +114,7 @@ class Progress:
             to_stderr(CLEAR_LINE)
 
 
-def remaining(seconds: float) -> str:
+def time_left(seconds: float) -> str:
     """Format an estimate of the time left."""
     return "less than a minute" if seconds < 60 else f"about {minutes(seconds)}"
 

@@ -60,7 +60,7 @@ def judge_identity(differences: np.ndarray, rounding: np.ndarray, contexts: np.n
     """
     differences, rounding = finite(differences), finite(rounding)
     distance, moved = np.abs(differences), np.abs(rounding)
-    allowed = np.maximum(MARGIN * moved, FLOAT32)
+    allowed = allowed_for(moved)
     pvalues = middle_pvalues(differences, rounding, allowed) + tail_pvalues(distance, moved)
     pvalue = max(SMALLEST_PVALUE, min(1.0, len(pvalues) * min(pvalues)))
     same = None
@@ -99,6 +99,11 @@ def judge_identity(differences: np.ndarray, rounding: np.ndarray, contexts: np.n
 def finite(differences: np.ndarray) -> np.ndarray:
     """Replace non-finite differences: by 0 where both nlls are infinite, else by ±`INFINITE`."""
     return np.clip(np.nan_to_num(differences, nan=0.0), -INFINITE, INFINITE)
+
+
+def allowed_for(moved: np.ndarray) -> np.ndarray:
+    """Return by how much each token may differ, given the size of its rounding (N,)."""
+    return np.maximum(MARGIN * moved, FLOAT32)
 
 
 def is_within(distance: np.ndarray, moved: np.ndarray) -> bool:
@@ -155,7 +160,7 @@ def tail_pvalues(distance: np.ndarray, moved: np.ndarray) -> list[float]:
     """
     from scipy.stats import binom
 
-    allowed = np.maximum(MARGIN * moved, FLOAT32)
+    allowed = allowed_for(moved)
     squares = distance**2 - allowed**2
     excess = max(0.0, squares.sum())
     by_squares = np.exp(-(excess**2) / (2 * (squares**2).sum())) if excess else 1.0
@@ -259,7 +264,7 @@ def describe_pattern(distance: np.ndarray, moved: np.ndarray, contexts: np.ndarr
 
 def are_apart(distance: np.ndarray, moved: np.ndarray) -> bool:
     """Return whether tokens differ by more than rounding."""
-    allowed = np.maximum(MARGIN * moved, FLOAT32)
+    allowed = allowed_for(moved)
     middle = ranked_pvalue(distance - allowed, "greater")
     return min(middle, *tail_pvalues(distance, moved)) < PVALUE
 
@@ -268,14 +273,14 @@ def do_most_differ(distance: np.ndarray, moved: np.ndarray) -> bool:
     """Return whether more than half of the tokens are shown to differ by more than rounding."""
     from scipy.stats import binom
 
-    beyond = int((distance > np.maximum(MARGIN * moved, FLOAT32)).sum())
+    beyond = int((distance > allowed_for(moved)).sum())
     return bool(binom.sf(beyond - 1, len(distance), 0.5) < PVALUE)
 
 
 def agree(distance: np.ndarray, moved: np.ndarray, rest: np.ndarray) -> bool:
     """Check whether the rest of the tokens agree, in contrast to the others."""
     near, rounded = distance[rest], moved[rest]
-    allowed = np.maximum(MARGIN * rounded, FLOAT32)
+    allowed = allowed_for(rounded)
     if not len(near) or ranked_pvalue(near - allowed, "less") >= PVALUE:
         return False
     ratio, ratio_apart = (
