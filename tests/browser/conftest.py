@@ -82,3 +82,15 @@ def page(browser, url):
 
     ask_for_motion(browser, "reduce")
     return Page(browser, url)
+
+
+@pytest.fixture
+def phone(browser, url):
+    """The page on a telephone."""
+    from visitor import Page, as_phone, ask_for_motion
+
+    ask_for_motion(browser, "reduce")
+    with as_phone(browser):
+        page = Page(browser, url)
+        assert page.script("return matchMedia('(pointer: coarse) and (max-width: 640px)').matches")
+        yield page

@@ -7,7 +7,7 @@ import re
 import numpy as np
 import pytest
 from scipy.stats import t as student
-from visitor import Keys, Page
+from visitor import Keys, Page, ask_for_motion, patched
 
 from space.page import ROUNDS
 
@@ -17,9 +17,20 @@ MIDDLE = "const r = arguments[0].getBoundingClientRect(); return [r.x + r.width 
 KEPT = "return JSON.parse(localStorage.getItem('perplexity-sliding-game'))"
 
 
-@pytest.fixture(autouse=True)
-def new_player(page):
-    page.script("localStorage.clear()")
+@pytest.fixture
+def opened(browser, url):
+    """Open the page with a fragment behind its address, for somebody whose browser kept some bets or none."""
+
+    def open_page(behind, kept=""):
+        browser.get(
+            "about:blank"
+        )  # else an address that differs behind the # alone is no new visit
+        keep = f"localStorage.setItem('perplexity-sliding-game', {json.dumps(kept)})"
+        with patched(browser, keep if kept else "localStorage.clear()"):
+            return Page(browser, url + behind)
+
+    ask_for_motion(browser, "reduce")
+    return open_page
 
 
 def taps_of(number):
@@ -99,7 +110,8 @@ def check_numbers(page, number, part):
         assert shown == pytest.approx(expected, abs=0.0051)
 
 
-def test_both_rounds_by_keyboard_with_a_reload_in_the_middle(page):
+def test_both_rounds_by_keyboard_with_a_reload_in_the_middle(opened):
+    page = opened("")
     page.script("arguments[0].click()", page.one("[data-open=game]"))
     page.until(lambda: page.all(".ps-game .ps-main"))
     text = GAMES[0][0]["text"]
@@ -132,22 +144,19 @@ def test_both_rounds_by_keyboard_with_a_reload_in_the_middle(page):
     assert len(page.all(".ps-both b")) == 2 * GAPS
     assert page.script(KEPT)["1"][0] == ["".join(map(str, taps_of(n))) for n in range(GAPS)]
     page.keys(Keys.ESCAPE)
-    assert not page.one("#ps-game").is_displayed() and "game" not in page.browser.current_url
+    page.until(lambda: "game" not in page.browser.current_url)
+    assert not page.one("#ps-game").is_displayed()
 
 
-@pytest.mark.parametrize("act", [press, touch])
-def test_a_second_visitor_plays_the_link(page, act):
-    """By mouse and by finger: the same words, and what to beat."""
-    address = page.browser.current_url.split("#")[0]
-    page.browser.get("about:blank")
-    page = Page(page.browser, f"{address}#game=2&beat=1.50-99.00")
+def test_a_second_visitor_plays_the_link(opened, url):
+    """The same words, and what to beat: the first round by finger, the second by mouse."""
+    page = opened("#game=2&beat=1.50-99.00")
     page.until(lambda: page.all(".ps-game .ps-main"))
     assert "1.50" in page.told(".ps-game-beat") and "99.00" in page.told(".ps-game-beat")
     assert GAMES[1][0]["text"][:60] not in page.told("#ps-game")
-    place_bet = by_pointer(page, act)
     page.script("arguments[0].click()", page.one(".ps-game .ps-main"))
-    for part in (0, 1):
-        play(page, place_bet)
+    for part, act in enumerate((touch, press)):
+        play(page, by_pointer(page, act))
         page.until(lambda part=part: len(page.all(".ps-game-table tr")) == part + 2)
         check_numbers(page, 2, part)
         if not part:
@@ -156,44 +165,35 @@ def test_a_second_visitor_plays_the_link(page, act):
     assert "1.50. You did not." in told and "99.00. You did." in told
     told = page.told(".ps-game-told")
     mine = [f"{math.exp(losses(2, part)[0].mean()):.2f}" for part in (0, 1)]
-    assert told.endswith(f"{address}#game=2&beat={'-'.join(mine)}")
+    assert told.endswith(f"{url}#game=2&beat={'-'.join(mine)}")
     picture = page.script("return decodeURIComponent(arguments[0].src)", page.one("#ps-game img"))
     for shown in [*mine, *(f"{math.exp(losses(2, part)[1].mean()):.2f}" for part in (0, 1))]:
         assert f">{shown}<" in picture
 
 
-def test_who_has_no_idea_has_a_perplexity_of_six_and_is_not_fooled(page):
+def test_who_has_no_idea_has_a_perplexity_of_six_and_is_not_fooled(opened):
     """It said of even bets: “something” fooled you."""
-    bets = json.dumps({"1": [["000000"] * GAPS, []]})
-    page.script("localStorage.setItem('perplexity-sliding-game', arguments[0])", bets)
-    page.browser.get(page.browser.current_url.split("#")[0] + "#game=1")
-    page.browser.refresh()
+    page = opened("#game=1", kept=json.dumps({"1": [["000000"] * GAPS, []]}))
     page.until(lambda: page.all(".ps-game-table"))
     assert page.told(".ps-game-sum").startswith("You: 6.00.")
     told = page.told(".ps-game-body")
     assert "fooled the model" in told and "fooled you" not in told and "fooled me" not in told
 
 
-def test_what_is_kept_and_what_a_link_says_may_make_no_sense(page):
+def test_what_is_kept_and_what_a_link_says_may_make_no_sense(opened):
     """What is kept may have been written by anybody, and a link by anybody else."""
-    page.script("localStorage.setItem('perplexity-sliding-game', '{\"1\":[[\"9\",5],7]}')")
-    address = page.browser.current_url.split("#")[0]
-    page.browser.get("about:blank")
-    page = Page(page.browser, f"{address}#game=99&beat=<b>-0.1")
+    page = opened("#game=99&beat=<b>-0.1", kept='{"1":[["9",5],7]}')
     page.until(lambda: page.all(".ps-game .ps-main"))
     assert not page.all(".ps-game-beat") and "Text 1 of" in page.told(".ps-game-count")
 
 
-def test_a_game_that_was_left_open_does_not_come_back(page):
+def test_a_game_that_was_left_open_does_not_come_back(opened):
     """It covered the next text, or the next game, that was opened in the tab."""
-    address = page.browser.current_url.split("#")[0]
-    page.browser.get("about:blank")
-    page = Page(page.browser, f"{address}#game=1")
+    page = opened("#game=1")
     page.until(lambda: "Text 1 of" in page.told(".ps-game-count"))
     page.script("location.hash = 'game=2'")  # loads the page anew
     page.until(lambda: "Text 2 of" in page.told(".ps-game-count"))
-    page.browser.get("about:blank")
-    page = Page(page.browser, address)
+    page = opened("")
     page.browser.refresh()
     page.until(lambda: page.labelled("Text"))
     assert not page.all("#ps-game")

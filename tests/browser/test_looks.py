@@ -1,9 +1,7 @@
 """What everybody can read and reach: contrast, names, focus, a phone's width, no other machines."""
 
-import time
-
 import pytest
-from visitor import PHONE, Keys, Page, start_browser
+from visitor import PHONE, Keys, Page, ask_for_motion
 
 # The contrast of WCAG 2: (lighter + 0.05) / (darker + 0.05) of the relative luminances.
 CONTRAST = """
@@ -29,8 +27,9 @@ return [...document.querySelectorAll(arguments[0])].filter((e) => e.offsetParent
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
-def test_everything_can_be_read(page, url, theme):
-    themed = Page(page.browser, f"{url}?__theme={theme}")
+def test_everything_can_be_read(browser, url, theme):
+    ask_for_motion(browser, "reduce")
+    themed = Page(browser, f"{url}?__theme={theme}")
     dark = themed.script("return document.body.classList.contains('dark')")
     assert dark == (theme == "dark")
     words = ".ps-view p, .ps-view small, .ps-view dt, .ps-view dd, .ps-view span, .ps-view b, .ps-view label, .ps-view button"
@@ -121,55 +120,50 @@ def test_one_typeface_one_scale_and_one_radius(page):
     page.keys(Keys.ESCAPE)
 
 
-def test_a_finger_hits_every_control(url, tmp_path):
-    browser = start_browser(tmp_path / "profile", phone=True)
-    try:
-        page = Page(browser, url)
-        filled = {
-            "Other strides": ".ps-pieces",
-            "Other tools": ".ps-group",
-            "Other models": ".ps-verdict",
-        }
-        for name in ("Your text", *filled):
-            page.tab(name)
-            if name in filled:
-                page.until(lambda name=name: page.one(filled[name]).is_displayed())
-            assert not page.script(SMALL, "body"), name
-        for drawer in ("share", "settings"):
-            page.open(drawer)
-            page.until(lambda: not page.all("#share.ps-waits"))
-            time.sleep(0.5)  # it slides in
-            assert not page.script(SMALL, f"#{drawer}"), drawer
-            page.keys(Keys.ESCAPE)
-        page.script("arguments[0].click()", page.one("[data-open=game]"))
-        page.until(lambda: page.all(".ps-game .ps-main"))
-        page.keys(Keys.ENTER)
-        page.until(lambda: page.all(".ps-option"))
-        assert not page.script(SMALL, "#ps-game")
-    finally:
-        browser.quit()
+AT_REST = """
+const drawer = document.getElementById(arguments[0]), { bottom } = drawer.getBoundingClientRect();
+return bottom <= innerHeight + 1 && drawer.getAnimations().every((one) => one.playState === "finished");
+"""
 
 
-def test_a_phone_shows_everything_without_sideways_scrolling(url, tmp_path):
-    browser = start_browser(tmp_path / "profile", phone=True)
-    try:
-        page = Page(browser, url)
-        page.press("Edit the text")
-        page.write("Text", "A text typed on a telephone.")
-        page.score()
-        for name in ("Your text", "Other strides", "Other tools", "Other models"):
-            page.tab(name)
-            page.until(lambda: page.all(".ps-view"))
-            width = page.script("return document.documentElement.scrollWidth")
-            assert width <= PHONE["width"]
-    finally:
-        browser.quit()
+# What the tabs of comparisons have once they are measured.
+FILLED = {"Other strides": ".ps-pieces", "Other tools": ".ps-group", "Other models": ".ps-verdict"}
 
 
-def test_nothing_is_asked_of_other_machines_and_nothing_fails(page, url):
-    page.browser.get("about:blank")
-    page.browser.get_log("browser")  # what the visit before left behind
-    page = Page(page.browser, url)
+def test_a_finger_hits_every_control(phone):
+    for name in ("Your text", *FILLED):
+        phone.tab(name)
+        if name in FILLED:
+            phone.until(lambda name=name: phone.one(FILLED[name]).is_displayed())
+        assert not phone.script(SMALL, "body"), name
+    for drawer in ("share", "settings"):
+        phone.open(drawer)
+        phone.until(lambda: not phone.all("#share.ps-waits"))
+        phone.until(lambda drawer=drawer: phone.script(AT_REST, drawer), "it slides on")
+        assert not phone.script(SMALL, f"#{drawer}"), drawer
+        phone.keys(Keys.ESCAPE)
+    phone.script("arguments[0].click()", phone.one("[data-open=game]"))
+    phone.until(lambda: phone.all(".ps-game .ps-main"))
+    phone.keys(Keys.ENTER)
+    phone.until(lambda: phone.all(".ps-option"))
+    assert not phone.script(SMALL, "#ps-game")
+
+
+def test_a_phone_shows_everything_without_sideways_scrolling(phone):
+    phone.press("Edit the text")
+    phone.write("Text", "A text typed on a telephone.")
+    phone.score()
+    for name in ("Your text", *FILLED):
+        phone.tab(name)
+        phone.until(lambda: phone.all(".ps-view"))
+        width = phone.script("return document.documentElement.scrollWidth")
+        assert width <= PHONE["width"]
+
+
+def test_nothing_is_asked_of_other_machines_and_nothing_fails(browser, url):
+    browser.get("about:blank")
+    browser.get_log("browser")  # what the visit before left behind
+    page = Page(browser, url)
     page.until(lambda: page.all(".ps-story"))
     hosts = page.script(
         "return performance.getEntriesByType('resource').map(entry => new URL(entry.name).hostname)"

@@ -47,7 +47,7 @@ def test_the_most_surprising_word_leads_to_its_place_among_words(page):
     """Its number counts pieces of words."""
     show(page, "words")
     page.until(lambda: all(not piece.startswith(" ") for piece in pieces(page)))
-    page.until(lambda: page.script("return !document.querySelector('.ps-stale')"))
+    page.until(lambda: page.is_scored)
     assert page.told(".ps-change") == "", "no setting has changed"
     page.script("arguments[0].click()", page.one(".ps-word"))
     chosen = page.one('.ps-mirror [aria-selected="true"]').get_property("textContent")
@@ -62,7 +62,7 @@ def test_words_stay_when_a_slider_moves(page):
     show(page, "words")
     page.until(lambda: len(pieces(page)) == 5)
     page.number("stride").send_keys(Keys.CONTROL, "a", Keys.NULL, "1")
-    page.until(lambda: "stride 1 " in page.told(".ps-recipe"))
+    page.until(lambda: "stride 1 " in page.told(".ps-recipe") and page.is_scored)
     page.until(lambda: len(pieces(page)) == 5, "the words are gone")
     show(page, "tokens")
 
@@ -79,8 +79,7 @@ def test_a_text_after_a_context(page, metric, bundled):
     page.write("Text", text)
     page.open("settings")
     page.write("Context", context)
-    page.until(lambda: "of context" in page.told(".ps-recipe"))
-    page.until(lambda: not page.all(".ps-card.ps-stale"))
+    page.until(lambda: "of context" in page.told(".ps-recipe") and page.is_scored)
     result, _ = expected_words(metric, bundled, text, context)
     assert page.script(
         "return JSON.parse(document.querySelector('.ps-card').dataset.payload).perplexity"
