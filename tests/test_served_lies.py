@@ -76,6 +76,14 @@ class CutByTopP(FakeServer):
         return [v if v is None or v > -6 else -9999.0 for v in values], after
 
 
+class Overflowing(FakeServer):
+    """The model's outputs are not numbers, and every value is vLLM's for minus infinity."""
+
+    def values(self, ids, body):
+        values, after = super().values(ids, body)
+        return [None, *(-9999.0 for _ in values[1:])], after
+
+
 class Truncating(FakeServer):
     """Long prompts lose their beginning without a word."""
 
@@ -231,7 +239,9 @@ LIARS = [
     (ScaledByTemperature, "vllm", "depend on the sampling of the answer"),
     (ScaledByTemperature, "openai", "depend on the sampling of the answer"),
     (Processed, "vllm", "as the only answer allowed 0.0000"),
-    (CutByTopP, "vllm", "assigns probability 0"),
+    (CutByTopP, "vllm", r"probability 0 to \d+ of \d+ random tokens, so .* top-p"),
+    (Overflowing, "vllm", r"probability 0 to all of \d+ random tokens: .* overflow"),
+    (Overflowing, "openai", r"probability 0 to all of \d+ random tokens: .* overflow"),
     (Truncating, "vllm", "values of 6 tokens to 8"),
     (TruncatingLongOnes, "vllm", "cannot be believed|truncates long prompts"),
     (StaleCache, "vllm", "the values of the same tokens differ|differ in a batch"),

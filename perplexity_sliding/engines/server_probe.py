@@ -185,6 +185,7 @@ class ServerProbe:
             Refusal: the answers are inconsistent.
         """
         first = self.source.values([self.probe], NUM_LIKELIEST)[0]
+        self.check_possible(first.nll)  # before others, which compare values
         self.check_places(first.nll)
         self.check_values(first)
         self.check_names(first)
@@ -199,14 +200,22 @@ class ServerProbe:
         canary = self.source.values([self.canary])[0]
         return Identity(self.probe, first.nll, self.canary, canary.nll)
 
-    def check_values(self, values: TokenValues) -> None:
-        """Refuse probabilities of 0, floors, wrong sums, and wrong most likely tokens."""
-        impossible = np.flatnonzero(np.isinf(values.nll))
-        if len(impossible):
+    def check_possible(self, nll: np.ndarray) -> None:
+        """Refuse probabilities of 0."""
+        impossible = np.isinf(nll).sum()
+        if impossible == len(nll):
             raise Refusal(
-                f"it assigns probability 0 to {len(impossible)} of {len(values.nll)} random tokens, "
+                f"it assigns probability 0 to all of {len(nll)} random tokens: its model's outputs "
+                "overflow or are not numbers. Check its weights and precision (vLLM: --dtype)."
+            )
+        if impossible:
+            raise Refusal(
+                f"it assigns probability 0 to {impossible} of {len(nll)} random tokens, "
                 "so its distribution is truncated by top-p or top-k. " + self.advice_on_sampling()
             )
+
+    def check_values(self, values: TokenValues) -> None:
+        """Refuse floors, wrong sums, and wrong most likely tokens."""
         same, counts = np.unique(values.nll, return_counts=True)
         if counts.max(initial=0) >= max(FEWEST_AT_FLOOR, FLOOR_SHARE * len(values.nll)):
             raise Refusal(
