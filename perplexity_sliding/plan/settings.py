@@ -193,8 +193,7 @@ def check_parts_setting(protocol: Protocol, parts: Parts | None) -> None:
         raise ArgumentError(
             "protocol",
             f"be one that scores {parts.describe()}",
-            got=repr(protocol.name),
-            why=f"{protocol.source} does not",
+            got=f"{protocol.name!r}, whose tool cannot score them",
             advice="Pass `protocol='sliding'`.",
         )
     if parts.boundary != "joint":
