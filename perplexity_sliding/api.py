@@ -406,16 +406,16 @@ def find_own_windows(
     """Return the window of each model alone, for each measurement.
 
     Both models read the smaller window.  Warn if that changes the numbers of the other model, which
-    happens for texts longer than the window.
+    happens for texts that do not fit into the window.
     """
     if models.reference is None:
         return [()] * len(measured)
     found = []
     for setting, measurement in measured.items():
         own = tuple(own_window(m.tokenizer, m.limit, setting) for m in models.compared)
-        window, slides = measurement.plan.max_length, any(len(w) > 1 for w in measurement.windows)
+        window = measurement.plan.max_length
         cut = [n for n, length in enumerate(own) if length is None or length > window]
-        if slides and cut:
+        if cut and measurement.is_cut:
             name = ("model", "reference")[cut[0]]
             alone = "states no limit" if own[cut[0]] is None else f"reads {own[cut[0]]}"
             warnings.warn(

@@ -56,6 +56,16 @@ def test_a_comparison_is_cited_with_its_reference(call, other):
     assert result["comparison"]["reference_signature"] in cited
 
 
+def test_a_smaller_window_is_cited_with_each_reference(call, other, tmp_path):
+    short = save(tmp_path / "short", make_model("gpt2", seed=1, n_positions=8), make_tokenizer())
+    argv = ("a.txt", f"--model={short}", f"--reference={other}")
+    cited = call(*argv, "--cite").out
+    said = "in the smaller of their windows (alone, the model reads 8 tokens, the reference 16): "
+    assert f"Compared with {other} {said}" in cited
+    for row in call(*argv, "--json").json["models"]:
+        assert f"\n            {row['comparison']['reference_signature']}\n" in cited
+
+
 def test_several_protocols_are_cited_with_their_paired_change(call):
     argv = ("a.txt", "--stride=2,16")
     _, row = call(*argv, "--json").json["measurements"]

@@ -99,6 +99,56 @@ def test_a_window_that_is_asked_for_or_never_filled_is_no_news(call, short):
         assert not any(line.startswith("window") for line in outcome.out.splitlines())
 
 
+@pytest.mark.parametrize("protocol", ["stock", "yarn-truncated"])
+def test_a_smaller_window_that_cuts_texts_off_is_said(call, short, protocol):
+    """It has one window per text as well, and was taken for one that no text fills."""
+    Path("long.txt").write_text(random_text(150, 1), "utf-8")
+    outcome = call("long.txt", f"--reference={short}", f"--protocol={protocol}")
+    assert "windows of 8 tokens" in outcome.warnings[0]
+    assert "8 of 16" in outcome.out and "the smaller of the two" in outcome.out
+
+
+def test_a_smaller_window_that_drops_contexts_is_said(call, short):
+    row = {"context": random_text(9, 1), "text": random_text(3, 2)}
+    Path("rows.jsonl").write_text(json.dumps(row))
+    argv = ("--context-column=context", "--context-separator= ", "--protocol=lm-eval")
+    outcome = call("rows.jsonl", f"--reference={short}", *argv)
+    assert "windows of 8 tokens" in outcome.warnings[0]
+    assert "the smaller of the two" in outcome.out
+
+
+def test_the_reference_has_a_row_for_each_window(call, tiny, short, other, tmp_path):
+    """It stood with its perplexity in one window beside a ratio to that in another."""
+    Path("long.txt").write_text(random_text(150, 1), "utf-8")
+    argv = ("long.txt", f"--model={short}", f"--reference={other}")
+    printed = call(*argv).out
+    rows = call(*argv, "--json").json["models"]
+    for row in rows:
+        perplexity = row["comparison"]["reference_perplexity"]
+        name = f"reference, L{row['max_length']}"
+        assert re.search(rf"^{name} +{perplexity:.4f} ", printed, re.MULTILINE), printed
+    said = "smaller of their two windows, in tokens: short 8, tiny 16. The reference is other."
+    assert said in " ".join(printed.split())
+
+
+def test_other_windows_of_models_without_a_reference_are_said(call, short):
+    """Their change is that of the window as well."""
+    Path("long.txt").write_text(random_text(150, 1), "utf-8")
+    said = "The windows differ, in tokens: short 8, tiny 16. --max-length 8 compares"
+    for argv in ([], ["--protocol=sliding,lm-eval"]):
+        argv = ["long.txt", f"--model={short}", *argv]
+        assert said in " ".join(call(*argv).out.split())
+        assert "The windows differ" not in call(*argv, "--max-length=8").out
+
+
+def test_a_model_and_itself_are_the_same(call, tiny):
+    """Its perplexity was "0 % higher (95 % interval: 0 % higher to 0 % higher)"."""
+    first = call("texts", f"--reference={tiny}").out.splitlines()[0]
+    assert first == (
+        "No difference between the model and the reference: the perplexity of both is the same."
+    )
+
+
 def test_shards_do_not_cut_a_comparison(call, other):
     """What is paired is paired over all texts, however little is asked for at a time."""
     argv = ("texts", f"--reference={other}", "--json")

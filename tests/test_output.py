@@ -347,6 +347,7 @@ def test_tables_of_several_models_fit(monkeypatch):
         "kl_interval": [0.0194, 0.02215], "kl_percentiles": {"99": 0.1078}, "same_top": 0.873,
         "verdict": "no clear difference", "compared": "tokens", "reference_perplexity": 57.021,
         "reference_bits_per_byte": 1.6, "own_window": 64, "reference_own_window": 64,
+        "window_is_cut": False,
     }  # fmt: skip
     name = "a-model-with-a-long-name-in-4-bit-with-groups-of-128"
     sizes = {"max_length": 64, "num_windows": 9, "num_texts": 3}

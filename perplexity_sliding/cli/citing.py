@@ -60,7 +60,7 @@ def of_results(
                     f"Model:      {model(of_model, ids.get(name, args.model_id))}"
                     for name, of_model in models.items()
                 ),
-                *references(results[0], args),
+                *references(results, args),
                 *(f"Text:       {line}" for line in texts(args)),
                 *(f"Texts read: digest {digest}" for digest in digests),
                 f"Command:    {command(args.argv)}",
@@ -72,14 +72,14 @@ def of_results(
     return "\n\n".join(parts)
 
 
-def references(result: dict, args: argparse.Namespace) -> list[str]:
-    """Return lines with the reference and its signature, if any."""
-    comparison = result.get("comparison")
-    if comparison is None:
+def references(results: Sequence[dict], args: argparse.Namespace) -> list[str]:
+    """Return lines with the reference and its signature, one for each window; none without it."""
+    compared = [result["comparison"] for result in results if "comparison" in result]
+    signatures = list(dict.fromkeys(row["reference_signature"] for row in compared))
+    if not signatures:
         return []
-    signature = comparison["reference_signature"]
-    named = model({"signature": signature}, args.reference)
-    return [f"Reference:  {named}", f"            {signature}"]
+    named = model({"signature": signatures[0]}, args.reference)
+    return [f"Reference:  {named}", *(f"            {signature}" for signature in signatures)]
 
 
 def sentence(
@@ -148,7 +148,9 @@ def changes(result: dict, first: dict, args: argparse.Namespace, axes: Sequence[
     """Describe the paired change from the reference, the first model or the first setting."""
     comparison = result.get("comparison")
     if comparison is not None:
-        return f" Compared with {args.reference}: {comparison['summary']}"
+        return (
+            f" Compared with {args.reference}{smaller_window(comparison)}: {comparison['summary']}"
+        )
     said = []
     for key, keys in (
         ("ratio_to_first_model", ["name"]),
@@ -160,6 +162,20 @@ def changes(result: dict, first: dict, args: argparse.Namespace, axes: Sequence[
             sign = f", p {value}" if value.startswith("<") else f", p = {value}" if value else ""
             said.append(f" Paired change against {label(first, keys)}: {changed}{sign}.")
     return "".join(said)
+
+
+def smaller_window(comparison: dict) -> str:
+    """Say that one of two models reads a longer window alone, and has other numbers there."""
+    if not comparison["window_is_cut"]:
+        return ""
+    own, of_reference = (
+        "any number of" if length is None else f"{length:,}"
+        for length in (comparison["own_window"], comparison["reference_own_window"])
+    )
+    return (
+        f" in the smaller of their windows (alone, the model reads {own} tokens, "
+        f"the reference {of_reference})"
+    )
 
 
 def named_texts(args, count: int) -> str:

@@ -10,6 +10,7 @@ from .tables import (
     bits,
     change,
     count,
+    different_windows,
     explained_change,
     format_number,
     interval,
@@ -93,12 +94,8 @@ def of_changes(report: dict, comparison: dict) -> Table:
 
 
 def is_cut(report: dict) -> bool:
-    """Return whether one of the models reads smaller windows than alone, in texts that fill them."""
-    comparison, window = report["comparison"], report["max_length"]
-    own = comparison["own_window"], comparison["reference_own_window"]
-    return report["num_windows"] > report["num_texts"] and any(
-        length is None or length > window for length in own
-    )
+    """Return whether one of the models has other numbers alone, in its longer window."""
+    return report["comparison"]["window_is_cut"]
 
 
 def out_of(window: int, own: int | None) -> str:
@@ -211,15 +208,39 @@ def of_models(rows: Sequence[dict], reference: str | None) -> Table:
     if reference is None:
         return of_measured_models(rows)
     compared = [row for row in rows if "error" not in row]
-    of_reference = {"name": f"{reference} (reference)"} | row_of_reference(compared)
-    rows = [of_reference] + [row if "error" in row else row | row["comparison"] for row in rows]
+    rows = rows_of_reference(reference, compared) + [
+        row if "error" in row else row | row["comparison"] for row in rows
+    ]
+    notes: list[str] = []
     if any(map(is_cut, compared)):
         for row in rows:
             if "error" not in row:
                 row["window"] = out_of(row["max_length"], row["own_window"])
+        notes.append(smaller_windows(reference, compared))
     if all(row["comparison"]["compared"] == "tokens" for row in compared):
-        return of_alike(rows)
-    return of_other_tokenizers(rows)
+        return of_alike(rows, notes)
+    return of_other_tokenizers(rows, notes)
+
+
+def smaller_windows(reference: str, compared: Sequence[dict]) -> str:
+    """Note the windows, whose column a narrow terminal hides."""
+    listed = ", ".join(f"{row['name']} {row['max_length']:,}" for row in compared)
+    return (
+        "Each model and the reference read the smaller of their two windows, in tokens: "
+        f"{listed}. The reference is {reference}."
+    )
+
+
+def rows_of_reference(reference: str, compared: Sequence[dict]) -> list[dict]:
+    """Return the reference's own numbers, once for each window that changes them."""
+    windows = list(dict.fromkeys(row["max_length"] for row in compared))
+    if len(windows) == 1 or not any(map(is_cut, compared)):
+        return [{"name": f"{reference} (reference)"} | row_of_reference(compared)]
+    return [
+        {"name": f"reference, L{window}"}  # short, as a narrow terminal hides columns
+        | row_of_reference([row for row in compared if row["max_length"] == window])
+        for window in windows
+    ]
 
 
 def row_of_reference(compared: Sequence[dict]) -> dict:
@@ -233,7 +254,7 @@ def row_of_reference(compared: Sequence[dict]) -> dict:
     return of_reference | {"max_length": row["max_length"]}
 
 
-def of_alike(rows: Sequence[dict]) -> Table:
+def of_alike(rows: Sequence[dict], notes: Sequence[str]) -> Table:
     """Tabulate models that read the same tokens: perplexity, its ratio, and other changes."""
 
     def ratio(row: dict) -> dict:
@@ -262,10 +283,11 @@ def of_alike(rows: Sequence[dict]) -> Table:
             "verdict": lambda row: row.get("verdict", NOTHING),
         },
         left=("model", "verdict"),
+        notes=tuple(notes),
     )
 
 
-def of_other_tokenizers(rows: Sequence[dict]) -> Table:
+def of_other_tokenizers(rows: Sequence[dict], notes: Sequence[str]) -> Table:
     """Tabulate models with different tokenizers by bits per byte, as perplexities are per token."""
     return table(
         rows,
@@ -281,7 +303,7 @@ def of_other_tokenizers(rows: Sequence[dict]) -> Table:
             "verdict": lambda row: row.get("verdict", NOTHING),
         },
         left=("model", "verdict"),
-        notes=("The tokenizers differ: perplexities per token cannot be compared.",),
+        notes=("The tokenizers differ: perplexities per token cannot be compared.", *notes),
     )
 
 
@@ -313,6 +335,7 @@ def of_measured_models(rows: Sequence[dict]) -> Table:
         },
         notes=(
             *([explained_change(against)] if any(key in row for row in rows) else []),
+            *different_windows([row for row in rows if "error" not in row]),
             *(
                 ("The tokenizers differ: perplexities per token cannot be compared.",)
                 if len(tokenizers) > 1

@@ -13,6 +13,7 @@ from .tables import (
     bits,
     change,
     count,
+    different_windows,
     explained_change,
     interval,
     label,
@@ -160,7 +161,7 @@ def have_other_tokenizers(rows: Sequence[dict]) -> bool:
 def notes_on(
     rows: Sequence[dict], axes: Sequence[str], against: str | None, has_intervals: bool
 ) -> list[str]:
-    """Return notes on the paired change, the scope of intervals, and different tokenizers.
+    """Return notes on the paired change, the scope of intervals, other windows and tokenizers.
 
     Args:
         against: the title of the change, if it is shown.
@@ -172,6 +173,8 @@ def notes_on(
         notes.append(explained_change(against))
     if has_intervals:
         notes += scope_of_intervals(results)
+    if "model" in axes and "window" not in axes:
+        notes += different_windows(results)
     if have_other_tokenizers(rows):
         notes.append(OTHER_TOKENIZERS)
     return notes

@@ -183,6 +183,26 @@ def of_measurements(rows: list[dict]) -> Table:
     return table(rows, columns, notes=(explained_change(against), *scope_of_intervals(rows)))
 
 
+def different_windows(rows: Sequence[dict]) -> list[str]:
+    """Note that models read different windows, which change their numbers as much as the models do.
+
+    Args:
+        rows: results of models by `name`.
+    """
+    of_protocols: dict[str, dict[str, int]] = {}
+    for row in rows:
+        of_protocols.setdefault(row["protocol"], {})[row["name"]] = row["max_length"]
+    for windows in of_protocols.values():
+        smallest = min(windows.values())
+        if smallest < max(windows.values()):
+            listed = ", ".join(f"{name} {length:,}" for name, length in windows.items())
+            return [
+                f"The windows differ, in tokens: {listed}. "
+                f"--max-length {smallest} compares the models in the same window."
+            ]
+    return []
+
+
 def explained_change(against: str) -> str:
     return f"{against}: change in perplexity with its 95 % interval; - is lower, which is better."
 

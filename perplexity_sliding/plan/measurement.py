@@ -45,6 +45,17 @@ class Measurement:
         return longest if self.plan.carries == "nothing" else min(longest, self.plan.max_length)
 
     @property
+    def is_cut(self) -> bool:
+        """Whether a longer window would change scores: a text does not fit into a single one."""
+        return any(
+            len(windows) > 1
+            or windows[0].begin > 0  # the beginning of a context is dropped
+            or (stream.part is None and windows[0].end < len(stream))  # the end of a text is
+            for stream, windows in zip(self.streams, self.windows)
+            if windows
+        )
+
+    @property
     def stream_texts(self) -> int | None:
         """Number of texts in a stream; None for all of them."""
         if self.separator is not None:

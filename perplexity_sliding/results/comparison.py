@@ -176,6 +176,8 @@ def in_words(word: str, of_models: dict, what: str, num_texts: int) -> str:
         return (
             f"The model against the reference: {change}. There is not enough text for an interval."
         )
+    if ratio == interval[0] == interval[1] == 1:
+        return f"No difference between the model and the reference: the {what} of both is the same."
     low, high = (change_in_words(bound) for bound in interval)
     sure = f"{change} (95 % interval: {low} to {high})."
     if word in ("better", "worse"):

@@ -70,6 +70,13 @@ class Report:
     detokenizer: str | None = None
     own_windows: Sequence[int | None] = ()
 
+    @property
+    def window_is_cut(self) -> bool:
+        """Whether one of two compared models has other numbers alone, in its longer window."""
+        window = self.measurement.plan.max_length
+        is_shorter = any(own is None or own > window for own in self.own_windows)
+        return is_shorter and self.measurement.is_cut
+
     @cached_property
     def texts(self) -> list[TextScores]:
         """Scores and sizes of each text."""
@@ -167,6 +174,7 @@ class Report:
             result |= self.comparison.results(self, extras.with_tokens)
             names = ("own_window", "reference_own_window")
             result["comparison"] |= zip(names, self.own_windows)
+            result["comparison"]["window_is_cut"] = self.window_is_cut
         return result
 
 
