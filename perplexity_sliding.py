@@ -308,8 +308,9 @@ Returns:
             reference_perplexities, reference_bits_per_byte, reference_signature, reference_probe
             and reference_long_probe; own_window and reference_own_window (the window of each model
             alone, in tokens, None without a limit; both read windows of `max_length`, the smaller
-            one), window_is_cut (whether that changes the numbers of one of them); bits_per_byte_change, bits_per_byte_change_interval and num_compared_bytes (over
-            the pieces of text whose edges both tokenizers share, if tokens have offsets; comparable
+            one), window_is_cut (whether that changes the numbers of one of them);
+            bits_per_byte_change, bits_per_byte_change_interval and num_compared_bytes (over the
+            pieces of text whose edges both tokenizers share, if tokens have offsets; comparable
             with other models); kl and kl_reverse (divergence of the model from the reference, and
             the reverse, in nats), kl_percentiles, num_infinite_kl (tokens), kl_largest_part
             (largest share of one text in the sum), outside_mass (probability of ids that only one
