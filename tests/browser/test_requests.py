@@ -222,15 +222,14 @@ def test_a_server_that_is_gone_is_said_in_sight(page):
     page.browser.execute_cdp_cmd("Network.emulateNetworkConditions", network)
     try:
         page.fill("Nobody is there to score it. " * 8)
-        said = page.one(".ps-gone-note")
-        assert "does not answer" in said.text and said.get_attribute("role") == "alert"
+        page.until(lambda: "does not answer" in page.one(".ps-gone-note[role=alert]").text)
         page.until(lambda: not page.one("#status").is_displayed())
-        before = said.text
+        before = page.until(lambda: page.one(".ps-gone-note").text)
         time.sleep(1.1)
         page.script("document.getElementById('score').click()")
         page.until(lambda: page.one(".ps-gone-note").text != before, "Score says nothing")
         top = "const r = arguments[0].getBoundingClientRect(); return arguments[0].contains(document.elementFromPoint(r.x + r.width / 2, r.y + r.height / 2))"
-        assert page.script(top, said), "something covers it"
+        page.until(lambda: page.script(top, page.one(".ps-gone-note")), "something covers it")
     finally:
         network["offline"] = False
         network |= {"downloadThroughput": -1, "uploadThroughput": -1}
