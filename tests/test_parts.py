@@ -699,7 +699,7 @@ def test_what_is_no_chat(value):
         (
             ValueError,
             {"contexts": "a", "protocol": "gptq"},
-            "scores texts after `contexts`, got 'gptq', whose tool cannot score them. Pass",
+            "`protocol` must be one that scores texts after `contexts`, got 'gptq', whose tool cannot",
         ),
         (
             ValueError,
