@@ -5,9 +5,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from perplexity_sliding.models.digest import differs_from_class, plain_tensors
+from perplexity_sliding.models.digest import differs_from_class
 from perplexity_sliding.models.module import precision
 from perplexity_sliding.models.probes import state_kept
+from perplexity_sliding.models.weights import plain_tensors
 
 
 def holding(value):

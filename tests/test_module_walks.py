@@ -5,8 +5,11 @@ import gc
 import types
 import weakref
 
+import numpy as np
 import pytest
 import torch
+import torch.nn.utils.prune
+import transformers
 from models import make_model
 
 from perplexity_sliding.models.digest import Built, Structure, examine, modifications, runs_own_code
@@ -114,6 +117,96 @@ def test_a_change_of_a_structure_that_is_remembered(change):
     assert remembered(model) == whole(model) != before
 
 
+def changed_in_a_list(model):
+    model.transformer.seen.append(2)
+
+
+def changed_in_a_partial(model):
+    model.transformer.function.keywords["approximate"] = "tanh"
+
+
+def changed_in_a_tensor(model):
+    model.transformer.deep["more"][0].add_(1)
+
+
+def other_object_that_equals(model):
+    model.transformer.settings = transformers.GenerationConfig()
+
+
+def setting_of_an_object(model):
+    model.transformer.settings.top_k = 7
+
+
+def list_that_contains_itself(model):
+    model.transformer.seen.append(model.transformer.seen)
+
+
+def known_hook(model):
+    model.transformer.register_forward_pre_hook(torch.nn.utils.prune.RandomUnstructured)
+
+
+WITHIN = [
+    changed_in_a_list, changed_in_a_partial, changed_in_a_tensor, other_object_that_equals,
+    setting_of_an_object, list_that_contains_itself, known_hook,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("change", WITHIN)
+def test_a_change_within_an_attribute(change):
+    """The line of the structure does not show it: the record does."""
+    model = make_model("gpt2")
+    model.transformer.seen = [1]
+    model.transformer.function = functools.partial(torch.nn.functional.gelu, approximate="none")
+    model.transformer.deep = {"more": [torch.ones(3), len, np.float32(1), np.ones(2)]}
+    model.transformer.settings = transformers.GenerationConfig()
+    model.transformer.owners = [model]
+    first = examine(model).structure
+    assert first.is_comparable and examine(model).structure is first
+    change(model)
+    assert examine(model).structure != first
+
+
+def test_a_change_that_is_undone():
+    model = make_model("gpt2")
+    first = examine(model).structure
+    model.transformer.seen = [1]
+    assert examine(model).structure != first
+    del model.transformer.seen
+    assert examine(model).structure == first
+
+
+def hidden_layer(model):
+    model.transformer.hidden = [torch.nn.Linear(2, 2)]
+
+
+def tensor_without_data(model):
+    model.transformer.hidden = {"weight": torch.empty(3, device="meta")}
+
+
+def own_object(model):
+    model.transformer.hidden = Owner(None)
+
+
+def own_function(model):
+    model.transformer.hidden = [lambda: None]
+
+
+def bound_to_a_list(model):
+    model.transformer.hidden = [].append
+
+
+@pytest.mark.parametrize(
+    "change", [hidden_layer, tensor_without_data, own_object, own_function, bound_to_a_list]
+)
+def test_what_cannot_be_compared(change):
+    """It is examined, and the model probed, in every call."""
+    model = make_model("gpt2")
+    change(model)
+    built = examine(model)
+    assert not built.structure.is_comparable and runs_own_code(built, CODE)
+    assert examine(model).structure != built.structure
+
+
 @pytest.mark.parametrize("architecture", ["gpt2", "llama", "opt"])
 def test_a_structure_is_remembered(architecture):
     model = make_model(architecture)
@@ -144,7 +237,7 @@ def test_a_model_that_is_remembered_is_not_kept_alive():
     model.transformer.h[0].mlp.owner = Owner(model)
     model.transformer.h[0].again = types.MethodType(torch.nn.Module.extra_repr, model)
     structure = examine(model).structure
-    assert examine(model).structure is structure
+    assert not structure.is_comparable  # with an object of one's own, which may change in place
     alive = weakref.ref(model)
     del model, structure
     gc.collect()

@@ -24,9 +24,10 @@ from tokenizers import normalizers
 
 from perplexity_sliding.digests import TextsDigest, same_probe
 from perplexity_sliding.models import language_model as model_module
-from perplexity_sliding.models.digest import examine, weights_digest
+from perplexity_sliding.models.digest import examine
 from perplexity_sliding.models.interface import ProbeText
 from perplexity_sliding.models.module import named_modules, number_format
+from perplexity_sliding.models.weights import weights_digest
 from perplexity_sliding.plan.tokenization import tokenizer_digest
 
 TEXTS = [random_text(60), random_text(33, seed=1)]
@@ -219,6 +220,33 @@ class Pieces(SlowTokenizer):
 def test_the_sentencepiece_model_of_a_slow_tokenizer():
     one, again, other = (tokenizer_digest(Pieces(scores)) for scores in (b"one", b"one", b"other"))
     assert one == again != other
+
+
+def wordpieces(folder):
+    """A tokenizer in plain Python that leaves its work to objects of transformers in it."""
+    tokens = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "[X_SEP]", "a", "##a", "##b"]
+    (folder / "vocab.txt").write_text("\n".join(tokens))
+    return transformers.ProphetNetTokenizer(str(folder / "vocab.txt"))
+
+
+def test_helpers_of_a_slow_tokenizer(tmp_path):
+    """Settings of theirs act on words that the probe text has not."""
+    tokenizer = wordpieces(tmp_path)
+    digests = [tokenizer_digest(tokenizer)]
+    tokenizer("a word that is remembered")
+    assert tokenizer_digest(tokenizer) == tokenizer_digest(wordpieces(tmp_path)) == digests[0]
+    tokenizer.wordpiece_tokenizer.max_input_chars_per_word = 3000
+    digests.append(tokenizer_digest(tokenizer))
+    tokenizer.basic_tokenizer.never_split = {"AAB"}
+    digests.append(tokenizer_digest(tokenizer))
+    assert len(set(digests)) == 3
+
+
+def test_a_slow_tokenizer_that_is_saved_and_loaded(tmp_path):
+    tokenizer = wordpieces(tmp_path)
+    tokenizer.save_pretrained(tmp_path / "saved")
+    loaded = transformers.ProphetNetTokenizer.from_pretrained(tmp_path / "saved")
+    assert tokenizer_digest(loaded) == tokenizer_digest(tokenizer)
 
 
 def with_an_added_token(**flags):
@@ -774,6 +802,19 @@ def test_products_of_fewer_bits(measure):
     finally:
         torch.set_float32_matmul_precision("highest")
     assert measure()["signature"] == before["signature"]
+
+
+@pytest.mark.skipif(
+    not hasattr(torch.backends, "fp32_precision"), reason="torch has one setting for all devices"
+)
+def test_products_of_fewer_bits_on_the_processor(measure):
+    """Set by the newer API, where each kind of device has its own."""
+    torch.backends.mkldnn.matmul.fp32_precision = "bf16"
+    try:
+        assert fields(measure())["dtype"] == "float32+matmul(bf16)"
+    finally:
+        torch.backends.mkldnn.matmul.fp32_precision = "none"
+    assert fields(measure())["dtype"] == "float32"
 
 
 @pytest.mark.filterwarnings("ignore:.*fan_in_fan_out")

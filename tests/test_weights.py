@@ -4,9 +4,9 @@ import pytest
 import torch
 from models import make_model
 
-from perplexity_sliding.models import digest
-from perplexity_sliding.models.digest import weights_digest
+from perplexity_sliding.models import weights
 from perplexity_sliding.models.module import named_modules
+from perplexity_sliding.models.weights import weights_digest
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 ROW = 16
@@ -37,29 +37,29 @@ class Numbers(torch.nn.Module):
 def far(monkeypatch):
     """Weights of a device that they are not copied from for nothing; a list of the copies."""
     copies = []
-    read = digest._digest
-    monkeypatch.setattr(digest, "ROW", ROW)
-    monkeypatch.setattr(digest, "ROWS", 2)
-    monkeypatch.setattr(digest, "FAR_DEVICES", (DEVICE,))
-    monkeypatch.setattr(digest, "_digest", lambda modules: copies.append(1) or read(modules))
-    digest._factors.cache_clear()
+    read = weights._digest
+    monkeypatch.setattr(weights, "ROW", ROW)
+    monkeypatch.setattr(weights, "ROWS", 2)
+    monkeypatch.setattr(weights, "FAR_DEVICES", (DEVICE,))
+    monkeypatch.setattr(weights, "_digest", lambda modules: copies.append(1) or read(modules))
+    weights._factors.cache_clear()
     yield copies
-    digest._factors.cache_clear()
+    weights._factors.cache_clear()
 
 
 def near(model):
-    return digest._digest(named_modules(model.cpu()))
+    return weights._digest(named_modules(model.cpu()))
 
 
 def test_sums_are_those_of_whole_numbers(far):
     numbers = torch.tensor([2**63 - 1, -(2**63), -1, 0, 12345678901234567] * 9, device=DEVICE)
-    factors = digest._factors(torch.device(DEVICE)).tolist()
+    factors = weights._factors(torch.device(DEVICE)).tolist()
     assert len(factors) == ROW and all(factor % 2 for factor in factors)
     expected = [
         sum(n * f for n, f in zip(numbers.tolist()[k : k + ROW], factors)) % 2**64
         for k in range(0, len(numbers), ROW)
     ]
-    sums = torch.cat(list(digest._sums(numbers))).tolist()
+    sums = torch.cat(list(weights._sums(numbers))).tolist()
     assert [value % 2**64 for value in sums] == expected
 
 
@@ -129,8 +129,8 @@ def test_steps_of_a_fused_optimizer_are_seen(far):
 
 def test_weights_in_two_places(far, monkeypatch):
     """Those of the CPU are read at every call; those of the other one are summed up."""
-    monkeypatch.setattr(digest, "FAR_DEVICES", ("cuda", "meta"))
-    monkeypatch.setattr(digest, "_lies_far", lambda module: True)
+    monkeypatch.setattr(weights, "FAR_DEVICES", ("cuda", "meta"))
+    monkeypatch.setattr(weights, "_lies_far", lambda module: True)
     model = make_model("gpt2")
     first = weights_digest(named_modules(model))
     with torch.no_grad():
@@ -144,7 +144,7 @@ def test_weights_that_cannot_be_summed_up_are_copied(far, monkeypatch):
 
     model = Numbers()
     expected = near(model)
-    monkeypatch.setattr(digest, "_sums", refuse)
+    monkeypatch.setattr(weights, "_sums", refuse)
     far.clear()
     for _ in range(2):
         assert weights_digest(named_modules(model.to(DEVICE))) == expected

@@ -1,29 +1,22 @@
 """Digests of models: everything that a forward pass depends on, and nothing else.
 
 Every call checks all of it.  The known structure of modules is compared with the current one.
-Weights are hashed again; torch's version counters are unsuitable, as fused optimizers do not change
-them.
 """
 
-import copy
 import inspect
-import operator
 import os
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from functools import cache, cached_property, lru_cache, partial
+from collections.abc import Callable, Iterable, Sequence
+from functools import cached_property, lru_cache, partial
 from types import BuiltinFunctionType, FunctionType, MethodType
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 import transformers
-import xxhash
 
 from ..digests import DIGITS, as_json, digest_of_line
-from ..errors import ArgumentError
 from .module import (
+    KNOWN_PACKAGES,
     PINNED_PACKAGES,
     LibraryCode,
     Modules,
@@ -36,6 +29,8 @@ from .module import (
     package_of,
     walk_modules,
 )
+from .records import DEEPEST, ModuleRecord, as_weak
+from .weights import digest_tensors, plain_tensors, weights_digest
 
 # Configuration entries for a model's origin, training or generation, which do not affect the logits
 # of a text.
@@ -55,24 +50,8 @@ WITHOUT_EFFECT_PARTS = ("dropout", "pdrop", "layerdrop", "initializer", "summary
 SETTINGS = (bool, int, float, str, FunctionType, BuiltinFunctionType, partial, MethodType)
 # Types of such values in lists, tuples and dicts.
 PLAIN = (bool, int, float, str, type(None))
-# Types of immutable attributes.
-CONSTANTS = (bool, int, float, str, type(None), torch.dtype, torch.device, torch.Size)
-
 # Known structures of models whose changes can be detected by comparing attributes.
 _STRUCTURES: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
-# Buffers that models recompute while they run.
-WRITTEN_WHILE_RUNNING = ("_cached", "_cache")
-# Weights on these devices have a checksum, as copying them for their digest is slow.
-FAR_DEVICES = ("cuda",)
-# Dtypes that numpy supports.
-NUMPY_TYPES = frozenset({torch.float32, torch.float16, torch.float64, torch.int64, torch.bool})
-
-# Integer types by size in bytes, for checksums.
-INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-# Numbers per sum, and sums at a time.
-ROW, ROWS = 2**18, 16
-# Last checksum and digest of each model on such devices.
-_LAST: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
 
 
 def model_name(name: str, model_kwargs: dict) -> str:
@@ -131,7 +110,7 @@ def _loose_numbers(built: "Built") -> list:
     """List the digest of tensors that are plain attributes of modules, if there are any."""
     tensors = [(name, part) for name, tensor in built.tensors() for part in plain_tensors(tensor)]
     tensors = [(name, part) for name, part in tensors if not part.is_meta]
-    return [_digest_tensors(tensors)] if tensors else []
+    return [digest_tensors(tensors)] if tensors else []
 
 
 class Structure:
@@ -150,7 +129,7 @@ class Structure:
         tensors: (index, attribute) of tensors that are neither parameters nor buffers.
         adapters: indices of the modules with PEFT adapters.
         kinds: classes of the modules.
-        of_libraries: classes of torch and transformers among these and their bases.
+        of_libraries: classes of torch, transformers, PEFT and accelerate among these and their bases.
         calls: code that a call of each module runs, see `_calls`.
         replaced: replacements of the modules' own code, and their places.
         calls_own_code: whether a module calls custom code.
@@ -159,7 +138,8 @@ class Structure:
 
     def __init__(self, modules: Modules, repeated: Sequence[tuple[str, str]] = ()) -> None:
         self._repeated = list(repeated)
-        self._records = [ModuleRecord(name, module) for name, module in modules]
+        walked = {module for _, module in modules}
+        self._records = [ModuleRecord(name, module, walked) for name, module in modules]
         self.described = [
             [name, _class_name(type(module)), _attributes(module)] for name, module in modules
         ]
@@ -182,13 +162,19 @@ class Structure:
         self.kinds = frozenset(type(module) for _, module in modules)
         classes = {c for kind in self.kinds for c in kind.__mro__}
         self.of_libraries = frozenset(
-            c for c in classes if package_of(c.__module__) in PINNED_PACKAGES
+            c for c in classes if package_of(c.__module__) in KNOWN_PACKAGES
         )
         self.calls = tuple(_calls(module) for _, module in modules)
         self.replaced = [place for named in modules for place in _replaced_in(*named)]
         self.calls_own_code = any(calls_own_code(module) for _, module in modules)
         self.is_comparable = not (self.replaced or self.calls_own_code) and all(
             record.is_comparable for record in self._records
+        )
+
+    def __eq__(self, other: object) -> bool:
+        """Return whether another structure of the same model is the same, and both comparable."""
+        return isinstance(other, Structure) and (
+            self._repeated == other._repeated and self._records == other._records
         )
 
     def describes(self, modules: Modules, repeated: Sequence[tuple[str, str]]) -> bool:
@@ -213,65 +199,6 @@ class Structure:
         return as_json([*described, *self._repeated])
 
 
-class ModuleRecord:
-    """The attributes of a module, to detect changes.
-
-    Attributes:
-        is_comparable: whether the module is unchanged while `describes` returns True: it has no
-            hooks, and its attributes are constants or objects compared by identity.
-    """
-
-    def __init__(self, name: str, module: torch.nn.Module) -> None:
-        own = vars(module)
-        self._name, self._kind, self._size = name, type(module), len(own)
-        names = own_names(module)
-        constants = [n for n in names if _is_constant(own[n])]
-        self._get = operator.itemgetter("_forward_hooks", "_forward_pre_hooks", *constants)
-        self._values = self._get(own)
-        containers = [n for n in names if type(own[n]) in (list, dict, set)]
-        # The contents of others are not part of the structure.
-        kept = _attributes(module) if containers else {}
-        self._containers = [(n, type(own[n]), copy.deepcopy(kept.get(n))) for n in containers]
-        # They may reference the model, so only weak references are kept.
-        objects = {n: as_weak(own[n]) for n in names.difference(constants, containers)}
-        self._objects = list(objects.items())
-        self._others = bool(self._containers or self._objects)
-        self.is_comparable = not (module._forward_hooks or module._forward_pre_hooks) and all(
-            isinstance(found, weakref.ref) for found in objects.values()
-        )
-
-    def describes(self, name: str, module: torch.nn.Module) -> bool:
-        """Return whether a module is unchanged."""
-        own = vars(module)
-        try:
-            values = self._get(own)
-            return (
-                type(module) is self._kind
-                and len(own) == self._size
-                and name == self._name
-                and all(map(operator.is_, values, self._values))
-                and not (values[0] or values[1])  # hooks
-                and (not self._others or self._describes_others(own))
-            )
-        except KeyError:  # an attribute was removed
-            return False
-
-    def _describes_others(self, own: dict[str, object]) -> bool:
-        """Return whether the attributes that are no constants are as they were."""
-        return all(
-            type(own[n]) is kind and (content is None or own[n] == content)
-            for n, kind, content in self._containers
-        ) and all(own[n] is not None and own[n] is found() for n, found in self._objects)
-
-
-def as_weak(value: Any) -> Any:
-    """Return a weak reference to an object, if it supports one."""
-    try:
-        return weakref.ref(value)
-    except TypeError:
-        return value
-
-
 def _calls(module: torch.nn.Module) -> tuple:
     """Describe the code that a call of a module runs, for comparison.
 
@@ -282,16 +209,6 @@ def _calls(module: torch.nn.Module) -> tuple:
     functions = [(name, as_weak(own[name])) for name in own_names(module) if callable(own[name])]
     hooks = (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
     return type(module), dict(functions), *map(as_weak, hooks)
-
-
-def _is_constant(value: object) -> bool:
-    """Return whether a value is unchanged while it is the same object.
-
-    Configurations can change, but are read again wherever they matter.
-    """
-    if isinstance(value, tuple):
-        return all(map(_is_constant, value))
-    return isinstance(value, (*CONSTANTS, transformers.PretrainedConfig))
 
 
 class Built(NamedTuple):
@@ -378,12 +295,21 @@ def _attention_functions(configs: Iterable[object]) -> list[Callable]:
 def runs_own_code(built: Built, code: LibraryCode) -> bool:
     """Return whether custom code runs in a model or in functions that it calls.
 
-    Such code may behave differently the next time, under the same name.
+    Such code may behave differently the next time, under the same name, as may objects that cannot
+    be compared.
 
     Args:
         code: the libraries' code that the model runs.
     """
-    return is_under_a_mode() or code.is_foreign or built.structure.calls_own_code
+    return is_under_a_mode() or code.is_foreign or not built.structure.is_comparable
+
+
+def state_of_code(built: Built) -> tuple:
+    """Return what a forward pass depends on besides weights and settings, to compare two calls."""
+    structure = built.structure
+    attention = [getattr(config, "_attn_implementation", None) for _, _, config in built.configs()]
+    of_modules = structure if structure.is_comparable else structure.calls
+    return of_modules, is_under_a_mode(), attention
 
 
 def active_adapters(built: Built) -> str | None:
@@ -512,14 +438,15 @@ def _skips_padding(module: torch.nn.Module) -> bool:
     return "padding_idx" in names and forward is not torch.nn.Embedding.forward
 
 
-def _is_plain_container(value: object) -> bool:
+def _is_plain_container(value: object, depth: int = DEEPEST) -> bool:
     """Return whether JSON can represent a list, tuple or dict; a tuple becomes a list."""
     if isinstance(value, dict):
         return all(isinstance(key, str) for key in value) and _is_plain_container(
-            list(value.values())
+            list(value.values()), depth
         )
     return isinstance(value, list | tuple) and all(
-        isinstance(item, PLAIN) or _is_plain_container(item) for item in value
+        isinstance(item, PLAIN) or (depth > 0 and _is_plain_container(item, depth - 1))
+        for item in value
     )
 
 
@@ -555,193 +482,3 @@ def _adapter_state(module: Any) -> tuple:
         list(getattr(module, "merged_adapters", [])),
         dict(getattr(module, "scaling", {})),
     )
-
-
-# --- weights --------------------------------------------------------------------------------------
-
-
-def weights_digest(modules: Modules) -> str:
-    """Digest every parameter and buffer by name, including buffers that are not saved.
-
-    Weights on a GPU are copied only if their checksum, computed there, has changed.
-
-    Args:
-        modules: modules of the model, which is the first.
-
-    Raises:
-        ValueError: a tensor has no values.
-    """
-    if not any(_lies_far(module) for _, module in modules):
-        return _digest(modules)
-    try:
-        model, checksum = modules[0][1], _checksum(modules)
-    except RuntimeError:  # out of memory, or an unsupported dtype
-        return _digest(modules)
-    last, digest = _LAST.get(model, (None, ""))
-    if checksum != last:
-        digest = _digest(modules)
-        _LAST[model] = checksum, digest
-    return digest
-
-
-def _lies_far(module: torch.nn.Module) -> bool:
-    """Return whether a module has weights that are slow to copy."""
-    tensors = (*module._parameters.values(), *module._buffers.values())
-    return any(t is not None and t.device.type in FAR_DEVICES for t in tensors)
-
-
-def _digest(modules: Modules) -> str:
-    return _digest_tensors(_parts(modules))
-
-
-def _digest_tensors(tensors: Iterable[tuple[str, torch.Tensor]]) -> str:
-    digest = xxhash.xxh3_128()
-    for name, part in tensors:
-        digest.update(name.encode())
-        digest.update(tensor_bytes(part).data)
-    return digest.hexdigest()
-
-
-@torch.inference_mode()
-def _checksum(modules: Modules) -> bytes:
-    """Sum up weights on their devices; digest the sums, and weights on the CPU."""
-    digest = xxhash.xxh3_128()
-    sums: dict[torch.device, list[torch.Tensor]] = {}
-    for name, part in _parts(modules):
-        digest.update(f"{name} {part.dtype} {tuple(part.shape)} {part.device}".encode())
-        if part.device.type in FAR_DEVICES:
-            sums.setdefault(part.device, []).extend(_sums(part))
-        else:
-            digest.update(tensor_bytes(part).data)
-    for of_device in sums.values():
-        digest.update(torch.cat(of_device).cpu().numpy().data)
-    return digest.digest()
-
-
-def _sums(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
-    """Yield sums (R,) of a tensor's numbers, each times a factor of its position, modulo 2^64.
-
-    The factors are odd, so a change of a single number always changes the sum; a change of several
-    numbers keeps it with a probability of 2^-64.
-    """
-    numbers = tensor.detach().contiguous().flatten()
-    numbers = numbers.view(INTEGERS[min(numbers.element_size(), 8)])
-    factors = _factors(tensor.device)
-    whole = len(numbers) // ROW * ROW
-    for rows in numbers[:whole].view(-1, ROW).split(ROWS):
-        yield (rows * factors).sum(-1)
-    rest = numbers[whole:]
-    yield (rest * factors[: len(rest)]).sum(-1, keepdim=True)
-
-
-@cache
-def _factors(device: torch.device) -> torch.Tensor:
-    """Draw odd numbers (ROW,), the same on every device."""
-    draw = torch.Generator().manual_seed(0)
-    return torch.randint(-(2**63), 2**63 - 1, (ROW,), generator=draw).bitwise_or(1).to(device)
-
-
-def _parts(modules: Modules) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield every plain tensor of a model with its name, see `plain_tensors`.
-
-    Raises:
-        ValueError: one has no values.
-    """
-    for name, tensor in _tensors(modules):
-        for part in plain_tensors(tensor):
-            if part.is_meta:
-                raise ArgumentError(
-                    "model",
-                    f"have its weights, but {name.lstrip('.')} is on the meta device, without data",
-                    advice="Load the weights before passing the model.",
-                )
-            yield name, part
-
-
-def _tensors(modules: Modules) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield every tensor of a model with its name, after loading offloaded ones.
-
-    Tied tensors are repeated under each of their names, as they are separate objects if offloaded.
-    """
-    for prefix, module in modules:
-        if not (module._parameters or module._buffers or _is_quantised(module)):
-            continue
-        names = _names_of(module._parameters)
-        names += [name for name in _names_of(module._buffers) if _stays(module, name)]
-        with _brought_in(module):
-            for name in names:
-                yield f"{prefix}.{name}", getattr(module, name)
-            if _is_quantised(module):
-                yield from _quantised_tensors(prefix, module)
-
-
-def _names_of(tensors: Mapping[str, torch.Tensor | None]) -> list[str]:
-    """List the first name of each tensor."""
-    names: dict[int, str] = {}
-    for name, tensor in tensors.items():
-        if tensor is not None:
-            names.setdefault(id(tensor), name)
-    return list(names.values())
-
-
-def _is_quantised(module: torch.nn.Module) -> bool:
-    """Return whether a module is a layer quantised by torch.ao."""
-    return ".quantized." in type(module).__module__
-
-
-def _quantised_tensors(prefix: str, module: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield the weights of layers quantised by torch.ao, which are not parameters."""
-    for name in ("weight", "bias"):
-        getter = getattr(module, name, None)
-        value = getter() if callable(getter) else None
-        if isinstance(value, torch.Tensor):
-            yield f"{prefix}.{name}", value.dequantize()
-
-
-def _stays(module: torch.nn.Module, buffer: str) -> bool:
-    """Return whether a forward pass leaves a buffer unchanged."""
-    if buffer not in module._non_persistent_buffers_set:
-        return True
-    is_rotary = buffer.endswith("inv_freq") and hasattr(module, f"original_{buffer}")
-    if is_rotary and is_growing_rotary(module):
-        return False
-    return not buffer.endswith(WRITTEN_WHILE_RUNNING)
-
-
-def _brought_in(module: torch.nn.Module) -> AbstractContextManager:
-    """Load weights that accelerate has offloaded within the context."""
-    if "_hf_hook" not in vars(module):
-        return nullcontext()
-    own = (*module._parameters.values(), *module._buffers.values())
-    if not any(tensor is not None and tensor.is_meta for tensor in own):
-        return nullcontext()
-    from accelerate.utils import align_module_device
-
-    return align_module_device(module, "cpu")
-
-
-def plain_tensors(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
-    """Yield a tensor, or those that make up a quantised one: codes and scales."""
-    if type(tensor) in (torch.Tensor, torch.nn.Parameter) and not vars(tensor):
-        yield tensor
-        return
-    if hasattr(tensor, "__tensor_flatten__"):
-        for name in tensor.__tensor_flatten__()[0]:
-            yield from plain_tensors(getattr(tensor, name))
-        return
-    yield tensor
-    for attribute in ("quant_state", "SCB"):  # bitsandbytes
-        state = getattr(tensor, attribute, None)
-        if isinstance(state, torch.Tensor):
-            yield state
-        elif state is not None and hasattr(state, "as_dict"):
-            values = state.as_dict(packed=True).values()
-            yield from (value for value in values if isinstance(value, torch.Tensor))
-
-
-def tensor_bytes(tensor: torch.Tensor) -> np.ndarray:
-    """Return an array with the bytes of a tensor's numbers, in order."""
-    numbers = tensor.detach().cpu().contiguous()
-    if numbers.dtype not in NUMPY_TYPES:
-        numbers = numbers.flatten().view(torch.uint8)
-    return numbers.numpy()

@@ -30,6 +30,7 @@ from .digest import (
     model_revision,
     modifications,
     runs_own_code,
+    state_of_code,
 )
 from .interface import PROBE_TOKENS, Batch, LogitBlocks, LongProbe, Prefix, ProbeText, long_probe_of
 from .loading import (
@@ -368,7 +369,7 @@ class LanguageModel:
         modified = modifications(built)
         # affects the forward, in addition to weights and configuration
         tensors = ((p.device, p.dtype) for p in parameters_of(self.model))
-        structure = (*built.structure.calls, *tensors, number_format(self.model))
+        structure = (*state_of_code(built), *tensors, number_format(self.model))
         state = (self.revision, code, structure, *modified)
         known = _FINDINGS.get(self.model, {}).get(self.variant)
         if known is None or known.state != state:

@@ -10,6 +10,7 @@ from functools import partial
 from types import FunctionType, MethodType, ModuleType
 from typing import Any
 
+import numpy as np
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import PretrainedConfig
@@ -29,11 +30,15 @@ DEPENDENCIES = ("huggingface_hub", "numpy", "packaging", "safetensors", "tqdm", 
 # Types of callable attributes of a torch module, and of objects in Python modules.
 OWN_KINDS = (FunctionType, MethodType, partial)
 NAMED = (FunctionType, type)
-NUMBERS = (bool, int, float)
+FIXED = (bool, int, float, str, tuple, np.generic, torch.dtype)
 # Names of a model's state; `cache` is that of all models from transformers 5.24 on.
 STATE_NAMES = ("cache", "past_key_values", "cache_params", "state")
 # Attributes of every module, none of which is called.
 OF_EVERY_MODULE = frozenset(name for name, v in vars(torch.nn.Module()).items() if not callable(v))
+# Modules of transformers that no forward runs code of.
+NEVER_RUN = tuple(
+    f"transformers.{name}" for name in ("generation", "quantizers", "tokenization", "models.auto")
+)
 # Depth to which imports of modules are followed.
 MODULES_DEEP = 2
 # Tokens of the forward pass that identifies tables of positions.
@@ -291,8 +296,10 @@ def matmul_precision() -> str:
     """Return the precision of float32 matrix products: "highest" unless set otherwise."""
     try:
         return torch.get_float32_matmul_precision()
-    except RuntimeError:  # set by the newer API of torch 2.9
-        return torch.backends.cuda.matmul.fp32_precision
+    except RuntimeError:  # set by the newer API of torch 2.9, for each kind of device
+        backends: Any = (torch.backends.cuda, torch.backends.mkldnn)
+        names = {backend.matmul.fp32_precision for backend in backends}
+        return "+".join(sorted(names - {"none", "ieee"})) or "highest"
 
 
 def quantisation(
@@ -409,8 +416,9 @@ class LibraryCode:
     """
 
     def __init__(self, classes: Iterable[type]) -> None:
-        modules = _modules_behind(classes)
-        places = [torch, torch.nn.functional, torch.Tensor, *classes, *modules]
+        own = _modules_with(classes)
+        modules = _modules_behind(own)
+        places = [torch, torch.nn.functional, torch.Tensor, *classes, *_helpers(own), *modules]
         registries = [registry for module in modules for registry in _registries(module)]
         self._spaces: list[tuple] = []
         # A custom function may reference a model, so only a weak reference is kept.
@@ -481,17 +489,39 @@ def has_known_hooks(module: torch.nn.Module) -> bool:
     return True
 
 
-def _modules_behind(classes: Iterable[type]) -> list[ModuleType]:
-    """List the modules of classes, and the modules of transformers whose functions they use."""
+def _modules_with(classes: Iterable[type]) -> set[str]:
+    """Return the names of classes' modules; PEFT has variants of its layers in modules beside."""
     names = {c.__module__ for c in classes}
+    folders = {name.rpartition(".")[0] for name in names if package_of(name) == "peft"}
+    return names | {name for name in list(sys.modules) if name.rpartition(".")[0] in folders}
+
+
+def _modules_behind(names: set[str]) -> list[ModuleType]:
+    """List modules by their names, and the modules of transformers and PEFT whose code they use."""
     newest = names
     for _ in range(MODULES_DEEP):
         values = (value for name in newest for value in list(vars(sys.modules[name]).values()))
         modules = {getattr(v, "__module__", None) for v in values if isinstance(v, NAMED)}
-        found = {m for m in modules if m in sys.modules and package_of(m) == "transformers"}
+        found = {m for m in modules if m in sys.modules and _may_run(m)}
         newest = found - names
         names = names | found
     return [sys.modules[name] for name in sorted(names)]
+
+
+def _may_run(module: str) -> bool:
+    """Return whether a forward may run code of a module of transformers or PEFT."""
+    return package_of(module) in ("transformers", "peft") and not module.startswith(NEVER_RUN)
+
+
+def _helpers(names: set[str]) -> list[type]:
+    """List the classes besides layers that the code of Python modules uses, such as caches."""
+    modules = [sys.modules[name] for name in sorted(filter(_may_run, names))]
+    used = [value for module in modules for value in list(vars(module).values())]
+    return [
+        value
+        for value in dict.fromkeys(v for v in used if isinstance(v, type))
+        if _may_run(value.__module__) and not issubclass(value, torch.nn.Module | PretrainedConfig)
+    ]
 
 
 def _registries(module: ModuleType) -> list[dict]:
@@ -503,8 +533,8 @@ def _registries(module: ModuleType) -> list[dict]:
 
 
 def _is_used(value: object) -> bool:
-    """Return whether code may use a value: a function, one that is missing, a table or a number."""
-    return callable(value) or isinstance(value, NUMBERS) or value is None or _is_table(value)
+    """Return whether code may use a value: a function, one that is missing, a table or a constant."""
+    return callable(value) or isinstance(value, FIXED) or value is None or _is_table(value)
 
 
 def _is_table(value: object) -> bool:

@@ -19,7 +19,7 @@ from typing import Any, cast
 import numpy as np
 import xxhash
 from tokenizers import processors
-from transformers import PreTrainedTokenizerBase
+from transformers import AddedToken, PreTrainedTokenizerBase
 
 from ..digests import digest_of
 from ..errors import ArgumentError, ArgumentTypeError, Wording
@@ -39,8 +39,12 @@ _LOCKS_LOCK = threading.Lock()
 # No id of any token.
 NO_TOKEN = -1
 
-# Settings of a tokenizer for its origin, padding and truncation.
-TOKENIZER_PROVENANCE = ("name_or_path", "file", "padding", "pad_token", "truncation", "max_length")
+# Parts of the names of settings that are of a tokenizer's origin, padding, truncation or chats, or
+# that are digested elsewhere; one that was saved and loaded has more of them.
+TOKENIZER_PROVENANCE = (
+    "name_or_path", "file", "padding", "pad_token", "truncation", "max_length", "verbose", "template",
+    "chat", "backend", "local", "special_tokens",
+)  # fmt: skip
 # The probe text, which is followed by PROBE_TOKENS tokens of the vocabulary.
 PROBE_TEXT = (
     "The quick brown fox; it's 1,234.56 EUR (or 0x7f)!  Two  spaces,\ttab\r\nand\n\nlines. "
@@ -622,8 +626,8 @@ def tokenizer_digest(tokenizer: PreTrainedTokenizerBase) -> str:
     else:
         settings = getattr(tokenizer, "init_kwargs", {})
         kept = {
-            key: settings[key]
-            for key in settings
+            key: str(value) if isinstance(value, AddedToken) else value
+            for key, value in settings.items()
             if not any(word in key for word in TOKENIZER_PROVENANCE)
         }
         state = [type(tokenizer).__name__, sorted(tokenizer.get_vocab().items()), kept]
@@ -653,6 +657,23 @@ def _rules(tokenizer: Any) -> list:
         xxhash.xxh3_128(proto).hexdigest(),
         sorted((number, repr(token)) for number, token in added.items()),
         getattr(tokenizer, "split_special_tokens", False),
+        _plain_settings(tokenizer),
+        *(
+            [name, _plain_settings(part)]  # such as the WordPiece of BERT-like ones
+            for name, part in sorted(vars(tokenizer).items())
+            if type(part).__module__.startswith("transformers.")
+        ),
+    ]
+
+
+def _plain_settings(owner: object) -> list:
+    """List the attributes of a tokenizer or a part of it that are numbers, strings or sets of them."""
+    return [
+        [name, sorted(value) if isinstance(value, set) else value]
+        for name, value in sorted(vars(owner).items())
+        if not name.startswith("_")
+        and not any(word in name for word in TOKENIZER_PROVENANCE)
+        and (value is None or isinstance(value, bool | int | float | str | set))
     ]
 
 

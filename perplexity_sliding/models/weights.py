@@ -1,0 +1,219 @@
+"""Digest the weights of a model, and copy those of a GPU only if their checksum has changed.
+
+Every call hashes them again; torch's version counters are unsuitable, as fused optimizers do not
+change them.
+"""
+
+import weakref
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from functools import cache
+
+import numpy as np
+import torch
+import xxhash
+
+from ..errors import ArgumentError
+from .module import Modules, is_growing_rotary
+
+# Buffers that models recompute while they run.
+WRITTEN_WHILE_RUNNING = ("_cached", "_cache")
+# Weights on these devices have a checksum, as copying them for their digest is slow.
+FAR_DEVICES = ("cuda",)
+# Dtypes that numpy supports.
+NUMPY_TYPES = frozenset({torch.float32, torch.float16, torch.float64, torch.int64, torch.bool})
+
+# Integer types by size in bytes, for checksums.
+INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+# Numbers per sum, and sums at a time.
+ROW, ROWS = 2**18, 16
+# Last checksum and digest of each model on such devices.
+_LAST: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
+
+
+def weights_digest(modules: Modules) -> str:
+    """Digest every parameter and buffer by name, including buffers that are not saved.
+
+    Weights on a GPU are copied only if their checksum, computed there, has changed.
+
+    Args:
+        modules: modules of the model, which is the first.
+
+    Raises:
+        ValueError: a tensor has no values.
+    """
+    if not any(_lies_far(module) for _, module in modules):
+        return _digest(modules)
+    try:
+        model, checksum = modules[0][1], _checksum(modules)
+    except RuntimeError:  # out of memory, or an unsupported dtype
+        return _digest(modules)
+    last, digest = _LAST.get(model, (None, ""))
+    if checksum != last:
+        digest = _digest(modules)
+        _LAST[model] = checksum, digest
+    return digest
+
+
+def _lies_far(module: torch.nn.Module) -> bool:
+    """Return whether a module has weights that are slow to copy."""
+    tensors = (*module._parameters.values(), *module._buffers.values())
+    return any(t is not None and t.device.type in FAR_DEVICES for t in tensors)
+
+
+def _digest(modules: Modules) -> str:
+    return digest_tensors(_parts(modules))
+
+
+def digest_tensors(tensors: Iterable[tuple[str, torch.Tensor]]) -> str:
+    """Digest plain tensors with their names."""
+    digest = xxhash.xxh3_128()
+    for name, part in tensors:
+        digest.update(name.encode())
+        digest.update(tensor_bytes(part).data)
+    return digest.hexdigest()
+
+
+@torch.inference_mode()
+def _checksum(modules: Modules) -> bytes:
+    """Sum up weights on their devices; digest the sums, and weights on the CPU."""
+    digest = xxhash.xxh3_128()
+    sums: dict[torch.device, list[torch.Tensor]] = {}
+    for name, part in _parts(modules):
+        digest.update(f"{name} {part.dtype} {tuple(part.shape)} {part.device}".encode())
+        if part.device.type in FAR_DEVICES:
+            sums.setdefault(part.device, []).extend(_sums(part))
+        else:
+            digest.update(tensor_bytes(part).data)
+    for of_device in sums.values():
+        digest.update(torch.cat(of_device).cpu().numpy().data)
+    return digest.digest()
+
+
+def _sums(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
+    """Yield sums (R,) of a tensor's numbers, each times a factor of its position, modulo 2^64.
+
+    The factors are odd, so a change of a single number always changes the sum; a change of several
+    numbers keeps it with a probability of 2^-64.
+    """
+    numbers = tensor.detach().contiguous().flatten()
+    numbers = numbers.view(INTEGERS[min(numbers.element_size(), 8)])
+    factors = _factors(tensor.device)
+    whole = len(numbers) // ROW * ROW
+    for rows in numbers[:whole].view(-1, ROW).split(ROWS):
+        yield (rows * factors).sum(-1)
+    rest = numbers[whole:]
+    yield (rest * factors[: len(rest)]).sum(-1, keepdim=True)
+
+
+@cache
+def _factors(device: torch.device) -> torch.Tensor:
+    """Draw odd numbers (ROW,), the same on every device."""
+    draw = torch.Generator().manual_seed(0)
+    return torch.randint(-(2**63), 2**63 - 1, (ROW,), generator=draw).bitwise_or(1).to(device)
+
+
+def _parts(modules: Modules) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield every plain tensor of a model with its name, see `plain_tensors`.
+
+    Raises:
+        ValueError: one has no values.
+    """
+    for name, tensor in _tensors(modules):
+        for part in plain_tensors(tensor):
+            if part.is_meta:
+                raise ArgumentError(
+                    "model",
+                    f"have its weights, but {name.lstrip('.')} is on the meta device, without data",
+                    advice="Load the weights before passing the model.",
+                )
+            yield name, part
+
+
+def _tensors(modules: Modules) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield every tensor of a model with its name, after loading offloaded ones.
+
+    Tied tensors are repeated under each of their names, as they are separate objects if offloaded.
+    """
+    for prefix, module in modules:
+        if not (module._parameters or module._buffers or _is_quantised(module)):
+            continue
+        names = _names_of(module._parameters)
+        names += [name for name in _names_of(module._buffers) if _stays(module, name)]
+        with _brought_in(module):
+            for name in names:
+                yield f"{prefix}.{name}", getattr(module, name)
+            if _is_quantised(module):
+                yield from _quantised_tensors(prefix, module)
+
+
+def _names_of(tensors: Mapping[str, torch.Tensor | None]) -> list[str]:
+    """List the first name of each tensor."""
+    names: dict[int, str] = {}
+    for name, tensor in tensors.items():
+        if tensor is not None:
+            names.setdefault(id(tensor), name)
+    return list(names.values())
+
+
+def _is_quantised(module: torch.nn.Module) -> bool:
+    """Return whether a module is a layer quantised by torch.ao."""
+    return ".quantized." in type(module).__module__
+
+
+def _quantised_tensors(prefix: str, module: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield the weights of layers quantised by torch.ao, which are not parameters."""
+    for name in ("weight", "bias"):
+        getter = getattr(module, name, None)
+        value = getter() if callable(getter) else None
+        if isinstance(value, torch.Tensor):
+            yield f"{prefix}.{name}", value.dequantize()
+
+
+def _stays(module: torch.nn.Module, buffer: str) -> bool:
+    """Return whether a forward pass leaves a buffer unchanged."""
+    if buffer not in module._non_persistent_buffers_set:
+        return True
+    is_rotary = buffer.endswith("inv_freq") and hasattr(module, f"original_{buffer}")
+    if is_rotary and is_growing_rotary(module):
+        return False
+    return not buffer.endswith(WRITTEN_WHILE_RUNNING)
+
+
+def _brought_in(module: torch.nn.Module) -> AbstractContextManager:
+    """Load weights that accelerate has offloaded within the context."""
+    if "_hf_hook" not in vars(module):
+        return nullcontext()
+    own = (*module._parameters.values(), *module._buffers.values())
+    if not any(tensor is not None and tensor.is_meta for tensor in own):
+        return nullcontext()
+    from accelerate.utils import align_module_device
+
+    return align_module_device(module, "cpu")
+
+
+def plain_tensors(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
+    """Yield a tensor, or those that make up a quantised one: codes and scales."""
+    if type(tensor) in (torch.Tensor, torch.nn.Parameter) and not vars(tensor):
+        yield tensor
+        return
+    if hasattr(tensor, "__tensor_flatten__"):
+        for name in tensor.__tensor_flatten__()[0]:
+            yield from plain_tensors(getattr(tensor, name))
+        return
+    yield tensor
+    for attribute in ("quant_state", "SCB"):  # bitsandbytes
+        state = getattr(tensor, attribute, None)
+        if isinstance(state, torch.Tensor):
+            yield state
+        elif state is not None and hasattr(state, "as_dict"):
+            values = state.as_dict(packed=True).values()
+            yield from (value for value in values if isinstance(value, torch.Tensor))
+
+
+def tensor_bytes(tensor: torch.Tensor) -> np.ndarray:
+    """Return an array with the bytes of a tensor's numbers, in order."""
+    numbers = tensor.detach().cpu().contiguous()
+    if numbers.dtype not in NUMPY_TYPES:
+        numbers = numbers.flatten().view(torch.uint8)
+    return numbers.numpy()

@@ -1,0 +1,239 @@
+"""Changes of a live model between two calls: another number has another signature or probe."""
+
+import functools
+
+import numpy as np
+import pytest
+import torch
+from models import ARCHITECTURES, make_model, random_text
+from torch.overrides import TorchFunctionMode
+
+from perplexity_sliding.digests import same_probe
+from perplexity_sliding.models.digest import examine, runs_own_code
+from perplexity_sliding.models.language_model import LanguageModel
+from perplexity_sliding.models.module import library_code
+
+TEXTS = [random_text(60), random_text(33, seed=1)]
+
+
+@pytest.fixture
+def measure(metric, tokenizer):
+    return lambda model: metric.compute(
+        predictions=TEXTS, model=model, tokenizer=tokenizer, stride=4
+    )
+
+
+def check_seen(before, after):
+    assert after["perplexity"] != pytest.approx(before["perplexity"], rel=1e-4)
+    assert after["signature"] != before["signature"] or not same_probe(
+        after["probe"], before["probe"], before["signature"]
+    )
+
+
+def adapted(name, **settings):
+    """Return a maker of a Llama with these adapters, whose weights are lively."""
+
+    def make():
+        peft = pytest.importorskip("peft")
+        kind = getattr(peft, name, None) or pytest.skip(f"this peft has no {name}")
+        config = kind(target_modules=["q_proj", "v_proj"], **settings)
+        model = peft.get_peft_model(make_model("llama"), config).eval()
+        torch.manual_seed(3)
+        with torch.no_grad():
+            for parameter in model.parameters():
+                if parameter.requires_grad:
+                    parameter.normal_(std=0.3)
+        return model
+
+    return make
+
+
+def parts_with(model, name):
+    parts = [module for module in model.modules() if name in vars(module)]
+    assert parts
+    return parts
+
+
+def in_dict(name, change):
+    """Return a change of every value of a dict of all layers, in place."""
+
+    def apply(model):
+        for layer in parts_with(model, name):
+            kept = getattr(layer, name)
+            kept.update({key: change(value) for key, value in kept.items()})
+
+    return apply
+
+
+def emptied(name):
+    return lambda model: [getattr(layer, name).clear() for layer in parts_with(model, name)]
+
+
+def reversed_in_place(name):
+    """Return a change of the tensors in a dict, whose object stays."""
+
+    def apply(model):
+        for layer in parts_with(model, name):
+            for tensor in getattr(layer, name).values():
+                tensor.copy_(tensor.flip(0))
+
+    return apply
+
+
+def twice(value):
+    return 2 * value
+
+
+ADAPTERS = {
+    "variants": (adapted("LoraConfig", r=2, use_dora=True), emptied("lora_variant")),
+    "orthogonal": (adapted("HRAConfig", r=4), in_dict("hra_apply_GS", lambda value: not value)),
+    "wavelets": (adapted("WaveFTConfig", n_frequency=50), in_dict("waveft_scaling", twice)),
+    "their transform": (
+        adapted("WaveFTConfig", n_frequency=50),
+        in_dict("waveft_use_idwt", lambda value: not value),
+    ),
+    "their places": (
+        adapted("WaveFTConfig", n_frequency=50),
+        in_dict("waveft_indices", lambda value: value.flip(1)),
+    ),
+    "their places in place": (
+        adapted("WaveFTConfig", n_frequency=50),
+        reversed_in_place("waveft_indices"),
+    ),
+    "frequencies": (
+        adapted("FourierFTConfig", n_frequency=50),
+        in_dict("fourierft_scaling", twice),
+    ),
+    "vectors of a bank": (
+        adapted("VBLoRAConfig", r=2, topk=2, num_vectors=8, vector_length=4),
+        in_dict("topk", lambda value: 1),
+    ),
+}
+
+
+@pytest.mark.parametrize(("make", "change"), ADAPTERS.values(), ids=ADAPTERS)
+def test_settings_of_adapters_in_dicts(measure, make, change):
+    model = make()
+    before = measure(model)
+    change(model)
+    check_seen(before, measure(model))
+
+
+@pytest.mark.parametrize(
+    ("module", "owner", "method"),
+    [
+        ("variants", "DoraLinearVariant", "forward"),
+        ("layer", "Linear", "forward"),
+        ("layer", "LoraLayer", "_cast_input_dtype"),
+    ],
+)
+def test_code_of_adapters_that_is_replaced(measure, monkeypatch, module, owner, method):
+    lora = pytest.importorskip(f"peft.tuners.lora.{module}")
+    owner = getattr(lora, owner, None) or pytest.skip("this peft has no such class")
+    model = adapted("LoraConfig", r=2, use_dora=True)()
+    before = measure(model)
+    plain = getattr(owner, method)
+
+    def other(*args, **kwargs):
+        return 1.2 * plain(*args, **kwargs)
+
+    is_static = isinstance(vars(owner).get(method), staticmethod)
+    monkeypatch.setattr(owner, method, staticmethod(other) if is_static else other)
+    check_seen(before, measure(model))
+
+
+class Activation:
+    """A callable object of nobody's library."""
+
+    factor = 1.0
+
+    def __call__(self, hidden):
+        return self.factor * torch.nn.functional.silu(hidden)
+
+
+def with_attribute(name, value):
+    """Return a maker of a Llama whose layers have their own value in place of an attribute."""
+
+    def make():
+        model = make_model("llama")
+        for layer in [module for module in model.modules() if hasattr(module, name)]:
+            if name in layer._modules:
+                del layer._modules[name]
+            object.__setattr__(layer, name, value())
+        return model
+
+    return make
+
+
+def each(name, change):
+    return lambda model: [change(layer) for layer in parts_with(model, name)]
+
+
+def fill(array, value):
+    array[...] = value
+
+
+OBJECTS = {
+    "a callable object": (
+        with_attribute("act_fn", Activation),
+        each("act_fn", lambda layer: setattr(layer.act_fn, "factor", 2.0)),
+    ),
+    "arguments of a partial": (
+        with_attribute("act_fn", lambda: functools.partial(torch.nn.functional.celu, alpha=1.0)),
+        each("act_fn", lambda layer: layer.act_fn.keywords.update(alpha=2.0)),
+    ),
+    "a number of NumPy's": (
+        with_attribute("variance_epsilon", lambda: np.float32(1e-6)),
+        each("variance_epsilon", lambda layer: setattr(layer, "variance_epsilon", np.float32(0.5))),
+    ),
+    "an array": (
+        with_attribute("variance_epsilon", lambda: np.array(1e-6)),
+        each("variance_epsilon", lambda layer: fill(layer.variance_epsilon, 0.5)),
+    ),
+}
+
+
+@pytest.mark.parametrize(("make", "change"), OBJECTS.values(), ids=OBJECTS)
+def test_objects_in_layers_of_a_library(measure, make, change):
+    model = make()
+    before = measure(model)
+    change(model)
+    check_seen(before, measure(model))
+
+
+class Louder(TorchFunctionMode):
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        result = function(*args, **(kwargs or {}))
+        return 1.5 * result if function is torch.nn.functional.silu else result
+
+
+def test_a_call_under_a_mode_keeps_its_probe_for_itself(measure):
+    model = make_model("llama")
+    with Louder():
+        under = measure(model)
+    without = measure(model)
+    check_seen(under, without)
+    assert without["probe"] == measure(make_model("llama"))["probe"]
+
+
+def test_another_attention_is_probed_again(measure):
+    """Its rounding is its own: the probe is the one of a new model with it."""
+    model = make_model("llama", hidden_size=64)
+    measure(model)
+    model.config._attn_implementation = "eager"
+    other = make_model("llama", hidden_size=64)
+    other.config._attn_implementation = "eager"
+    assert measure(model)["probe"] == measure(other)["probe"]
+
+
+@pytest.mark.parametrize("architecture", sorted(ARCHITECTURES))
+def test_a_model_that_does_not_change_is_not_probed_again(measure, monkeypatch, architecture):
+    model = make_model(architecture)
+    before = measure(model)
+    looks = []
+    monkeypatch.setattr(LanguageModel, "_look", lambda self, state: looks.append(state))
+    after = measure(model)
+    assert not looks
+    assert (after["signature"], after["probe"]) == (before["signature"], before["probe"])
+    built = examine(model)
+    assert not runs_own_code(built, library_code(built.structure.of_libraries))
