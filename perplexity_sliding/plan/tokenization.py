@@ -624,13 +624,13 @@ def tokenizer_digest(tokenizer: PreTrainedTokenizerBase) -> str:
         state = [backend.to_str().split('"added_tokens":', 1)[-1]]
         state.append(getattr(tokenizer, "split_special_tokens", False))
     else:
-        settings = getattr(tokenizer, "init_kwargs", {})
-        kept = {
+        settings = _plain_settings(tokenizer)
+        given = {
             key: str(value) if isinstance(value, AddedToken) else value
-            for key, value in settings.items()
-            if not any(word in key for word in TOKENIZER_PROVENANCE)
+            for key, value in getattr(tokenizer, "init_kwargs", {}).items()
+            if key not in settings and not any(word in key for word in TOKENIZER_PROVENANCE)
         }
-        state = [type(tokenizer).__name__, sorted(tokenizer.get_vocab().items()), kept]
+        state = [type(tokenizer).__name__, sorted(tokenizer.get_vocab().items()), settings, given]
         state += _rules(tokenizer)
     special = {k: v for k, v in tokenizer.special_tokens_map.items() if k != "pad_token"}
     if _has_own_code(tokenizer):
@@ -657,7 +657,6 @@ def _rules(tokenizer: Any) -> list:
         xxhash.xxh3_128(proto).hexdigest(),
         sorted((number, repr(token)) for number, token in added.items()),
         getattr(tokenizer, "split_special_tokens", False),
-        _plain_settings(tokenizer),
         *(
             [name, _plain_settings(part)]  # such as the WordPiece of BERT-like ones
             for name, part in sorted(vars(tokenizer).items())
@@ -666,15 +665,15 @@ def _rules(tokenizer: Any) -> list:
     ]
 
 
-def _plain_settings(owner: object) -> list:
-    """List the attributes of a tokenizer or a part of it that are numbers, strings or sets of them."""
-    return [
-        [name, sorted(value) if isinstance(value, set) else value]
-        for name, value in sorted(vars(owner).items())
+def _plain_settings(owner: object) -> dict:
+    """Return the attributes of a tokenizer, or a part of it, that are numbers, strings or sets."""
+    return {
+        name: sorted(map(repr, value)) if isinstance(value, set) else value
+        for name, value in getattr(owner, "__dict__", {}).items()
         if not name.startswith("_")
         and not any(word in name for word in TOKENIZER_PROVENANCE)
         and (value is None or isinstance(value, bool | int | float | str | set))
-    ]
+    }
 
 
 def _has_own_code(tokenizer: PreTrainedTokenizerBase) -> bool:
