@@ -413,9 +413,9 @@ def find_own_windows(
     found = []
     for setting, measurement in measured.items():
         own = tuple(own_window(m.tokenizer, m.limit, setting) for m in models.compared)
-        window = measurement.plan.max_length
-        cut = [n for n, length in enumerate(own) if length is None or length > window]
-        if cut and measurement.is_cut:
+        cut = measurement.cut_for(own)
+        if cut:
+            window = measurement.plan.max_length
             name = ("model", "reference")[cut[0]]
             alone = "states no limit" if own[cut[0]] is None else f"reads {own[cut[0]]}"
             warnings.warn(

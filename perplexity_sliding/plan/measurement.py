@@ -55,6 +55,16 @@ class Measurement:
             if windows
         )
 
+    def cut_for(self, own_windows: Sequence[int | None]) -> list[int]:
+        """List the numbers of the models that have other scores in windows of their own.
+
+        Args:
+            own_windows: the length of each model's window; None if unlimited.
+        """
+        window = self.plan.max_length
+        longer = [n for n, own in enumerate(own_windows) if own is None or own > window]
+        return longer if longer and self.is_cut else []
+
     @property
     def stream_texts(self) -> int | None:
         """Number of texts in a stream; None for all of them."""

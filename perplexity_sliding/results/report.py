@@ -73,9 +73,7 @@ class Report:
     @property
     def window_is_cut(self) -> bool:
         """Whether one of two compared models has other numbers alone, in its longer window."""
-        window = self.measurement.plan.max_length
-        is_shorter = any(own is None or own > window for own in self.own_windows)
-        return is_shorter and self.measurement.is_cut
+        return bool(self.measurement.cut_for(self.own_windows))
 
     @cached_property
     def texts(self) -> list[TextScores]:
