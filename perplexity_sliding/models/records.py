@@ -21,7 +21,7 @@ import xxhash
 from .module import KNOWN_PACKAGES, defining_module, is_of_library, own_names, package_of
 from .weights import plain_tensors, tensor_bytes
 
-# Types whose values never change, and those of which every subclass is of this kind.
+# Types of values that never change, and bases of such types.
 CONSTANTS = frozenset([bool, int, float, str, type(None), torch.dtype, torch.device, torch.Size])
 CONSTANT_KINDS = (Enum, np.generic)
 # Types of containers that are compared as they are if they contain only constants.
