@@ -15,6 +15,7 @@ LEAST_SPAN = 0.1  # of the largest value, shown by the y-axis at least
 MARGIN = 0.06  # of the axis, left free at either end
 SIZE = 100  # the SVG's own units; it is stretched to the figure
 CAP = 0.012  # of the chart's width, to either side of an error bar's ends
+LETTER = 0.028  # of the chart's width on a phone, at most
 BARS = 32
 EXPONENTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 CELLS = 28  # of a density, along either axis
@@ -59,7 +60,7 @@ def line_chart(
         if point.interval is not None
     )
     marks = "".join(_mark(point, x, y) for point, (x, y) in zip(points, places))
-    ticks = [(x, point.tick) for point, (x, _) in zip(points, places)]
+    ticks = apart([(x, point.tick) for point, (x, _) in zip(points, places)])
     zero = (
         "" if base is None else f'<path class="ps-base" d="M0 {(1 - up(base)) * SIZE:.2f}h{SIZE}"/>'
     )
@@ -168,6 +169,15 @@ def _figure(
         f'preserveAspectRatio="none" aria-hidden="true">{shapes}</svg>{over}{names}</div>'
         f'<p class="ps-axis">{escape(x_title)}</p></figure>'
     )
+
+
+def apart(ticks: Sequence[tuple[float, str]]) -> list[tuple[float, str]]:
+    """Drop names on the x-axis that would overlap a longer one, or a later one, on a phone."""
+    kept: list[tuple[float, str]] = []
+    for x, name in sorted(ticks, key=lambda tick: (-len(tick[1]), -tick[0])):
+        if all(abs(x - at) > (len(name) + len(other) + 1) / 2 * LETTER for at, other in kept):
+            kept.append((x, name))
+    return sorted(kept)
 
 
 def _error_bar(x: float, ends: Sequence[float]) -> str:

@@ -72,3 +72,14 @@ def test_a_density_lies_on_the_line_where_both_are_equal():
     worse = density_chart([1.0] * 9, [3.0] * 9, "x", "y", "Above.")
     [(x, y)] = regex.findall(r'<rect x="([\d.]+)" y="([\d.]+)"', worse)
     assert float(y) < 100 - float(x) - 20  # above the line
+
+
+def test_names_on_the_axis_do_not_overlap():
+    """The knee, whose name is the longest, keeps its own."""
+    names = [f"{2**n:,}" for n in range(11)]
+    names[4] = "16 (knee)"
+    chart = line_chart([Point(2**n, 1.0, names[n], "", None) for n in range(11)], "x", "y")
+    shown = regex.findall(r'class="ps-tick" style="left:([\d.]+)%">([^<]*)<', chart)
+    assert {"16 (knee)", "1,024", "1"} <= {name for _, name in shown} < set(names)
+    few = line_chart([Point(2**n, 1.0, names[n], "", None) for n in range(3)], "x", "y")
+    assert len(places_of(few, "ps-tick")) == 3
