@@ -1,12 +1,14 @@
 """A server that is away, breaks down, answers without end, or repeats the key."""
 
 import gzip
+import html
 import json
 import logging
 import random
 import re
 import time
 import traceback
+from urllib.parse import quote
 
 import pytest
 from fake_engines import FakeServer, running
@@ -317,13 +319,20 @@ def test_a_key_that_is_repeated(
     assert KEY[:8] not in written(caught.value) + caplog.text
 
 
-@pytest.mark.parametrize("key", ["a\\b\"c'd-quoted", "a'b-quoted"])
-def test_a_key_that_is_written_with_escapes(measure, gpt2, tokenizer, monkeypatch, key):
+def json_twice(text: str) -> str:
+    return json.dumps(json.dumps(text))
+
+
+@pytest.mark.parametrize("escape", [str, json.dumps, json_twice, html.escape, quote])
+@pytest.mark.parametrize("key", ["a\\b\"c'd<e>/f%-quoted", "a'b-quoted", "\\\\\\a-quoted"])
+def test_a_key_that_is_written_with_escapes(measure, gpt2, tokenizer, monkeypatch, key, escape):
+    """A gateway that quoted the request's head in a string of JSON revealed such a key."""
     monkeypatch.setenv("VLLM_API_KEY", key)
-    monkeypatch.setattr("test_served_errors.KEY", key)
+    server = Echoing(gpt2, tokenizer)
+    server.echo_of = lambda: escape(f"Bearer {key}")
     with pytest.raises(ValueError) as caught:
-        measure(Echoing(gpt2, tokenizer), retries=0)
-    assert "quoted" not in written(caught.value)
+        measure(server, retries=0)
+    assert "Bearer" in str(caught.value) and "quoted" not in written(caught.value)
 
 
 def test_a_key_in_the_version_or_the_name(measure, gpt2, tokenizer, monkeypatch):

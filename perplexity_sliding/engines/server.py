@@ -4,10 +4,12 @@ A pool of threads sends the requests; each thread has its own connection.  Answe
 size and time, so that a server can neither exhaust the memory nor block a run.
 """
 
+import html
 import json
 import logging
 import os
 import random
+import re
 import socket
 import ssl
 import threading
@@ -143,9 +145,9 @@ class Server:
         """Replace the key in a text, and its beginnings, as a text may be truncated within the key."""
         if self._key is None:
             return text
-        for key in dict.fromkeys([self._key, repr(self._key)[1:-1], json.dumps(self._key)[1:-1]]):
-            for length in range(len(key), min(len(key), KEY_START) - 1, -1):
-                text = text.replace(key[:length], "***")
+        escaped = [pattern_of(character) for character in re.sub(r"\\+", r"\\", self._key)]
+        for length in range(len(escaped), min(len(escaped), KEY_START) - 1, -1):
+            text = re.sub("".join(escaped[:length]), "***", text)
         return text
 
     def _hide_in(self, error: BaseException | None) -> None:
@@ -414,6 +416,13 @@ def read_key(variable: str) -> str | None:
             "characters without spaces. Its value is not shown."
         )
     return key or None
+
+
+def pattern_of(character: str) -> str:
+    """Return a pattern that matches a character of a key, however often a text escapes it."""
+    code = f"{ord(character):02x}"
+    written = (character, html.escape(character))
+    return rf"\\*(?:{'|'.join(map(re.escape, written))}|(?i:u00{code}|%{code}))"
 
 
 def answered(running: dict[Future, Hashable]) -> Iterator[tuple[Hashable, object]]:
