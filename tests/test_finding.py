@@ -76,7 +76,9 @@ def test_a_figure_is_the_interval_that_rounds_to_it():
     assert Figure.read("1e1").high == pytest.approx(15)
 
 
-@pytest.mark.parametrize("figure", [0, -3, "", "nan", "inf", float("nan"), [], "3,5"])
+@pytest.mark.parametrize(
+    "figure", [0, -3, "", "nan", "inf", float("nan"), [], "3,5", "1e400", "1e308"]
+)
 def test_figures_that_are_none(search, figure):
     with pytest.raises(ValueError, match="figure"):
         search(figure, [OTHER])
@@ -532,6 +534,22 @@ def test_figures_may_be_written_with_an_exponent(tiny_folder, tmp_path, capsys):
     assert score.main([*argv, "--find", f"{value:.4E}"]) == 0
     found = json.loads(capsys.readouterr().out)["matches"]
     assert "megatron" in [match["protocol"] for match in found]
+
+
+@pytest.mark.parametrize("figure", ["1e400", "1e308", "1e-300", "1e-400", "0", "29.41 nats"])
+def test_figures_that_no_tool_prints_are_refused(call, tmp_path, figure):
+    """All settings matched 1e400."""
+    (tmp_path / "a.txt").write_text(OTHER)
+    ran = call(tmp_path / "a.txt", "--find", figure)
+    assert ran.code == 2 and f"--find: '{figure}' must be a number such as 29.41" in ran.err
+
+
+@pytest.mark.parametrize("figure", ["1,234.5", "1.234,5", "66,08"])
+def test_a_separator_of_thousands_is_explained(call, tmp_path, figure):
+    (tmp_path / "a.txt").write_text(OTHER)
+    ran = call(tmp_path / "a.txt", "--find", figure)
+    assert ran.code == 2 and ran.out == ""
+    assert f"got {figure.replace(',', ', ')} for 1. A comma separates figures" in ran.err
 
 
 def test_the_page_has_the_published_figures(root):

@@ -601,7 +601,8 @@ def check_finding(args: argparse.Namespace) -> None:
     several, num = ("--model", len(args.models)) if args.models[1:] else ("FILE", len(args.files))
     if len(args.find) != num and (len(args.find) > 1 or args.models[1:]):
         raise ValueError(
-            f"--find must have one figure per {several}, got {len(args.find)} figures and {num}."
+            f"--find must have one figure per {several}, got {', '.join(args.find)} for {num}. A comma "
+            "separates figures: write 1,234.5 as 1234.5."
         )
 
 

@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Sequence
 
 from ..argument_table import Anything, Choice, Flag, Kind, Share, String, WholeNumber, WholeNumbers
+from ..finding.figures import LARGEST, SMALLEST
 
 # Keys of JSON objects whose values are not published.
 SECRET = re.compile(r"token\b|key|auth|password|secret|header", re.IGNORECASE)
@@ -43,13 +44,15 @@ def whole_numbers(low: int) -> Callable[[str], list[int]]:
 
 
 def figures(text: str) -> list[str]:
-    """Parse positive numbers separated by commas, and keep their digits."""
+    """Parse numbers separated by commas, and keep their digits."""
     found = [part.strip() for part in text.split(",")]
     if not all(
-        re.fullmatch(r"\d+(\.\d+)?(e[+-]?\d+)?", part, re.I) and float(part) > 0 for part in found
+        re.fullmatch(r"\d+(\.\d+)?(e[+-]?\d+)?", part, re.I) and SMALLEST <= float(part) <= LARGEST
+        for part in found
     ):
         raise argparse.ArgumentTypeError(
-            f"{text!r} must be a positive number such as 29.41, or several separated by commas"
+            f"{text!r} must be a number such as 29.41, from {SMALLEST:g} to {LARGEST:g}, or several "
+            "separated by commas"
         )
     return found
 

@@ -7,6 +7,8 @@ from decimal import Decimal, InvalidOperation
 from ..errors import ArgumentError, ArgumentTypeError
 
 ROUNDING = 2e-6  # relative rounding error of a loss in single precision
+# Figures that are accepted; beyond them, products and ratios would leave the range of floats.
+SMALLEST, LARGEST = 1e-9, 1e38
 
 
 @dataclass(frozen=True)
@@ -27,7 +29,7 @@ class Figure:
         """Parse a figure; a string keeps its trailing zeros.
 
         Raises:
-            TypeError, ValueError: it is not a positive number.
+            TypeError, ValueError: it is not a number between `SMALLEST` and `LARGEST`.
         """
         if isinstance(figure, bool) or not isinstance(figure, str | int | float | Decimal):
             raise ArgumentTypeError(
@@ -37,10 +39,10 @@ class Figure:
             number = Decimal(str(figure).strip())
         except InvalidOperation:
             number = Decimal("nan")
-        if not number.is_finite() or number <= 0:
+        if not number.is_finite() or not SMALLEST <= number <= LARGEST:
             raise ArgumentError(
                 "figure",
-                "be a positive number such as '29.41'",
+                f"be a number such as '29.41', from {SMALLEST:g} to {LARGEST:g}",
                 got=repr(figure),
                 advice="Write it as printed.",
             )
