@@ -98,6 +98,16 @@ def test_a_glob_that_the_shell_left_alone_is_resolved(call):
     assert names_of(call("a*.md", "--json")) == ["a1.md", "a2.md"]
 
 
+@pytest.mark.parametrize("pattern", ["texts/*", "texts/**/*.txt"])
+def test_a_broken_link_that_a_glob_matches_is_not_left_out_in_silence(call, pattern):
+    """It was an error only if the shell resolved the glob."""
+    write_files("texts/a.txt")
+    os.symlink("nowhere", "texts/b.txt")
+    outcome = call(pattern)
+    assert (outcome.code, outcome.out) == (2, "")
+    assert "texts/b.txt: No such file or directory" in outcome.err
+
+
 @pytest.mark.parametrize("pattern", ["texts/*/*.md", "texts/**/*.md", "texts/*/a.md"])
 def test_a_glob_names_the_folders_that_it_cannot_read(call, monkeypatch, pattern):
     """Their texts were left out silently."""

@@ -81,7 +81,8 @@ def _behind(name: str) -> list[Source]:
         return _in_folder(path)
     if not path.exists() and glob.has_magic(name):
         warn_of_unreadable(name)
-        files = sorted(file for file in glob.glob(name, recursive=True) if os.path.isfile(file))
+        found = glob.glob(name, recursive=True)
+        files = sorted(file for file in found if os.path.isfile(file) or not os.path.exists(file))
         if not files:
             raise ValueError(f"No file matches {name}.")
         return [Source(file, builder_of(file)) for file in files]
