@@ -149,6 +149,15 @@ def test_a_model_and_itself_are_the_same(call, tiny):
     )
 
 
+def test_tokens_that_no_model_changed_are_not_its_worst(call, tiny):
+    """The first eight tokens of the text were listed, and the perplexity was "0 % higher"."""
+    report = call("texts/00.txt", f"--reference={tiny}").out
+    assert report.startswith("The model against the reference: its perplexity is the same. ")
+    assert "No token's probability changed.\n" in report
+    tokens = [{"nll": 1.5, "reference_nll": 1.5, "text": 0, "offset": (0, 1)}]
+    assert comparison_report.of_worst(tokens, ["a"]).startswith("No token's")
+
+
 def test_shards_do_not_cut_a_comparison(call, other):
     """What is paired is paired over all texts, however little is asked for at a time."""
     argv = ("texts", f"--reference={other}", "--json")

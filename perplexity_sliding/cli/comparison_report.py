@@ -157,10 +157,13 @@ def of_groups(title: str, groups: Sequence[dict], name) -> Table:
     )
 
 
-def of_worst(tokens: Sequence[dict], texts: Sequence[str]) -> Table:
+def of_worst(tokens: Sequence[dict], texts: Sequence[str]) -> str | Table:
     """Tabulate the tokens with the largest divergence, with the text before them."""
+    changed = [token for token in tokens if token.get("kl", token["nll"] != token["reference_nll"])]
+    if not changed:
+        return "No token's probability changed."
     return table(
-        list(tokens[:WORST_TOKENS]),
+        changed[:WORST_TOKENS],
         {
             "worst tokens": place,
             **of_kl(tokens, {"KL, nats": lambda row: format_number(row.get("kl"), 4)}),

@@ -171,7 +171,7 @@ def in_words(word: str, of_models: dict, what: str, num_texts: int) -> str:
     ratio, interval = of_models["ratio"], of_models["interval"]
     if ratio is None or not math.isfinite(ratio):
         return f"There is no ratio, because the {what} of the model or the reference is infinite."
-    change = f"its {what} is {change_in_words(ratio)}"
+    change = f"its {what} is {change_in_words(ratio) if ratio != 1 else 'the same'}"
     if interval is None:
         return (
             f"The model against the reference: {change}. There is not enough text for an interval."
