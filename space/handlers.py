@@ -65,6 +65,7 @@ QUICK_CHARACTERS = 40_000
 MOVED_CHARACTERS = 10 * QUICK_CHARACTERS
 # Seconds in which it says nothing of its progress: the browser would draw each line in the same time.
 MOMENT = 1.0
+BEGUN = status("Asked."), gr.Button(interactive=True)  # status line and Stop
 
 
 class RefusedView(str):
@@ -93,10 +94,10 @@ class Handlers:
 
     # Quick ones
 
-    def begin(self, request: gr.Request):
+    def begin(self, request: gr.Request, pressed: float = 0.0):
         """Start a visitor's request: stop the earlier one, enable the Stop button."""
-        self.jobs.new(request.session_hash)
-        return status("Asked."), gr.Button(interactive=True)
+        self.jobs.new(request.session_hash, pressed)
+        return BEGUN
 
     def idle(self, request: gr.Request):
         """End a request: disable the Stop button, unless a newer request runs."""
@@ -119,28 +120,46 @@ class Handlers:
         return gr.skip() if name == adopted else asked + 1
 
     def asking(self, tab: str, but: Sequence[str]) -> Callable:
-        """Make a handler that counts the requests of an open tab, except for results that it shows or measures.
+        """Make a handler that announces the requests of an open tab, except for results that it shows or measures.
+
+        Its answer begins with when it was asked for.
 
         Args:
             but: see `measured_of`.
         """
 
-        def ask(request: gr.Request, opened: str, shown: list | None, asked: int, *values):
-            wanted = measured_of(tab, values, but)
-            known = wanted in (shown, self._measuring.get(request.session_hash))
-            return asked + 1 if opened == tab and not known else gr.skip()
+        def ask(
+            request: gr.Request,
+            seen: str,
+            pressed: float,
+            opened: str,
+            shown: list | None,
+            *values,
+        ):
+            visitor, wanted = request.session_hash, measured_of(tab, values, but)
+            known = wanted in (shown, self._measuring.get(visitor))
+            is_open = seen == opened == tab
+            if not is_open or known or not self.jobs.is_newest(visitor, pressed):
+                return [gr.skip()] * 3
+            self.jobs.new(visitor, pressed)
+            return pressed, *BEGUN
 
         return ask
 
     def noting(self, tab: str, run: Callable, but: Sequence[str]) -> Callable:
         """Make a handler that also yields the settings of its views, and records them while it runs.
 
+        It yields nothing where the visitor pressed something since the tab was opened: its request, which
+        comes late, would replace theirs.
+
         Args:
             but: see `measured_of`.
         """
 
-        def run_and_note(request: gr.Request, *values) -> Iterator:
+        def run_and_note(request: gr.Request, asked: float, *values) -> Iterator:
             visitor, wanted = request.session_hash, measured_of(tab, values, but)
+            if not self.jobs.is_newest(visitor, asked):
+                return
             self._measuring[visitor] = wanted
             try:
                 for line, first, *views in run(request, *values):

@@ -72,6 +72,8 @@ class Job:
         taken: a request runs under it.
         finished: that request ended.
         superseded: the same visitor asked for something newer, so nobody waits for its result.
+        pressed: when the visitor asked for it, or for the announced one that it replaces, in milliseconds
+            of the page.
     """
 
     def __init__(
@@ -90,6 +92,7 @@ class Job:
         self.told: queue.Queue = queue.Queue()
         self.taken = self.finished = self.superseded = False
         self.announced = time.monotonic()
+        self.pressed = 0.0
         self._stop = threading.Event()
         self._computed = 0.0
         self._so_far = ""
@@ -217,10 +220,17 @@ class Jobs:
         self._lock = threading.Lock()
         self._jobs: dict[str, Job] = {}
 
-    def new(self, visitor: str) -> Job:
+    def new(self, visitor: str, pressed: float = 0.0) -> Job:
         """Announce a job, stopping the visitor's last one."""
         with self._lock:
-            return self._replace(visitor)
+            job = self._replace(visitor)
+            job.pressed = pressed
+            return job
+
+    def is_newest(self, visitor: str, pressed: float) -> bool:
+        """Return whether the visitor asked for nothing after this, whatever arrived first."""
+        with self._lock:
+            return visitor not in self._jobs or self._jobs[visitor].pressed <= pressed
 
     def take(
         self, visitor: str, address: str | None = None, has_left: Callable[[], bool] = lambda: False
@@ -255,12 +265,14 @@ class Jobs:
             self._jobs.pop(visitor, None)
 
     def _replace(self, visitor: str) -> Job:
+        job = Job(self.seconds, visitor)
         if visitor in self._jobs:
             self._jobs[visitor].superseded = True
             self._stop(visitor)
+            job.pressed = self._jobs[visitor].pressed
         self._jobs = {name: job for name, job in self._jobs.items() if not is_over(job)}
-        self._jobs[visitor] = Job(self.seconds, visitor)
-        return self._jobs[visitor]
+        self._jobs[visitor] = job
+        return job
 
     def _stop(self, visitor: str) -> None:
         if visitor in self._jobs:

@@ -46,6 +46,10 @@ CHOOSE_TOOL = """element.addEventListener("click", ({ target }) => {
   tab.focus();
 })"""
 OPENED = """() => [document.querySelector("#results [role=tab][aria-selected=true]")?.textContent.trim()]"""
+# Requests may arrive in another order than they were made in.
+PRESSED = "() => [performance.now()]"
+# An open tab asks for what it shows; one that was left meanwhile, on a slow line, asks for nothing.
+SEEN = f"(seen, pressed, ...others) => [...({OPENED})(), ...({PRESSED})(), ...others]"
 STRIDE_WITHIN = "(window, wanted) => window === null ? wanted : Math.max(1, Math.min(wanted, Math.trunc(window)))"
 STRIDE_WANTED = "(stride, wanted) => stride ?? wanted"
 # Content of the drawer for sharing: the open comparison and its settings.
@@ -503,11 +507,15 @@ def run_and_show(
 def connect_measurements(handlers: Handlers, controls: Controls, results: Results) -> None:
     """Connect the buttons that compute: start, run in the queue, become idle."""
     c, r = controls, results
+    pressed = gr.Number(visible=False)  # milliseconds of the page
 
     def on(trigger, run, inputs, outputs):
-        begun = trigger(handlers.begin, None, [r.status, r.stop], **QUICK)
+        begun = trigger(handlers.begin, pressed, [r.status, r.stop], js=PRESSED, **QUICK)
+        return on_begun(begun.then, run, inputs, outputs)
+
+    def on_begun(begun, run, inputs, outputs):
         # "multiple": a request that replaces a running one is sent while that one still ends.
-        ran, shown = run_and_show(handlers, begun.then, run, inputs, r.status, outputs, "multiple")
+        ran, shown = run_and_show(handlers, begun, run, inputs, r.status, outputs, "multiple")
         ran.failure(handlers.turned_away, None, [r.status, r.stop], **QUICK)
         shown.then(handlers.idle, None, r.stop, **QUICK, **LATEST)
         shown.then(lambda name: name, c.model, c.adopted, **QUICK)
@@ -588,11 +596,13 @@ def connect_measurements(handlers: Handlers, controls: Controls, results: Result
         gr.on(
             [opened.change, scorings.change, *triggers],
             handlers.asking(name, but),
-            [opened, shown, asked, *inputs],
-            asked,
+            [seen, pressed, opened, shown, *inputs],
+            [asked, r.status, r.stop],
+            js=SEEN,
             **QUIET,
             **RAW,
             concurrency_limit=None,
         )
-        on(asked.change, handlers.noting(name, run, but), inputs, [*outputs, shown])
+        measure = handlers.noting(name, run, but)
+        on_begun(asked.change, measure, [asked, *inputs], [*outputs, shown])
     r.stop.click(handlers.stop, None, None, **QUICK)

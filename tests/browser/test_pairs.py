@@ -187,7 +187,7 @@ def test_strides_and_contexts_say_what_the_metric_says(page, metric, bundled, lo
         assert f"{row['context_length']}: perplexity {row['perplexity']:#.4g}" in label
 
 
-# Of the present settings: pressed in the table before, a row's score would make way for the new table.
+# Of the present settings: a row of the table before has another number than its score will have.
 TOOLS_ARE_NEW = """
 const groups = document.querySelector(".ps-groups");
 return Boolean(groups) && !groups.closest(".ps-stale") && !groups.querySelector(".ps-stale");

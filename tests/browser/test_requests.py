@@ -1,11 +1,14 @@
 """Requests as a visitor meets them in a browser: sent twice, refused, replaced, waited for."""
 
 import json
+import threading
 import time
 
+import pytest
 import visitor  # skips where there is no browser
 from selenium.webdriver.common.keys import Keys
 
+from space import handlers
 from space.jobs import Job
 from space.links import link, pack
 from space.models import BUNDLED
@@ -100,6 +103,68 @@ def test_a_second_score_scores_the_second_text(browser, url, held, monkeypatch):
             1.5
         )  # for what is streamed; of a slow server it may come still later, and then this again
         page.until(lambda: "Scored with" in page.status, "progress is the last word", patience=30)
+
+
+@pytest.fixture
+def slow_score(service, monkeypatch):
+    """Scores take long enough to be replaced; tells when one has begun."""
+    score, begun = service.score, threading.Event()
+
+    def score_later(text, settings, job, **options):
+        begun.set()
+        job._stop.wait(5)
+        return score(text, settings, job, **options)
+
+    monkeypatch.setattr(service, "score", score_later)
+    return begun
+
+
+def test_a_row_counts_that_is_pressed_before_the_new_table_is_asked_for(
+    page, slow_score, monkeypatch
+):
+    """The request for the table, which arrived behind the score's, replaced that."""
+    row = ".ps-tool[data-protocol='llama.cpp'] button"
+    page.tab("Other tools")
+    page.until(lambda: page.all(row) and "Done." in page.status)
+    page.tab("Your text")
+    page.number("stride").send_keys(Keys.CONTROL, "a")
+    page.number("stride").send_keys("48" + Keys.TAB)
+    page.until(lambda: "stride 48 " in page.told(".ps-recipe") and page.is_scored)
+    measured_of = handlers.measured_of
+    slow_score.clear()
+    monkeypatch.setattr(
+        handlers, "measured_of", lambda *wanted: slow_score.wait(60) and measured_of(*wanted)
+    )
+    page.tab("Other tools")
+    time.sleep(1)  # for the request
+    page.script("document.querySelector(arguments[0]).click()", row)
+    page.until(
+        lambda: "protocol llama.cpp " in page.told(".ps-recipe") and page.is_scored,
+        "the row's score is lost",
+        patience=60,
+    )
+
+
+@pytest.mark.parametrize("is_asked", [True, False])
+def test_score_counts_that_is_pressed_before_a_tab_begins_to_measure(
+    browser, url, slow_score, monkeypatch, is_asked
+):
+    """The tab that had been left replaced the score as soon as its answer was there."""
+    measured_of, asked = handlers.measured_of, threading.Event()
+    monkeypatch.setattr(
+        handlers, "measured_of", lambda *wanted: asked.set() or measured_of(*wanted)
+    )
+    with visitor.patched(browser, SLOW_STREAM):
+        page = visitor.Page(browser, url)
+        page.fill(LONG * 3)  # which is not scored by itself
+        page.until(lambda: page.all(".ps-card.ps-stale"))
+        assert asked.wait(60)  # for the tab that is open at first
+        asked.clear()
+        page.tab("Other tools")
+        asked.wait(60 if is_asked else 0.3)  # else the page has not heard yet that the tab is open
+        page.tab("Your text")
+        press_score(page)
+        page.until(lambda: page.is_scored, "the score is lost", patience=60)
 
 
 def test_score_pressed_as_the_last_answer_arrives_is_answered(browser, url):

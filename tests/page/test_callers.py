@@ -215,7 +215,7 @@ def test_sessions_that_are_over_are_forgotten(folders, monkeypatch):
         assert len(sessions) <= 1  # the last one goes with the next request
         [begin] = [id for id, fn in page.fns.items() if fn.name == "begin"][:1]
         for n in range(8):  # a visitor, who may come back to what is kept
-            told = {"data": [], "fn_index": begin, "session_hash": f"visitor {n}"}
+            told = {"data": [0], "fn_index": begin, "session_hash": f"visitor {n}"}
             httpx.post(f"{url}gradio_api/run/predict", json=told, timeout=60).raise_for_status()
         until(lambda: list(sessions) == [f"visitor {n}" for n in (5, 6, 7)])
         assert not queue.pending_messages_per_session and not queue.pending_event_ids_session

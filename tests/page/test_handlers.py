@@ -108,7 +108,7 @@ def test_a_refusal_stands_in_the_view_that_it_concerns(handlers, measure):
     """The view stayed empty, and the reason stood below the screen."""
     asked = ("", BUNDLED, 64, 32, "automatic", "sliding", "")
     run = handlers.noting("a view", getattr(handlers, measure), ())
-    *_, (line, first, *_, measured) = run(visitor(), *asked)
+    *_, (line, first, *_, measured) = run(visitor(), 0, *asked)
     assert 'role="alert"' in line and "There is no text yet" in first
     assert measured == gr.skip()  # so that it is asked for again
 
@@ -122,7 +122,7 @@ def test_a_comparison_that_was_stopped_says_so_in_its_place(handlers, monkeypatc
     monkeypatch.setattr(handlers.service, "trade_off", stopped)
     run = handlers.noting("a view", handlers.trade_off, ())
     asked = (STORY, BUNDLED, 64, 32, "automatic", "sliding", "")
-    [(line, first, *_, measured)] = run(visitor(), *asked)
+    [(line, first, *_, measured)] = run(visitor(), 0, *asked)
     assert "Stopped." in line and "Stopped. So far, nothing. Leave this tab" in first
     assert measured == gr.skip()  # so that it is asked for again
 

@@ -120,6 +120,16 @@ def test_a_new_request_stops_the_last_of_the_same_visitor_only():
         other.check()
 
 
+def test_what_was_pressed_last_is_the_newest_also_behind_what_scores_by_itself():
+    jobs = Jobs(60)
+    jobs.new("visitor", 2.0)
+    for _ in range(2):  # the second begins a job of its own
+        jobs.take("visitor")
+    assert jobs.is_newest("visitor", 2.0)
+    assert not jobs.is_newest("visitor", 1.0)
+    assert jobs.is_newest("neighbour", 1.0)
+
+
 def test_jobs_that_are_over_are_not_kept(monkeypatch):
     jobs = Jobs(60)
     jobs.take("done").finished = True
