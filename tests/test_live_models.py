@@ -1,6 +1,9 @@
 """Changes of a live model between two calls: another number has another signature or probe."""
 
 import functools
+import importlib
+import types
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -11,7 +14,7 @@ from torch.overrides import TorchFunctionMode
 from perplexity_sliding.digests import same_probe
 from perplexity_sliding.models.digest import examine, runs_own_code
 from perplexity_sliding.models.language_model import LanguageModel
-from perplexity_sliding.models.module import library_code
+from perplexity_sliding.models.module import is_known, library_code
 
 TEXTS = [random_text(60), random_text(33, seed=1)]
 
@@ -198,6 +201,111 @@ def test_objects_in_layers_of_a_library(measure, make, change):
     model = make()
     before = measure(model)
     change(model)
+    check_seen(before, measure(model))
+
+
+class Replacement:
+    """A callable object in the place of a function."""
+
+    def __init__(self, plain):
+        self.plain, self.factor = plain, 1.0
+
+    def __call__(self, *args, **kwargs):
+        return self.factor * self.plain(*args, **kwargs)
+
+
+def scaled(settings, *args):
+    return settings["factor"] * torch.sigmoid(*args)
+
+
+@pytest.mark.parametrize("kind", ["object", "method", "partial", "mock"])
+def test_an_object_in_the_place_of_a_function_may_change(measure, monkeypatch, kind):
+    plain, settings = torch.rsqrt, {"factor": 1.0}
+    own = Replacement(plain)
+    put, change = {
+        "object": (own, lambda: setattr(own, "factor", 1.5)),
+        "method": (own.__call__, lambda: setattr(own, "factor", 1.5)),
+        "partial": (functools.partial(scaled, settings), lambda: settings.update(factor=1.5)),
+        "mock": (
+            replaced := mock.Mock(side_effect=plain),
+            lambda: setattr(replaced, "side_effect", torch.sigmoid),
+        ),
+    }[kind]
+    monkeypatch.setattr(torch, "rsqrt", put)
+    model = make_model("llama")
+    before = measure(model)
+    change()
+    check_seen(before, measure(model))
+
+
+def test_an_object_is_not_the_function_that_it_holds():
+    own = Replacement(torch.relu)
+    own.func = torch.relu
+    assert not is_known(own)
+    assert is_known(functools.partial(torch.relu))
+
+
+def other_module(module, **functions):
+    """Return a copy of a Python module with other functions."""
+    copied = types.ModuleType(module.__name__)
+    vars(copied).update(vars(module) | functions)
+    return copied
+
+
+def sigmoid(values):
+    return torch.sigmoid(values)
+
+
+NAMES = {
+    "a module": (
+        lambda: make_model("llama"),
+        "transformers.models.llama.modeling_llama",
+        lambda owner: (owner, "torch", other_module(torch, rsqrt=sigmoid)),
+    ),
+    "a property": (
+        adapted("LoraConfig", r=2),
+        "peft.tuners.tuners_utils",
+        lambda owner: (owner.BaseTunerLayer, "merged", property(lambda self: True)),
+    ),
+    "a norm": (
+        adapted("LoraConfig", r=2, use_dora=True),
+        "torch",
+        lambda owner: (owner.linalg, "norm", lambda values, dim: 2 * values.norm(dim=dim)),
+    ),
+    "a transform": (
+        adapted("FourierFTConfig", n_frequency=50),
+        "torch",
+        lambda owner: (owner.fft, "ifft2", lambda values: 2 * values),
+    ),
+}
+
+
+@pytest.mark.parametrize(("make", "owner", "replacement"), NAMES.values(), ids=NAMES)
+def test_names_that_refer_to_something_else(measure, monkeypatch, make, owner, replacement):
+    model = make()
+    before = measure(model)
+    monkeypatch.setattr(*replacement(importlib.import_module(owner)))
+    check_seen(before, measure(model))
+
+
+class ScaledTensor(torch.Tensor):
+    """A tensor whose products have a factor."""
+
+    factor = 1.0
+
+    @classmethod
+    def __torch_function__(cls, function, types, args=(), kwargs=None):
+        result = super().__torch_function__(function, types, args, kwargs or {})
+        is_product = function is torch.nn.functional.linear
+        return cls.factor * result.as_subclass(torch.Tensor) if is_product else result
+
+
+def test_weights_of_a_type_of_ones_own(measure, monkeypatch):
+    model = make_model("llama")
+    layer = model.model.layers[0].self_attn.o_proj
+    layer.weight = torch.nn.Parameter(layer.weight.detach().as_subclass(ScaledTensor))
+    before = measure(model)
+    monkeypatch.setattr(ScaledTensor, "factor", 2.0)
     check_seen(before, measure(model))
 
 

@@ -22,6 +22,7 @@ from .module import (
     Modules,
     calls_own_code,
     has_known_hooks,
+    holds_own_tensors,
     is_growing_rotary,
     is_known,
     is_under_a_mode,
@@ -301,7 +302,8 @@ def runs_own_code(built: Built, code: LibraryCode) -> bool:
     Args:
         code: the libraries' code that the model runs.
     """
-    return is_under_a_mode() or code.is_foreign or not built.structure.is_comparable
+    is_comparable = built.structure.is_comparable and not holds_own_tensors(built.modules)
+    return is_under_a_mode() or code.is_foreign or not is_comparable
 
 
 def state_of_code(built: Built) -> tuple:

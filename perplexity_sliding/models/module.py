@@ -6,8 +6,8 @@ import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
-from types import FunctionType, MethodType, ModuleType
+from functools import cached_property, partial, partialmethod
+from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 import numpy as np
@@ -24,13 +24,20 @@ GROWING_ROTARY = ("dynamic", "longrope")
 PINNED_PACKAGES = ("torch", "transformers")
 # Packages whose hooks and wrappers depend only on data that the digests cover.
 KNOWN_PACKAGES = (*PINNED_PACKAGES, "peft", "accelerate")
-LIBRARIES = frozenset({*KNOWN_PACKAGES, *sys.stdlib_module_names})
+LIBRARIES = frozenset({*KNOWN_PACKAGES, *sys.stdlib_module_names} - {"unittest"})  # of mocks
+# Where code looks up torch's functions.
+OF_TORCH = (torch, torch.nn.functional, torch.Tensor, torch.linalg, torch.fft)
 # Packages that these import functions from.
-DEPENDENCIES = ("huggingface_hub", "numpy", "packaging", "safetensors", "tqdm", "typing_extensions")
+DEPENDENCIES = (
+    "huggingface_hub", "numpy", "packaging", "safetensors", "tqdm", "triton", "typing_extensions",
+)  # fmt: skip
 # Types of callable attributes of a torch module, and of objects in Python modules.
 OWN_KINDS = (FunctionType, MethodType, partial)
 NAMED = (FunctionType, type)
-FIXED = (bool, int, float, str, tuple, np.generic, torch.dtype)
+FIXED = (
+    bool, int, float, str, tuple, np.generic, torch.dtype, property, cached_property, classmethod,
+    ModuleType,
+)  # fmt: skip
 # Names of a model's state; `cache` is that of all models from transformers 5.24 on.
 STATE_NAMES = ("cache", "past_key_values", "cache_params", "state")
 # Attributes of every module, none of which is called.
@@ -388,7 +395,7 @@ def defining_module(function: Callable) -> str:
 def _modules_of(function: Any) -> Iterator[str]:
     """Yield the modules of a function and of the functions that it wraps, the outermost first."""
     while function is not None:
-        while hasattr(function, "func"):  # functools.partial
+        while isinstance(function, partial | partialmethod):
             function = function.func
         module = getattr(function, "__globals__", {}).get("__name__")
         yield module or getattr(function, "__module__", None) or type(function).__module__
@@ -418,7 +425,7 @@ class LibraryCode:
     def __init__(self, classes: Iterable[type]) -> None:
         own = _modules_with(classes)
         modules = _modules_behind(own)
-        places = [torch, torch.nn.functional, torch.Tensor, *classes, *_helpers(own), *modules]
+        places = [*OF_TORCH, *classes, *_helpers(own), *modules]
         registries = [registry for module in modules for registry in _registries(module)]
         self._spaces: list[tuple] = []
         # A custom function may reference a model, so only a weak reference is kept.
@@ -429,7 +436,8 @@ class LibraryCode:
             found = {name: value for name, value in list(space.items()) if _is_used(value)}
             foreign = [name for name in found if _is_foreign(found[name])]
             self.is_foreign |= bool(foreign)
-            weak = foreign + [name for name in found if _is_table(found[name])]
+            tables = [name for name in found if _is_table(found[name])]
+            weak = [name for name in foreign + tables if type(found[name]).__weakrefoffset__]
             self._weak += [(space, name, weakref.ref(found.pop(name))) for name in weak]
             self._spaces.append((space, len(space), list(found), list(found.values())))
 
@@ -465,6 +473,13 @@ def calls_own_code(module: torch.nn.Module) -> bool:
         )
         or not has_known_hooks(module)
     )
+
+
+def holds_own_tensors(modules: Modules) -> bool:
+    """Return whether a weight is of no library's type of tensors: such a type may calculate anything."""
+    tables = (table for _, m in modules for table in (m._parameters, m._buffers) if table)
+    kinds = {type(tensor) for table in tables for tensor in table.values() if tensor is not None}
+    return any(package_of(kind.__module__) not in KNOWN_PACKAGES for kind in kinds)
 
 
 def is_moved(module: torch.nn.Module) -> bool:
@@ -542,9 +557,14 @@ def _is_table(value: object) -> bool:
     return hasattr(type(value), "_global_mapping")
 
 
-def _is_foreign(value: object) -> bool:
-    """Return whether a function belongs neither to a library nor to one of its dependencies."""
-    if not isinstance(value, FunctionType):
+def _is_foreign(value: Any) -> bool:
+    """Return whether a function or callable object is of no library and none of its dependencies."""
+    while isinstance(value, partial | MethodType | staticmethod):
+        value = value.func if isinstance(value, partial) else value.__func__
+    if not callable(value) or isinstance(value, type | BuiltinFunctionType):
         return False
-    package = package_of(str(value.__globals__.get("__name__")))
-    return not (package in LIBRARIES or package in DEPENDENCIES)
+    is_function = isinstance(value, FunctionType)
+    module = value.__globals__.get("__name__") if is_function else type(value).__module__
+    package = package_of(str(module))
+    is_of_tuple = package.startswith("namedtuple_")  # where Python writes its `__new__`
+    return not (is_of_tuple or package in LIBRARIES or package in DEPENDENCIES)
