@@ -1,5 +1,6 @@
 """Modules and parameters of a model are those that torch lists, and a change in one is seen."""
 
+import enum
 import functools
 import gc
 import types
@@ -195,9 +196,37 @@ def bound_to_a_list(model):
     model.transformer.hidden = [].append
 
 
-@pytest.mark.parametrize(
-    "change", [hidden_layer, tensor_without_data, own_object, own_function, bound_to_a_list]
-)
+class Kinds(enum.Enum):
+    PLAIN = "plain"
+
+
+def member_of_own_enumeration(model):
+    model.transformer.hidden = Kinds.PLAIN
+
+
+def own_type_of_tensor(model):
+    model.transformer.hidden = [torch.ones(2).as_subclass(OwnTensor)]
+
+
+class OwnTensor(torch.Tensor):
+    pass
+
+
+def array_of_objects(model):
+    model.transformer.hidden = np.array([None, 1], dtype=object)
+
+
+def proxy(model):
+    model.transformer.hidden = [weakref.proxy(model)]
+
+
+UNCLEAR = [
+    hidden_layer, tensor_without_data, own_object, own_function, bound_to_a_list,
+    member_of_own_enumeration, own_type_of_tensor, array_of_objects, proxy,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("change", UNCLEAR)
 def test_what_cannot_be_compared(change):
     """It is examined, and the model probed, in every call."""
     model = make_model("gpt2")
@@ -205,6 +234,38 @@ def test_what_cannot_be_compared(change):
     built = examine(model)
     assert not built.structure.is_comparable and runs_own_code(built, CODE)
     assert examine(model).structure != built.structure
+
+
+ARRAYS = {
+    "words": lambda: np.array(["a", "b"]),
+    "backwards": lambda: np.arange(2)[::-1],
+    "dates": lambda: np.array(["2000-01-01", "2000-01-02"], dtype="datetime64[D]"),
+    "fields": lambda: np.array([(1,), (2,)], dtype=[("x", int)]),
+}
+
+
+@pytest.mark.parametrize("make", ARRAYS.values(), ids=ARRAYS)
+def test_arrays_that_torch_has_no_tensors_for(make):
+    model = make_model("gpt2")
+    model.transformer.kept = make()
+    first = examine(model).structure
+    assert first.is_comparable and examine(model).structure is first
+    model.transformer.kept[0] = model.transformer.kept[1]
+    assert examine(model).structure != first
+
+
+class Incomparable:
+    def __eq__(self, other):
+        raise TypeError("not to be compared")
+
+
+@pytest.mark.parametrize("value", [torch.ones(2), np.ones(2), Incomparable()], ids=type)
+def test_what_cannot_be_compared_in_the_place_of_a_number(value):
+    model = make_model("gpt2")
+    model.transformer.numbers = [1, 2]
+    first = examine(model).structure
+    model.transformer.numbers[0] = value
+    assert examine(model).structure != first
 
 
 @pytest.mark.parametrize("architecture", ["gpt2", "llama", "opt"])

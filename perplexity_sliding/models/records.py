@@ -102,7 +102,7 @@ class ModuleRecord:
                 and bool(values[0] or values[1]) == self._is_hooked
                 and (not self._has_others or self._describes_others(own))
             )
-        except (KeyError, Unclear, ValueError):  # removed, or of a kind that has no content
+        except Exception:  # removed, of a kind that has no content, or not to be compared
             return False
 
     def _describes_others(self, own: dict[str, Any]) -> bool:
@@ -127,9 +127,14 @@ def _is_constant(value: object) -> bool:
     """
     if type(value) is tuple:
         return all(map(_is_constant, value))
-    return type(value) in CONSTANTS or isinstance(
-        value, (*CONSTANT_KINDS, transformers.PretrainedConfig)
-    )
+    return _is_number_or_name(value) or isinstance(value, transformers.PretrainedConfig)
+
+
+def _is_number_or_name(value: object) -> bool:
+    """Return whether a value never changes; members of one's own enumerations may."""
+    kind = type(value)
+    is_member = issubclass(kind, Enum) and is_of_library(kind.__module__)
+    return kind in CONSTANTS or issubclass(kind, np.generic) or is_member
 
 
 def _is_plain(value: Any, depth: int = DEEPEST) -> bool:
@@ -156,16 +161,18 @@ def content_of(
         Unclear: it may change without being noticed.
     """
     kind = type(value)
-    if kind in CONSTANTS or isinstance(value, CONSTANT_KINDS):
+    if _is_number_or_name(value):
         return kind, value
     if depth == 0:
         raise Unclear
-    if isinstance(value, torch.nn.Module) and (walked is None or value in walked):
+    if issubclass(kind, torch.nn.Module) and (walked is None or value in walked):
         return Same(value)
-    if isinstance(value, torch.Tensor | np.ndarray):
-        return _content_of_numbers(value)
+    if kind is np.ndarray:
+        return _content_of_array(value)
     if not is_of_library(kind.__module__):
         raise Unclear
+    if issubclass(kind, torch.Tensor):
+        return _content_of_tensor(value)
     if isinstance(value, dict):
         return kind, *(content_of(item, walked, depth - 1) for item in value.items())
     if isinstance(value, list | tuple):
@@ -179,12 +186,18 @@ def content_of(
     return _content_of_object(value)
 
 
-def _content_of_numbers(value: Any) -> tuple:
-    """Return the type, the shape and a digest of a tensor's or an array's numbers."""
-    whole = torch.as_tensor(value) if isinstance(value, np.ndarray) else value
+def _content_of_array(value: np.ndarray) -> tuple:
+    """Return the type and the shape of an array, and a digest of its numbers."""
+    if value.dtype.hasobject:
+        raise Unclear
+    return value.dtype, value.shape, xxhash.xxh3_128_digest(value.tobytes())
+
+
+def _content_of_tensor(value: torch.Tensor) -> tuple:
+    """Return the type of a tensor, and a digest of the types, shapes and numbers of its parts."""
     digest = xxhash.xxh3_128()
     try:
-        for part in plain_tensors(whole):
+        for part in plain_tensors(value):
             digest.update(f"{part.dtype} {tuple(part.shape)}".encode())
             digest.update(tensor_bytes(part).data)
     except (RuntimeError, TypeError) as error:  # on the meta device, or not dense
