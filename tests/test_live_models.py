@@ -13,6 +13,7 @@ from torch.overrides import TorchFunctionMode
 
 from perplexity_sliding.digests import same_probe
 from perplexity_sliding.models.digest import examine, runs_own_code
+from perplexity_sliding.models.interface import ProbeText
 from perplexity_sliding.models.language_model import LanguageModel
 from perplexity_sliding.models.module import is_known, library_code
 
@@ -120,6 +121,29 @@ def test_settings_of_adapters_in_dicts(measure, make, change):
     before = measure(model)
     change(model)
     check_seen(before, measure(model))
+
+
+def trained_tokens(first):
+    """Return a large Llama with trained rows for two of its tokens, of which all rows are equal."""
+    peft = pytest.importorskip("peft")
+    kind = getattr(peft, "TrainableTokensConfig", None) or pytest.skip("this peft has none")
+    model = make_model("llama", vocab_size=4000)
+    with torch.no_grad():
+        model.get_input_embeddings().weight.fill_(0.1)
+    model = peft.get_peft_model(model, kind(token_indices=[first, first + 1])).eval()
+    torch.manual_seed(3)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                parameter.normal_()
+    return model
+
+
+def test_which_tokens_have_trained_rows(measure):
+    """The probe text has none of these tokens."""
+    assert not {11, 12, 22, 23} & set(ProbeText.of(4000, None).ids)
+    one, other = measure(trained_tokens(11)), measure(trained_tokens(22))
+    check_seen(one, other)
 
 
 @pytest.mark.parametrize(

@@ -51,6 +51,8 @@ WITHOUT_EFFECT_PARTS = ("dropout", "pdrop", "layerdrop", "initializer", "summary
 SETTINGS = (bool, int, float, str, FunctionType, BuiltinFunctionType, partial, MethodType)
 # Types of such values in lists, tuples and dicts.
 PLAIN = (bool, int, float, str, type(None))
+# Attribute of PEFT's layers with rows of their own for some tokens, which the probe may lack.
+TRAINED_TOKENS = "token_indices"
 # Known structures of models whose changes can be detected by comparing attributes.
 _STRUCTURES: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
 
@@ -425,7 +427,10 @@ def _attributes(module: torch.nn.Module) -> dict[str, object]:
         n
         for n in own_names(module)
         if (_has_effect(n) or (n == "padding_idx" and _skips_padding(module)))
-        and (isinstance(own[n], SETTINGS) or (with_containers and _is_plain_container(own[n])))
+        and (
+            isinstance(own[n], SETTINGS)
+            or ((with_containers or n == TRAINED_TOKENS) and _is_plain_container(own[n]))
+        )
     ]
     return {name: _shown(own[name]) for name in names if differs_from_class(module, name)}
 
