@@ -1,11 +1,14 @@
 """--cite says how texts were laid out and what was compared, for every kind of run."""
 
+import io
 import json
 import re
 from pathlib import Path
 
 import pytest
 from models import make_model, make_tokenizer, random_text, save
+
+from perplexity_sliding.cli import citing
 
 
 @pytest.fixture(autouse=True)
@@ -37,6 +40,30 @@ def test_the_layout_is_named(call, argv, said):
     outcome = call("a.txt", "b.txt", "--cite", *argv)
     assert outcome.code == 0, outcome.err
     assert said in outcome.out.splitlines()[0]
+
+
+@pytest.mark.parametrize("files", [[], ["-"]])
+def test_standard_input_is_named(call, monkeypatch, files):
+    """The sentence said "in -"."""
+    stream = io.TextIOWrapper(io.BufferedReader(io.BytesIO(b"w7 w8 w9")))
+    monkeypatch.setattr("sys.stdin", stream)
+    assert " tokens in standard input, measured" in call(*files, "--cite").out
+
+
+@pytest.mark.parametrize(
+    "name, location",
+    [
+        ("http://host:8000/v1", "http://host:8000/v1 (a server)"),
+        ("model.gguf", "model.gguf (a file)"),
+        (".", ". (a folder)"),
+        ("org/name", "https://huggingface.co/org/name"),
+    ],
+)
+def test_the_place_of_a_model(name, location):
+    """A server and a GGUF file had an address on the Hub."""
+    Path("model.gguf").touch()
+    result = {"signature": "model:name|revision:r|tokenizer:t"}
+    assert citing.model(result, name) == f"{location}, revision r"
 
 
 def test_contexts_and_what_stands_between_are_named(call):

@@ -183,17 +183,26 @@ def named_texts(args, count: int) -> str:
     number = "one text" if count == 1 else f"{count:,} texts"
     if args.dataset:
         return f"{number} of {args.dataset}"
+    if count == 1 and args.files in ([], [STANDARD_INPUT]):
+        return "standard input"
     return args.files[0] if len(args.files) == 1 and count == 1 else number
 
 
 def model(result: dict, model_id: str) -> str:
-    """Return the location of the model, a folder or an address on the Hub, and its revision."""
+    """Return the location of the model, here, on a server or on the Hub, and its revision."""
     fields = signature_fields(result)
     revision = fields["revision"]
     if model_id == WITHOUT_ADAPTER:
         return f"{fields['model']}, revision {revision}"
-    if Path(model_id).expanduser().is_dir():
-        return f"{model_id} (a folder), revision {revision}"
+    path = Path(model_id).expanduser()
+    kinds = {
+        "a folder": path.is_dir(),
+        "a file": path.is_file(),
+        "a server": model_id.lower().startswith(("http://", "https://")),
+    }
+    for kind, is_one in kinds.items():
+        if is_one:
+            return f"{model_id} ({kind}), revision {revision}"
     return f"https://huggingface.co/{model_id}, revision {revision}"
 
 
