@@ -43,6 +43,15 @@ def test_the_assistant_s_turns_are_scored_as_in_python(call, rows, chatty, metri
     assert got["texts_digest"] == expected["texts_digest"]
 
 
+def test_tokens_across_the_edge_of_a_turn_are_healed(call, rows, chatty, metric):
+    """The option that the warning about such tokens advises was refused."""
+    ran = call(*rows, "--boundary=healed", "--format=json", model=chatty["tuned"])
+    assert ran.code == 0, ran.err
+    expected = metric.compute(predictions=CHATS, model_id=chatty["tuned"], boundary="healed")
+    assert ran.json["corpus"]["signature"] == expected["signature"]
+    assert "separate" in call(*rows, "--boundary=separate", model=chatty["tuned"]).err
+
+
 def test_tokens_are_those_of_the_text_as_written(call, rows, chatty):
     printed = call(*rows, "--tokens", "--format=jsonl", model=chatty["tuned"]).out.splitlines()
     tokens = [row for row in map(json.loads, printed) if row["nll_nats"] is not None]

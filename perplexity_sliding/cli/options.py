@@ -654,9 +654,13 @@ def check_companions(args: argparse.Namespace) -> None:
             f"--{with_hyphens(of_model[0])} cannot be combined with --reference {WITHOUT_ADAPTER!r}, "
             "which is the model itself."
         )
-    for name in ("boundary", "context_separator"):
-        if getattr(args, name) is not None and not args.context_column:
-            raise ValueError(f"--{with_hyphens(name)} must be left out without --context-column.")
+    may_have_chats = args.text_column or args.dataset
+    if args.boundary is not None and not args.context_column and not may_have_chats:
+        raise ValueError(
+            "--boundary must be left out without --context-column, or the --text-column of chats."
+        )
+    if args.context_separator is not None and not args.context_column:
+        raise ValueError("--context-separator must be left out without --context-column.")
     if args.evaluator and not args.key_tokens:
         raise ValueError("--evaluator requires --key-tokens.")
 
