@@ -257,7 +257,8 @@ class Handlers:
             visits: counted up where the link is to be scored by itself.
         """
         default, limits = self.service.default_settings, self.service.limits
-        linked, remarks = read_link(request.query_params, BUNDLED, self.service.protocols)
+        query = read_kept_settings(kept) or request.query_params
+        linked, remarks = read_link(query, BUNDLED, self.service.protocols)
         compare, other, refused = read_comparison(request.query_params)
         remarks += refused
         read = {}
@@ -276,7 +277,8 @@ class Handlers:
         remarks += clipped_words(linked, settings)
         remark = gr.HTML(alert(" ".join(remarks)), visible=True) if remarks else gr.skip()
         settings = replace(settings, context=read.get(CONTEXT, ""))
-        waits = bool(kept) and not self._is_quick(read.get(TEXT), settings)
+        asks = was_pressed(kept) or self._is_quick(read.get(TEXT), settings)
+        waits = bool(kept) and not asks
         line = "Your text is back." if kept else "Scoring what the link asks for."
         if waits:
             line = "Your text is back. Press Score."
@@ -550,12 +552,28 @@ def measured_of(tab: str, values: Sequence, but: Sequence[str]) -> list:
 
 def read_kept(kept: str) -> dict[str, str]:
     """Read `TEXT` and `CONTEXT` that a browser kept over a reload, if present."""
+    values = _kept_values(kept)
+    return {name: values[name] for name in (TEXT, CONTEXT) if isinstance(values.get(name), str)}
+
+
+def read_kept_settings(kept: str) -> dict[str, str]:
+    """Read the settings that a browser kept over a reload, as those of a link."""
+    settings = _kept_values(kept).get("settings")
+    values = settings if isinstance(settings, dict) else {}
+    return {name: str(values[name]) for name in CHOSEN if name in values}
+
+
+def was_pressed(kept: str) -> bool:
+    """Return whether Score was pressed before a reload, while the server was gone."""
+    return _kept_values(kept).get("pressed") is True
+
+
+def _kept_values(kept: str) -> dict:
     try:
         values = json.loads(kept or "{}")
     except ValueError:
         return {}
-    names = (TEXT, CONTEXT) if isinstance(values, dict) else ()
-    return {name: values[name] for name in names if isinstance(values.get(name), str)}
+    return values if isinstance(values, dict) else {}
 
 
 def whole(typed: object) -> int | None:

@@ -4,10 +4,12 @@ const SETTINGS = ["model", "window", "stride", "start", "protocol", "compare", "
 const COMPARISONS = { "Other models": "models", "Other strides": "strides", "Other tools": "tools" }; // by the name of the tab
 let request = null, before = null, blank = false; // blank: no text but spaces
 
-/* Texts outlive a reload of the page, in this tab alone; some browsers allow a page within another none. */
+/* Texts and settings outlive a reload of the page, in this tab alone; some browsers allow a page within another none. */
 const KEPT = "perplexity-sliding";
-function keep(text, context) {
-  try { sessionStorage.setItem(KEPT, JSON.stringify({ text, context })); } catch { /* then they don't */ }
+let isPressed = false; // Score, while the server was gone
+function keep(text, context, values) {
+  const settings = Object.fromEntries(values.map((value, n) => [SETTINGS[n], value]).filter(([, value]) => value || value === 0));
+  try { sessionStorage.setItem(KEPT, JSON.stringify({ text, context, settings, pressed: isPressed && gone.isConnected })); } catch { /* then they don't */ }
 }
 function kept() {
   const reloaded = performance.getEntriesByType("navigation")[0]?.type === "reload";
@@ -65,7 +67,7 @@ window.perplexityAsked = (text, ...settings) => {
   const whole = settings.map((value) => typeof value === "number" ? Math.trunc(value) : value?.trim()); // as it is scored
   request = [digest(text ?? ""), ...whole, digest(context ?? "")];
   blank = !text?.trim();
-  keep(text, context);
+  keep(text, context, whole);
   compareWithRequest();
 };
 
@@ -135,6 +137,21 @@ window.fetch = async (resource, options) => {
     throw error;
   }
 };
+
+/* Once a server is gone, gradio tells of no change and no press, and when it is back, loads the page anew. */
+function tellShown() {
+  if (!gone.isConnected || (!request && window.perplexityKept)) return; // else what was kept is not back yet
+  const valueOf = (selector) => document.querySelector(selector)?.value, sizeOf = (name) => fieldOf(name) ? Number(fieldOf(name).value) : null;
+  const [, model, , , start] = request ?? JSON.parse(document.querySelector(".ps-card").dataset.of);
+  window.perplexityAsked(valueOf("#text textarea"), model, sizeOf("window"), sizeOf("stride"), valueOf("#settings input[type=radio]:checked") ?? start,
+    valueOf("#settings input[aria-label=Protocol]"), valueOf("#settings textarea"));
+}
+for (const type of ["input", "focusout"]) document.addEventListener(type, () => setTimeout(tellShown));
+document.addEventListener("click", ({ target }) => {
+  if (!gone.isConnected || !target.closest?.("#score")) return;
+  isPressed = true;
+  tellShown();
+}, true);
 
 /* Gradio's tabs and its accordion, for a keyboard and a screen reader. */
 document.addEventListener("keydown", (event) => {

@@ -1,5 +1,6 @@
 """Requests as a visitor meets them in a browser: sent twice, refused, replaced, waited for."""
 
+import contextlib
 import json
 import threading
 import time
@@ -280,12 +281,22 @@ def test_as_many_tabs_as_one_likes_are_drawn_and_score(page, url):
         browser.switch_to.window(first)
 
 
-def test_a_server_that_is_gone_is_said_in_sight(page):
-    """Gradio's words covered the page's own and went; Score did nothing, and "Scored with" stayed."""
+@contextlib.contextmanager
+def gone(page):
+    """The server does not answer, and comes back."""
     network = {"offline": True, "latency": 0, "downloadThroughput": 0, "uploadThroughput": 0}
     page.browser.execute_cdp_cmd("Network.enable", {})
     page.browser.execute_cdp_cmd("Network.emulateNetworkConditions", network)
     try:
+        yield
+    finally:
+        network = {"offline": False, "latency": 0, "downloadThroughput": -1, "uploadThroughput": -1}
+        page.browser.execute_cdp_cmd("Network.emulateNetworkConditions", network)
+
+
+def test_a_server_that_is_gone_is_said_in_sight(page):
+    """Gradio's words covered the page's own and went; Score did nothing, and "Scored with" stayed."""
+    with gone(page):
         page.fill("Nobody is there to score it. " * 8)
         page.until(lambda: "does not answer" in page.one(".ps-gone-note[role=alert]").text)
         page.until(lambda: not page.one("#status").is_displayed())
@@ -295,10 +306,23 @@ def test_a_server_that_is_gone_is_said_in_sight(page):
         page.until(lambda: page.one(".ps-gone-note").text != before, "Score says nothing")
         top = "const r = arguments[0].getBoundingClientRect(); return arguments[0].contains(document.elementFromPoint(r.x + r.width / 2, r.y + r.height / 2))"
         page.until(lambda: page.script(top, page.one(".ps-gone-note")), "something covers it")
-    finally:
-        network["offline"] = False
-        network |= {"downloadThroughput": -1, "uploadThroughput": -1}
-        page.browser.execute_cdp_cmd("Network.emulateNetworkConditions", network)
     page.fill("Now somebody is there to score it. " * 8)
     page.score()
     assert not page.all(".ps-gone-note")
+
+
+def test_what_is_done_while_the_server_is_gone_outlives_it(page):
+    """Gradio loads the page anew when it is back: text and stride were those of before, and nobody had pressed Score."""
+    page.open("settings")
+    with gone(page):
+        page.fill("The last text that the page is told of.")
+        page.until(lambda: page.all(".ps-gone-note"))
+        page.fill(LONG * 3)  # which is not scored by itself
+        page.choose("Protocol", "transformers-docs")
+        page.number("stride").send_keys(Keys.CONTROL, "a")
+        page.number("stride").send_keys("48" + Keys.TAB)
+        page.script("document.getElementById('score').click()")
+    page.until(lambda: not page.all(".ps-gone-note") and page.is_scored, "the press is lost")
+    assert page.text == LONG * 3
+    recipe = page.told(".ps-recipe")
+    assert "protocol transformers-docs " in recipe and "stride 48 " in recipe

@@ -1,7 +1,6 @@
 """A visitor for the browser tests: a headless Chromium that types, chooses, scores and points."""
 
 import contextlib
-import math
 import shutil
 import time
 
@@ -255,14 +254,11 @@ class Page:
 
     def score(self):
         """Wait until what stands there is scored; press the button where that is needed."""
-        pressed = -math.inf
+        pressed = False
 
         def scored():
             nonlocal pressed
-            # At once again, it would begin again; after a while, as a visitor does, where a press
-            # was lost to a server that was only just coming back.
-            if time.monotonic() - pressed > 30 and self.script(PRESS_SCORE):
-                pressed = time.monotonic()
+            pressed = pressed or self.script(PRESS_SCORE)  # pressed again, it would begin again
             return self.is_scored
 
         time.sleep(0.3)  # for the first sign that other settings make the result an old one

@@ -49,7 +49,18 @@ def test_a_long_text_that_is_back_waits_for_the_button(handlers):
     assert "Press Score" in found.status
 
 
-@pytest.mark.parametrize("kept", ["", "{", "[1]", '{"text": 5}', "null", '{"other": "x"}'])
+def test_settings_are_back_after_a_reload_and_so_is_a_press_of_score(handlers):
+    settings = {"model": BUNDLED, "window": 32, "stride": 4, "protocol": "transformers-docs"}
+    kept = {"text": "long " * 20_000, "context": "", "settings": settings, "pressed": True}
+    found = arrive(handlers, kept=json.dumps(kept), window="64", stride="8")
+    assert (found.window.value, found.stride.value) == (32, 4)
+    assert found.protocol == "transformers-docs"
+    assert found.visits == 4 and "Press Score" not in found.status
+
+
+@pytest.mark.parametrize(
+    "kept", ["", "{", "[1]", '{"text": 5}', "null", '{"other": "x"}', '{"settings": 5}']
+)
 def test_what_no_page_kept_is_no_text(handlers, kept):
     assert all(value == gr.skip() for value in vars(arrive(handlers, kept=kept)).values())
 
