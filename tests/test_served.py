@@ -294,3 +294,15 @@ def test_columns_that_a_server_cannot_fill(call, tiny, gpt2, tokenizer, tmp_path
     shown = report.read_text("utf-8")
     assert "Right next token" in shown and "KL divergence<small>" not in shown
     assert plot.stat().st_size > 10_000
+
+
+@pytest.mark.parametrize("form", ["openai", "sglang"])
+def test_a_report_without_ranks_is_refused_by_its_name(call, tiny, servers, tmp_path, form):
+    """The advice named only --num-alternatives, which the command did not have."""
+    text, report = tmp_path / "text.txt", tmp_path / "report.html"
+    text.write_text(random_text(30), "utf-8")
+    ran = call(
+        text, f"--tokenizer={tiny}", "--max-length=9", f"--html={report}", model=servers[form]
+    )
+    assert ran.code == 2 and not report.exists()
+    assert "Leave out ranks and --num-alternatives, and coloured texts" in ran.err
