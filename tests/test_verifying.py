@@ -322,6 +322,14 @@ def test_what_verifying_does_not_do_is_refused(call, stored, text, option):
     assert "--verify and --" in outcome.err
 
 
+@pytest.mark.parametrize("option", ["--find=66.08", "--merge"])
+def test_another_task_is_not_refused_for_the_settings_of_the_result(call, stored, text, option):
+    """--find was said not to go with --stride, which the command did not have."""
+    outcome = call(text, f"--verify={stored}", option)
+    assert outcome.code == 2
+    assert "--verify and --find or --merge cannot be combined" in outcome.err
+
+
 def test_another_text(call, stored, text):
     text.write_text(random_text(40, seed=1))
     assert changed_lines(call("--verify", stored, text)) == [

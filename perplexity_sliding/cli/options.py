@@ -466,6 +466,7 @@ def check_together(args: argparse.Namespace) -> None:
         "--verify and --output, --plot or --format": args.verify
         and (args.output or args.plot or args.format or args.json),
         "--verify and --fail-above": args.verify and args.fail_above is not None,
+        "--verify and --find or --merge": args.verify and (args.find or args.merge),
         "--dataset and --text-column": args.dataset and args.text_column,
         f"--reference and {comparison}": args.reference and args.compares,
         "several models and --tokens": args.models[1:] and args.tokens,
