@@ -52,6 +52,14 @@ def test_tokens_across_the_edge_of_a_turn_are_healed(call, rows, chatty, metric)
     assert "separate" in call(*rows, "--boundary=separate", model=chatty["tuned"]).err
 
 
+@pytest.mark.parametrize("boundary", ["joint", "healed"])
+def test_a_citation_says_that_the_rest_of_a_chat_is_not_scored(call, rows, chatty, boundary):
+    """It said only "in 3 texts (scored separately)"."""
+    cited = call(*rows, "--cite", f"--boundary={boundary}", model=chatty["tuned"]).out
+    layout = f"(scored separately; of each chat the assistant's turns, boundary {boundary})"
+    assert f"in 3 texts {layout}, measured" in cited
+
+
 def test_tokens_are_those_of_the_text_as_written(call, rows, chatty):
     printed = call(*rows, "--tokens", "--format=jsonl", model=chatty["tuned"]).out.splitlines()
     tokens = [row for row in map(json.loads, printed) if row["nll_nats"] is not None]

@@ -119,11 +119,13 @@ def long_perplexity(result: dict) -> list[str]:
 
 
 def layout(result: dict, args: argparse.Namespace) -> str:
-    """Describe the layout of the texts: joining, detokenization, contexts."""
+    """Describe the layout of the texts: joining, detokenization, chats, contexts."""
     fields = signature_fields(result)
     said = [joined(fields["join"])] if result["num_texts"] > 1 or fields["join"] != "None" else []
     if "detokenizer" in fields:
         said.append(f"detokenised from WikiText's form by {fields['detokenizer']}")
+    if fields.get("context") == "messages":
+        said.append(f"of each chat the assistant's turns, boundary {fields['boundary']}")
     if args.context_column:
         between = args.context_separator
         said.append(
