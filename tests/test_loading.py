@@ -5,10 +5,21 @@ import os
 import time
 import types
 
+import numpy as np
 import pytest
+import reference
 import torch
 import transformers
-from models import CONTEXT, VOCABULARY, make_model, make_tokenizer, random_text, save
+from models import (
+    BOS,
+    CONTEXT,
+    VOCABULARY,
+    enliven,
+    make_model,
+    make_tokenizer,
+    random_text,
+    save,
+)
 
 from perplexity_sliding.models import loading
 from perplexity_sliding.models.loading import context_limit
@@ -282,6 +293,33 @@ def test_an_adapter_that_acts_from_a_token_on_is_refused(metric, tokenizer):
     with model.disable_adapter():
         disabled = metric.compute(model=model, **given)
     assert disabled["perplexity"] == pytest.approx(plain["perplexity"], rel=1e-6)
+
+
+def mixture_of_adapters(tmp_path):
+    """Build a Llama with X-LoRA, whose wrapper weighs its adapters for each token."""
+    peft = pytest.importorskip("peft")
+    kind = getattr(peft, "XLoraConfig", None) or pytest.skip("this peft has no X-LoRA")
+    paths = {}
+    for seed in (0, 1):
+        torch.manual_seed(seed)
+        config = peft.LoraConfig(r=2, target_modules=["q_proj", "v_proj"], init_lora_weights=False)
+        paths[str(seed)] = str(tmp_path / str(seed))
+        peft.get_peft_model(make_model("llama"), config).save_pretrained(paths[str(seed)])
+    base = make_model("llama")
+    base.config.use_cache = False  # as X-LoRA demands
+    config = kind(task_type="CAUSAL_LM", hidden_size=32, xlora_depth=1, adapters=paths)
+    model = peft.get_peft_model(base, config).eval()
+    enliven(model)
+    return model
+
+
+def test_adapters_that_the_wrapper_weighs(metric, tokenizer, tmp_path):
+    """Without the wrapper all of them would act alike on every token."""
+    model, texts = mixture_of_adapters(tmp_path), [random_text(14), random_text(9, seed=1)]
+    ids = tokenizer(texts)["input_ids"]
+    result = metric.compute(predictions=texts, model=model, tokenizer=tokenizer)
+    expected = [reference.mean(reference.row_nlls(model, [BOS, *row])) for row in ids]
+    assert result["perplexities"] == pytest.approx(np.exp(expected), rel=1e-4)
 
 
 def test_an_adapter_where_peft_is_missing(metric, adapted, monkeypatch):

@@ -306,10 +306,15 @@ def unwrapped(model: Any) -> torch.nn.Module:
         return unwrapped(model.module)
     if hasattr(model, "get_base_model"):  # PEFT
         settings = getattr(model, "peft_config", {}).values()
-        # Prompt learning happens in the wrapper itself.
-        if not any(getattr(adapter, "is_prompt_learning", False) for adapter in settings):
+        if not any(map(_acts_in_the_wrapper, settings)):
             return unwrapped(model.get_base_model())
     return model
+
+
+def _acts_in_the_wrapper(adapter: Any) -> bool:
+    """Return whether PEFT's wrapper itself calculates: prompts, and the weights of X-LoRA's experts."""
+    is_mixture = getattr(adapter, "peft_type", None) == "XLORA"
+    return is_mixture or getattr(adapter, "is_prompt_learning", False)
 
 
 def check_layers(config: PretrainedConfig, name: str) -> None:
