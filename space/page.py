@@ -499,7 +499,8 @@ def run_and_show(
         made,
         [made, line, *outputs],
         **LATEST,
-        **QUICK,
+        **QUIET,  # in the queue: what it sends arrives in the order in which it was sent
+        concurrency_limit=None,
     )
     return ran, shown
 

@@ -57,6 +57,29 @@ window.fetch = async (address, ...rest) => {
 };
 """
 
+# The first answer with a result is held up on its way, and on a stream what comes behind it too.
+LATE_RESULT = """
+const send = window.fetch;
+let isHeld = false;
+async function hold(text) {
+  if (isHeld || !text.includes("ps-card")) return;
+  isHeld = true;
+  await new Promise((go) => { window.letGo = go; });
+}
+window.fetch = async (address, ...rest) => {
+  const response = await send(address, ...rest), url = String(address.url ?? address);
+  if (url.includes("/run/")) await hold(await response.clone().text());
+  if (!url.includes("queue/data")) return response;
+  const late = new TransformStream({
+    async transform(chunk, out) {
+      await hold(new TextDecoder().decode(chunk));
+      out.enqueue(chunk);
+    },
+  });
+  return new Response(response.body.pipeThrough(late), {headers: response.headers});
+};
+"""
+
 
 def tokens_in_text(page):
     """How long the scored text is, as the card says it; thousands for `LONG`."""
@@ -279,6 +302,22 @@ def test_as_many_tabs_as_one_likes_are_drawn_and_score(page, url):
             browser.switch_to.window(handle)
             browser.close()
         browser.switch_to.window(first)
+
+
+def test_a_result_that_is_held_up_leaves_a_newer_one(browser, url):
+    """It was shown as the last one, and the newer text had no result."""
+    with visitor.patched(browser, LATE_RESULT):
+        page = visitor.Page(browser, url)
+        page.fill(LONG * 3)  # which is not scored by itself
+        page.until(lambda: page.all(".ps-card.ps-stale"))
+        press_score(page)
+        page.until(lambda: page.script("return Boolean(window.letGo)"))
+        page.fill("A short text, which is scored by itself meanwhile.")
+        time.sleep(4)  # for its result, unless that waits behind the other
+        page.script("window.letGo()")
+        time.sleep(2)  # for the one that was held up
+        page.until(lambda: page.is_scored, "the older result is the last", patience=30)
+        assert tokens_in_text(page) < 100
 
 
 @contextlib.contextmanager
