@@ -52,6 +52,20 @@ def adapted(name, **settings):
     return make
 
 
+def on_parameters():
+    """Return a Llama with LoRA on parameters instead of layers."""
+    peft = pytest.importorskip("peft")
+    if "target_parameters" not in peft.LoraConfig.__dataclass_fields__:
+        pytest.skip("this peft has no such adapters")
+    config = peft.LoraConfig(
+        r=2,
+        target_modules=[],
+        target_parameters=["self_attn.q_proj.weight"],
+        init_lora_weights=False,
+    )
+    return peft.get_peft_model(make_model("llama"), config).eval()
+
+
 def parts_with(model, name):
     parts = [module for module in model.modules() if name in vars(module)]
     assert parts
@@ -290,6 +304,15 @@ NAMES = {
         adapted("LoraConfig", r=2),
         "peft.tuners.tuners_utils",
         lambda owner: (owner.BaseTunerLayer, "merged", property(lambda self: True)),
+    ),
+    "a layer that is made on the way": (
+        on_parameters,
+        "peft.tuners.lora.layer",
+        lambda owner: (
+            getattr(owner, "_LoraParameterProxy", owner.LoraLayer),
+            "forward",
+            lambda self, weight: 2 * weight,
+        ),
     ),
     "a norm": (
         adapted("LoraConfig", r=2, use_dora=True),

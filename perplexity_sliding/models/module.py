@@ -529,13 +529,18 @@ def _may_run(module: str) -> bool:
 
 
 def _helpers(names: set[str]) -> list[type]:
-    """List the classes besides layers that the code of Python modules uses, such as caches."""
+    """List the classes besides layers that the code of Python modules uses, such as caches.
+
+    PEFT also makes layers while it runs, such as the sum of a parameter and its adapter.
+    """
     modules = [sys.modules[name] for name in sorted(filter(_may_run, names))]
     used = [value for module in modules for value in list(vars(module).values())]
+    kept_elsewhere = (torch.nn.Module, PretrainedConfig)
     return [
         value
         for value in dict.fromkeys(v for v in used if isinstance(v, type))
-        if _may_run(value.__module__) and not issubclass(value, torch.nn.Module | PretrainedConfig)
+        if _may_run(value.__module__)
+        and (package_of(value.__module__) == "peft" or not issubclass(value, kept_elsewhere))
     ]
 
 
