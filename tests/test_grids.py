@@ -243,6 +243,14 @@ def test_a_glob_without_models(call, tmp_path):
     assert "nothing-*: no folder and no .gguf file matches" in outcome.err
 
 
+def test_a_broken_link_among_models_is_not_left_out(call, tiny, tmp_path):
+    (tmp_path / "one").symlink_to(tiny)
+    (tmp_path / "two").symlink_to("nowhere")
+    outcome = call(*FILES, model=f"{tmp_path}/*")
+    assert outcome.code == 2
+    assert f"{tmp_path}/two" in outcome.err
+
+
 def test_a_sweep_over_checkpoints_is_drawn_as_paired_changes(sweep):
     """Intervals of perplexities overlap where the change is certain."""
     from perplexity_sliding.cli import comparison_plots, plots

@@ -8,6 +8,7 @@ from unittest import mock
 import numpy as np
 import pytest
 import torch
+import transformers
 from models import ARCHITECTURES, make_model, random_text
 from torch.overrides import TorchFunctionMode
 
@@ -214,7 +215,20 @@ def fill(array, value):
     array[...] = value
 
 
+class CallableConfig(transformers.PretrainedConfig):
+    """An object with a private setting, which a configuration does not save."""
+
+    _factor = 1.0
+
+    def __call__(self, hidden):
+        return self._factor * torch.nn.functional.silu(hidden)
+
+
 OBJECTS = {
+    "a configuration that is called": (
+        with_attribute("act_fn", CallableConfig),
+        each("act_fn", lambda layer: setattr(layer.act_fn, "_factor", 2.0)),
+    ),
     "a callable object": (
         with_attribute("act_fn", Activation),
         each("act_fn", lambda layer: setattr(layer.act_fn, "factor", 2.0)),

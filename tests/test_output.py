@@ -158,6 +158,8 @@ def test_the_total_stands_below_a_file_and_a_table(call):
     assert "all together     123" in printed
     assert "2 of the texts are rows of tables (--format csv lists each)." in printed
     assert "rows of tables" not in call("a.txt", "b.txt").out
+    Path("t.csv").write_text("text\nw5 w6\n")
+    assert "1 of the texts is a row of a table (" in call(*argv).out
 
 
 def test_parquet_holds_columns_on_which_tables_disagree(call):

@@ -149,3 +149,13 @@ def test_weights_that_cannot_be_summed_up_are_copied(far, monkeypatch):
     for _ in range(2):
         assert weights_digest(named_modules(model.to(DEVICE))) == expected
     assert len(far) == 2
+
+
+def test_the_same_bytes_of_another_type_or_shape_are_other_weights():
+    model = torch.nn.Module()
+    digests = set()
+    numbers = torch.arange(4, dtype=torch.float32)
+    for kept in (numbers, numbers.view(torch.int32), numbers.view(2, 2)):
+        model.register_buffer("kept", kept)
+        digests.add(weights_digest(named_modules(model)))
+    assert len(digests) == 3

@@ -503,7 +503,11 @@ def matching_models(name: str) -> list[str]:
     if "://" in name or not glob.has_magic(name) or os.path.exists(name):
         return [name]
     found = glob.glob(os.path.expanduser(name), recursive=True)
-    models = [path for path in found if os.path.isdir(path) or path.lower().endswith(".gguf")]
+    models = [  # a broken link is an error later, not left out
+        path
+        for path in found
+        if os.path.isdir(path) or path.lower().endswith(".gguf") or not os.path.exists(path)
+    ]
     if not models:
         raise ValueError(f"--model {name}: no folder and no .gguf file matches.")
     return sorted(models, key=by_numbers)

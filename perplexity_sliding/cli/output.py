@@ -244,7 +244,8 @@ def notes_on(report: Report) -> list[str]:
     files = [row for row in report.texts if "row" not in row and "error" not in row]
     num_rows = 0 if report.joined else (report.corpus or {}).get("num_texts", 0) - len(files)
     if num_rows > 0:
-        said.append(f"{num_rows:,} of the texts are rows of tables (--format csv lists each).")
+        are = "is a row of a table" if num_rows == 1 else "are rows of tables"
+        said.append(f"{num_rows:,} of the texts {are} (--format csv lists each).")
     said += far_above(files)
     if report.num_empty:
         rows_are = "row was" if report.num_empty == 1 else "rows were"

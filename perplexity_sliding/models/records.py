@@ -127,7 +127,8 @@ def _is_constant(value: object) -> bool:
     """
     if type(value) is tuple:
         return all(map(_is_constant, value))
-    return _is_number_or_name(value) or isinstance(value, transformers.PretrainedConfig)
+    is_config = isinstance(value, transformers.PretrainedConfig) and not callable(value)
+    return _is_number_or_name(value) or is_config
 
 
 def _is_number_or_name(value: object) -> bool:

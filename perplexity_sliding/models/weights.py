@@ -66,10 +66,10 @@ def _digest(modules: Modules) -> str:
 
 
 def digest_tensors(tensors: Iterable[tuple[str, torch.Tensor]]) -> str:
-    """Digest plain tensors with their names."""
+    """Digest plain tensors with their names, types and shapes."""
     digest = xxhash.xxh3_128()
     for name, part in tensors:
-        digest.update(name.encode())
+        digest.update(f"{name} {part.dtype} {tuple(part.shape)}".encode())
         digest.update(tensor_bytes(part).data)
     return digest.hexdigest()
 
