@@ -36,7 +36,7 @@ from peers import Harness  # noqa: E402
 from perplexity_sliding import find  # noqa: E402
 from perplexity_sliding.finding import search  # noqa: E402
 from perplexity_sliding.finding.scorer import Scorer  # noqa: E402
-from perplexity_sliding.wikitext import tokenize  # noqa: E402
+from perplexity_sliding.finding.wikitext import tokenize  # noqa: E402
 
 START = "<|endoftext|>"
 SAMPLES = ("technical.txt", "list.txt", "deutsch.txt")

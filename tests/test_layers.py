@@ -20,9 +20,9 @@ FLOORS = (
     {"engines"},
     {"models"},
     {"plan"},
-    {"arguments", "layouts", "wikitext"},
+    {"arguments", "layouts"},
     {"argument_table"},
-    {"errors", "protocols", "digests", "about", "replacing"},
+    {"errors", "protocols", "digests", "about"},
 )
 MOST_FILES = 50
 # Modules that say what a folder is.

@@ -24,9 +24,9 @@ from models import make_model, make_tokenizer, random_text
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from perplexity_sliding import wikitext  # noqa: E402
 from perplexity_sliding.cli import main as score  # noqa: E402
 from perplexity_sliding.cli import measuring, options, plots  # noqa: E402
+from perplexity_sliding.finding import wikitext  # noqa: E402
 
 # Arguments that are live objects, or that the command line has another word for.
 NOT_OPTIONS = {

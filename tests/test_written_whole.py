@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from models import make_model, make_tokenizer, random_text, save
 
-from perplexity_sliding import replacing
+from perplexity_sliding.views import replacing
 from perplexity_sliding.views.show import Shown
 
 resource = pytest.importorskip("resource")

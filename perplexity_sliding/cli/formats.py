@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from itertools import islice
 from types import SimpleNamespace
 
-from ..replacing import replaced
+from ..views.replacing import replaced
 from .spooling import Rows, Spool
 
 BATCH_ROWS = 10_000  # rows of Parquet written at a time

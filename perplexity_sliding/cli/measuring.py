@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from .. import wikitext
+from ..finding import wikitext
 from ..views.reading import SHOWN, Reading, own_perplexities
 from . import sharding
 from .messages import in_options

@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, NullLocator
 
-from ..replacing import replaced
+from ..views.replacing import replaced
 from .axes import DOTS, GREY, INK, new_axes, reach, tidied
 from .comparison_plots import draw_models, paired_changes
 from .grids import paired_with

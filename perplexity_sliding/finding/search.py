@@ -4,11 +4,11 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from .. import wikitext
 from ..arguments import Setting
 from ..errors import ArgumentError
 from ..layouts import arrange
 from ..scoring.runner import Progress
+from . import wikitext
 from .entries import list_entries, score_texts
 from .figures import Figure
 from .matches import chance, is_match

@@ -2,11 +2,11 @@
 
 from dataclasses import dataclass, replace
 
-from .. import wikitext
 from ..arguments import Setting, check_setting
 from ..errors import ArgumentError
 from ..layouts import LAYOUTS, arrange, is_wikitext
 from ..protocols import PROTOCOLS, Protocol
+from . import wikitext
 from .priors import STARTS, prior_of, prior_of_detokenized
 from .scorer import Case
 

@@ -6,10 +6,10 @@ from ast import literal_eval
 from collections.abc import Sequence
 
 from ..digests import TextsDigest
-from ..replacing import replaced
 from .comparison import Pair, pair_of
 from .markup import escape
 from .reading import SHOWN, Reading, own_perplexities, within
+from .replacing import replaced
 from .report import report
 
 HEIGHT = 720  # pixels that a notebook gives to it
