@@ -178,6 +178,7 @@ def test_damaged_parts_are_refused(call, corpus, score_parts, tmp_path):
         (["--part=4/3"], "such as 3/8, got '4/3'"),
         (["--part=3"], "such as 3/8, got '3'"),
         (["--part=1/2"], "requires --output FILE"),
+        (["--part=1/2", "-o", "a.csv"], "stores totals as JSON, got --output 'a.csv'"),
         (["--part=1/2", "-o", "p.json", "--tokens"], "cannot be combined with --tokens"),
         (
             ["--part=1/2", "-o", "p.json", "--stride=4,8"],

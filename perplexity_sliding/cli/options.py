@@ -637,6 +637,8 @@ def check_parts(args: argparse.Namespace) -> None:
         raise ValueError(f"--part cannot be combined with {what}: a part stores only totals.")
     if args.output is None:
         raise ValueError("--part requires --output FILE, which stores the totals.")
+    if ENDINGS.get(Path(args.output).suffix.lower(), "json") != "json":
+        raise ValueError(f"--part stores totals as JSON, got --output {args.output!r}. Use .json.")
 
 
 def default_of(name: str) -> object:
