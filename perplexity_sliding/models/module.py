@@ -38,6 +38,8 @@ FIXED = (
     bool, int, float, str, tuple, np.generic, torch.dtype, property, cached_property, classmethod,
     ModuleType,
 )  # fmt: skip
+# Names of strings that no code uses.
+UNUSED = frozenset(["__doc__", "__file__", "__module__", "__name__", "__package__", "__qualname__"])
 # Names of a model's state; `cache` is that of all models from transformers 5.24 on.
 STATE_NAMES = ("cache", "past_key_values", "cache_params", "state")
 # Attributes of every module, none of which is called.
@@ -433,7 +435,7 @@ class LibraryCode:
         self.is_foreign = False
         spaces = [*map(vars, places), *registries]
         for space in {id(space): space for space in spaces}.values():
-            found = {name: value for name, value in list(space.items()) if _is_used(value)}
+            found = {n: v for n, v in list(space.items()) if _is_used(v) and n not in UNUSED}
             foreign = [name for name in found if _is_foreign(found[name])]
             self.is_foreign |= bool(foreign)
             tables = [name for name in found if _is_table(found[name])]
@@ -477,8 +479,12 @@ def calls_own_code(module: torch.nn.Module) -> bool:
 
 def holds_own_tensors(modules: Modules) -> bool:
     """Return whether a weight is of no library's type of tensors: such a type may calculate anything."""
-    tables = (table for _, m in modules for table in (m._parameters, m._buffers) if table)
-    kinds = {type(tensor) for table in tables for tensor in table.values() if tensor is not None}
+    kinds: set[type] = set()
+    for _, module in modules:
+        for table in (module._parameters, module._buffers):
+            if table:
+                kinds.update(map(type, table.values()))
+    kinds.discard(type(None))
     return any(package_of(kind.__module__) not in KNOWN_PACKAGES for kind in kinds)
 
 
@@ -507,7 +513,8 @@ def has_known_hooks(module: torch.nn.Module) -> bool:
 def _modules_with(classes: Iterable[type]) -> set[str]:
     """Return the names of classes' modules; PEFT has variants of its layers in modules beside."""
     names = {c.__module__ for c in classes}
-    folders = {name.rpartition(".")[0] for name in names if package_of(name) == "peft"}
+    of_layers = [name for name in names if name.startswith("peft.tuners.") and name.count(".") > 2]
+    folders = {name.rpartition(".")[0] for name in of_layers}
     return names | {name for name in list(sys.modules) if name.rpartition(".")[0] in folders}
 
 

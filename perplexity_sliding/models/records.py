@@ -61,11 +61,13 @@ class ModuleRecord:
         own = vars(module)
         names = sorted(own_names(module))
         constants = [n for n in names if _is_constant(own[n])]
-        plain = [n for n in names if type(own[n]) in PLAIN and _is_plain(own[n])]
+        varying = [n for n in names if n not in constants]
+        plain = [n for n in varying if type(own[n]) in PLAIN and _is_plain(own[n])]
         self._is_hooked = any(own[n] for n in HOOKS)
-        others = [n for n in names if n not in {*constants, *plain}]
+        others = [n for n in varying if n not in plain]
         others += HOOKS * self._is_hooked
-        self._place = name, type(module), len(own), constants
+        self._name, self._kind, self._size = name, type(module), len(own)
+        self._constants = constants
         self._get = operator.itemgetter(*HOOKS, *constants)
         self._values = self._get(own)
         self._has_others = bool(plain or others)
@@ -83,7 +85,8 @@ class ModuleRecord:
             isinstance(other, ModuleRecord)
             and self.is_comparable
             and other.is_comparable
-            and self._place == other._place
+            and (self._name, self._kind, self._size) == (other._name, other._kind, other._size)
+            and self._constants == other._constants
             and all(map(operator.is_, self._values, other._values))
             and (self._plain, self._contents) == (other._plain, other._contents)
         )
@@ -91,15 +94,14 @@ class ModuleRecord:
     def describes(self, name: str, module: torch.nn.Module) -> bool:
         """Return whether a comparable module is unchanged."""
         own = vars(module)
-        known_name, kind, size, _ = self._place
         try:
             values = self._get(own)
             return (
-                type(module) is kind
-                and len(own) == size
-                and name == known_name
+                type(module) is self._kind
+                and len(own) == self._size
+                and name == self._name
                 and all(map(operator.is_, values, self._values))
-                and bool(values[0] or values[1]) == self._is_hooked
+                and (self._is_hooked or not (values[0] or values[1]))
                 and (not self._has_others or self._describes_others(own))
             )
         except Exception:  # removed, of a kind that has no content, or not to be compared

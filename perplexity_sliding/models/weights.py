@@ -7,7 +7,7 @@ change them.
 import weakref
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from functools import cache
+from functools import cache, lru_cache
 
 import numpy as np
 import torch
@@ -65,11 +65,14 @@ def _digest(modules: Modules) -> str:
     return digest_tensors(_parts(modules))
 
 
+_written = lru_cache(maxsize=1024)(str)  # of a type or shape, which many tensors share
+
+
 def digest_tensors(tensors: Iterable[tuple[str, torch.Tensor]]) -> str:
     """Digest plain tensors with their names, types and shapes."""
     digest = xxhash.xxh3_128()
     for name, part in tensors:
-        digest.update(f"{name} {part.dtype} {tuple(part.shape)}".encode())
+        digest.update(f"{name} {_written(part.dtype)} {_written(part.shape)}".encode())
         digest.update(tensor_bytes(part).data)
     return digest.hexdigest()
 
