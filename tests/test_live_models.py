@@ -406,3 +406,17 @@ def test_a_model_that_does_not_change_is_not_probed_again(measure, monkeypatch, 
     assert (after["signature"], after["probe"]) == (before["signature"], before["probe"])
     built = examine(model)
     assert not runs_own_code(built, library_code(built.structure.of_libraries))
+
+
+@pytest.mark.parametrize(
+    "wrap", [torch.no_grad(), functools.lru_cache, functools.singledispatch, torch.compiler.disable]
+)
+def test_a_function_of_ones_own_within_a_wrapper_of_a_library(measure, monkeypatch, wrap):
+    """The wrapper is the library's; what it calls is not, and reads a setting that changes."""
+    modeling = importlib.import_module("transformers.models.llama.modeling_llama")
+    plain, settings = modeling.rotate_half, {"factor": 1.0}
+    monkeypatch.setattr(modeling, "rotate_half", wrap(lambda x: settings["factor"] * plain(x)))
+    model = make_model("llama")
+    before = measure(model)
+    settings["factor"] = 2.0
+    check_seen(before, measure(model))

@@ -159,3 +159,12 @@ def test_the_same_bytes_of_another_type_or_shape_are_other_weights():
         model.register_buffer("kept", kept)
         digests.add(weights_digest(named_modules(model)))
     assert len(digests) == 3
+
+
+def test_a_weight_that_stands_in_for_another_is_seen():
+    """Its second name was not digested."""
+    norm = torch.nn.LayerNorm(4)
+    norm.bias = norm.weight
+    before = weights_digest(named_modules(norm))
+    norm.bias = None
+    assert weights_digest(named_modules(norm)) != before

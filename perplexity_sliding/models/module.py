@@ -579,4 +579,6 @@ def _is_foreign(value: Any) -> bool:
     module = value.__globals__.get("__name__") if is_function else type(value).__module__
     package = package_of(str(module))
     is_of_tuple = package.startswith("namedtuple_")  # where Python writes its `__new__`
-    return not (is_of_tuple or package in LIBRARIES or package in DEPENDENCIES)
+    if not (is_of_tuple or package in LIBRARIES or package in DEPENDENCIES):
+        return True
+    return _is_foreign(vars(value).get("__wrapped__")) if hasattr(value, "__dict__") else False

@@ -151,12 +151,8 @@ def _tensors(modules: Modules) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def _names_of(tensors: Mapping[str, torch.Tensor | None]) -> list[str]:
-    """List the first name of each tensor."""
-    names: dict[int, str] = {}
-    for name, tensor in tensors.items():
-        if tensor is not None:
-            names.setdefault(id(tensor), name)
-    return list(names.values())
+    """List the names of the tensors that exist; one tensor may have several."""
+    return [name for name, tensor in tensors.items() if tensor is not None]
 
 
 def _is_quantised(module: torch.nn.Module) -> bool:
