@@ -40,6 +40,8 @@ FIXED = (
 )  # fmt: skip
 # Names of strings that no code uses.
 UNUSED = frozenset(["__doc__", "__file__", "__module__", "__name__", "__package__", "__qualname__"])
+# Beginning of the names under which torch.compile leaves code in the modules that it compiles.
+COMPILED = "__compiled_fn_"
 # Names of a model's state; `cache` is that of all models from transformers 5.24 on.
 STATE_NAMES = ("cache", "past_key_values", "cache_params", "state")
 # Attributes of every module, none of which is called.
@@ -436,7 +438,8 @@ class LibraryCode:
         spaces = [*map(vars, places), *registries]
         for space in {id(space): space for space in spaces}.values():
             found = {n: v for n, v in list(space.items()) if _is_used(v) and n not in UNUSED}
-            foreign = [name for name in found if _is_foreign(found[name])]
+            written = [name for name in found if not name.startswith(COMPILED)]
+            foreign = [name for name in written if _is_foreign(found[name])]
             self.is_foreign |= bool(foreign)
             tables = [name for name in found if _is_table(found[name])]
             weak = [name for name in foreign + tables if type(found[name]).__weakrefoffset__]
