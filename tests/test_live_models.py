@@ -130,14 +130,6 @@ ADAPTERS = {
 }
 
 
-@pytest.mark.parametrize(("make", "change"), ADAPTERS.values(), ids=ADAPTERS)
-def test_settings_of_adapters_in_dicts(measure, make, change):
-    model = make()
-    before = measure(model)
-    change(model)
-    check_seen(before, measure(model))
-
-
 def trained_tokens(first):
     """Return a large Llama with trained rows for two of its tokens, of which all rows are equal."""
     peft = pytest.importorskip("peft")
@@ -248,8 +240,11 @@ OBJECTS = {
 }
 
 
-@pytest.mark.parametrize(("make", "change"), OBJECTS.values(), ids=OBJECTS)
-def test_objects_in_layers_of_a_library(measure, make, change):
+INSIDE = ADAPTERS | OBJECTS
+
+
+@pytest.mark.parametrize(("make", "change"), INSIDE.values(), ids=INSIDE)
+def test_settings_inside_of_attributes_of_layers(measure, make, change):
     model = make()
     before = measure(model)
     change(model)

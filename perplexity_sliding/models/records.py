@@ -21,9 +21,8 @@ import xxhash
 from .module import KNOWN_PACKAGES, defining_module, is_of_library, own_names, package_of
 from .weights import plain_tensors, tensor_bytes
 
-# Types of values that never change, and bases of such types.
+# Types of values that never change.
 CONSTANTS = frozenset([bool, int, float, str, type(None), torch.dtype, torch.device, torch.Size])
-CONSTANT_KINDS = (Enum, np.generic)
 # Types of containers that are compared as they are if they contain only constants.
 PLAIN = frozenset([list, tuple, dict, set])
 # Depth to which containers are followed.
