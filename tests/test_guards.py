@@ -226,7 +226,9 @@ def test_windows_as_short_as_the_probe_need_no_trial_of_their_own(metric):
     )
     watched.remove()
     *probes, scored = shapes
-    assert scored == (2, 9), "both windows, with the start token or the first token before them"
+    assert scored == (3, 9), (
+        "both windows, with the start token or the first token before them, and the probe's beginning"
+    )
     assert set(probes) == {(1, 3), (2, 12), (1, 15)}, "for positions, for the rest, the probe"
 
 

@@ -115,13 +115,16 @@ class BatchSizes(BelowTheModel):
 
 
 def test_batch_size_counts_whole_windows(metric, tokenizer):
-    """No forward pass reads more tokens than `batch_size` windows do; short texts share passes."""
+    """No forward pass reads more tokens than `batch_size` windows do; short texts share passes.
+
+    The first also reads the beginning of the probe text.
+    """
     arguments = {"model": make_model("gpt2"), "tokenizer": tokenizer, "add_start_token": False}
     long = {"predictions": [random_text(CONTEXT + 1, seed) for seed in range(7)], "batch_size": 3}
     short = {"predictions": [random_text(5, seed) for seed in range(8)], "batch_size": 2}
     for call, shapes in (
-        (long | {"stride": CONTEXT}, [(3, 16), (3, 16), (1, 16)]),
-        (short, [(8, 4)]),
+        (long | {"stride": CONTEXT}, [(1 + 3, 16), (3, 16), (1, 16)]),
+        (short, [(1 + 8, 4)]),
     ):
         metric.compute(**call, **arguments)  # compares a batch of this size with passes alone
         with BatchSizes().while_scoring() as sizes:
@@ -154,7 +157,8 @@ def test_only_scored_rows_go_through_the_vocabulary_head(metric, architecture):
     with RowsOfLogits().while_scoring() as counted:
         assert metric.compute(**arguments) == result
     assert result["num_forward_tokens"] > 2 * result["num_tokens"]
-    assert counted.total == result["num_tokens"]
+    beginning = CONTEXT - 1  # of the probe text
+    assert counted.total == result["num_tokens"] + beginning
 
 
 def test_models_without_a_reachable_body_compute_few_rows_too(metric):

@@ -15,9 +15,11 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 import transformers
 from transformers import PreTrainedTokenizerBase
 
+from ..digests import agree
 from ..errors import ArgumentError, ArgumentTypeError
 from ..plan.tokenization import check_tokenizer, shared_lock, tokenizer_digest
 from ..plan.windows import ContextLimit
@@ -48,7 +50,9 @@ from .loading import (
 from .logits import (
     OTHER_SHAPE,
     UNSUPPORTED_ERRORS,
+    ChangedModelError,
     Head,
+    cheap_padding,
     describe_head,
     explain_failure,
     has_forward_of_transformers,
@@ -74,6 +78,7 @@ from .probes import (
     gives_logits,
     is_known_architecture,
     look_quickly,
+    nlls_of,
     read_probe_text,
     short_probe,
     state_kept,
@@ -86,6 +91,13 @@ logger = logging.getLogger("evaluate.perplexity_sliding")
 
 # Smallest chunk size in tokens.
 SMALLEST_PART = 8
+# Each call reads the beginning of the probe text again: a share of as many tokens as it scores, at
+# least a few.
+SHARE_READ, LEAST_READ = 16, 16
+# Largest difference taken for rounding, in nats, in the root of the mean square.  Where rounding is
+# larger, a model is examined in each call.
+SAME_BEGINNING = {torch.float32: 3e-4, torch.float16: 0.01, torch.bfloat16: 0.05}
+NOTHING = np.empty(0)
 # Long passes are tested before a run of at least this many; the test costs two and a half.
 LONG_RUN = 50
 
@@ -101,7 +113,7 @@ class Findings(NamedTuple):
         length: tokens in the longest pass tested.
         prefixes_agree: whether scores do not depend on the length of the pass.
         stateful: names of modules whose state changes when they run.
-        probe: mean nll of the probe text in nats per token, if measured.
+        short_nlls: nlls (N,) of the short probe text in nats, if measured.
         part: chunk size in tokens for longer passes; None if every pass fits in memory.
         steps_singly: whether chunked passes continue token by token.
         long_nlls: nlls (N,) of longer probe texts, by length of the pass; only of the longest if
@@ -116,7 +128,7 @@ class Findings(NamedTuple):
     length: int
     prefixes_agree: bool = True
     stateful: frozenset[str] = frozenset()
-    probe: float | None = None
+    short_nlls: np.ndarray | None = None
     part: int | None = None
     steps_singly: bool = False
     long_nlls: Mapping[int, np.ndarray] = {}
@@ -166,6 +178,10 @@ class LanguageModel:
         self._kept_state: KeptState | None = None
         self._changed: set[torch.nn.Module] = set()  # by passes over random tokens
         self._stateful: list[torch.nn.Module] = []
+        # How a call compares the model with what earlier calls found, see `_has_changed`.
+        self._prepared: tuple = ()
+        self._earlier = NOTHING  # nlls of the probe text in earlier calls
+        self._unread = 0  # tokens of the probe text that are still to be read again
 
     @classmethod
     def open(
@@ -313,10 +329,14 @@ class LanguageModel:
 
     @property
     def probe(self) -> float | None:
-        return self.findings.probe
+        """The probe; a call that reports it has read its beginning, see `_compare_beginning`."""
+        self._compare_beginning()
+        nlls = self.findings.short_nlls
+        return None if nlls is None else float(nlls.mean())
 
     def long_probe(self, length: int) -> LongProbe | None:
         """Return the probe of passes of this length; see `ScoredModel`."""
+        self._compare_beginning()
         nlls = self._long_nlls(length)
         return None if nlls is None else long_probe_of(nlls, self.prefixes_agree)
 
@@ -356,6 +376,7 @@ class LanguageModel:
             outer, self._kept_state = self._kept_state, state  # for nested calls by a callback
             try:
                 yield
+                self._compare_beginning()
             finally:
                 self._kept_state = outer
 
@@ -372,6 +393,7 @@ class LanguageModel:
         structure = (*state_of_code(built), *tensors, number_format(self.model))
         state = (self.revision, code, structure, *modified)
         known = _FINDINGS.get(self.model, {}).get(self.variant)
+        self._earlier = NOTHING
         if known is None or known.state != state:
             known = self._look(state)
             logger.info(f"{self.description}: logits by {describe_head(self._make_head(known))}")
@@ -379,8 +401,9 @@ class LanguageModel:
             return
         if modified or runs_own_code(built, code):
             # It may behave differently from the last call.
-            known = known._replace(probe=None, long_nlls={}, rows_tried=2)
+            known = known._replace(short_nlls=None, long_nlls={}, rows_tried=2)
         self._adopt(known)  # no pass has run since that could have changed it
+        self._earlier = self._known_nlls
 
     @torch.inference_mode()
     def prepare(
@@ -394,17 +417,21 @@ class LanguageModel:
         """
         if self._found is None:
             self.check()
+        self._unread = 0  # the passes below are no part of the call
         if not self.findings.is_known:
             # only passes of this length show whether the length matters
             length = max([length, *whole_lengths])
         is_worth_it = not self.findings.is_known or num_tokens >= LONG_RUN * length
         if length > self.findings.length and is_worth_it:
             self._try_long_passes(length)
-        if self.probe is None:
+        if self.findings.short_nlls is None:
             nlls = self._read_probe_text(PROBE_TOKENS, self.limit.length)
-            self._apply(self.findings._replace(probe=float(nlls.mean())))
+            self._apply(self.findings._replace(short_nlls=nlls))
         for probed in [length] if self.prefixes_agree else sorted({length, *whole_lengths}):
             self._measure_long_probe(probed)
+        self._prepared = length, num_tokens, whole_lengths
+        share = max(LEAST_READ, num_tokens // SHARE_READ)
+        self._unread = min(length, share, len(self._known_nlls))
 
     def _measure_long_probe(self, length: int) -> None:
         """Measure the probe of this length, unless the short one is as long, or it is known."""
@@ -413,6 +440,58 @@ class LanguageModel:
         nlls = self._read_probe_text(length + 1)
         kept = {} if self.prefixes_agree else self.findings.long_nlls
         self._apply(self.findings._replace(long_nlls={**kept, length: nlls}))
+
+    @property
+    def _known_nlls(self) -> np.ndarray:
+        """The known nlls of the longest probe text whose beginning is one of all passes."""
+        known = self.findings
+        longest = max(known.long_nlls, default=0) if self.prefixes_agree else 0
+        nlls = known.long_nlls[longest] if longest else known.short_nlls
+        return NOTHING if nlls is None else nlls
+
+    @torch.inference_mode()
+    def _compare_beginning(self) -> None:
+        """Read the beginning of the probe text again, unless this call has read it, and compare."""
+        count, self._unread = self._unread, 0
+        count = min(count, len(self._earlier))
+        if count:
+            with self.as_scored():
+                self._has_changed(self._read_probe_text(count + 1))
+
+    @torch.inference_mode()
+    def _has_changed(self, nlls: np.ndarray) -> bool:
+        """Return whether the beginning of the probe text has other nlls (N,) than in earlier calls.
+
+        The model was then changed in a way that comparing its parts does not show; it is examined and
+        probed again.
+
+        Raises:
+            ValueError: it has changed so much that the call's plan does not suit it.
+        """
+        before, self._unread = self.findings, 0
+        earlier, tolerance = self._earlier[: len(nlls)], SAME_BEGINNING[precision(self.model)]
+        if not len(earlier) or agree(nlls, earlier, tolerance):
+            return False
+        logger.info(f"{self.description}: changed since the last call; examining it again")
+        try:
+            self._restore()
+            found = self._look(before.state)
+            # as planned: it may find that they do not only in passes that this call lacks
+            self._apply(found._replace(prefixes_agree=before.prefixes_agree))
+            self.prepare(*self._prepared)
+        except ValueError as error:
+            raise ChangedModelError(*error.args) from error
+        self._earlier, self._unread = NOTHING, 0
+        planned = before.vocabulary_size, before.prefixes_agree
+        if planned != (self.vocabulary_size, self.prefixes_agree):
+            raise self._changed_error()
+        return True
+
+    def _changed_error(self) -> ChangedModelError:
+        return ChangedModelError(
+            f"{self.description} must answer as in earlier calls, but its code has changed, and "
+            "the passes of this call were planned for the former. Call again."
+        )
 
     def _look(self, state: tuple) -> Findings:
         """Check with short passes that it is a causal language model, and find its head.
@@ -481,8 +560,7 @@ class LanguageModel:
 
     def _read_probe_text(self, length: int, limit: int | None = None) -> np.ndarray:
         """Read the probe text like other texts; return the nlls of all its tokens but the first."""
-        size = min(self.num_embeddings or self.vocabulary_size, self.vocabulary_size)
-        batch = ProbeText.of(size, limit, length).batch(self.device)
+        batch = self._probe_batch(length, limit)
         self._restore()
         try:
             return read_probe_text(self.logits, batch)[1]
@@ -493,6 +571,11 @@ class LanguageModel:
             refusal = str(failure)
         self.read_in_parts(batch.ids.shape[1], refusal)
         return self._read_probe_text(length, limit)
+
+    def _probe_batch(self, length: int, limit: int | None = None) -> Batch:
+        """Return one pass over the probe text, every token but the first scored."""
+        size = min(self.num_embeddings or self.vocabulary_size, self.vocabulary_size)
+        return ProbeText.of(size, limit, length).batch(self.device)
 
     @torch.inference_mode()
     def shares_prefixes(self, prefix: np.ndarray, following: np.ndarray) -> bool:
@@ -535,8 +618,48 @@ class LanguageModel:
 
     def logits(self, batch: Batch, block_rows: int, prefix: Prefix | None = None) -> LogitBlocks:
         """Yield the logits of the scored rows of a batch on `device`, as a `Head` does."""
+        width = batch.ids.shape[1]
+        joins = (
+            prefix is None and self.findings.part is None and width <= cheap_padding(self.device)
+        )
+        if joins and self._unread:
+            yield from self._with_beginning(batch, block_rows)
+            return
+        self._compare_beginning()
         self.forget_passes()
         yield from self.head(batch, block_rows, prefix)
+
+    def _with_beginning(self, batch: Batch, block_rows: int) -> LogitBlocks:
+        """Yield the logits of a batch that reads the beginning of the probe text in its middle.
+
+        That costs less than a pass of its own; and code that acts on the first row of a batch, or on its
+        last, acts on the texts.
+        """
+        width, before = batch.ids.shape[1], self.findings
+        count = min(width, self._probe_length - 1)
+        beginning = self._probe_batch(count + 1)
+        line = (len(batch.ids) + 1) // 2
+        place = int((batch.scored < line * width).sum())  # scored rows before it
+        ids = [batch.ids[:line], F.pad(beginning.ids, (0, width - count)), batch.ids[line:]]
+        shift = line * width
+        scored = [batch.scored[:place], beginning.scored + shift, batch.scored[place:] + width]
+        targets = [batch.targets[:place], beginning.targets, batch.targets[place:]]
+        self.forget_passes()
+        read: list[np.ndarray] = []
+        done = 0
+        for block in self.head(Batch(*map(torch.cat, (ids, scored, targets))), block_rows):
+            first, end = (min(max(0, n - done), len(block[1])) for n in (place, place + count))
+            done += len(block[1])
+            if first:
+                yield block[0][:first], block[1][:first]
+            if end > first:
+                read.append(nlls_of(block[0][first:end], block[1][first:end]))
+            if end < len(block[1]):
+                yield block[0][end:], block[1][end:]
+        if self._has_changed(np.concatenate(read)) and (
+            self.findings.head_number != before.head_number
+        ):
+            raise self._changed_error()
 
     def forget_passes(self) -> None:
         """Reset stateful modules to their state before the first pass."""

@@ -36,6 +36,11 @@ from .module import (
 SAME_SHAPE = {torch.float32: 1e-4, torch.bfloat16: 0.02, torch.float16: 0.005}
 OTHER_SHAPE = {torch.float32: 1e-3, torch.bfloat16: 0.08, torch.float16: 0.02}
 
+# Tokens of padding in a forward pass that cost as much as another one, which reads all weights: on
+# a CPU as measured, elsewhere about the ratio of an accelerator's matrix rate to its memory's.
+CPU_PADDING = 32
+PADDING = 256
+
 CACHE_LINE = 16  # float32 numbers
 # Names of the part of a transformer block after its attention.
 FEED_FORWARD_NAMES = ("mlp", "feed_forward", "ffn")
@@ -47,6 +52,10 @@ ROW_WISE = (
 OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "not enough memory")
 # Errors of a head that does not support the architecture.
 UNSUPPORTED_ERRORS = (TypeError, AttributeError, RuntimeError, ValueError, IndexError, KeyError)
+
+
+class ChangedModelError(ValueError):
+    """A model was changed since the last call and cannot be scored as planned, or at all."""
 
 
 class Head(Protocol):
@@ -491,6 +500,8 @@ def explain_failure(
     error: Exception, num_windows: int, length: int, device: torch.device
 ) -> Exception:
     """Return the error to raise instead of that of a forward pass."""
+    if isinstance(error, ChangedModelError):
+        return error
     if is_out_of_memory(error):
         return MemoryError(
             Wording(
@@ -510,3 +521,8 @@ def is_out_of_memory(error: Exception) -> bool:
     return isinstance(error, MemoryError | torch.OutOfMemoryError) or any(
         phrase in str(error).lower() for phrase in OUT_OF_MEMORY
     )
+
+
+def cheap_padding(device: torch.device) -> int:
+    """Return the tokens of padding that cost as much as another pass."""
+    return CPU_PADDING if device.type == "cpu" else PADDING

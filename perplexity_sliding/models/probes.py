@@ -208,13 +208,13 @@ class QuickLook(NamedTuple):
         head_number: index of the head in `head_makers(model)`.
         vocabulary_size: number of logits per token.
         length: length of the probe text.
-        probe: its mean nll, in nats per token.
+        short_nlls: the nlls (N,) of its tokens but the first, in nats.
     """
 
     head_number: int
     vocabulary_size: int
     length: int
-    probe: float
+    short_nlls: np.ndarray
 
 
 def look_quickly(model: torch.nn.Module, name: str, limit: int | None) -> QuickLook | None:
@@ -245,9 +245,7 @@ def look_quickly(model: torch.nn.Module, name: str, limit: int | None) -> QuickL
         )
         fits = expected.shape[-1] >= size
         return (
-            QuickLook(number, expected.shape[-1], len(text.ids), float(nlls.mean()))
-            if agree and fits
-            else None
+            QuickLook(number, expected.shape[-1], len(text.ids), nlls) if agree and fits else None
         )
     return None
 
@@ -261,9 +259,14 @@ def read_probe_text(
     for logits, targets in head(batch, TEXT_ROWS):
         if len(first) * TEXT_ROWS < count:
             first.append(logits.clone())
-        losses = torch.nn.functional.cross_entropy(logits.float(), targets, reduction="none")
-        nlls.append(losses.double().cpu().numpy())
+        nlls.append(nlls_of(logits, targets))
     return torch.cat(first)[:count] if first else torch.empty(0), np.concatenate(nlls)
+
+
+def nlls_of(logits: torch.Tensor, targets: torch.Tensor) -> np.ndarray:
+    """Return the nll (R,) of targets (R,) in nats under their logits (R, V)."""
+    losses = torch.nn.functional.cross_entropy(logits.float(), targets, reduction="none")
+    return losses.double().cpu().numpy()
 
 
 def examine_passes(length: int, model: torch.nn.Module, name: str, row_logits: RowLogits) -> bool:

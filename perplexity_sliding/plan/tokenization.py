@@ -634,10 +634,17 @@ def tokenizer_digest(tokenizer: PreTrainedTokenizerBase) -> str:
         state += _rules(tokenizer)
     special = {k: v for k, v in tokenizer.special_tokens_map.items() if k != "pad_token"}
     if _has_own_code(tokenizer):
-        return digest_of([digest_of([state, special]), _try_out(tokenizer)])
-    # Usually it is one of the last; serialising its state would take several times longer.
+        offsets = [part.offsets for part in _encode_probe(tokenizer)]
+        tried = [_try_out(tokenizer), [None if o is None else o.tolist() for o in offsets]]
+        return digest_of([digest_of([state, special]), *tried])
+    # Usually it is one of the last; serialising its state would take several times longer.  Its tokens
+    # of a short text show changed code whatever its form.
     written, *others = state
-    key = (xxhash.xxh3_128(written.encode()).digest(), repr([others, special]))
+    hashed = xxhash.xxh3_128(written.encode())
+    for part in _encode_probe(tokenizer):
+        hashed.update(part.ids.tobytes())
+        hashed.update(b"" if part.offsets is None else part.offsets.tobytes())
+    key = (hashed.digest(), repr([others, special]))
     digest = _TRIED.get(key)
     if digest is None:
         if len(_TRIED) >= MOST_TRIED:
@@ -698,6 +705,14 @@ def _is_replaced(kind: type) -> bool:
         and value.__globals__.get("__name__", "").partition(".")[0] not in WRITERS
         for value in vars(kind).values()
     )
+
+
+def _encode_probe(tokenizer: PreTrainedTokenizerBase) -> list[TokenizedText]:
+    """Encode a probe text of many scripts, without and with special tokens."""
+    return [
+        *tokenize(tokenizer, [PROBE_TEXT], with_offsets=True),
+        *tokenize(tokenizer, [PROBE_TEXT], "default"),
+    ]
 
 
 def _try_out(tokenizer: PreTrainedTokenizerBase) -> list:

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import xxhash
 
-from ..digests import probe_tolerance, same_long_probes, same_probe
+from ..digests import agree, probe_tolerance, same_long_probes, same_probe
 from ..errors import Wording
 from ..models.interface import LongProbe, ScoredModel, describe_model
 from ..plan.measurement import Columns
@@ -393,13 +393,6 @@ def is_locked(error: Exception) -> bool:
 def checksum(row: Sequence[object]) -> bytes:
     """Digest the values of a row, and by their repr their types."""
     return xxhash.xxh3_64(repr(tuple(row)).encode()).digest()
-
-
-def agree(values: np.ndarray, others: np.ndarray, tolerance: float) -> bool:
-    """Return whether values (N,) differ by no more than rounding, in the root of the mean square."""
-    same = values == others  # infinite ones too
-    difference = np.subtract(values, others, where=~same, out=np.zeros_like(values))
-    return bool(np.sqrt(np.mean(difference**2)) <= tolerance)
 
 
 def _packed(values: np.ndarray) -> tuple[str, int, bytes]:

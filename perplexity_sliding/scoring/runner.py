@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from tqdm.auto import tqdm
 
-from ..digests import probe_tolerance
+from ..digests import agree, probe_tolerance
 from ..engines.served import ServedModel
 from ..errors import ArgumentError, Wording, name_positions
 from ..models.interface import Batch, ScoredModel, describe_measurement, describe_model
@@ -32,7 +32,7 @@ from ..plan.windows import (
     find_shared_prefixes,
     merge_windows,
 )
-from .checkpoint import Checkpoint, agree
+from .checkpoint import Checkpoint
 from .distributed import Processes
 from .measures import Measure
 from .passes import PassError, Row, Scorer, ServedScorer

@@ -1,0 +1,418 @@
+"""Changes of a live model's code that a comparison of its parts does not show: reading again does.
+
+Every call reads the beginning of the probe text, and probes a model again that reads it otherwise.
+"""
+
+import functools
+import importlib
+import types
+
+import pytest
+import torch
+import transformers
+from models import VOCABULARY, make_model, make_tokenizer, random_text
+from test_live_models import adapted, check_seen, parts_with
+
+from perplexity_sliding.models.language_model import LanguageModel
+from perplexity_sliding.models.logits import CPU_PADDING
+
+LLAMA = "transformers.models.llama.modeling_llama"
+
+
+@pytest.fixture(params=["with the texts", "alone"])
+def measure(metric, tokenizer, request):
+    """Measure with short passes, or with longer ones than the beginning is read along with."""
+
+    def measure(model):
+        texts = [random_text(60), random_text(33, seed=1)]
+        if request.param == "alone":
+            return metric.compute(
+                predictions=[random_text(CPU_PADDING + 4)],
+                model=model,
+                tokenizer=tokenizer,
+                max_length=CPU_PADDING + 2,
+            )
+        return metric.compute(predictions=texts, model=model, tokenizer=tokenizer, stride=4)
+
+    return measure
+
+
+class Settings(dict):
+    """Settings that own code reads; `factor` is 1 at first."""
+
+    def __init__(self):
+        super().__init__(factor=1.0)
+
+
+def long_llama(**settings):
+    return make_model("llama", max_position_embeddings=64, **settings)
+
+
+def a_property(patch, settings):
+    attention = importlib.import_module(LLAMA).LlamaAttention
+    scale = property(
+        lambda layer: settings["factor"] * vars(layer)["scaling"],
+        lambda layer, value: vars(layer).update(scaling=value),
+    )
+    patch.setattr(attention, "scaling", scale, raising=False)
+
+
+def a_class(patch, settings):
+    modeling = importlib.import_module(LLAMA)
+    plain = modeling.BaseModelOutputWithPast
+
+    class Output(plain):
+        def __init__(self, last_hidden_state=None, **others):
+            super().__init__(last_hidden_state=settings["factor"] * last_hidden_state, **others)
+
+    patch.setattr(modeling, "BaseModelOutputWithPast", Output)
+
+
+def replace_rotation(make):
+    """Put a function in the place of one that rotates half of a head."""
+
+    def install(patch, settings):
+        modeling = importlib.import_module(LLAMA)
+        patch.setattr(modeling, "rotate_half", make(modeling.rotate_half, settings))
+
+    return install
+
+
+def autograd_function(plain, settings):
+    class Scaled(torch.autograd.Function):
+        @staticmethod
+        def forward(_, values):
+            return settings["factor"] * plain(values)
+
+    return Scaled.apply
+
+
+def operator(plain, settings):
+    @torch.library.custom_op("perplexity_sliding_tests::rotated", mutates_args=())
+    def rotated(values: torch.Tensor) -> torch.Tensor:
+        return settings["factor"] * plain(values)
+
+    return rotated
+
+
+def from_a_file_like_a_module_of_python(plain, settings):
+    own = {"__name__": "operator", "plain": plain, "settings": settings}
+    exec("def rotated(values):\n    return settings['factor'] * plain(values)", own)
+    return own["rotated"]
+
+
+def forged(plain, settings):
+    class Rotated:
+        def __call__(self, values):
+            return settings["factor"] * plain(values)
+
+    Rotated.__module__ = "torch.nn.functional"
+    return Rotated()
+
+
+def of_parameters(patch, settings):
+    def multiply(parameter, other):
+        return settings["factor"] * torch.mul(parameter, other)
+
+    patch.setattr(torch.nn.Parameter, "__mul__", multiply, raising=False)
+
+
+def within_torch(patch, settings):
+    plain = torch._C._nn.silu
+    patch.setattr(torch._C._nn, "silu", lambda *values: settings["factor"] * plain(*values))
+
+
+FORMS = {
+    "a property": a_property,
+    "a class": a_class,
+    "an autograd function": replace_rotation(autograd_function),
+    "an operator": replace_rotation(operator),
+    "a file named like a module of Python": replace_rotation(from_a_file_like_a_module_of_python),
+    "a class that says to be torch's": replace_rotation(forged),
+    "a method of parameters": of_parameters,
+    "a function within torch": within_torch,
+}
+
+
+@pytest.mark.parametrize("install", FORMS.values(), ids=FORMS)
+def test_own_code_reads_a_setting_that_changes(measure, monkeypatch, install):
+    settings = Settings()
+    install(monkeypatch, settings)
+    model = long_llama()
+    before = measure(model)
+    settings["factor"] = 1.5
+    check_seen(before, measure(model))
+
+
+def test_a_tensor_of_a_partial_changes_in_place(measure, monkeypatch):
+    factors = torch.ones(1)
+    modeling = importlib.import_module(LLAMA)
+    monkeypatch.setattr(modeling, "rotate_half", functools.partial(torch.mul, factors))
+    model = long_llama()
+    before = measure(model)
+    factors.fill_(-3.0)
+    check_seen(before, measure(model))
+
+
+def test_a_function_changes_in_place(measure, monkeypatch):
+    modeling = importlib.import_module(LLAMA)
+    model = long_llama()
+    before = measure(model)
+    other = types.FunctionType((lambda x: 2 * x).__code__, {})
+    monkeypatch.setattr(modeling.rotate_half, "__code__", other.__code__)
+    check_seen(before, measure(model))
+
+
+def test_a_kernel_is_registered(measure):
+    model = long_llama()
+    before = measure(model)
+    library = torch.library.Library("aten", "IMPL")
+    try:
+        library.impl("silu", lambda values: 2 * values * torch.sigmoid(values), "CPU")
+        check_seen(before, measure(model))
+    finally:
+        library._destroy()
+
+
+def test_a_property_of_a_configuration(measure, monkeypatch):
+    model = make_model("gemma2", max_position_embeddings=64)
+    before = measure(model)
+    monkeypatch.setattr(
+        type(model.config), "final_logit_softcapping", property(lambda config: 0.5), raising=False
+    )
+    check_seen(before, measure(model))
+
+
+def test_a_table_of_a_library(metric, tokenizer, monkeypatch):
+    waves = pytest.importorskip("peft.tuners.waveft.wavelet")
+    model = adapted("WaveFTConfig", n_frequency=50)()
+    arguments = {"predictions": [random_text(30)], "model": model, "tokenizer": tokenizer}
+    before = metric.compute(**arguments)
+    tables = {
+        name: [3 * number for number in filters] for name, filters in waves._WAVELET_COEFFS.items()
+    }
+    monkeypatch.setattr(waves, "_WAVELET_COEFFS", tables)
+    check_seen(before, metric.compute(**arguments))
+
+
+def test_a_function_of_a_variant(metric, tokenizer):
+    model = adapted("LoraConfig", r=2, use_dora=True)()
+    arguments = {"predictions": [random_text(30)], "model": model, "tokenizer": tokenizer}
+    before = metric.compute(**arguments)
+    for layer in parts_with(model, "lora_variant"):
+        for variant in layer.lora_variant.values():
+            variant.forward = lambda *args, result, **_: 2 * result
+    check_seen(before, metric.compute(**arguments))
+
+
+# ---- what is read again, and when
+
+
+class Gain:
+    """A factor on the activations behind a position, which nothing but a forward shows."""
+
+    def __init__(self, patch, position):
+        self.factor, plain = 1.0, torch._C._nn.silu
+
+        def silu(values, *others):
+            result = plain(values, *others)
+            result[..., position:, :] *= self.factor
+            return result
+
+        patch.setattr(torch._C._nn, "silu", silu)
+
+
+def compute(metric, model, length, **others):
+    texts = [random_text(length)]
+    return metric.compute(
+        predictions=texts, model=model, tokenizer=make_tokenizer(), max_length=length, **others
+    )
+
+
+def test_a_share_of_the_tokens_is_read_again(metric, monkeypatch):
+    """A change behind the beginning shows in a call of many tokens only."""
+    gain = Gain(monkeypatch, position=40)
+    model = make_model("llama", max_position_embeddings=1024)
+    short, long = (compute(metric, model, length) for length in (100, 1000))
+    gain.factor = 2.0
+    after = compute(metric, model, 100)
+    assert (after["probe"], after["perplexity"] != short["perplexity"]) == (short["probe"], True)
+    check_seen(long, compute(metric, model, 1000))
+
+
+def test_a_new_long_probe_does_not_hide_that_the_short_one_has_changed(metric, monkeypatch):
+    gain = Gain(monkeypatch, position=0)
+    model = make_model("llama", max_position_embeddings=1024)
+    before = compute(metric, model, 100)
+    gain.factor = 2.0
+    after = compute(metric, model, 600)
+    assert after["probe"] == compute(metric, model, 100)["probe"] != before["probe"]
+
+
+def test_a_change_is_seen_by_a_reference_too(metric, tokenizer, monkeypatch):
+    gain = Gain(monkeypatch, position=0)
+    model, reference = (make_model(name, vocab_size=VOCABULARY) for name in ("llama", "gpt2"))
+    arguments = {
+        "predictions": [random_text(30)],
+        "model": reference,
+        "tokenizer": tokenizer,
+        "reference": model,
+    }
+    before = metric.compute(**arguments)["comparison"]
+    gain.factor = 2.0
+    after = metric.compute(**arguments)["comparison"]
+    assert after["reference_probe"] != before["reference_probe"]
+
+
+def test_a_checkpoint_keeps_the_scores_of_the_model_before_apart(
+    metric, tokenizer, monkeypatch, tmp_path
+):
+    gain = Gain(monkeypatch, position=0)
+    model, texts = make_model("llama"), [random_text(30)]
+    arguments = {"predictions": texts, "model": model, "tokenizer": tokenizer}
+    before = metric.compute(**arguments, checkpoint=tmp_path / "scores")
+    gain.factor = 2.0
+    after = metric.compute(**arguments, checkpoint=tmp_path / "scores")
+    check_seen(before, after)
+    assert after == metric.compute(**arguments)
+
+
+def test_carried_states_are_no_way_around(metric, monkeypatch):
+    gain = Gain(monkeypatch, position=0)
+    model = make_model("llama")
+    arguments = {"stride": 4, "carry": True}
+    before = compute(metric, model, 16, **arguments)
+    gain.factor = 2.0
+    check_seen(before, compute(metric, model, 16, **arguments))
+
+
+def test_a_model_that_looks_ahead_from_now_on_is_refused(measure, monkeypatch):
+    settings = {"shift": 0}
+    plain = torch._C._nn.silu
+
+    def silu(values, *others):
+        return plain(values.roll(-settings["shift"], -2), *others)
+
+    monkeypatch.setattr(torch._C._nn, "silu", silu)
+    model = long_llama()
+    measure(model)
+    settings["shift"] = 1
+    with pytest.raises(
+        ValueError, match="its prediction for a token changes with the tokens after it"
+    ):
+        measure(model)
+
+
+def test_a_vocabulary_of_another_size_ends_the_call_but_not_the_next(measure, monkeypatch):
+    gain, look = Gain(monkeypatch, position=0), LanguageModel._look
+    model = long_llama()
+    measure(model)
+    gain.factor = 2.0
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            LanguageModel,
+            "_look",
+            lambda self, state: look(self, state)._replace(vocabulary_size=VOCABULARY + 1),
+        )
+        with pytest.raises(
+            ValueError, match=r"^`model` must answer as in earlier calls.*Call again"
+        ):
+            measure(model)
+    measure(model)
+
+
+# ---- tokenizers
+
+
+def shifted(ids, by):
+    """Add to token ids, of one text or of several."""
+    return [shifted(row, by) for row in ids] if isinstance(ids, list) else (ids + by) % VOCABULARY
+
+
+def replaced_method(kind, put):
+    """Put something in the place of a method that encodes, in a class of transformers."""
+
+    def install(patch, settings):
+        name = "_encode_plus" if "_encode_plus" in vars(kind) else "_batch_encode_plus"
+        plain = getattr(kind, name)
+
+        def encode(tokenizer, *args, **kwargs):
+            encoding = plain(tokenizer, *args, **kwargs)
+            encoding["input_ids"] = shifted(encoding["input_ids"], settings["by"])
+            return encoding
+
+        patch.setattr(kind, name, put(encode))
+
+    return install
+
+
+class Descriptor:
+    def __init__(self, function):
+        self.function = function
+
+    def __get__(self, instance, owner):
+        return self if instance is None else functools.partial(self.function, instance)
+
+
+def batch_encoding(patch, settings):
+    kind = transformers.BatchEncoding
+    plain = kind.__getitem__
+
+    def get(encoding, name):
+        value = plain(encoding, name)
+        return shifted(value, settings["by"]) if name == "input_ids" else value
+
+    patch.setattr(kind, "__getitem__", get)
+
+
+FAST = transformers.PreTrainedTokenizerFast
+ENCODERS = {
+    "a property": replaced_method(
+        FAST, lambda encode: property(lambda self: functools.partial(encode, self))
+    ),
+    "a descriptor": replaced_method(FAST, Descriptor),
+    "its results": batch_encoding,
+}
+
+
+@pytest.mark.parametrize("install", ENCODERS.values(), ids=ENCODERS)
+def test_code_of_a_fast_tokenizer(metric, monkeypatch, install):
+    settings = {"by": 0}
+    install(monkeypatch, settings)
+    model, tokenizer = make_model("llama"), make_tokenizer()
+    arguments = {"predictions": [random_text(30)], "model": model, "tokenizer": tokenizer}
+    before = metric.compute(**arguments)
+    settings["by"] = 1
+    after = metric.compute(**arguments)
+    assert after["perplexity"] != pytest.approx(before["perplexity"], rel=1e-4)
+    assert after["signature"] != before["signature"]
+
+
+class OtherOffsets(FAST):
+    """A tokenizer whose tokens are the library's, and its places of them its own."""
+
+    def _encode_plus(self, *args, **kwargs):
+        return self._moved(super()._encode_plus(*args, **kwargs))
+
+    def _batch_encode_plus(self, *args, **kwargs):
+        return self._moved(super()._batch_encode_plus(*args, **kwargs))
+
+    by = 0
+
+    def _moved(self, encoding):
+        if "offset_mapping" in encoding:
+            places = encoding["offset_mapping"]
+            encoding["offset_mapping"] = [
+                [(max(0, first - self.by), end) for first, end in row] for row in places
+            ]
+        return encoding
+
+
+def test_offsets_of_a_tokenizer_of_ones_own(metric):
+    model, digests = make_model("llama"), []
+    for by in (0, 1):
+        tokenizer = OtherOffsets(tokenizer_object=make_tokenizer()._tokenizer)
+        tokenizer.by = by
+        result = metric.compute(predictions=["w5 w6"], model=model, tokenizer=tokenizer)
+        digests.append(result["signature"])
+    assert digests[0] != digests[1]
