@@ -24,6 +24,7 @@ from ..errors import ArgumentError, ArgumentTypeError
 from ..plan.tokenization import check_tokenizer, shared_lock, tokenizer_digest
 from ..plan.windows import ContextLimit
 from .digest import (
+    Built,
     active_adapters,
     check_adapters,
     check_examinable,
@@ -50,6 +51,7 @@ from .loading import (
 from .logits import (
     OTHER_SHAPE,
     UNSUPPORTED_ERRORS,
+    BodyThenHead,
     ChangedModelError,
     Head,
     cheap_padding,
@@ -178,6 +180,7 @@ class LanguageModel:
         self._kept_state: KeptState | None = None
         self._changed: set[torch.nn.Module] = set()  # by passes over random tokens
         self._stateful: list[torch.nn.Module] = []
+        self._built: Built | None = None
         # How a call compares the model with what earlier calls found, see `_has_changed`.
         self._prepared: tuple = ()
         self._earlier = NOTHING  # nlls of the probe text in earlier calls
@@ -271,7 +274,7 @@ class LanguageModel:
 
     def signature_fields(self) -> dict[str, object]:
         """Return everything that scores of given tokens depend on, in the signature's order."""
-        built = examine(self.model)
+        built = self._built or examine(self.model)
         adapters = active_adapters(built)
         return {
             "model": self.name + ("+modified" if modifications(built) else ""),
@@ -383,7 +386,7 @@ class LanguageModel:
     @torch.inference_mode()
     def check(self) -> None:
         """Probe the model, or take the known findings for its current state; see `ScoredModel`."""
-        built = examine(self.model)
+        built = self._built = examine(self.model)
         check_examinable(built, self.description)
         check_adapters(built, self.description)
         code = library_code(built.structure.of_libraries)
@@ -469,8 +472,9 @@ class LanguageModel:
             ValueError: it has changed so much that the call's plan does not suit it.
         """
         before, self._unread = self.findings, 0
-        earlier, tolerance = self._earlier[: len(nlls)], SAME_BEGINNING[precision(self.model)]
-        if not len(earlier) or agree(nlls, earlier, tolerance):
+        count = min(len(nlls), len(self._earlier))
+        tolerance = SAME_BEGINNING[precision(self.model)]
+        if not count or agree(nlls[:count], self._earlier[:count], tolerance):
             return False
         logger.info(f"{self.description}: changed since the last call; examining it again")
         try:
@@ -484,14 +488,11 @@ class LanguageModel:
         self._earlier, self._unread = NOTHING, 0
         planned = before.vocabulary_size, before.prefixes_agree
         if planned != (self.vocabulary_size, self.prefixes_agree):
-            raise self._changed_error()
+            raise ChangedModelError(
+                f"{self.description} must answer as in earlier calls, but its code has changed, and "
+                "the passes of this call were planned for the former. Call again."
+            )
         return True
-
-    def _changed_error(self) -> ChangedModelError:
-        return ChangedModelError(
-            f"{self.description} must answer as in earlier calls, but its code has changed, and "
-            "the passes of this call were planned for the former. Call again."
-        )
 
     def _look(self, state: tuple) -> Findings:
         """Check with short passes that it is a causal language model, and find its head.
@@ -618,48 +619,43 @@ class LanguageModel:
 
     def logits(self, batch: Batch, block_rows: int, prefix: Prefix | None = None) -> LogitBlocks:
         """Yield the logits of the scored rows of a batch on `device`, as a `Head` does."""
-        width = batch.ids.shape[1]
-        joins = (
-            prefix is None and self.findings.part is None and width <= cheap_padding(self.device)
-        )
-        if joins and self._unread:
-            yield from self._with_beginning(batch, block_rows)
+        padding = batch.ids.shape[1] - self._unread
+        in_any_order = isinstance(self.head, BodyThenHead) and prefix is None
+        if self._unread and in_any_order and padding <= cheap_padding(self.device):
+            yield from self._after_beginning(batch, block_rows)
             return
         self._compare_beginning()
         self.forget_passes()
         yield from self.head(batch, block_rows, prefix)
 
-    def _with_beginning(self, batch: Batch, block_rows: int) -> LogitBlocks:
-        """Yield the logits of a batch that reads the beginning of the probe text in its middle.
+    def _after_beginning(self, batch: Batch, block_rows: int) -> LogitBlocks:
+        """Yield the logits of a batch that reads the beginning of the probe text too.
 
-        That costs less than a pass of its own; and code that acts on the first row of a batch, or on its
-        last, acts on the texts.
+        That costs less than a pass of its own.  It is in the middle, so that code that acts on the first
+        row of a batch, or on its last, acts on the texts; its logits come first.
         """
-        width, before = batch.ids.shape[1], self.findings
-        count = min(width, self._probe_length - 1)
+        length = batch.ids.shape[1]
+        count = min(length, self._unread)
         beginning = self._probe_batch(count + 1)
-        line = (len(batch.ids) + 1) // 2
-        place = int((batch.scored < line * width).sum())  # scored rows before it
-        ids = [batch.ids[:line], F.pad(beginning.ids, (0, width - count)), batch.ids[line:]]
-        shift = line * width
-        scored = [batch.scored[:place], beginning.scored + shift, batch.scored[place:] + width]
-        targets = [batch.targets[:place], beginning.targets, batch.targets[place:]]
+        row = (len(batch.ids) + 1) // 2
+        ids = [batch.ids[:row], F.pad(beginning.ids, (0, length - count)), batch.ids[row:]]
+        after = batch.scored >= row * length
+        scored = [beginning.scored + row * length, batch.scored + length * after]
+        joined = Batch(
+            torch.cat(ids), torch.cat(scored), torch.cat([beginning.targets, batch.targets])
+        )
         self.forget_passes()
-        read: list[np.ndarray] = []
-        done = 0
-        for block in self.head(Batch(*map(torch.cat, (ids, scored, targets))), block_rows):
-            first, end = (min(max(0, n - done), len(block[1])) for n in (place, place + count))
-            done += len(block[1])
-            if first:
-                yield block[0][:first], block[1][:first]
-            if end > first:
-                read.append(nlls_of(block[0][first:end], block[1][first:end]))
-            if end < len(block[1]):
-                yield block[0][end:], block[1][end:]
-        if self._has_changed(np.concatenate(read)) and (
-            self.findings.head_number != before.head_number
-        ):
-            raise self._changed_error()
+        nlls: list[np.ndarray] = []
+        for logits, targets in self.head(joined, block_rows):
+            own = min(count, len(targets))
+            if own:
+                nlls.append(nlls_of(logits[:own], targets[:own]))
+                count -= own
+                if not count and self._has_changed(np.concatenate(nlls)):
+                    yield from self.logits(batch, block_rows)
+                    return
+            if own < len(targets):
+                yield logits[own:], targets[own:]
 
     def forget_passes(self) -> None:
         """Reset stateful modules to their state before the first pass."""
