@@ -401,7 +401,7 @@ def test_a_long_probe_is_read_once_for_all_shorter_passes(score, passes):
     assert passes == [(1, 255), (1, 700), (1, 700)]
     passes.clear()
     shorter = score(model, [random_text(600)])
-    assert passes == [(1, 600 // 16), (1, 600)], "the beginning of the probe text, and the text"
+    assert passes == [(1, 600 // 32), (1, 600)], "the beginning of the probe text, and the text"
     assert shorter["long_probe"][0] == first["long_probe"][0]
     alone = score(long_llama(), [random_text(600)])
     for pair, of_alone in zip(shorter["long_probe"], alone["long_probe"], strict=True):
@@ -414,7 +414,7 @@ def test_the_rows_of_a_larger_batch_are_tried_once(score, passes):
     assert passes == [(1, 255), (5, 100), (1, 100), (1, 100)]
     passes.clear()
     score(model, texts[:4])
-    assert passes == [(1, 4 * 100 // 16), (4, 100)]
+    assert passes == [(1, 16), (4, 100)]
 
 
 def test_totals_of_passes_of_other_lengths_add_up_to_those_of_one_call(score):

@@ -95,7 +95,7 @@ logger = logging.getLogger("evaluate.perplexity_sliding")
 SMALLEST_PART = 8
 # Each call reads the beginning of the probe text again: a share of as many tokens as it scores, at
 # least a few.
-SHARE_READ, LEAST_READ = 16, 16
+SHARE_READ, LEAST_READ = 32, 16
 # Largest difference taken for rounding, in nats, in the root of the mean square.  Where rounding is
 # larger, a model is examined in each call.
 SAME_BEGINNING = {torch.float32: 3e-4, torch.float16: 0.01, torch.bfloat16: 0.05}
