@@ -34,6 +34,7 @@ DEPENDENCIES = (
 # Types of callable attributes of a torch module, and of objects in Python modules.
 OWN_KINDS = (FunctionType, MethodType, partial)
 NAMED = (FunctionType, type)
+WRAPPERS = (MethodType, staticmethod, partial, partialmethod)
 FIXED = (
     bool, int, float, str, tuple, np.generic, torch.dtype, property, cached_property, classmethod,
     ModuleType,
@@ -399,11 +400,17 @@ def defining_module(function: Callable) -> str:
 def _modules_of(function: Any) -> Iterator[str]:
     """Yield the modules of a function and of the functions that it wraps, the outermost first."""
     while function is not None:
-        while isinstance(function, partial | partialmethod):
-            function = function.func
-        module = getattr(function, "__globals__", {}).get("__name__")
-        yield module or getattr(function, "__module__", None) or type(function).__module__
-        function = getattr(function, "__wrapped__", None)
+        while isinstance(function, WRAPPERS):
+            is_bound = isinstance(function, MethodType | staticmethod)
+            function = getattr(function, "__func__" if is_bound else "func")
+        module = None
+        if isinstance(function, FunctionType):
+            module = function.__globals__.get("__name__")
+        elif isinstance(function, BuiltinFunctionType | type):
+            module = function.__module__
+        # An object may have copied its own `__module__` from the function that it wraps.
+        yield module or type(function).__module__
+        function = vars(function).get("__wrapped__") if hasattr(function, "__dict__") else None
 
 
 def is_of_library(module: str) -> bool:
@@ -572,16 +579,13 @@ def _is_table(value: object) -> bool:
     return hasattr(type(value), "_global_mapping")
 
 
-def _is_foreign(value: Any) -> bool:
+def _is_foreign(value: object) -> bool:
     """Return whether a function or callable object is of no library and none of its dependencies."""
-    while isinstance(value, partial | MethodType | staticmethod):
-        value = value.func if isinstance(value, partial) else value.__func__
     if not callable(value) or isinstance(value, type | BuiltinFunctionType):
         return False
-    is_function = isinstance(value, FunctionType)
-    module = value.__globals__.get("__name__") if is_function else type(value).__module__
-    package = package_of(str(module))
-    is_of_tuple = package.startswith("namedtuple_")  # where Python writes its `__new__`
-    if not (is_of_tuple or package in LIBRARIES or package in DEPENDENCIES):
-        return True
-    return _is_foreign(vars(value).get("__wrapped__")) if hasattr(value, "__dict__") else False
+    packages = set(map(package_of, _modules_of(value))) - LIBRARIES
+    return any(
+        # Python writes the `__new__` of a named tuple in a module of its own
+        not (package in DEPENDENCIES or package.startswith("namedtuple_"))
+        for package in packages
+    )
