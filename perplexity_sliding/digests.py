@@ -10,7 +10,6 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import xxhash
 
 DIGITS = 12
@@ -67,13 +66,6 @@ def same_probes(one: Mapping, other: Mapping) -> bool:
     probe, other_probe = one.get("probe"), other.get("probe")
     is_same = probe is None or other_probe is None or same_probe(probe, other_probe, signature)
     return is_same and same_long_probes(one.get("long_probe"), other.get("long_probe"), signature)
-
-
-def agree(values: np.ndarray, others: np.ndarray, tolerance: float) -> bool:
-    """Return whether values (N,) differ by no more than rounding, in the root of the mean square."""
-    same = values == others  # infinite ones too
-    difference = np.subtract(values, others, where=~same, out=np.zeros_like(values))
-    return bool(np.sqrt(np.mean(difference**2)) <= tolerance)
 
 
 def describe_probes(result: Mapping) -> str:

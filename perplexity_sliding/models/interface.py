@@ -313,6 +313,13 @@ def long_probe_of(nlls: np.ndarray, prefixes_agree: bool) -> LongProbe:
     return [[stop, float(nlls[first - 1 : stop - 1].mean())] for first, stop in stretches]
 
 
+def agree(values: np.ndarray, others: np.ndarray, tolerance: float) -> bool:
+    """Return whether values (N,) differ by no more than rounding, in the root of the mean square."""
+    same = values == others  # infinite ones too
+    difference = np.subtract(values, others, where=~same, out=np.zeros_like(values))
+    return bool(np.sqrt(np.mean(difference**2)) <= tolerance)
+
+
 # --- the signature --------------------------------------------------------------------------------
 
 # It describes the settings of a forward pass, but not the origin of a model.  Modified code is marked

@@ -19,7 +19,6 @@ import torch.nn.functional as F
 import transformers
 from transformers import PreTrainedTokenizerBase
 
-from ..digests import agree
 from ..errors import ArgumentError, ArgumentTypeError
 from ..plan.tokenization import check_tokenizer, shared_lock, tokenizer_digest
 from ..plan.windows import ContextLimit
@@ -35,7 +34,16 @@ from .digest import (
     runs_own_code,
     state_of_code,
 )
-from .interface import PROBE_TOKENS, Batch, LogitBlocks, LongProbe, Prefix, ProbeText, long_probe_of
+from .interface import (
+    PROBE_TOKENS,
+    Batch,
+    LogitBlocks,
+    LongProbe,
+    Prefix,
+    ProbeText,
+    agree,
+    long_probe_of,
+)
 from .loading import (
     check_decoder,
     check_exists,

@@ -20,9 +20,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import xxhash
 
-from ..digests import agree, probe_tolerance, same_long_probes, same_probe
+from ..digests import probe_tolerance, same_long_probes, same_probe
 from ..errors import Wording
-from ..models.interface import LongProbe, ScoredModel, describe_model
+from ..models.interface import LongProbe, ScoredModel, agree, describe_model
 from ..plan.measurement import Columns
 from ..plan.windows import Pass
 from .measures import Measure

@@ -17,10 +17,10 @@ import numpy as np
 import torch
 from tqdm.auto import tqdm
 
-from ..digests import agree, probe_tolerance
+from ..digests import probe_tolerance
 from ..engines.served import ServedModel
 from ..errors import ArgumentError, Wording, name_positions
-from ..models.interface import Batch, ScoredModel, describe_measurement, describe_model
+from ..models.interface import Batch, ScoredModel, agree, describe_measurement, describe_model
 from ..plan.measurement import Columns, Measurement
 from ..plan.tokenization import stream_hash
 from ..plan.windows import (
