@@ -168,3 +168,18 @@ def test_a_weight_that_stands_in_for_another_is_seen():
     before = weights_digest(named_modules(norm))
     norm.bias = None
     assert weights_digest(named_modules(norm)) != before
+
+
+class Biased(torch.nn.Module):
+    """A module of one's own with a table that is not saved, under a name of tables that are written."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("bias_cache", torch.zeros(4), persistent=False)
+
+
+def test_a_table_of_a_module_of_ones_own_is_digested_whatever_its_name():
+    module = Biased()
+    before = weights_digest(named_modules(module))
+    module.bias_cache[3] = 1.0
+    assert weights_digest(named_modules(module)) != before

@@ -14,9 +14,9 @@ import torch
 import xxhash
 
 from ..errors import ArgumentError
-from .module import Modules, is_growing_rotary
+from .module import KNOWN_PACKAGES, Modules, is_growing_rotary, package_of
 
-# Buffers that models recompute while they run.
+# Buffers that the libraries' models recompute while they run.
 WRITTEN_WHILE_RUNNING = ("_cached", "_cache")
 # Weights on these devices have a checksum, as copying them for their digest is slow.
 FAR_DEVICES = ("cuda",)
@@ -176,7 +176,8 @@ def _stays(module: torch.nn.Module, buffer: str) -> bool:
     is_rotary = buffer.endswith("inv_freq") and hasattr(module, f"original_{buffer}")
     if is_rotary and is_growing_rotary(module):
         return False
-    return not buffer.endswith(WRITTEN_WHILE_RUNNING)
+    is_written = package_of(type(module).__module__) in KNOWN_PACKAGES
+    return not (is_written and buffer.endswith(WRITTEN_WHILE_RUNNING))
 
 
 def _brought_in(module: torch.nn.Module) -> AbstractContextManager:
