@@ -294,7 +294,7 @@ Returns:
             context, they replace these keys: other shards may have longer texts.
         probe (float): mean nll (nats per token) of a fixed random text of 256 tokens, scored like
             the texts. Equal signatures and equal probes (to 1e-4 in float32, 0.005 in float16, 0.01
-            in bfloat16, 0.03 quantised) mean equal numbers; docs/safety.md lists the exceptions.
+            in bfloat16, 0.03 quantised or mixed) mean equal numbers; docs/safety.md lists the exceptions.
         long_probe (list or None): if the longest pass reads more than 256 tokens, mean nll of a
             random text of its length: [tokens, nll of the stretch that ends there], for 512, 1024,
             … tokens and the last one. Compare the stretches that two results share.

@@ -18,6 +18,7 @@ from models import BOS, CONTEXT, NEWEST, VOCABULARY, make_model, make_tokenizer,
 
 from perplexity_sliding.engines.sources import in_use_together
 from perplexity_sliding.models import probes
+from perplexity_sliding.models.logits import BodyThenHead
 from perplexity_sliding.models.probes import leaks, state_kept, with_other_end
 
 sys.path.append(str(Path(__file__).resolve().parent.parent / "benchmarks"))
@@ -666,13 +667,18 @@ def test_a_known_architecture_is_looked_at_with_few_tokens(metric, monkeypatch, 
         sliding_window=window,
     )  # fmt: skip
     model = transformers.MistralForCausalLM(config).eval()
-    plain, read = torch.embedding, []
+    read, states, plain_logits = [], BodyThenHead.states, probes.plain_logits
 
-    def counting(weight, ids, *args):
+    def of_head(self, ids, *args):
         read.append(ids.numel())
-        return plain(weight, ids, *args)
+        return states(self, ids, *args)
 
-    monkeypatch.setattr(torch, "embedding", counting)
+    def of_model(model, ids, name):
+        read.append(ids.numel())
+        return plain_logits(model, ids, name)
+
+    monkeypatch.setattr(BodyThenHead, "states", of_head)
+    monkeypatch.setattr(probes, "plain_logits", of_model)
     arguments = {"predictions": [random_text(700)], "tokenizer": make_tokenizer()}
     metric.compute(model=model, max_length=600, **arguments)
     first, _ = sum(read), read.clear()

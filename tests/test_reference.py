@@ -425,6 +425,30 @@ def test_a_model_without_its_adapter(compare, gpt2):
     assert compare(model=adapted)["perplexity"] == alone["perplexity"]
 
 
+@pytest.mark.parametrize(
+    "trained", [{"modules_to_save": ["lm_head"]}, {"trainable_token_indices": [5, 6, 7]}], ids=str
+)
+def test_a_model_without_its_trained_copies(compare, trained):
+    """A copy of a whole layer that is trained beside the adapters was left in."""
+    peft = pytest.importorskip("peft")
+    if not trained.keys() <= peft.LoraConfig.__dataclass_fields__.keys():
+        pytest.skip("this peft trains no single tokens")
+    base = make_model("llama")
+    alone = compare(model=make_model("llama"))
+    config = peft.LoraConfig(r=2, target_modules=["q_proj"], init_lora_weights=False, **trained)
+    adapted = peft.get_peft_model(base, config).eval()
+    torch.manual_seed(1)
+    for parameter in adapted.parameters():
+        if parameter.requires_grad:
+            torch.nn.init.normal_(parameter, std=0.3)
+    got = compare(model=adapted, reference="without adapter")
+    assert got["perplexity"] != pytest.approx(alone["perplexity"], rel=1e-3)
+    comparison = got["comparison"]
+    assert comparison["reference_perplexity"] == pytest.approx(alone["perplexity"], rel=1e-6)
+    assert "|adapters:none|" in comparison["reference_signature"]
+    assert compare(model=adapted)["perplexity"] == got["perplexity"]
+
+
 def test_a_merged_adapter_is_refused(compare):
     peft = pytest.importorskip("peft")
     config = peft.LoraConfig(task_type="CAUSAL_LM", target_modules=["c_attn"], fan_in_fan_out=True)

@@ -5,14 +5,16 @@ Every call reads the beginning of the probe text, and probes a model again that 
 
 import functools
 import importlib
+import math
 import types
 
 import pytest
 import torch
 import transformers
-from models import VOCABULARY, make_model, make_tokenizer, random_text
+from models import VOCABULARY, make_byte_tokenizer, make_model, make_tokenizer, random_text
 from test_live_models import adapted, check_seen, parts_with
 
+from perplexity_sliding.models.digest import model_revision
 from perplexity_sliding.models.language_model import LanguageModel
 from perplexity_sliding.models.logits import CPU_PADDING
 
@@ -416,3 +418,175 @@ def test_offsets_of_a_tokenizer_of_ones_own(metric):
         result = metric.compute(predictions=["w5 w6"], model=model, tokenizer=tokenizer)
         digests.append(result["signature"])
     assert digests[0] != digests[1]
+
+
+# ---- what a second look at findings of earlier calls must not keep
+
+
+def test_masked_tokens_do_not_hide_the_others(metric, tokenizer, monkeypatch):
+    """The mean of a probe with infinite nlls was infinite, whatever the code."""
+    results = []
+    for factor in (1.0, 2.0):
+        modeling = importlib.import_module(LLAMA)
+        plain = modeling.rotate_half
+        model = make_model("llama")
+        model.lm_head.bias = torch.nn.Parameter(torch.zeros(VOCABULARY))
+        with torch.no_grad():
+            model.lm_head.bias[40:45] = -math.inf
+            model.lm_head.bias[45:50] = torch.finfo(torch.float32).min
+        with monkeypatch.context() as patch:
+            patch.setattr(modeling, "rotate_half", lambda x, f=factor, plain=plain: f * plain(x))
+            results.append(
+                metric.compute(predictions=["w5 w6 w7 w8 w9"], model=model, tokenizer=tokenizer)
+            )
+    check_seen(*results)
+
+
+def test_shared_contexts_are_no_way_around_either(metric, tokenizer, monkeypatch):
+    """The refusal of a model that looks ahead was taken for an architecture without a cache."""
+    settings, plain = {"shift": 0}, torch._C._nn.silu
+
+    def silu(values, *others):
+        return plain(values.roll(-settings["shift"], -2), *others)
+
+    monkeypatch.setattr(torch._C._nn, "silu", silu)
+    model = make_model("llama", max_position_embeddings=512)
+    arguments = {
+        "predictions": [random_text(40, seed) for seed in range(4)],
+        "contexts": [random_text(300, seed=5) + " "] * 4,
+        "boundary": "joint",
+        "model": model,
+        "tokenizer": tokenizer,
+    }
+    metric.compute(**arguments)
+    metric.compute(**arguments)
+    settings["shift"] = 1
+    with pytest.raises(ValueError, match="must be a causal language model"):
+        metric.compute(**arguments)
+
+
+def test_another_limit_has_a_probe_of_its_own(metric):
+    """Bloom has no limit but the tokenizer's: the probe of the first call was that of all."""
+    model, results = make_model("bloom"), []
+    for limit in (8, 64, 8):
+        tokenizer = make_tokenizer()
+        tokenizer.model_max_length = limit
+        arguments = {"predictions": [random_text(30)], "tokenizer": tokenizer, "max_length": 8}
+        results.append(metric.compute(model=model, **arguments))
+        assert (
+            results[-1]["probe"] == metric.compute(model=make_model("bloom"), **arguments)["probe"]
+        )
+    assert results[0] == results[2]
+
+
+class ByLength(transformers.models.llama.modeling_llama.LlamaMLP):
+    """A layer whose settings say later that the length of the pass matters."""
+
+    settings: dict
+
+    def forward(self, x):
+        return super().forward(x) * self.settings.get(x.shape[1] > 20, 1.0)
+
+
+def by_length(settings):
+    model = make_model("llama", max_position_embeddings=256)
+    for layer in model.model.layers:
+        own = ByLength(model.config)
+        own.load_state_dict(layer.mlp.state_dict())
+        object.__setattr__(own, "settings", settings)
+        layer.mlp = own
+    return model.eval()
+
+
+def test_own_code_for_which_the_length_matters_later(metric, tokenizer):
+    """It was probed again, and its passes read as parts of others as before."""
+    settings = {}
+    model = by_length(settings)
+    arguments = {
+        "predictions": [random_text(250), random_text(40, seed=1)],
+        "tokenizer": tokenizer,
+        "max_length": [16, 64],
+        "stride": 16,
+    }
+    before = metric.compute(model=model, **arguments)
+    settings[True] = 3.0
+    after = metric.compute(model=model, **arguments)
+    assert after == metric.compute(model=by_length(settings), **arguments)
+    assert "passes:apart" not in before["signature"]
+    assert "passes:apart" in after["signature"]
+
+
+def test_a_function_of_ones_own_is_looked_at_by_long_passes(metric, tokenizer, monkeypatch):
+    """An architecture is known by the library's code; with other code, the length may matter."""
+    modeling = importlib.import_module(LLAMA)
+    plain = modeling.apply_rotary_pos_emb
+
+    def by_length(query, key, *others, **named):
+        rotated, of_keys = plain(query, key, *others, **named)
+        return rotated * (2.0 if query.shape[2] > 20 else 1.0), of_keys
+
+    monkeypatch.setattr(modeling, "apply_rotary_pos_emb", by_length)
+    model = make_model("llama", max_position_embeddings=64)
+    result = compute(metric, model, 60)
+    assert "passes:apart" in result["signature"]
+
+
+def test_a_copied_cache_is_no_change(metric, tokenizer, monkeypatch):
+    """Copying writes a name into a class, which was taken for a change of its code."""
+    looks, look = [], LanguageModel._look
+    monkeypatch.setattr(
+        LanguageModel, "_look", lambda self, state: looks.append(1) or look(self, state)
+    )
+    model = make_model("llama", max_position_embeddings=512)
+    for _ in range(2):
+        metric.compute(
+            predictions=[random_text(40, seed) for seed in range(4)],
+            contexts=[random_text(300, seed=5) + " "] * 4,
+            boundary="joint",
+            model=model,
+            tokenizer=tokenizer,
+        )
+    assert looks == [1]
+
+
+class AfterEnds(torch.nn.Module):
+    """A module that looks for the ends of texts."""
+
+    def __init__(self, config):
+        super().__init__()
+        self.config = config
+
+    def forward(self, ids):
+        return (ids == self.config.eos_token_id).float()
+
+
+def test_an_end_of_text_that_a_module_looks_for():
+    revisions = []
+    for looks in (False, True):
+        for number in (1, 2):
+            model = make_model("llama", eos_token_id=number)
+            if looks:
+                model.after_ends = AfterEnds(model.config)
+            revisions.append(model_revision(model, None))
+    assert revisions[0] == revisions[1]
+    assert len(set(revisions)) == 3
+
+
+@pytest.mark.parametrize("role", ["padding", "extra"])
+def test_a_token_that_becomes_special(metric, role):
+    """One for padding changes nothing; any other changes what completes a token, and is digested."""
+    model, results = make_model("llama", vocab_size=300), []
+    for change in (False, True):
+        tokenizer = make_byte_tokenizer()
+        if change and role == "padding":
+            tokenizer.pad_token = "Ġ"
+        elif change:
+            tokenizer.add_special_tokens({"cls_token": "Ġ"})
+        results.append(
+            metric.compute(
+                predictions=["the cat sat on the mat"], model=model, tokenizer=tokenizer, words=True
+            )
+        )
+    before, after = results
+    assert (after["signature"] == before["signature"]) == (role == "padding")
+    assert (after["word_scores"] == before["word_scores"]) == (role == "padding")

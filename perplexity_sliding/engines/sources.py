@@ -353,7 +353,7 @@ class WithoutAdapter(LanguageModel):
                     f"{type(model.model or model).__name__} without. Pass the name of the reference."
                 )
             )
-        if any(layer.merged for layer in layers):
+        if any(getattr(layer, "merged", False) for layer in layers):
             raise ValueError(
                 Wording(
                     f"`reference`={cls.variant!r} requires an adapter that can be disabled, but it is "
@@ -441,12 +441,15 @@ class InBfloat16(WithoutAdapter):
 
 
 def adapter_layers(model: torch.nn.Module) -> list:
-    """List the layers of a model with PEFT adapters."""
+    """List the layers of a model with PEFT adapters, or with a trained copy in their place."""
     if not is_peft_available():
         return []
     from peft.tuners.tuners_utils import BaseTunerLayer
+    from peft.utils import other
 
-    return [module for module in model.modules() if isinstance(module, BaseTunerLayer)]
+    # before peft 0.15, the only one of its kind
+    copies = getattr(other, "AuxiliaryTrainingWrapper", other.ModulesToSaveWrapper)
+    return [module for module in model.modules() if isinstance(module, BaseTunerLayer | copies)]
 
 
 @contextmanager

@@ -45,6 +45,8 @@ WITHOUT_EFFECT = {
     "do_sample", "max_length", "min_length", "temperature", "top_p", "num_beams",
     "repetition_penalty", "length_penalty", "no_repeat_ngram_size", "early_stopping",
 }  # fmt: skip
+# Entries among these that have an effect where code reads them while it runs.
+TOKEN_IDS = ("bos_token_id", "eos_token_id", "sep_token_id")
 # Parts of the names of further such entries.
 WITHOUT_EFFECT_PARTS = ("dropout", "pdrop", "layerdrop", "initializer", "summary_", "cached")
 # Types of attributes that affect a library module's output.
@@ -75,19 +77,34 @@ def model_revision(model: torch.nn.Module, commit: str | None) -> str:
     if commit is None or built.structure.adapters:
         commit = weights_digest(built.modules)
     whole = getattr(model, "config", None)
-    settings = _settings(whole)
-    own = _own_settings(built.configs(), whole, settings) + _loose_numbers(built)
+    read = _token_ids_read(built.structure.kinds)
+    settings = _settings(whole, read)
+    own = _own_settings(built.configs(), whole, settings, read) + _loose_numbers(built)
     line = ", ".join([as_json(settings), built.line(), *map(as_json, own)])
     return f"{commit[:DIGITS]}.{digest_of_line(f'[{line}]')}"
 
 
-def _settings(config: object) -> dict:
-    """Return the entries of a configuration that affect the logits."""
-    return _with_effect(config.to_dict()) if hasattr(config, "to_dict") else {}
+def _settings(config: object, read: frozenset[str]) -> dict:
+    """Return the entries of a configuration that affect the logits; see `_token_ids_read`."""
+    return _with_effect(config.to_dict(), read) if hasattr(config, "to_dict") else {}
+
+
+@lru_cache(maxsize=256)
+def _token_ids_read(kinds: frozenset[type]) -> frozenset[str]:
+    """Return the special tokens that modules of these classes look for in a text.
+
+    Some embed what follows the last end of a text.
+    """
+    own = [f for kind in kinds for name, f in vars(kind).items() if name != "__init__"]
+    codes = [inspect.unwrap(f).__code__ for f in own if isinstance(f, FunctionType)]
+    return frozenset(name for name in TOKEN_IDS if any(name in code.co_names for code in codes))
 
 
 def _own_settings(
-    configs: Sequence[tuple[str, str, object]], whole: object, settings: dict
+    configs: Sequence[tuple[str, str, object]],
+    whole: object,
+    settings: dict,
+    read: frozenset[str],
 ) -> list:
     """List the settings of modules whose configuration differs from the model's.
 
@@ -95,6 +112,7 @@ def _own_settings(
         configs: (module, attribute, configuration).
         whole: the model's configuration.
         settings: its entries that affect the logits.
+        read: see `_token_ids_read`.
     """
     as_whole = settings, getattr(whole, "_attn_implementation", None)
     known = {id(whole): as_whole}  # most modules share one object
@@ -103,7 +121,7 @@ def _own_settings(
         if not isinstance(config, transformers.PretrainedConfig):
             continue
         if id(config) not in known:
-            known[id(config)] = _settings(config), config._attn_implementation
+            known[id(config)] = _settings(config, read), config._attn_implementation
         if known[id(config)] != as_whole:
             places.append([name, attribute, *known[id(config)]])
     return places
@@ -398,12 +416,12 @@ def _has_other_forward(kind: type) -> bool:
     return is_replaced or bool(over and writers[0] is not over[0])
 
 
-def _with_effect(settings: dict) -> dict:
+def _with_effect(settings: dict, read: frozenset[str]) -> dict:
     """Drop the entries of a configuration that do not affect the logits, including nested ones."""
     return {
-        key: _with_effect(value) if isinstance(value, dict) else value
+        key: _with_effect(value, read) if isinstance(value, dict) else value
         for key, value in settings.items()
-        if _has_effect(str(key))
+        if key in read or _has_effect(str(key))
     }
 
 
@@ -423,10 +441,11 @@ def _attributes(module: torch.nn.Module) -> dict[str, object]:
     # Lists of custom code are not covered; the probe measures their effect.
     with_containers = package_of(type(module).__module__) in PINNED_PACKAGES
     own = vars(module)
+    read = _token_ids_read(frozenset([type(module)]))
     names = [
         n
         for n in own_names(module)
-        if (_has_effect(n) or (n == "padding_idx" and _skips_padding(module)))
+        if (_has_effect(n) or n in read or (n == "padding_idx" and _skips_padding(module)))
         and (
             isinstance(own[n], SETTINGS)
             or ((with_containers or n == TRAINED_TOKENS) and _is_plain_container(own[n]))

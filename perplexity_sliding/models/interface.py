@@ -13,6 +13,7 @@ opened or adopted, prepared, and used::
 
 import copy
 import hashlib
+import math
 import random
 import sys
 import threading
@@ -47,6 +48,8 @@ LIBRARIES = ("transformers", "torch")
 
 # Maximum length of the short probe text, whose mean nll fingerprints a model.
 PROBE_TOKENS = 256
+# Nats, more than any computed nll and less than a masked one.
+IMPOSSIBLE = 1e10
 
 
 class Batch(NamedTuple):
@@ -310,7 +313,16 @@ def long_probe_of(nlls: np.ndarray, prefixes_agree: bool) -> LongProbe:
         ends.append(2 * ends[-1])
     last = max(1, min(ends[-1], end - PROBE_TOKENS))  # rounding needs tokens to average over
     stretches = [*pairwise(ends), (last, end)]
-    return [[stop, float(nlls[first - 1 : stop - 1].mean())] for first, stop in stretches]
+    return [[stop, mean_of(nlls[first - 1 : stop - 1])] for first, stop in stretches]
+
+
+def mean_of(nlls: np.ndarray) -> float:
+    """Return the mean nll of a probe text in nats, without tokens that a model never predicts.
+
+    Their logits are masked, by infinity or the lowest number, next to which no other token counts.
+    """
+    possible = nlls[nlls < IMPOSSIBLE]
+    return float(possible.mean()) if len(possible) else math.inf
 
 
 def agree(values: np.ndarray, others: np.ndarray, tolerance: float) -> bool:

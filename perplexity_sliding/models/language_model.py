@@ -5,6 +5,7 @@ the model.
 """
 
 import logging
+import math
 import threading
 import warnings
 import weakref
@@ -43,6 +44,7 @@ from .interface import (
     ProbeText,
     agree,
     long_probe_of,
+    mean_of,
 )
 from .loading import (
     check_decoder,
@@ -104,9 +106,11 @@ SMALLEST_PART = 8
 # Each call reads the beginning of the probe text again: a share of as many tokens as it scores, at
 # least a few.
 SHARE_READ, LEAST_READ = 32, 16
-# Largest difference taken for rounding, in nats, in the root of the mean square.  Where rounding is
-# larger, a model is examined in each call.
-SAME_BEGINNING = {torch.float32: 3e-4, torch.float16: 0.01, torch.bfloat16: 0.05}
+# Largest difference taken for rounding, in nats, in the mean, and in the root of the mean square.  Where
+# rounding is larger, a model is examined in each call.
+SAME_BEGINNING = {
+    torch.float32: (1e-4, 3e-4), torch.float16: (0.005, 0.01), torch.bfloat16: (0.01, 0.05)
+}  # fmt: skip
 NOTHING = np.empty(0)
 # Long passes are tested before a run of at least this many; the test costs two and a half.
 LONG_RUN = 50
@@ -284,12 +288,15 @@ class LanguageModel:
         """Return everything that scores of given tokens depend on, in the signature's order."""
         built = self._built or examine(self.model)
         adapters = active_adapters(built)
+        is_apart = self._found is not None and not self.prefixes_agree
         return {
             "model": self.name + ("+modified" if modifications(built) else ""),
             "revision": self.revision,
             "dtype": number_format(self.model),
             **({} if adapters is None else {"adapters": adapters}),
             "attention": getattr(getattr(self.model, "config", None), "_attn_implementation", None),
+            # Passes of other lengths are other passes, and none is read as a part of another.
+            **({"passes": "apart"} if is_apart else {}),
             "transformers": transformers.__version__,
             "torch": torch.__version__,
         }
@@ -343,7 +350,7 @@ class LanguageModel:
         """The probe; a call that reports it has read its beginning, see `_compare_beginning`."""
         self._compare_beginning()
         nlls = self.findings.short_nlls
-        return None if nlls is None else float(nlls.mean())
+        return None if nlls is None else mean_of(nlls)
 
     def long_probe(self, length: int) -> LongProbe | None:
         """Return the probe of passes of this length; see `ScoredModel`."""
@@ -402,7 +409,7 @@ class LanguageModel:
         # affects the forward, in addition to weights and configuration
         tensors = ((p.device, p.dtype) for p in parameters_of(self.model))
         structure = (*state_of_code(built), *tensors, number_format(self.model))
-        state = (self.revision, code, structure, *modified)
+        state = (self.revision, code, structure, self._probe_length, *modified)
         known = _FINDINGS.get(self.model, {}).get(self.variant)
         self._earlier = NOTHING
         if known is None or known.state != state:
@@ -410,11 +417,11 @@ class LanguageModel:
             logger.info(f"{self.description}: logits by {describe_head(self._make_head(known))}")
             self._apply(known)
             return
+        self._earlier = nlls_known(known)
         if modified or runs_own_code(built, code):
-            # It may behave differently from the last call.
+            # It may behave differently from the last call, and is probed again.
             known = known._replace(short_nlls=None, long_nlls={}, rows_tried=2)
         self._adopt(known)  # no pass has run since that could have changed it
-        self._earlier = self._known_nlls
 
     @torch.inference_mode()
     def prepare(
@@ -429,20 +436,25 @@ class LanguageModel:
         if self._found is None:
             self.check()
         self._unread = 0  # the passes below are no part of the call
+        self._prepared = length, num_tokens, whole_lengths
+        is_unmeasured = self.findings.short_nlls is None
         if not self.findings.is_known:
             # only passes of this length show whether the length matters
             length = max([length, *whole_lengths])
         is_worth_it = not self.findings.is_known or num_tokens >= LONG_RUN * length
         if length > self.findings.length and is_worth_it:
             self._try_long_passes(length)
-        if self.findings.short_nlls is None:
+        if is_unmeasured:
             nlls = self._read_probe_text(PROBE_TOKENS, self.limit.length)
             self._apply(self.findings._replace(short_nlls=nlls))
         for probed in [length] if self.prefixes_agree else sorted({length, *whole_lengths}):
             self._measure_long_probe(probed)
-        self._prepared = length, num_tokens, whole_lengths
+        if is_unmeasured:
+            if not self._reads_alike(nlls_known(self.findings)):
+                self._examine_again()
+            self._earlier = NOTHING  # it is probed in this call
         share = max(LEAST_READ, num_tokens // SHARE_READ)
-        self._unread = min(length, share, len(self._known_nlls))
+        self._unread = min(length, share, len(nlls_known(self.findings)))
 
     def _measure_long_probe(self, length: int) -> None:
         """Measure the probe of this length, unless the short one is as long, or it is known."""
@@ -451,14 +463,6 @@ class LanguageModel:
         nlls = self._read_probe_text(length + 1)
         kept = {} if self.prefixes_agree else self.findings.long_nlls
         self._apply(self.findings._replace(long_nlls={**kept, length: nlls}))
-
-    @property
-    def _known_nlls(self) -> np.ndarray:
-        """The known nlls of the longest probe text whose beginning is one of all passes."""
-        known = self.findings
-        longest = max(known.long_nlls, default=0) if self.prefixes_agree else 0
-        nlls = known.long_nlls[longest] if longest else known.short_nlls
-        return NOTHING if nlls is None else nlls
 
     @torch.inference_mode()
     def _compare_beginning(self) -> None:
@@ -480,20 +484,12 @@ class LanguageModel:
             ValueError: it has changed so much that the call's plan does not suit it.
         """
         before, self._unread = self.findings, 0
-        count = min(len(nlls), len(self._earlier))
-        tolerance = SAME_BEGINNING[precision(self.model)]
-        if not count or agree(nlls[:count], self._earlier[:count], tolerance):
+        if self._reads_alike(nlls):
             return False
-        logger.info(f"{self.description}: changed since the last call; examining it again")
         try:
-            self._restore()
-            found = self._look(before.state)
-            # as planned: it may find that they do not only in passes that this call lacks
-            self._apply(found._replace(prefixes_agree=before.prefixes_agree))
-            self.prepare(*self._prepared)
+            self._examine_again(before.prefixes_agree)
         except ValueError as error:
             raise ChangedModelError(*error.args) from error
-        self._earlier, self._unread = NOTHING, 0
         planned = before.vocabulary_size, before.prefixes_agree
         if planned != (self.vocabulary_size, self.prefixes_agree):
             raise ChangedModelError(
@@ -501,6 +497,30 @@ class LanguageModel:
                 "the passes of this call were planned for the former. Call again."
             )
         return True
+
+    def _reads_alike(self, nlls: np.ndarray) -> bool:
+        """Return whether the probe text had these nlls (N,) in earlier calls, as far as they are known."""
+        count = min(len(nlls), len(self._earlier))
+        if not count:
+            return True
+        nlls, earlier = nlls[:count], self._earlier[:count]
+        of_mean, of_each = SAME_BEGINNING[precision(self.model)]
+        means = mean_of(nlls), mean_of(earlier)
+        return agree(nlls, earlier, of_each) and math.isclose(*means, rel_tol=0.0, abs_tol=of_mean)
+
+    def _examine_again(self, prefixes_agree: bool = True) -> None:
+        """Check and prepare a model that has changed since the last call.
+
+        Args:
+            prefixes_agree: False if passes are planned for prefixes that do not agree.
+        """
+        logger.info(f"{self.description}: changed since the last call; examining it again")
+        self._earlier = NOTHING
+        self._restore()
+        found = self._look(self.findings.state)
+        self._apply(found._replace(prefixes_agree=prefixes_agree))
+        self.prepare(*self._prepared)
+        self._unread = 0
 
     def _look(self, state: tuple) -> Findings:
         """Check with short passes that it is a causal language model, and find its head.
@@ -599,6 +619,7 @@ class LanguageModel:
         in_full = self.dtype in (torch.float32, torch.float64)
         if not (in_full and self.prefixes_agree and has_forward_of_transformers(self.model)):
             return False
+        self._compare_beginning()  # whose refusal would pass for an unsupported architecture
         ids = [torch.from_numpy(part)[None].to(self.device) for part in (prefix, following)]
         rows = torch.arange(len(following), device=self.device)
         targets = torch.zeros_like(rows)
@@ -720,6 +741,13 @@ class LanguageModel:
             return collect_rows(head or self.head, ids, rows)
         except Exception as error:
             raise explain_failure(error, 1, ids.shape[1], self.device) from error
+
+
+def nlls_known(findings: Findings) -> np.ndarray:
+    """Return the nlls of the longest probe text whose beginning is one of all passes."""
+    longest = max(findings.long_nlls, default=0) if findings.prefixes_agree else 0
+    nlls = findings.long_nlls[longest] if longest else findings.short_nlls
+    return NOTHING if nlls is None else nlls
 
 
 def collect_rows(head: Head, ids: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:

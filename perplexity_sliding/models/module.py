@@ -40,7 +40,17 @@ FIXED = (
     ModuleType,
 )  # fmt: skip
 # Names of strings that no code uses.
-UNUSED = frozenset(["__doc__", "__file__", "__module__", "__name__", "__package__", "__qualname__"])
+UNUSED = frozenset(
+    [
+        "__slotnames__",
+        "__doc__",
+        "__file__",
+        "__module__",
+        "__name__",
+        "__package__",
+        "__qualname__",
+    ]
+)
 # Beginning of the names under which torch.compile leaves code in the modules that it compiles.
 COMPILED = "__compiled_fn_"
 # Names of a model's state; `cache` is that of all models from transformers 5.24 on.
@@ -451,14 +461,19 @@ class LibraryCode:
             tables = [name for name in found if _is_table(found[name])]
             weak = [name for name in foreign + tables if type(found[name]).__weakrefoffset__]
             self._weak += [(space, name, weakref.ref(found.pop(name))) for name in weak]
-            self._spaces.append((space, len(space), list(found), list(found.values())))
+            self._spaces.append((space, _size(space), list(found), list(found.values())))
 
     def is_unchanged(self) -> bool:
         """Return whether all names still refer to the same objects."""
         return all(
-            len(space) == size and all(map(operator.is_, map(space.get, names), functions))
+            _size(space) == size and all(map(operator.is_, map(space.get, names), functions))
             for space, size, names, functions in self._spaces
         ) and all(space.get(name) is value() for space, name, value in self._weak)
+
+
+def _size(space: Mapping) -> int:
+    """Count the names of a class or module, without the one that copying an object writes."""
+    return len(space) - ("__slotnames__" in space)
 
 
 def library_code(classes: frozenset[type]) -> LibraryCode:

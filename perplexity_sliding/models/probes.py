@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from ..errors import Wording
-from .digest import examine, modifications
+from .digest import examine, modifications, runs_own_code
 from .interface import Batch, LogitBlocks, ProbeText
 from .logits import (
     OTHER_SHAPE,
@@ -37,6 +37,7 @@ from .module import (
     is_growing_rotary,
     is_known,
     is_moved,
+    library_code,
     modules_of,
     num_embeddings,
     package_of,
@@ -475,7 +476,7 @@ def is_same(value: object, other: object) -> bool:
 
 def is_known_architecture(model: torch.nn.Module) -> bool:
     """Return whether a model has a verified architecture without detectable modifications."""
-    config = getattr(model, "config", None)
+    config, built = getattr(model, "config", None), examine(model)
     return (
         getattr(config, "model_type", None) in VERIFIED_ARCHITECTURES
         and getattr(config, "_attn_implementation", None) in ATTENTION
@@ -483,7 +484,8 @@ def is_known_architecture(model: torch.nn.Module) -> bool:
         and not has_local_layers(config)
         and has_forward_of_transformers(model)
         and all(map(is_of_library, modules_of(model)))
-        and not modifications(examine(model))
+        and not modifications(built)
+        and not runs_own_code(built, library_code(built.structure.of_libraries))
     )
 
 

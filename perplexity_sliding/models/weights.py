@@ -173,7 +173,9 @@ def _stays(module: torch.nn.Module, buffer: str) -> bool:
     """Return whether a forward pass leaves a buffer unchanged."""
     if buffer not in module._non_persistent_buffers_set:
         return True
-    is_rotary = buffer.endswith("inv_freq") and hasattr(module, f"original_{buffer}")
+    prefix = buffer.removesuffix("inv_freq")  # of a kind of layers
+    originals = (f"original_{buffer}", f"{prefix}original_inv_freq")
+    is_rotary = buffer.endswith("inv_freq") and any(hasattr(module, name) for name in originals)
     if is_rotary and is_growing_rotary(module):
         return False
     is_written = package_of(type(module).__module__) in KNOWN_PACKAGES

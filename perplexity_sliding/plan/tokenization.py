@@ -254,9 +254,27 @@ def start_token_id(tokenizer: PreTrainedTokenizerBase, kind: str) -> int | None:
 
 
 def special_ids(tokenizer: PreTrainedTokenizerBase) -> set[int]:
-    """Return the ids of all special tokens, with and without a role such as "bos"."""
+    """Return the ids of all special tokens, with and without a role such as "bos".
+
+    A token that is special for padding alone is not: no text is padded, and any may be chosen.
+    """
     added = getattr(tokenizer, "added_tokens_decoder", {}).items()
-    return {*tokenizer.all_special_ids, *(number for number, token in added if token.special)}
+    named = {*_roles(tokenizer).values(), *_extra_special(tokenizer)}
+    ids = map(tokenizer.convert_tokens_to_ids, sorted(named))
+    return {*ids, *(number for number, token in added if token.special)} - {None}
+
+
+def _roles(tokenizer: PreTrainedTokenizerBase) -> dict[str, str]:
+    """Return the special tokens by their roles, without the one for padding."""
+    roles = tokenizer.special_tokens_map.items()
+    return {k: v for k, v in roles if k != "pad_token" and isinstance(v, str)}
+
+
+def _extra_special(tokenizer: PreTrainedTokenizerBase) -> list[str]:
+    """List the special tokens without a role."""
+    names = ("extra_special_tokens", "additional_special_tokens")
+    lists = (getattr(tokenizer, name, None) for name in names)
+    return sorted({str(token) for tokens in lists if isinstance(tokens, list) for token in tokens})
 
 
 def resolve_start(tokenizer: PreTrainedTokenizerBase, add_start_token: bool | str) -> Start:
@@ -632,7 +650,9 @@ def tokenizer_digest(tokenizer: PreTrainedTokenizerBase) -> str:
         }
         state = [type(tokenizer).__name__, sorted(tokenizer.get_vocab().items()), settings, given]
         state += _rules(tokenizer)
-    special = {k: v for k, v in tokenizer.special_tokens_map.items() if k != "pad_token"}
+    special: dict = {k: v for k, v in tokenizer.special_tokens_map.items() if k != "pad_token"}
+    if _extra_special(tokenizer):
+        special["extra"] = _extra_special(tokenizer)
     if _has_own_code(tokenizer):
         offsets = [part.offsets for part in _encode_probe(tokenizer)]
         tried = [_try_out(tokenizer), [None if o is None else o.tolist() for o in offsets]]
