@@ -531,6 +531,22 @@ def test_a_function_of_ones_own_is_looked_at_by_long_passes(metric, tokenizer, m
     assert "passes:apart" in result["signature"]
 
 
+@pytest.mark.parametrize("kind", ["dynamic", "longrope"])
+def test_growing_frequencies_have_one_signature(metric, tokenizer, kind):
+    """Whether a call has texts that are long enough to show it or not: their parts are merged."""
+    settings = {"rope_type": kind, "factor": 4.0, "rope_theta": 10000.0}
+    if kind == "longrope":
+        settings |= {"short_factor": [1.0] * 8, "long_factor": [3.0] * 8}
+        settings["original_max_position_embeddings"] = 16
+    model = make_model("llama", max_position_embeddings=16, rope_scaling=settings)
+    arguments = {"model": model, "tokenizer": tokenizer, "max_length": 64}
+    texts = [random_text(10), random_text(60, seed=1)]
+    results = [metric.compute(predictions=[text], **arguments) for text in texts]
+    whole = metric.compute(predictions=texts, **arguments, return_token_scores=True)
+    assert {result["signature"] for result in results} == {whole["signature"]}
+    assert "apart" not in whole["signature"]
+
+
 def test_a_copied_cache_is_no_change(metric, tokenizer, monkeypatch):
     """Copying writes a name into a class, which was taken for a change of its code."""
     looks, look = [], LanguageModel._look

@@ -288,7 +288,11 @@ class LanguageModel:
         """Return everything that scores of given tokens depend on, in the signature's order."""
         built = self._built or examine(self.model)
         adapters = active_adapters(built)
-        is_apart = self._found is not None and not self.prefixes_agree
+        # Where frequencies grow, this may be known of the parts of a run with long texts only, and
+        # does not matter to those with short ones.
+        is_apart = self._found is not None and not (
+            self.prefixes_agree or grows_frequencies(self.model)
+        )
         return {
             "model": self.name + ("+modified" if modifications(built) else ""),
             "revision": self.revision,
