@@ -121,9 +121,11 @@ def all_parts(
         print_ways(results["first calls"])
 
     def all_short_texts() -> None:
+        narrow = setup if tiny else Setup("narrow")
         results["short text, live model"] = [
             short_text.bundled_model(options.repetitions),
-            short_text.gpt2(setup if tiny else Setup("narrow"), options.repetitions),
+            short_text.gpt2(narrow, options.repetitions),
+            short_text.gpt2(narrow, options.repetitions, tokens=30 if tiny else 100),
         ]
         print_ways(results["short text, live model"])
 

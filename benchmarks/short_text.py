@@ -1,4 +1,4 @@
-"""Compare a call with one forward pass, for a few words and a live model.
+"""Compare a call with one forward pass, for a few words or one window, and a live model.
 
 Everything that may have changed since the last call is looked at again: weights, tokenizer, modules.
 """
@@ -24,10 +24,11 @@ def bundled_model(repetitions: int) -> dict:
     return short_text(name, model.eval(), tokenizer, "She closed the door.", repetitions)
 
 
-def gpt2(setup: Setup, repetitions: int) -> dict:
+def gpt2(setup: Setup, repetitions: int, tokens: int = 5) -> dict:
     """Times with a GPT-2 of a shape."""
     name = f"GPT-2, {setup.model.config.n_layer} layers of {setup.model.config.n_embd}"
-    text = make_text(5, setup.vocabulary)
+    name += "" if tokens == 5 else f", {tokens} tokens"
+    text = make_text(tokens, setup.vocabulary)
     return short_text(name, setup.model, setup.tokenizer, text, repetitions)
 
 

@@ -323,7 +323,7 @@ def test_a_short_text_is_timed_beside_a_forward_pass(outcome):
         found = case["ratios"][f"{short_text.OURS} / {short_text.FORWARD}"]
         assert found["median"] == pytest.approx(statistics.median(ratios))
         assert case["name"] in table.ways_table(outcome[0], "short text, live model")
-    assert len(cases) == 2
+    assert len(cases) == 3
 
 
 def test_lines_are_as_many_and_as_long_as_asked(tmp_path):
