@@ -606,3 +606,53 @@ def test_a_token_that_becomes_special(metric, role):
     before, after = results
     assert (after["signature"] == before["signature"]) == (role == "padding")
     assert (after["word_scores"] == before["word_scores"]) == (role == "padding")
+
+
+# ---- models that change themselves
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_rwkv_divides_its_weights_once(metric, tokenizer, training):
+    """Its flag was restored after a pass, and its weights were divided again by the next one."""
+    model = make_model("rwkv", num_hidden_layers=12, rescale_every=6).train(training)
+    text = random_text(9, seed=3)
+    arguments = {"predictions": [text], "model": model, "tokenizer": tokenizer}
+    results = [metric.compute(**arguments) for _ in range(3)]
+    ids = torch.tensor([[0, *tokenizer(text)["input_ids"]]])
+    with torch.no_grad():
+        logits = model.eval()(input_ids=ids, use_cache=False).logits[0, :-1]
+    expected = torch.nn.functional.cross_entropy(logits, ids[0, 1:])
+    assert math.log(results[0]["perplexity"]) == pytest.approx(expected.item(), rel=1e-6)
+    assert results[0] == results[1] == results[2]
+
+
+def test_looking_for_tables_leaves_an_attention_that_short_texts_change(tokenizer):
+    """BigBird reads a few tokens by full attention, and whatever follows."""
+    config = transformers.BigBirdConfig(
+        vocab_size=VOCABULARY, hidden_size=32, intermediate_size=32, num_hidden_layers=1,
+        num_attention_heads=2, max_position_embeddings=512, is_decoder=True, block_size=4,
+        num_random_blocks=1, attention_type="block_sparse",
+    )  # fmt: skip
+    model = transformers.BigBirdForCausalLM(config).eval()
+    assert LanguageModel.adopt(model, tokenizer).limit.length == 512
+    assert model.bert.attention_type == "block_sparse"
+
+
+@pytest.mark.parametrize("number", [3, 5])
+def test_virtual_tokens_are_no_positions(metric, tokenizer, number):
+    """Three of them were as many as the tokens of the pass that looks for tables of positions."""
+    peft = pytest.importorskip("peft")
+    config = peft.PrefixTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=number)
+    model = peft.get_peft_model(make_model("llama", max_position_embeddings=64), config).eval()
+    result = metric.compute(predictions=[random_text(30)], model=model, tokenizer=tokenizer)
+    assert result["max_length"] == 64
+
+
+def test_experts_in_half_precision_have_one_signature(metric, tokenizer):
+    """Some lengths round tokens to other experts, and others do not: parts of a run are merged."""
+    model = make_model("mixtral", max_position_embeddings=256).to(torch.bfloat16)
+    signatures = {
+        compute(metric, model, length)["signature"].replace(f"window:{length}", "")
+        for length in (24, 40, 60, 80, 100, 128)
+    }
+    assert not any("apart" in signature for signature in signatures)

@@ -82,6 +82,7 @@ from .module import (
     number_format,
     parameters_of,
     precision,
+    settle,
 )
 from .probes import (
     KeptState,
@@ -227,6 +228,7 @@ class LanguageModel:
         if tokenizer is None:
             tokenizer = load_tokenizer(model_id, tokenizer_kwargs, model_kwargs, argument)
         model = load_model(model_id, target, weights, model_kwargs, argument)
+        settle(model)
         return cls(
             model,
             tokenizer,
@@ -268,6 +270,7 @@ class LanguageModel:
         check_decoder(config, f"`{argument}`")
         name = model_name(getattr(config, "_name_or_path", "") or type(model).__name__, {})
         with lock_of(model):
+            settle(model)
             return cls(model, tokenizer, name, model_revision(model, None), f"`{argument}`")
 
     @cached_property
@@ -288,22 +291,27 @@ class LanguageModel:
         """Return everything that scores of given tokens depend on, in the signature's order."""
         built = self._built or examine(self.model)
         adapters = active_adapters(built)
-        # Where frequencies grow, this may be known of the parts of a run with long texts only, and
-        # does not matter to those with short ones.
-        is_apart = self._found is not None and not (
-            self.prefixes_agree or grows_frequencies(self.model)
-        )
         return {
             "model": self.name + ("+modified" if modifications(built) else ""),
             "revision": self.revision,
             "dtype": number_format(self.model),
             **({} if adapters is None else {"adapters": adapters}),
             "attention": getattr(getattr(self.model, "config", None), "_attn_implementation", None),
-            # Passes of other lengths are other passes, and none is read as a part of another.
-            **({"passes": "apart"} if is_apart else {}),
+            **({"passes": "apart"} if self._reads_apart(built) else {}),
             "transformers": transformers.__version__,
             "torch": torch.__version__,
         }
+
+    def _reads_apart(self, built: Built) -> bool:
+        """Return whether no pass is read as a part of a longer one because of code of one's own.
+
+        The libraries' code is known by its version, and for which of it the length of a pass matters need
+        not show in each part of a run.
+        """
+        if self._found is None or self.prefixes_agree:
+            return False
+        code = library_code(built.structure.of_libraries)
+        return bool(modifications(built)) or runs_own_code(built, code)
 
     def check_identifiable(self, argument: str = "checkpoint") -> None:
         """Refuse to store scores of a model that may change without changing its signature.

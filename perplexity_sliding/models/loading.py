@@ -38,7 +38,8 @@ from ..errors import ArgumentError, ArgumentTypeError, Wording
 from ..plan.tokenization import check_repeatable
 from ..plan.windows import ContextLimit
 from .interface import LARGEST_LIMIT
-from .module import position_table, text_config
+from .module import text_config
+from .probes import position_table
 
 CONFIGS = ("config.json", "adapter_config.json")
 TOKENIZER_FILES = ("tokenizer_config.json", "tokenizer.json", *CONFIGS)

@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import PretrainedConfig
 
 # A model's modules by name.
@@ -63,10 +62,6 @@ NEVER_RUN = tuple(
 )
 # Depth to which imports of modules are followed.
 MODULES_DEEP = 2
-# Tokens of the forward pass that identifies tables of positions.
-TABLE_PROBE = 3
-# Found position tables, by the model and the sizes of its embeddings.
-_TABLES: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
 # Parameters of forward methods.
 _PARAMETERS: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
 # The libraries' code, by the classes of models.
@@ -157,69 +152,6 @@ def num_embeddings(model: torch.nn.Module) -> int | None:
     return getattr(text_config(model), "vocab_size", None)
 
 
-def position_table(model: torch.nn.Module) -> int | None:
-    """Return the size of the model's table of learned or precomputed absolute positions, or None.
-
-    Tables of relative positions and those of a vision tower are not limits, but cannot be recognised
-    by their names, so a short forward pass records the entries that are read for each position.
-    """
-    embeddings = input_embeddings(model)
-    sizes, fixed = [], []
-    for module in modules_of(model):
-        if isinstance(module, torch.nn.Embedding) and module is not embeddings:
-            sizes.append(module.num_embeddings)
-        # GPT-J and CodeGen; a plain attribute in older transformers
-        precomputed = getattr(module, "embed_positions", None)
-        if isinstance(precomputed, torch.Tensor) and precomputed.ndim == 2:
-            fixed.append(precomputed.shape[0])
-    if sizes:
-        known = _TABLES.get(model)
-        if known is None or known[0] != sizes:
-            known = _TABLES[model] = sizes, tables_read(model)
-        fixed += known[1]
-    return min(fixed, default=None)
-
-
-@torch.inference_mode()
-def tables_read(model: torch.nn.Module) -> list[int]:
-    """Return the size of each table that the model reads at consecutive entries."""
-    padding = getattr(text_config(model), "pad_token_id", None)  # it has no position in RoBERTa
-    # Descending, so that token ids are not mistaken for positions.
-    tokens = [token for token in range(TABLE_PROBE, -1, -1) if token != padding][:TABLE_PROBE]
-    ids = torch.tensor([tokens], device=input_device(model))
-    recorder = _EmbeddingRecorder()
-    try:
-        with evaluating(model), recorder:
-            model(**{ids_name(model): ids}, **forward_kwargs(model))
-    except Exception:
-        return []  # other modules are refused elsewhere
-    steps = torch.arange(TABLE_PROBE)
-    return [
-        rows - int(entries[0])  # OPT and its kin keep the first entries for themselves
-        for rows, entries in recorder.read
-        if len(entries) == len(steps) and torch.equal(entries - entries[0], steps)
-    ]
-
-
-class _EmbeddingRecorder(TorchDispatchMode):
-    """Records look-ups in tables.
-
-    Attributes:
-        read: (rows of the table, entries (N,)) of each look-up.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.read: list[tuple[int, torch.Tensor]] = []
-
-    def __torch_dispatch__(
-        self, func: Callable, types: Sequence[type], args: tuple = (), kwargs: dict | None = None
-    ) -> object:
-        if func is torch.ops.aten.embedding.default:
-            self.read.append((len(args[0]), args[1].flatten().cpu().long()))
-        return func(*args, **(kwargs or {}))
-
-
 @contextmanager
 def evaluating(model: torch.nn.Module) -> Iterator[None]:
     """Set a model to evaluation mode and named outputs within the context, module by module."""
@@ -237,6 +169,15 @@ def evaluating(model: torch.nn.Module) -> Iterator[None]:
             module.training = True
         if returns_tuples:
             config.return_dict = False
+
+
+def settle(model: torch.nn.Module) -> None:
+    """Let a model change its own weights, as RWKV divides them at its first pass of an evaluation."""
+    rescaled: list[Any] = [m for m in modules_of(model) if hasattr(type(m), "_rescale_layers")]
+    if rescaled:
+        with evaluating(model), torch.no_grad():
+            for module in rescaled:
+                module._rescale_layers()
 
 
 def text_config(model: torch.nn.Module) -> PretrainedConfig | None:

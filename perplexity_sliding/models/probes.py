@@ -6,12 +6,14 @@ If logits depend on the length of a pass, passes of different lengths are not me
 
 import itertools
 import operator
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..errors import Wording
 from .digest import examine, modifications, runs_own_code
@@ -30,10 +32,12 @@ from .logits import (
 )
 from .module import (
     KNOWN_PACKAGES,
+    evaluating,
     forward_kwargs,
     grows_frequencies,
     ids_name,
     input_device,
+    input_embeddings,
     is_growing_rotary,
     is_known,
     is_moved,
@@ -41,10 +45,10 @@ from .module import (
     modules_of,
     num_embeddings,
     package_of,
-    position_table,
     precision,
     probe_ids,
     quantisation,
+    text_config,
 )
 
 # Values of `model_type`.
@@ -65,6 +69,10 @@ PROBE_ROWS = 32
 # Tokens of the probe text in a short pass, and rows of logits per block.
 QUICK_ROWS, TEXT_ROWS = 8, 64
 
+# Tokens of the forward passes that identify tables of positions.
+TABLE_PROBES = (3, 5)
+# Found position tables, by the model and the sizes of its embeddings.
+_TABLES: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
 # Attributes of modules that a forward pass may set.
 PLAIN = (bool, int, float, str, torch.Tensor, type(None))
 # Placeholder for a missing attribute.
@@ -469,6 +477,86 @@ def is_same(value: object, other: object) -> bool:
     if value is other:
         return True
     return isinstance(value, int | float | str) and type(value) is type(other) and value == other
+
+
+# --- tables of positions --------------------------------------------------------------------------
+
+
+def position_table(model: torch.nn.Module) -> int | None:
+    """Return the size of the model's table of learned or precomputed absolute positions, or None.
+
+    Tables of relative positions and those of a vision tower are not limits, but cannot be recognised
+    by their names, so short forward passes record the entries that are read for each position.
+    """
+    embeddings = input_embeddings(model)
+    sizes, fixed = [], []
+    for module in modules_of(model):
+        if isinstance(module, torch.nn.Embedding) and module is not embeddings:
+            sizes.append(module.num_embeddings)
+        # GPT-J and CodeGen; a plain attribute in older transformers
+        precomputed = getattr(module, "embed_positions", None)
+        if isinstance(precomputed, torch.Tensor) and precomputed.ndim == 2:
+            fixed.append(precomputed.shape[0])
+    if sizes:
+        known = _TABLES.get(model)
+        if known is None or known[0] != sizes:
+            known = _TABLES[model] = sizes, tables_read(model)
+        fixed += known[1]
+    return min(fixed, default=None)
+
+
+def tables_read(model: torch.nn.Module) -> list[int]:
+    """Return the size of each table that the model reads at consecutive entries, one for each token.
+
+    Tables of prefix tuning are read at as many entries in every pass.
+    """
+    short, longer = TABLE_PROBES
+    found = tables_read_by(model, short)
+    again = tables_read_by(model, longer) if found else None  # None as well if it has fewer entries
+    return [rows - first for rows, first in found or () if again is None or (rows, first) in again]
+
+
+@torch.inference_mode()
+def tables_read_by(model: torch.nn.Module, length: int) -> list[tuple[int, int]] | None:
+    """Return (rows, first entry) of the tables that a pass reads at consecutive entries; None if it fails.
+
+    OPT and its kin keep the first entries for themselves.
+    """
+    padding = getattr(text_config(model), "pad_token_id", None)  # it has no position in RoBERTa
+    # Descending, so that token ids are not mistaken for positions.
+    tokens = [token for token in range(length, -1, -1) if token != padding][:length]
+    ids = torch.tensor([tokens], device=input_device(model))
+    recorder = _EmbeddingRecorder()
+    try:
+        with evaluating(model), state_kept(model), recorder:
+            model(**{ids_name(model): ids}, **forward_kwargs(model))
+    except Exception:
+        return None  # other modules are refused elsewhere
+    steps = torch.arange(length)
+    return [
+        (rows, int(entries[0]))
+        for rows, entries in recorder.read
+        if len(entries) == len(steps) and torch.equal(entries - entries[0], steps)
+    ]
+
+
+class _EmbeddingRecorder(TorchDispatchMode):
+    """Records look-ups in tables.
+
+    Attributes:
+        read: (rows of the table, entries (N,)) of each look-up.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.read: list[tuple[int, torch.Tensor]] = []
+
+    def __torch_dispatch__(
+        self, func: Callable, types: Sequence[type], args: tuple = (), kwargs: dict | None = None
+    ) -> object:
+        if func is torch.ops.aten.embedding.default:
+            self.read.append((len(args[0]), args[1].flatten().cpu().long()))
+        return func(*args, **(kwargs or {}))
 
 
 # --- architectures for which short passes suffice ------------------------------------------------

@@ -26,12 +26,12 @@ from .module import (
     forward_parameters,
     grows_frequencies,
     ids_name,
-    position_table,
     precision,
     probe_ids,
     state_name,
     text_config,
 )
+from .probes import position_table
 
 # Models without `position_ids` whose attention depends only on distances.
 ALIBI_MODELS = ("bloom", "mpt")
