@@ -105,7 +105,8 @@ class Request:
         if self.parts is None or self.parts.chats is None:
             return self.text_digests
         written = zip(measurement.texts, measurement.streams)
-        lines = (json.dumps([text, stream.scored_part.spans]) for text, stream in written)
+        parts = ((text, stream.scored_part) for text, stream in written)
+        lines = (json.dumps([text, part.longer or part.spans]) for text, part in parts)
         return [TextsDigest.of([line]) for line in lines]
 
     @property

@@ -4,7 +4,7 @@ import math
 import warnings
 
 import pytest
-from models import make_tokenizer
+from models import make_model, make_tokenizer
 
 PROMPT = "{% if add_generation_prompt %}{{ '<|assistant|> ' }}{% endif %}"
 TURNS = (
@@ -167,3 +167,34 @@ def test_a_turn_without_a_token_moves_no_other_s_end(metric, gpt2):
     assert result["num_tokens"] == len(["w7", "<eos>"])
     bits = result["total_nll"] / math.log(2)
     assert result["bits_per_character"] == pytest.approx(bits / len("w7 "))
+
+
+@pytest.mark.parametrize("marked", [True, False])
+def test_whether_the_end_of_a_turn_is_scored_is_in_the_digest(metric, marked):
+    """Two templates wrote one text, of which one had the end scored: 0.5 nats under equal keys."""
+    inside, outside = (
+        "{{ m.content }}<eos>{% endgeneration %}",
+        "{{ m.content }}{% endgeneration %}<eos>",
+    )
+    results = []
+    for answer in (inside, outside) if marked else (outside, outside):
+        template = (
+            "{% for m in messages %}{% if m.role == 'assistant' %}w5 {% generation %}"
+            + answer
+            + "{% else %}w4 {{ m.content }}{% endif %} {% endfor %}"
+        )
+        results.append(
+            metric.compute(
+                predictions=[
+                    [
+                        {"role": "user", "content": "w6 w7"},
+                        {"role": "assistant", "content": "w8 w9 w10"},
+                    ]
+                ],
+                model=make_model("llama", max_position_embeddings=64),
+                tokenizer=make_tokenizer(chat_template=template),
+            )
+        )
+    one, other = results
+    assert (one["num_tokens"] != other["num_tokens"]) == marked
+    assert (one["texts_digest"] != other["texts_digest"]) == marked

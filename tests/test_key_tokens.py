@@ -215,3 +215,20 @@ def test_slow_tokenizers_are_refused(metric, gpt2, tokenizer):
             predictions=["w3 w4"], model=gpt2, tokenizer=tokenizer,
             key_tokens={"evaluator": (gpt2, slow)},
         )  # fmt: skip
+
+
+def test_the_limit_of_the_evaluator_is_in_the_signature(metric):
+    """It is the tokenizer's where the model states none, and decides which tokens are key."""
+    signatures = []
+    for limit in (40, 64):
+        tokenizer = make_tokenizer()
+        tokenizer.model_max_length = limit
+        results = metric.compute(
+            predictions=[random_text(60)],
+            model=make_model("bloom"),
+            tokenizer=tokenizer,
+            max_length=16,
+            key_tokens=RULE,
+        )
+        signatures.append(results["longppl_signature"])
+    assert f"|limit:{40}|" in signatures[0] and f"|limit:{64}|" in signatures[1]

@@ -51,12 +51,11 @@ def long_llama(**settings):
 
 
 def a_property(patch, settings):
-    attention = importlib.import_module(LLAMA).LlamaAttention
-    scale = property(
-        lambda layer: settings["factor"] * vars(layer)["scaling"],
-        lambda layer, value: vars(layer).update(scaling=value),
-    )
-    patch.setattr(attention, "scaling", scale, raising=False)
+    def scaled(layer):
+        return lambda values: settings["factor"] * layer._modules["act_fn"](values)
+
+    layers = importlib.import_module(LLAMA).LlamaMLP
+    patch.setattr(layers, "act_fn", property(scaled), raising=False)
 
 
 def a_class(patch, settings):
@@ -335,7 +334,7 @@ def replaced_method(kind, put):
     """Put something in the place of a method that encodes, in a class of transformers."""
 
     def install(patch, settings):
-        name = "_encode_plus" if "_encode_plus" in vars(kind) else "_batch_encode_plus"
+        name = "_batch_encode_plus" if "_batch_encode_plus" in vars(kind) else "_encode_plus"
         plain = getattr(kind, name)
 
         def encode(tokenizer, *args, **kwargs):

@@ -351,8 +351,8 @@ def describe_key_tokens(evaluator: ScoredModel, rule: str) -> str:
         evaluator: the model that finds them.
         rule: description of the rule.
     """
-    fields = {"tokenizer": evaluator.tokenizer_digest} | _model_fields(evaluator)
-    return _line({"key_tokens": rule} | fields)
+    fields = {"tokenizer": evaluator.tokenizer_digest, "limit": evaluator.limit.length}
+    return _line({"key_tokens": rule} | fields | _model_fields(evaluator))
 
 
 def describe_measurement(

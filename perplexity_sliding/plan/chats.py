@@ -432,4 +432,4 @@ def without_end_of_turn(stream: TokenizedText, special: set[int]) -> TokenizedTe
             end -= 1
             stop = int(offsets[end, 0])
         spans.append((begin, max(begin, stop)))
-    return replace(stream, part=replace(part, spans=tuple(spans)))
+    return replace(stream, part=replace(part, spans=tuple(spans), longer=part.spans))

@@ -76,11 +76,13 @@ class ScoredPart:
         spans: half-open ranges of the scored characters.
         tails: for each of `targets`, the characters of its first token before the span; "" if the
             token begins with the span.
+        longer: the spans with the ends of turns, whose tokens are scored; empty if there are none.
     """
 
     targets: tuple[Range, ...]
     spans: tuple[Range, ...]
     tails: tuple[str, ...]
+    longer: tuple[Range, ...] = ()
 
     @property
     def num_targets(self) -> int:
@@ -99,10 +101,15 @@ class ScoredPart:
         """Return the part without the text's first token, which has `begin` characters."""
         moved = [(max(first - 1, 0), end - 1) for first, end in self.targets]
         kept = [number for number, (first, end) in enumerate(moved) if first < end]
+        spans, longer = (
+            tuple((max(first, begin), end) for first, end in ranges if end > begin)
+            for ranges in (self.spans, self.longer)
+        )
         return ScoredPart(
             tuple(moved[number] for number in kept),
-            tuple((max(first, begin), end) for first, end in self.spans if end > begin),
+            spans,
             tuple(self.tails[number] for number in kept),
+            longer,
         )
 
 
