@@ -76,7 +76,7 @@ class ScoredPart:
         spans: half-open ranges of the scored characters.
         tails: for each of `targets`, the characters of its first token before the span; "" if the
             token begins with the span.
-        longer: the spans with the ends of turns, whose tokens are scored; empty if there are none.
+        longer: of chats, the spans with the ends of turns, whose tokens are scored; empty elsewhere.
     """
 
     targets: tuple[Range, ...]
@@ -658,8 +658,8 @@ def tokenizer_digest(tokenizer: PreTrainedTokenizerBase) -> str:
         state = [type(tokenizer).__name__, sorted(tokenizer.get_vocab().items()), settings, given]
         state += _rules(tokenizer)
     special: dict = {k: v for k, v in tokenizer.special_tokens_map.items() if k != "pad_token"}
-    if _extra_special(tokenizer):
-        special["extra"] = _extra_special(tokenizer)
+    if extra := _extra_special(tokenizer):
+        special["extra"] = extra
     if _has_own_code(tokenizer):
         offsets = [part.offsets for part in _encode_probe(tokenizer)]
         tried = [_try_out(tokenizer), [None if o is None else o.tolist() for o in offsets]]
