@@ -39,17 +39,9 @@ FIXED = (
     ModuleType,
 )  # fmt: skip
 # Names of strings that no code uses.
-UNUSED = frozenset(
-    [
-        "__slotnames__",
-        "__doc__",
-        "__file__",
-        "__module__",
-        "__name__",
-        "__package__",
-        "__qualname__",
-    ]
-)
+UNUSED = frozenset([
+    "__doc__", "__file__", "__module__", "__name__", "__package__", "__qualname__", "__slotnames__",
+])  # fmt: skip
 # Beginning of the names under which torch.compile leaves code in the modules that it compiles.
 COMPILED = "__compiled_fn_"
 # Names of a model's state; `cache` is that of all models from transformers 5.24 on.
