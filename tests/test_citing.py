@@ -75,6 +75,17 @@ def test_contexts_and_what_stands_between_are_named(call):
     assert expected in sentence
 
 
+def test_the_share_that_is_scored_is_cited(call):
+    """A protocol that cuts long texts gave the number of a beginning as that of the text."""
+    assert " tokens in a.txt" in call("a.txt", "--cite").out
+    share = call("a.txt", "--protocol=stock", "--json").json["corpus"]["scored_share"]
+    assert share < 0.9
+    assert (
+        f" tokens ({100 * share:.2g} % of all) in a.txt"
+        in call("a.txt", "--protocol=stock", "--cite").out
+    )
+
+
 def test_a_comparison_is_cited_with_its_reference(call, other):
     result = call("a.txt", f"--reference={other}", "--json").json["models"][0]
     cited = call("a.txt", f"--reference={other}", "--cite").out

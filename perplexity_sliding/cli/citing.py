@@ -21,12 +21,13 @@ from .tables import (
     label,
     of_key_tokens,
     pvalue_of,
+    scored_share,
     signature_fields,
 )
 from .values import without_secrets
 
 SENTENCE = """\
-The perplexity of {model} is {perplexity}{interval} over {tokens:,} tokens in {texts}{layout}, measured in \
+The perplexity of {model} is {perplexity}{interval} over {tokens:,} tokens{share} in {texts}{layout}, measured in \
 windows of {window} tokens with a stride of {stride} (protocol {protocol}{source}; {signature}; \
 perplexity-sliding {version}).{change}"""
 # Description of the field `join` of a signature; other values are separators.
@@ -100,6 +101,7 @@ def sentence(
         perplexity=format_number(result["perplexity"]),
         interval=interval,
         tokens=result["num_tokens"],
+        share=f" ({share} of all)" if (share := scored_share(result)) else "",
         texts=result.get("text") or named_texts(args, result["num_texts"]),
         layout=layout(result, args),
         window=fields["window"],
