@@ -15,6 +15,10 @@ os.environ["HF_MODULES_CACHE"] = os.path.join(_cache, "modules")
 os.environ["HF_METRICS_CACHE"] = os.path.join(_cache, "metrics")
 # Threads only cost time with models this small; this reaches the programs that the tests start too.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Each worker's pages have ports of their own: where another takes the port between gradio's look
+# and its start, a page with an MCP server tries the next one in vain, for minutes.
+_worker = os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")
+os.environ.setdefault("GRADIO_SERVER_PORT", str(7860 + 100 * int(_worker)))
 
 # What takes seconds to import is imported in the fixtures: the process that hands the tests out to
 # others needs none of it.
