@@ -18,7 +18,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Each worker's pages have ports of their own: where another takes the port between gradio's look
 # and its start, a page with an MCP server tries the next one in vain, for minutes.
 _worker = os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")
-os.environ.setdefault("GRADIO_SERVER_PORT", str(7860 + 100 * int(_worker)))
+os.environ["GRADIO_SERVER_PORT"] = str(7860 + 100 * int(_worker))
 
 # What takes seconds to import is imported in the fixtures: the process that hands the tests out to
 # others needs none of it.
